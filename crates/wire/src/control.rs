@@ -1,0 +1,328 @@
+//! Control messages: everything two peers say to each other besides chunks.
+//!
+//! Small, reliable, in order within a connection. `config` and `metrics` are JSON objects, opaque to the
+//! core and bounded by [`crate::MAX_CONTROL`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
+
+/// Oldest and newest version of the session protocol that this build speaks.
+pub const VERSIONS: (u16, u16) = (1, 1);
+/// Most separate holes one message names; more are asked for in a further pass.
+pub const MAX_HOLES: usize = 4096;
+/// Longest name of a client, in bytes.
+pub const MAX_NAME: usize = 128;
+
+/// A number drawn anew for each connection, so that no proof can be replayed.
+pub type Nonce = [u8; 32];
+/// HMAC-SHA-256 over both nonces, the name and the channel binding, keyed with the token.
+pub type Proof = [u8; 32];
+
+/// What a peer says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Control {
+    /// Server, at once after a connection is made.
+    Challenge(Challenge),
+    /// Client, in answer.
+    Hello(Hello),
+    /// Server: the client is in.
+    Welcome(Welcome),
+    /// Server: the client is not let in, or out again. The connection ends.
+    Refused {
+        /// Why.
+        code: Refusal,
+        /// Cause and mend, for a person.
+        reason: String,
+    },
+    /// Server: a round begins; the chunks of the global model follow, then [`Control::End`].
+    Begin {
+        /// The round, from 1.
+        round: u32,
+        /// JSON object for the client's `train`.
+        config: String,
+    },
+    /// Sender of an update: all ranges asked for have been sent once.
+    End {
+        /// The round.
+        round: u32,
+        /// When sending began and ended, in microseconds of the sender's clock.
+        sent: Interval,
+        /// Segments retransmitted meanwhile, where the transport can tell.
+        retransmissions: Option<u64>,
+    },
+    /// Receiver of an update: these ranges did not come (or came damaged); send them.
+    Need {
+        /// The round.
+        round: u32,
+        /// What is missing, at most [`MAX_HOLES`] ranges.
+        holes: Ranges,
+    },
+    /// Client: the global model is here, whole.
+    Received {
+        /// The round.
+        round: u32,
+        /// First and last byte, in microseconds of the client's clock.
+        received: Interval,
+        /// Chunks that came more than once.
+        duplicates: u64,
+    },
+    /// Client: an update is ready to be sent.
+    Offer {
+        /// The round it belongs to.
+        round: u32,
+        /// Its weight: number of samples.
+        samples: u64,
+        /// Its layout.
+        layout: LayoutHash,
+        /// JSON object of the client's metrics.
+        metrics: String,
+    },
+    /// Server: send these ranges of the offered update now.
+    Grant {
+        /// The round.
+        round: u32,
+        /// What to send.
+        wanted: Ranges,
+    },
+    /// Server: the update is in, whole.
+    Accepted {
+        /// The round.
+        round: u32,
+    },
+    /// Server: the update is refused and nothing more of it is wanted.
+    Rejected {
+        /// The round.
+        round: u32,
+        /// Why, for a person.
+        reason: String,
+    },
+    /// Server: the round is over; whatever belongs to it is late.
+    Closed {
+        /// The round.
+        round: u32,
+    },
+    /// Client: nothing in hand; ready for a round.
+    Idle,
+    /// Either, when it has nothing else to say.
+    Ping {
+        /// Returned in the answer: microseconds of the sender's clock.
+        clock: u64,
+    },
+    /// Answer to a ping.
+    Pong {
+        /// The ping's.
+        clock: u64,
+    },
+    /// Server: the job is done. Client: it leaves for good.
+    Bye {
+        /// Why, for a person.
+        reason: String,
+    },
+}
+
+/// First message of a connection.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Challenge {
+    /// Oldest and newest version the server speaks.
+    pub versions: (u16, u16),
+    /// The server's nonce.
+    pub nonce: Nonce,
+    /// Whether a proof of a token is wanted.
+    pub token: bool,
+    /// Microseconds of the server's clock.
+    pub clock: u64,
+}
+
+/// What a client says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// The version chosen.
+    pub version: u16,
+    /// Name, unique in the job, at most [`MAX_NAME`] bytes.
+    pub name: String,
+    /// Drawn once a process: the same name with the same instance is the same client come back.
+    pub instance: u64,
+    /// The client's nonce.
+    pub nonce: Nonce,
+    /// Proof of the token, if one is wanted.
+    pub proof: Option<Proof>,
+    /// The layout of its own model; a client without one takes the server's.
+    pub layout: Option<LayoutHash>,
+    /// What the client already has, after a broken connection.
+    pub holding: Holding,
+    /// Microseconds of the client's clock.
+    pub clock: u64,
+}
+
+/// What a client that comes back still has in hand.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub enum Holding {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Part of a round's global model, without `holes`.
+    Model {
+        /// The round.
+        round: u32,
+        /// What did not come.
+        holes: Ranges,
+    },
+    /// All of a round's global model: it is training, or has an update.
+    Round {
+        /// The round.
+        round: u32,
+    },
+}
+
+/// What the server tells a client it lets in.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// The client's number in chunks, from 1.
+    pub sender: u32,
+    /// The job.
+    pub job: u64,
+    /// The layout of the global model.
+    pub layout: Layout,
+    /// Bytes of payload in a chunk.
+    pub chunk: u32,
+    /// Microseconds between heartbeats.
+    pub heartbeat: u64,
+    /// Microseconds without progress that end a connection.
+    pub liveness: u64,
+}
+
+/// Why a client is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// No common protocol version.
+    Version,
+    /// No token, a wrong one, or a certificate for another name.
+    Authentication,
+    /// A live client has this name.
+    Name,
+    /// Another layout than the server's.
+    Layout,
+    /// A message that makes no sense at this point.
+    Protocol,
+    /// No progress.
+    Liveness,
+    /// The job is over or full.
+    Job,
+}
+
+impl Refusal {
+    /// Whether a new attempt may succeed without anybody changing anything.
+    pub const fn may_retry(self) -> bool {
+        matches!(self, Refusal::Name | Refusal::Liveness)
+    }
+}
+
+/// A span of time, in microseconds of one party's clock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interval {
+    /// Begin.
+    pub start: u64,
+    /// End.
+    pub end: u64,
+}
+
+impl Control {
+    /// The message's bytes.
+    ///
+    /// # Errors
+    /// [`WireError::Length`] for a message over [`MAX_CONTROL`], such as metrics of many megabytes.
+    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+        let bytes = postcard::to_stdvec(self).map_err(|e| WireError::Message(e.to_string()))?;
+        let limit = u64::from(MAX_CONTROL);
+        if bytes.len() as u64 > limit {
+            return Err(WireError::Length { length: bytes.len() as u64, limit });
+        }
+        Ok(bytes)
+    }
+
+    /// Decodes a message; what it allocates is bounded by the bytes given.
+    ///
+    /// # Errors
+    /// [`WireError::Message`] for bytes that are no message, or have more behind it.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let (message, rest) =
+            postcard::take_from_bytes::<Self>(bytes).map_err(|e| WireError::Message(e.to_string()))?;
+        if !rest.is_empty() {
+            return Err(WireError::Message(format!("{} bytes behind its end", rest.len())));
+        }
+        Ok(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Dtype, Range};
+    use proptest::prelude::*;
+
+    fn samples() -> Vec<Control> {
+        let layout = Layout::pack([("w", Dtype::F16, vec![4, 4])]).unwrap();
+        let holes: Ranges = [Range::new(0, 64), Range::new(128, 192)].into_iter().collect();
+        vec![
+            Control::Challenge(Challenge { versions: VERSIONS, nonce: [1; 32], token: true, clock: 5 }),
+            Control::Hello(Hello {
+                version: 1,
+                name: "client-1".into(),
+                instance: 9,
+                nonce: [2; 32],
+                proof: Some([3; 32]),
+                layout: Some(layout.hash()),
+                holding: Holding::Model { round: 2, holes: holes.clone() },
+                clock: 6,
+            }),
+            Control::Welcome(Welcome { sender: 1, job: 2, layout, chunk: 65536, heartbeat: 1, liveness: 2 }),
+            Control::Need { round: 1, holes },
+            Control::Offer { round: 1, samples: 10, layout: LayoutHash(3), metrics: "{}".into() },
+            Control::Idle,
+        ]
+    }
+
+    #[test]
+    fn round_trips() {
+        for message in samples() {
+            assert_eq!(Control::decode(&message.encode().unwrap()), Ok(message));
+        }
+    }
+
+    #[test]
+    fn refuses_truncation_and_trailing_bytes() {
+        for message in samples() {
+            let mut bytes = message.encode().unwrap();
+            for cut in 0..bytes.len() {
+                assert!(Control::decode(&bytes[..cut]).is_err(), "{message:?} cut at {cut}");
+            }
+            bytes.push(0);
+            assert!(Control::decode(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn a_layout_from_the_wire_is_validated() {
+        let bad = [Tensor { name: "t".into(), dtype: Dtype::F32, shape: vec![1], offset: 3 }];
+        let bytes = postcard::to_stdvec(&bad[..]).unwrap();
+        assert!(postcard::from_bytes::<Layout>(&bytes).is_err());
+    }
+
+    use crate::Tensor;
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Control::decode(&bytes);
+        }
+
+        #[test]
+        fn flipped_bytes_never_panic(which in 0..6_usize, at in any::<prop::sample::Index>(), value in any::<u8>()) {
+            let mut bytes = samples()[which].encode().unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+            let _ = Control::decode(&bytes);
+        }
+    }
+}

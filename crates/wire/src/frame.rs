@@ -1,0 +1,231 @@
+//! The frame: a fixed little-endian header, then the payload.
+//!
+//! | byte | field | |
+//! |---|---|---|
+//! | 0 | magic | `tlwg` |
+//! | 4 | version | 1 |
+//! | 5 | kind | 1 control, 2 chunk |
+//! | 6 | flags | u16, 0 |
+//! | 8 | length | u32, bytes of payload |
+//! | 12 | payload checksum | u32, CRC-32C |
+//! | 16 | job | u64 |
+//! | 24 | round | u32 |
+//! | 28 | sender | u32, 0 is the server |
+//! | 32 | layout | u64, [`LayoutHash`] |
+//! | 40 | offset | u64, first byte in the update |
+//! | 48 | header checksum | u32, CRC-32C of bytes 0..48 |
+//!
+//! Every chunk says where it belongs, so losing or reordering chunks never moves another value.
+
+use crate::{LayoutHash, Range, WireError};
+
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 52;
+/// Most payload bytes of a chunk.
+pub const MAX_CHUNK: u32 = 4 << 20;
+/// Most payload bytes of a control message.
+pub const MAX_CONTROL: u32 = 8 << 20;
+
+const MAGIC: [u8; 4] = *b"tlwg";
+const VERSION: u8 = 1;
+const CHECKED: usize = HEADER_BYTES - 4;
+
+/// What a frame carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A [`crate::control::Control`] message.
+    Control,
+    /// Bytes of an update.
+    Chunk,
+}
+
+/// Where a chunk's bytes belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkHeader {
+    /// The job.
+    pub job: u64,
+    /// The round, from 1.
+    pub round: u32,
+    /// Who sent it: 0 the server, else the client's number.
+    pub sender: u32,
+    /// Which layout the offset is meant in.
+    pub layout: LayoutHash,
+    /// First byte in the update.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u32,
+}
+
+impl ChunkHeader {
+    /// The bytes it covers.
+    pub fn range(&self) -> Range {
+        Range::new(self.offset, self.offset.saturating_add(u64::from(self.length)))
+    }
+}
+
+/// A decoded header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What follows.
+    pub kind: Kind,
+    /// CRC-32C of the payload.
+    pub payload_checksum: u32,
+    /// Its place; for a control frame only `length` says anything.
+    pub chunk: ChunkHeader,
+}
+
+impl FrameHeader {
+    /// Header of a control message.
+    pub fn control(payload: &[u8]) -> Self {
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        let chunk =
+            ChunkHeader { job: 0, round: 0, sender: 0, layout: LayoutHash::default(), offset: 0, length };
+        Self { kind: Kind::Control, payload_checksum: checksum(payload), chunk }
+    }
+
+    /// Header of a chunk whose payload's checksum is known.
+    pub fn chunk(chunk: ChunkHeader, payload_checksum: u32) -> Self {
+        Self { kind: Kind::Chunk, payload_checksum, chunk }
+    }
+
+    /// Bytes of payload that follow.
+    pub fn length(&self) -> usize {
+        self.chunk.length as usize
+    }
+
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
+        out[0..4].copy_from_slice(&MAGIC);
+        out[4] = VERSION;
+        out[5] = match self.kind {
+            Kind::Control => 1,
+            Kind::Chunk => 2,
+        };
+        out[8..12].copy_from_slice(&self.chunk.length.to_le_bytes());
+        out[12..16].copy_from_slice(&self.payload_checksum.to_le_bytes());
+        out[16..24].copy_from_slice(&self.chunk.job.to_le_bytes());
+        out[24..28].copy_from_slice(&self.chunk.round.to_le_bytes());
+        out[28..32].copy_from_slice(&self.chunk.sender.to_le_bytes());
+        out[32..40].copy_from_slice(&self.chunk.layout.0.to_le_bytes());
+        out[40..48].copy_from_slice(&self.chunk.offset.to_le_bytes());
+        let sum = checksum(&out[..CHECKED]);
+        out[CHECKED..].copy_from_slice(&sum.to_le_bytes());
+        out
+    }
+
+    /// Decodes and checks a header. The length it returns is within the limit of its kind.
+    ///
+    /// # Errors
+    /// A [`WireError`] that says which field is wrong; nothing is allocated.
+    pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let bytes: &[u8; HEADER_BYTES] = bytes
+            .get(..HEADER_BYTES)
+            .and_then(|b| b.try_into().ok())
+            .ok_or(WireError::Truncated { needed: HEADER_BYTES, found: bytes.len() })?;
+        let magic = [bytes[0], bytes[1], bytes[2], bytes[3]];
+        if magic != MAGIC {
+            return Err(WireError::Magic(magic));
+        }
+        if bytes[4] != VERSION {
+            return Err(WireError::Version { found: bytes[4], supported: VERSION });
+        }
+        let (found, computed) = (u32_at(bytes, CHECKED), checksum(&bytes[..CHECKED]));
+        if found != computed {
+            return Err(WireError::HeaderChecksum { found, computed });
+        }
+        let (kind, limit) = match bytes[5] {
+            1 => (Kind::Control, MAX_CONTROL),
+            2 => (Kind::Chunk, MAX_CHUNK),
+            other => return Err(WireError::Kind(other)),
+        };
+        let chunk = ChunkHeader {
+            job: u64_at(bytes, 16),
+            round: u32_at(bytes, 24),
+            sender: u32_at(bytes, 28),
+            layout: LayoutHash(u64_at(bytes, 32)),
+            offset: u64_at(bytes, 40),
+            length: u32_at(bytes, 8),
+        };
+        if chunk.length > limit {
+            return Err(WireError::Length { length: chunk.length.into(), limit: limit.into() });
+        }
+        Ok(Self { kind, payload_checksum: u32_at(bytes, 12), chunk })
+    }
+
+    /// Checks a payload against the header.
+    ///
+    /// # Errors
+    /// [`WireError::Truncated`] for another length, [`WireError::PayloadChecksum`] for other bytes.
+    pub fn verify(&self, payload: &[u8]) -> Result<(), WireError> {
+        if payload.len() != self.length() {
+            return Err(WireError::Truncated { needed: self.length(), found: payload.len() });
+        }
+        let computed = checksum(payload);
+        let found = self.payload_checksum;
+        (found == computed).then_some(()).ok_or(WireError::PayloadChecksum { found, computed })
+    }
+}
+
+/// CRC-32C (Castagnoli; RFC 3720 appendix B.4), by the fastest instructions the machine has.
+pub fn checksum(bytes: &[u8]) -> u32 {
+    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
+}
+
+fn u32_at(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn u64_at(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn header(length: u32) -> FrameHeader {
+        let chunk =
+            ChunkHeader { job: 7, round: 3, sender: 2, layout: LayoutHash(9), offset: 1 << 33, length };
+        FrameHeader::chunk(chunk, 0xdead_beef)
+    }
+
+    #[test]
+    fn checksum_is_castagnoli() {
+        assert_eq!(checksum(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn round_trips() {
+        assert_eq!(FrameHeader::decode(&header(4096).encode()), Ok(header(4096)));
+    }
+
+    #[test]
+    fn refuses_a_length_over_the_limit() {
+        let error = FrameHeader::decode(&header(MAX_CHUNK + 1).encode()).unwrap_err();
+        assert_eq!(error, WireError::Length { length: (MAX_CHUNK + 1).into(), limit: MAX_CHUNK.into() });
+    }
+
+    #[test]
+    fn verifies_payloads() {
+        let header = FrameHeader::control(b"hello");
+        assert_eq!(header.verify(b"hello"), Ok(()));
+        assert!(matches!(header.verify(b"hellp"), Err(WireError::PayloadChecksum { .. })));
+        assert!(matches!(header.verify(b"hell"), Err(WireError::Truncated { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_single_bit_flip_is_seen(byte in 0..HEADER_BYTES, bit in 0..8_u8) {
+            let mut bytes = header(64).encode();
+            bytes[byte] ^= 1 << bit;
+            prop_assert!(FrameHeader::decode(&bytes).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = FrameHeader::decode(&bytes);
+        }
+    }
+}

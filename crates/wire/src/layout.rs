@@ -1,0 +1,245 @@
+//! Names, dtypes, shapes and byte offsets of an update's tensors in one flat buffer.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::{Dtype, Range, WireError};
+
+/// Every tensor starts at a multiple of this many bytes (a cache line, and the widest vector register).
+pub const ALIGN: u64 = 64;
+/// Most tensors a layout may have.
+pub const MAX_TENSORS: usize = 1 << 16;
+const MAX_NAME: usize = 1024;
+const MAX_RANK: usize = 16;
+const MAX_BYTES: u64 = 1 << 46;
+
+/// One tensor's place in the flat buffer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tensor {
+    /// Name, unique in the layout (a PyTorch `state_dict` key, say).
+    pub name: String,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape, row-major; empty for a scalar.
+    pub shape: Vec<u64>,
+    /// First byte, a multiple of [`ALIGN`].
+    pub offset: u64,
+}
+
+impl Tensor {
+    /// Number of elements (1 for a scalar). Saturates on absurd shapes, which [`Layout`] refuses.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |n, &d| n.saturating_mul(d))
+    }
+
+    /// The tensor's bytes in the buffer.
+    pub fn range(&self) -> Range {
+        Range::new(self.offset, self.offset.saturating_add(self.elements().saturating_mul(self.dtype.size())))
+    }
+}
+
+/// First 8 bytes of the SHA-256 of the layout's canonical encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub struct LayoutHash(pub u64);
+
+impl std::fmt::Display for LayoutHash {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The places of all tensors of an update. Valid by construction: in order, aligned, disjoint, bounded.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Tensor>", into = "Vec<Tensor>")]
+pub struct Layout {
+    tensors: Vec<Tensor>,
+    hash: LayoutHash,
+}
+
+impl Layout {
+    /// Packs tensors one after the other, each at the next multiple of [`ALIGN`].
+    ///
+    /// # Errors
+    /// [`WireError::Layout`] for an empty or repeated name, a shape that overflows, or too many tensors.
+    pub fn pack<N: Into<String>>(
+        tensors: impl IntoIterator<Item = (N, Dtype, Vec<u64>)>,
+    ) -> Result<Self, WireError> {
+        let mut offset = 0_u64;
+        let placed = tensors.into_iter().map(|(name, dtype, shape)| {
+            let tensor = Tensor { name: name.into(), dtype, shape, offset };
+            offset = tensor.range().end.saturating_add(ALIGN - 1) / ALIGN * ALIGN;
+            tensor
+        });
+        Self::new(placed.take(MAX_TENSORS + 1).collect())
+    }
+
+    /// A layout of tensors already placed.
+    ///
+    /// # Errors
+    /// [`WireError::Layout`] saying which tensor is out of order, misaligned, overlapping or too large.
+    pub fn new(tensors: Vec<Tensor>) -> Result<Self, WireError> {
+        validate(&tensors)?;
+        let hash = hash_of(&tensors)?;
+        Ok(Self { tensors, hash })
+    }
+
+    /// The tensors, by rising offset.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// Bytes of the whole buffer: the end of the last tensor.
+    pub fn bytes(&self) -> u64 {
+        self.tensors.last().map_or(0, |t| t.range().end)
+    }
+
+    /// Number of elements of all tensors.
+    pub fn elements(&self) -> u64 {
+        self.tensors.iter().map(Tensor::elements).sum()
+    }
+
+    /// What chunks carry to say which layout they belong to.
+    pub fn hash(&self) -> LayoutHash {
+        self.hash
+    }
+
+    /// The tensors that overlap `range`, found by binary search.
+    pub fn overlapping(&self, range: Range) -> &[Tensor] {
+        let first = self.tensors.partition_point(|t| t.range().end <= range.start);
+        let last = self.tensors.partition_point(|t| t.offset < range.end);
+        &self.tensors[first.min(last)..last]
+    }
+
+    /// In words, how `other` differs from this layout first, for an error message; `None` if it does not.
+    pub fn difference(&self, other: &Layout) -> Option<String> {
+        let pairs = self.tensors.iter().zip(&other.tensors);
+        for (index, (ours, theirs)) in pairs.enumerate() {
+            if ours != theirs {
+                return Some(format!(
+                    "tensor {index} is {} here and {} there",
+                    describe(ours),
+                    describe(theirs)
+                ));
+            }
+        }
+        let (ours, theirs) = (self.tensors.len(), other.tensors.len());
+        (ours != theirs).then(|| format!("{ours} tensors here and {theirs} there"))
+    }
+}
+
+fn describe(tensor: &Tensor) -> String {
+    format!("{:?} {}{:?} at byte {}", tensor.name, tensor.dtype, tensor.shape, tensor.offset)
+}
+
+fn validate(tensors: &[Tensor]) -> Result<(), WireError> {
+    let bad = |what: String| Err(WireError::Layout(what));
+    if tensors.len() > MAX_TENSORS {
+        return bad(format!("more than {MAX_TENSORS} tensors"));
+    }
+    let mut names = std::collections::HashSet::with_capacity(tensors.len());
+    let mut end = 0;
+    for tensor in tensors {
+        if tensor.name.is_empty() || tensor.name.len() > MAX_NAME {
+            return bad(format!("a tensor name must have 1 to {MAX_NAME} bytes"));
+        }
+        if !names.insert(tensor.name.as_str()) {
+            return bad(format!("tensor {:?} appears twice", tensor.name));
+        }
+        if tensor.shape.len() > MAX_RANK {
+            return bad(format!("tensor {:?} has more than {MAX_RANK} dimensions", tensor.name));
+        }
+        let range = tensor.range();
+        if range.end > MAX_BYTES {
+            return bad(format!("tensor {:?} ends beyond {MAX_BYTES} bytes", tensor.name));
+        }
+        if tensor.offset % ALIGN != 0 || tensor.offset < end {
+            return bad(format!(
+                "tensor {:?} at byte {} is misaligned or overlaps the one before it",
+                tensor.name, tensor.offset
+            ));
+        }
+        end = range.end;
+    }
+    Ok(())
+}
+
+fn hash_of(tensors: &[Tensor]) -> Result<LayoutHash, WireError> {
+    let canonical = postcard::to_stdvec(tensors).map_err(|e| WireError::Layout(e.to_string()))?;
+    let digest = Sha256::digest(&canonical);
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    Ok(LayoutHash(u64::from_le_bytes(first)))
+}
+
+impl TryFrom<Vec<Tensor>> for Layout {
+    type Error = WireError;
+    fn try_from(tensors: Vec<Tensor>) -> Result<Self, WireError> {
+        Self::new(tensors)
+    }
+}
+
+impl From<Layout> for Vec<Tensor> {
+    fn from(layout: Layout) -> Self {
+        layout.tensors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> Layout {
+        Layout::pack([("a", Dtype::F32, vec![3]), ("b", Dtype::BF16, vec![2, 5]), ("n", Dtype::I64, vec![])])
+            .unwrap()
+    }
+
+    #[test]
+    fn packs_aligned_and_counts() {
+        let layout = small();
+        let offsets: Vec<u64> = layout.tensors().iter().map(|t| t.offset).collect();
+        assert_eq!(offsets, [0, 64, 128]);
+        assert_eq!(layout.bytes(), 136);
+        assert_eq!(layout.elements(), 14);
+    }
+
+    #[test]
+    fn finds_overlapping_tensors() {
+        let names = |a, b| -> Vec<String> {
+            small().overlapping(Range::new(a, b)).iter().map(|t| t.name.clone()).collect()
+        };
+        assert_eq!(names(0, 64), ["a"]);
+        assert_eq!(names(12, 64), Vec::<String>::new());
+        assert_eq!(names(8, 130), ["a", "b", "n"]);
+    }
+
+    #[test]
+    fn hash_depends_on_every_field() {
+        let base = small().hash();
+        let renamed = Layout::pack([("z", Dtype::F32, vec![3])]).unwrap();
+        let reshaped = Layout::pack([("z", Dtype::F32, vec![1, 3])]).unwrap();
+        assert_ne!(base, renamed.hash());
+        assert_ne!(renamed.hash(), reshaped.hash());
+        assert!(renamed.difference(&reshaped).unwrap().contains("\"z\""));
+        assert_eq!(small().difference(&small()), None);
+    }
+
+    #[test]
+    fn refuses_bad_layouts() {
+        let twice = Layout::pack([("a", Dtype::F32, vec![1]), ("a", Dtype::F32, vec![1])]);
+        assert!(twice.unwrap_err().to_string().contains("twice"));
+        let huge = Layout::pack([("a", Dtype::F64, vec![u64::MAX, 9])]);
+        assert!(huge.unwrap_err().to_string().contains("beyond"));
+        let tensor =
+            |offset| Tensor { name: format!("t{offset}"), dtype: Dtype::U8, shape: vec![65], offset };
+        assert!(Layout::new(vec![tensor(0), tensor(64)]).is_err());
+        assert!(Layout::new(vec![tensor(3)]).is_err());
+        assert!(Layout::new(vec![tensor(0), tensor(128)]).is_ok());
+    }
+
+    #[test]
+    fn zero_sized_tensors_are_allowed() {
+        let layout = Layout::pack([("none", Dtype::F32, vec![0]), ("x", Dtype::F32, vec![2])]).unwrap();
+        assert_eq!(layout.bytes(), 8);
+        assert_eq!(layout.overlapping(Range::new(0, 8)).len(), 1);
+    }
+}

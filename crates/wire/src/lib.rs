@@ -1,0 +1,18 @@
+//! What thalweg's bytes mean: tensor layouts, frames, control messages, byte ranges, checksums.
+//!
+//! Nothing here opens a socket, reads a clock or allocates by a length it has not checked, so the same
+//! code runs in every transport, under a fuzzer and with a virtual network.
+#![forbid(unsafe_code)]
+
+pub mod control;
+mod dtype;
+mod error;
+mod frame;
+mod layout;
+mod ranges;
+
+pub use dtype::Dtype;
+pub use error::WireError;
+pub use frame::{checksum, ChunkHeader, FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
+pub use layout::{Layout, LayoutHash, Tensor, ALIGN, MAX_TENSORS};
+pub use ranges::{Range, Ranges};
