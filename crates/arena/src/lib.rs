@@ -1,0 +1,348 @@
+//! The arena: one page-aligned buffer that holds an update. Tensors are views of it, sending borrows it,
+//! receiving writes into it, and nothing is copied in between.
+//!
+//! A range is **lent** (shared, read-only, as [`Bytes`]) or **claimed** (exclusive, writable). The arena
+//! keeps the list of both and refuses what would overlap, so that safe code can hand out slices of one
+//! buffer to many tasks. The list is short (one entry a transfer or stream), a scan of it costs nothing
+//! beside a chunk.
+//!
+//! The memory is also reachable by pointer ([`Arena::as_ptr`]) for views from Python, which Rust cannot
+//! see. The rule there: no model is trained while its round is being received or sent.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use memmap2::MmapMut;
+use thalweg_wire::Range;
+use thiserror::Error;
+
+/// Why a range cannot be lent or claimed now.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ArenaError {
+    /// The range reaches beyond the buffer.
+    #[error("bytes {start}..{end} are not in an arena of {length} bytes")]
+    OutOfBounds {
+        /// First byte asked for.
+        start: u64,
+        /// One past the last.
+        end: u64,
+        /// Bytes there are.
+        length: u64,
+    },
+    /// Somebody holds an overlapping range.
+    #[error("bytes {start}..{end} of the arena are {held}; wait until that transfer has ended")]
+    Busy {
+        /// First byte asked for.
+        start: u64,
+        /// One past the last.
+        end: u64,
+        /// "being sent" or "being written".
+        held: &'static str,
+    },
+    /// The system gave no memory.
+    #[error("no memory for an arena of {bytes} bytes: {cause}; use a smaller model or fewer staged updates")]
+    Memory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the system said.
+        cause: String,
+    },
+}
+
+#[derive(Clone, Copy)]
+struct Hold {
+    id: u64,
+    range: Range,
+    exclusive: bool,
+}
+
+#[derive(Default)]
+struct Holds {
+    next: u64,
+    list: Vec<Hold>,
+}
+
+struct Inner {
+    pointer: *mut u8,
+    length: u64,
+    holds: Mutex<Holds>,
+    released: Condvar,
+    /// Owns the memory `pointer` points to; never touched otherwise.
+    _map: MmapMut,
+}
+
+// SAFETY: the memory behind `pointer` lives as long as `_map`, and every slice of it that safe code can get
+// is recorded in `holds`, which admits no exclusive range that overlaps another one.
+unsafe impl Send for Inner {}
+// SAFETY: as above; all shared state is behind the mutex.
+unsafe impl Sync for Inner {}
+
+impl Inner {
+    fn holds(&self) -> MutexGuard<'_, Holds> {
+        // Nothing can panic while the list is changed, so a poisoned list is still whole.
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn conflict(&self, holds: &Holds, range: Range, exclusive: bool) -> Result<(), ArenaError> {
+        let clash =
+            holds.list.iter().find(|h| (h.exclusive || exclusive) && !h.range.intersect(range).is_empty());
+        clash.map_or(Ok(()), |h| {
+            let held = if h.exclusive { "being written" } else { "being sent" };
+            Err(ArenaError::Busy { start: range.start, end: range.end, held })
+        })
+    }
+
+    fn hold(&self, holds: &mut Holds, range: Range, exclusive: bool) -> u64 {
+        let id = holds.next;
+        holds.next += 1;
+        holds.list.push(Hold { id, range, exclusive });
+        id
+    }
+
+    fn check(&self, range: Range) -> Result<(), ArenaError> {
+        if range.start > range.end || range.end > self.length {
+            return Err(ArenaError::OutOfBounds { start: range.start, end: range.end, length: self.length });
+        }
+        Ok(())
+    }
+
+    fn release(&self, id: u64) {
+        self.holds().list.retain(|h| h.id != id);
+        self.released.notify_all();
+    }
+}
+
+/// One zeroed, page-aligned buffer; clones are handles to the same memory.
+#[derive(Clone)]
+pub struct Arena {
+    inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Arena({} bytes)", self.len())
+    }
+}
+
+impl Arena {
+    /// A zeroed buffer of `bytes` bytes, on huge pages where the system has them.
+    ///
+    /// # Errors
+    /// [`ArenaError::Memory`] if the system refuses.
+    pub fn new(bytes: u64) -> Result<Self, ArenaError> {
+        let refused = |cause: String| ArenaError::Memory { bytes, cause };
+        let size = usize::try_from(bytes.max(1)).map_err(|e| refused(e.to_string()))?;
+        let mut map = MmapMut::map_anon(size).map_err(|e| refused(e.to_string()))?;
+        #[cfg(target_os = "linux")]
+        if bytes >= 4 << 20 {
+            // Only a hint: fresh 4 KiB pages cost more to touch than a model costs to receive.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let pointer = map.as_mut_ptr();
+        let inner =
+            Inner { pointer, length: bytes, holds: Mutex::default(), released: Condvar::new(), _map: map };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Bytes of the buffer.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.inner.length
+    }
+
+    /// All of it.
+    pub fn range(&self) -> Range {
+        Range::new(0, self.len())
+    }
+
+    /// Address of the first byte, for views that outlive no handle of this arena.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.inner.pointer
+    }
+
+    /// Lends a range for reading. The loan ends when the last clone or slice of the bytes is dropped.
+    ///
+    /// # Errors
+    /// [`ArenaError::OutOfBounds`], or [`ArenaError::Busy`] while part of it is being written.
+    pub fn lend(&self, range: Range) -> Result<Bytes, ArenaError> {
+        self.inner.check(range)?;
+        let mut holds = self.inner.holds();
+        self.inner.conflict(&holds, range, false)?;
+        let id = self.inner.hold(&mut holds, range, false);
+        drop(holds);
+        Ok(Bytes::from_owner(Loan { inner: self.inner.clone(), range, id }))
+    }
+
+    /// Claims a range for writing, exclusively.
+    ///
+    /// # Errors
+    /// [`ArenaError::OutOfBounds`], or [`ArenaError::Busy`] while part of it is lent or claimed.
+    pub fn claim(&self, range: Range) -> Result<Claim, ArenaError> {
+        self.claim_within(range, Duration::ZERO)
+    }
+
+    /// As [`Arena::claim`], waiting up to `patience` for others to let go. Blocks the thread.
+    ///
+    /// # Errors
+    /// As [`Arena::claim`], after the wait.
+    pub fn claim_within(&self, range: Range, patience: Duration) -> Result<Claim, ArenaError> {
+        self.inner.check(range)?;
+        let deadline = Instant::now() + patience;
+        let mut holds = self.inner.holds();
+        loop {
+            let busy = match self.inner.conflict(&holds, range, true) {
+                Ok(()) => break,
+                Err(busy) => busy,
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(busy);
+            }
+            holds = self.inner.released.wait_timeout(holds, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let id = self.inner.hold(&mut holds, range, true);
+        drop(holds);
+        Ok(Claim { inner: self.inner.clone(), range, id })
+    }
+}
+
+/// A lent range.
+struct Loan {
+    inner: Arc<Inner>,
+    range: Range,
+    id: u64,
+}
+
+impl AsRef<[u8]> for Loan {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: in bounds (checked when lent); `holds` admits no writer of this range until we drop.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.inner.pointer.add(self.range.start as usize),
+                self.range.len() as usize,
+            )
+        }
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.inner.release(self.id);
+    }
+}
+
+/// An exclusively held, writable range.
+pub struct Claim {
+    inner: Arc<Inner>,
+    range: Range,
+    id: u64,
+}
+
+impl Claim {
+    /// Which bytes of the arena these are.
+    pub fn range(&self) -> Range {
+        self.range
+    }
+}
+
+impl std::fmt::Debug for Claim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Claim({}..{})", self.range.start, self.range.end)
+    }
+}
+
+impl Deref for Claim {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: in bounds (checked when claimed); the range is held exclusively until we drop.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.inner.pointer.add(self.range.start as usize),
+                self.range.len() as usize,
+            )
+        }
+    }
+}
+
+impl DerefMut for Claim {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` makes this the only slice from this claim.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.inner.pointer.add(self.range.start as usize),
+                self.range.len() as usize,
+            )
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.inner.release(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arena() -> Arena {
+        Arena::new(8192).unwrap()
+    }
+
+    #[test]
+    fn is_zeroed_and_page_aligned() {
+        let arena = arena();
+        assert_eq!(arena.as_ptr() as usize % 4096, 0);
+        assert!(arena.lend(arena.range()).unwrap().iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn a_claim_is_exclusive_and_ends_with_its_drop() {
+        let arena = arena();
+        let mut claim = arena.claim(Range::new(0, 64)).unwrap();
+        claim[3] = 7;
+        assert!(matches!(arena.claim(Range::new(63, 65)), Err(ArenaError::Busy { .. })));
+        assert!(arena.lend(Range::new(0, 1)).unwrap_err().to_string().contains("being written"));
+        let beside = arena.claim(Range::new(64, 128)).unwrap();
+        drop((claim, beside));
+        assert_eq!(arena.lend(Range::new(0, 128)).unwrap()[3], 7);
+    }
+
+    #[test]
+    fn loans_share_and_keep_writers_out_until_the_last_slice_is_gone() {
+        let arena = arena();
+        let first = arena.lend(arena.range()).unwrap();
+        let second = arena.lend(Range::new(10, 20)).unwrap();
+        let slice = first.slice(4..8);
+        drop((first, second));
+        assert!(arena.claim(arena.range()).unwrap_err().to_string().contains("being sent"));
+        drop(slice);
+        assert!(arena.claim(arena.range()).is_ok());
+    }
+
+    #[test]
+    fn bounds_are_checked() {
+        let arena = arena();
+        for range in [Range::new(0, 8193), Range::new(9000, 9001), Range::new(5, 4)] {
+            assert!(matches!(arena.lend(range), Err(ArenaError::OutOfBounds { .. })), "{range:?}");
+            assert!(matches!(arena.claim(range), Err(ArenaError::OutOfBounds { .. })), "{range:?}");
+        }
+        assert!(Arena::new(u64::MAX).is_err());
+        assert_eq!(Arena::new(0).unwrap().lend(Range::new(0, 0)).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_patient_claim_gets_the_range_when_it_is_released() {
+        let arena = arena();
+        let loan = arena.lend(arena.range()).unwrap();
+        let other = arena.clone();
+        let waiter = std::thread::spawn(move || {
+            other.claim_within(other.range(), Duration::from_secs(60)).map(|c| c.len())
+        });
+        drop(loan);
+        assert_eq!(waiter.join().unwrap(), Ok(8192));
+    }
+}

@@ -1,0 +1,1 @@
+//! The transport contract as tests; one macro line runs them all.

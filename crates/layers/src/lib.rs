@@ -1,0 +1,1 @@
+//! Wrappers over any transport: seeded faults, a rate limit, a trace.

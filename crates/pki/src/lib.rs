@@ -1,0 +1,1 @@
+//! A small certificate authority and job tokens.

@@ -1,0 +1,1 @@
+//! Session, round and reassembly as state machines without IO.

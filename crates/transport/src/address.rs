@@ -1,0 +1,113 @@
+//! `scheme://host:port` addresses; the scheme picks the transport.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, ErrorKind, Result};
+
+/// A parsed transport URL such as `tcp://10.0.0.1:7070`, `tcp://[::1]:0` or `memory://job`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Address {
+    /// Name of the transport.
+    pub scheme: String,
+    /// Host name or address, without brackets.
+    pub host: String,
+    /// Port; 0 lets the system choose when listening.
+    pub port: Option<u16>,
+}
+
+impl Address {
+    /// Parses a URL.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`] with what is expected.
+    pub fn parse(text: &str) -> Result<Self> {
+        let bad = |why: &str| {
+            Error::new(ErrorKind::Address, "parse address", format!("{text:?}: {why}"))
+                .mend("write it as scheme://host:port, such as tcp://127.0.0.1:7070")
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| bad("there is no scheme://"))?;
+        if scheme.is_empty() || !scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
+            return Err(bad("the scheme must be lower-case letters"));
+        }
+        let (host, port) =
+            split_port(rest).ok_or_else(|| bad("the port must be a number from 0 to 65535"))?;
+        if host.is_empty() || host.contains(['/', '@', ' ']) {
+            return Err(bad("the host is missing, or has a path or user in it"));
+        }
+        Ok(Self { scheme: scheme.into(), host: host.into(), port })
+    }
+
+    /// Whether both ends are on this machine for certain: a loopback address or an in-process transport.
+    pub fn is_local(&self) -> bool {
+        let ip = self.host.parse::<std::net::IpAddr>();
+        self.scheme == "memory" || self.host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+    }
+
+    /// `host:port` as the system's resolver takes it.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        self.port.map_or(host.clone(), |port| format!("{host}:{port}"))
+    }
+}
+
+fn split_port(rest: &str) -> Option<(&str, Option<u16>)> {
+    let (host, tail) = match rest.strip_prefix('[') {
+        Some(inner) => inner.split_once(']')?,
+        None => rest.rsplit_once(':').map_or((rest, ""), |(host, _)| (host, &rest[host.len()..])),
+    };
+    match tail.strip_prefix(':') {
+        Some(port) => Some((host, Some(port.parse().ok()?))),
+        None if tail.is_empty() => Some((host, None)),
+        None => None,
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}://{}", self.scheme, self.authority())
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = Error;
+    fn try_from(text: String) -> Result<Self> {
+        Self::parse(&text)
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_and_prints() {
+        for text in ["tcp://127.0.0.1:7070", "tcp://[::1]:0", "memory://job-1", "tcp://example.org:1"] {
+            assert_eq!(Address::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(Address::parse("tcp://[::1]:9").unwrap().host, "::1");
+    }
+
+    #[test]
+    fn knows_loopback() {
+        let local = |t| Address::parse(t).unwrap().is_local();
+        assert!(local("tcp://127.0.0.1:1") && local("tcp://[::1]:1") && local("memory://x"));
+        assert!(!local("tcp://0.0.0.0:1") && !local("tcp://192.0.2.1:1") && !local("tcp://[::]:1"));
+    }
+
+    #[test]
+    fn refuses_with_the_mend() {
+        for text in
+            ["127.0.0.1:7070", "TCP://h:1", "tcp://h:99999", "tcp://:1", "tcp://u@h:1", "tcp://[::1]x"]
+        {
+            let error = Address::parse(text).unwrap_err();
+            assert!(error.to_string().contains("scheme://host:port"), "{text}: {error}");
+        }
+    }
+}

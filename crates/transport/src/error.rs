@@ -1,0 +1,109 @@
+//! What can go wrong on a transport: the kind, the operation, the context, the mend, and whether to try again.
+
+use thiserror::Error;
+
+/// Result of a transport operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The kinds of errors a transport reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The address cannot be used as written, or does not resolve.
+    Address,
+    /// The address is taken.
+    InUse,
+    /// Nobody answers there.
+    Unreachable,
+    /// The peer did not answer in time.
+    Timeout,
+    /// The link has ended; the peer closed it, or it broke.
+    Closed,
+    /// The peer sent what is not of the protocol.
+    Corrupt,
+    /// No trust: certificate, key or token.
+    Security,
+    /// The system denies it.
+    Permission,
+    /// This build, machine or transport cannot do it.
+    Unsupported,
+    /// The sender was told to stop.
+    Cancelled,
+    /// Any other system error.
+    System,
+}
+
+impl ErrorKind {
+    /// Whether the same call may succeed later without a change.
+    pub const fn may_retry(self) -> bool {
+        matches!(self, ErrorKind::Unreachable | ErrorKind::Timeout | ErrorKind::Closed | ErrorKind::Corrupt)
+    }
+}
+
+/// A transport's error.
+#[derive(Debug, Clone, Error)]
+pub struct Error {
+    kind: ErrorKind,
+    operation: &'static str,
+    context: String,
+    mend: Option<&'static str>,
+}
+
+impl Error {
+    /// An error of `kind` while doing `operation`, with what a person needs to know.
+    pub fn new(kind: ErrorKind, operation: &'static str, context: impl Into<String>) -> Self {
+        Self { kind, operation, context: context.into(), mend: None }
+    }
+
+    /// Adds what a person can do about it.
+    #[must_use]
+    pub fn mend(mut self, mend: &'static str) -> Self {
+        self.mend = Some(mend);
+        self
+    }
+
+    /// The kind.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Translates a system error.
+    pub fn io(operation: &'static str, context: impl std::fmt::Display, error: &std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let (kind, mend) = match error.kind() {
+            Io::AddrInUse => (ErrorKind::InUse, Some("choose another port, or end the program that has it")),
+            Io::AddrNotAvailable => (ErrorKind::Address, Some("listen on an address this machine has")),
+            Io::ConnectionRefused => {
+                (ErrorKind::Unreachable, Some("start the server first, or check the address"))
+            }
+            Io::NetworkUnreachable | Io::HostUnreachable => (ErrorKind::Unreachable, None),
+            Io::TimedOut => (ErrorKind::Timeout, None),
+            Io::PermissionDenied => {
+                (ErrorKind::Permission, Some("use a port above 1023, or grant the permission"))
+            }
+            Io::UnexpectedEof | Io::ConnectionReset | Io::ConnectionAborted | Io::BrokenPipe => {
+                (ErrorKind::Closed, None)
+            }
+            _ => (ErrorKind::System, None),
+        };
+        Self { kind, operation, context: format!("{context}: {error}"), mend }
+    }
+
+    /// The link has ended.
+    pub fn closed(operation: &'static str, context: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Closed, operation, context)
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.operation, self.context)?;
+        self.mend.map_or(Ok(()), |mend| write!(f, "; {mend}"))
+    }
+}
+
+impl From<thalweg_wire::WireError> for Error {
+    fn from(error: thalweg_wire::WireError) -> Self {
+        Self::new(ErrorKind::Corrupt, "decode", error.to_string())
+    }
+}

@@ -1,0 +1,28 @@
+//! The contract every transport fulfils, and [`memory`], the reference that fulfils it within a process.
+//!
+//! A transport makes links. A link carries two things, in both directions at once:
+//!
+//! * **control messages**: small, reliable, in order; a link that cannot deliver one breaks.
+//! * **chunks** of updates: bulk bytes, each saying where it belongs. The receiver's [`Sink`] names the
+//!   place, the transport receives into it. A transport whose capabilities do not say `reliable` may
+//!   lose chunks, one that is not `ordered` may deliver them late; the session asks again for what is missing.
+//!
+//! Every sentence of these docs is a test in `crates/conformance`, which a transport runs with one line.
+#![forbid(unsafe_code)]
+
+mod address;
+mod capabilities;
+mod error;
+mod link;
+pub mod memory;
+mod options;
+mod outgoing;
+mod sink;
+
+pub use address::Address;
+pub use capabilities::Capabilities;
+pub use error::{Error, ErrorKind, Result};
+pub use link::{send_group_each, Counters, Link, Listener, Peer, Pending, SendReport, Transport};
+pub use options::{Identity, Options, Tls};
+pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
+pub use sink::{Sink, Target};

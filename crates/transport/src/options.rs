@@ -1,0 +1,76 @@
+//! What can be chosen about a transport; each has its place in a plan.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Choices for a listener or a connection. Those a transport cannot honour it refuses, by capability.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Options {
+    /// Congestion control such as `cubic`; `None` leaves the system's.
+    pub congestion: Option<String>,
+    /// Parallel connections of one link, 1 to 16.
+    pub streams: u8,
+    /// Kernel send buffer in bytes; `None` leaves the system's tuning.
+    pub send_buffer: Option<u32>,
+    /// Kernel receive buffer in bytes; `None` leaves the system's tuning.
+    pub receive_buffer: Option<u32>,
+    /// Encryption; `None` sends in the clear.
+    pub tls: Option<Tls>,
+    /// How long one attempt to connect and shake hands may take, in milliseconds.
+    pub connect_timeout_ms: u64,
+}
+
+impl Options {
+    /// How long one attempt to connect and shake hands may take.
+    pub fn connect_timeout(&self) -> Duration {
+        Duration::from_millis(self.connect_timeout_ms)
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            congestion: None,
+            streams: 1,
+            send_buffer: None,
+            receive_buffer: None,
+            tls: None,
+            connect_timeout_ms: 10_000,
+        }
+    }
+}
+
+/// Who is trusted, and who one is. All in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tls {
+    /// Certificates of the authorities trusted.
+    pub authority: String,
+    /// One's own certificate and key: the server's always, a client's for mutual TLS.
+    #[serde(default)]
+    pub identity: Option<Identity>,
+    /// Server: whether a client must show a certificate of the authority.
+    #[serde(default)]
+    pub require_client: bool,
+    /// Client: the name the server's certificate must carry; `None` takes the host of the address.
+    #[serde(default)]
+    pub server_name: Option<String>,
+}
+
+/// A certificate and its key, in PEM.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// The certificate, and those between it and the authority.
+    pub certificate: String,
+    /// The private key.
+    pub key: String,
+}
+
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identity(..)") // a key never gets into a log
+    }
+}

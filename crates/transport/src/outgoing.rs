@@ -1,0 +1,167 @@
+//! An update on its way out: which bytes, in which order, in what chunks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash, Range, Ranges, HEADER_BYTES};
+use tokio::sync::Notify;
+
+/// What every chunk of an update says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UpdateId {
+    /// The job.
+    pub job: u64,
+    /// The round, from 1.
+    pub round: u32,
+    /// 0 the server, else the client's number.
+    pub sender: u32,
+    /// The layout of the update.
+    pub layout: LayoutHash,
+}
+
+/// Tells a sender to stop at once. Clones share the flag.
+#[derive(Debug, Clone, Default)]
+pub struct Cancel(Arc<(AtomicBool, Notify)>);
+
+impl Cancel {
+    /// Stops the sender.
+    pub fn cancel(&self) {
+        self.0 .0.store(true, Ordering::Release);
+        self.0 .1.notify_waiters();
+    }
+
+    /// Whether it was stopped.
+    pub fn is_cancelled(&self) -> bool {
+        self.0 .0.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is stopped.
+    pub async fn cancelled(&self) {
+        loop {
+            let notified = self.0 .1.notified();
+            if self.is_cancelled() {
+                return;
+            }
+            notified.await;
+        }
+    }
+}
+
+/// One chunk: which bytes of the buffer, and its checksum once somebody has computed it.
+#[derive(Debug, Clone)]
+pub struct ChunkRef {
+    range: Range,
+    checksum: Arc<OnceLock<u32>>,
+}
+
+impl ChunkRef {
+    /// The bytes it covers.
+    pub fn range(&self) -> Range {
+        self.range
+    }
+}
+
+/// An update, or part of one, to send. Cheap to clone: a group send shares bytes and checksums.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    id: UpdateId,
+    bytes: Bytes,
+    chunks: Arc<[ChunkRef]>,
+    cancel: Cancel,
+}
+
+impl Outgoing {
+    /// The `wanted` ranges of `bytes` (a whole update, lent by its arena), in chunks of `chunk` bytes.
+    /// Chunks start at multiples of `chunk`, so that the same bytes are always cut alike.
+    ///
+    /// What `wanted` has beyond the end of `bytes` is left out.
+    pub fn new(id: UpdateId, bytes: Bytes, wanted: &Ranges, chunk: u32, cancel: Cancel) -> Self {
+        let (chunk, total) = (u64::from(chunk.max(1)), bytes.len() as u64);
+        let mut chunks = Vec::new();
+        for range in wanted.iter() {
+            let end = range.end.min(total);
+            let mut at = range.start;
+            while at < end {
+                let next = (at / chunk + 1).saturating_mul(chunk).min(end);
+                chunks.push(ChunkRef { range: Range::new(at, next), checksum: Arc::default() });
+                at = next;
+            }
+        }
+        Self { id, bytes, chunks: chunks.into(), cancel }
+    }
+
+    /// The same update with other chunks of it, or in another order (for layers).
+    #[must_use]
+    pub fn with_chunks(&self, chunks: impl IntoIterator<Item = ChunkRef>) -> Self {
+        Self { chunks: chunks.into_iter().collect(), ..self.clone() }
+    }
+
+    /// The chunks, in sending order.
+    pub fn chunks(&self) -> &[ChunkRef] {
+        &self.chunks
+    }
+
+    /// What every chunk says.
+    pub fn id(&self) -> UpdateId {
+        self.id
+    }
+
+    /// The flag that stops the sender.
+    pub fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
+    /// Bytes of payload in all chunks.
+    pub fn payload_bytes(&self) -> u64 {
+        self.chunks.iter().map(|c| c.range.len()).sum()
+    }
+
+    /// A chunk's payload, borrowed from the arena.
+    pub fn payload(&self, chunk: &ChunkRef) -> Bytes {
+        self.bytes.slice(chunk.range.start as usize..chunk.range.end as usize)
+    }
+
+    /// A chunk's header; the checksum is computed once, whoever asks first.
+    pub fn header(&self, chunk: &ChunkRef) -> FrameHeader {
+        let UpdateId { job, round, sender, layout } = self.id;
+        let (offset, length) = (chunk.range.start, chunk.range.len() as u32);
+        let sum = *chunk.checksum.get_or_init(|| checksum(&self.payload(chunk)));
+        FrameHeader::chunk(ChunkHeader { job, round, sender, layout, offset, length }, sum)
+    }
+
+    /// A chunk's header, encoded.
+    pub fn header_bytes(&self, chunk: &ChunkRef) -> [u8; HEADER_BYTES] {
+        self.header(chunk).encode()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> UpdateId {
+        UpdateId { job: 1, round: 2, sender: 3, layout: LayoutHash(4) }
+    }
+
+    #[test]
+    fn cuts_at_multiples_of_the_chunk() {
+        let wanted: Ranges = [Range::new(5, 30), Range::new(90, 200)].into_iter().collect();
+        let update = Outgoing::new(id(), Bytes::from(vec![7; 100]), &wanted, 16, Cancel::default());
+        let cut: Vec<(u64, u64)> = update.chunks().iter().map(|c| (c.range.start, c.range.end)).collect();
+        assert_eq!(cut, [(5, 16), (16, 30), (90, 96), (96, 100)]);
+        assert_eq!(update.payload_bytes(), 35);
+        let header = update.header(&update.chunks()[3]);
+        assert_eq!((header.chunk.offset, header.chunk.length), (96, 4));
+        assert_eq!(header.verify(&update.payload(&update.chunks()[3])), Ok(()));
+    }
+
+    #[test]
+    fn cancel_is_shared() {
+        let cancel = Cancel::default();
+        let update = Outgoing::new(id(), Bytes::new(), &Ranges::new(), 16, cancel.clone());
+        assert!(!update.cancel().is_cancelled());
+        cancel.cancel();
+        assert!(update.cancel().is_cancelled());
+    }
+}

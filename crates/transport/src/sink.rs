@@ -1,0 +1,43 @@
+//! Where received chunks go.
+
+use thalweg_arena::Claim;
+use thalweg_wire::{ChunkHeader, WireError};
+
+/// The place a chunk is received into.
+#[derive(Debug)]
+pub enum Target {
+    /// Its final place.
+    Place(Claim),
+    /// A buffer to be folded or copied from; exactly as long as the chunk.
+    Scratch(Vec<u8>),
+}
+
+impl Target {
+    /// The bytes to write; as long as the chunk.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Target::Place(claim) => claim,
+            Target::Scratch(buffer) => buffer,
+        }
+    }
+
+    /// The bytes received.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Target::Place(claim) => claim,
+            Target::Scratch(buffer) => buffer,
+        }
+    }
+}
+
+/// Takes what a link receives. Called from several tasks at once where a link has several streams.
+pub trait Sink: Send + Sync {
+    /// Where the chunk goes; `None` if nobody wants it (late, duplicate, not ours): the transport drops it.
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target>;
+
+    /// `bytes` more bytes of chunks have come, in order to tell a slow peer from a dead one.
+    fn progress(&self, bytes: u64);
+
+    /// The chunk is in its place and its checksum matches, or `Err` says that it does not.
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>);
+}
