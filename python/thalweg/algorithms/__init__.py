@@ -1,0 +1,1 @@
+"""What the parties compute: local training, and how updates are combined."""

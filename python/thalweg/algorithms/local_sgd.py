@@ -1,0 +1,135 @@
+"""Local training and evaluation of an image classifier (FedAvg's client step, FedComm section IV.A).
+
+Parameters and buffers are changed in place and never replaced: they may be views of a buffer that is sent as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from thalweg.data.dataset import Dataset
+from thalweg.data.transform import prepare
+from thalweg.errors import DataError
+
+# FedComm's. Larger batches are slower on a CPU (500: half as fast), for the activations leave its cache.
+EVALUATION_BATCH: Final = 100
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Settings of one client's training in one round. ``seed`` decides the order, the crops and the dropout."""
+
+    batch: int
+    learning_rate: float
+    momentum: float
+    epochs: int
+    seed: int
+    minimum_batch: int = 1
+
+
+class MomentumSGD:
+    """Stochastic gradient descent with momentum: v <- momentum * v + gradient, p <- p - learning_rate * v, in place.
+
+    The same steps as ``torch.optim.SGD``, whose first use imports PyTorch's compiler: more than a second, and in
+    every client process.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, momentum: float) -> None:
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+        self._pairs = [(parameter, torch.zeros_like(parameter)) for parameter in parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Change each parameter that has a gradient."""
+        for parameter, velocity in self._pairs:
+            if parameter.grad is not None:
+                velocity.mul_(self._momentum).add_(parameter.grad)
+                parameter.add_(velocity, alpha=-self._learning_rate)
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients and free their memory."""
+        for parameter, _ in self._pairs:
+            parameter.grad = None
+
+
+def train(model: nn.Module, data: Dataset, settings: LocalSGD) -> tuple[int, dict[str, float]]:
+    """Train ``model`` on ``data`` and return (samples in ``data``, metrics).
+
+    The optimiser, with its momentum, starts afresh. Metrics are means over all samples and epochs, each taken
+    before the step its batch caused: ``loss`` (cross-entropy) and ``train_accuracy`` (0..1).
+    Raises DataError if ``data`` is smaller than the smallest batch the model can train on.
+    """
+    if len(data) < max(settings.minimum_batch, 1):
+        raise DataError(
+            f"{len(data)} samples are too few: this model trains on batches of {settings.minimum_batch} or more",
+            "Take fewer clients or another partition",
+        )
+    optimiser = MomentumSGD(model.parameters(), settings.learning_rate, settings.momentum)
+    generator = torch.Generator().manual_seed(settings.seed)
+    loss_sum, correct = 0.0, 0
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        for _ in range(settings.epochs):
+            for chosen in _batches(len(data), settings, generator):
+                images = prepare(data, data.images[chosen], generator)
+                labels = torch.from_numpy(data.labels[chosen])
+                batch_loss, batch_correct = _step(model, optimiser, images, labels)
+                loss_sum += batch_loss * len(chosen)
+                correct += batch_correct
+    optimiser.drop_gradients()
+    seen = len(data) * settings.epochs
+    return len(data), {"loss": loss_sum / seen, "train_accuracy": correct / seen}
+
+
+def evaluate(model: nn.Module, data: Dataset) -> dict[str, float]:
+    """Return ``accuracy`` (0..1) and ``loss`` (mean cross-entropy) on ``data``, neither augmented nor shuffled.
+
+    The model is left in the mode, training or evaluation, in which it came. Raises DataError if ``data`` is empty.
+    """
+    if len(data) == 0:
+        raise DataError(f"{data.name} has no samples to evaluate on", "Give at least one sample")
+    was_training = model.training
+    model.eval()
+    loss_sum, correct = 0.0, 0
+    with torch.no_grad():
+        for start in range(0, len(data), EVALUATION_BATCH):
+            span = slice(start, start + EVALUATION_BATCH)
+            logits = model(prepare(data, data.images[span], None))
+            labels = torch.from_numpy(data.labels[span].copy())
+            loss_sum += cross_entropy(logits, labels, reduction="sum").item()
+            correct += _count_correct(logits, labels)
+    model.train(was_training)
+    return {"accuracy": correct / len(data), "loss": loss_sum / len(data)}
+
+
+def _batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
+    """Yield shuffled batches of indices; a last one below the minimum joins the one before it."""
+    order = torch.randperm(samples, generator=generator).numpy()
+    size = max(settings.batch, settings.minimum_batch)
+    cuts = list(range(size, samples, size))
+    if cuts and samples - cuts[-1] < settings.minimum_batch:
+        cuts.pop()
+    yield from np.split(order, cuts)
+
+
+def _step(model: nn.Module, optimiser: MomentumSGD, images: Tensor, labels: Tensor) -> tuple[float, int]:
+    optimiser.drop_gradients()
+    logits = model(images)
+    loss = cross_entropy(logits, labels)
+    torch.autograd.backward(loss)
+    optimiser.step()
+    return loss.item(), _count_correct(logits, labels)
+
+
+def _count_correct(logits: Tensor, labels: Tensor) -> int:
+    return int((logits.argmax(1) == labels).sum().item())

@@ -1,0 +1,47 @@
+"""The errors a user can cause or meet. Each names its cause and the mend."""
+
+from __future__ import annotations
+
+
+class ThalwegError(Exception):
+    """Base of all errors of this package.
+
+    ``cause`` says what went wrong, ``mend`` what to do about it; ``str()`` gives both as two sentences.
+    """
+
+    def __init__(self, cause: str, mend: str) -> None:
+        # Both go to Exception.args, so that the error survives the way back from another process.
+        super().__init__(cause, mend)
+        self.cause = cause
+        self.mend = mend
+
+    def __str__(self) -> str:
+        return f"{_unstopped(self.cause)}. {_unstopped(self.mend)}"
+
+
+class PlanError(ThalwegError):
+    """A plan or an option is unknown, of the wrong type, out of range, or does not go with another one."""
+
+
+class DataError(ThalwegError):
+    """A data set is missing, of the wrong size, or damaged."""
+
+
+class ModelError(ThalwegError):
+    """A model is unknown, or does not fit what it is asked to do."""
+
+
+class LinkError(ThalwegError):
+    """A peer cannot be reached, was refused, or went away."""
+
+
+class RoundError(ThalwegError):
+    """A round cannot end: too few updates came, or one of them is not usable."""
+
+
+class RecordError(ThalwegError):
+    """A run's record cannot be written, found or read."""
+
+
+def _unstopped(sentence: str) -> str:
+    return sentence.rstrip().removesuffix(".")

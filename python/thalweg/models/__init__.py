@@ -1,0 +1,106 @@
+"""The models a plan can name.
+
+``MODELS`` is a table of facts and imports no framework; ``build`` imports PyTorch when it is called.
+``payload:SIZE`` is not a network: it is an update of that many bytes that nobody trains, for measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
+
+from thalweg.errors import ModelError
+from thalweg.units import parse_size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["MODELS", "ModelSpec", "build", "find", "payload_bytes"]
+
+PAYLOAD = "payload:"
+PAYLOAD_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What is known of a model without building it. Counts are for ten classes and 3x32x32 input.
+
+    ``parameters`` counts trainable values; ``values`` the elements and ``tensors`` the entries of ``state_dict()``,
+    so also running means and variances and the int64 batch counters. ``minimum_batch`` is the smallest batch that
+    training accepts.
+    """
+
+    name: str
+    family: str
+    parameters: int
+    values: int
+    tensors: int
+    source: str
+    minimum_batch: int = 1
+
+
+_FEDCOMM = "FedComm section IV.A"
+_LIFL = "LIFL section 6.1"
+
+MODELS: dict[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        ModelSpec("vgg5", "vgg", 582_346, 582_669, 25, _FEDCOMM),
+        ModelSpec("vgg8", "vgg", 1_337_898, 1_338_800, 46, _FEDCOMM),
+        ModelSpec("lenet", "lenet", 89_834, 89_834, 14, "DecentralizePy over UDP, experimental setup"),
+        # At 32x32 the last stage is one pixel wide, and batch normalisation needs two values a channel.
+        ModelSpec("resnet18", "torchvision_models", 11_181_642, 11_191_262, 122, _LIFL, minimum_batch=2),
+        ModelSpec("resnet34", "torchvision_models", 21_289_802, 21_306_862, 218, _LIFL, minimum_batch=2),
+        ModelSpec("resnet152", "torchvision_models", 58_164_298, 58_315_877, 932, _LIFL, minimum_batch=2),
+        ModelSpec("vgg16", "torchvision_models", 134_301_514, 134_301_514, 32, "torchvision"),
+    )
+}
+
+
+def find(name: str) -> ModelSpec:
+    """Return the facts of model ``name``. Raises ModelError if there is no such network."""
+    if name in MODELS:
+        return MODELS[name]
+    if payload_bytes(name) is not None:
+        raise ModelError(f"{name!r} is a block of bytes and cannot be trained", "Name a network to train it")
+    near = get_close_matches(name, MODELS, n=1)
+    guess = f"Did you mean {near[0]!r}? " if near else ""
+    raise ModelError(f"unknown model {name!r}", f"{guess}Known: {', '.join(MODELS)}, payload:SIZE (as payload:8MiB)")
+
+
+def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
+    """Build model ``name`` for images of shape (batch, 3, 32, 32), float32, in training mode.
+
+    The same ``name``, ``classes`` and ``seed`` give the same initial values in every process.
+    The caller's random state is left as it was. Raises ModelError for an unknown model.
+    """
+    spec = find(name)
+    if classes < 2:
+        raise ModelError(f"a classifier cannot have {classes} classes", "Ask for 2 classes or more")
+    import torch
+
+    family = import_module(f"thalweg.models.{spec.family}")
+    make = cast("Callable[[str, int], nn.Module]", family.build)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make(spec.name, classes)
+
+
+def payload_bytes(name: str) -> int | None:
+    """Return the size in bytes that ``payload:SIZE`` asks for, or None if ``name`` is not a payload.
+
+    SIZE is as in ``8MiB``. Raises ModelError unless it is a positive multiple of 4, the bytes of one float32.
+    """
+    if not name.startswith(PAYLOAD):
+        return None
+    mend = "Give a positive multiple of 4 bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
+    try:
+        size = parse_size(name.removeprefix(PAYLOAD))
+    except ValueError as error:
+        raise ModelError(f"the payload {name!r} has no size: {error}", mend) from error
+    if size == 0 or size % PAYLOAD_ELEMENT_BYTES:
+        raise ModelError(f"the payload {name!r} is {size} bytes, not a positive multiple of 4", mend)
+    return size
