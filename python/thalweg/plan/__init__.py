@@ -1,0 +1,184 @@
+"""A plan: a TOML file that describes a job completely. The command line overrides it, the record keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import Field, ValidationError, model_validator
+
+from thalweg import models
+from thalweg.errors import PlanError
+from thalweg.plan import combinations, explain, toml
+from thalweg.plan.combinations import check_transport
+from thalweg.plan.sections import (
+    AggregationSection,
+    DataSection,
+    FaultLayer,
+    HostsSection,
+    JobSection,
+    LayersSection,
+    ModelSection,
+    RecordSection,
+    Section,
+    SecuritySection,
+    TrainingSection,
+    TransportSection,
+)
+
+__all__ = ["FaultLayer", "Plan", "check_transport"]
+
+LARGEST_FILE: Final = 1 << 20
+# What a run that goes on may change without becoming another experiment.
+_MAY_DIFFER: Final = (
+    "job.rounds",
+    "job.deadline",
+    "job.grace",
+    "job.liveness",
+    "transport",
+    "security",
+    "layers",
+    "hosts",
+    "record",
+    "data.root",
+    "training.threads",
+    "aggregation.staging",
+)
+
+
+class Plan(Section):
+    """A job, completely. Raises PlanError (ModelError, DataError) for a combination that cannot be."""
+
+    job: JobSection = Field(default_factory=JobSection)
+    model: ModelSection = Field(default_factory=ModelSection)
+    data: DataSection = Field(default_factory=DataSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    transport: TransportSection = Field(default_factory=TransportSection)
+    aggregation: AggregationSection = Field(default_factory=AggregationSection)
+    security: SecuritySection = Field(default_factory=SecuritySection)
+    layers: LayersSection = Field(default_factory=LayersSection)
+    hosts: HostsSection = Field(default_factory=HostsSection)
+    record: RecordSection = Field(default_factory=RecordSection)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_hosts(cls, given: Any) -> Any:
+        """Hosts that are listed need not be counted."""
+        hosts = given.get("hosts") if isinstance(given, dict) else None
+        listed = hosts.get("clients") if isinstance(hosts, dict) else None
+        job = given.get("job", {}) if isinstance(given, dict) else None
+        if isinstance(listed, (dict, list)) and listed and isinstance(job, dict) and "clients" not in job:
+            return {**given, "job": {**job, "clients": len(listed)}}
+        return given
+
+    @model_validator(mode="after")
+    def _possible(self) -> Plan:
+        combinations.check(self)
+        return self
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any], source: str = "the plan") -> Plan:
+        """Return the plan in a table of sections. ``source`` names it in errors."""
+        try:
+            return cls.model_validate(dict(table))
+        except ValidationError as error:
+            raise explain.plan_error(error, cls, source) from None
+
+    @classmethod
+    def loads(cls, text: str, source: str = "the plan") -> Plan:
+        """Return the plan in TOML text."""
+        return cls.of(toml.loads(text, source), source)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Return the plan in a file."""
+        return cls.of(read(path), str(path))
+
+    def given(self) -> dict[str, Any]:
+        """Return what was said, as a table, without what is default."""
+        return self.model_dump(exclude_unset=True)
+
+    def merge(self, overrides: Mapping[str, object], source: str = "the command line") -> Plan:
+        """Return this plan with values replaced: ``{"job.rounds": 3}``. Values of None change nothing."""
+        return Plan.of(overlay(self.given(), overrides), source)
+
+    def to_toml(self) -> str:
+        """Return the whole plan, defaults included, as TOML that loads to an equal plan."""
+        unused = {"data", "training"} if self.is_payload else set()
+        return toml.dumps(self.model_dump(exclude_none=True, exclude=unused))
+
+    @property
+    def payload(self) -> int | None:
+        """Bytes of a payload model; None for a network."""
+        return models.payload_bytes(self.model.name)
+
+    @property
+    def is_payload(self) -> bool:
+        """Whether the model is a block of bytes that nobody trains."""
+        return self.payload is not None
+
+    @property
+    def url(self) -> str:
+        """Where to listen, as scheme://host:port."""
+        url = self.transport.url
+        return url if "://" in url else f"{url}://127.0.0.1:0"
+
+    @property
+    def scheme(self) -> str:
+        """Name of the transport."""
+        return self.url.partition("://")[0]
+
+    @property
+    def precision(self) -> str:
+        """The accumulator that is used."""
+        chosen = self.aggregation
+        return chosen.precision or ("exact" if chosen.deterministic else "f32")
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Rounds between checkpoints, 0 for none."""
+        every = self.record.checkpoint_every
+        return every if every is not None else int(not self.is_payload)
+
+    def differences(self, other: Plan) -> list[str]:
+        """Return the keys in which ``other`` would be another experiment, each as ``key: ours, theirs``."""
+        ours, theirs = _flat(self.model_dump()), _flat(other.model_dump())
+        keys = [key for key in ours | theirs if ours.get(key) != theirs.get(key)]
+        return [f"{key}: {ours.get(key)!r}, {theirs.get(key)!r}" for key in keys if not _may_differ(key)]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a plan file as a table, unchecked. Raises PlanError if that cannot be done."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise PlanError(f"cannot read the plan {path}: {error.strerror}", "Give the path of a TOML file") from error
+    if len(content) > LARGEST_FILE:
+        raise PlanError(f"{path} has more than {LARGEST_FILE} bytes", "Give the path of a plan")
+    try:
+        return toml.loads(content.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not text in UTF-8", "Save it as UTF-8") from error
+
+
+def overlay(table: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
+    """Return ``table`` with values replaced: ``{"job.rounds": 3}``. Values of None change nothing."""
+    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    for path, value in overrides.items():
+        section, _, key = path.partition(".")
+        if value is not None and isinstance(merged.setdefault(section, {}), dict):
+            merged[section][key] = value
+    return merged
+
+
+def _may_differ(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in _MAY_DIFFER)
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -1,0 +1,90 @@
+"""From pydantic's findings to one error that names the key, its section, the cause and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from thalweg.errors import PlanError
+
+# Kinds of findings -> what was expected.
+_EXPECTED: Final = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text in quotes",
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "finite_number": "a finite number",
+    "string_too_short": "text that is not empty",
+}
+
+
+def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> PlanError:
+    """Return the first finding of ``error`` about a plan ``model`` read from ``source`` as a PlanError."""
+    findings = error.errors(include_url=False)
+    cause, mend = _explain(findings[0], model)
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    return PlanError(f"{source}: {cause}{more}", mend)
+
+
+def _explain(finding: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
+    path = [part for part in finding["loc"] if isinstance(part, str)]
+    owner, path = _owner(model, path)
+    place, key = path[:-1], path[-1]
+    where = f" in [{'.'.join(place)}]" if place else ""
+    if finding["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{where}", _nearest(key, where, owner, model)
+    expected = _expected(finding)
+    said = f"{key}{where} is {_shown(finding['input'])}, not {expected}"
+    meaning = owner.model_fields[key].description if key in owner.model_fields else None
+    return said, f"Give {key} as {expected}" + (f": {meaning}" if meaning else "")
+
+
+def _nearest(key: str, where: str, owner: type[BaseModel], model: type[BaseModel]) -> str:
+    """Say which known key may be meant: one of the same section, else one of that name elsewhere."""
+    near = get_close_matches(key, owner.model_fields, n=1)
+    homes = [name for name in model.model_fields if key in getattr(_section(model, name), "model_fields", ())]
+    guess = f"Did you mean {near[0]!r}? " if near else f"Move it to [{homes[0]}]. " if homes else ""
+    return f"{guess}Known{where}: {', '.join(owner.model_fields)}"
+
+
+def _owner(model: type[BaseModel], path: list[str]) -> tuple[type[BaseModel], list[str]]:
+    """Return the section that holds the key at ``path``, and the path without pydantic's own steps."""
+    clean: list[str] = []
+    for step in path:
+        clean.append(step)
+        inner = _section(model, step)
+        if inner is None:
+            break
+        if len(clean) < len(path):
+            model = inner
+    return model, clean
+
+
+def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    field = model.model_fields.get(key)
+    candidates = () if field is None else (field.annotation, *get_args(field.annotation))
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _expected(finding: ErrorDetails) -> str:
+    context: Mapping[str, Any] = finding.get("ctx", {})
+    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    for bound, words in bounds.items():
+        if bound in context:
+            return f"{words} {context[bound]}"
+    if finding["type"] == "literal_error":
+        return str(context["expected"])
+    if finding["type"] == "value_error":
+        return str(context["error"]).partition(" is not ")[2] or str(context["error"])
+    return _EXPECTED.get(finding["type"], finding["msg"])
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,141 @@
+"""The sections of a plan. Every key says what it means, its unit and its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from thalweg.units import LARGEST, RATE_FORM, SIZE_FORM, parse_rate, parse_size
+
+
+def _parsed(parse: Callable[[str], int]) -> BeforeValidator:
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+
+
+def _numbered(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(host, str) for host in value):
+        return {f"client-{number}": host for number, host in enumerate(value, 1)}
+    return value
+
+
+Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
+Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=LARGEST, description=RATE_FORM)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """What all sections have in common: unknown keys and wrong types are errors; values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class JobSection(Section):
+    """How many rounds with how many clients, and when a round ends."""
+
+    rounds: int = Field(5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)")
+    clients: int = Field(4, ge=1, le=100_000, description="clients expected in each round (FedComm section IV.A)")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
+    enough: int | None = Field(
+        None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
+    )
+    deadline: Seconds | None = Field(None, description="seconds after which a round ends with those that are in")
+    grace: Seconds = Field(30.0, description="seconds that a client whose link broke has to come back in a round")
+    liveness: Seconds = Field(10.0, description="seconds without progress that end a transfer")
+
+
+class ModelSection(Section):
+    """What is trained, or moved."""
+
+    name: Text = Field("vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained")
+
+
+class DataSection(Section):
+    """What it is trained on, and how that is cut among the clients."""
+
+    name: Text = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
+    partition: Text = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
+    root: Text | None = Field(None, description="folder with the files, on this machine")
+
+
+class TrainingSection(Section):
+    """The clients' training. The defaults are FedComm's (section IV.A)."""
+
+    batch: int = Field(100, ge=1, description="samples in a batch")
+    learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="learning rate of SGD")
+    momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False, description="momentum of SGD")
+    decay_round: int = Field(50, ge=0, description="last round with the full learning rate")
+    decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
+    local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
+    threads: int | None = Field(None, ge=1, description="threads of a client; without it, its share of the cores")
+
+
+class TransportSection(Section):
+    """The way updates take."""
+
+    url: Text = Field("tcp://127.0.0.1:0", description="where to listen; tcp means tcp://127.0.0.1:0")
+    congestion: Text | None = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
+    streams: int = Field(1, ge=1, le=16, description="parallel connections of one link")
+    send_buffer: Size | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
+    receive_buffer: Size | None = Field(None, description="kernel receive buffer in bytes; likewise")
+    chunk: Size | None = Field(None, description="bytes of payload in a chunk; without it the core's choice")
+
+
+class AggregationSection(Section):
+    """How updates become the next global model."""
+
+    partial: Literal["discard", "keep"] = Field(
+        "discard", description="what happens to the part that came of an update whose client went away"
+    )
+    precision: Literal["f32", "f64", "exact"] | None = Field(
+        None, description="accumulator; without it f32, or exact if deterministic"
+    )
+    deterministic: bool = Field(False, description="the same bits whatever the order of arrival")
+    staging: Size | None = Field(None, description="bytes for whole updates that wait to be folded")
+
+
+class SecuritySection(Section):
+    """Who gets in. Beyond this machine links are encrypted and peers prove who they are."""
+
+    tls: Literal["auto", "on", "off"] = Field("auto", description="auto: on unless all peers are on this machine")
+    clients: Literal["token", "certificate", "both"] = Field("token", description="what a client must show")
+    pki: Text | None = Field(None, description="folder that `thalweg pki init` made, for the server")
+    token_file: Text | None = Field(None, description="file that `thalweg pki issue` made, for a client")
+
+
+class FaultLayer(Section):
+    """Faults put in on purpose, drawn from the job's seed."""
+
+    loss: Fraction = Field(0.0, description="fraction of chunks lost")
+    reorder: Fraction = Field(0.0, description="fraction of chunks held back behind later ones")
+    duplicate: Fraction = Field(0.0, description="fraction of chunks sent twice")
+    delay: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False, description="seconds that chunks are delayed by")
+    cut: Fraction = Field(0.0, description="chance of each chunk to break the link")
+
+
+class LayersSection(Section):
+    """Wrappers around the transport; the record says that they were there."""
+
+    throttle: Rate | None = Field(None, description="rate of each link and direction in bits a second (or 3g 4g wifi)")
+    fault: FaultLayer | None = Field(None, description="table of loss, reorder, duplicate, delay, cut")
+
+
+class HostsSection(Section):
+    """Who is where (FedComm section III.C step 6)."""
+
+    server: Text | None = Field(None, description="host:port where the server listens and clients connect")
+    clients: Annotated[dict[Text, Text], BeforeValidator(_numbered)] | None = Field(
+        None, description="table name = host, or a list of hosts, whose names are then client-1, client-2 and so on"
+    )
+
+
+class RecordSection(Section):
+    """What a run leaves behind."""
+
+    folder: Text = Field("runs", description="folder that gets a new folder for each run")
+    checkpoint_every: int | None = Field(
+        None, ge=0, description="rounds between checkpoints, 0 for none; without it 1, and none for a payload"
+    )

@@ -1,0 +1,64 @@
+"""Reading and writing TOML: what a plan needs of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thalweg.errors import PlanError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+
+
+def loads(text: str, source: str) -> dict[str, Any]:
+    """Parse TOML. Raises PlanError that names ``source`` and the place."""
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanError(f"{source} is not TOML: {error}", "Write keys as name = value below a [section]") from error
+    return table
+
+
+def dumps(table: Mapping[str, Any]) -> str:
+    """Write a table of tables whose values are bool, int, float, str or lists of these."""
+    return "\n".join(_sections((), table)) + "\n"
+
+
+def _sections(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
+    if path and (lines or not table):
+        lines = [f"[{'.'.join(map(_key, path))}]", *lines, ""]
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            lines += _sections((*path, key), value)
+    return lines
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _text(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    raise TypeError(f"{type(value).__name__} has no place in a plan")
+
+
+def _text(text: str) -> str:
+    # A JSON string is a TOML basic string but for DEL, and surrogate pairs, which JSON would escape one by one.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

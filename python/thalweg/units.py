@@ -1,0 +1,79 @@
+"""Sizes, rates and times as people write and read them."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+SIZES: Final = {
+    "B": 1,
+    "kB": 1000,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+}
+RATES: Final = {
+    "bit/s": 1,
+    "kbit/s": 1000,
+    "Mbit/s": 1000**2,
+    "Gbit/s": 1000**3,
+    "B/s": 8,
+    "kB/s": 8 * 1000,
+    "MB/s": 8 * 1000**2,
+    "GB/s": 8 * 1000**3,
+}
+# The links of FedComm section III.C step 5.
+PROFILES: Final = {"3g": 5_000_000, "4g": 20_000_000, "wifi": 60_000_000}
+
+SIZE_FORM: Final = "a whole number of bytes, or one with a unit as 8MiB (B kB MB GB KiB MiB GiB)"
+RATE_FORM: Final = "bits a second as a whole number, or with a unit as 20Mbit/s or 5MB/s, or one of 3g 4g wifi"
+LARGEST: Final = (1 << 63) - 1
+_NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re.ASCII)
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes that ``text`` (as ``8MiB``) means. Raises ValueError that says what is expected."""
+    return _parse(text, SIZES, SIZE_FORM)
+
+
+def parse_rate(text: str) -> int:
+    """Return the bits a second that ``text`` (as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise."""
+    return PROFILES[text] if text in PROFILES else _parse(text, RATES, RATE_FORM)
+
+
+def _parse(text: str, units: dict[str, int], form: str) -> int:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or (match[2] and match[2] not in units):
+        raise ValueError(f"{text!r} is not {form}")
+    value = float(match[1]) * units[match[2]] if match[2] else float(match[1])
+    if value != int(value) or value > LARGEST:
+        raise ValueError(f"{text!r} is not {form}")
+    return int(value)
+
+
+def format_bytes(count: float) -> str:
+    """Return a size in binary units, as ``8.0 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def format_rate(bits: float) -> str:
+    """Return bits a second in decimal units, as ``20.0 Mbit/s``."""
+    for unit in ("bit/s", "kbit/s", "Mbit/s"):
+        if bits < 1000:
+            return f"{bits:.1f} {unit}"
+        bits /= 1000
+    return f"{bits:.2f} Gbit/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with three figures or so, as ``85.2 ms`` or ``12.3 s``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

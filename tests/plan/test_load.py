@@ -1,0 +1,122 @@
+"""Plans: what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thalweg.errors import ModelError, PlanError, ThalwegError
+from thalweg.plan import Plan
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "mend"),
+    [
+        ("[job]\nrunds = 3", "unknown key 'runds' in [job]", "Did you mean 'rounds'?"),
+        ("[jib]\nrounds = 3", "unknown key 'jib'", "Did you mean 'job'?"),
+        ("[job]\nmomentum = 0.5", "unknown key 'momentum' in [job]", "Move it to [training]"),
+        ("rounds = 3", "unknown key 'rounds'", "Move it to [job]"),
+        ("[layers.fault]\nlos = 0.1", "unknown key 'los' in [layers.fault]", "Did you mean 'loss'?"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest_known_one(text: str, cause: str, mend: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.loads(text, "my.toml")
+    assert caught.value.cause == f"my.toml: {cause}"
+    assert caught.value.mend.startswith(mend)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("[job]\nrounds = '3'", "rounds in [job] is '3', not a whole number"),
+        ("[job]\nrounds = 2.5", "rounds in [job] is 2.5, not a whole number"),
+        ("[job]\nrounds = true", "rounds in [job] is True, not a whole number"),
+        ("[job]\nrounds = 0", "rounds in [job] is 0, not at least 1"),
+        ("[job]\ngrace = inf", "grace in [job] is inf, not a finite number"),
+        ("[training]\nmomentum = 1", "momentum in [training] is 1, not less than 1.0"),
+        ("[aggregation]\npartial = 'some'", "partial in [aggregation] is 'some', not 'discard' or 'keep'"),
+        ("[transport]\nurl = 3", "url in [transport] is 3, not text in quotes"),
+        ("[layers]\nfault = 3", "fault in [layers] is 3, not a table"),
+        ("[layers.fault]\nloss = 2", "loss in [layers.fault] is 2, not at most 1.0"),
+        ("[hosts.clients]\na = 3", "clients in [hosts] is 3, not text in quotes"),
+        ("job = 3", "job is 3, not a table"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(text: str, cause: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.loads(text, "my.toml")
+    assert caught.value.cause == f"my.toml: {cause}"
+    assert caught.value.mend.startswith("Give ")
+
+
+def test_a_size_says_how_sizes_are_written() -> None:
+    with pytest.raises(PlanError, match="as 8MiB") as caught:
+        Plan.loads("[transport]\nsend_buffer = '8 XB'")
+    assert "'8 XB'" in caught.value.cause
+
+
+def test_several_findings_are_counted() -> None:
+    with pytest.raises(PlanError, match=r"\(and 1 more\)"):
+        Plan.loads("[job]\nrounds = 0\nclients = 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[job]\nclients = 2\nenough = 3", "enough with 3 updates of 2 clients"),
+        ("[aggregation]\ndeterministic = true\nprecision = 'f32'", "deterministic needs precision exact"),
+        ("[aggregation]\npartial = 'keep'\nstaging = '1GiB'", "stages nothing"),
+        ("[model]\nname = 'payload:8MiB'\n[data]\nname = 'mnist'", "not trained, but the plan has [data]"),
+        ("[model]\nname = 'payload:8MiB'\n[training]\nbatch = 1", "not trained, but the plan has [training]"),
+        ("[model]\nname = 'payload:8MiB'\n[record]\ncheckpoint_every = 1", "no state to check-point"),
+        ("[job]\nclients = 3\n[hosts]\nclients = ['a', 'b']", "[hosts] names 2 clients where job.clients is 3"),
+        ("[data]\npartition = 'iib'", "unknown partition 'iib'"),
+        ("[data]\nname = 'minst'", "unknown data set 'minst'"),
+    ],
+)
+def test_an_impossible_combination_says_what_to_change(text: str, words: str) -> None:
+    with pytest.raises(ThalwegError) as caught:
+        Plan.loads(text)
+    assert words in caught.value.cause
+    assert caught.value.mend
+
+
+def test_an_unknown_model_is_a_model_error() -> None:
+    with pytest.raises(ModelError, match="Did you mean 'vgg5'"):
+        Plan.loads("[model]\nname = 'vgg55'")
+
+
+def test_what_is_no_toml_names_the_file_and_the_place(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("[job]\nrounds\n")
+    with pytest.raises(PlanError, match="line 2") as caught:
+        Plan.load(path)
+    assert str(path) in caught.value.cause
+
+
+def test_a_missing_or_binary_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="No such file"):
+        Plan.load(tmp_path / "none.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    with pytest.raises(PlanError, match="UTF-8"):
+        Plan.load(binary)
+
+
+def test_hosts_count_the_clients_and_name_a_list() -> None:
+    plan = Plan.loads("[hosts]\nserver = 'a:1'\nclients = ['b', 'c', 'd']")
+    assert plan.job.clients == 3
+    assert plan.hosts.clients == {"client-1": "b", "client-2": "c", "client-3": "d"}
+    named = Plan.loads("[hosts.clients]\nanna = 'b'")
+    assert (named.job.clients, named.hosts.clients) == (1, {"anna": "b"})
+
+
+def test_defaults_are_those_of_the_paper() -> None:
+    plan = Plan.of({})
+    assert (plan.job.rounds, plan.job.clients, plan.model.name) == (5, 4, "vgg5")
+    training = plan.training
+    assert (training.batch, training.learning_rate, training.momentum) == (100, 0.01, 0.9)
+    assert (training.decay_round, training.decay, training.local_epochs) == (50, 0.1, 1)
+    assert (plan.url, plan.scheme, plan.precision, plan.checkpoint_every) == ("tcp://127.0.0.1:0", "tcp", "f32", 1)

@@ -1,0 +1,43 @@
+"""Plans against a registry of transports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg.errors import PlanError
+from thalweg.plan import Plan, check_transport
+
+ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
+NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False}
+REGISTRY: list[dict[str, Any]] = [
+    {"name": "river", "available": True, "reason": None, "capabilities": ALL},
+    {"name": "pond", "available": True, "reason": None, "capabilities": NONE},
+    {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL},
+]
+
+
+def plan(url: str, **overrides: object) -> Plan:
+    return Plan.of({}).merge({"transport.url": url, **{key.replace("__", "."): v for key, v in overrides.items()}})
+
+
+def test_what_a_transport_can_do_is_accepted() -> None:
+    check_transport(plan("river", transport__congestion="reno", transport__streams=4, security__tls="on"), REGISTRY)
+    check_transport(plan("pond"), REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        (plan("rivr"), "Did you mean 'river'"),
+        (plan("canal"), "it is dry"),
+        (plan("pond", transport__congestion="reno"), "transport.congestion"),
+        (plan("pond", transport__streams=2), "transport.streams"),
+        (plan("pond", security__tls="on"), "security.tls"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(chosen: Plan, words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        check_transport(chosen, REGISTRY)
+    assert words in str(caught.value)
