@@ -1,15 +1,18 @@
 //! The reference transport: links within one process, over bounded queues. One copy, from the sender's
 //! arena into the receiver's place.
+//!
+//! A queue never holds a loan: a chunk waits in it as a weak reference to its update, which the sending call
+//! keeps alive until the receiver has taken the last chunk. So the loan ends with the call, however it ends.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_wire::{FrameHeader, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
-use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
+use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
 use crate::{
     Address, Capabilities, Counters, Error, ErrorKind, Link, Listener, Options, Outgoing, Peer, Pending,
@@ -23,17 +26,35 @@ const BACKLOG: usize = 1024;
 
 enum Frame {
     Control(Bytes),
-    Chunk(FrameHeader, Bytes),
+    /// A chunk of an update by its index; nothing is left of it when its sender has stopped.
+    Chunk(FrameHeader, Weak<Outgoing>, usize),
+    /// Tells a sender that all before it has been taken.
+    Flush(oneshot::Sender<()>),
 }
 
 type Backlog = mpsc::Sender<Arc<MemoryLink>>;
+type Listeners = HashMap<Address, Backlog>;
 
-fn listeners() -> MutexGuard<'static, HashMap<String, Backlog>> {
-    static LISTENERS: OnceLock<Mutex<HashMap<String, Backlog>>> = OnceLock::new();
+fn listeners() -> MutexGuard<'static, Listeners> {
+    static LISTENERS: OnceLock<Mutex<Listeners>> = OnceLock::new();
     LISTENERS.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Links within one process: `memory://name`.
+/// The address itself, or for port 0 the first free port.
+fn choose_port(address: &Address, taken: &Listeners) -> Result<Address> {
+    let used = || {
+        Error::new(ErrorKind::InUse, "listen", format!("{address} has a listener"))
+            .mend("choose another name or port")
+    };
+    let with = |port| Address { port, ..address.clone() };
+    let mut free = match address.port {
+        Some(0) => (1..=u16::MAX).map(|port| with(Some(port))).find(|a| !taken.contains_key(a)),
+        port => Some(with(port)).filter(|a| !taken.contains_key(a)),
+    };
+    free.take().ok_or_else(used)
+}
+
+/// Links within one process: `memory://name` or `memory://name:port`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Memory;
 
@@ -50,13 +71,11 @@ impl Transport for Memory {
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         refuse_options("listen", options)?;
         let (sender, backlog) = mpsc::channel(BACKLOG);
-        let mut names = listeners();
-        if names.get(&address.host).is_some_and(|old| !old.is_closed()) {
-            return Err(Error::new(ErrorKind::InUse, "listen", format!("{address} has a listener"))
-                .mend("choose another name"));
-        }
-        names.insert(address.host.clone(), sender);
-        Ok(Box::new(MemoryListener { address: address.clone(), backlog: AsyncMutex::new(backlog) }))
+        let mut taken = listeners();
+        taken.retain(|_, listener| !listener.is_closed());
+        let address = choose_port(address, &taken)?;
+        taken.insert(address.clone(), sender);
+        Ok(Box::new(MemoryListener { address, backlog: AsyncMutex::new(backlog) }))
     }
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
@@ -65,9 +84,14 @@ impl Transport for Memory {
             Error::new(ErrorKind::Unreachable, "connect", format!("nobody listens at {address}"))
                 .mend("start the server first, in this process")
         };
-        let backlog = listeners().get(&address.host).cloned().ok_or_else(nobody)?;
+        let full = |_| {
+            Error::new(ErrorKind::Timeout, "connect", format!("{address} has {BACKLOG} links to accept"))
+                .mend("accept links faster, or raise connect_timeout_ms")
+        };
+        let backlog = listeners().get(address).cloned().ok_or_else(nobody)?;
         let (ours, theirs) = pair(&address.to_string());
-        backlog.send(theirs).await.map_err(|_| nobody())?;
+        let sent = tokio::time::timeout(options.connect_timeout(), backlog.send(theirs)).await;
+        sent.map_err(full)?.map_err(|_| nobody())?;
         Ok(ours)
     }
 }
@@ -145,6 +169,59 @@ impl MemoryLink {
         }
     }
 
+    /// Queues the chunks, and waits until the peer has taken them all.
+    async fn push_update(&self, update: Arc<Outgoing>) -> Result<SendReport> {
+        let started = Instant::now();
+        for (index, chunk) in update.chunks().iter().enumerate() {
+            let (header, _) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+            let loan = Arc::downgrade(&update);
+            self.push("send update", Frame::Chunk(header, loan, index), header.length()).await?;
+        }
+        let chunks = update.chunks().len() as u64;
+        if chunks > 0 {
+            self.flush().await?;
+        }
+        let payload = update.payload_bytes();
+        let wire = payload + chunks * HEADER_BYTES as u64;
+        Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+    }
+
+    async fn flush(&self) -> Result<()> {
+        let gone = || Error::closed("send update", "the link is closed");
+        let (taken, all_taken) = oneshot::channel();
+        tokio::select! {
+            biased;
+            () = self.ended() => Err(gone()),
+            flushed = async {
+                self.outbox.send(Frame::Flush(taken)).await.map_err(|_| gone())?;
+                all_taken.await.map_err(|_| gone())
+            } => flushed,
+        }
+    }
+
+    /// Hands a frame to the caller of `receive` or to the sink; a control message is returned.
+    fn take(&self, frame: Frame, sink: &dyn Sink) -> Option<Bytes> {
+        let count = |length: usize| {
+            self.received.fetch_add((HEADER_BYTES + length) as u64, Ordering::Relaxed);
+        };
+        match frame {
+            Frame::Control(message) => {
+                count(message.len());
+                return Some(message);
+            }
+            Frame::Chunk(header, loan, index) => {
+                let update = loan.upgrade();
+                if let Some((_, payload)) = update.as_ref().and_then(|u| u.frame(&u.chunks()[index])) {
+                    count(header.length());
+                    self.deliver(&header, &payload, sink);
+                }
+            }
+            // A sender that no longer waits has been cancelled: nobody to tell.
+            Frame::Flush(taken) => drop(taken.send(())),
+        }
+        None
+    }
+
     fn deliver(&self, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) {
         if let Some(mut target) = sink.place(&header.chunk) {
             target.bytes_mut().copy_from_slice(payload);
@@ -178,21 +255,11 @@ impl Link for MemoryLink {
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
-        let started = Instant::now();
-        let mut payload = 0;
-        for chunk in update.chunks() {
-            let bytes = update.payload(chunk);
-            let length = bytes.len();
-            tokio::select! {
-                biased;
-                () = update.cancel().cancelled() => return Err(SendReport::cancelled()),
-                sent = self.push("send update", Frame::Chunk(update.header(chunk), bytes), length) => sent?,
-            }
-            payload += length as u64;
+        tokio::select! {
+            biased;
+            () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+            report = self.push_update(Arc::new(update.clone())) => report,
         }
-        let chunks = update.chunks().len() as u64;
-        let wire = payload + chunks * HEADER_BYTES as u64;
-        Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
     }
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
@@ -204,13 +271,8 @@ impl Link for MemoryLink {
                 () = self.ended() => None,
             };
             let frame = frame.ok_or_else(|| Error::closed("receive", "the peer has closed the link"))?;
-            let length = match &frame {
-                Frame::Control(bytes) | Frame::Chunk(_, bytes) => HEADER_BYTES + bytes.len(),
-            };
-            self.received.fetch_add(length as u64, Ordering::Relaxed);
-            match frame {
-                Frame::Control(message) => return Ok(message),
-                Frame::Chunk(header, payload) => self.deliver(&header, &payload, sink),
+            if let Some(message) = self.take(frame, sink) {
+                return Ok(message);
             }
             tokio::task::yield_now().await;
         }

@@ -1,10 +1,10 @@
 //! An update on its way out: which bytes, in which order, in what chunks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::Bytes;
-use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash, Range, Ranges, HEADER_BYTES};
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash, Range, Ranges};
 use tokio::sync::Notify;
 
 /// What every chunk of an update says.
@@ -20,26 +20,40 @@ pub struct UpdateId {
     pub layout: LayoutHash,
 }
 
-/// Tells a sender to stop at once. Clones share the flag.
+/// Tells senders to stop at once, and takes the bytes back from them. Clones share the flag. One for each
+/// [`Outgoing`].
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<(AtomicBool, Notify)>);
+pub struct Cancel(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    cancelled: AtomicBool,
+    notify: Notify,
+    /// The loan of the arena, held here so that cancelling ends it whoever still holds the update.
+    loan: Mutex<Bytes>,
+}
 
 impl Cancel {
-    /// Stops the sender.
+    fn loan(&self) -> MutexGuard<'_, Bytes> {
+        self.0.loan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops the senders; the loan ends with the chunks they are in the middle of.
     pub fn cancel(&self) {
-        self.0 .0.store(true, Ordering::Release);
-        self.0 .1.notify_waiters();
+        self.0.cancelled.store(true, Ordering::Release);
+        *self.loan() = Bytes::new();
+        self.0.notify.notify_waiters();
     }
 
     /// Whether it was stopped.
     pub fn is_cancelled(&self) -> bool {
-        self.0 .0.load(Ordering::Acquire)
+        self.0.cancelled.load(Ordering::Acquire)
     }
 
     /// Waits until it is stopped.
     pub async fn cancelled(&self) {
         loop {
-            let notified = self.0 .1.notified();
+            let notified = self.0.notify.notified();
             if self.is_cancelled() {
                 return;
             }
@@ -66,7 +80,6 @@ impl ChunkRef {
 #[derive(Debug, Clone)]
 pub struct Outgoing {
     id: UpdateId,
-    bytes: Bytes,
     chunks: Arc<[ChunkRef]>,
     cancel: Cancel,
 }
@@ -88,7 +101,8 @@ impl Outgoing {
                 at = next;
             }
         }
-        Self { id, bytes, chunks: chunks.into(), cancel }
+        *cancel.loan() = bytes;
+        Self { id, chunks: chunks.into(), cancel }
     }
 
     /// The same update with other chunks of it, or in another order (for layers).
@@ -117,22 +131,20 @@ impl Outgoing {
         self.chunks.iter().map(|c| c.range.len()).sum()
     }
 
-    /// A chunk's payload, borrowed from the arena.
-    pub fn payload(&self, chunk: &ChunkRef) -> Bytes {
-        self.bytes.slice(chunk.range.start as usize..chunk.range.end as usize)
-    }
-
-    /// A chunk's header; the checksum is computed once, whoever asks first.
-    pub fn header(&self, chunk: &ChunkRef) -> FrameHeader {
+    /// A chunk's header and payload, the latter borrowed from the arena; `None` once cancelled. The checksum
+    /// is computed once, whoever asks first.
+    pub fn frame(&self, chunk: &ChunkRef) -> Option<(FrameHeader, Bytes)> {
+        let payload = self.payload(chunk)?;
         let UpdateId { job, round, sender, layout } = self.id;
         let (offset, length) = (chunk.range.start, chunk.range.len() as u32);
-        let sum = *chunk.checksum.get_or_init(|| checksum(&self.payload(chunk)));
-        FrameHeader::chunk(ChunkHeader { job, round, sender, layout, offset, length }, sum)
+        let sum = *chunk.checksum.get_or_init(|| checksum(&payload));
+        Some((FrameHeader::chunk(ChunkHeader { job, round, sender, layout, offset, length }, sum), payload))
     }
 
-    /// A chunk's header, encoded.
-    pub fn header_bytes(&self, chunk: &ChunkRef) -> [u8; HEADER_BYTES] {
-        self.header(chunk).encode()
+    fn payload(&self, chunk: &ChunkRef) -> Option<Bytes> {
+        let loan = self.cancel.loan();
+        let range = chunk.range.start as usize..chunk.range.end as usize;
+        (!self.cancel.is_cancelled() && range.end <= loan.len()).then(|| loan.slice(range))
     }
 }
 
@@ -151,17 +163,20 @@ mod tests {
         let cut: Vec<(u64, u64)> = update.chunks().iter().map(|c| (c.range.start, c.range.end)).collect();
         assert_eq!(cut, [(5, 16), (16, 30), (90, 96), (96, 100)]);
         assert_eq!(update.payload_bytes(), 35);
-        let header = update.header(&update.chunks()[3]);
+        let (header, payload) = update.frame(&update.chunks()[3]).unwrap();
         assert_eq!((header.chunk.offset, header.chunk.length), (96, 4));
-        assert_eq!(header.verify(&update.payload(&update.chunks()[3])), Ok(()));
+        assert_eq!(header.verify(&payload), Ok(()));
     }
 
     #[test]
-    fn cancel_is_shared() {
+    fn cancelling_ends_the_loan_though_the_update_lives() {
+        let arena = thalweg_arena::Arena::new(64).unwrap();
         let cancel = Cancel::default();
-        let update = Outgoing::new(id(), Bytes::new(), &Ranges::new(), 16, cancel.clone());
-        assert!(!update.cancel().is_cancelled());
+        let bytes = arena.lend(arena.range()).unwrap();
+        let update = Outgoing::new(id(), bytes, &Ranges::full(64), 16, cancel.clone());
+        assert!(arena.claim(arena.range()).is_err());
         cancel.cancel();
-        assert!(update.cancel().is_cancelled());
+        assert!(update.cancel().is_cancelled() && update.frame(&update.chunks()[0]).is_none());
+        assert!(arena.claim(arena.range()).is_ok());
     }
 }

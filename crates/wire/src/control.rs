@@ -108,6 +108,8 @@ pub enum Control {
     Ping {
         /// Returned in the answer: microseconds of the sender's clock.
         clock: u64,
+        /// Bytes of updates the sender has received so far: tells a slow receiver from a stuck one.
+        received: u64,
     },
     /// Answer to a ping.
     Pong {

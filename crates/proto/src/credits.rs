@@ -1,0 +1,139 @@
+//! Who may send an update now: staging memory is bounded, so it is granted out.
+//!
+//! First come, first served, with one exception: where several updates fit at once, senders known to be slow
+//! never hold all places, so that one slow link costs one place and not the round.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A sender is slow if its rate is below the median of all known rates by this factor.
+const SLOW: f64 = 4.0;
+
+/// Places in the staging area.
+#[derive(Debug, Clone)]
+pub struct Credits {
+    places: usize,
+    holders: BTreeSet<u32>,
+    queue: VecDeque<u32>,
+    rates: BTreeMap<u32, f64>,
+}
+
+impl Credits {
+    /// As many places as updates of `update` bytes fit into `budget` bytes, at least one.
+    pub fn new(budget: u64, update: u64) -> Self {
+        let places = usize::try_from(budget / update.max(1)).unwrap_or(usize::MAX).max(1);
+        Self { places, holders: BTreeSet::new(), queue: VecDeque::new(), rates: BTreeMap::new() }
+    }
+
+    /// No bound: updates are folded as they arrive.
+    pub fn unbounded() -> Self {
+        Self::new(u64::MAX, 1)
+    }
+
+    /// A sender wants a place. Asking twice changes nothing.
+    pub fn request(&mut self, sender: u32) {
+        if !self.holders.contains(&sender) && !self.queue.contains(&sender) {
+            self.queue.push_back(sender);
+        }
+    }
+
+    /// A sender needs its place no longer, or has gone.
+    pub fn release(&mut self, sender: u32) {
+        self.holders.remove(&sender);
+        self.queue.retain(|&s| s != sender);
+    }
+
+    /// What a sender's last update came with, in bytes a second.
+    pub fn measured(&mut self, sender: u32, rate: f64) {
+        self.rates.insert(sender, rate);
+    }
+
+    /// Whether a sender has a place.
+    pub fn holds(&self, sender: u32) -> bool {
+        self.holders.contains(&sender)
+    }
+
+    /// The next sender to let in, if there is a place for one.
+    pub fn grant(&mut self) -> Option<u32> {
+        if self.holders.len() >= self.places {
+            return None;
+        }
+        let slow = self.slow();
+        let slow_holders = self.holders.intersection(&slow).count();
+        let room_for_slow = self.places == 1 || slow_holders + 1 < self.places;
+        let others_wait = self.queue.iter().any(|s| !slow.contains(s));
+        let admissible = |s: &u32| room_for_slow || !others_wait || !slow.contains(s);
+        let at = self.queue.iter().position(admissible)?;
+        let sender = self.queue.remove(at)?;
+        self.holders.insert(sender);
+        Some(sender)
+    }
+
+    fn slow(&self) -> BTreeSet<u32> {
+        let mut rates: Vec<f64> = self.rates.values().copied().collect();
+        rates.sort_by(f64::total_cmp);
+        let median = rates.get(rates.len() / 2).copied().unwrap_or(0.0);
+        self.rates.iter().filter(|(_, &rate)| rate * SLOW < median).map(|(&s, _)| s).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grants(credits: &mut Credits) -> Vec<u32> {
+        std::iter::from_fn(|| credits.grant()).collect()
+    }
+
+    #[test]
+    fn small_updates_all_at_once_large_ones_a_few_at_a_time() {
+        let mut small = Credits::new(1000, 10);
+        let mut large = Credits::new(1000, 400);
+        for sender in 1..=9 {
+            small.request(sender);
+            large.request(sender);
+        }
+        assert_eq!(grants(&mut small), [1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert_eq!(grants(&mut large), [1, 2]);
+        large.release(2);
+        assert_eq!(grants(&mut large), [3]);
+    }
+
+    #[test]
+    fn an_update_larger_than_the_budget_still_gets_in_alone() {
+        let mut credits = Credits::new(10, 400);
+        credits.request(1);
+        credits.request(2);
+        assert_eq!(grants(&mut credits), [1]);
+    }
+
+    #[test]
+    fn slow_senders_leave_a_place_but_are_not_starved() {
+        let mut credits = Credits::new(2, 1);
+        for (sender, rate) in [(1, 1.0), (2, 1.0), (3, 100.0), (4, 100.0), (5, 100.0)] {
+            credits.measured(sender, rate);
+            credits.request(sender);
+        }
+        assert_eq!(grants(&mut credits), [1, 3], "slow 2 must wait while a fast one does");
+        credits.release(3);
+        assert_eq!(grants(&mut credits), [4]);
+        credits.release(1);
+        assert_eq!(grants(&mut credits), [2], "first in the queue again");
+        credits.release(4);
+        credits.release(5);
+        credits.request(1);
+        assert_eq!(grants(&mut credits), [1], "nobody else waits");
+    }
+
+    #[test]
+    fn asking_twice_and_leaving_the_queue() {
+        let mut credits = Credits::new(1, 1);
+        for sender in [1, 1, 2, 2, 3] {
+            credits.request(sender);
+        }
+        assert_eq!(grants(&mut credits), [1]);
+        credits.request(1);
+        credits.release(2);
+        credits.release(1);
+        assert_eq!(grants(&mut credits), [3]);
+    }
+}

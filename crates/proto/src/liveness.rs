@@ -1,0 +1,95 @@
+//! The one liveness rule: no progress for T ends a transfer, and T follows the measured rate.
+
+use crate::Time;
+
+/// Progress is this many more bytes: one packet's worth. A byte a second is none.
+const STEP: u64 = 1500;
+/// T is this many times what a step usually takes, within `floor` and `floor * CEILING`.
+const PATIENCE: u32 = 64;
+const CEILING: u32 = 12;
+
+/// Watches one direction of one peer.
+#[derive(Debug, Clone)]
+pub struct Liveness {
+    floor: Time,
+    last: Time,
+    gathered: u64,
+    usual: Option<Time>,
+}
+
+impl Liveness {
+    /// Starts watching at `now`; T is at least `floor`.
+    pub fn new(now: Time, floor: Time) -> Self {
+        Self { floor, last: now, gathered: 0, usual: None }
+    }
+
+    /// `bytes` more bytes came.
+    pub fn progress(&mut self, now: Time, bytes: u64) {
+        self.gathered = self.gathered.saturating_add(bytes);
+        if self.gathered < STEP {
+            return;
+        }
+        let steps = u32::try_from(self.gathered / STEP).unwrap_or(u32::MAX);
+        let took = now.saturating_sub(self.last) / steps;
+        self.usual = Some(self.usual.map_or(took, |usual| (usual * 7 + took) / 8));
+        self.gathered %= STEP;
+        self.last = now;
+    }
+
+    /// The peer said something, which counts as progress whatever its size.
+    pub fn heard(&mut self, now: Time) {
+        self.last = self.last.max(now);
+        self.gathered = 0;
+    }
+
+    /// T as it stands.
+    pub fn patience(&self) -> Time {
+        let followed = self.usual.map_or(self.floor, |usual| usual.saturating_mul(PATIENCE));
+        followed.clamp(self.floor, self.floor.saturating_mul(CEILING))
+    }
+
+    /// When the peer counts as dead, unless it makes progress before.
+    pub fn deadline(&self) -> Time {
+        self.last.saturating_add(self.patience())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Time = Time::from_secs(1);
+
+    #[test]
+    fn a_byte_a_second_is_no_progress() {
+        let mut live = Liveness::new(Time::ZERO, 10 * SECOND);
+        for second in 1..=9 {
+            live.progress(second * SECOND, 1);
+        }
+        assert_eq!(live.deadline(), 10 * SECOND);
+    }
+
+    #[test]
+    fn a_slow_link_that_moves_stays_alive_and_gets_more_patience() {
+        let mut live = Liveness::new(Time::ZERO, 10 * SECOND);
+        for second in 1..=60 {
+            live.progress(second * SECOND, STEP);
+            assert!(live.deadline() > second * SECOND);
+        }
+        assert_eq!(live.patience(), 64 * SECOND);
+    }
+
+    #[test]
+    fn a_fast_link_has_the_floor() {
+        let mut live = Liveness::new(Time::ZERO, 10 * SECOND);
+        live.progress(Time::from_millis(1), 1 << 20);
+        assert_eq!(live.patience(), 10 * SECOND);
+    }
+
+    #[test]
+    fn patience_has_a_ceiling() {
+        let mut live = Liveness::new(Time::ZERO, SECOND);
+        live.progress(1000 * SECOND, STEP);
+        assert_eq!(live.patience(), 12 * SECOND);
+    }
+}

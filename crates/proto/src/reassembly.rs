@@ -1,0 +1,137 @@
+//! What of one update has come, and when.
+
+use thalweg_wire::{Range, Ranges};
+
+use crate::{Span, Time};
+
+/// How a chunk fits into what is already there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// None of it is there: it may be received in place.
+    New,
+    /// Some of it is there, and must not be written over.
+    Part,
+    /// All of it is there, or it reaches beyond the update.
+    Nothing,
+}
+
+/// One update on its way in.
+#[derive(Debug, Clone)]
+pub struct Reassembly {
+    total: u64,
+    received: Ranges,
+    duplicates: u64,
+    corrupt: u64,
+    span: Option<Span>,
+}
+
+impl Reassembly {
+    /// Of an update of `total` bytes nothing has come.
+    pub fn new(total: u64) -> Self {
+        Self { total, received: Ranges::new(), duplicates: 0, corrupt: 0, span: None }
+    }
+
+    /// How the chunk of `range` fits.
+    pub fn fit(&self, range: Range) -> Fit {
+        if range.is_empty() || range.end > self.total || self.received.covers(range) {
+            return Fit::Nothing;
+        }
+        let missing = self.received.missing_in(range);
+        if missing.first() == Some(&range) {
+            Fit::New
+        } else {
+            Fit::Part
+        }
+    }
+
+    /// The chunk of `range` is in; returns what of it is new.
+    pub fn store(&mut self, now: Time, range: Range) -> Vec<Range> {
+        if range.end > self.total {
+            return Vec::new();
+        }
+        let fresh = self.received.insert(range);
+        if fresh.is_empty() {
+            self.duplicates += 1;
+        }
+        self.touch(now);
+        fresh
+    }
+
+    /// Bytes are arriving.
+    pub fn touch(&mut self, now: Time) {
+        let span = self.span.get_or_insert(Span { start: now, end: now });
+        span.end = span.end.max(now);
+    }
+
+    /// A chunk came damaged.
+    pub fn corrupt(&mut self) {
+        self.corrupt += 1;
+    }
+
+    /// A chunk came that nobody needed.
+    pub fn duplicate(&mut self) {
+        self.duplicates += 1;
+    }
+
+    /// What has not come.
+    pub fn holes(&self) -> Ranges {
+        self.received.holes(self.total)
+    }
+
+    /// Whether all has come.
+    pub fn is_whole(&self) -> bool {
+        self.received.bytes() == self.total
+    }
+
+    /// Bytes that have come.
+    pub fn bytes(&self) -> u64 {
+        self.received.bytes()
+    }
+
+    /// Fraction that has come, 0 to 1.
+    pub fn fraction(&self) -> f64 {
+        if self.total == 0 {
+            return 1.0;
+        }
+        self.received.bytes() as f64 / self.total as f64
+    }
+
+    /// Chunks that came more than once, and chunks that came damaged.
+    pub fn faults(&self) -> (u64, u64) {
+        (self.duplicates, self.corrupt)
+    }
+
+    /// When the first and the last byte came.
+    pub fn span(&self) -> Option<Span> {
+        self.span
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_new_from_part_from_known() {
+        let mut update = Reassembly::new(100);
+        assert_eq!(update.fit(Range::new(0, 10)), Fit::New);
+        assert_eq!(update.store(Time::from_secs(1), Range::new(0, 10)), [Range::new(0, 10)]);
+        assert_eq!(update.fit(Range::new(5, 15)), Fit::Part);
+        assert_eq!(update.fit(Range::new(2, 8)), Fit::Nothing);
+        assert_eq!(update.fit(Range::new(90, 101)), Fit::Nothing, "beyond the end");
+        assert_eq!(update.store(Time::from_secs(3), Range::new(5, 15)), [Range::new(10, 15)]);
+        assert_eq!(update.span(), Some(Span { start: Time::from_secs(1), end: Time::from_secs(3) }));
+        assert_eq!(update.holes().iter().collect::<Vec<_>>(), [Range::new(15, 100)]);
+    }
+
+    #[test]
+    fn counts_faults_and_ends_whole() {
+        let mut update = Reassembly::new(10);
+        update.store(Time::ZERO, Range::new(0, 10));
+        update.store(Time::ZERO, Range::new(0, 10));
+        update.corrupt();
+        assert_eq!(update.faults(), (1, 1));
+        assert!(update.is_whole());
+        assert!(Reassembly::new(0).is_whole());
+    }
+}

@@ -1,0 +1,503 @@
+//! One round: who takes part, how far each has come, and when it ends.
+
+use std::collections::BTreeMap;
+
+use thalweg_wire::Ranges;
+
+use crate::outcome::union_seconds;
+use crate::{Credits, Direction, Outcome, Participation, Reassembly, Span, State, Time, Transfer};
+
+/// What a client counts for that dies, or turns out bad, in the middle of its update.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Partial {
+    /// Nothing: updates are staged until they are whole.
+    #[default]
+    Discard,
+    /// What has arrived: chunks are folded on arrival, each with its own weight.
+    Keep,
+}
+
+/// What a round is asked to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RoundPlan {
+    /// Its number, from 1.
+    pub number: u32,
+    /// JSON object for the clients.
+    pub config: String,
+    /// Clients it wants.
+    pub expected: u32,
+    /// Whole updates that are enough.
+    pub enough: u32,
+    /// How long it may take; `None`: until nobody can deliver any more.
+    pub deadline: Option<Time>,
+    /// How long a lost client may take to come back.
+    pub grace: Time,
+}
+
+/// How a round that is over ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// With a mean.
+    Mean,
+    /// Without one, for this reason.
+    Failed(String),
+}
+
+/// One client's part.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    pub client: String,
+    pub instance: u64,
+    pub state: State,
+    /// When `state` was entered.
+    pub since: Time,
+    /// Its process has ended for good.
+    pub gone: bool,
+    pub samples: u64,
+    pub metrics: String,
+    pub reason: Option<String>,
+    pub incoming: Reassembly,
+    pub down: Transfer,
+    pub up: Transfer,
+}
+
+impl Part {
+    fn enter(&mut self, now: Time, state: State) {
+        self.state = state;
+        self.since = now;
+    }
+
+    fn is_settled(&self) -> bool {
+        matches!(self.state, State::Whole | State::Rejected)
+    }
+}
+
+/// A round under way.
+#[derive(Debug)]
+pub struct Round {
+    pub(crate) plan: RoundPlan,
+    pub(crate) started: Time,
+    pub(crate) parts: BTreeMap<u32, Part>,
+    pub(crate) credits: Credits,
+    total: u64,
+    partial: Partial,
+}
+
+impl Round {
+    /// A round of updates of `total` bytes begins.
+    pub fn new(now: Time, plan: RoundPlan, total: u64, partial: Partial, credits: Credits) -> Self {
+        Self { plan, started: now, parts: BTreeMap::new(), credits, total, partial }
+    }
+
+    /// Takes a client into the round, or takes it back in anew after it lost everything. Not if its update is
+    /// in already, was refused, or the round has all the clients it wants.
+    pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
+        let full =
+            self.parts.values().filter(|p| p.state != State::Lost).count() >= self.plan.expected as usize;
+        let number = self.plan.number;
+        match self.parts.get_mut(&sender) {
+            Some(part) if part.is_settled() || part.state == State::Staged => false,
+            Some(part) => {
+                part.instance = instance;
+                part.gone = false;
+                part.reason = None;
+                part.enter(now, State::Receiving);
+                if self.partial == Partial::Discard {
+                    part.incoming = Reassembly::new(self.total);
+                    self.credits.release(sender);
+                }
+                true
+            }
+            None if full => false,
+            None => {
+                let part = Part {
+                    client: client.into(),
+                    instance,
+                    state: State::Receiving,
+                    since: now,
+                    gone: false,
+                    samples: 0,
+                    metrics: "{}".into(),
+                    reason: None,
+                    incoming: Reassembly::new(self.total),
+                    down: Transfer::new(number, client, Direction::Down),
+                    up: Transfer::new(number, client, Direction::Up),
+                };
+                self.parts.insert(sender, part);
+                true
+            }
+        }
+    }
+
+    /// The client has the global model, since `span`.
+    pub(crate) fn received(&mut self, now: Time, sender: u32, span: Span, duplicates: u64) {
+        let total = self.total;
+        if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Receiving) {
+            part.enter(now, State::Training);
+            part.down.receive = Some(span);
+            part.down.bytes = total;
+            part.down.duplicates = duplicates;
+            part.down.complete = true;
+        }
+    }
+
+    /// The client's update is ready; it queues for a place.
+    pub(crate) fn offer(&mut self, now: Time, sender: u32, samples: u64, metrics: String) {
+        let Some(part) = self.parts.get_mut(&sender).filter(|p| !p.is_settled()) else { return };
+        part.samples = samples;
+        part.metrics = metrics;
+        part.enter(now, State::Offered);
+        self.credits.request(sender);
+        if self.credits.holds(sender) {
+            part.enter(now, State::Sending); // it kept its place while its link was broken
+        }
+    }
+
+    /// Clients that may send now, and what.
+    pub(crate) fn grants(&mut self, now: Time) -> Vec<(u32, Ranges)> {
+        let granted: Vec<u32> = std::iter::from_fn(|| self.credits.grant()).collect();
+        for sender in granted {
+            if let Some(part) = self.parts.get_mut(&sender) {
+                part.enter(now, State::Sending);
+            }
+        }
+        let fresh = self.parts.iter().filter(|(_, p)| p.state == State::Sending && p.since == now);
+        fresh.map(|(&sender, part)| (sender, part.incoming.holes())).collect()
+    }
+
+    /// All of the client's update has come. Staged updates still have to be folded.
+    pub(crate) fn arrived(&mut self, now: Time, sender: u32) {
+        let next = if self.partial == Partial::Discard { State::Staged } else { State::Whole };
+        let Some(part) = self.parts.get_mut(&sender) else { return };
+        part.enter(now, next);
+        if let Some(span) = part.incoming.span().filter(|s| s.end > s.start) {
+            let seconds = (span.end - span.start).as_secs_f64();
+            self.credits.measured(sender, self.total as f64 / seconds);
+        }
+        if next == State::Whole {
+            self.credits.release(sender);
+        }
+    }
+
+    /// The client's staged update is in the mean.
+    pub(crate) fn folded(&mut self, now: Time, sender: u32) {
+        if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Staged) {
+            part.enter(now, State::Whole);
+            self.credits.release(sender);
+        }
+    }
+
+    /// The client's link is gone. Its place is kept until the grace is over.
+    pub(crate) fn lost(&mut self, now: Time, sender: u32, reason: &str) {
+        let Some(part) = self.parts.get_mut(&sender) else { return };
+        if part.is_settled() || matches!(part.state, State::Staged | State::Lost) {
+            return;
+        }
+        if part.state == State::Sending {
+            part.up.resumed += 1;
+        }
+        part.reason = Some(reason.into());
+        part.enter(now, State::Lost);
+    }
+
+    /// The client is back with everything it had, and trains or has an update.
+    pub(crate) fn back(&mut self, now: Time, sender: u32) {
+        if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Lost) {
+            part.reason = None;
+            part.enter(now, State::Training);
+        }
+    }
+
+    /// The client's update is refused.
+    pub(crate) fn reject(&mut self, now: Time, sender: u32, reason: &str) {
+        if let Some(part) = self.parts.get_mut(&sender).filter(|p| !p.is_settled()) {
+            part.reason = Some(reason.into());
+            part.enter(now, State::Rejected);
+        }
+        self.credits.release(sender);
+    }
+
+    /// Lost clients whose grace is over give up their places; returns whose staging is to be dropped.
+    pub(crate) fn expire(&mut self, now: Time) -> Vec<u32> {
+        let grace = self.plan.grace;
+        let over = |p: &Part| p.state == State::Lost && (p.gone || now >= p.since + grace);
+        let expired: Vec<u32> = self.parts.iter().filter(|(_, p)| over(p)).map(|(&s, _)| s).collect();
+        let held: Vec<u32> = expired.iter().copied().filter(|&s| self.credits.holds(s)).collect();
+        expired.iter().for_each(|&s| self.credits.release(s));
+        if self.partial == Partial::Discard {
+            for sender in &held {
+                if let Some(part) = self.parts.get_mut(sender) {
+                    part.incoming = Reassembly::new(self.total);
+                }
+            }
+        }
+        held
+    }
+
+    /// Whether the round is over. `absent_since`: since when clients it wants have not shown up.
+    pub(crate) fn ending(&self, now: Time, absent_since: Time) -> Option<Ending> {
+        let count = |f: &dyn Fn(&Part) -> bool| self.parts.values().filter(|p| f(p)).count();
+        let whole = count(&|p| p.state == State::Whole);
+        if whole >= self.plan.expected as usize {
+            return Some(Ending::Mean);
+        }
+        if count(&|p| p.state == State::Staged) > 0 {
+            return None;
+        }
+        let overdue = self.deadline().is_some_and(|at| now >= at);
+        if !overdue && (count(&|p| self.may_deliver(p, now)) > 0 || self.may_appear(now, absent_since)) {
+            return None;
+        }
+        Some(self.settle(whole, overdue))
+    }
+
+    fn settle(&self, whole: usize, overdue: bool) -> Ending {
+        let (enough, expected) = (self.plan.enough as usize, self.plan.expected);
+        if whole >= enough.max(1) {
+            return Ending::Mean;
+        }
+        let when = match self.plan.deadline {
+            Some(limit) if overdue => format!("by the deadline of {} s", limit.as_secs_f64()),
+            _ => "and nobody is left who could send one".into(),
+        };
+        let reasons: Vec<String> = self.parts.values().filter_map(reason_of).collect();
+        Ending::Failed(format!(
+            "round {}: {whole} of {expected} updates came {when}, {enough} are needed{}{}",
+            self.plan.number,
+            if reasons.is_empty() { "" } else { ": " },
+            reasons.join(", ")
+        ))
+    }
+
+    fn may_deliver(&self, part: &Part, now: Time) -> bool {
+        match part.state {
+            State::Whole | State::Rejected | State::Partial | State::Late => false,
+            State::Lost => !part.gone && now < part.since + self.plan.grace,
+            _ => true,
+        }
+    }
+
+    fn may_appear(&self, now: Time, absent_since: Time) -> bool {
+        self.parts.len() < self.plan.expected as usize && now < absent_since + self.plan.grace
+    }
+
+    /// When the round ends at the latest.
+    pub(crate) fn deadline(&self) -> Option<Time> {
+        self.plan.deadline.map(|limit| self.started.saturating_add(limit))
+    }
+
+    /// The next time at which something changes by itself.
+    pub(crate) fn next_timeout(&self, now: Time, absent_since: Time) -> Option<Time> {
+        let grace = self.plan.grace;
+        let lost = self.parts.values().filter(|p| p.state == State::Lost && !p.gone).map(|p| p.since + grace);
+        let absent = self.may_appear(now, absent_since).then_some(absent_since + grace);
+        lost.chain(absent).chain(self.deadline()).filter(|&at| at > now).min()
+    }
+
+    /// The round is over.
+    pub(crate) fn outcome(mut self, now: Time, ending: &Ending) -> Outcome {
+        let keep = self.partial == Partial::Keep;
+        let parts: Vec<Part> =
+            std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep)).collect();
+        let transfers: Vec<Transfer> = parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
+        let transfers: Vec<Transfer> = transfers.into_iter().filter(|t| t.span().is_some()).collect();
+        let wire = |d| transfers.iter().filter(|t| t.direction == d).map(|t| t.wire_bytes).sum();
+        let whole = parts.iter().filter(|p| p.state == State::Whole).count();
+        Outcome {
+            round: self.plan.number,
+            expected: self.plan.expected,
+            complete: whole == self.plan.expected as usize,
+            failure: match ending {
+                Ending::Mean => None,
+                Ending::Failed(reason) => Some(reason.clone()),
+            },
+            span: Span { start: self.started, end: now },
+            communication_seconds: union_seconds(transfers.iter().filter_map(Transfer::span)),
+            bytes_down: wire(Direction::Down),
+            bytes_up: wire(Direction::Up),
+            participants: parts.iter().map(|p| participation(p, keep)).collect(),
+            transfers,
+        }
+    }
+}
+
+fn reason_of(part: &Part) -> Option<String> {
+    part.reason.as_ref().map(|reason| format!("{} {reason}", part.client))
+}
+
+fn close(mut part: Part, keep: bool) -> Part {
+    part.up.bytes = part.incoming.bytes();
+    part.up.receive = part.incoming.span();
+    (part.up.duplicates, part.up.corrupt) = part.incoming.faults();
+    part.up.complete = part.incoming.is_whole();
+    if part.state != State::Whole {
+        if keep && part.incoming.bytes() > 0 {
+            part.state = State::Partial;
+        } else if !matches!(part.state, State::Rejected | State::Lost) {
+            part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
+            part.state = State::Late;
+        }
+    }
+    part
+}
+
+fn doing(state: State) -> &'static str {
+    match state {
+        State::Receiving => "receiving the model",
+        State::Training => "training",
+        State::Offered => "waiting to send its update",
+        _ => "sending its update",
+    }
+}
+
+fn participation(part: &Part, keep: bool) -> Participation {
+    let counts = part.state == State::Whole || (keep && part.state == State::Partial);
+    Participation {
+        client: part.client.clone(),
+        state: part.state,
+        samples: part.samples,
+        metrics: part.metrics.clone(),
+        coverage: if counts { part.incoming.fraction() } else { 0.0 },
+        reason: part.reason.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_wire::Range;
+
+    const SECOND: Time = Time::from_secs(1);
+
+    fn round(expected: u32, enough: u32, deadline: Option<Time>, partial: Partial) -> Round {
+        let plan =
+            RoundPlan { number: 1, config: "{}".into(), expected, enough, deadline, grace: 10 * SECOND };
+        let mut round = Round::new(Time::ZERO, plan, 100, partial, Credits::unbounded());
+        for sender in 1..=expected {
+            assert!(round.assign(Time::ZERO, sender, &format!("c{sender}"), 7));
+        }
+        round
+    }
+
+    fn deliver(round: &mut Round, now: Time, sender: u32) {
+        round.offer(now, sender, 10, "{}".into());
+        assert!(round.grants(now).iter().any(|(s, _)| *s == sender));
+        if let Some(part) = round.parts.get_mut(&sender) {
+            part.incoming.store(now, Range::new(0, 100));
+        }
+        round.arrived(now, sender);
+        round.folded(now, sender);
+    }
+
+    #[test]
+    fn ends_complete_when_all_are_whole() {
+        let mut round = round(2, 1, None, Partial::Discard);
+        deliver(&mut round, SECOND, 1);
+        assert_eq!(round.ending(SECOND, Time::ZERO), None);
+        deliver(&mut round, 2 * SECOND, 2);
+        let ending = round.ending(2 * SECOND, Time::ZERO).unwrap();
+        let outcome = round.outcome(2 * SECOND, &ending);
+        assert!(outcome.complete);
+        assert_eq!(outcome.participants.len(), 2);
+    }
+
+    #[test]
+    fn ends_with_k_of_n_at_the_deadline_and_says_who_was_late() {
+        let mut round = round(3, 2, Some(5 * SECOND), Partial::Discard);
+        deliver(&mut round, SECOND, 1);
+        deliver(&mut round, SECOND, 2);
+        assert_eq!(round.ending(4 * SECOND, Time::ZERO), None);
+        let ending = round.ending(5 * SECOND, Time::ZERO).unwrap();
+        assert_eq!(ending, Ending::Mean);
+        let outcome = round.outcome(5 * SECOND, &ending);
+        assert!(!outcome.complete);
+        assert_eq!(outcome.participants[2].state, State::Late);
+        assert!(outcome.participants[2].reason.as_ref().unwrap().contains("receiving the model"));
+    }
+
+    #[test]
+    fn fails_below_k_with_the_reasons() {
+        let mut round = round(2, 2, None, Partial::Discard);
+        deliver(&mut round, SECOND, 1);
+        round.reject(SECOND, 2, "sent NaN in \"w\"");
+        let Some(Ending::Failed(reason)) = round.ending(SECOND, Time::ZERO) else { panic!("should fail") };
+        assert!(reason.contains("1 of 2") && reason.contains("c2 sent NaN"), "{reason}");
+    }
+
+    #[test]
+    fn a_lost_client_has_its_grace_and_a_gone_one_has_none() {
+        let mut round = round(2, 1, None, Partial::Discard);
+        deliver(&mut round, SECOND, 1);
+        round.lost(2 * SECOND, 2, "the link broke");
+        assert_eq!(round.ending(11 * SECOND, Time::ZERO), None);
+        assert_eq!(round.ending(12 * SECOND, Time::ZERO), Some(Ending::Mean));
+        round.parts.get_mut(&2).unwrap().gone = true;
+        assert_eq!(round.ending(3 * SECOND, Time::ZERO), Some(Ending::Mean));
+    }
+
+    #[test]
+    fn a_staged_update_is_waited_for_even_at_the_deadline() {
+        let mut round = round(1, 1, Some(SECOND), Partial::Discard);
+        round.offer(Time::ZERO, 1, 1, "{}".into());
+        round.grants(Time::ZERO);
+        round.arrived(SECOND, 1);
+        assert_eq!(round.ending(2 * SECOND, Time::ZERO), None);
+        round.folded(2 * SECOND, 1);
+        assert_eq!(round.ending(2 * SECOND, Time::ZERO), Some(Ending::Mean));
+    }
+
+    #[test]
+    fn keep_counts_what_came_and_discard_does_not() {
+        for (partial, state, coverage) in
+            [(Partial::Keep, State::Partial, 0.5), (Partial::Discard, State::Lost, 0.0)]
+        {
+            let mut round = round(2, 1, None, partial);
+            deliver(&mut round, SECOND, 1);
+            round.offer(SECOND, 2, 5, "{}".into());
+            round.grants(SECOND);
+            round.parts.get_mut(&2).unwrap().incoming.store(SECOND, Range::new(0, 50));
+            round.lost(SECOND, 2, "the link broke");
+            let outcome = round.outcome(20 * SECOND, &Ending::Mean);
+            assert_eq!(outcome.participants[1].state, state);
+            assert_eq!(outcome.participants[1].coverage, coverage);
+            assert!(!outcome.complete);
+        }
+    }
+
+    #[test]
+    fn the_same_process_resumes_and_a_new_one_starts_over() {
+        let mut round = round(1, 1, None, Partial::Discard);
+        round.offer(SECOND, 1, 5, "{}".into());
+        round.grants(SECOND);
+        round.parts.get_mut(&1).unwrap().incoming.store(SECOND, Range::new(0, 50));
+        round.lost(2 * SECOND, 1, "the link broke");
+        round.back(3 * SECOND, 1);
+        round.offer(4 * SECOND, 1, 5, "{}".into());
+        let wanted = round.grants(4 * SECOND);
+        assert_eq!(wanted[0].1.iter().collect::<Vec<_>>(), [Range::new(50, 100)]);
+        round.lost(5 * SECOND, 1, "the process died");
+        assert!(round.assign(6 * SECOND, 1, "c1", 8));
+        assert_eq!(round.parts[&1].incoming.bytes(), 0);
+    }
+
+    #[test]
+    fn after_the_grace_a_place_is_given_to_others() {
+        let mut round = round(2, 1, None, Partial::Discard);
+        round.credits = Credits::new(100, 100);
+        round.offer(SECOND, 1, 5, "{}".into());
+        round.offer(SECOND, 2, 5, "{}".into());
+        assert_eq!(round.grants(SECOND).len(), 1);
+        round.lost(2 * SECOND, 1, "the link broke");
+        assert_eq!(round.expire(5 * SECOND), Vec::<u32>::new());
+        assert_eq!(round.expire(12 * SECOND), [1]);
+        assert_eq!(round.grants(12 * SECOND)[0].0, 2);
+    }
+
+    #[test]
+    fn settled_clients_and_a_full_round_take_nobody() {
+        let mut round = round(1, 1, None, Partial::Discard);
+        assert!(!round.assign(SECOND, 2, "extra", 1));
+        deliver(&mut round, SECOND, 1);
+        assert!(!round.assign(SECOND, 1, "c1", 9));
+    }
+}

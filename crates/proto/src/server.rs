@@ -1,0 +1,922 @@
+//! The server's side: who is connected, what each is told, and the round they take part in.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use thalweg_wire::control::{
+    Challenge, Control, Hello, Holding, Interval, Nonce, Refusal, Welcome, MAX_HOLES, MAX_NAME, VERSIONS,
+};
+use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
+
+use crate::round::Part;
+use crate::{micros, Credits, Ending, Fit, Liveness, Outcome, Partial, Round, RoundPlan, Span, State, Time};
+
+/// A connection, numbered by the caller; never used twice.
+pub type LinkId = u64;
+
+/// How long chunks may trail behind the end of an update where a link does not keep their order.
+const SETTLE: Time = Time::from_millis(50);
+
+/// Decides whom to let in.
+pub trait Admission: Send {
+    /// Whether a proof of a token is wanted.
+    fn wants_token(&self) -> bool;
+    /// Checks a client's proof and certificate against the nonce it was sent.
+    ///
+    /// # Errors
+    /// Cause and mend, for the client's user.
+    fn admit(&self, link: LinkId, challenge: &Nonce, hello: &Hello) -> Result<(), String>;
+}
+
+/// What does not change during a job.
+pub struct ServerConfig {
+    /// The job's number, in every chunk.
+    pub job: u64,
+    /// Layout of the global model.
+    pub layout: Arc<Layout>,
+    /// Bytes of payload in a chunk.
+    pub chunk: u32,
+    /// What partial updates count.
+    pub partial: Partial,
+    /// Bytes of updates that may be staged at a time.
+    pub staging: u64,
+    /// Least time without progress that ends a link.
+    pub liveness: Time,
+    /// Most clients, ever.
+    pub max_clients: u32,
+}
+
+/// What a link has carried, as its counters say.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Traffic {
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
+    /// Bytes of payload copied.
+    pub copied: u64,
+    /// Segments retransmitted by the server.
+    pub retransmissions: Option<u64>,
+}
+
+/// Where a chunk goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Nowhere: late, duplicate or not of this job.
+    Nothing,
+    /// Nothing of it is there yet: straight into the sender's staged update, if it is staged.
+    New {
+        /// Whose it is.
+        sender: u32,
+    },
+    /// Part of it is there: aside first.
+    Part {
+        /// Whose it is.
+        sender: u32,
+    },
+}
+
+/// What to do with a chunk that has come.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored {
+    /// Whose it is.
+    pub sender: u32,
+    /// Its weight.
+    pub weight: f64,
+    /// What of it is new.
+    pub fresh: Vec<Range>,
+}
+
+/// What the caller has to do.
+#[derive(Debug)]
+pub enum Action {
+    /// Send a message.
+    Send {
+        /// To whom.
+        link: LinkId,
+        /// What.
+        message: Control,
+    },
+    /// Send `wanted` of the global model to all `links` in one call, then tell [`Server::sent`] of each.
+    SendUpdate {
+        /// To whom.
+        links: Vec<LinkId>,
+        /// The round.
+        round: u32,
+        /// Which ranges.
+        wanted: Ranges,
+    },
+    /// Stop sending the model of a round that is over to this link, and to the group it was sent to with.
+    CancelUpdate {
+        /// Whose.
+        link: LinkId,
+    },
+    /// Close a link, after what was to be sent on it.
+    Close {
+        /// Which.
+        link: LinkId,
+    },
+    /// Fold a staged update with this weight, free its staging, then tell [`Server::folded`].
+    Fold {
+        /// Whose.
+        sender: u32,
+        /// Weight.
+        weight: f64,
+    },
+    /// Free a staged update without folding it.
+    Unstage {
+        /// Whose.
+        sender: u32,
+    },
+    /// A client has joined or come back.
+    Joined {
+        /// Its name.
+        client: String,
+    },
+    /// A client's link has ended.
+    Left {
+        /// Its name.
+        client: String,
+        /// Why.
+        reason: String,
+    },
+    /// The round is over.
+    Ended(Box<Outcome>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Duty {
+    /// Ready for a round.
+    Idle,
+    /// Takes part in the current round.
+    Round,
+    /// Still busy with a round that is over.
+    Behind,
+}
+
+struct Member {
+    name: String,
+    instance: u64,
+    link: Option<LinkId>,
+    duty: Duty,
+    /// Its process has ended for good.
+    gone: bool,
+}
+
+struct LinkState {
+    nonce: Nonce,
+    ordered: bool,
+    opened: Time,
+    sender: Option<u32>,
+    live: Liveness,
+    /// The upload's progress is watched while one is granted.
+    upload: Option<Liveness>,
+    /// The download's progress, as the client's heartbeats tell it.
+    download: Option<Liveness>,
+    told: u64,
+    /// Server's clock minus the client's, in microseconds.
+    offset: i64,
+    traffic: Traffic,
+    base: Traffic,
+    sending: bool,
+    settle: Option<Time>,
+    pinged: Time,
+}
+
+/// The server's state machine.
+pub struct Server {
+    config: ServerConfig,
+    admission: Box<dyn Admission>,
+    members: BTreeMap<u32, Member>,
+    links: BTreeMap<LinkId, LinkState>,
+    round: Option<Round>,
+    rates: Credits,
+    actions: VecDeque<Action>,
+    absent_since: Option<Time>,
+    finished: Option<String>,
+}
+
+impl Server {
+    /// A server without clients.
+    pub fn new(config: ServerConfig, admission: Box<dyn Admission>) -> Self {
+        let rates = Credits::new(config.staging, config.layout.bytes());
+        Self {
+            config,
+            admission,
+            members: BTreeMap::new(),
+            links: BTreeMap::new(),
+            round: None,
+            rates,
+            actions: VecDeque::new(),
+            absent_since: None,
+            finished: None,
+        }
+    }
+
+    /// Clients that are connected.
+    pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
+        self.members.values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
+    }
+
+    /// Every participant's state and how much of its update has come, 0 to 1.
+    pub fn progress_report(&self) -> Vec<(String, State, f64)> {
+        let parts = self.round.iter().flat_map(|r| r.parts.values());
+        parts.map(|p| (p.client.clone(), p.state, p.incoming.fraction())).collect()
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// A link is up. `nonce` must be fresh random bytes.
+    pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
+        let live = Liveness::new(now, self.config.liveness);
+        let state = LinkState {
+            nonce,
+            ordered,
+            opened: now,
+            sender: None,
+            live,
+            upload: None,
+            download: None,
+            told: 0,
+            offset: 0,
+            traffic: Traffic::default(),
+            base: Traffic::default(),
+            sending: false,
+            settle: None,
+            pinged: now,
+        };
+        self.links.insert(link, state);
+        let token = self.admission.wants_token();
+        self.send(
+            link,
+            Control::Challenge(Challenge { versions: VERSIONS, nonce, token, clock: micros(now) }),
+        );
+    }
+
+    /// What the link's counters say now; to be told before [`Server::control`], [`Server::sent`] and
+    /// [`Server::closed`].
+    pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
+        if let Some(state) = self.links.get_mut(&link) {
+            state.traffic = traffic;
+        }
+    }
+
+    /// A message has come.
+    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
+        let Some(state) = self.links.get_mut(&link) else { return };
+        state.live.heard(now);
+        match (state.sender, message) {
+            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
+            (None, _) => self.refuse(link, Refusal::Protocol, "the first message must be a Hello"),
+            (Some(sender), message) => self.member_says(now, link, sender, message),
+        }
+        self.advance(now);
+    }
+
+    fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
+        match message {
+            Control::Ping { clock, received } => self.ping(now, link, clock, received),
+            Control::Pong { .. } => {}
+            Control::Received { round, received, duplicates } => {
+                self.received(now, link, sender, round, received, duplicates);
+            }
+            Control::Need { round, holes } => self.resend(link, round, holes),
+            Control::Offer { round, samples, layout, metrics } => {
+                let ours = self.config.layout.hash();
+                if layout == ours {
+                    self.offer(now, link, sender, round, samples, metrics);
+                } else {
+                    let reason = format!("offered layout {layout}, the model has {ours}; use the same model");
+                    self.reject(now, link, sender, round, &reason);
+                }
+            }
+            Control::End { round, sent, retransmissions } => {
+                self.end(now, link, sender, round, sent, retransmissions);
+            }
+            Control::Idle => self.idle(now, link, sender),
+            Control::Bye { reason } => self.bye(now, link, sender, &reason),
+            _ => self.refuse(link, Refusal::Protocol, "this message is the server's to send"),
+        }
+    }
+
+    fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
+        if let Some(state) = self.links.get_mut(&link) {
+            let more = received.saturating_sub(state.told);
+            state.told = received;
+            if let Some(live) = &mut state.download {
+                live.progress(now, more);
+            }
+        }
+        self.send(link, Control::Pong { clock });
+    }
+
+    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+        if let Err((code, reason)) = self.admissible(link, hello) {
+            return self.refuse(link, code, &reason);
+        }
+        let sender = self.enrol(now, link, hello);
+        let heartbeat = micros(self.heartbeat());
+        if let Some(state) = self.links.get_mut(&link) {
+            let (sent, heard) = (micros(state.opened), micros(now));
+            state.offset = ((sent + heard) / 2) as i64 - hello.clock as i64;
+            state.sender = Some(sender);
+        }
+        let layout = (*self.config.layout).clone();
+        let (job, chunk) = (self.config.job, self.config.chunk);
+        let liveness = micros(self.config.liveness);
+        self.send(link, Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness }));
+        self.actions.push_back(Action::Joined { client: hello.name.clone() });
+        self.resume(now, link, sender, hello);
+    }
+
+    fn admissible(&self, link: LinkId, hello: &Hello) -> Result<(), (Refusal, String)> {
+        if hello.version < VERSIONS.0 || hello.version > VERSIONS.1 {
+            let (low, high) = VERSIONS;
+            let reason =
+                format!("session version {} is not within {low}..={high}; use one release", hello.version);
+            return Err((Refusal::Version, reason));
+        }
+        if hello.name.is_empty() || hello.name.len() > MAX_NAME {
+            return Err((Refusal::Protocol, format!("a client's name must have 1 to {MAX_NAME} bytes")));
+        }
+        let nonce = self.links.get(&link).map_or([0; 32], |l| l.nonce);
+        self.admission.admit(link, &nonce, hello).map_err(|why| (Refusal::Authentication, why))?;
+        if let Some(reason) = &self.finished {
+            return Err((Refusal::Job, format!("the job is over: {reason}")));
+        }
+        let ours = self.config.layout.hash();
+        if let Some(theirs) = hello.layout.filter(|&l| l != ours) {
+            let reason = format!(
+                "client {:?} has layout {theirs}, the server {ours}: another model, or other shapes or dtypes; \
+                 use the same model at both ends",
+                hello.name
+            );
+            return Err((Refusal::Layout, reason));
+        }
+        let namesake = self.members.values().find(|m| m.name == hello.name);
+        if namesake.is_some_and(|m| m.link.is_some() && m.instance != hello.instance) {
+            let reason = format!("a client named {:?} is connected; choose another name", hello.name);
+            return Err((Refusal::Name, reason));
+        }
+        if namesake.is_none() && self.members.len() >= self.config.max_clients as usize {
+            return Err((Refusal::Job, format!("the job has its {} clients", self.config.max_clients)));
+        }
+        Ok(())
+    }
+
+    fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> u32 {
+        let known = self.members.iter().find(|(_, m)| m.name == hello.name).map(|(&s, m)| (s, m.link));
+        if let Some((sender, old)) = known {
+            if let Some(old) = old {
+                self.drop_link(now, old, "it connected anew");
+                self.actions.push_back(Action::Close { link: old });
+            }
+            if let Some(member) = self.members.get_mut(&sender) {
+                member.link = Some(link);
+                member.gone = false;
+            }
+            return sender;
+        }
+        let sender = self.members.keys().next_back().map_or(1, |s| s + 1);
+        let (name, instance) = (hello.name.clone(), hello.instance);
+        self.members
+            .insert(sender, Member { name, instance, link: Some(link), duty: Duty::Idle, gone: false });
+        sender
+    }
+
+    /// Goes on where a client that came back left off.
+    fn resume(&mut self, now: Time, link: LinkId, sender: u32, hello: &Hello) {
+        let Some(member) = self.members.get_mut(&sender) else { return };
+        let same = member.instance == hello.instance;
+        member.instance = hello.instance;
+        let current = self.round.as_ref().map(|r| r.plan.number);
+        match &hello.holding {
+            Holding::Round { round } if same && Some(*round) == current => {
+                self.go_on(now, link, sender, *round)
+            }
+            Holding::Model { round, holes } if same && Some(*round) == current => {
+                member.duty = Duty::Idle;
+                let holes = holes.clone();
+                self.assign(now, sender, Some(holes));
+            }
+            Holding::Round { round } if same => {
+                member.duty = Duty::Behind;
+                self.send(link, Control::Closed { round: *round });
+            }
+            _ => {
+                member.duty = Duty::Idle;
+                self.drop_staging_of(sender);
+                self.assign(now, sender, None);
+            }
+        }
+    }
+
+    fn go_on(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
+        let Some(round) = &mut self.round else { return };
+        let settled = round.parts.get(&sender).map(|p| (p.state, p.reason.clone()));
+        match settled {
+            Some((State::Whole | State::Staged, _)) => self.accept(link, sender, number),
+            Some((State::Rejected, reason)) => {
+                let reason = reason.unwrap_or_default();
+                self.set_duty(sender, Duty::Idle);
+                self.send(link, Control::Rejected { round: number, reason });
+            }
+            _ => {
+                round.back(now, sender);
+                self.set_duty(sender, Duty::Round);
+            }
+        }
+    }
+
+    fn drop_staging_of(&mut self, sender: u32) {
+        let staged = |r: &Round| {
+            r.credits.holds(sender) && r.parts.get(&sender).is_some_and(|p| p.state != State::Staged)
+        };
+        if self.config.partial == Partial::Discard && self.round.as_ref().is_some_and(staged) {
+            self.actions.push_back(Action::Unstage { sender });
+        }
+    }
+
+    /// Begins a round with everybody who is ready.
+    ///
+    /// # Errors
+    /// If one is under way.
+    pub fn start_round(&mut self, now: Time, plan: RoundPlan) -> Result<(), String> {
+        if let Some(round) = &self.round {
+            return Err(format!("round {} is still under way", round.plan.number));
+        }
+        self.absent_since.get_or_insert(now);
+        let total = self.config.layout.bytes();
+        let credits = match self.config.partial {
+            Partial::Discard => self.rates.clone(),
+            Partial::Keep => Credits::unbounded(),
+        };
+        self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
+        let ready: Vec<u32> =
+            self.members.iter().filter(|(_, m)| m.link.is_some()).map(|(&s, _)| s).collect();
+        let links: Vec<LinkId> = ready.iter().filter_map(|&s| self.enlist(now, s)).collect();
+        self.send_model(now, links, Ranges::full(total));
+        self.advance(now);
+        Ok(())
+    }
+
+    /// Takes one client into the round; returns its link.
+    fn enlist(&mut self, now: Time, sender: u32) -> Option<LinkId> {
+        let round = self.round.as_mut()?;
+        let member = self.members.get_mut(&sender).filter(|m| m.duty == Duty::Idle)?;
+        let link = member.link?;
+        if !round.assign(now, sender, &member.name, member.instance) {
+            return None;
+        }
+        member.duty = Duty::Round;
+        let (number, config) = (round.plan.number, round.plan.config.clone());
+        self.send(link, Control::Begin { round: number, config });
+        Some(link)
+    }
+
+    /// Takes a late or returning client in; `holes`: what it lacks of the model, `None` all of it.
+    fn assign(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
+        let Some(link) = self.enlist(now, sender) else { return };
+        if holes.is_some() {
+            if let Some(part) = self.round.as_mut().and_then(|r| r.parts.get_mut(&sender)) {
+                part.down.resumed += 1;
+            }
+        }
+        let wanted = holes.unwrap_or_else(|| Ranges::full(self.config.layout.bytes()));
+        self.send_model(now, vec![link], wanted);
+    }
+
+    fn send_model(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
+        let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
+        for link in &links {
+            if let Some(state) = self.links.get_mut(link) {
+                state.sending = true;
+                state.base = state.traffic;
+                state.download = Some(Liveness::new(now, self.config.liveness));
+            }
+        }
+        if !links.is_empty() {
+            self.actions.push_back(Action::SendUpdate { links, round, wanted });
+        }
+    }
+
+    /// The model, or the part of it asked for, has been sent, or `Err` why not.
+    pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
+        let Some(state) = self.links.get_mut(&link) else { return };
+        state.sending = false;
+        let wire = state.traffic.sent.saturating_sub(state.base.sent);
+        let copied = state.traffic.copied.saturating_sub(state.base.copied);
+        let again = retransmitted(state.traffic, state.base);
+        let Some(sender) = state.sender else { return };
+        let part = self.part(sender, round);
+        if let Some(part) = part {
+            part.down.wire_bytes += wire;
+            part.down.copied += copied;
+            part.down.retransmissions = sum(part.down.retransmissions, again);
+            if let Ok(span) = &outcome {
+                part.down.extend_send(*span);
+            }
+        }
+        if let Ok(span) = outcome {
+            let sent = Interval { start: micros(span.start), end: micros(span.end) };
+            self.send(link, Control::End { round, sent, retransmissions: again });
+        }
+        self.advance(now);
+    }
+
+    fn resend(&mut self, link: LinkId, round: u32, holes: Ranges) {
+        let current = self.round.as_ref().is_some_and(|r| r.plan.number == round);
+        let Some(state) = self.links.get_mut(&link) else { return };
+        if current && !state.sending {
+            state.sending = true;
+            state.base = state.traffic;
+            self.actions.push_back(Action::SendUpdate { links: vec![link], round, wanted: holes });
+        }
+    }
+
+    fn received(&mut self, now: Time, link: LinkId, sender: u32, round: u32, at: Interval, duplicates: u64) {
+        let Some(state) = self.links.get_mut(&link) else { return };
+        state.download = None;
+        let span = on_our_clock(at, state.offset);
+        if let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) {
+            current.received(now, sender, span, duplicates);
+        }
+    }
+
+    fn offer(&mut self, now: Time, link: LinkId, sender: u32, round: u32, samples: u64, metrics: String) {
+        match self.round.as_mut().filter(|r| r.plan.number == round) {
+            None => self.send(link, Control::Closed { round }),
+            Some(current) => match current.parts.get(&sender).map(|p| p.state) {
+                None => self.send(link, Control::Closed { round }),
+                Some(State::Whole | State::Staged) => self.accept(link, sender, round),
+                Some(_) if samples == 0 => {
+                    self.reject(now, link, sender, round, "offered an update of 0 samples");
+                }
+                Some(_) => current.offer(now, sender, samples, metrics),
+            },
+        }
+    }
+
+    fn accept(&mut self, link: LinkId, sender: u32, round: u32) {
+        self.set_duty(sender, Duty::Idle);
+        self.send(link, Control::Accepted { round });
+    }
+
+    fn set_duty(&mut self, sender: u32, duty: Duty) {
+        if let Some(member) = self.members.get_mut(&sender) {
+            member.duty = duty;
+        }
+    }
+
+    /// Where a chunk goes.
+    pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> Place {
+        let Some((sender, part)) = self.uploading(link, chunk) else { return Place::Nothing };
+        let fit = part.incoming.fit(chunk.range());
+        part.incoming.touch(now);
+        match fit {
+            Fit::New => Place::New { sender },
+            Fit::Part => Place::Part { sender },
+            Fit::Nothing => {
+                part.incoming.duplicate();
+                Place::Nothing
+            }
+        }
+    }
+
+    fn uploading(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<(u32, &mut Part)> {
+        let ours = chunk.job == self.config.job && chunk.layout == self.config.layout.hash();
+        let sender = self.links.get(&link)?.sender.filter(|&s| ours && s == chunk.sender)?;
+        let part = self.part(sender, chunk.round)?;
+        (part.state == State::Sending).then_some((sender, part))
+    }
+
+    /// `bytes` more bytes of chunks have come on this link.
+    pub fn progress(&mut self, now: Time, link: LinkId, bytes: u64) {
+        if let Some(state) = self.links.get_mut(&link) {
+            state.live.progress(now, bytes);
+            if let Some(upload) = &mut state.upload {
+                upload.progress(now, bytes);
+            }
+        }
+    }
+
+    /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`).
+    /// Returns what of it is to be used; it must be used before the round's end is acted on.
+    pub fn stored(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        chunk: &ChunkHeader,
+        outcome: Result<(), Option<String>>,
+    ) -> Option<Stored> {
+        let (sender, part) = self.uploading(link, chunk)?;
+        match outcome {
+            Ok(()) => {
+                let weight = part.samples as f64;
+                let fresh = part.incoming.store(now, chunk.range());
+                if let Some(state) = self.links.get_mut(&link).filter(|l| l.settle.is_some()) {
+                    state.settle = Some(now + SETTLE);
+                }
+                Some(Stored { sender, weight, fresh })
+            }
+            Err(None) => {
+                part.incoming.corrupt();
+                None
+            }
+            Err(Some(reason)) => {
+                self.reject(now, link, sender, chunk.round, &reason);
+                self.advance(now);
+                None
+            }
+        }
+    }
+
+    fn end(&mut self, now: Time, link: LinkId, sender: u32, round: u32, sent: Interval, again: Option<u64>) {
+        let Some(state) = self.links.get_mut(&link) else { return };
+        let span = on_our_clock(sent, state.offset);
+        let (wire, copied) = upload_traffic(state);
+        let ordered = state.ordered;
+        let Some(part) = self.part(sender, round).filter(|p| p.state == State::Sending) else { return };
+        part.up.wire_bytes += wire;
+        part.up.copied += copied;
+        part.up.retransmissions = sum(part.up.retransmissions, again);
+        part.up.extend_send(span);
+        let whole = part.incoming.is_whole();
+        if let Some(state) = self.links.get_mut(&link) {
+            state.settle = (!whole && !ordered).then_some(now + SETTLE);
+        }
+        if whole || ordered {
+            self.conclude(now, link, sender, round);
+        }
+    }
+
+    /// All that was asked for was sent: either it is whole, or the rest is asked for.
+    fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
+        let Some(part) = self.part(sender, number) else { return };
+        let (holes, samples) = (part.incoming.holes(), part.samples);
+        if !holes.is_empty() {
+            self.send(link, Control::Grant { round: number, wanted: holes.first(MAX_HOLES) });
+            return;
+        }
+        if let Some(state) = self.links.get_mut(&link) {
+            state.upload = None;
+            state.settle = None;
+        }
+        if let Some(round) = &mut self.round {
+            round.arrived(now, sender);
+        }
+        if self.config.partial == Partial::Discard {
+            self.actions.push_back(Action::Fold { sender, weight: samples as f64 });
+        }
+        self.accept(link, sender, number);
+    }
+
+    /// A staged update is in the mean.
+    pub fn folded(&mut self, now: Time, sender: u32) {
+        if let Some(round) = &mut self.round {
+            round.folded(now, sender);
+        }
+        self.advance(now);
+    }
+
+    fn reject(&mut self, now: Time, link: LinkId, sender: u32, round: u32, reason: &str) {
+        self.drop_staging_of(sender);
+        if let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) {
+            current.reject(now, sender, reason);
+        }
+        if let Some(state) = self.links.get_mut(&link) {
+            state.upload = None;
+            state.settle = None;
+        }
+        self.set_duty(sender, Duty::Idle);
+        self.send(link, Control::Rejected { round, reason: reason.into() });
+    }
+
+    fn idle(&mut self, now: Time, _link: LinkId, sender: u32) {
+        if self.members.get(&sender).is_some_and(|m| m.duty == Duty::Behind) {
+            self.set_duty(sender, Duty::Idle);
+            self.assign(now, sender, None);
+        }
+    }
+
+    fn bye(&mut self, now: Time, link: LinkId, sender: u32, reason: &str) {
+        self.gone(sender);
+        self.drop_link(now, link, &format!("left: {reason}"));
+        self.actions.push_back(Action::Close { link });
+    }
+
+    fn gone(&mut self, sender: u32) {
+        if let Some(member) = self.members.get_mut(&sender) {
+            member.gone = true;
+        }
+        if let Some(part) = self.round.as_mut().and_then(|r| r.parts.get_mut(&sender)) {
+            part.gone = true;
+        }
+    }
+
+    /// A client's process has ended for good: nobody waits for it.
+    pub fn forget(&mut self, now: Time, client: &str) {
+        let found = self.members.iter().find(|(_, m)| m.name == client).map(|(&s, m)| (s, m.link));
+        if let Some((sender, link)) = found {
+            self.gone(sender);
+            if let Some(link) = link {
+                self.drop_link(now, link, "its process has ended");
+                self.actions.push_back(Action::Close { link });
+            }
+        }
+        self.advance(now);
+    }
+
+    /// A link has ended.
+    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
+        self.drop_link(now, link, reason);
+        self.advance(now);
+    }
+
+    fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
+        let Some(mut state) = self.links.remove(&link) else { return };
+        let Some(sender) = state.sender else { return };
+        let (wire, copied) = upload_traffic(&mut state);
+        let current = self.members.get_mut(&sender).filter(|m| m.link == Some(link));
+        let Some(member) = current else { return };
+        member.link = None;
+        let client = member.name.clone();
+        if !member.gone && self.absent_since.is_some() {
+            self.absent_since = Some(now);
+        }
+        if let Some(round) = &mut self.round {
+            if let Some(part) = round.parts.get_mut(&sender).filter(|p| p.state == State::Sending) {
+                part.up.wire_bytes += wire;
+                part.up.copied += copied;
+            }
+            round.lost(now, sender, reason);
+        }
+        self.actions.push_back(Action::Left { client, reason: reason.into() });
+    }
+
+    /// The job is over: everybody is told, nobody is let in any more.
+    pub fn finish(&mut self, now: Time, reason: &str) {
+        self.finished = Some(reason.into());
+        for link in self.links.keys().copied().collect::<Vec<_>>() {
+            self.actions.push_back(Action::CancelUpdate { link });
+            self.send(link, Control::Bye { reason: reason.into() });
+            self.actions.push_back(Action::Close { link });
+        }
+        self.advance(now);
+    }
+
+    /// When [`Server::timeout`] wants to be called at the latest.
+    pub fn poll_timeout(&self, now: Time) -> Option<Time> {
+        let links = self.links.values().flat_map(|l| self.link_times(l));
+        let absent = self.absent_since.unwrap_or(now);
+        let round = self.round.as_ref().and_then(|r| r.next_timeout(now, absent));
+        links.chain(round).min()
+    }
+
+    fn link_times(&self, link: &LinkState) -> impl Iterator<Item = Time> {
+        let ping = link.sender.map(|_| link.pinged + self.heartbeat());
+        let transfers = link.upload.iter().chain(&link.download).map(Liveness::deadline);
+        let times: Vec<Time> =
+            transfers.chain(ping).chain(link.settle).chain([link.live.deadline()]).collect();
+        times.into_iter()
+    }
+
+    fn heartbeat(&self) -> Time {
+        self.config.liveness / 4
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Time) {
+        for link in self.links.keys().copied().collect::<Vec<_>>() {
+            self.link_timeout(now, link);
+        }
+        self.advance(now);
+    }
+
+    fn link_timeout(&mut self, now: Time, link: LinkId) {
+        let heartbeat = self.heartbeat();
+        let Some(state) = self.links.get_mut(&link) else { return };
+        let stuck = [
+            (Some(&state.live), "it says nothing"),
+            (state.upload.as_ref(), "its update makes no progress"),
+            (state.download.as_ref(), "it does not take the model"),
+        ];
+        let stuck = stuck
+            .iter()
+            .find_map(|(live, what)| live.filter(|l| now >= l.deadline()).map(|l| (l.patience(), *what)));
+        if let Some((patience, what)) = stuck {
+            let reason = format!("no progress for {:.1} s: {what}", patience.as_secs_f64());
+            return self.expel(now, link, Refusal::Liveness, &reason);
+        }
+        if state.sender.is_some() && now >= state.pinged + heartbeat {
+            state.pinged = now;
+            self.send(link, Control::Ping { clock: micros(now), received: 0 });
+        }
+        self.settle(now, link);
+    }
+
+    fn settle(&mut self, now: Time, link: LinkId) {
+        let Some(state) = self.links.get_mut(&link) else { return };
+        let Some(sender) = state.sender.filter(|_| state.settle.is_some_and(|at| now >= at)) else { return };
+        state.settle = None;
+        if let Some(number) = self.round.as_ref().map(|r| r.plan.number) {
+            self.conclude(now, link, sender, number);
+        }
+    }
+
+    fn expel(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
+        self.refuse(link, code, reason);
+        self.drop_link(now, link, reason);
+    }
+
+    fn refuse(&mut self, link: LinkId, code: Refusal, reason: &str) {
+        self.send(link, Control::Refused { code, reason: reason.into() });
+        self.actions.push_back(Action::Close { link });
+    }
+
+    fn send(&mut self, link: LinkId, message: Control) {
+        self.actions.push_back(Action::Send { link, message });
+    }
+
+    fn part(&mut self, sender: u32, round: u32) -> Option<&mut Part> {
+        self.round.as_mut().filter(|r| r.plan.number == round)?.parts.get_mut(&sender)
+    }
+
+    /// What follows from the state alone: expired places, new grants, the round's end.
+    fn advance(&mut self, now: Time) {
+        let Some(round) = &mut self.round else { return };
+        let expired = round.expire(now);
+        let (number, grants) = (round.plan.number, round.grants(now));
+        let ending = round.ending(now, self.absent_since.unwrap_or(now));
+        if self.config.partial == Partial::Discard {
+            self.actions.extend(expired.into_iter().map(|sender| Action::Unstage { sender }));
+        }
+        for (sender, wanted) in grants {
+            self.grant(now, sender, number, &wanted);
+        }
+        if let Some(ending) = ending {
+            self.end_round(now, &ending);
+        }
+    }
+
+    fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges) {
+        let Some(link) = self.members.get(&sender).and_then(|m| m.link) else { return };
+        let Some(state) = self.links.get_mut(&link) else { return };
+        if state.upload.is_none() {
+            state.upload = Some(Liveness::new(now, self.config.liveness));
+            state.base = state.traffic;
+            self.send(link, Control::Grant { round, wanted: wanted.first(MAX_HOLES) });
+        }
+    }
+
+    fn end_round(&mut self, now: Time, ending: &Ending) {
+        let Some(round) = self.round.take() else { return };
+        let number = round.plan.number;
+        self.rates = round.credits.clone();
+        for (&sender, part) in &round.parts {
+            self.rates.release(sender);
+            let unfinished = !matches!(part.state, State::Whole | State::Rejected);
+            if unfinished && self.config.partial == Partial::Discard && part.incoming.bytes() > 0 {
+                self.actions.push_back(Action::Unstage { sender });
+            }
+            let Some(member) = self.members.get_mut(&sender).filter(|m| m.duty == Duty::Round) else {
+                continue;
+            };
+            member.duty = Duty::Behind;
+            if let Some(link) = member.link {
+                if let Some(state) = self.links.get_mut(&link) {
+                    (state.upload, state.download, state.settle) = (None, None, None);
+                }
+                self.actions.push_back(Action::CancelUpdate { link });
+                self.actions.push_back(Action::Send { link, message: Control::Closed { round: number } });
+            }
+        }
+        self.actions.push_back(Action::Ended(Box::new(round.outcome(now, ending))));
+    }
+}
+
+fn upload_traffic(state: &mut LinkState) -> (u64, u64) {
+    let wire = state.traffic.received.saturating_sub(state.base.received);
+    let copied = state.traffic.copied.saturating_sub(state.base.copied);
+    state.base = state.traffic;
+    (wire, copied)
+}
+
+fn retransmitted(now: Traffic, base: Traffic) -> Option<u64> {
+    Some(now.retransmissions?.saturating_sub(base.retransmissions.unwrap_or(0)))
+}
+
+fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
+    match (a, b) {
+        (None, None) => None,
+        (a, b) => Some(a.unwrap_or(0) + b.unwrap_or(0)),
+    }
+}
+
+fn on_our_clock(at: Interval, offset: i64) -> Span {
+    let shift = |t: u64| Time::from_micros(t.saturating_add_signed(offset));
+    Span { start: shift(at.start), end: shift(at.end) }
+}
