@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,7 @@ DAMAGED: Final = (
     RecursionError,
     TypeError,
     ValueError,
+    struct.error,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -28,4 +29,4 @@ def load(root: Path | None) -> Split:
     labels = table[:, -1].astype(np.int64)
     whole = Dataset("mnist", images, labels, 10, (MEAN,) * 3, (STD,) * 3, augment=True, flip=False)
     train, test = stratified_split(labels, TEST_FRACTION, SPLIT_SEED)
-    return whole.subset(train), whole.subset(test)
+    return whole.subset(train), replace(whole.subset(test), augment=False)

@@ -50,6 +50,6 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, *, flip: bool) -> 
 def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
     """Return (images / 255 - mean) / std for each channel, float32, channels-last in memory."""
     scaled = images.to(torch.float32, memory_format=torch.channels_last)
-    offset = torch.tensor(mean).mul_(255).view(1, -1, 1, 1)
-    factor = torch.tensor(std).mul_(255).reciprocal_().view(1, -1, 1, 1)
+    offset = torch.tensor(mean, dtype=torch.float32).mul_(255).view(1, -1, 1, 1)
+    factor = torch.tensor(std, dtype=torch.float32).mul_(255).reciprocal_().view(1, -1, 1, 1)
     return scaled.sub_(offset).mul_(factor)
