@@ -1,0 +1,116 @@
+"""Facts of the machine and of this installation, read from where the system keeps them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+PACKAGES: Final = ("numpy", "pyarrow", "pydantic", "safetensors", "torch", "torchvision")
+SECRET_OPTIONS: Final = ("token", "secret", "password", "key")
+_TCP: Final = Path("/proc/sys/net/ipv4")
+_CORE: Final = Path("/proc/sys/net/core")
+
+
+def read_text(path: Path) -> str | None:
+    """Return what a file of the system says, or None where it is not."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def cores() -> int:
+    """Return the cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def peak_rss_bytes(pid: int | None = None) -> int | None:
+    """Return the most memory that a living process has had resident, or None where the system does not say."""
+    status = read_text(Path(f"/proc/{pid or 'self'}/status")) or ""
+    line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
+
+
+def memory_bytes() -> dict[str, int]:
+    """Return the machine's ``total`` and ``available`` memory."""
+    lines = (read_text(Path("/proc/meminfo")) or "").splitlines()
+    table = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    names = {"total": "MemTotal", "available": "MemAvailable"}
+    return {name: table[key] for name, key in names.items() if key in table}
+
+
+def cpu_model() -> str:
+    """Return the name of the processor."""
+    lines = (read_text(Path("/proc/cpuinfo")) or "").splitlines()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model", "cpu model")))
+    return next(named, platform.processor() or platform.machine())
+
+
+def congestion_controls() -> tuple[str | None, list[str]]:
+    """Return the system's TCP congestion control, and those it has."""
+    available = read_text(_TCP / "tcp_available_congestion_control") or ""
+    return read_text(_TCP / "tcp_congestion_control"), available.split()
+
+
+def socket_buffers() -> dict[str, list[int] | int | None]:
+    """Return the kernel's bounds of socket buffers in bytes: tcp_* are minimum, default, maximum."""
+    found: dict[str, list[int] | int | None] = {}
+    for name in ("tcp_wmem", "tcp_rmem"):
+        text = read_text(_TCP / name)
+        found[name] = None if text is None else [int(number) for number in text.split()]
+    for name in ("wmem_max", "rmem_max"):
+        text = read_text(_CORE / name)
+        found[name] = None if text is None else int(text)
+    return found
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that matter; None for those that are not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def build() -> dict[str, Any]:
+    """Return the version, commit, compiler and target of the compiled core."""
+    from thalweg import _core
+
+    info: dict[str, Any] = json.loads(_core.build_info())
+    return info
+
+
+def facts() -> dict[str, Any]:
+    """Return what of the machine a run's numbers depend on."""
+    return {
+        "kernel": f"{platform.system()} {platform.release()}",
+        "machine": {
+            "architecture": platform.machine(),
+            "cpu": cpu_model(),
+            "cores": cores(),
+            "memory_bytes": memory_bytes().get("total"),
+        },
+        "versions": versions(),
+    }
+
+
+def command_line(argv: Sequence[str] = sys.argv) -> list[str]:
+    """Return the command line without the values of options that name secrets."""
+    shown: list[str] = []
+    hide = False
+    for word in argv:
+        option, equals, _ = word.partition("=")
+        secret = option.startswith("--") and any(name in option for name in SECRET_OPTIONS)
+        shown.append("***" if hide else f"{option}=***" if secret and equals else word)
+        hide = secret and not equals
+    return shown

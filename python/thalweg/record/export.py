@@ -1,0 +1,106 @@
+"""Records in other formats."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.errors import PlanError, RecordError
+from thalweg.record.folder import Record
+from thalweg.record.tables import TABLES, rows, write_parquet
+
+
+def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
+    """Write ``record`` as ``csv``, ``json``, ``pickle`` or ``parquet`` and return the files.
+
+    ``output`` is a folder for csv and parquet, else a file; without it they go into the record. Parquet tables
+    are otherwise written when a run ends; this makes those of a run that was killed.
+    Raises PlanError for another format and RecordError if it cannot be written.
+    """
+    if form not in FORMATS:
+        raise PlanError(f"unknown format {form!r}", f"Give one of {', '.join(FORMATS)}")
+    try:
+        return FORMATS[form](record, output)
+    except OSError as error:
+        raise RecordError(f"cannot export {record.path}: {error}", "Give another place with --output") from error
+
+
+def _csv(record: Record, output: Path | None) -> list[Path]:
+    folder = _folder(record, output)
+    paths = []
+    for name, columns in TABLES.items():
+        path = folder / f"{name}.csv"
+        with path.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, [column.name for column in columns])
+            writer.writeheader()
+            writer.writerows(rows(name, record.entries))
+        paths.append(path)
+    return paths
+
+
+def _json(record: Record, output: Path | None) -> list[Path]:
+    content = {
+        "manifest": record.manifest,
+        "plan": record.plan.model_dump(),
+        **{name: rows(name, record.entries) for name in TABLES},
+    }
+    path = output or record.path / "record.json"
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return [path]
+
+
+def _pickle(record: Record, output: Path | None) -> list[Path]:
+    """Write what FedComm's own code leaves behind, under its keys, for scripts made for that.
+
+    Accuracy is in percent. Retransmissions, which FedComm section III.C step 8 promises and its code leaves out,
+    are the senders' sum in each round, or None where nobody counts them.
+    """
+    entries = record.entries
+    content: dict[str, list[Any]] = {
+        "training_time": [entry["seconds"] for entry in entries],
+        "test_acc_record": [_percent(entry["accuracy"]) for entry in entries],
+        "communication_time": [
+            entry["communication_seconds"]
+            if entry["fedcomm_communication_seconds"] is None
+            else entry["fedcomm_communication_seconds"]
+            for entry in entries
+        ],
+        "retransmissions": [_retransmissions(entry) for entry in entries],
+    }
+    path = output or record.path / "fedcomm.pkl"
+    with path.open("wb") as stream:
+        pickle.dump(content, stream, protocol=4)
+    return [path]
+
+
+def _parquet(record: Record, output: Path | None) -> list[Path]:
+    folder = _folder(record, output)
+    write_parquet(folder, record.entries)
+    return [folder / f"{name}.parquet" for name in TABLES]
+
+
+def _folder(record: Record, output: Path | None) -> Path:
+    folder = output or record.path
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _percent(accuracy: float | None) -> float | None:
+    return None if accuracy is None else 100 * accuracy
+
+
+def _retransmissions(entry: Mapping[str, Any]) -> int | None:
+    counted = [t["retransmissions"] for t in entry["transfers"] if t["retransmissions"] is not None]
+    return sum(counted) if counted else None
+
+
+FORMATS: Final[Mapping[str, Callable[[Record, Path | None], list[Path]]]] = {
+    "csv": _csv,
+    "json": _json,
+    "pickle": _pickle,
+    "parquet": _parquet,
+}

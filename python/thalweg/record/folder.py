@@ -1,0 +1,211 @@
+"""A run's record: the folder that it leaves behind.
+
+==========================  ====================================================================================
+``plan.toml``               the plan as run, defaults and command line included
+``manifest.json``           commit, versions, kernel, congestion control, machine, seed, begin, end, how it ended
+``journal.jsonl``           a line a round, written through before the next round; the tables are made from it
+``rounds.parquet``          a row a round
+``transfers.parquet``       a row a round, client and direction
+``participants.parquet``    a row a round and client
+``log.txt``                 what happened when
+``checkpoint.safetensors``  the global model of the last round that was check-pointed
+==========================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import machine
+from thalweg.errors import RecordError
+from thalweg.plan import Plan
+from thalweg.record import checkpoint, tables
+from thalweg.record.journal import Journal, read
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PLAN: Final = "plan.toml"
+MANIFEST: Final = "manifest.json"
+JOURNAL: Final = "journal.jsonl"
+LOG: Final = "log.txt"
+CHECKPOINT: Final = "checkpoint.safetensors"
+
+
+class Record:
+    """A run's record that can be read. ``RunRecord`` is one that is being written."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the record in folder ``path``. Raises RecordError if it is none."""
+        self.path = path
+        if not (path / PLAN).is_file():
+            raise RecordError(f"{path} is not the record of a run: it has no {PLAN}", "Name a folder below runs/")
+        self.plan = Plan.load(path / PLAN)
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What the run's numbers depend on."""
+        try:
+            manifest: dict[str, Any] = json.loads((self.path / MANIFEST).read_text())
+        except (OSError, ValueError) as error:
+            raise RecordError(f"cannot read {self.path / MANIFEST}: {error}", "Restore it from a copy") from error
+        return manifest
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The rounds so far, as ``tables.entry`` makes them."""
+        return read(self.path / JOURNAL)
+
+    @property
+    def checkpoint_round(self) -> int | None:
+        """The round of the checkpoint, or None."""
+        return checkpoint.round_of(self.path / CHECKPOINT)
+
+
+class RunRecord(Record):
+    """A record that this process writes. Use ``create`` or ``resume``; end with ``finish``."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        """Open the record for writing; keep rounds up to ``keep``."""
+        super().__init__(path)
+        self._journal = Journal(path / JOURNAL, keep)
+
+    @classmethod
+    def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
+        """Make the folder of a new run. ``facts`` join the manifest. Raises RecordError."""
+        path = Path(plan.record.folder) / _folder_name(plan)
+        try:
+            path.mkdir(parents=True)
+            (path / PLAN).write_text(plan.to_toml())
+            _write_json(path / MANIFEST, {**_manifest(plan), **facts})
+        except OSError as error:
+            raise RecordError(
+                f"cannot make the record {path}: {error.strerror}", "Give another folder with --record"
+            ) from error
+        return cls(path, keep=0)
+
+    @classmethod
+    def resume(cls, path: Path, plan: Plan) -> RunRecord:
+        """Open a record to go on from its checkpoint with ``plan``.
+
+        Rounds after the checkpoint are dropped, for they are run again. Raises RecordError if there is no
+        checkpoint, nothing is left to do, or ``plan`` would make another experiment of it.
+        """
+        old = Record(path)
+        differences = old.plan.differences(plan)
+        if differences:
+            raise RecordError(
+                f"the plan differs from that of {path} (there, here) in {'; '.join(differences)}",
+                "Take these back, or start a new run",
+            )
+        done = old.checkpoint_round
+        if done is None:
+            raise RecordError(f"{path} has no checkpoint", "Start the run anew")
+        if done >= plan.job.rounds:
+            raise RecordError(f"all {done} rounds of {path} are done", f"Ask for more with --rounds {done + 1}")
+        record = cls(path, keep=done)
+        try:
+            (path / PLAN).write_text(plan.to_toml())
+        except OSError as error:
+            raise RecordError(f"cannot write {path / PLAN}: {error.strerror}", "Correct its permissions") from error
+        record.plan = plan
+        record.note(status="running", resumed_after_round=done)
+        return record
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The rounds so far."""
+        return self._journal.entries
+
+    @property
+    def log_path(self) -> Path:
+        """The log; client processes append to it as well."""
+        return self.path / LOG
+
+    def log(self, text: str) -> None:
+        """Append a line with the time to the log. Raises RecordError."""
+        try:
+            with self.log_path.open("a") as stream:
+                stream.write(f"{_now()} {text}\n")
+        except OSError as error:
+            raise RecordError(f"cannot write {self.log_path}: {error.strerror}", "Make room") from error
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Keep a round. Raises RecordError."""
+        self._journal.append(entry)
+
+    def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> None:
+        """Make the global model of round ``number`` the checkpoint. Raises RecordError; the last one stays."""
+        checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
+
+    def restore(self, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> int:
+        """Read the checkpoint into ``arena`` and return its round. Raises RecordError."""
+        return checkpoint.read(self.path / CHECKPOINT, layout, arena)
+
+    def note(self, **facts: object) -> None:
+        """Add facts to the manifest. Raises RecordError."""
+        manifest = {**self.manifest, **facts}
+        try:
+            _write_json(self.path / MANIFEST, manifest)
+        except OSError as error:
+            raise RecordError(f"cannot write {self.path / MANIFEST}: {error.strerror}", "Make room") from error
+
+    def finish(self, status: str) -> None:
+        """Write the tables and how the run ended: complete, failed or interrupted. Raises RecordError."""
+        try:
+            tables.write_parquet(self.path, self.entries)
+            self.note(status=status, ended=_now())
+        except OSError as error:
+            raise RecordError(
+                f"cannot write the tables of {self.path}: {error}; its journal is whole",
+                f"Make room, then: thalweg export {self.path}",
+            ) from error
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give the record free as it is, for another process to go on with. ``finish`` does so too."""
+        self._journal.close()
+
+
+def _folder_name(plan: Plan) -> str:
+    date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.model.name)
+    return f"{date}-{model}-{plan.scheme}-{secrets.token_hex(3)}"
+
+
+def _manifest(plan: Plan) -> dict[str, Any]:
+    system, _ = machine.congestion_controls()
+    layers = plan.layers.model_dump(exclude_none=True)
+    return {
+        "status": "running",
+        "started": _now(),
+        "ended": None,
+        "thalweg": machine.build(),
+        **machine.facts(),
+        "congestion_control": {"asked": plan.transport.congestion, "system": system},
+        "seed": plan.job.seed,
+        "argv": machine.command_line(),
+        "emulation": f"message level: {json.dumps(layers)}" if layers else "none",
+    }
+
+
+def _write_json(path: Path, value: object) -> None:
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w") as stream:
+        json.dump(value, stream, indent=2)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(path)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,96 @@
+"""One line of JSON a round, on disk before the next round begins. A crash loses at most the round under way."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import RecordError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the entries. A last line cut short by a crash is left out. Raises RecordError for anything else odd."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}", "Correct its permissions") from error
+    return [entry for entry, _ in _parse(path, content)]
+
+
+def _parse(path: Path, content: bytes) -> list[tuple[dict[str, Any], int]]:
+    """Return the entries of whole lines, each with the byte behind it."""
+    parsed = []
+    end = 0
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(keepends=True), 1):
+        end += len(line)
+        parsed.append((_entry(path, number, line), end))
+    return parsed
+
+
+def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    damaged = RecordError(f"line {number} of {path} is damaged", "Remove that line and those after it")
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise damaged from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("round"), int):
+        raise damaged
+    return entry
+
+
+class Journal:
+    """The journal of a run that is being written. Only one process at a time has it."""
+
+    def __init__(self, path: Path, keep: int = 0) -> None:
+        """Open or make the journal; keep entries of rounds up to ``keep``, drop later ones.
+
+        Raises RecordError if another process writes it.
+        """
+        self.path = path
+        # Without a buffer: what is left in one after a full disk would be written again when it is closed.
+        self._file: FileIO = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise RecordError(f"another process writes {path}", "Wait for that run to end, or end it") from error
+        kept = [(entry, end) for entry, end in _parse(path, path.read_bytes()) if entry["round"] <= keep]
+        self.entries = [entry for entry, _ in kept]
+        self._end = kept[-1][1] if kept else 0
+        self._file.truncate(self._end)
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Write an entry through to the disk. Raises RecordError if that fails; earlier entries stay readable."""
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            write_all(self._file, line)
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self._file.truncate(self._end)
+            raise RecordError(
+                f"cannot write {self.path}: {error.strerror}; its earlier rounds are whole",
+                f"Make room, then: thalweg run --resume {self.path.parent}",
+            ) from error
+        self._end += len(line)
+        self.entries.append(dict(entry))
+
+    def close(self) -> None:
+        """Give the journal free."""
+        self._file.close()
+
+
+def write_all(file: FileIO, content: Buffer) -> None:
+    """Write all of ``content`` to an unbuffered file, which may take it in several pieces. Raises OSError."""
+    rest = memoryview(content).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]

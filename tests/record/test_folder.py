@@ -1,0 +1,130 @@
+"""Records: written, read again, gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from tests.record.conftest import TENSORS, round_entry
+from thalweg.errors import RecordError
+from thalweg.plan import Plan
+from thalweg.record import Record, RunRecord
+from thalweg.record.tables import TABLES
+
+
+def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
+    for number in (1, 2):
+        record.append(round_entry(number))
+    record.log("all is well")
+    record.finish("complete")
+    again = Record(record.path)
+    assert again.plan == plan
+    assert [e["round"] for e in again.entries] == [1, 2]
+    assert again.manifest["status"] == "complete"
+    assert again.manifest["transport"] == {"address": "tcp://127.0.0.1:1"}
+    assert "all is well" in record.log_path.read_text()
+    assert record.path.name.split("-")[2:4] == ["vgg5", "tcp"]
+
+
+def test_the_manifest_says_what_numbers_depend_on(record: RunRecord) -> None:
+    manifest = record.manifest
+    assert manifest["thalweg"]["commit"] == "c"
+    assert manifest["seed"] == 0
+    assert manifest["emulation"] == "none"
+    assert manifest["kernel"].startswith("Linux")
+    assert manifest["machine"]["cores"] >= 1
+    assert manifest["versions"]["numpy"] == np.__version__
+    assert "asked" in manifest["congestion_control"]
+
+
+def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None:
+    record.append(round_entry(1))
+    record.finish("complete")
+    for name, columns in TABLES.items():
+        table = pyarrow.parquet.read_table(record.path / f"{name}.parquet")
+        assert table.column_names == [column.name for column in columns]
+        assert all(field.metadata[b"meaning"] for field in table.schema)
+    rounds = pyarrow.parquet.read_table(record.path / "rounds.parquet").to_pylist()
+    assert rounds[0] == {
+        "round": 1, "accuracy": 0.51, "loss": 1.0, "seconds": 3.0, "communication_seconds": 0.5,
+        "compute_seconds": 2.0, "fedcomm_communication_seconds": 1.0, "evaluation_seconds": 0.25,
+        "bytes_down": 800, "bytes_up": 500, "participants": 1, "expected": 2, "complete": False,
+        "fold": '{"chunks": 7}',
+    }  # fmt: skip
+    parts = pyarrow.parquet.read_table(record.path / "participants.parquet").to_pylist()
+    assert [(p["client"], p["state"], p["train_seconds"]) for p in parts] == [("a", "whole", 2.0), ("b", "lost", None)]
+    transfers = pyarrow.parquet.read_table(record.path / "transfers.parquet").to_pylist()
+    assert [t["retransmissions"] for t in transfers] == [3, 4, None]
+
+
+def test_a_run_without_rounds_has_empty_tables(record: RunRecord) -> None:
+    record.finish("interrupted")
+    assert pyarrow.parquet.read_table(record.path / "rounds.parquet").num_rows == 0
+
+
+def test_a_crash_loses_at_most_the_line_being_written(record: RunRecord) -> None:
+    record.append(round_entry(1))
+    with (record.path / "journal.jsonl").open("a") as stream:
+        stream.write(json.dumps(round_entry(2))[:100])
+    assert [e["round"] for e in Record(record.path).entries] == [1]
+
+
+def test_damage_in_the_middle_is_named(record: RunRecord) -> None:
+    (record.path / "journal.jsonl").write_text("no json\n{}\n")
+    with pytest.raises(RecordError, match="line 1"):
+        _ = Record(record.path).entries
+
+
+def test_resume_goes_on_from_the_checkpoint_and_drops_later_rounds(
+    record: RunRecord, plan: Plan, arena: bytearray
+) -> None:
+    for number in (1, 2):
+        record.append(round_entry(number))
+    record.save(1, TENSORS, arena)
+    record.close()  # as when the process is killed
+    again = RunRecord.resume(record.path, plan.merge({"job.rounds": 3}))
+    assert [e["round"] for e in again.entries] == [1]
+    assert again.manifest["resumed_after_round"] == 1
+    assert again.plan.job.rounds == 3
+    restored = bytearray(len(arena))
+    assert again.restore(TENSORS, restored) == 1
+    again.append(round_entry(2))
+    again.finish("complete")
+    assert [e["round"] for e in Record(record.path).entries] == [1, 2]
+
+
+def test_resume_refuses_another_experiment(record: RunRecord, plan: Plan, arena: bytearray) -> None:
+    record.save(1, TENSORS, arena)
+    record.close()
+    with pytest.raises(RecordError, match=r"training\.batch: 100, 7"):
+        RunRecord.resume(record.path, plan.merge({"training.batch": 7}))
+
+
+def test_resume_needs_a_checkpoint_and_something_to_do(record: RunRecord, plan: Plan, arena: bytearray) -> None:
+    record.close()
+    with pytest.raises(RecordError, match="no checkpoint"):
+        RunRecord.resume(record.path, plan)
+    record.save(4, TENSORS, arena)
+    with pytest.raises(RecordError, match="--rounds 5"):
+        RunRecord.resume(record.path, plan)
+
+
+def test_only_one_process_writes(record: RunRecord, plan: Plan, arena: bytearray) -> None:
+    record.save(1, TENSORS, arena)
+    with pytest.raises(RecordError, match="another process"):
+        RunRecord.resume(record.path, plan)
+
+
+def test_a_folder_that_is_no_record(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="not the record of a run"):
+        Record(tmp_path)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, plan: Plan) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="--record"):
+        RunRecord.create(plan.merge({"record.folder": str(tmp_path / "file" / "runs")}), {})
