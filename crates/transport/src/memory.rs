@@ -47,11 +47,11 @@ fn choose_port(address: &Address, taken: &Listeners) -> Result<Address> {
             .mend("choose another name or port")
     };
     let with = |port| Address { port, ..address.clone() };
-    let mut free = match address.port {
+    let free = match address.port {
         Some(0) => (1..=u16::MAX).map(|port| with(Some(port))).find(|a| !taken.contains_key(a)),
         port => Some(with(port)).filter(|a| !taken.contains_key(a)),
     };
-    free.take().ok_or_else(used)
+    free.ok_or_else(used)
 }
 
 /// Links within one process: `memory://name` or `memory://name:port`.
