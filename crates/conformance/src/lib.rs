@@ -1,1 +1,172 @@
 //! The transport contract as tests; one macro line runs them all.
+//!
+//! Each public function of the modules below is one sentence of the docs of `thalweg-transport`. A transport
+//! says what it is in a [`Factory`] and writes [`suite!`]; sentences that its capabilities exclude print why
+//! they are skipped. No test sleeps: they wait for messages and for what the sink has seen, and a generous
+//! limit turns a hang into a failure.
+#![forbid(unsafe_code)]
+// A library of tests: a panic is how it reports.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+pub mod addresses;
+pub mod cancelling;
+pub mod chunks;
+pub mod closing;
+pub mod control;
+pub mod counting;
+mod factory;
+pub mod flow;
+pub mod groups;
+mod pair;
+mod recorder;
+pub mod trust;
+mod updates;
+
+pub use factory::{Factory, Intruder};
+pub use pair::{Pair, Pump};
+pub use recorder::{Recorder, Router, Seen};
+pub use updates::{outgoing, pattern, update_id};
+
+use std::time::Duration;
+
+/// What turns a hang into a failure; nothing takes nearly as long.
+pub const GUARD: Duration = Duration::from_secs(120);
+
+/// Runs one sentence of the contract on a runtime of its own with two workers.
+///
+/// # Panics
+/// When the sentence does not hold, or does not end within [`GUARD`].
+pub fn run(name: &str, make: impl FnOnce() -> Factory, sentence: impl AsyncFnOnce(&Factory)) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let factory = make();
+        let outcome = tokio::time::timeout(GUARD, sentence(&factory)).await;
+        assert!(outcome.is_ok(), "{name} hangs: not done after {GUARD:?}");
+    });
+    runtime.shutdown_background();
+}
+
+/// Says why a sentence does not apply.
+pub(crate) fn skip(why: &str) {
+    println!("skipped: {why}");
+}
+
+/// The whole contract for one transport: `thalweg_conformance::suite!(factory());` in a test file.
+///
+/// The expression makes a [`Factory`]; it is evaluated anew for each test, within a tokio runtime.
+#[macro_export]
+macro_rules! suite {
+    ($factory:expr $(,)?) => {
+        $crate::suite! { @modules $factory;
+            addresses {
+                the_name_is_the_scheme
+                the_listener_says_the_port_the_system_chose
+                a_taken_address_is_in_use
+                nobody_there_is_unreachable
+                an_option_it_cannot_honour_is_unsupported
+                peers_have_an_address_for_people
+                a_chunk_of_the_greatest_size_is_within_the_frames_limit
+            }
+            control {
+                messages_arrive_both_ways_in_order
+                an_empty_message_is_a_message
+                a_message_of_the_greatest_length_arrives
+                a_longer_message_is_refused_and_the_link_goes_on
+                dropping_a_send_breaks_at_most_the_link
+            }
+            chunks {
+                every_chunk_lands_at_its_place
+                chunks_come_in_any_order
+                only_the_wanted_ranges_are_sent
+                chunks_have_any_size
+                an_update_without_chunks_is_sent
+                the_header_arrives_unchanged
+                a_wrong_checksum_is_reported_and_the_link_goes_on
+                a_chunk_nobody_wants_is_dropped
+                a_scratch_buffer_is_a_place
+                progress_sums_to_the_bytes
+                a_chunk_sent_twice_comes_twice
+                the_report_says_what_was_sent
+            }
+            flow {
+                control_overtakes_a_running_update
+                both_directions_go_on_at_once
+                many_updates_share_a_link
+                many_links_go_on_at_once
+                a_link_not_yet_accepted_holds_up_nobody
+                a_dropped_receive_leaves_the_sending_side
+            }
+            groups {
+                each_member_gets_all_and_done_hears_of_each_once
+                an_empty_group_is_done
+                a_dead_member_fails_alone
+                a_slow_member_holds_up_nobody
+            }
+            cancelling {
+                cancel_ends_the_loan_and_the_link_goes_on
+                a_cancelled_update_is_not_begun
+                cancel_stops_its_own_update_only
+                the_loan_ends_with_the_call
+            }
+            closing {
+                close_wakes_a_blocked_receive_at_both_ends
+                close_wakes_a_blocked_send
+                close_by_the_peer_wakes_a_blocked_send
+                all_calls_fail_after_close
+                closing_twice_is_fine
+                a_peer_that_is_dropped_is_gone
+            }
+            counting {
+                counters_cover_the_payload
+                nothing_is_copied_by_a_transport_that_says_so
+            }
+            trust {
+                an_intruder_harms_nobody
+                a_stranger_is_refused
+                both_ends_share_a_secret
+                a_certificate_names_the_peer
+            }
+        }
+    };
+    (@modules $factory:expr; $($module:ident { $($sentence:ident)* })*) => {
+        $(mod $module {
+            #[allow(unused_imports)]
+            use super::*;
+            $(#[test]
+            fn $sentence() {
+                $crate::run(stringify!($sentence), || $factory, $crate::$module::$sentence);
+            })*
+        })*
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    /// A sentence that the macro forgets would never run.
+    #[test]
+    fn the_macro_lists_every_sentence() {
+        let listed = include_str!("lib.rs");
+        let modules = [
+            include_str!("addresses.rs"),
+            include_str!("cancelling.rs"),
+            include_str!("chunks.rs"),
+            include_str!("closing.rs"),
+            include_str!("control.rs"),
+            include_str!("counting.rs"),
+            include_str!("flow.rs"),
+            include_str!("groups.rs"),
+            include_str!("trust.rs"),
+        ];
+        let mut sentences = 0;
+        for line in modules.iter().flat_map(|text| text.lines()) {
+            if let Some(rest) = line.strip_prefix("pub async fn ") {
+                let name = rest.split('(').next().unwrap();
+                let entry = format!("                {name}\n");
+                assert!(listed.contains(&entry), "suite! does not list {name}");
+                sentences += 1;
+            }
+        }
+        assert!(sentences > 40, "only {sentences} sentences found");
+    }
+}

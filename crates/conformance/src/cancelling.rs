@@ -1,0 +1,115 @@
+//! Telling a sender to stop.
+
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_transport::ErrorKind;
+
+use crate::factory::expect_error;
+use crate::pair::{link, poll_once, receive_until, send_in_task, settle, Receive};
+use crate::updates::refill;
+use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router};
+
+/// "Promptly": a bound for a machine under load, not a wait.
+pub(crate) const PROMPTLY: Duration = Duration::from_secs(5);
+
+fn assert_free(source: &Arena) {
+    let claim = source.claim_within(source.range(), PROMPTLY);
+    assert!(claim.is_ok(), "the loan goes on after the call: {}", claim.unwrap_err());
+}
+
+/// "When its `Cancel` fires, the loan on the arena ends promptly, the link stays usable, and the call fails
+/// with [`ErrorKind::Cancelled`]", even if the peer does not receive.
+pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(factory.bulk, 1);
+    let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
+    let cancel = update.cancel().clone();
+    let recorders: Vec<_> = (0..2).map(|_| Arc::new(Recorder::new(factory.bulk))).collect();
+    let router = Router(recorders.clone());
+    let send = send_in_task(&pair.client, update);
+    let mut receive: Receive = pair.server.receive(&router);
+    receive_until(&mut receive, &recorders[0], |seen| !seen.placed.is_empty()).await;
+    cancel.cancel();
+    expect_error(send.await.unwrap(), &[ErrorKind::Cancelled]);
+    assert_free(&source);
+    let control = pair.client.send_control(Bytes::from_static(b"still here"));
+    let (sent, came) = tokio::join!(control, receive);
+    sent.unwrap();
+    assert_eq!(came.unwrap(), "still here");
+    if factory.capabilities().ordered {
+        recorders[0].check(&source);
+    }
+    refill(&source, 2);
+    let mut pump = Pump::start(&pair.server, &Arc::new(router));
+    pair.client.send_update(&outgoing(&source, update_id(2), factory.chunk(64 << 10))).await.unwrap();
+    settle(&pair.client, &mut pump, &recorders[1], factory.bulk).await;
+    recorders[1].check(&source);
+}
+
+/// One that was cancelled before sends nothing.
+pub async fn a_cancelled_update_is_not_begun(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(10_000, 3);
+    let update = outgoing(&source, update_id(1), 1_000);
+    update.cancel().cancel();
+    expect_error(pair.client.send_update(&update).await, &[ErrorKind::Cancelled]);
+    drop(update);
+    assert_free(&source);
+    let recorder = Recorder::new(10_000);
+    let (sent, came) =
+        tokio::join!(pair.client.send_control(Bytes::from_static(b"next")), pair.server.receive(&recorder));
+    sent.unwrap();
+    assert_eq!(came.unwrap(), "next");
+    assert!(recorder.seen().placed.is_empty());
+}
+
+/// Another update on the same link is not touched.
+pub async fn cancel_stops_its_own_update_only(factory: &Factory) {
+    let pair = factory.pair().await;
+    let (stopped, other) = (pattern(factory.bulk, 4), pattern(1 << 20, 5));
+    let chunk = factory.chunk(64 << 10);
+    let (one, two) = (outgoing(&stopped, update_id(1), chunk), outgoing(&other, update_id(2), chunk));
+    let cancel = one.cancel().clone();
+    let recorders = [Arc::new(Recorder::new(factory.bulk)), Arc::new(Recorder::new(1 << 20))];
+    let router = Router(recorders.to_vec());
+    let sends = (send_in_task(&pair.client, one), send_in_task(&pair.client, two));
+    let mut receive: Receive = pair.server.receive(&router);
+    receive_until(&mut receive, &recorders[0], |seen| !seen.placed.is_empty()).await;
+    cancel.cancel();
+    expect_error(sends.0.await.unwrap(), &[ErrorKind::Cancelled]);
+    assert_free(&stopped);
+    let end = async {
+        sends.1.await.unwrap().unwrap();
+        pair.client.send_control(Bytes::from_static(b"end")).await.unwrap();
+    };
+    let ((), came) = tokio::join!(end, receive);
+    assert_eq!(came.unwrap(), "end");
+    if !factory.capabilities().ordered {
+        return skip("chunks may come after the message behind them");
+    }
+    assert!(recorders[1].seen().bytes == 1 << 20 || !factory.capabilities().reliable);
+    recorders[1].check(&other);
+}
+
+/// A call that has ended, however, holds nothing any more: done, or dropped on the way.
+pub async fn the_loan_ends_with_the_call(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(1 << 20, 6);
+    let pump = Pump::start(&pair.server, &Arc::new(Recorder::new(1 << 20)));
+    pair.client.send_update(&outgoing(&source, update_id(1), factory.chunk(64 << 10))).await.unwrap();
+    assert_free(&source);
+    drop(pump);
+    let (client, _server) = link(factory, &*pair.listener).await;
+    let update = outgoing(&source, update_id(2), factory.chunk(64 << 10));
+    let mut send = client.send_update(&update);
+    if let Poll::Ready(sent) = poll_once(&mut send).await {
+        sent.unwrap();
+    }
+    drop(send);
+    drop(update);
+    assert_free(&source);
+}

@@ -1,0 +1,185 @@
+//! Chunks: each says where it belongs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_transport::{Cancel, Outgoing, UpdateId};
+use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges, WireError};
+
+use crate::pair::{say, settle, transfer};
+use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder};
+
+const SOME: u64 = 300_007; // no multiple of any chunk size
+
+/// "The receiver's `Sink` names the place, the transport receives into it", in both directions.
+pub async fn every_chunk_lands_at_its_place(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 1);
+    let update = outgoing(&source, update_id(1), factory.chunk(10_000));
+    transfer(&pair.client, &pair.server, &update, &source).await;
+    transfer(&pair.server, &pair.client, &update, &source).await;
+}
+
+/// "Bulk bytes, each saying where it belongs": the order of sending is free.
+pub async fn chunks_come_in_any_order(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 2);
+    let update = outgoing(&source, update_id(1), factory.chunk(5_000));
+    let count = update.chunks().len();
+    // 7 and the prime-free count of chunks have no common divisor, so this visits each chunk once.
+    assert_ne!(count % 7, 0);
+    let shuffled = (0..count).map(|i| update.chunks()[i * 7 % count].clone());
+    let (_, recorder) = transfer(&pair.client, &pair.server, &update.with_chunks(shuffled), &source).await;
+    if factory.capabilities().ordered && factory.capabilities().reliable {
+        let came: Vec<u64> = recorder.seen().placed.iter().map(|chunk| chunk.offset).collect();
+        let sent = (0..count).map(|i| update.chunks()[i * 7 % count].range().start);
+        assert!(sent.eq(came), "an ordered link changed the order");
+    }
+}
+
+/// "The `wanted` ranges": nothing else is sent or written.
+pub async fn only_the_wanted_ranges_are_sent(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 3);
+    let wanted: Ranges =
+        [Range::new(1, 2), Range::new(9_999, 70_001), Range::new(SOME - 1, SOME)].into_iter().collect();
+    let bytes = source.lend(source.range()).unwrap();
+    let chunk = factory.chunk(10_000);
+    let update = Outgoing::new(update_id(1), bytes, &wanted, chunk, Cancel::default());
+    let (report, recorder) = transfer(&pair.client, &pair.server, &update, &source).await;
+    assert_eq!(report.payload, wanted.bytes());
+    let came = recorder.seen().ranges();
+    assert!(came.iter().all(|range| wanted.covers(range)));
+    assert!(came == wanted || !factory.capabilities().reliable);
+}
+
+/// One byte up to `max_chunk`.
+pub async fn chunks_have_any_size(factory: &Factory) {
+    let pair = factory.pair().await;
+    let most = factory.capabilities().max_chunk;
+    for (chunk, bytes) in [(1, 300), (7, 1_000), (4_096, 100_000), (most, 2 * u64::from(most) + 1)] {
+        let source = pattern(bytes, u64::from(chunk));
+        let update = outgoing(&source, update_id(1), factory.chunk(chunk));
+        let (report, recorder) = transfer(&pair.client, &pair.server, &update, &source).await;
+        assert_eq!(report.chunks, update.chunks().len() as u64);
+        let seen = recorder.seen();
+        assert!(seen.placed.iter().all(|header| header.length <= chunk));
+    }
+}
+
+/// No chunks are sent at once, even if the peer does not receive.
+pub async fn an_update_without_chunks_is_sent(factory: &Factory) {
+    let pair = factory.pair().await;
+    let update = Outgoing::new(update_id(1), Bytes::new(), &Ranges::new(), 1, Cancel::default());
+    let report = pair.client.send_update(&update).await.unwrap();
+    assert_eq!((report.chunks, report.payload, report.wire), (0, 0, 0));
+    say(&pair.client, &pair.server, "after nothing").await;
+}
+
+/// "Every chunk says job, round, sender, layout and offset", to the last bit.
+pub async fn the_header_arrives_unchanged(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(1_000, 4);
+    let (job, round, sender, layout) = (u64::MAX - 1, u32::MAX, u32::MAX - 2, LayoutHash(u64::MAX - 3));
+    let id = UpdateId { job, round, sender, layout };
+    let update = outgoing(&source, id, 100);
+    let (_, recorder) = transfer(&pair.client, &pair.server, &update, &source).await;
+    let sent: Vec<ChunkHeader> = update.chunks().iter().map(|c| update.frame(c).unwrap().0.chunk).collect();
+    let seen = recorder.seen();
+    assert!(seen.placed.iter().all(|header| sent.contains(header)));
+    let stored: Vec<ChunkHeader> = seen.stored.iter().map(|(chunk, _)| *chunk).collect();
+    assert_eq!(stored, seen.placed);
+}
+
+/// "Its checksum matches, or `Err` says that it does not."
+pub async fn a_wrong_checksum_is_reported_and_the_link_goes_on(factory: &Factory) {
+    let pair = factory.pair().await;
+    let (right, other) = (pattern(5_000, 5), pattern(5_000, 6));
+    let update = outgoing(&right, update_id(1), 1_000);
+    update.chunks().iter().for_each(|chunk| drop(update.frame(chunk))); // fixes the checksums
+    let damaged = outgoing(&other, update_id(1), 1_000).with_chunks(update.chunks().to_vec());
+    let recorder = Arc::new(Recorder::new(5_000));
+    let mut pump = Pump::start(&pair.server, &recorder);
+    pair.client.send_update(&damaged).await.unwrap();
+    if factory.capabilities().reliable {
+        recorder.until(|seen| seen.stored.len() == 5).await;
+    }
+    pair.client.send_control(Bytes::from_static(b"still here")).await.unwrap();
+    assert_eq!(pump.next().await.unwrap(), "still here");
+    let seen = recorder.seen();
+    let wrong = |outcome: &Result<(), WireError>| matches!(outcome, Err(WireError::PayloadChecksum { .. }));
+    assert!(seen.stored.iter().all(|(_, outcome)| wrong(outcome)), "{:?}", seen.stored);
+}
+
+/// "`None` if nobody wants it: the transport drops it."
+pub async fn a_chunk_nobody_wants_is_dropped(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(100_000, 7);
+    let recorder = Arc::new(Recorder::new(100_000).only(|chunk| chunk.offset >= 50_000));
+    let mut pump = Pump::start(&pair.server, &recorder);
+    let update = outgoing(&source, update_id(1), 1_000);
+    pair.client.send_update(&update).await.unwrap();
+    settle(&pair.client, &mut pump, &recorder, 50_000).await;
+    recorder.check(&source);
+    let seen = recorder.seen();
+    assert!(seen.stored.iter().all(|(chunk, _)| chunk.offset >= 50_000));
+    assert!(seen.refused == 50 || !factory.capabilities().reliable, "{} refused", seen.refused);
+}
+
+/// "A buffer to be folded or copied from; exactly as long as the chunk."
+pub async fn a_scratch_buffer_is_a_place(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 8);
+    let recorder = Arc::new(Recorder::new(SOME).scratch());
+    let mut pump = Pump::start(&pair.server, &recorder);
+    pair.client.send_update(&outgoing(&source, update_id(1), factory.chunk(10_000))).await.unwrap();
+    settle(&pair.client, &mut pump, &recorder, SOME).await;
+    recorder.check(&source);
+}
+
+/// "`bytes` more bytes of chunks have come": wanted or not, the sum is the payload.
+pub async fn progress_sums_to_the_bytes(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 9);
+    let recorder = Arc::new(Recorder::new(SOME).only(|chunk| chunk.offset % 3 != 0));
+    let mut pump = Pump::start(&pair.server, &recorder);
+    pair.client.send_update(&outgoing(&source, update_id(1), factory.chunk(1_000))).await.unwrap();
+    if factory.capabilities().reliable {
+        recorder.until(|seen| seen.progress >= SOME).await;
+    }
+    pair.client.send_control(Bytes::from_static(b"end")).await.unwrap();
+    pump.next().await.unwrap();
+    let seen = recorder.seen();
+    if factory.capabilities().reliable {
+        assert_eq!(seen.progress, SOME);
+    } else {
+        assert!(seen.progress >= seen.bytes);
+    }
+}
+
+/// A layer may send a chunk twice; the transport does not care.
+pub async fn a_chunk_sent_twice_comes_twice(factory: &Factory) {
+    if !factory.capabilities().reliable {
+        return skip("chunks may be lost");
+    }
+    let pair = factory.pair().await;
+    let source: Arena = pattern(3_000, 10);
+    let update = outgoing(&source, update_id(1), 1_000);
+    let twice = update.with_chunks(update.chunks().iter().chain(update.chunks()).cloned());
+    let (_, recorder) = transfer(&pair.client, &pair.server, &twice, &source).await;
+    assert_eq!(recorder.seen().stored.len(), 6);
+}
+
+/// "How the sending of an update went."
+pub async fn the_report_says_what_was_sent(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 11);
+    let update = outgoing(&source, update_id(1), factory.chunk(10_000));
+    let before = std::time::Instant::now();
+    let (report, _) = transfer(&pair.client, &pair.server, &update, &source).await;
+    assert_eq!((report.chunks, report.payload), (update.chunks().len() as u64, SOME));
+    assert!(report.wire >= report.payload, "{report:?}");
+    assert!(before <= report.started && report.started <= report.ended, "{report:?}");
+    assert!(report.ended <= std::time::Instant::now(), "{report:?}");
+}

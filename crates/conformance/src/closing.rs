@@ -1,0 +1,87 @@
+//! The end of a link.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_transport::{ErrorKind, Link};
+
+use crate::factory::expect_error;
+use crate::pair::{poll_once, receive_until, send_in_task, until_closed, Receive};
+use crate::{outgoing, pattern, update_id, Factory, Recorder};
+
+const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
+
+/// "Both sides' calls fail with [`ErrorKind::Closed`], those under way too": receives.
+pub async fn close_wakes_a_blocked_receive_at_both_ends(factory: &Factory) {
+    let pair = factory.pair().await;
+    let sink = Recorder::new(0);
+    let (mut here, mut there) = (pair.client.receive(&sink), pair.server.receive(&sink));
+    assert!(poll_once(&mut here).await.is_pending());
+    assert!(poll_once(&mut there).await.is_pending());
+    pair.client.close().await;
+    expect_error(here.await, CLOSED);
+    expect_error(there.await, CLOSED);
+}
+
+/// A link whose peer has taken one chunk and no more, and the send that is stuck.
+async fn stuck(factory: &Factory, close: impl AsyncFnOnce(&Arc<dyn Link>, &Arc<dyn Link>)) {
+    let pair = factory.pair().await;
+    let source = pattern(factory.bulk, 1);
+    let recorder = Recorder::new(factory.bulk);
+    let send = send_in_task(&pair.client, outgoing(&source, update_id(1), factory.chunk(64 << 10)));
+    let mut receive: Receive = pair.server.receive(&recorder);
+    receive_until(&mut receive, &recorder, |seen| !seen.placed.is_empty()).await;
+    close(&pair.client, &pair.server).await;
+    expect_error(send.await.unwrap(), CLOSED);
+    expect_error(receive.await, CLOSED);
+    assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
+}
+
+/// "Those under way too": a send of an update that the peer does not take.
+pub async fn close_wakes_a_blocked_send(factory: &Factory) {
+    stuck(factory, async |client, _| client.close().await).await;
+}
+
+/// The same when the peer closes.
+pub async fn close_by_the_peer_wakes_a_blocked_send(factory: &Factory) {
+    stuck(factory, async |_, server| server.close().await).await;
+}
+
+/// "Both sides' calls fail": each of them, on the side that closed at once.
+pub async fn all_calls_fail_after_close(factory: &Factory) {
+    let pair = factory.pair().await;
+    pair.client.close().await;
+    let (source, sink) = (pattern(1_000, 2), Recorder::new(1_000));
+    let update = outgoing(&source, update_id(1), 100);
+    until_closed(&pair.server, &sink).await; // has heard of it
+    for link in [&pair.client, &pair.server] {
+        until_closed(link, &sink).await;
+        expect_error(link.send_control(Bytes::from_static(b"too late")).await, CLOSED);
+        expect_error(link.send_update(&update).await, CLOSED);
+        let _still_readable = link.counters();
+    }
+}
+
+/// "Idempotent", from either side.
+pub async fn closing_twice_is_fine(factory: &Factory) {
+    let pair = factory.pair().await;
+    tokio::join!(pair.client.close(), pair.server.close(), pair.client.close());
+    pair.client.close().await;
+    pair.server.close().await;
+    until_closed(&pair.client, &Recorder::new(0)).await;
+}
+
+/// "[`ErrorKind::Closed`] when the peer has gone."
+pub async fn a_peer_that_is_dropped_is_gone(factory: &Factory) {
+    let pair = factory.pair().await;
+    drop(pair.server);
+    until_closed(&pair.client, &Recorder::new(0)).await;
+    // What is sent may vanish in a buffer for a while, but the end is certain.
+    let message = Bytes::from(vec![0; 64 << 10]);
+    loop {
+        if let Err(error) = pair.client.send_control(message.clone()).await {
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            return;
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! What a link says it has carried.
+
+use bytes::Bytes;
+
+use crate::pair::transfer;
+use crate::{outgoing, pattern, skip, update_id, Factory, Recorder};
+
+const UPDATE: u64 = 500_000;
+const MESSAGE: u64 = 10_000;
+
+/// "Bytes handed to the network", "bytes taken from the network, frames' headers included".
+pub async fn counters_cover_the_payload(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(UPDATE, 1);
+    let message = Bytes::from(vec![3; MESSAGE as usize]);
+    let sink = Recorder::new(0);
+    let (sent, came) = tokio::join!(pair.client.send_control(message), pair.server.receive(&sink));
+    sent.unwrap();
+    came.unwrap();
+    let before = (pair.client.counters(), pair.server.counters());
+    assert!(before.0.sent > MESSAGE && before.1.received > MESSAGE, "{before:?}");
+    let update = outgoing(&source, update_id(1), factory.chunk(10_000));
+    let (report, recorder) = transfer(&pair.client, &pair.server, &update, &source).await;
+    let (here, there) = (pair.client.counters(), pair.server.counters());
+    assert!(here.sent - before.0.sent >= report.wire, "{here:?} after {report:?}");
+    assert!(there.received - before.1.received >= recorder.seen().bytes, "{there:?}");
+    if factory.capabilities().reliable {
+        assert!(there.received - before.1.received > UPDATE, "{there:?}");
+    }
+}
+
+/// "Bytes of payload copied in user space": none where the capabilities say `zero_copy`.
+pub async fn nothing_is_copied_by_a_transport_that_says_so(factory: &Factory) {
+    let pair = factory.pair().await;
+    if !pair.client.capabilities().zero_copy {
+        return skip("it does not say zero_copy");
+    }
+    let source = pattern(UPDATE, 2);
+    let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
+    transfer(&pair.client, &pair.server, &update, &source).await;
+    assert_eq!(pair.client.counters().copied + pair.server.counters().copied, 0);
+}

@@ -1,0 +1,122 @@
+//! Everything goes on at the same time.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use thalweg_transport::ErrorKind;
+
+use crate::pair::{link, poll_once, receive_until, say, send_in_task, settle, transfer, Receive};
+use crate::{outgoing, pattern, update_id, Factory, Pump, Recorder, Router};
+
+/// "Waits at most for the chunk being sent, not for a whole update."
+pub async fn control_overtakes_a_running_update(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(factory.bulk, 1);
+    let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
+    let (count, cancel) = (update.chunks().len(), update.cancel().clone());
+    let recorder = Recorder::new(factory.bulk);
+    let send = send_in_task(&pair.client, update);
+    let mut receive: Receive = pair.server.receive(&recorder);
+    receive_until(&mut receive, &recorder, |seen| !seen.placed.is_empty()).await;
+    let mut control = pair.client.send_control(Bytes::from_static(b"overtaking"));
+    // Polled once, it stands in the queue before the peer goes on receiving.
+    if let Poll::Ready(sent) = poll_once(&mut control).await {
+        sent.unwrap();
+        control = Box::pin(std::future::ready(Ok(())));
+    }
+    let (sent, came) = tokio::join!(control, receive);
+    sent.unwrap();
+    assert_eq!(came.unwrap(), "overtaking");
+    let chunks = recorder.seen().placed.len();
+    assert!(chunks < count, "the message came behind all {count} chunks");
+    cancel.cancel();
+    let pump = Pump::start(&pair.server, &Arc::new(recorder));
+    send.await.unwrap().map_or_else(|e| assert_eq!(e.kind(), ErrorKind::Cancelled, "{e}"), drop);
+    drop(pump);
+}
+
+/// "In both directions at once."
+pub async fn both_directions_go_on_at_once(factory: &Factory) {
+    let pair = factory.pair().await;
+    let (up, down) = (pattern(4 << 20, 2), pattern(4 << 20, 3));
+    let chunk = factory.chunk(64 << 10);
+    let (sent_up, sent_down) = (outgoing(&up, update_id(1), chunk), outgoing(&down, update_id(2), chunk));
+    tokio::join!(
+        transfer(&pair.client, &pair.server, &sent_up, &up),
+        transfer(&pair.server, &pair.client, &sent_down, &down),
+    );
+}
+
+/// "All methods take `&self`: sending, receiving and asking go on at the same time": several updates too.
+pub async fn many_updates_share_a_link(factory: &Factory) {
+    let pair = factory.pair().await;
+    const EACH: u64 = 1 << 20;
+    let sources: Vec<_> = (1..=8).map(|round| pattern(EACH, round)).collect();
+    let recorders: Vec<_> = (0..8).map(|_| Arc::new(Recorder::new(EACH))).collect();
+    let mut pump = Pump::start(&pair.server, &Arc::new(Router(recorders.clone())));
+    let chunk = factory.chunk(32 << 10);
+    let sends: Vec<_> = (1..)
+        .zip(&sources)
+        .map(|(round, source)| send_in_task(&pair.client, outgoing(source, update_id(round), chunk)))
+        .collect();
+    for send in sends {
+        assert_eq!(send.await.unwrap().unwrap().payload, EACH);
+    }
+    for (recorder, source) in recorders.iter().zip(&sources) {
+        settle(&pair.client, &mut pump, recorder, EACH).await;
+        recorder.check(source);
+    }
+}
+
+/// 64 links of one listener, each with an update both ways.
+pub async fn many_links_go_on_at_once(factory: &Factory) {
+    const EACH: u64 = 200_000;
+    let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+    let mut tasks = Vec::new();
+    for number in 1..=64 {
+        let (client, server) = link(factory, &*listener).await;
+        let chunk = factory.chunk(16 << 10);
+        tasks.push(tokio::spawn(async move {
+            let (up, down) = (pattern(EACH, number), pattern(EACH, number << 8));
+            let updates = (outgoing(&up, update_id(1), chunk), outgoing(&down, update_id(1), chunk));
+            tokio::join!(
+                transfer(&client, &server, &updates.0, &up),
+                transfer(&server, &client, &updates.1, &down),
+            );
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+/// "Await it in a task of its own: a slow peer holds up nobody else."
+pub async fn a_link_not_yet_accepted_holds_up_nobody(factory: &Factory) {
+    let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+    let address = listener.address();
+    let (transport, options) = (factory.transport.clone(), factory.connect.clone());
+    let slow = tokio::spawn(async move { transport.connect(&address, &options).await });
+    let pending = listener.accept().await.unwrap();
+    let (client, server) = link(factory, &*listener).await;
+    say(&client, &server, "the second is through").await;
+    let (client, server) = (slow.await.unwrap(), pending.await);
+    say(&client.unwrap(), &server.unwrap(), "the first too").await;
+}
+
+/// "Dropping the future ends the link's receiving side for good", and not the sending side; what is received
+/// after that is right or an error.
+pub async fn a_dropped_receive_leaves_the_sending_side(factory: &Factory) {
+    let pair = factory.pair().await;
+    let sink = Recorder::new(0);
+    let mut receive = pair.client.receive(&sink);
+    assert!(poll_once(&mut receive).await.is_pending());
+    drop(receive);
+    say(&pair.client, &pair.server, "sending goes on").await;
+    let sent = pair.server.send_control(Bytes::from_static(b"for whom")).await;
+    pair.server.close().await;
+    match pair.client.receive(&sink).await {
+        Ok(message) => assert!(sent.is_ok() && message == "for whom"),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
+    }
+}

@@ -1,0 +1,158 @@
+//! Two ends of a link, and a task that keeps receiving.
+
+use std::future::{poll_fn, Future};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_transport::{Address, ErrorKind, Link, Listener, Outgoing, Result, SendReport, Sink};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::{Factory, Recorder, Seen};
+
+/// A listener with one link.
+pub struct Pair {
+    /// The listener.
+    pub listener: Box<dyn Listener>,
+    /// The end that connected.
+    pub client: Arc<dyn Link>,
+    /// The end that was accepted.
+    pub server: Arc<dyn Link>,
+}
+
+impl Pair {
+    /// Listens, connects and accepts.
+    ///
+    /// # Panics
+    /// If any of these fails.
+    pub async fn connect(factory: &Factory) -> Self {
+        let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+        let (client, server) = link(factory, &*listener).await;
+        Self { listener, client, server }
+    }
+}
+
+/// Both ends of one more link: the one that connected and the one that was accepted.
+pub(crate) async fn link(factory: &Factory, listener: &dyn Listener) -> (Arc<dyn Link>, Arc<dyn Link>) {
+    let address: Address = listener.address();
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let connect = async { factory.transport.connect(&address, &factory.connect).await.unwrap() };
+    tokio::join!(connect, accept)
+}
+
+/// A task that receives until the link ends, and passes the control messages on.
+pub struct Pump {
+    messages: mpsc::Receiver<Result<Bytes>>,
+    task: AbortHandle,
+}
+
+impl Pump {
+    /// Begins to receive into `sink`.
+    pub fn start<S: Sink + 'static>(link: &Arc<dyn Link>, sink: &Arc<S>) -> Self {
+        let (pass, messages) = mpsc::channel(256);
+        let (link, sink) = (link.clone(), sink.clone());
+        let task = tokio::spawn(async move {
+            loop {
+                let outcome = link.receive(&*sink).await;
+                let ended = outcome.is_err();
+                if pass.send(outcome).await.is_err() || ended {
+                    return;
+                }
+            }
+        });
+        Self { messages, task: task.abort_handle() }
+    }
+
+    /// The next control message, or the error with which receiving ended.
+    ///
+    /// # Panics
+    /// When asked again after the error.
+    pub async fn next(&mut self) -> Result<Bytes> {
+        self.messages.recv().await.unwrap()
+    }
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Sends an update whole, waits until it has come, and checks that it is `source`.
+pub(crate) async fn transfer(
+    from: &Arc<dyn Link>,
+    to: &Arc<dyn Link>,
+    update: &Outgoing,
+    source: &Arena,
+) -> (SendReport, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let mut pump = Pump::start(to, &recorder);
+    let report = from.send_update(update).await.unwrap();
+    settle(from, &mut pump, &recorder, update.payload_bytes()).await;
+    recorder.check(source);
+    (report, recorder)
+}
+
+/// Waits until `bytes` bytes have come right; where chunks may be lost, until a message sent after them has.
+pub(crate) async fn settle(from: &Arc<dyn Link>, pump: &mut Pump, recorder: &Recorder, bytes: u64) {
+    if from.capabilities().reliable {
+        recorder.until(|seen| seen.bytes >= bytes).await;
+        let seen = recorder.seen();
+        assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()), "a chunk came damaged");
+    } else {
+        from.send_control(Bytes::from_static(b"that was all")).await.unwrap();
+        assert_eq!(pump.next().await.unwrap(), "that was all");
+    }
+}
+
+/// A receive that is polled only as long as the test wants, which is how a slow peer looks.
+pub(crate) type Receive<'a> = Pin<Box<dyn Future<Output = Result<Bytes>> + Send + 'a>>;
+
+/// Receives until `recorder` satisfies `condition`, then leaves the link alone without dropping the receive.
+pub(crate) async fn receive_until(
+    receive: &mut Receive<'_>,
+    recorder: &Recorder,
+    condition: impl FnMut(&Seen) -> bool,
+) {
+    tokio::select! {
+        biased;
+        message = receive => panic!("{message:?} came where chunks were due"),
+        () = recorder.until(condition) => {}
+    }
+}
+
+/// Polls a future once, so that it begins.
+pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context))).await
+}
+
+/// Begins to send an update in a task of its own, which drops it at the end.
+pub(crate) fn send_in_task(
+    link: &Arc<dyn Link>,
+    update: Outgoing,
+) -> tokio::task::JoinHandle<Result<SendReport>> {
+    let link = link.clone();
+    tokio::spawn(async move { link.send_update(&update).await })
+}
+
+/// Sends a control message one way and asserts that it comes.
+pub(crate) async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>, text: &'static str) {
+    let sink = Recorder::new(0).only(|_| false);
+    let message = Bytes::from_static(text.as_bytes());
+    let (sent, came) = tokio::join!(from.send_control(message), to.receive(&sink));
+    sent.unwrap();
+    assert_eq!(came.unwrap(), text);
+}
+
+/// Receives until the link has ended, whatever still comes before; asserts that it ends as closed.
+pub(crate) async fn until_closed(link: &Arc<dyn Link>, sink: &dyn Sink) {
+    loop {
+        if let Err(error) = link.receive(sink).await {
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+            return;
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Sinks that remember.
+
+use std::sync::Arc;
+
+use thalweg_arena::Arena;
+use thalweg_transport::{Sink, Target};
+use thalweg_wire::{ChunkHeader, Range, Ranges, WireError};
+use tokio::sync::watch;
+
+/// What a [`Recorder`] has been told.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Headers of the chunks that were given a place, in order of arrival.
+    pub placed: Vec<ChunkHeader>,
+    /// Chunks stored with their outcome, in order.
+    pub stored: Vec<(ChunkHeader, Result<(), WireError>)>,
+    /// Chunks that were given no place.
+    pub refused: u64,
+    /// Sum of all progress.
+    pub progress: u64,
+    /// Payload bytes stored whose checksum matches.
+    pub bytes: u64,
+}
+
+impl Seen {
+    /// The bytes of the update that came, and came right.
+    pub fn ranges(&self) -> Ranges {
+        self.stored.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(chunk, _)| chunk.range()).collect()
+    }
+}
+
+/// A sink that collects into an arena and remembers what it was told.
+pub struct Recorder {
+    arena: Arena,
+    scratch: bool,
+    wanted: Box<dyn Fn(&ChunkHeader) -> bool + Send + Sync>,
+    seen: watch::Sender<Seen>,
+}
+
+impl Recorder {
+    /// Collects all chunks into a zeroed arena of `bytes` bytes.
+    ///
+    /// # Panics
+    /// Without memory.
+    pub fn new(bytes: u64) -> Self {
+        let seen = watch::Sender::new(Seen::default());
+        Self { arena: Arena::new(bytes).unwrap(), scratch: false, wanted: Box::new(|_| true), seen }
+    }
+
+    /// Gives scratch buffers instead of places.
+    #[must_use]
+    pub fn scratch(self) -> Self {
+        Self { scratch: true, ..self }
+    }
+
+    /// Takes only the chunks that `wanted` says.
+    #[must_use]
+    pub fn only(self, wanted: impl Fn(&ChunkHeader) -> bool + Send + Sync + 'static) -> Self {
+        Self { wanted: Box::new(wanted), ..self }
+    }
+
+    /// What it has been told so far.
+    pub fn seen(&self) -> watch::Ref<'_, Seen> {
+        self.seen.borrow()
+    }
+
+    /// Waits until what it has seen satisfies `condition`.
+    ///
+    /// # Panics
+    /// Never: the recorder keeps its own sender alive.
+    pub async fn until(&self, condition: impl FnMut(&Seen) -> bool) {
+        let mut seen = self.seen.subscribe();
+        seen.wait_for(condition).await.unwrap();
+    }
+
+    /// The bytes of a range.
+    ///
+    /// # Panics
+    /// If it is being written.
+    pub fn bytes(&self, range: Range) -> bytes::Bytes {
+        self.arena.lend(range).unwrap()
+    }
+
+    /// Asserts that what came is what `source` has there, and that nothing was written elsewhere.
+    ///
+    /// # Panics
+    /// If not.
+    pub fn check(&self, source: &Arena) {
+        assert_eq!(self.arena.len(), source.len());
+        let (seen, all) = (self.seen(), self.arena.range());
+        let (came, sent) = (self.bytes(all), source.lend(all).unwrap());
+        let at = |r: Range| r.start as usize..r.end as usize;
+        for range in seen.ranges().iter() {
+            assert!(came[at(range)] == sent[at(range)], "bytes {range:?} differ from those sent");
+        }
+        let touched: Ranges = seen.placed.iter().map(ChunkHeader::range).collect();
+        for range in touched.holes(all.end).iter() {
+            assert!(came[at(range)].iter().all(|&b| b == 0), "bytes {range:?} were written, but never sent");
+        }
+    }
+}
+
+impl Sink for Recorder {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        let place = || {
+            if self.scratch {
+                Some(Target::Scratch(vec![0; chunk.length as usize]))
+            } else {
+                self.arena.claim(chunk.range()).ok().map(Target::Place)
+            }
+        };
+        let target = (self.wanted)(chunk).then(place).flatten();
+        self.seen.send_modify(|seen| match target {
+            Some(_) => seen.placed.push(*chunk),
+            None => seen.refused += 1,
+        });
+        target
+    }
+
+    fn progress(&self, bytes: u64) {
+        self.seen.send_modify(|seen| seen.progress += bytes);
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        if let Target::Scratch(buffer) = &target {
+            self.arena.claim(chunk.range()).unwrap().copy_from_slice(buffer);
+        }
+        drop(target);
+        self.seen.send_modify(|seen| {
+            seen.bytes += if outcome.is_ok() { u64::from(chunk.length) } else { 0 };
+            seen.stored.push((*chunk, outcome));
+        });
+    }
+}
+
+/// Gives round n (from 1) to the n-th recorder.
+pub struct Router(pub Vec<Arc<Recorder>>);
+
+impl Router {
+    fn of(&self, chunk: &ChunkHeader) -> Option<&Recorder> {
+        self.0.get((chunk.round as usize).checked_sub(1)?).map(AsRef::as_ref)
+    }
+}
+
+impl Sink for Router {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        self.of(chunk)?.place(chunk)
+    }
+
+    fn progress(&self, bytes: u64) {
+        self.0.iter().for_each(|recorder| recorder.progress(bytes));
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        if let Some(recorder) = self.of(chunk) {
+            recorder.stored(chunk, target, outcome);
+        }
+    }
+}

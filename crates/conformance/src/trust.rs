@@ -1,0 +1,71 @@
+//! Who gets in.
+
+use thalweg_transport::ErrorKind;
+
+use crate::factory::expect_error;
+use crate::pair::{link, say};
+use crate::{skip, Factory, Recorder};
+
+/// "A peer that fails its handshake fails its own `Pending`, not the listener." Where there is no handshake,
+/// its link fails.
+pub async fn an_intruder_harms_nobody(factory: &Factory) {
+    let Some(intruder) = &factory.intruder else {
+        return skip("the factory names no intruder");
+    };
+    let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+    let intrusion = tokio::spawn(intruder(listener.address()));
+    let pending = listener.accept().await.unwrap();
+    let refused = async {
+        match pending.await {
+            Err(error) => error,
+            Ok(link) => link.receive(&Recorder::new(0)).await.unwrap_err(),
+        }
+    };
+    let kind = refused.await.kind();
+    let due = [ErrorKind::Corrupt, ErrorKind::Security, ErrorKind::Closed, ErrorKind::Timeout];
+    assert!(due.contains(&kind), "{kind:?}");
+    intrusion.await.unwrap();
+    let (client, server) = link(factory, &*listener).await;
+    say(&client, &server, "a peer gets in").await;
+}
+
+/// "[`ErrorKind::Security`]": no trust, no link, at either end.
+pub async fn a_stranger_is_refused(factory: &Factory) {
+    let Some(stranger) = &factory.stranger else {
+        return skip("the factory names no stranger");
+    };
+    let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+    let address = listener.address();
+    let accept = async { listener.accept().await.unwrap().await };
+    let knock = async {
+        // Some handshakes tell the client only after it believes to be through.
+        let link = factory.transport.connect(&address, stranger).await?;
+        link.receive(&Recorder::new(0)).await
+    };
+    let (accepted, knocked) = tokio::join!(accept, knock);
+    expect_error(accepted, &[ErrorKind::Security]);
+    expect_error(knocked, &[ErrorKind::Security, ErrorKind::Closed]);
+    let (client, server) = link(factory, &*listener).await;
+    say(&client, &server, "a peer gets in").await;
+}
+
+/// "A secret both ends and nobody else know."
+pub async fn both_ends_share_a_secret(factory: &Factory) {
+    let pair = factory.pair().await;
+    if factory.listen.tls.is_none() {
+        assert_eq!(pair.client.peer().binding, None, "a secret in the clear");
+        return skip("the factory does not encrypt");
+    }
+    let (client, _server) = link(factory, &*pair.listener).await;
+    let secret = pair.client.peer().binding;
+    assert!(secret.is_some());
+    assert_eq!(secret, pair.server.peer().binding);
+    assert_ne!(secret, client.peer().binding, "two links share a secret");
+}
+
+/// "The name its certificate vouches for, with mutual TLS."
+pub async fn a_certificate_names_the_peer(factory: &Factory) {
+    let pair = factory.pair().await;
+    let mutual = factory.listen.tls.as_ref().is_some_and(|tls| tls.require_client);
+    assert_eq!(pair.server.peer().certified.is_some(), mutual);
+}
