@@ -1,1 +1,50 @@
-//! Aggregation kernels.
+//! Aggregation as a fold: updates are added, chunk by chunk, into an [`Accumulator`] while they arrive,
+//! and the weighted mean is written into the global model at the end of the round.
+//!
+//! - Floats: the mean over the participants, weighted by their sample counts (FedAvg), for each element over
+//!   those participants whose bytes of it came. Eager (fold on arrival), lazy ([`mean`] of whole updates), any
+//!   order and any tree of [`Accumulator::merge`] give the same mean (LIFL sections 2.1 and 5.4: cumulative
+//!   averaging); with [`Precision::Exact`] the same bits.
+//! - Integers and booleans: the maximum over the participants. A mean would not be an integer, and the
+//!   counters that models hold (batches seen, positions) only grow.
+//!
+//! Nothing here opens a socket, spawns a thread or reads a clock. Threads are the caller's:
+//! [`Accumulator::fold`] may run on many at once, and [`Accumulator::finish_part`] writes disjoint parts.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use thalweg_fold::{Accumulator, Precision, Repair};
+//! use thalweg_wire::{Dtype, Layout};
+//!
+//! let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![1])])?);
+//! let accumulator = Accumulator::new(layout, Precision::F32);
+//! accumulator.fold(0, &1.0_f32.to_le_bytes(), 30.0)?;
+//! accumulator.fold(0, &5.0_f32.to_le_bytes(), 10.0)?;
+//! let mut global = [0; 4];
+//! let summary = accumulator.finish_and_reset(&mut global, Repair::KeepLocal)?;
+//! assert_eq!(f32::from_le_bytes(global), 2.0);
+//! assert_eq!(summary.uncovered_bytes, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod accumulator;
+mod cells;
+mod error;
+mod exact;
+mod finite;
+mod floats;
+mod kernels;
+pub mod reference;
+mod stripe;
+mod summary;
+mod weights;
+
+pub use accumulator::{Accumulator, Precision, Repair, STRIPE_BYTES};
+pub use error::{Defect, FoldError};
+pub use exact::{EXACT_FRACTION_BITS, EXACT_MAX_CONTRIBUTIONS, EXACT_MAX_PRODUCT};
+pub use finite::check_finite;
+pub use reference::mean;
+pub use stripe::MAX_RUNS;
+pub use summary::{Coverage, Summary};
+pub use weights::{MAX_WEIGHT, MIN_WEIGHT};

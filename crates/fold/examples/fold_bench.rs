@@ -1,0 +1,144 @@
+//! Measures folding against the machine's memory bandwidth; prints one JSON line on stdout.
+//!
+//! `cargo run --release -p thalweg-fold --example fold_bench [MEGABYTES [REPETITIONS]]`
+//!
+//! All tasks take turns in each repetition, so that a noisy neighbour hits all alike. One thread, chunks of 256 KiB.
+//! - `plain`: `a[i] += w * b[i]` over f32 slices of the same size, the bandwidth reference (3 bytes moved a byte);
+//! - `copy`: one buffer to another (2 bytes moved a byte);
+//! - `fold_*`: an update in memory, added to sums in memory; `fold_first_*`: the round's first, which overwrites;
+//! - `fold_hot_f32`: every chunk lies in the cache, as it does just after it was received;
+//! - `small_1400`: chunks of 1400 bytes, in the cache: nanoseconds a call.
+#![allow(clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+use thalweg_fold::{check_finite, Accumulator, Precision, Repair};
+use thalweg_wire::{Dtype, Layout};
+
+const CHUNK: usize = 256 << 10;
+const TENSORS: u64 = 29;
+const SMALL: usize = 1400;
+
+/// A task, what it moves through memory in bytes, and the seconds it took.
+struct Task<'a> {
+    name: &'static str,
+    moved: usize,
+    run: Box<dyn FnMut() + 'a>,
+    seconds: Vec<f64>,
+}
+
+impl<'a> Task<'a> {
+    fn new(name: &'static str, moved: usize, run: impl FnMut() + 'a) -> Self {
+        Self { name, moved, run: Box::new(run), seconds: Vec::new() }
+    }
+
+    fn median(&self) -> f64 {
+        let mut sorted = self.seconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted[sorted.len() / 2]
+    }
+
+    fn json(&self) -> String {
+        let least = self.seconds.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = self.seconds.iter().copied().fold(0.0, f64::max);
+        let rate = self.moved as f64 / self.median() / 1e9;
+        format!(
+            r#""{}":{{"median_ms":{:.3},"min_ms":{:.3},"max_ms":{:.3},"moved_gb_per_s":{rate:.2}}}"#,
+            self.name,
+            self.median() * 1e3,
+            least * 1e3,
+            most * 1e3
+        )
+    }
+}
+
+fn plain(sums: &mut [f32], values: &[f32], weight: f32) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += weight * value;
+    }
+}
+
+fn fold_all(accumulator: &Accumulator, update: &[u8]) {
+    for (index, chunk) in update.chunks(CHUNK).enumerate() {
+        accumulator.fold((index * CHUNK) as u64, black_box(chunk), 0.5).unwrap();
+    }
+}
+
+fn fold_same(accumulator: &Accumulator, chunk: &[u8], total: usize) {
+    for offset in (0..total - chunk.len()).step_by(chunk.len()) {
+        accumulator.fold(offset as u64, black_box(chunk), 0.5).unwrap();
+    }
+}
+
+/// An accumulator of `elements` elements of a type, and the bytes of an update.
+fn job(dtype: Dtype, precision: Precision, elements: u64) -> (Accumulator, usize) {
+    let tensors = (0..TENSORS).map(|i| (format!("layer{i}.weight"), dtype, vec![elements / TENSORS]));
+    let layout = Arc::new(Layout::pack(tensors).unwrap());
+    let bytes = layout.bytes() as usize;
+    (Accumulator::new(layout, precision), bytes)
+}
+
+fn main() {
+    let mut arguments = std::env::args().skip(1).map(|a| a.parse::<usize>().unwrap());
+    let bytes = arguments.next().unwrap_or(232) * 1_000_000;
+    let repetitions = arguments.next().unwrap_or(11);
+    let elements = (bytes / 4) as u64;
+
+    let update = vec![0x3c_u8; bytes + 64 * TENSORS as usize];
+    let values = vec![0.01_f32; bytes / 4];
+    let mut sums = vec![1.0_f32; bytes / 4];
+    let mut copied = vec![1_u8; bytes];
+    let mut global = vec![1_u8; bytes + 64 * TENSORS as usize];
+    let (f32s, f32_bytes) = job(Dtype::F32, Precision::F32, elements);
+    let (hot, _) = job(Dtype::F32, Precision::F32, elements);
+    let (f64s, _) = job(Dtype::F32, Precision::F64, elements);
+    let (exact, _) = job(Dtype::F32, Precision::Exact, elements);
+    let (f16s, f16_bytes) = job(Dtype::F16, Precision::F32, elements);
+    let (bf16s, bf16_bytes) = job(Dtype::BF16, Precision::F32, elements);
+    let layout = f32s.layout().clone();
+
+    let mut tasks = vec![
+        Task::new("copy", 2 * bytes, || copied.copy_from_slice(black_box(&update[..bytes]))),
+        Task::new("plain", 3 * bytes, || plain(black_box(&mut sums), black_box(&values), 0.5)),
+        Task::new("fold_first_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
+        Task::new("fold_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
+        Task::new("fold_hot_f32", 2 * bytes, || fold_same(&hot, &update[..CHUNK], f32_bytes)),
+        Task::new("fold_f32_to_f64", 5 * bytes, || fold_all(&f64s, &update[..f32_bytes])),
+        Task::new("fold_exact", 5 * bytes, || fold_all(&exact, &update[..f32_bytes])),
+        Task::new("fold_f16", 5 * bytes / 2, || fold_all(&f16s, &update[..f16_bytes])),
+        Task::new("fold_bf16", 5 * bytes / 2, || fold_all(&bf16s, &update[..bf16_bytes])),
+        Task::new("check_finite_f32", bytes, || check_finite(&layout, 0, &update[..f32_bytes]).unwrap()),
+        Task::new("finish_and_reset_f32", 2 * bytes, || {
+            f32s.finish_and_reset(&mut global[..f32_bytes], Repair::KeepLocal).unwrap();
+        }),
+        Task::new("small_1400", 2 * bytes, || fold_same(&hot, &update[..SMALL], f32_bytes)),
+    ];
+    // The first turn is not counted: it touches the memory.
+    for turn in 0..=repetitions {
+        for task in &mut tasks {
+            let start = Instant::now();
+            (task.run)();
+            let seconds = start.elapsed().as_secs_f64();
+            if turn > 0 {
+                task.seconds.push(seconds);
+            }
+        }
+        exact.reset();
+        hot.reset();
+    }
+    report(&tasks, bytes, repetitions, f32_bytes / SMALL);
+}
+
+fn report(tasks: &[Task<'_>], bytes: usize, repetitions: usize, small_calls: usize) {
+    let median = |name: &str| tasks.iter().find(|t| t.name == name).map_or(f64::NAN, Task::median);
+    let each: Vec<String> = tasks.iter().map(Task::json).collect();
+    println!(
+        r#"{{"bytes":{bytes},"repetitions":{repetitions},{},"fold_f32_to_plain":{:.3},"fold_f32_to_copy_bandwidth":{:.3},"ns_per_small_call":{:.1}}}"#,
+        each.join(","),
+        median("plain") / median("fold_f32"),
+        (3.0 / median("fold_f32")) / (2.0 / median("copy")),
+        median("small_1400") / small_calls as f64 * 1e9,
+    );
+}

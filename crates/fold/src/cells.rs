@@ -1,0 +1,117 @@
+//! The sums of one tensor's elements within one stripe.
+
+use std::ops::Range;
+
+use fearless_simd::Level;
+use thalweg_wire::Dtype;
+
+use crate::{kernels, Precision};
+
+/// Sums, in the form that dtype and precision ask for. What they hold before the first contribution means nothing.
+#[derive(Debug)]
+pub(crate) enum Cells {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    Fixed(Vec<i64>),
+    /// The largest integers so far, in the tensor's own bytes.
+    Largest(Vec<u8>),
+}
+
+impl Cells {
+    pub(crate) fn new(dtype: Dtype, precision: Precision, elements: usize) -> Self {
+        match (dtype, precision) {
+            _ if !dtype.is_float() => Self::Largest(vec![0; elements * dtype.size() as usize]),
+            (_, Precision::Exact) => Self::Fixed(vec![0; elements]),
+            (Dtype::F64, _) | (_, Precision::F64) => Self::F64(vec![0.0; elements]),
+            _ => Self::F32(vec![0.0; elements]),
+        }
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn memory(&self) -> usize {
+        match self {
+            Self::F32(cells) => size_of_val(cells.as_slice()),
+            Self::F64(cells) => size_of_val(cells.as_slice()),
+            Self::Fixed(cells) => size_of_val(cells.as_slice()),
+            Self::Largest(cells) => cells.len(),
+        }
+    }
+
+    /// Folds whole elements, the first of which is number `at`; `fresh` if nothing was folded there before.
+    pub(crate) fn fold(
+        &mut self,
+        level: Level,
+        dtype: Dtype,
+        at: usize,
+        bytes: &[u8],
+        weight: f64,
+        fresh: bool,
+    ) {
+        let size = dtype.size() as usize;
+        let range = at..at + bytes.len() / size;
+        let wide = dtype == Dtype::F64;
+        match self {
+            Self::F32(cells) => kernels::fold_narrow(level, dtype, &mut cells[range], bytes, weight, fresh),
+            Self::F64(cells) if wide => kernels::fold_wide(level, &mut cells[range], bytes, weight, fresh),
+            Self::F64(cells) => kernels::fold_narrow(level, dtype, &mut cells[range], bytes, weight, fresh),
+            Self::Fixed(cells) if wide => kernels::fold_wide(level, &mut cells[range], bytes, weight, fresh),
+            Self::Fixed(cells) => kernels::fold_narrow(level, dtype, &mut cells[range], bytes, weight, fresh),
+            Self::Largest(cells) => {
+                kernels::fold_largest(level, dtype, &mut cells[in_bytes(range, size)], bytes, fresh);
+            }
+        }
+    }
+
+    /// Adds the sums of elements `range` of `other`, which has the same dtype and precision.
+    pub(crate) fn merge(
+        &mut self,
+        level: Level,
+        dtype: Dtype,
+        range: Range<usize>,
+        other: &Cells,
+        fresh: bool,
+    ) {
+        match (self, other) {
+            (Self::F32(cells), Self::F32(other)) => {
+                kernels::merge(level, &mut cells[range.clone()], &other[range], fresh);
+            }
+            (Self::F64(cells), Self::F64(other)) => {
+                kernels::merge(level, &mut cells[range.clone()], &other[range], fresh);
+            }
+            (Self::Fixed(cells), Self::Fixed(other)) => {
+                kernels::merge(level, &mut cells[range.clone()], &other[range], fresh);
+            }
+            (Self::Largest(cells), Self::Largest(other)) => {
+                let range = in_bytes(range, dtype.size() as usize);
+                kernels::fold_largest(level, dtype, &mut cells[range.clone()], &other[range], fresh);
+            }
+            _ => debug_assert!(false, "accumulators of one layout and precision have the same cells"),
+        }
+    }
+
+    /// Writes the means of the elements from number `at` on, whose weights sum up to `weight`.
+    pub(crate) fn write_mean(&self, level: Level, dtype: Dtype, at: usize, bytes: &mut [u8], weight: f64) {
+        let size = dtype.size() as usize;
+        let range = at..at + bytes.len() / size;
+        let single = weight as f32;
+        match self {
+            Self::F32(cells) if dtype == Dtype::F32 && f64::from(single) == weight => {
+                kernels::mean_f32(level, &cells[range], bytes, single);
+            }
+            Self::F32(cells) => kernels::mean_narrow(level, dtype, &cells[range], bytes, weight),
+            Self::F64(cells) if dtype == Dtype::F64 => {
+                kernels::mean_wide(level, &cells[range], bytes, weight)
+            }
+            Self::F64(cells) => kernels::mean_narrow(level, dtype, &cells[range], bytes, weight),
+            Self::Fixed(cells) if dtype == Dtype::F64 => {
+                kernels::mean_wide(level, &cells[range], bytes, weight)
+            }
+            Self::Fixed(cells) => kernels::mean_narrow(level, dtype, &cells[range], bytes, weight),
+            Self::Largest(cells) => bytes.copy_from_slice(&cells[in_bytes(range, size)]),
+        }
+    }
+}
+
+fn in_bytes(range: Range<usize>, size: usize) -> Range<usize> {
+    range.start * size..range.end * size
+}

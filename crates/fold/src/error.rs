@@ -1,0 +1,92 @@
+//! Why bytes cannot be folded, and what to do about it.
+
+use thiserror::Error;
+
+use crate::{EXACT_MAX_CONTRIBUTIONS, EXACT_MAX_PRODUCT, MAX_RUNS, MAX_WEIGHT, MIN_WEIGHT, STRIPE_BYTES};
+
+/// An element that is not a number or not finite.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[error("tensor {tensor:?}, element {element} (row-major), is {value}: the sender's training diverged; leave its update out of the round")]
+pub struct Defect {
+    /// Name of the tensor.
+    pub tensor: String,
+    /// Index of the element in the tensor, row-major, from 0.
+    pub element: u64,
+    /// NaN or an infinity.
+    pub value: f64,
+}
+
+/// Why a fold, a merge or a finish was refused. A refused call has changed nothing, except where a variant says so.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[non_exhaustive]
+pub enum FoldError {
+    /// Bytes beyond the end of the layout.
+    #[error("bytes {offset}..{offset}+{length} do not fit the layout of {bytes} bytes: the sender uses another layout; compare layout hashes first")]
+    OutOfRange {
+        /// First byte of the chunk.
+        offset: u64,
+        /// Bytes of the chunk.
+        length: u64,
+        /// Bytes of the layout.
+        bytes: u64,
+    },
+    /// A weight that is no weight.
+    #[error("weight {0} is neither 0 nor within {MIN_WEIGHT:e} to {MAX_WEIGHT:e}: send the number of samples trained on, or scale all weights alike")]
+    Weight(f64),
+    /// `Precision::Exact` cannot hold the value times the weight.
+    #[error("tensor {tensor:?}, element {element}: {value} times weight {weight} is over the limit of {EXACT_MAX_PRODUCT:e} of exact folding; divide all weights by the same power of two, or fold in f64")]
+    Capacity {
+        /// Name of the tensor.
+        tensor: String,
+        /// Index of the element in the tensor, row-major, from 0.
+        element: u64,
+        /// The element.
+        value: f64,
+        /// The weight it came with.
+        weight: f64,
+    },
+    /// `Precision::Exact` cannot hold NaN or infinity.
+    #[error(transparent)]
+    NotFinite(#[from] Defect),
+    /// More contributions to an element than exact folding can add up without a chance of overflow.
+    #[error("{found} contributions to bytes near {offset}; exact folding adds up at most {EXACT_MAX_CONTRIBUTIONS}: fold in f64, or with fewer clients a round")]
+    Contributions {
+        /// A byte of the update where it is so.
+        offset: u64,
+        /// Contributions there.
+        found: u32,
+    },
+    /// The pieces that came are too small and too scattered to keep account of their weights.
+    #[error("bytes from {offset} have more than {MAX_RUNS} separately weighted pieces in {STRIPE_BYTES} bytes: send chunks of 64 bytes or more, at multiples of 64")]
+    Fragmented {
+        /// First byte of the stripe.
+        offset: u64,
+    },
+    /// Two accumulators of different layouts.
+    #[error("accumulators of different layouts cannot be merged: {0}")]
+    Layout(String),
+    /// Two accumulators of different precision.
+    #[error("accumulators of different precision cannot be merged ({ours} and {theirs}): give all aggregators of a tree the same")]
+    Precision {
+        /// This accumulator's.
+        ours: &'static str,
+        /// The other's.
+        theirs: &'static str,
+    },
+    /// An accumulator merged into itself would count every client twice.
+    #[error("an accumulator cannot be merged into itself: every client would count twice")]
+    Itself,
+    /// The buffer to write into is not what `finish` or `finish_part` needs.
+    #[error("{found} bytes at byte {offset} are not a part of the update: start at a multiple of {STRIPE_BYTES} and end at one or at the layout's {bytes} bytes")]
+    Part {
+        /// First byte of the part.
+        offset: u64,
+        /// Bytes of the buffer.
+        found: u64,
+        /// Bytes of the layout.
+        bytes: u64,
+    },
+    /// A thread panicked while it held a stripe, so its sums cannot be trusted.
+    #[error("a thread panicked while folding: the sums of this round cannot be trusted; reset the accumulator and repeat the round")]
+    Poisoned,
+}

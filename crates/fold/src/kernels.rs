@@ -1,0 +1,217 @@
+//! The loops over elements. Each is compiled for plain SSE2 and for AVX2 (or NEON), and chosen at run time.
+//!
+//! Multiplication and addition stay two roundings everywhere (no fused multiply-add), so a machine's instruction
+//! set does not change a bit of the result.
+
+use fearless_simd::{dispatch, Level};
+use thalweg_wire::Dtype;
+
+use crate::exact;
+use crate::floats::{Bf16, Float, F16, F32, F64, F8E4M3, F8E5M2};
+
+/// A running sum: f32, f64, or i64 for fixed point.
+pub(crate) trait Cell<V>: Copy {
+    /// What an element contributes.
+    fn term(value: V, weight: f64) -> Self;
+    fn plus(self, other: Self) -> Self;
+    fn value(self) -> f64;
+    /// The multiplier for a weight.
+    fn multiplier(weight: f64) -> f64 {
+        weight
+    }
+}
+
+impl Cell<f32> for f32 {
+    #[inline(always)]
+    fn term(value: f32, weight: f64) -> f32 {
+        value * weight as f32
+    }
+    #[inline(always)]
+    fn plus(self, other: f32) -> f32 {
+        self + other
+    }
+    #[inline(always)]
+    fn value(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+impl<V: Into<f64>> Cell<V> for f64 {
+    #[inline(always)]
+    fn term(value: V, weight: f64) -> f64 {
+        value.into() * weight
+    }
+    #[inline(always)]
+    fn plus(self, other: f64) -> f64 {
+        self + other
+    }
+    #[inline(always)]
+    fn value(self) -> f64 {
+        self
+    }
+}
+
+impl<V: Into<f64>> Cell<V> for i64 {
+    #[inline(always)]
+    fn term(value: V, scaled: f64) -> i64 {
+        exact::term(value.into(), scaled)
+    }
+    #[inline(always)]
+    fn plus(self, other: i64) -> i64 {
+        self.wrapping_add(other)
+    }
+    #[inline(always)]
+    fn value(self) -> f64 {
+        exact::value(self)
+    }
+    fn multiplier(weight: f64) -> f64 {
+        exact::scaled(weight)
+    }
+}
+
+/// Runs `$kernel::<type of $dtype>` for the types that fit f32; nothing for others.
+macro_rules! by_narrow_type {
+    ($level:expr, $dtype:expr, $kernel:ident, $cell:ty, $arguments:tt) => {
+        match $dtype {
+            Dtype::F32 => by_narrow_type!(@run $level, $kernel, F32, $cell, $arguments),
+            Dtype::F16 => by_narrow_type!(@run $level, $kernel, F16, $cell, $arguments),
+            Dtype::BF16 => by_narrow_type!(@run $level, $kernel, Bf16, $cell, $arguments),
+            Dtype::F8E4M3 => by_narrow_type!(@run $level, $kernel, F8E4M3, $cell, $arguments),
+            Dtype::F8E5M2 => by_narrow_type!(@run $level, $kernel, F8E5M2, $cell, $arguments),
+            _ => debug_assert!(false, "{} has cells of another kind", $dtype),
+        }
+    };
+    (@run $level:expr, $kernel:ident, $type:ty, $cell:ty, $arguments:tt) => {
+        dispatch!($level, _simd => $kernel::<$type, $cell> $arguments)
+    };
+}
+
+/// Adds `weight` times each element to its cell; `fresh` cells are overwritten instead, whatever they held.
+pub(crate) fn fold_narrow<C: Cell<f32>>(
+    level: Level,
+    dtype: Dtype,
+    cells: &mut [C],
+    bytes: &[u8],
+    weight: f64,
+    fresh: bool,
+) {
+    by_narrow_type!(level, dtype, combine, C, (cells, bytes, weight, fresh));
+}
+
+/// As [`fold_narrow`], for f64 elements.
+pub(crate) fn fold_wide<C: Cell<f64>>(level: Level, cells: &mut [C], bytes: &[u8], weight: f64, fresh: bool) {
+    dispatch!(level, _simd => combine::<F64, C>(cells, bytes, weight, fresh));
+}
+
+#[inline(always)]
+fn combine<F: Float, C: Cell<F::Value>>(cells: &mut [C], bytes: &[u8], weight: f64, fresh: bool) {
+    let weight = C::multiplier(weight);
+    let pairs = cells.iter_mut().zip(bytes.chunks_exact(F::SIZE));
+    if fresh {
+        pairs.for_each(|(cell, element)| *cell = C::term(F::read(element), weight));
+    } else {
+        pairs.for_each(|(cell, element)| *cell = cell.plus(C::term(F::read(element), weight)));
+    }
+}
+
+/// Writes cells divided by `weight` as elements.
+pub(crate) fn mean_narrow<C: Cell<f32>>(
+    level: Level,
+    dtype: Dtype,
+    cells: &[C],
+    bytes: &mut [u8],
+    weight: f64,
+) {
+    by_narrow_type!(level, dtype, divide, C, (cells, bytes, weight));
+}
+
+/// As [`mean_narrow`], for f64 elements.
+pub(crate) fn mean_wide<C: Cell<f64>>(level: Level, cells: &[C], bytes: &mut [u8], weight: f64) {
+    dispatch!(level, _simd => divide::<F64, C>(cells, bytes, weight));
+}
+
+#[inline(always)]
+fn divide<F: Float, C: Cell<F::Value>>(cells: &[C], bytes: &mut [u8], weight: f64) {
+    for (cell, element) in cells.iter().zip(bytes.chunks_exact_mut(F::SIZE)) {
+        F::write(cell.value() / weight, element);
+    }
+}
+
+/// [`mean_narrow`] from f32 to f32 where the weight is an f32 too: dividing in f32 rounds to the same bits as
+/// dividing in f64 and rounding to f32, since f64 has more than twice the digits; and it is twice as fast.
+pub(crate) fn mean_f32(level: Level, cells: &[f32], bytes: &mut [u8], weight: f32) {
+    dispatch!(level, _simd => divide_f32(cells, bytes, weight));
+}
+
+#[inline(always)]
+fn divide_f32(cells: &[f32], bytes: &mut [u8], weight: f32) {
+    for (cell, element) in cells.iter().zip(bytes.chunks_exact_mut(4)) {
+        element.copy_from_slice(&(cell / weight).to_le_bytes());
+    }
+}
+
+/// Adds cells to cells; `fresh` ones are overwritten.
+pub(crate) fn merge<C: Cell<f32>>(level: Level, cells: &mut [C], other: &[C], fresh: bool) {
+    if fresh {
+        cells.copy_from_slice(other);
+    } else {
+        dispatch!(level, _simd => add(cells, other));
+    }
+}
+
+#[inline(always)]
+fn add<C: Cell<f32>>(cells: &mut [C], other: &[C]) {
+    for (cell, other) in cells.iter_mut().zip(other) {
+        *cell = cell.plus(*other);
+    }
+}
+
+/// Keeps the larger of each integer; cells and elements are both in the type's own bytes. Booleans become 0 or 1.
+pub(crate) fn fold_largest(level: Level, dtype: Dtype, cells: &mut [u8], bytes: &[u8], fresh: bool) {
+    match dtype {
+        Dtype::Bool if fresh => dispatch!(level, _simd => set_truth(cells, bytes)),
+        _ if fresh => cells.copy_from_slice(bytes),
+        Dtype::Bool => dispatch!(level, _simd => or_truth(cells, bytes)),
+        Dtype::I64 => dispatch!(level, _simd => largest_i64(cells, bytes)),
+        Dtype::I32 => dispatch!(level, _simd => largest_i32(cells, bytes)),
+        Dtype::I16 => dispatch!(level, _simd => largest_i16(cells, bytes)),
+        Dtype::I8 => dispatch!(level, _simd => largest_i8(cells, bytes)),
+        Dtype::U64 => dispatch!(level, _simd => largest_u64(cells, bytes)),
+        Dtype::U32 => dispatch!(level, _simd => largest_u32(cells, bytes)),
+        Dtype::U16 => dispatch!(level, _simd => largest_u16(cells, bytes)),
+        Dtype::U8 => dispatch!(level, _simd => largest_u8(cells, bytes)),
+        _ => debug_assert!(false, "{dtype} is averaged"),
+    }
+}
+
+#[inline(always)]
+fn set_truth(cells: &mut [u8], bytes: &[u8]) {
+    cells.iter_mut().zip(bytes).for_each(|(cell, byte)| *cell = u8::from(*byte != 0));
+}
+
+#[inline(always)]
+fn or_truth(cells: &mut [u8], bytes: &[u8]) {
+    cells.iter_mut().zip(bytes).for_each(|(cell, byte)| *cell |= u8::from(*byte != 0));
+}
+
+macro_rules! largest {
+    ($($name:ident: $type:ty;)*) => {$(
+        #[inline(always)]
+        fn $name(cells: &mut [u8], bytes: &[u8]) {
+            const SIZE: usize = size_of::<$type>();
+            let read = |bytes: &[u8]| {
+                let mut word = [0; SIZE];
+                word.copy_from_slice(bytes);
+                <$type>::from_le_bytes(word)
+            };
+            for (cell, element) in cells.chunks_exact_mut(SIZE).zip(bytes.chunks_exact(SIZE)) {
+                let larger = read(cell).max(read(element));
+                cell.copy_from_slice(&larger.to_le_bytes());
+            }
+        }
+    )*};
+}
+largest! {
+    largest_i64: i64; largest_i32: i32; largest_i16: i16; largest_i8: i8;
+    largest_u64: u64; largest_u32: u32; largest_u16: u16; largest_u8: u8;
+}

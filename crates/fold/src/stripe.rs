@@ -1,0 +1,137 @@
+//! A stripe of the update: the sums and weights of some 128 KiB of its bytes, behind one lock.
+
+use std::ops::Range;
+
+use fearless_simd::Level;
+use thalweg_wire::{Dtype, Layout};
+
+use crate::cells::Cells;
+use crate::weights::{Weight, Weights};
+use crate::{Precision, Repair, Summary};
+
+/// Most separately weighted pieces a stripe keeps account of; chunks cut at multiples of 64 bytes need half.
+pub const MAX_RUNS: usize = 4096;
+
+/// The part of a tensor that lies in the stripe.
+#[derive(Debug)]
+struct Segment {
+    tensor: usize,
+    dtype: Dtype,
+    /// Bytes of the stripe.
+    bytes: Range<usize>,
+    cells: Cells,
+}
+
+impl Segment {
+    /// Index in `cells` of the element at byte `at` of the stripe.
+    fn element(&self, at: usize) -> usize {
+        (at - self.bytes.start) / self.dtype.size() as usize
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Stripe {
+    /// Rising; between them is padding.
+    segments: Vec<Segment>,
+    pub(crate) weights: Weights,
+}
+
+impl Stripe {
+    /// The stripe of bytes `start..start + length` of the update.
+    pub(crate) fn new(layout: &Layout, precision: Precision, start: u64, length: u64) -> Self {
+        let all = layout.tensors();
+        let first = all.partition_point(|t| t.range().end <= start);
+        let segments = all.iter().enumerate().skip(first).take_while(|(_, t)| t.offset < start + length);
+        let segments = segments.filter_map(|(tensor, t)| {
+            let (from, to) = (t.offset.max(start), t.range().end.min(start + length));
+            let elements = to.saturating_sub(from) / t.dtype.size();
+            (elements > 0).then(|| Segment {
+                tensor,
+                dtype: t.dtype,
+                bytes: (from - start) as usize..(to - start) as usize,
+                cells: Cells::new(t.dtype, precision, elements as usize),
+            })
+        });
+        Self { segments: segments.collect(), weights: Weights::new(length as usize) }
+    }
+
+    pub(crate) fn memory(&self) -> usize {
+        self.segments.iter().map(|s| size_of::<Segment>() + s.cells.memory()).sum()
+    }
+
+    /// Whether the account of weights has room for a contribution to `bytes`.
+    pub(crate) fn has_room(&self, bytes: &Range<usize>) -> bool {
+        let count = self.weights.count();
+        count + 2 <= MAX_RUNS || count + self.weights.splits(bytes) <= MAX_RUNS
+    }
+
+    /// Adds `data`, which are `bytes` of the stripe and cut no element.
+    pub(crate) fn fold(&mut self, level: Level, bytes: Range<usize>, data: &[u8], weight: Weight) {
+        for part in self.weights.within(bytes.clone()) {
+            for (segment, piece) in over_mut(&mut self.segments, &part.bytes) {
+                let at = segment.element(piece.start);
+                let data = &data[piece.start - bytes.start..piece.end - bytes.start];
+                segment.cells.fold(level, segment.dtype, at, data, weight.value, part.is_hole());
+            }
+        }
+        self.weights.add(bytes, weight);
+    }
+
+    /// Adds another accumulator's stripe of the same bytes.
+    pub(crate) fn merge(&mut self, level: Level, other: &Stripe) {
+        let whole = other.weights.within(0..other.weights.length());
+        for theirs in whole.filter(|part| !part.is_hole()) {
+            for ours in self.weights.within(theirs.bytes.clone()) {
+                let first = first_over(&self.segments, &ours.bytes);
+                let pairs = over_mut(&mut self.segments, &ours.bytes).zip(&other.segments[first..]);
+                for ((segment, piece), other) in pairs {
+                    let elements = segment.element(piece.start)..segment.element(piece.end);
+                    segment.cells.merge(level, segment.dtype, elements, &other.cells, ours.is_hole());
+                }
+            }
+            self.weights.merge(&theirs);
+        }
+    }
+
+    /// Writes the means to `out`, the stripe's bytes of the global model.
+    pub(crate) fn finish(&self, level: Level, out: &mut [u8], repair: Repair, summary: &mut Summary) {
+        for part in self.weights.within(0..out.len()) {
+            let weight = part.weight();
+            let first = first_over(&self.segments, &part.bytes);
+            for (segment, piece) in self.segments[first..].iter().map_while(|s| overlap(s, &part.bytes)) {
+                let element = segment.element(piece.start);
+                summary.record(segment.tensor, piece.len(), segment.dtype.size(), weight);
+                let out = &mut out[piece];
+                match repair {
+                    _ if !part.is_hole() => {
+                        segment.cells.write_mean(level, segment.dtype, element, out, weight);
+                    }
+                    Repair::KeepLocal => (),
+                    Repair::Zero => out.fill(0),
+                }
+            }
+        }
+    }
+}
+
+/// Index of the first segment that ends after the start of `bytes`.
+fn first_over(segments: &[Segment], bytes: &Range<usize>) -> usize {
+    segments.partition_point(|s| s.bytes.end <= bytes.start)
+}
+
+fn overlap<'a>(segment: &'a Segment, bytes: &Range<usize>) -> Option<(&'a Segment, Range<usize>)> {
+    let piece = segment.bytes.start.max(bytes.start)..segment.bytes.end.min(bytes.end);
+    (!piece.is_empty()).then_some((segment, piece))
+}
+
+/// The segments that `bytes` of the stripe overlap, with the bytes of the stripe in both.
+fn over_mut<'a>(
+    segments: &'a mut [Segment],
+    bytes: &'a Range<usize>,
+) -> impl Iterator<Item = (&'a mut Segment, Range<usize>)> {
+    let first = first_over(segments, bytes);
+    segments[first..].iter_mut().map_while(|segment| {
+        let piece = overlap(segment, bytes)?.1;
+        Some((segment, piece))
+    })
+}

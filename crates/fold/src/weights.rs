@@ -1,0 +1,249 @@
+//! How much weight each byte of a stripe has received, run-length.
+//!
+//! Weights add up as integers (multiples of 2^-60), so that their sums are exact in any order: neighbouring runs
+//! that received the same clients are equal and become one, however the chunks were cut and reordered.
+
+use std::ops::Range;
+
+use crate::FoldError;
+
+/// Least weight other than 0.
+pub const MIN_WEIGHT: f64 = 1.0 / (1_u64 << 30) as f64;
+/// Most weight of one contribution.
+pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
+const UNITS: f64 = (1_u64 << 60) as f64;
+
+/// The weight of one contribution, in integer units and as the multiplier.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Weight {
+    /// The multiplier: exactly `units` times 2^-60.
+    pub(crate) value: f64,
+    pub(crate) units: u128,
+}
+
+impl Weight {
+    /// `None` for 0: such a contribution changes nothing.
+    pub(crate) fn new(weight: f64, single: bool) -> Result<Option<Self>, FoldError> {
+        if weight == 0.0 {
+            return Ok(None);
+        }
+        if !(MIN_WEIGHT..=MAX_WEIGHT).contains(&weight) {
+            return Err(FoldError::Weight(weight));
+        }
+        // What is multiplied by is what is divided by in the end: an f32 accumulator multiplies by an f32.
+        let weight = if single { f64::from(weight as f32) } else { weight };
+        let units = (weight * UNITS).round() as u128;
+        Ok(Some(Self { value: value_of(units), units }))
+    }
+}
+
+fn value_of(units: u128) -> f64 {
+    units as f64 / UNITS
+}
+
+/// Neighbouring bytes with the same weight, up to `end`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    end: usize,
+    contributions: u32,
+    units: u128,
+}
+
+/// Bytes that received the same weight.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Weighted {
+    pub(crate) bytes: Range<usize>,
+    pub(crate) contributions: u32,
+    units: u128,
+}
+
+impl Weighted {
+    /// The sum of the weights, rounded once.
+    pub(crate) fn weight(&self) -> f64 {
+        value_of(self.units)
+    }
+
+    /// Whether no bytes came.
+    pub(crate) fn is_hole(&self) -> bool {
+        self.contributions == 0
+    }
+}
+
+/// The weights of bytes `0..length` of a stripe.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// Rising, the last one ends at the length; never empty.
+    runs: Vec<Run>,
+}
+
+impl Weights {
+    pub(crate) fn new(length: usize) -> Self {
+        Self { runs: vec![Run { end: length, contributions: 0, units: 0 }] }
+    }
+
+    /// Bytes of the stripe.
+    pub(crate) fn length(&self) -> usize {
+        self.runs.last().map_or(0, |r| r.end)
+    }
+
+    /// Number of runs.
+    pub(crate) fn count(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Bytes received nothing again; the memory of the runs stays.
+    pub(crate) fn clear(&mut self) {
+        let end = self.length();
+        self.runs.clear();
+        self.runs.push(Run { end, contributions: 0, units: 0 });
+    }
+
+    /// Most contributions to any byte.
+    pub(crate) fn most_contributions(&self) -> u32 {
+        self.runs.iter().map(|r| r.contributions).max().unwrap_or(0)
+    }
+
+    /// How many runs more there would be with borders at both ends of `bytes`.
+    pub(crate) fn splits(&self, bytes: &Range<usize>) -> usize {
+        [bytes.start, bytes.end].into_iter().filter(|&at| at > 0 && !self.is_border(at)).count()
+    }
+
+    /// What each part of `bytes` has received, rising.
+    pub(crate) fn within(&self, bytes: Range<usize>) -> impl Iterator<Item = Weighted> + '_ {
+        let mut start = bytes.start;
+        let first = self.after(bytes.start);
+        self.runs[first..].iter().map_while(move |run| {
+            let end = run.end.min(bytes.end);
+            let part = start..end;
+            start = end;
+            (!part.is_empty()).then_some(Weighted {
+                bytes: part,
+                contributions: run.contributions,
+                units: run.units,
+            })
+        })
+    }
+
+    /// One contribution to `bytes`.
+    pub(crate) fn add(&mut self, bytes: Range<usize>, weight: Weight) {
+        self.add_units(bytes, weight.units, 1);
+    }
+
+    /// What another accumulator's bytes received.
+    pub(crate) fn merge(&mut self, part: &Weighted) {
+        self.add_units(part.bytes.clone(), part.units, part.contributions);
+    }
+
+    fn add_units(&mut self, bytes: Range<usize>, units: u128, contributions: u32) {
+        if bytes.is_empty() {
+            return;
+        }
+        let first = self.split(bytes.start);
+        let last = self.split(bytes.end);
+        for run in &mut self.runs[first..last] {
+            run.units = run.units.saturating_add(units);
+            run.contributions = run.contributions.saturating_add(contributions);
+        }
+        // Inner neighbours differed before and still do.
+        self.join(last);
+        self.join(first);
+    }
+
+    /// Index of the first run that ends after `at`.
+    fn after(&self, at: usize) -> usize {
+        self.runs.partition_point(|r| r.end <= at)
+    }
+
+    fn is_border(&self, at: usize) -> bool {
+        self.runs.binary_search_by_key(&at, |r| r.end).is_ok()
+    }
+
+    /// Makes a border at `at`; returns the index of the run that starts there.
+    fn split(&mut self, at: usize) -> usize {
+        let index = self.after(at);
+        let start = index.checked_sub(1).map_or(0, |before| self.runs[before].end);
+        if start == at || index == self.runs.len() {
+            return index;
+        }
+        self.runs.insert(index, Run { end: at, ..self.runs[index] });
+        index + 1
+    }
+
+    /// Drops the border before run `index` if both sides are equal.
+    fn join(&mut self, index: usize) {
+        if index == 0 || index >= self.runs.len() {
+            return;
+        }
+        let (before, after) = (self.runs[index - 1], self.runs[index]);
+        if (before.units, before.contributions) == (after.units, after.contributions) {
+            self.runs.remove(index - 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SPAN: usize = 48;
+
+    proptest! {
+        /// Against the plainest model: a weight a byte.
+        #[test]
+        fn agrees_with_a_weight_per_byte(
+            adds in prop::collection::vec((0..SPAN, 0..=SPAN, 1..4_u32), 0..30),
+            probe in (0..SPAN, 0..=SPAN),
+        ) {
+            let mut weights = Weights::new(SPAN);
+            let mut model = [(0.0, 0); SPAN];
+            for (start, end, w) in adds {
+                let weight = Weight::new(f64::from(w) / 4.0, false).unwrap().unwrap();
+                weights.add(start..end, weight);
+                for byte in model.iter_mut().take(end).skip(start) {
+                    *byte = (byte.0 + weight.value, byte.1 + 1);
+                }
+            }
+            let all: Vec<Weighted> = weights.within(0..SPAN).collect();
+            prop_assert_eq!(all.len(), weights.count());
+            for pair in all.windows(2) {
+                prop_assert_eq!(pair[0].bytes.end, pair[1].bytes.start);
+                prop_assert!(pair[0].units != pair[1].units || pair[0].contributions != pair[1].contributions);
+            }
+            let mut at = probe.0;
+            for part in weights.within(probe.0..probe.1) {
+                prop_assert_eq!(part.bytes.start, at);
+                for byte in part.bytes.clone() {
+                    prop_assert_eq!((part.weight(), part.contributions), model[byte]);
+                }
+                at = part.bytes.end;
+            }
+            prop_assert_eq!(at, probe.1.max(probe.0));
+            weights.clear();
+            prop_assert_eq!((weights.count(), weights.most_contributions()), (1, 0));
+        }
+    }
+
+    #[test]
+    fn chunks_in_any_order_become_one_run() {
+        let mut weights = Weights::new(100);
+        // 0.1 + 0.2 + 0.3 differs from 0.3 + 0.2 + 0.1 in f64; here it must not.
+        for (w, order) in [(0.1, [0, 1, 2]), (0.2, [2, 0, 1]), (0.3, [1, 2, 0])] {
+            let weight = Weight::new(w, false).unwrap().unwrap();
+            for part in order {
+                weights.add([0..30, 30..70, 70..100][part].clone(), weight);
+            }
+        }
+        assert_eq!((weights.count(), weights.most_contributions()), (1, 3));
+    }
+
+    #[test]
+    fn refuses_what_is_no_weight() {
+        for weight in [-1.0, f64::NAN, f64::INFINITY, 1e-12, 1e13] {
+            let message = Weight::new(weight, true).unwrap_err().to_string();
+            assert!(message.contains("number of samples"), "{message}");
+        }
+        assert_eq!(Weight::new(0.0, true), Ok(None));
+        assert_eq!(Weight::new(600.0, true).unwrap().unwrap().value, 600.0);
+    }
+}
