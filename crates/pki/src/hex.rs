@@ -1,0 +1,42 @@
+//! 32 bytes as text.
+
+/// 64 lower-case digits.
+pub(crate) fn encode(bytes: &[u8; 32]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The bytes, of digits of either case; says what is wrong without repeating the text, which may be secret.
+pub(crate) fn decode(text: &str) -> Result<[u8; 32], String> {
+    if text.len() != 64 {
+        return Err(format!("{} characters where 64 hexadecimal digits are due", text.len()));
+    }
+    let digit = |b: u8| (b as char).to_digit(16).map(|d| d as u8);
+    let mut out = [0; 32];
+    for (byte, pair) in out.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        let digits = digit(pair[0]).zip(digit(pair[1]));
+        let (high, low) = digits.ok_or("a character that is no hexadecimal digit")?;
+        *byte = high << 4 | low;
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn round_trips(bytes: [u8; 32]) {
+            prop_assert_eq!(decode(&encode(&bytes)), Ok(bytes));
+            prop_assert_eq!(decode(&encode(&bytes).to_uppercase()), Ok(bytes));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC{0,70}") {
+            if let Ok(bytes) = decode(&text) {
+                prop_assert_eq!(encode(&bytes), text.to_lowercase());
+            }
+        }
+    }
+}
