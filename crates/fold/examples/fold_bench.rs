@@ -3,23 +3,28 @@
 //! `cargo run --release -p thalweg-fold --example fold_bench [MEGABYTES [REPETITIONS]]`
 //!
 //! All tasks take turns in each repetition, so that a noisy neighbour hits all alike. One thread, chunks of 256 KiB.
-//! - `plain`: `a[i] += w * b[i]` over f32 slices of the same size, the bandwidth reference (3 bytes moved a byte);
+//! - `plain_*`: `a[i] += w * b[i]` over f32 slices of the same size, the bandwidth reference (3 bytes moved a byte),
+//!   compiled for the least processor and for this one; ratios are to the faster;
 //! - `copy`: one buffer to another (2 bytes moved a byte);
 //! - `fold_*`: an update in memory, added to sums in memory; `fold_first_*`: the round's first, which overwrites;
 //! - `fold_hot_f32`: every chunk lies in the cache, as it does just after it was received;
-//! - `small_1400`: chunks of 1400 bytes, in the cache: nanoseconds a call.
+//! - `small_1400`: chunks of 1400 bytes, in the cache, into sums in memory; `small_1400_cached`: these in the cache
+//!   too, so that only the work and the cost of a call remain.
 #![allow(clippy::unwrap_used)]
 
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
+use fearless_simd::{dispatch, Level};
 use thalweg_fold::{check_finite, Accumulator, Precision, Repair};
 use thalweg_wire::{Dtype, Layout};
 
 const CHUNK: usize = 256 << 10;
 const TENSORS: u64 = 29;
 const SMALL: usize = 1400;
+/// Passes over 100 kB of sums.
+const PASSES: usize = 1000;
 
 /// A task, what it moves through memory in bytes, and the seconds it took.
 struct Task<'a> {
@@ -34,30 +39,46 @@ impl<'a> Task<'a> {
         Self { name, moved, run: Box::new(run), seconds: Vec::new() }
     }
 
-    fn median(&self) -> f64 {
-        let mut sorted = self.seconds.clone();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
+    fn time(&mut self, counts: bool) {
+        let start = Instant::now();
+        (self.run)();
+        let seconds = start.elapsed().as_secs_f64();
+        if counts {
+            self.seconds.push(seconds);
+        }
     }
 
     fn json(&self) -> String {
         let least = self.seconds.iter().copied().fold(f64::INFINITY, f64::min);
         let most = self.seconds.iter().copied().fold(0.0, f64::max);
-        let rate = self.moved as f64 / self.median() / 1e9;
+        let rate = self.moved as f64 / median(&self.seconds) / 1e9;
         format!(
             r#""{}":{{"median_ms":{:.3},"min_ms":{:.3},"max_ms":{:.3},"moved_gb_per_s":{rate:.2}}}"#,
             self.name,
-            self.median() * 1e3,
+            median(&self.seconds) * 1e3,
             least * 1e3,
             most * 1e3
         )
     }
 }
 
+#[inline(always)]
 fn plain(sums: &mut [f32], values: &[f32], weight: f32) {
     for (sum, value) in sums.iter_mut().zip(values) {
         *sum += weight * value;
     }
+}
+
+/// With the instruction set that the compiler may assume.
+#[inline(never)]
+fn plain_sse(sums: &mut [f32], values: &[f32], weight: f32) {
+    plain(sums, values, weight);
+}
+
+/// With the best that the processor has.
+#[inline(never)]
+fn plain_best(sums: &mut [f32], values: &[f32], weight: f32) {
+    dispatch!(Level::new(), _simd => plain(sums, values, weight));
 }
 
 fn fold_all(accumulator: &Accumulator, update: &[u8]) {
@@ -89,10 +110,12 @@ fn main() {
     let update = vec![0x3c_u8; bytes + 64 * TENSORS as usize];
     let values = vec![0.01_f32; bytes / 4];
     let mut sums = vec![1.0_f32; bytes / 4];
+    let mut best_sums = sums.clone();
     let mut copied = vec![1_u8; bytes];
     let mut global = vec![1_u8; bytes + 64 * TENSORS as usize];
     let (f32s, f32_bytes) = job(Dtype::F32, Precision::F32, elements);
     let (hot, _) = job(Dtype::F32, Precision::F32, elements);
+    let (cached, cached_bytes) = job(Dtype::F32, Precision::F32, 25_000);
     let (f64s, _) = job(Dtype::F32, Precision::F64, elements);
     let (exact, _) = job(Dtype::F32, Precision::Exact, elements);
     let (f16s, f16_bytes) = job(Dtype::F16, Precision::F32, elements);
@@ -101,7 +124,8 @@ fn main() {
 
     let mut tasks = vec![
         Task::new("copy", 2 * bytes, || copied.copy_from_slice(black_box(&update[..bytes]))),
-        Task::new("plain", 3 * bytes, || plain(black_box(&mut sums), black_box(&values), 0.5)),
+        Task::new("plain_sse", 3 * bytes, || plain_sse(black_box(&mut sums), black_box(&values), 0.5)),
+        Task::new("plain_best", 3 * bytes, || plain_best(black_box(&mut best_sums), black_box(&values), 0.5)),
         Task::new("fold_first_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
         Task::new("fold_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
         Task::new("fold_hot_f32", 2 * bytes, || fold_same(&hot, &update[..CHUNK], f32_bytes)),
@@ -114,31 +138,47 @@ fn main() {
             f32s.finish_and_reset(&mut global[..f32_bytes], Repair::KeepLocal).unwrap();
         }),
         Task::new("small_1400", 2 * bytes, || fold_same(&hot, &update[..SMALL], f32_bytes)),
+        Task::new("small_1400_cached", 2 * PASSES * cached_bytes, || {
+            (0..PASSES).for_each(|_| fold_same(&cached, &update[..SMALL], cached_bytes));
+        }),
     ];
     // The first turn is not counted: it touches the memory.
     for turn in 0..=repetitions {
-        for task in &mut tasks {
-            let start = Instant::now();
-            (task.run)();
-            let seconds = start.elapsed().as_secs_f64();
-            if turn > 0 {
-                task.seconds.push(seconds);
-            }
-        }
+        tasks.iter_mut().for_each(|task| task.time(turn > 0));
+        // Or they would have too many contributions in the end.
         exact.reset();
         hot.reset();
+        cached.reset();
     }
-    report(&tasks, bytes, repetitions, f32_bytes / SMALL);
+    report(&tasks, bytes, repetitions, [f32_bytes / SMALL, cached_bytes / SMALL * PASSES]);
 }
 
-fn report(tasks: &[Task<'_>], bytes: usize, repetitions: usize, small_calls: usize) {
-    let median = |name: &str| tasks.iter().find(|t| t.name == name).map_or(f64::NAN, Task::median);
+fn report(tasks: &[Task<'_>], bytes: usize, repetitions: usize, small_calls: [usize; 2]) {
+    let median = |name: &str| median(&named(tasks, name).seconds);
+    let plain = if median("plain_sse") < median("plain_best") { "plain_sse" } else { "plain_best" };
     let each: Vec<String> = tasks.iter().map(Task::json).collect();
     println!(
-        r#"{{"bytes":{bytes},"repetitions":{repetitions},{},"fold_f32_to_plain":{:.3},"fold_f32_to_copy_bandwidth":{:.3},"ns_per_small_call":{:.1}}}"#,
+        r#"{{"bytes":{bytes},"repetitions":{repetitions},{},"fold_f32_to_plain":{:.3},"fold_f32_to_copy_bandwidth":{:.3},"ns_per_small_call":{:.1},"ns_per_small_call_cached":{:.1}}}"#,
         each.join(","),
-        median("plain") / median("fold_f32"),
-        (3.0 / median("fold_f32")) / (2.0 / median("copy")),
-        median("small_1400") / small_calls as f64 * 1e9,
+        ratio(named(tasks, plain), named(tasks, "fold_f32")),
+        ratio(named(tasks, "copy"), named(tasks, "fold_f32")) * 3.0 / 2.0,
+        median("small_1400") / small_calls[0] as f64 * 1e9,
+        median("small_1400_cached") / small_calls[1] as f64 * 1e9,
     );
+}
+
+fn named<'a, 'b>(tasks: &'a [Task<'b>], name: &str) -> &'a Task<'b> {
+    tasks.iter().find(|task| task.name == name).unwrap()
+}
+
+/// Median over the turns of one task's time over another's in the same turn.
+fn ratio(above: &Task<'_>, below: &Task<'_>) -> f64 {
+    let pairs = above.seconds.iter().zip(&below.seconds);
+    median(&pairs.map(|(above, below)| above / below).collect::<Vec<_>>())
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
 }

@@ -1,6 +1,6 @@
 //! One round's sums, folded into by many threads.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fearless_simd::Level;
 use thalweg_wire::{Layout, Range};
@@ -86,11 +86,33 @@ impl Accumulator {
     }
 
     /// Bytes of memory the sums take, once they were written to.
+    pub fn memory_bytes(&self) -> u64 {
+        self.stripes.iter().map(|stripe| unpoisoned(stripe).memory() as u64).sum()
+    }
+
+    /// The bytes that came and the sum of their weights, rising; neighbours differ in weight, but for padding between
+    /// tensors, which may count to either side.
+    ///
+    /// An aggregator further up folds the means of these bytes, as `finish` wrote them, with these weights: so a tree
+    /// whose branches are on different machines gives the same mean (but for rounding), holes or not.
     ///
     /// # Errors
     /// [`FoldError::Poisoned`] if a thread panicked while folding.
-    pub fn memory_bytes(&self) -> Result<u64, FoldError> {
-        (0..self.stripes.len()).map(|index| Ok(self.lock(index)?.memory() as u64)).sum()
+    pub fn weights(&self) -> Result<Vec<(Range, f64)>, FoldError> {
+        let mut all: Vec<(Range, f64)> = Vec::new();
+        for index in 0..self.stripes.len() {
+            let start = index as u64 * STRIPE_BYTES;
+            for part in self.lock(index)?.weights.covered() {
+                let range = Range::new(start + part.bytes.start as u64, start + part.bytes.end as u64);
+                match all.last_mut() {
+                    Some((last, weight)) if last.end == range.start && *weight == part.weight() => {
+                        last.end = range.end;
+                    }
+                    _ => all.push((range, part.weight())),
+                }
+            }
+        }
+        Ok(all)
     }
 
     /// Adds `weight` times the elements in `bytes`, which are bytes `offset..` of an update. Threads may do so at once.
@@ -116,10 +138,17 @@ impl Accumulator {
         if self.precision == Precision::Exact {
             self.check_capacity(range.start, bytes, weight.value)?;
         }
-        self.check_room(range)?;
+        let small = parts_of(range).nth(1).is_none();
+        if !small {
+            self.check_room(range)?;
+        }
         for (index, part) in parts_of(range) {
             let within = (part.start - range.start) as usize..(part.end - range.start) as usize;
-            self.lock(index)?.fold(self.level, in_stripe(part), &bytes[within], weight);
+            let mut stripe = self.lock(index)?;
+            if small && !stripe.has_room(&in_stripe(part)) {
+                return Err(no_room(index));
+            }
+            stripe.fold(self.level, in_stripe(part), &bytes[within], weight);
         }
         Ok(range)
     }
@@ -208,8 +237,7 @@ impl Accumulator {
         for stripe in &self.stripes {
             // What a panicking thread left half done is forgotten with the rest.
             stripe.clear_poison();
-            let mut stripe = stripe.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            stripe.weights.clear();
+            unpoisoned(stripe).weights.clear();
         }
     }
 
@@ -261,11 +289,10 @@ impl Accumulator {
     /// Whether the stripes at both ends can account for these borders; those between get none. Before anything is
     /// added, so that a refused chunk leaves no trace. Threads that fold at once may exceed the limit by a few.
     fn check_room(&self, range: Range) -> Result<(), FoldError> {
-        let first = parts_of(range).next();
-        let last = parts_of(range).next_back().filter(|last| Some(*last) != first);
-        for (index, part) in first.into_iter().chain(last) {
+        let ends = [parts_of(range).next(), parts_of(range).next_back()];
+        for (index, part) in ends.into_iter().flatten() {
             if !self.lock(index)?.has_room(&in_stripe(part)) {
-                return Err(FoldError::Fragmented { offset: index as u64 * STRIPE_BYTES });
+                return Err(no_room(index));
             }
         }
         Ok(())
@@ -287,6 +314,15 @@ impl Accumulator {
     fn no_part(&self, offset: u64, part: &[u8]) -> FoldError {
         FoldError::Part { offset, found: part.len() as u64, bytes: self.layout.bytes() }
     }
+}
+
+/// The stripe even if a thread panicked while it held it.
+fn unpoisoned(stripe: &Mutex<Stripe>) -> MutexGuard<'_, Stripe> {
+    stripe.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_room(stripe: usize) -> FoldError {
+    FoldError::Fragmented { offset: stripe as u64 * STRIPE_BYTES }
 }
 
 /// The stripes that a range of the update lies in, with the bytes of the update in each.

@@ -18,6 +18,8 @@ pub(crate) enum Cells {
 }
 
 impl Cells {
+    /// Zeroed pages that the kernel hands out on first touch, so the first round is slower than the next ones. Huge
+    /// pages would help, but asking for them takes an allocator of one's own, and with it unsafe code.
     pub(crate) fn new(dtype: Dtype, precision: Precision, elements: usize) -> Self {
         match (dtype, precision) {
             _ if !dtype.is_float() => Self::Largest(vec![0; elements * dtype.size() as usize]),

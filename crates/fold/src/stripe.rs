@@ -79,8 +79,7 @@ impl Stripe {
 
     /// Adds another accumulator's stripe of the same bytes.
     pub(crate) fn merge(&mut self, level: Level, other: &Stripe) {
-        let whole = other.weights.within(0..other.weights.length());
-        for theirs in whole.filter(|part| !part.is_hole()) {
+        for theirs in other.weights.covered() {
             for ours in self.weights.within(theirs.bytes.clone()) {
                 let first = first_over(&self.segments, &ours.bytes);
                 let pairs = over_mut(&mut self.segments, &ours.bytes).zip(&other.segments[first..]);

@@ -124,6 +124,11 @@ impl Weights {
         })
     }
 
+    /// What came, rising.
+    pub(crate) fn covered(&self) -> impl Iterator<Item = Weighted> + '_ {
+        self.within(0..self.length()).filter(|part| !part.is_hole())
+    }
+
     /// One contribution to `bytes`.
     pub(crate) fn add(&mut self, bytes: Range<usize>, weight: Weight) {
         self.add_units(bytes, weight.units, 1);

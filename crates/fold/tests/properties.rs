@@ -98,8 +98,9 @@ fn grain(dtype: Dtype) -> (f64, f64) {
     (2_f64.powi(-mantissa), 2_f64.powi(least))
 }
 
-/// Bytes equal but for rounding: `relative` to the magnitudes summed up, `absolute`, and one step of the dtype.
-fn assert_close(layout: &Layout, case: &Case, found: &[u8], relative: f64, absolute: f64) {
+/// Bytes equal but for rounding: `relative` (of the dtype's step) to the magnitudes summed up, `absolute`, and one
+/// step of the dtype.
+fn assert_close(layout: &Layout, case: &Case, found: &[u8], relative: impl Fn(f64) -> f64, absolute: f64) {
     let expected = case.expected(layout, Repair::KeepLocal);
     let sizes = case.sizes(layout);
     for (index, tensor) in layout.tensors().iter().enumerate() {
@@ -110,7 +111,7 @@ fn assert_close(layout: &Layout, case: &Case, found: &[u8], relative: f64, absol
         let (step, least) = grain(tensor.dtype);
         let all = values(layout, index, found).into_iter().zip(values(layout, index, &expected));
         for ((found, expected), size) in all.zip(values(layout, index, &sizes)) {
-            let bound = relative * size + absolute + step * expected.abs() + least;
+            let bound = relative(step) * size + absolute + step * expected.abs() + least;
             assert!(
                 (found - expected).abs() <= bound,
                 "{tensor:?}: {found} instead of {expected} +- {bound}"
@@ -160,7 +161,7 @@ proptest! {
         case.fold_into(&accumulator, &case.chunks);
         let (found, summary) = case.finished(&accumulator, Repair::KeepLocal);
         // Three roundings a client: weight times value, the sum, and the mean.
-        assert_close(&layout, &case, &found, 12.0 * 2_f64.powi(-24), 0.0);
+        assert_close(&layout, &case, &found, |_| 12.0 * 2_f64.powi(-24), 0.0);
         check_summary(&layout, &case, &summary);
     }
 
@@ -172,7 +173,7 @@ proptest! {
         case.fold_into(&flat, &case.chunks);
         let (found, summary) = case.finished(&flat, Repair::KeepLocal);
         let least_weight = case.chunks.iter().map(|c| c.weight).fold(f64::INFINITY, f64::min);
-        assert_close(&layout, &case, &found, 1e-15, 4.0 * 2_f64.powi(-27) / least_weight);
+        assert_close(&layout, &case, &found, |_| 1e-15, 4.0 * 2_f64.powi(-27) / least_weight);
         check_summary(&layout, &case, &summary);
 
         let tree = tree_of(&case, &shared, Precision::Exact, seed);
@@ -185,8 +186,27 @@ proptest! {
         let (precision, bits) = if wide { (Precision::F64, 52) } else { (Precision::F32, 23) };
         let tree = tree_of(&case, &Arc::new(layout.clone()), precision, seed);
         let (found, summary) = case.finished(&tree, Repair::KeepLocal);
-        assert_close(&layout, &case, &found, 12.0 * 2_f64.powi(-bits - 1), 0.0);
+        assert_close(&layout, &case, &found, |_| 12.0 * 2_f64.powi(-bits - 1), 0.0);
         check_summary(&layout, &case, &summary);
+    }
+
+    #[test]
+    fn a_tree_of_means_and_weights_gives_the_same_mean(layout in layouts(), seed in any::<u64>()) {
+        let case = Case::new(&layout, seed);
+        let shared = Arc::new(layout.clone());
+        let top = Accumulator::new(shared.clone(), Precision::F64);
+        for half in case.chunks.chunks(case.chunks.len() / 2 + 1) {
+            let middle = Accumulator::new(shared.clone(), Precision::F64);
+            case.fold_into(&middle, half);
+            let (means, _) = case.finished(&middle, Repair::Zero);
+            for (range, weight) in middle.weights().unwrap() {
+                prop_assert_eq!(top.fold(range.start, slice(&means, range), weight).unwrap(), range);
+            }
+        }
+        let (found, summary) = case.finished(&top, Repair::KeepLocal);
+        check_summary(&layout, &case, &summary);
+        // The branches' means were rounded to each tensor's own type.
+        assert_close(&layout, &case, &found, |step| step + 2_f64.powi(-50), 0.0);
     }
 
     #[test]
