@@ -99,7 +99,7 @@ pub(crate) async fn transfer(
 /// Waits until `bytes` bytes have come right; where chunks may be lost, until a message sent after them has.
 pub(crate) async fn settle(from: &Arc<dyn Link>, pump: &mut Pump, recorder: &Recorder, bytes: u64) {
     if from.capabilities().reliable {
-        recorder.until(|seen| seen.bytes >= bytes).await;
+        recorder.until(|seen| seen.ranges.bytes() >= bytes).await;
         let seen = recorder.seen();
         assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()), "a chunk came damaged");
     } else {

@@ -18,18 +18,11 @@ pub struct Seen {
     pub refused: u64,
     /// Sum of all progress.
     pub progress: u64,
-    /// Payload bytes stored whose checksum matches.
-    pub bytes: u64,
+    /// The bytes of the update that came, and whose checksum matches.
+    pub ranges: Ranges,
 }
 
-impl Seen {
-    /// The bytes of the update that came, and came right.
-    pub fn ranges(&self) -> Ranges {
-        self.stored.iter().filter(|(_, outcome)| outcome.is_ok()).map(|(chunk, _)| chunk.range()).collect()
-    }
-}
-
-/// A sink that collects into an arena and remembers what it was told.
+/// A sink that collects into an arena and remembers what it was told. It wants no chunk twice.
 pub struct Recorder {
     arena: Arena,
     scratch: bool,
@@ -90,7 +83,7 @@ impl Recorder {
         let (seen, all) = (self.seen(), self.arena.range());
         let (came, sent) = (self.bytes(all), source.lend(all).unwrap());
         let at = |r: Range| r.start as usize..r.end as usize;
-        for range in seen.ranges().iter() {
+        for range in seen.ranges.iter() {
             assert!(came[at(range)] == sent[at(range)], "bytes {range:?} differ from those sent");
         }
         let touched: Ranges = seen.placed.iter().map(ChunkHeader::range).collect();
@@ -109,7 +102,8 @@ impl Sink for Recorder {
                 self.arena.claim(chunk.range()).ok().map(Target::Place)
             }
         };
-        let target = (self.wanted)(chunk).then(place).flatten();
+        let fresh = chunk.length == 0 || !self.seen().ranges.covers(chunk.range());
+        let target = (fresh && (self.wanted)(chunk)).then(place).flatten();
         self.seen.send_modify(|seen| match target {
             Some(_) => seen.placed.push(*chunk),
             None => seen.refused += 1,
@@ -127,7 +121,9 @@ impl Sink for Recorder {
         }
         drop(target);
         self.seen.send_modify(|seen| {
-            seen.bytes += if outcome.is_ok() { u64::from(chunk.length) } else { 0 };
+            if outcome.is_ok() {
+                seen.ranges.insert(chunk.range());
+            }
             seen.stored.push((*chunk, outcome));
         });
     }

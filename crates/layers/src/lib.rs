@@ -1,1 +1,25 @@
-//! Wrappers over any transport: seeded faults, a rate limit, a trace.
+//! Wrappers over any transport, which are transports again: [`Fault`] loses, reorders, repeats, damages and
+//! delays chunks and cuts links, [`Throttle`] limits the rate, [`Trace`] records what passes.
+//!
+//! A layer acts on what its own side sends (the trace: and receives); wrap both sides for both directions.
+//! What to do with which chunk is decided by small types without a clock and without IO; tokio only drives
+//! them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
+#![forbid(unsafe_code)]
+
+mod dice;
+mod ended;
+mod fault;
+mod pacer;
+mod rate;
+mod script;
+mod throttle;
+mod trace;
+mod wrap;
+
+pub use fault::Fault;
+pub use pacer::Pacer;
+pub use rate::Rate;
+pub use script::{DelayLine, Fate, Script, Step};
+pub use throttle::Throttle;
+pub use trace::{Event, Trace, What};
+pub use wrap::{Layer, Links, Side};

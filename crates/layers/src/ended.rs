@@ -1,0 +1,49 @@
+//! Remembers that a link has ended, to wake those who wait in a layer.
+
+use thalweg_transport::{ErrorKind, Outgoing, Result, SendReport};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+pub(crate) struct Ended(watch::Sender<bool>);
+
+impl Ended {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(false))
+    }
+
+    pub(crate) fn set(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// Passes an outcome on, noting if it says that the link has ended.
+    pub(crate) fn note<T>(&self, outcome: Result<T>) -> Result<T> {
+        if outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Closed) {
+            self.set();
+        }
+        outcome
+    }
+
+    async fn wait(&self) {
+        let mut ended = self.0.subscribe();
+        // An error means that the sender is gone, which it cannot be while we hold it.
+        let _ = ended.wait_for(|ended| *ended).await;
+    }
+
+    /// Sleeps until `due` or until the link has ended; whatever comes next finds out which.
+    pub(crate) async fn sleep_until(&self, due: Instant) {
+        tokio::select! {
+            biased;
+            () = self.wait() => {}
+            () = tokio::time::sleep_until(due) => {}
+        }
+    }
+
+    /// The same for the sender of an update, who may be told to stop.
+    pub(crate) async fn sleep_sending(&self, due: Instant, update: &Outgoing) -> Result<()> {
+        tokio::select! {
+            biased;
+            () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+            () = self.sleep_until(due) => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Seeded misfortune: loss, repetition, reordering, damage and delay of chunks, and links that break.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use thalweg_arena::Arena;
+use thalweg_transport::{
+    Cancel, Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
+};
+use thalweg_wire::{Range, Ranges, HEADER_BYTES};
+use tokio::time::Instant;
+
+use crate::ended::Ended;
+use crate::script::{DelayLine, Fate};
+use crate::wrap::{add, nothing, piece};
+use crate::{Layer, Links, Script, Side, Step};
+
+/// What goes wrong with the chunks that one side sends. The default is nothing.
+///
+/// Each link draws from the seed and its own number (see [`Links::wrap`]), update by update, so that a run
+/// repeats. Control messages are reliable and stay so; only `cut_after` ends them, with the link.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fault {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// Probability, 0 to 1, that a chunk never arrives.
+    pub loss: f64,
+    /// Probability that a chunk arrives a second time, up to 8 chunks later.
+    pub duplicate: f64,
+    /// Probability that a chunk is held back, by up to 8 chunks.
+    pub reorder: f64,
+    /// Probability that a chunk arrives with one bit turned over, which its checksum shows.
+    pub corrupt: f64,
+    /// How long a chunk is under way, in milliseconds; at most 256 chunks of an update are at a time.
+    pub delay_ms: f64,
+    /// The delay varies evenly by up to this much in both directions, each chunk by itself.
+    pub jitter_ms: f64,
+    /// The link closes before the frame that would bring what this side has sent over so many bytes.
+    pub cut_after: Option<u64>,
+}
+
+impl Fault {
+    /// Checks that probabilities are probabilities and times are times.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming the field.
+    pub fn check(&self) -> Result<()> {
+        let shares = [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("reorder", self.reorder),
+            ("corrupt", self.corrupt),
+        ];
+        let times = [("delay_ms", self.delay_ms), ("jitter_ms", self.jitter_ms)];
+        let bad = |(name, value): &(&str, f64)| {
+            Error::new(ErrorKind::Unsupported, "check faults", format!("{name} is {value}"))
+                .mend("probabilities go from 0 to 1, times from 0 to 3600000 ms")
+        };
+        let outside = |most: f64| move |(_, value): &&(&str, f64)| !(0.0..=most).contains(value);
+        let first = shares.iter().find(outside(1.0)).or_else(|| times.iter().find(outside(3.6e6)));
+        first.map_or(Ok(()), |entry| Err(bad(entry)))
+    }
+
+    /// The delay of a chunk that drew `chance`, from 0 to 1.
+    pub(crate) fn delay(&self, chance: f64) -> Duration {
+        let milliseconds = self.delay_ms + self.jitter_ms * (2.0 * chance - 1.0);
+        Duration::try_from_secs_f64(milliseconds.max(0.0) / 1e3).unwrap_or_default()
+    }
+}
+
+impl Layer for Fault {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        let reliable = inner.reliable && self.loss == 0.0 && self.corrupt == 0.0;
+        let ordered = inner.ordered && self.reorder == 0.0 && self.duplicate == 0.0 && self.jitter_ms == 0.0;
+        Capabilities { reliable, ordered, fan_out: false, ..inner }
+    }
+
+    fn links(&self, _side: Side) -> Arc<dyn Links> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Links for Fault {
+    fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link> {
+        let (fault, script) = (self.clone(), Mutex::new(Script::new(self, number)));
+        let (spent, lost, repeated) = Default::default();
+        Arc::new(FaultLink { inner, fault, script, spent, lost, repeated, ended: Ended::new() })
+    }
+}
+
+struct FaultLink {
+    inner: Arc<dyn Link>,
+    fault: Fault,
+    script: Mutex<Script>,
+    /// Bytes sent, to know when to cut.
+    spent: AtomicU64,
+    /// Bytes that the inner link has never seen.
+    lost: AtomicU64,
+    /// Bytes that it has seen twice.
+    repeated: AtomicU64,
+    ended: Ended,
+}
+
+/// The same chunk with one bit turned over and the checksum of the original.
+fn damaged(update: &Outgoing, index: usize) -> Result<Outgoing> {
+    let chunk = &update.chunks()[index];
+    let (range, system) = (chunk.range(), |e| Error::new(ErrorKind::System, "damage chunk", format!("{e}")));
+    let (_, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+    // Only the pages of this chunk ever come to be, however large the arena.
+    let arena = Arena::new(range.end).map_err(system)?;
+    let mut claim = arena.claim(range).map_err(system)?;
+    claim.copy_from_slice(&payload);
+    claim[0] ^= 1;
+    drop(claim);
+    let bytes = arena.lend(Range::new(0, range.end)).map_err(system)?;
+    let like = Outgoing::new(update.id(), bytes, &Ranges::new(), 1, Cancel::default());
+    Ok(like.with_chunks([chunk.clone()]))
+}
+
+impl FaultLink {
+    fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a frame; over the limit the link is cut instead.
+    async fn spend(&self, operation: &'static str, bytes: u64) -> Result<()> {
+        let limit = self.fault.cut_after.unwrap_or(u64::MAX);
+        let spent = self.spent.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        if spent <= limit {
+            return Ok(());
+        }
+        self.close().await;
+        Err(Error::closed(operation, format!("the fault layer cuts the link after {limit} bytes")))
+    }
+
+    async fn send_step(&self, update: &Outgoing, step: &Step) -> Result<SendReport> {
+        let payload = update.chunks()[step.chunk].range().len();
+        let bytes = payload + HEADER_BYTES as u64;
+        if step.fate != Fate::Repeated {
+            self.spend("send update", bytes).await?;
+        }
+        match step.fate {
+            Fate::Arrives => self.inner.send_update(&piece(update, step.chunk)).await,
+            Fate::Damaged => self.send_damaged(update, step.chunk).await,
+            Fate::Lost => {
+                self.lost.fetch_add(bytes, Ordering::Relaxed);
+                Ok(SendReport { chunks: 1, payload, wire: bytes, ..nothing() })
+            }
+            Fate::Repeated => {
+                self.inner.send_update(&piece(update, step.chunk)).await?;
+                self.repeated.fetch_add(bytes, Ordering::Relaxed);
+                Ok(nothing())
+            }
+        }
+    }
+
+    async fn send_damaged(&self, update: &Outgoing, chunk: usize) -> Result<SendReport> {
+        let damaged = damaged(update, chunk)?;
+        let mut send = self.inner.send_update(&damaged);
+        tokio::select! {
+            biased;
+            () = update.cancel().cancelled() => damaged.cancel().cancel(),
+            sent = &mut send => return sent,
+        }
+        send.await
+    }
+}
+
+#[async_trait]
+impl Link for FaultLink {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.fault.capabilities(self.inner.capabilities())
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        self.spend("send control", (HEADER_BYTES + message.len()) as u64).await?;
+        self.ended.note(self.inner.send_control(message).await)
+    }
+
+    /// What is lost counts as sent, as its sender cannot know; what is repeated counts once.
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        let mut steps = self.script().update(update.chunks().len()).into_iter();
+        let (start, mut line, mut report) = (Instant::now(), DelayLine::default(), nothing());
+        loop {
+            while !line.is_full() {
+                let Some(step) = steps.next() else { break };
+                line.push(start.elapsed(), step);
+            }
+            let Some((due, step)) = line.pop() else { return Ok(report) };
+            if !step.delay.is_zero() {
+                self.ended.sleep_sending(start + due, update).await?;
+            }
+            if update.cancel().is_cancelled() {
+                return Err(SendReport::cancelled());
+            }
+            let sent = self.send_step(update, &step).await;
+            add(&mut report, &self.ended.note(sent)?);
+        }
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        self.ended.note(self.inner.receive(sink).await)
+    }
+
+    fn counters(&self) -> Counters {
+        let inner = self.inner.counters();
+        let (lost, repeated) = (self.lost.load(Ordering::Relaxed), self.repeated.load(Ordering::Relaxed));
+        Counters { sent: (inner.sent + lost).saturating_sub(repeated), ..inner }
+    }
+
+    async fn close(&self) {
+        self.ended.set();
+        self.inner.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_number_is_named() {
+        let bad = [
+            Fault { loss: 1.5, ..Fault::default() },
+            Fault { loss: f64::NAN, ..Fault::default() },
+            Fault { loss: -0.1, ..Fault::default() },
+        ];
+        for fault in bad {
+            let error = fault.check().unwrap_err().to_string();
+            assert!(error.contains("loss is ") && error.contains("from 0 to 1"), "{error}");
+        }
+        let error = Fault { jitter_ms: f64::INFINITY, ..Fault::default() }.check().unwrap_err();
+        assert!(error.to_string().contains("jitter_ms"));
+        assert!(Fault { loss: 1.0, delay_ms: 20.0, ..Fault::default() }.check().is_ok());
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_and_missing_ones_are_none() {
+        let fault: Fault = serde_json::from_str(r#"{"seed": 3, "loss": 0.02}"#).unwrap();
+        assert_eq!(fault, Fault { seed: 3, loss: 0.02, ..Fault::default() });
+        assert!(serde_json::from_str::<Fault>(r#"{"lost": 0.02}"#).is_err());
+    }
+
+    #[test]
+    fn capabilities_follow_the_faults() {
+        let inner = Capabilities { reliable: true, ordered: true, fan_out: true, ..Capabilities::default() };
+        let left = |fault: Fault| {
+            let capabilities = fault.capabilities(inner);
+            (capabilities.reliable, capabilities.ordered, capabilities.fan_out)
+        };
+        assert_eq!(left(Fault::default()), (true, true, false));
+        assert_eq!(left(Fault { loss: 0.1, ..Fault::default() }), (false, true, false));
+        assert_eq!(left(Fault { reorder: 0.1, ..Fault::default() }), (true, false, false));
+        assert_eq!(
+            left(Fault { cut_after: Some(1), delay_ms: 1.0, ..Fault::default() }),
+            (true, true, false)
+        );
+    }
+}

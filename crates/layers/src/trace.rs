@@ -1,0 +1,239 @@
+//! A record of what passes.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::Serialize;
+use thalweg_transport::{
+    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
+};
+use thalweg_wire::{ChunkHeader, WireError};
+use tokio::time::Instant;
+
+use crate::wrap::{add, nothing, piece};
+use crate::{Layer, Links, Side};
+
+/// What happened on a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum What {
+    /// The link came to be.
+    Opened,
+    /// A control message was sent.
+    ControlSent,
+    /// A control message came.
+    ControlReceived,
+    /// A chunk was sent.
+    ChunkSent,
+    /// A chunk came and was stored.
+    ChunkReceived,
+    /// A chunk came damaged.
+    ChunkDamaged,
+    /// A chunk came that nobody wanted.
+    ChunkRefused,
+    /// A call found that the link has ended, or this side closed it.
+    Ended,
+}
+
+/// One event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Event {
+    /// Microseconds since the trace began.
+    pub at: u64,
+    /// Number of the link: those that connect 0, 2, 4, ..., those that are accepted 1, 3, 5, ...
+    pub link: u64,
+    /// What happened.
+    pub what: What,
+    /// Round of a chunk, else 0.
+    pub round: u32,
+    /// Sender of a chunk, else 0.
+    pub sender: u32,
+    /// First byte of a chunk in its update, else 0.
+    pub offset: u64,
+    /// Bytes of payload.
+    pub length: u64,
+}
+
+/// Records events. Clones share the record, so one trace can wrap several transports.
+///
+/// The record is a ring: when it is full the oldest event makes room, and is counted. So that each chunk has
+/// a time of its own, an update is given to the transport chunk by chunk.
+#[derive(Clone)]
+pub struct Trace(Arc<Record>);
+
+struct Record {
+    start: Instant,
+    capacity: usize,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Default)]
+struct Ring {
+    events: VecDeque<Event>,
+    dropped: u64,
+}
+
+impl Ring {
+    fn push(&mut self, capacity: usize, event: Event) {
+        if self.events.len() >= capacity {
+            self.events.pop_front();
+            self.dropped += 1;
+        }
+        if capacity > 0 {
+            self.events.push_back(event);
+        }
+    }
+}
+
+impl Trace {
+    /// An empty record of at most `capacity` events.
+    pub fn new(capacity: usize) -> Self {
+        Self(Arc::new(Record { start: Instant::now(), capacity, ring: Mutex::default() }))
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The events, oldest first.
+    pub fn events(&self) -> Vec<Event> {
+        self.ring().events.iter().copied().collect()
+    }
+
+    /// How many events had to make room.
+    pub fn dropped(&self) -> u64 {
+        self.ring().dropped
+    }
+
+    /// Writes the events as JSON, one a line, oldest first.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write_json_lines(&self, out: &mut dyn io::Write) -> io::Result<()> {
+        for event in self.events() {
+            serde_json::to_writer(&mut *out, &event)?;
+            out.write_all(b"\n")?;
+        }
+        out.flush()
+    }
+
+    fn note(&self, link: u64, what: What, chunk: Option<&ChunkHeader>, length: usize) {
+        let at = u64::try_from(self.0.start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let (round, sender, offset) = chunk.map_or((0, 0, 0), |c| (c.round, c.sender, c.offset));
+        let event = Event { at, link, what, round, sender, offset, length: length as u64 };
+        self.ring().push(self.0.capacity, event);
+    }
+}
+
+impl Layer for Trace {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        Capabilities { fan_out: false, ..inner }
+    }
+
+    fn links(&self, _side: Side) -> Arc<dyn Links> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Links for Trace {
+    fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link> {
+        self.note(number, What::Opened, None, 0);
+        Arc::new(TracedLink { inner, trace: self.clone(), number })
+    }
+}
+
+struct TracedLink {
+    inner: Arc<dyn Link>,
+    trace: Trace,
+    number: u64,
+}
+
+impl TracedLink {
+    fn note(&self, what: What, chunk: Option<&ChunkHeader>, length: usize) {
+        self.trace.note(self.number, what, chunk, length);
+    }
+
+    fn failed(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Closed {
+            self.note(What::Ended, None, 0);
+        }
+        error
+    }
+}
+
+/// Notes what passes on its way to the sink.
+struct TracedSink<'a> {
+    inner: &'a dyn Sink,
+    link: &'a TracedLink,
+}
+
+impl Sink for TracedSink<'_> {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        let place = self.inner.place(chunk);
+        if place.is_none() {
+            self.link.note(What::ChunkRefused, Some(chunk), chunk.length as usize);
+        }
+        place
+    }
+
+    fn progress(&self, bytes: u64) {
+        self.inner.progress(bytes);
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: std::result::Result<(), WireError>) {
+        let what = if outcome.is_ok() { What::ChunkReceived } else { What::ChunkDamaged };
+        self.link.note(what, Some(chunk), chunk.length as usize);
+        self.inner.stored(chunk, target, outcome);
+    }
+}
+
+#[async_trait]
+impl Link for TracedLink {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.trace.capabilities(self.inner.capabilities())
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        let length = message.len();
+        self.inner.send_control(message).await.map_err(|error| self.failed(error))?;
+        self.note(What::ControlSent, None, length);
+        Ok(())
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        let mut report = nothing();
+        for (index, chunk) in update.chunks().iter().enumerate() {
+            let sent = self.inner.send_update(&piece(update, index)).await;
+            add(&mut report, &sent.map_err(|error| self.failed(error))?);
+            let (id, range) = (update.id(), chunk.range());
+            let (offset, length) = (range.start, range.len() as u32);
+            let (job, round, sender, layout) = (id.job, id.round, id.sender, id.layout);
+            let header = ChunkHeader { job, round, sender, layout, offset, length };
+            self.note(What::ChunkSent, Some(&header), length as usize);
+        }
+        Ok(report)
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        let traced = TracedSink { inner: sink, link: self };
+        let message = self.inner.receive(&traced).await.map_err(|error| self.failed(error))?;
+        self.note(What::ControlReceived, None, message.len());
+        Ok(message)
+    }
+
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+        self.note(What::Ended, None, 0);
+    }
+}

@@ -1,0 +1,121 @@
+//! A transport around a transport: all that layers have in common.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thalweg_transport::{
+    Address, Capabilities, Link, Listener, Options, Outgoing, Pending, Result, SendReport, Transport,
+};
+
+/// Where a link came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// This side connected.
+    Connected,
+    /// A listener accepted it.
+    Accepted,
+}
+
+/// Wraps transports.
+pub trait Layer: Clone + Send + Sync + 'static {
+    /// What is left of a transport's capabilities, or of a link's.
+    fn capabilities(&self, inner: Capabilities) -> Capabilities;
+
+    /// Wraps the links of one listener, or all those that connect.
+    fn links(&self, side: Side) -> Arc<dyn Links>;
+
+    /// The same transport, with this layer on each of its links.
+    fn wrap(&self, inner: Arc<dyn Transport>) -> Arc<dyn Transport> {
+        let connected = self.links(Side::Connected);
+        let layer = self.clone();
+        let numbers = [Side::Connected, Side::Accepted].map(|side| Arc::new(Numbers::new(side)));
+        Arc::new(Wrapped { inner, layer, connected, numbers })
+    }
+}
+
+/// Wraps links.
+pub trait Links: Send + Sync {
+    /// Wraps one. Links are numbered as they are asked for: those that connect 0, 2, 4, ..., those that are
+    /// accepted 1, 3, 5, ...
+    fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link>;
+}
+
+struct Numbers(AtomicU64);
+
+impl Numbers {
+    fn new(side: Side) -> Self {
+        Self(AtomicU64::new(u64::from(side == Side::Accepted)))
+    }
+
+    fn next(&self) -> u64 {
+        self.0.fetch_add(2, Ordering::Relaxed)
+    }
+}
+
+struct Wrapped<L> {
+    inner: Arc<dyn Transport>,
+    layer: L,
+    connected: Arc<dyn Links>,
+    numbers: [Arc<Numbers>; 2],
+}
+
+#[async_trait]
+impl<L: Layer> Transport for Wrapped<L> {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.layer.capabilities(self.inner.capabilities())
+    }
+
+    async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
+        let inner = self.inner.listen(address, options).await?;
+        let (links, numbers) = (self.layer.links(Side::Accepted), self.numbers[1].clone());
+        Ok(Box::new(WrappedListener { inner, links, numbers }))
+    }
+
+    async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
+        let number = self.numbers[0].next();
+        Ok(self.connected.wrap(self.inner.connect(address, options).await?, number))
+    }
+}
+
+struct WrappedListener {
+    inner: Box<dyn Listener>,
+    links: Arc<dyn Links>,
+    numbers: Arc<Numbers>,
+}
+
+#[async_trait]
+impl Listener for WrappedListener {
+    fn address(&self) -> Address {
+        self.inner.address()
+    }
+
+    async fn accept(&self) -> Result<Pending> {
+        let pending = self.inner.accept().await?;
+        let (links, number) = (self.links.clone(), self.numbers.next());
+        Ok(Box::pin(async move { Ok(links.wrap(pending.await?, number)) }))
+    }
+}
+
+/// One report of several sends, one after the other.
+pub(crate) fn add(total: &mut SendReport, piece: &SendReport) {
+    total.chunks += piece.chunks;
+    total.payload += piece.payload;
+    total.wire += piece.wire;
+    total.ended = total.ended.max(piece.ended);
+}
+
+/// A report of nothing sent, now by tokio's clock, which tests may pause.
+pub(crate) fn nothing() -> SendReport {
+    let now = tokio::time::Instant::now().into_std();
+    SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now }
+}
+
+/// One chunk of an update as an update of its own.
+pub(crate) fn piece(update: &Outgoing, index: usize) -> Outgoing {
+    update.with_chunks([update.chunks()[index].clone()])
+}

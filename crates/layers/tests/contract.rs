@@ -1,0 +1,72 @@
+//! Wrapped transports keep the contract.
+#![allow(clippy::unwrap_used)] // in helpers of tests too
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use thalweg_conformance::{suite, Factory};
+use thalweg_layers::{Fault, Layer, Rate, Throttle, Trace};
+use thalweg_transport::memory::Memory;
+
+/// The memory transport within a layer, at a name of its own for each test.
+fn wrapped(layer: &impl Layer) -> Factory {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    Factory::new(layer.wrap(Arc::new(Memory)), &format!("memory://layers-{number}:0"))
+}
+
+mod no_fault {
+    use super::*;
+    suite!(wrapped(&Fault::default()));
+}
+
+mod every_fault {
+    use super::*;
+
+    fn fault() -> Fault {
+        let (loss, duplicate, reorder, corrupt) = (0.05, 0.05, 0.1, 0.02);
+        Fault { seed: 11, loss, duplicate, reorder, corrupt, ..Fault::default() }
+    }
+
+    suite!(wrapped(&fault()));
+}
+
+mod delay {
+    use super::*;
+
+    fn delay() -> Fault {
+        Fault { seed: 12, delay_ms: 2.0, jitter_ms: 1.0, ..Fault::default() }
+    }
+
+    suite!(wrapped(&delay()));
+}
+
+mod throttle {
+    use super::*;
+    suite!(wrapped(&Throttle::new(Rate::parse("20gbit").unwrap())));
+}
+
+mod shared_throttle {
+    use super::*;
+    suite!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
+}
+
+mod trace {
+    use super::*;
+    suite!(wrapped(&Trace::new(100)));
+}
+
+mod all_of_them {
+    use super::*;
+
+    /// Layers are transports, so they wrap each other.
+    fn stack() -> Factory {
+        let throttle = Throttle::new(Rate::parse("20gbit").unwrap());
+        let traced = Trace::new(10).wrap(Arc::new(Memory));
+        let mut factory = wrapped(&Fault::default());
+        factory.transport = Fault::default().wrap(throttle.wrap(traced));
+        factory
+    }
+
+    suite!(stack());
+}
