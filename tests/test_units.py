@@ -12,7 +12,9 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize(("text", "rate"), [("20Mbit/s", 20_000_000), ("5 MB/s", 40_000_000), ("3g", 5_000_000)])
+@pytest.mark.parametrize(
+    ("text", "rate"), [("20Mbit/s", 20_000_000), ("20mbit", 20_000_000), ("5 MB/s", 40_000_000), ("3g", 5_000_000)]
+)
 def test_rates(text: str, rate: int) -> None:
     assert parse_rate(text) == rate
 

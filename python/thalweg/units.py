@@ -16,6 +16,10 @@ SIZES: Final = {
     "GiB": 1024**3,
 }
 RATES: Final = {
+    "bit": 1,
+    "kbit": 1000,
+    "mbit": 1000**2,
+    "gbit": 1000**3,
     "bit/s": 1,
     "kbit/s": 1000,
     "Mbit/s": 1000**2,
@@ -29,7 +33,7 @@ RATES: Final = {
 PROFILES: Final = {"3g": 5_000_000, "4g": 20_000_000, "wifi": 60_000_000}
 
 SIZE_FORM: Final = "a whole number of bytes, or one with a unit as 8MiB (B kB MB GB KiB MiB GiB)"
-RATE_FORM: Final = "bits a second as a whole number, or with a unit as 20Mbit/s or 5MB/s, or one of 3g 4g wifi"
+RATE_FORM: Final = "bits a second as a whole number, or with a unit as 20mbit, 20Mbit/s or 5MB/s, or one of 3g 4g wifi"
 LARGEST: Final = (1 << 63) - 1
 _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re.ASCII)
 

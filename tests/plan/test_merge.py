@@ -67,12 +67,20 @@ _tables = st.fixed_dictionaries(
             {}, optional={"learning_rate": _seconds, "momentum": st.floats(0, 1, exclude_max=True)}
         ),
         "transport": st.fixed_dictionaries(
-            {}, optional={"url": _words, "congestion": _words, "streams": st.integers(1, 16), "send_buffer": _sizes}
+            {},
+            optional={
+                "url": _words,
+                "congestion": _words,
+                "streams": st.integers(1, 16),
+                "send_buffer": st.integers(1, 2**31 - 1),
+            },
         ),
         "aggregation": st.fixed_dictionaries(
             {}, optional={"deterministic": st.booleans(), "partial": st.sampled_from(["keep", "discard"])}
         ),
-        "layers": st.fixed_dictionaries({}, optional={"throttle": _sizes, "fault": _optional("loss", st.floats(0, 1))}),
+        "layers": st.fixed_dictionaries(
+            {}, optional={"throttle": st.integers(1, 10**15), "fault": _optional("loss", st.floats(0, 1))}
+        ),
         "hosts": st.fixed_dictionaries({}, optional={"server": _words, "clients": _clients}),
         "record": st.fixed_dictionaries({}, optional={"folder": _words, "checkpoint_every": st.integers(0, 100)}),
     },

@@ -74,7 +74,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 def _expected(finding: ErrorDetails) -> str:
     context: Mapping[str, Any] = finding.get("ctx", {})
-    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+    bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "multiple_of": "a multiple of"}
     for bound, words in bounds.items():
         if bound in context:
             return f"{words} {context[bound]}"

@@ -21,9 +21,11 @@ def _numbered(value: Any) -> Any:
 
 
 Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
-Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=LARGEST, description=RATE_FORM)]
+Buffer: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, lt=1 << 31, description=SIZE_FORM)]
+Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=10**15, description=RATE_FORM)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
 
@@ -43,8 +45,10 @@ class JobSection(Section):
         None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
     )
     deadline: Seconds | None = Field(None, description="seconds after which a round ends with those that are in")
-    grace: Seconds = Field(30.0, description="seconds that a client whose link broke has to come back in a round")
-    liveness: Seconds = Field(10.0, description="seconds without progress that end a transfer")
+    grace: Seconds = Field(10.0, description="seconds that a client whose link broke has to come back in a round")
+    liveness: float = Field(
+        10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"
+    )
 
 
 class ModelSection(Section):
@@ -79,9 +83,11 @@ class TransportSection(Section):
     url: Text = Field("tcp://127.0.0.1:0", description="where to listen; tcp means tcp://127.0.0.1:0")
     congestion: Text | None = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
     streams: int = Field(1, ge=1, le=16, description="parallel connections of one link")
-    send_buffer: Size | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
-    receive_buffer: Size | None = Field(None, description="kernel receive buffer in bytes; likewise")
-    chunk: Size | None = Field(None, description="bytes of payload in a chunk; without it the core's choice")
+    send_buffer: Buffer | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
+    receive_buffer: Buffer | None = Field(None, description="kernel receive buffer in bytes; likewise")
+    chunk: Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None = Field(
+        None, description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it 256KiB"
+    )
 
 
 class AggregationSection(Section):
@@ -94,33 +100,42 @@ class AggregationSection(Section):
         None, description="accumulator; without it f32, or exact if deterministic"
     )
     deterministic: bool = Field(False, description="the same bits whatever the order of arrival")
-    staging: Size | None = Field(None, description="bytes for whole updates that wait to be folded")
+    staging: Size | None = Field(
+        None, description="bytes for whole updates that wait to be folded; without it two updates, or 64MiB if more"
+    )
 
 
 class SecuritySection(Section):
     """Who gets in. Beyond this machine links are encrypted and peers prove who they are."""
 
-    tls: Literal["auto", "on", "off"] = Field("auto", description="auto: on unless all peers are on this machine")
-    clients: Literal["token", "certificate", "both"] = Field("token", description="what a client must show")
+    tls: Literal["auto", "on", "off"] = Field("auto", description="auto: on with a pki folder, and beyond this machine")
+    clients: Literal["any", "certificate"] = Field(
+        "any", description="what a client must show: any (its token or its certificate) or certificate"
+    )
     pki: Text | None = Field(None, description="folder that `thalweg pki init` made, for the server")
     token_file: Text | None = Field(None, description="file that `thalweg pki issue` made, for a client")
 
 
 class FaultLayer(Section):
-    """Faults put in on purpose, drawn from the job's seed."""
+    """Faults put in on purpose into what each side sends. They follow from this seed and the job's."""
 
-    loss: Fraction = Field(0.0, description="fraction of chunks lost")
-    reorder: Fraction = Field(0.0, description="fraction of chunks held back behind later ones")
-    duplicate: Fraction = Field(0.0, description="fraction of chunks sent twice")
-    delay: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False, description="seconds that chunks are delayed by")
-    cut: Fraction = Field(0.0, description="chance of each chunk to break the link")
+    seed: int = Field(0, ge=0, lt=2**63, description="seed besides the job's")
+    loss: Fraction = Field(0.0, description="probability that a chunk never arrives")
+    duplicate: Fraction = Field(0.0, description="probability that a chunk arrives twice")
+    reorder: Fraction = Field(0.0, description="probability that a chunk is held back, by up to 8 chunks")
+    corrupt: Fraction = Field(0.0, description="probability that a chunk arrives damaged")
+    delay_ms: Milliseconds = Field(0.0, description="milliseconds that a chunk is under way")
+    jitter_ms: Milliseconds = Field(0.0, description="milliseconds by which the delay varies in both directions")
+    cut_after: Size | None = Field(None, description="bytes after which the link breaks")
 
 
 class LayersSection(Section):
     """Wrappers around the transport; the record says that they were there."""
 
     throttle: Rate | None = Field(None, description="rate of each link and direction in bits a second (or 3g 4g wifi)")
-    fault: FaultLayer | None = Field(None, description="table of loss, reorder, duplicate, delay, cut")
+    fault: FaultLayer | None = Field(
+        None, description="table of loss, duplicate, reorder, corrupt, delay_ms, jitter_ms, cut_after, seed"
+    )
 
 
 class HostsSection(Section):

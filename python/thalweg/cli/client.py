@@ -1,0 +1,53 @@
+"""``thalweg client``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thalweg.cli.output import Json, output
+from thalweg.cli.plans import DataRoot
+
+PemFile = Path | None
+
+
+def command(
+    url: Annotated[str, typer.Argument(metavar="URL|PLAN.toml", help="tcp://host:port, or a plan with hosts.server.")],
+    *,
+    token_file: Annotated[Path | None, typer.Option(help="NAME.token of `thalweg pki issue NAME`.")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name; without it the token's, or this machine's.")] = None,
+    app: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="What trains; else the server says.")] = None,
+    ca: Annotated[PemFile, typer.Option(help="Certificate authority of the server, PEM.")] = None,
+    cert: Annotated[PemFile, typer.Option(help="This client's certificate, PEM.")] = None,
+    key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,
+    tls: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    data_root: DataRoot = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads to train with.")] = None,
+    congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying to reach the server.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Take part in a server's job."""
+    with output(as_json=as_json) as emit:
+        from thalweg.remote import Membership, join_job
+
+        membership = Membership(
+            target=url,
+            name=name,
+            token_file=token_file,
+            ca=ca,
+            cert=cert,
+            key=key,
+            tls=tls,
+            congestion=congestion,
+            patience=patience,
+        )
+        emit(join_job(membership, app, data_root, threads, _note))
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

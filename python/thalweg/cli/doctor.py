@@ -1,0 +1,99 @@
+"""``thalweg doctor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thalweg.cli.output import Json, output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def command(
+    url: Annotated[str | None, typer.Argument(help="Peer where `thalweg doctor --serve URL` runs.")] = None,
+    *,
+    serve: Annotated[
+        str | None, typer.Option(metavar="URL", help="Answer the probes of others at this address.")
+    ] = None,
+    pki: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of `thalweg pki init`, for --serve.")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="NAME.token, for a peer that encrypts.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="NAME.crt, likewise.")] = None,
+    key: Annotated[Path | None, typer.Option(help="NAME.key, likewise.")] = None,
+    size: Annotated[str, typer.Option(help="How much a probe moves.")] = "64MiB",
+    seconds: Annotated[float | None, typer.Option(min=0, help="How long to serve; else until Ctrl-C.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what this machine can do.
+
+    And what is missing, what each absence costs, and what the path to a peer, or loopback, carries.
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg import doctor, probing
+
+        if serve is not None:
+            emit(probing.serve(serve, pki, seconds, _note))
+            return
+        amount = probing.amount(size)
+        found = doctor.report()
+        options = probing.client_options(url, token_file, cert, key)
+        found["path"] = doctor.path_loopback(amount) if url is None else doctor.path_to(url, options, amount)
+        emit(found)
+    if not as_json:
+        _show(found)
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    _show_machine(console, found)
+    _show_checks(console, found["checks"])
+    _show_path(console, found["path"])
+
+
+def _show_machine(console: Console, found: dict[str, Any]) -> None:
+    from thalweg.units import format_bytes
+
+    machine, tcp = found["machine"], found["tcp"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
+    console.print(f"thalweg {found['thalweg']['version']}; {versions}", soft_wrap=True)
+    memory = machine["memory_bytes"]
+    console.print(
+        f"{found['kernel']}, {machine['cpu']}, {machine['cores']} cores, "
+        f"{format_bytes(memory.get('available', 0))} of {format_bytes(memory.get('total', 0))} memory free",
+        soft_wrap=True,
+    )
+    console.print(f"TCP congestion control {tcp['congestion']} (has {', '.join(tcp['available'])})", soft_wrap=True)
+    console.print(", ".join(f"{name} {value}" for name, value in tcp["buffers"].items()), soft_wrap=True)
+    for advice in found["advice"]:
+        console.print(f"note: {advice}", soft_wrap=True)
+
+
+def _show_checks(console: Console, checks: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("", "", "seen", "what its absence costs")
+    for check in checks:
+        cost = "" if check["available"] else check["cost"]
+        table.add_row(check["name"], "yes" if check["available"] else "no", check["detail"], cost)
+    console.print(table)
+
+
+def _show_path(console: Console, path: dict[str, Any]) -> None:
+    from thalweg.units import format_rate, format_seconds
+
+    raw, ours = 8 * path["raw_bytes_per_second"], 8 * path["thalweg_bytes_per_second"]
+    console.print(
+        f"{path['target']}: raw TCP {format_rate(raw)}, thalweg {format_rate(ours)} ({100 * ours / raw:.0f} %), "
+        f"control message there and back {format_seconds(path['control_round_trip_seconds'])}",
+        soft_wrap=True,
+    )

@@ -1,0 +1,60 @@
+"""``thalweg pki init`` and ``thalweg pki issue``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thalweg.cli.output import Json, output
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make certificates and tokens.")
+
+Folder = Annotated[Path, typer.Option("--dir", help="Folder of the certificate authority.")]
+Days = Annotated[int, typer.Option(min=1, max=36500, help="Days that certificates are valid.")]
+
+
+@app.command("init")
+def init(
+    folder: Folder = Path("pki"),
+    *,
+    host: Annotated[
+        list[str] | None, typer.Option(help="Name or address of the server, repeatable; else this machine's.")
+    ] = None,
+    days: Days = 365,
+    as_json: Json = False,
+) -> None:
+    """Make a certificate authority, the server's certificate and the secret of clients' tokens."""
+    with output(as_json=as_json) as emit:
+        from thalweg import pki
+
+        hosts = host or pki.own_hosts()
+        paths = pki.init(folder, hosts, days)
+        emit({"files": [str(path) for path in paths], "hosts": hosts, "days": days})
+    if not as_json:
+        typer.echo(f"made in {folder}: {', '.join(path.name for path in paths)}")
+        typer.echo(f"the server's certificate is for: {', '.join(hosts)}")
+        typer.echo(f"keep {folder} on the server's machine, private; next: thalweg pki issue NAME for each client")
+
+
+@app.command("issue")
+def issue(
+    name: Annotated[str, typer.Argument(help="Name of the client.")],
+    *,
+    folder: Folder = Path("pki"),
+    days: Days = 365,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files; else that of --dir.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a client's token, certificate and key."""
+    with output(as_json=as_json) as emit:
+        from thalweg import pki
+
+        certificate, key, token = pki.issue(folder, name, days, to)
+        emit({"certificate": str(certificate), "key": str(key), "token": str(token), "days": days})
+    if not as_json:
+        typer.echo(f"copy {token} to the client's machine, over a channel you trust; there:")
+        typer.echo(f"  thalweg client tcp://SERVER:7070 --token-file {token.name}")
+        typer.echo("for a server that asks for certificates copy the other two as well:")
+        typer.echo(f"  thalweg client ... --token-file {token.name} --cert {certificate.name} --key {key.name}")

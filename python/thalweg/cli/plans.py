@@ -1,0 +1,36 @@
+"""From a plan file, a record and the command line to the plan that is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+PlanFile: TypeAlias = Annotated[Path | None, typer.Argument(metavar="PLAN.toml", help="Plan; options override it.")]
+Clients: TypeAlias = Annotated[int | None, typer.Option(help="Clients expected in each round.")]
+Rounds: TypeAlias = Annotated[int | None, typer.Option(help="Rounds of the job.")]
+Record: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that gets the run's record.")]
+Resume: TypeAlias = Annotated[
+    Path | None, typer.Option(metavar="RECORD", help="Go on from the last checkpoint of a run's record.")
+]
+DataRoot: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the files of the data set.")]
+
+
+def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, object]) -> Plan:
+    """Return the plan: the file's, or the record's that is resumed, or the defaults; with the overrides."""
+    from thalweg.plan import Plan
+
+    if file is not None:
+        base = Plan.load(file)
+    elif resume is not None:
+        from thalweg.record import Record
+
+        base = Record(resume).plan
+    else:
+        base = Plan.of({})
+    return base.merge(overrides)

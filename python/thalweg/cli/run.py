@@ -1,0 +1,74 @@
+"""``thalweg run``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thalweg.cli.output import Json, output
+from thalweg.cli.plans import Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
+
+Deterministic = Annotated[
+    bool | None, typer.Option("--deterministic", help="The same bits whatever the order of arrival.")
+]
+
+
+def command(
+    plan: PlanFile = None,
+    *,
+    transport: Annotated[str | None, typer.Option(metavar="URL", help="tcp, memory, or scheme://host:port.")] = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    model: Annotated[str | None, typer.Option(help="vgg5, vgg8, lenet, ..., or payload:SIZE to only move it.")] = None,
+    data: Annotated[str | None, typer.Option(help="digits, mnist, fashion-mnist or cifar10.")] = None,
+    data_root: DataRoot = None,
+    partition: Annotated[str | None, typer.Option(help="contiguous, iid, kshard:N or dirichlet:A.")] = None,
+    congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
+    streams: Annotated[int | None, typer.Option(help="Parallel connections of one link.")] = None,
+    partial: Annotated[str | None, typer.Option(help="What a broken-off update counts: discard or keep.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Accumulator: f32, f64 or exact.")] = None,
+    deterministic: Deterministic = None,
+    enough: Annotated[int | None, typer.Option(help="Updates that a round needs at least.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds after which a round ends with what is in.")] = None,
+    throttle: Annotated[str | None, typer.Option(metavar="RATE", help="Rate of each link: 20mbit, 3g, ...")] = None,
+    tls: Annotated[str | None, typer.Option(help="auto, on or off.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    record: Record = None,
+    resume: Resume = None,
+    as_json: Json = False,
+) -> None:
+    """Run a job on this machine.
+
+    The server is this process, each client one of its own.
+    """
+    overrides = {
+        "transport.url": transport,
+        "job.clients": clients,
+        "job.rounds": rounds,
+        "model.name": model,
+        "data.name": data,
+        "data.root": data_root,
+        "data.partition": partition,
+        "transport.congestion": congestion,
+        "transport.streams": streams,
+        "aggregation.partial": partial,
+        "aggregation.precision": precision,
+        "aggregation.deterministic": deterministic,
+        "job.enough": enough,
+        "job.deadline": deadline,
+        "layers.throttle": throttle,
+        "security.tls": tls,
+        "job.seed": seed,
+        "record.folder": record,
+    }
+    with output(as_json=as_json) as emit:
+        from thalweg.progress import progress_on_stderr
+        from thalweg.run import run
+
+        result = run(assemble(plan, resume, overrides), progress_on_stderr(), resume=resume)
+        emit(result.table())
+    if not as_json:
+        from thalweg.summary import show
+
+        show(result)

@@ -1,0 +1,48 @@
+"""``thalweg server``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from thalweg.cli.output import Json, output
+from thalweg.cli.plans import Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
+
+
+def command(
+    plan: PlanFile = None,
+    *,
+    listen: Annotated[str | None, typer.Option(metavar="URL", help="Where to listen: tcp://0.0.0.0:7070.")] = None,
+    pki: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that `thalweg pki init` made.")] = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    data_root: DataRoot = None,
+    record: Record = None,
+    resume: Resume = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a job to other machines.
+
+    Clients come by themselves with `thalweg client` (FedComm section III.C steps 6 and 7).
+    """
+    overrides = {
+        "transport.url": listen,
+        "security.pki": pki,
+        "job.clients": clients,
+        "job.rounds": rounds,
+        "data.root": data_root,
+        "record.folder": record,
+    }
+    with output(as_json=as_json) as emit:
+        from thalweg.progress import progress_on_stderr
+        from thalweg.remote import listen_url, serve_job
+
+        chosen = assemble(plan, resume, overrides)
+        url = listen or listen_url(chosen)
+        result = serve_job(chosen, url, progress_on_stderr(), resume=resume)
+        emit(result.table())
+    if not as_json:
+        from thalweg.summary import show
+
+        show(result)

@@ -1,0 +1,25 @@
+"""``thalweg transports``."""
+
+from __future__ import annotations
+
+from thalweg.cli.output import Json, output
+
+
+def command(*, as_json: Json = False) -> None:
+    """List the transports and what each can do."""
+    with output(as_json=as_json) as emit:
+        from thalweg import registry
+
+        entries = registry.transports()
+        emit(entries)
+    if not as_json:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("name", "available", "capabilities")
+        for entry in entries:
+            can = [
+                name if value is True else f"{name} {value}" for name, value in entry["capabilities"].items() if value
+            ]
+            table.add_row(entry["name"], "yes" if entry["available"] else f"no: {entry['reason']}", ", ".join(can))
+        Console().print(table)

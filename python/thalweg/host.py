@@ -1,0 +1,194 @@
+"""A server that listens, the model it holds and the record it writes: what local and distributed jobs share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, links, registry
+from thalweg.bound import Bound, bound_of
+from thalweg.errors import RecordError
+from thalweg.parties import ServerParty, round_config, server_party
+from thalweg.plan import check_transport
+from thalweg.progress import round_line
+from thalweg.record import RunRecord, entry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.progress import Progress
+
+JOIN_SLICE: Final = 0.2
+SHOWN: Final = (
+    "round",
+    "accuracy",
+    "loss",
+    "seconds",
+    "communication_seconds",
+    "bytes_down",
+    "bytes_up",
+    "participants",
+    "expected",
+    "complete",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job came to. ``peaks``: each client's peak memory in bytes; None where it cannot be told apart."""
+
+    plan: Plan
+    record: Path
+    entries: Sequence[Mapping[str, Any]]
+    parameters: int
+    update_bytes: int
+    server_peak: int | None
+    peaks: Sequence[int | None] | None
+    bound: Bound
+
+    def table(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
+        return {
+            "transport": self.plan.scheme,
+            "model": self.plan.model.name,
+            "clients": self.plan.job.clients,
+            "parameters": self.parameters,
+            "update_bytes": self.update_bytes,
+            "rounds": [{key: entry[key] for key in SHOWN} for entry in self.entries],
+            "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
+            "record": str(self.record),
+        }
+
+
+@dataclass(frozen=True)
+class Host:
+    """A server that listens. ``first`` is the round it begins with."""
+
+    plan: Plan
+    server: _core.Server
+    party: ServerParty
+    record: RunRecord
+    progress: Progress
+    bound: Bound
+    first: int
+
+    def wait(self, look: Callable[[], None]) -> None:
+        """Wait until all clients are here; ``look`` is called several times a second and may raise."""
+        while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
+            for note in self.server.notes():
+                self.record.log(note)
+                self.progress.note(note)
+            look()
+
+    def serve(self, names: Callable[[], Sequence[str]]) -> None:
+        """Run all rounds; ``names`` gives the clients by place when a round begins.
+
+        Raises CoreError if a round has too few updates and RecordError if one cannot be kept; what is recorded
+        until then stays.
+        """
+        for number in range(self.first, self.plan.job.rounds + 1):
+            self.progress.begin(number, self.plan.job.rounds)
+            outcome = self._round(number, names())
+            started = time.perf_counter()
+            evaluation = self.party.evaluate()
+            done = entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
+            self._keep(done)
+            self.progress.end(done)
+
+    def connected(self) -> list[str]:
+        """Return the names of the clients that are connected, in order."""
+        names: list[str] = json.loads(self.server.clients())
+        return sorted(names)
+
+    def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        config = json.dumps(round_config(self.plan, number, names))
+        try:
+            outcome: dict[str, Any] = json.loads(self.server.round(number, config, self.progress.observe))
+        finally:
+            for note in self.server.notes():
+                self.record.log(note)
+        return outcome
+
+    def _keep(self, done: Mapping[str, Any]) -> None:
+        number, every, last = done["round"], self.plan.checkpoint_every, self.plan.job.rounds
+        self.record.append(done)
+        self.record.log(round_line(done, last))
+        if every and (number % every == 0 or number == last):
+            self.record.save(number, self.party.arena.layout.tensors, self.party.arena)
+
+    def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
+        """Return what the job came to."""
+        return Result(
+            plan=self.plan,
+            record=self.record.path,
+            entries=self.record.entries,
+            parameters=self.party.parameters,
+            update_bytes=len(self.party.arena),
+            server_peak=server_peak,
+            peaks=peaks,
+            bound=self.bound,
+        )
+
+
+@contextmanager
+def hosting(plan: Plan, url: str, trust: Mapping[str, Any], progress: Progress, resume: Path | None) -> Iterator[Host]:
+    """Listen at ``url`` and open the record; at the end close both, and say in the record how it ended.
+
+    Raises PlanError, DataError or ModelError before anything is opened; CoreError if it cannot listen, RecordError
+    if the record cannot be opened or resumed.
+    """
+    check_transport(plan, registry.transports())
+    party = server_party(plan)
+    bound = bound_of(plan, url)
+    server = _core.Server(party.arena, url, json.dumps(links.server_options(plan, trust)))
+    try:
+        facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        record, first = _open(plan, party, resume, facts)
+        host = Host(plan, server, party, record, progress, bound, first)
+        try:
+            yield host
+        except BaseException as error:
+            _end_badly(host, error)
+            raise
+        server.close("the job is done")
+        record.finish("complete")
+    finally:
+        progress.close()
+        server.close("the server ends")
+
+
+def peak_of(entries: Sequence[Mapping[str, Any]], client: str) -> int | None:
+    """Return the peak memory that a client last reported with an update, in bytes."""
+    parts = [part for entry in entries for part in entry["clients"] if part["client"] == client]
+    peaks = [part["metrics"].get("peak_rss_bytes") for part in parts if isinstance(part["metrics"], dict)]
+    known = [peak for peak in peaks if isinstance(peak, int)]
+    return max(known, default=None)
+
+
+def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+    if resume is None:
+        return RunRecord.create(plan, facts), 1
+    record = RunRecord.resume(resume, plan)
+    try:
+        return record, record.restore(party.arena.layout.tensors, party.arena) + 1
+    except RecordError:
+        record.close()
+        raise
+
+
+def _end_badly(host: Host, error: BaseException) -> None:
+    interrupted = not isinstance(error, Exception)
+    status = "interrupted" if interrupted else "failed"
+    host.server.close(f"the job was {status}")
+    try:
+        host.record.log(status if interrupted else f"failed: {error}")
+        host.record.finish(status)
+    except RecordError as second:
+        host.progress.note(f"the record is not complete: {second}")
+    done = host.record.checkpoint_round
+    if done is not None:
+        host.progress.note(f"to go on after round {done}: thalweg run --resume {host.record.path}")

@@ -1,0 +1,178 @@
+"""What each side of a job does with the model in its arena: clients train it, the server evaluates it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from thalweg import _core, models
+from thalweg.errors import PlanError
+
+Metrics = dict[str, Any]
+# Makes a client's party from a round's config and the arena that holds the model.
+PartyMaker = Callable[[Mapping[str, Any], _core.Arena], "ClientParty"]
+
+
+class ClientParty(Protocol):
+    """A client's work."""
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        """Train the model in the arena in place; return (samples, metrics)."""
+
+
+class ServerParty(Protocol):
+    """A server's model, and what it does between rounds."""
+
+    arena: _core.Arena
+    parameters: int
+
+    def evaluate(self) -> Metrics:
+        """Return ``accuracy`` and ``loss`` of the model in the arena, or nothing."""
+
+
+class Payload:
+    """A block of bytes that is moved and not trained. Both sides' party."""
+
+    def __init__(self, arena: _core.Arena) -> None:
+        self.arena = arena
+        self.parameters = len(arena) // models.PAYLOAD_ELEMENT_BYTES
+
+    @classmethod
+    def of(cls, size: int, seed: int) -> Payload:
+        """Make a block of ``size`` bytes: float32 numbers from 0 to 1 that follow from the seed."""
+        import numpy as np
+
+        arena = _core.Arena(_core.Layout([("payload", "F32", [size // models.PAYLOAD_ELEMENT_BYTES])]))
+        values = np.frombuffer(memoryview(arena), dtype=np.float32)
+        np.random.default_rng(seed).random(dtype=np.float32, out=values)
+        return cls(arena)
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        return 1, {}
+
+    def evaluate(self) -> Metrics:
+        return {}
+
+
+class AppServer:
+    """A server's party of an app such as ``ImageApp``; evaluates on the app's test data (FedComm section III.C)."""
+
+    def __init__(self, app: Any) -> None:
+        from thalweg.arena import Arena
+
+        self._app = app
+        self._test = app.test_data()
+        self._model = app.model()
+        self.parameters = sum(int(p.numel()) for p in self._model.parameters() if p.requires_grad)
+        self.arena = Arena.bind(self._model).core
+
+    def evaluate(self) -> Metrics:
+        return dict(self._app.evaluate(self._model, self._test))
+
+
+class AppClient:
+    """A client's party of an app such as ``ImageApp``."""
+
+    def __init__(self, app: Any, model: Any) -> None:
+        self._app = app
+        self._model = model
+        self._data = app.train_data() if hasattr(app, "train_data") else None
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        samples, metrics = self._app.train(self._model, self._data, dict(config))
+        return int(samples), dict(metrics)
+
+
+def named_party(name: str, *, data_root: str | None, threads: int | None) -> PartyMaker:
+    """Return the maker of the party of client ``name`` from what the server says the job is.
+
+    What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own.
+    """
+
+    def make(config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
+        model = config.get("model")
+        if isinstance(model, str) and models.payload_bytes(model) is not None:
+            return Payload(arena)
+        return _image_party(config, arena, name, data_root, threads)
+
+    return make
+
+
+def _image_party(
+    config: Mapping[str, Any], arena: _core.Arena, name: str, data_root: str | None, threads: int | None
+) -> ClientParty:
+    from thalweg.arena import attach
+    from thalweg.image_app import ImageApp
+    from thalweg.plan import Plan
+
+    names = config.get("names")
+    if not isinstance(names, list) or not all(isinstance(other, str) for other in names):
+        raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
+    training = {**_table(config, "training"), **({} if threads is None else {"threads": threads})}
+    plan = Plan.of(
+        {
+            "job": {"clients": config.get("clients"), "seed": config.get("seed")},
+            "model": {"name": config.get("model")},
+            "data": {**_table(config, "data"), **({} if data_root is None else {"root": data_root})},
+            "training": training,
+        },
+        "what the server sent",
+    )
+    app = ImageApp(**image_settings(plan), client=place_of(name, names, plan.job.clients))
+    model = app.model()
+    attach(model, arena)
+    return AppClient(app, model)
+
+
+def image_settings(plan: Any) -> dict[str, Any]:
+    """Return a plan's settings of ``ImageApp``, all but the client's number."""
+    return {
+        "model": plan.model.name,
+        "data": plan.data.name,
+        "partition": plan.data.partition,
+        "data_root": plan.data.root,
+        "clients": plan.job.clients,
+        "seed": plan.job.seed,
+        **plan.training.model_dump(),
+    }
+
+
+def place_of(name: str, names: Sequence[str], clients: int) -> int:
+    """Return which part of the data is that of client ``name``, 0 to ``clients`` - 1.
+
+    One that joined after the round's list was made takes a part that follows from its name.
+    """
+    place = names.index(name) if name in names else zlib.crc32(name.encode())
+    return place % clients
+
+
+def server_party(plan: Any) -> ServerParty:
+    """Return the server's party of a plan. Raises DataError, ModelError."""
+    size = plan.payload
+    if size is not None:
+        return Payload.of(size, plan.job.seed)
+    from thalweg.image_app import ImageApp
+
+    return AppServer(ImageApp(**image_settings(plan), client=None))
+
+
+def round_config(plan: Any, number: int, names: Sequence[str]) -> dict[str, Any]:
+    """Return what the server tells clients with round ``number``: all they need to take part."""
+    if plan.is_payload:
+        return {"round": number, "model": plan.model.name}
+    return {
+        "round": number,
+        "rounds": plan.job.rounds,
+        "model": plan.model.name,
+        "data": plan.data.model_dump(include={"name", "partition"}),
+        "clients": plan.job.clients,
+        "names": list(names),
+        "seed": plan.job.seed,
+        "training": plan.training.model_dump(exclude={"threads"}),
+    }
+
+
+def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}

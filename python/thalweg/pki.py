@@ -1,0 +1,145 @@
+"""The files that let peers trust each other: a certificate authority, the server's certificate, clients' tokens.
+
+Private files can be read by their owner alone. No file is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from thalweg import _core
+from thalweg.errors import LinkError, PlanError
+
+AUTHORITY: Final = "ca.crt"
+AUTHORITY_KEY: Final = "ca.key"
+SERVER: Final = "server.crt"
+SERVER_KEY: Final = "server.key"
+SECRET: Final = "secret"  # noqa: S105 - the name of a file
+PRIVATE: Final = 0o600
+TOKEN_HEAD: Final = "thalweg token 1"  # noqa: S105 - the first line of a file
+LARGEST_FILE: Final = 1 << 20
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a client needs to get in: its name, its token in hex, and the authority that the server answers to (PEM)."""
+
+    name: str
+    token: str
+    authority: str
+
+    def text(self) -> str:
+        """Return the token as the text of its file."""
+        return f"{TOKEN_HEAD}\nname = {self.name}\ntoken = {self.token}\n{self.authority}"
+
+
+def init(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
+    """Make an authority, a server's certificate for ``hosts`` and a secret in ``folder``; return the files.
+
+    Raises PlanError if one is there already or cannot be written.
+    """
+    names = [AUTHORITY, AUTHORITY_KEY, SERVER, SERVER_KEY, SECRET]
+    _refuse_existing([folder / name for name in names], "Take another folder with --dir, or use what is there")
+    authority, authority_key = _core.pki_authority("thalweg", days)
+    server, server_key = _core.pki_issue(authority, authority_key, "server", list(hosts), days, True)
+    contents = [authority, authority_key, server, server_key, _core.pki_secret() + "\n"]
+    _make_folder(folder)
+    return [_write(folder / name, content) for name, content in zip(names, contents, strict=True)]
+
+
+def issue(folder: Path, name: str, days: int, output: Path | None = None) -> list[Path]:
+    """Make a client's certificate, key and token in ``output`` (``folder``); return the files.
+
+    Raises PlanError if one is there already, or ``folder`` was not made by ``init``.
+    """
+    if not _NAME.fullmatch(name):
+        raise PlanError(
+            f"{name!r} cannot be a client's name", "Take up to 128 letters, digits, dots, hyphens, underscores"
+        )
+    if name in ("ca", "server", "secret"):
+        raise PlanError(f"the name {name!r} is the authority's own", "Take another name")
+    authority, secret = read(folder / AUTHORITY), read(folder / SECRET).strip()
+    target = output or folder
+    paths = [target / f"{name}.crt", target / f"{name}.key", target / f"{name}.token"]
+    _refuse_existing(paths, "Take another name, or use what is there")
+    certificate, key = _core.pki_issue(authority, read(folder / AUTHORITY_KEY), name, [], days, False)
+    token = Token(name, _core.pki_token(secret, name), authority)
+    _make_folder(target)
+    return [_write(path, content) for path, content in zip(paths, [certificate, key, token.text()], strict=True)]
+
+
+def read(path: Path) -> str:
+    """Return the text of one of these files. Raises PlanError if it is not there."""
+    try:
+        content = path.read_bytes()[:LARGEST_FILE].decode()
+    except OSError as error:
+        raise PlanError(
+            f"cannot read {path}: {error.strerror}", "Make it with `thalweg pki init` and `thalweg pki issue NAME`"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not text", "Name a file that `thalweg pki` made") from error
+    return content
+
+
+def read_token(path: Path) -> Token:
+    """Return the token in a file. Raises PlanError if it is none, LinkError if others may read it."""
+    text = read(path)
+    head, begin, certificates = text.partition("-----BEGIN CERTIFICATE-----")
+    lines = [line.strip() for line in head.splitlines() if line.strip() and not line.startswith("#")]
+    values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines[1:])}
+    if lines[:1] != [TOKEN_HEAD] or not {"name", "token"} <= values.keys():
+        raise PlanError(f"{path} is not a token", "Name the NAME.token that `thalweg pki issue NAME` made")
+    if path.stat().st_mode & 0o077:
+        raise LinkError(f"others may read the token {path}", f"Run chmod 600 {path}")
+    return Token(values["name"], values["token"], begin + certificates)
+
+
+def own_hosts() -> list[str]:
+    """Return the names and addresses by which this machine is most likely reached."""
+    name = socket.gethostname()
+    return list(dict.fromkeys(["localhost", "127.0.0.1", "::1", name, *_addresses(name)]))
+
+
+def _addresses(name: str) -> list[str]:
+    found: list[str] = []
+    with suppress(OSError):  # a machine that does not know its own name has no address to add
+        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    # Connecting a datagram socket sends nothing; it asks which address the default route has, if there is one.
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        found.append(str(probe.getsockname()[0]))
+    return found
+
+
+def _refuse_existing(paths: Sequence[Path], mend: str) -> None:
+    there = [path for path in paths if path.exists()]
+    if there:
+        raise PlanError(f"{there[0]} is there already and is not overwritten", mend)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"cannot make {folder}: {error.strerror}", "Take another folder") from error
+
+
+def _write(path: Path, content: str) -> Path:
+    mode = 0o644 if path.suffix == ".crt" else PRIVATE
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        raise PlanError(f"cannot write {path}: {error.strerror}", "Take another folder") from error
+    return path

@@ -1,0 +1,67 @@
+"""``thalweg run``: a whole job on this machine, the server in this process and each client in one of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thalweg import _core, links, machine, registry
+from thalweg.errors import RecordError
+from thalweg.fleet import Fleet, Orders, client_threads
+from thalweg.host import Host, Result, hosting, peak_of
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.progress import Progress
+
+
+def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result:
+    """Run a job on this machine and return what it came to.
+
+    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError or ModelError before
+    anything is started, RecordError, RoundError or CoreError if the job cannot go on; all clients have ended then.
+    """
+    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    in_process = not registry.can(plan.scheme)["remote"]
+    server_trust, client_trust = links.local_trust(plan, plan.url)
+    with hosting(plan, plan.url, server_trust, progress, resume) as host:
+        progress.note(f"record: {host.record.path}")
+        fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
+        try:
+            fleet.start(names, _orders(host, client_trust, in_process=in_process))
+            host.wait(fleet.check)
+            host.serve(lambda: names)
+        finally:
+            fleet.release()
+            host.server.close("the job is over")
+            fleet.stop()
+        # Before the tables are written: the library that does it is not part of the server's work.
+        server_peak = machine.peak_rss_bytes()
+    return host.result(server_peak, _peaks(host, fleet, names))
+
+
+def _orders(host: Host, trust: dict[str, object], *, in_process: bool) -> Orders:
+    plan = host.plan
+    threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
+    return Orders(
+        url=host.server.address,
+        options=links.client_options(plan, trust, seed=plan.job.seed),
+        data_root=plan.data.root,
+        threads=threads,
+    )
+
+
+def _lost(host: Host, name: str, why: str) -> None:
+    host.progress.note(f"{name} is gone: {why}")
+    with suppress(_core.CoreError, RecordError):  # the job may be ending at this moment
+        host.server.forget(name)
+        host.record.log(f"{name} is gone: {why}")
+
+
+def _peaks(host: Host, fleet: Fleet, names: list[str]) -> list[int | None] | None:
+    """Return each client's peak memory: its last words, or what it reported before it was killed."""
+    said = fleet.peaks()
+    if said is None:
+        return None
+    return [own or peak_of(host.record.entries, name) for own, name in zip(said, names, strict=True)]

@@ -1,0 +1,69 @@
+"""A client process of ``thalweg run``: ``python -m thalweg.worker``.
+
+It reads one JSON object from standard input, so that no secret stands on a command line, and ends with one on
+standard output: ``{"rounds", "peak_rss_bytes"}`` or ``{"error": {"cause", "mend"}}``. It never outlives its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Final
+
+from thalweg import machine
+from thalweg.errors import ThalwegError
+from thalweg.explain import explain
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> int:
+    """Run the client. Returns the exit code."""
+    spec = json.load(sys.stdin)
+    _die_with(spec["parent"])
+    # Ctrl-C in a terminal reaches the parent, which ends its clients in good order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    report, code = _run(spec)
+    print(json.dumps({**report, "peak_rss_bytes": machine.peak_rss_bytes()}), flush=True)  # noqa: T201 - the result
+    return code
+
+
+def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    from thalweg import _core
+    from thalweg.participant import take_part
+    from thalweg.parties import named_party
+
+    name = spec["name"]
+    client = None
+    try:
+        client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
+        maker = named_party(name, data_root=spec["data_root"], threads=spec["threads"])
+        return {"rounds": take_part(client, maker, lambda text: _log(name, text))}, 0
+    except (ThalwegError, _core.CoreError) as error:
+        cause, mend = explain(error)
+        _log(name, f"{cause}; {mend}")
+        return {"error": {"cause": cause, "mend": mend}}, 1
+    finally:
+        if client is not None:
+            client.close("the client is done")
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to end this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent has ended")
+
+
+def _log(name: str, text: str) -> None:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+    sys.stderr.write(f"{stamp} {name}: {text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The command line: help, errors and exit codes, and the shape of what it prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from thalweg.cli import app
+
+HEAVY = ("torch", "pyarrow", "pydantic", "numpy", "sklearn", "rich")
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def document(*arguments: str) -> Any:
+    code, out, err = invoke(*arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
+    code = f"""
+import sys
+from thalweg.cli import main
+sys.argv = ["thalweg", "--help"]
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0, end.code
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    *text, heavy = done.stdout.splitlines()
+    assert heavy == "[]"
+    for command in ("run", "server", "client", "pki", "doctor", "transports", "export"):
+        assert any(line.split()[:1] == [command] for line in text), command
+
+
+@pytest.mark.parametrize("command", ["run", "server", "client", "pki", "doctor", "transports", "export"])
+def test_every_command_has_help(command: str) -> None:
+    code, out, _ = invoke(command, "--help")
+    assert code == 0
+    assert f" {command} " in out.splitlines()[0]
+
+
+def test_version() -> None:
+    code, out, _ = invoke("--version")
+    assert code == 0
+    assert out.startswith("thalweg 0.")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bogus"], ["run", "--clients", "many"], ["run", "--bogus"], ["client"], ["pki", "issue"]]
+)
+def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
+    assert invoke(*arguments)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "mend"),
+    [
+        (["run", "none.toml"], "cannot read the plan none.toml", "Give the path"),
+        (["run", "--rounds", "0"], "the command line: rounds in [job] is 0", "Give rounds as at least 1"),
+        (["run", "--model", "vgg55"], "unknown model 'vgg55'", "Did you mean 'vgg5'?"),
+        (["run", "--transport", "tpc"], "unknown transport 'tpc'", "tcp"),
+        (
+            ["run", "--model", "payload:8MiB", "--data", "mnist"],
+            "not trained, but the plan has [data]",
+            "Remove [data]",
+        ),
+        (["run", "--throttle", "fast"], "throttle in [layers] is 'fast'", "as 20mbit"),
+        (["run", "--data", "cifar10", "--data-root", "/none"], "'cifar10' is not there", "--data-root"),
+        (["export", "/none"], "/none is not the record of a run", "runs/"),
+        (["client", "tcp://127.0.0.1:1", "--token-file", "/none"], "cannot read /none", "thalweg pki"),
+        (["client", "tcp://127.0.0.1:1", "--app", "nothing"], "'nothing' does not name an app", "module:object"),
+        (["client", "tcp://127.0.0.1:1", "--cert", "c"], "go together", "--key"),
+        (["pki", "issue", "a", "--dir", "/none"], "cannot read /none/ca.crt", "thalweg pki init"),
+        (["doctor", "--size", "big"], "'big'", "64MiB"),
+    ],
+)
+def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, mend: str) -> None:
+    code, out, err = invoke(*arguments)
+    lines = err.splitlines()
+    assert code == (1 if arguments[0] == "export" else 2), err
+    assert lines[-2].startswith("error: ")
+    assert cause in lines[-2]
+    assert lines[-1].startswith("mend: ")
+    assert mend in lines[-1]
+    assert out == ""
+
+
+def test_an_unknown_key_in_a_plan_exits_with_2(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text("[job]\nrunds = 3\n")
+    code, out, err = invoke("run", str(path), "--json")
+    assert code == 2
+    assert "unknown key 'runds' in [job]" in err
+    assert json.loads(out)["error"]["mend"].startswith("Did you mean 'rounds'?")
+
+
+def test_transports() -> None:
+    entries = document("transports")
+    assert {entry["name"] for entry in entries} >= {"memory", "tcp"}
+    for entry in entries:
+        assert set(entry) == {"name", "available", "reason", "capabilities"}
+    code, out, _ = invoke("transports")
+    assert code == 0
+    assert "tcp" in out
+
+
+def test_doctor() -> None:
+    found = document("doctor", "--size", "1MiB")
+    assert set(found) == {"thalweg", "versions", "kernel", "machine", "tcp", "advice", "checks", "path"}
+    assert found["path"]["raw_bytes_per_second"] > 0
+    assert found["path"]["thalweg_bytes_per_second"] > 0
+    names = {check["name"] for check in found["checks"]}
+    assert names >= {"root", "tun", "netem", "ebpf", "rdma", "mosquitto", "rabbitmq-server", "torch", "data mnist"}
+    assert all(check["cost"] and check["detail"] for check in found["checks"])
+    assert found["tcp"]["congestion"] in found["tcp"]["available"]
+
+
+def test_pki(tmp_path: Path) -> None:
+    made = document("pki", "init", "--dir", str(tmp_path / "pki"), "--host", "10.0.0.1")
+    assert made["hosts"] == ["10.0.0.1"]
+    assert all(Path(path).is_file() for path in made["files"])
+    code, out, _ = invoke("pki", "issue", "anna", "--dir", str(tmp_path / "pki"))
+    assert code == 0
+    assert "anna.token to the client's machine" in out
+    assert "--token-file anna.token" in out
+
+
+def test_a_server_others_can_reach_names_what_is_missing() -> None:
+    code, _, err = invoke("server", "--listen", "tcp://0.0.0.0:0")
+    assert code == 1
+    assert "thalweg pki init" in err

@@ -1,0 +1,71 @@
+"""What people see: lines, bars, the table, the bound."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from tests.record.conftest import round_entry
+from thalweg.bound import Bound
+from thalweg.progress import Bars, Lines, round_line
+from thalweg.summary import summary
+
+
+def rendered(bound: Bound) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary([round_entry(1)], bound))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_a_round_in_one_line() -> None:
+    assert round_line(round_entry(2), 5) == (
+        "round 2/5: accuracy 52.00 %, 3.00 s (communication 500.0 ms), 800 B down, 500 B up, 1 of 2 clients, incomplete"
+    )
+
+
+def test_the_table_holds_goodput_against_the_bound() -> None:
+    # 800 bytes down and 400 up in half a second; at 4800 bytes a second that takes a quarter of a second at least.
+    text = rendered(Bound("raw TCP", total_bytes_per_second=4800.0))
+    assert "51.00 %" in text
+    assert "19.2 kbit/s (50 %)" in text
+    assert "lower bound: raw TCP" in text
+
+
+def test_without_a_bound_there_is_no_share() -> None:
+    assert "19.2 kbit/s (-)" in rendered(Bound("not known"))
+
+
+def test_a_throttled_link_takes_bytes_by_rate_down_and_then_up() -> None:
+    bound = Bound("throttle", link_bits_per_second=5_000_000)
+    # FedComm's VGG-5 at 3G: 2.34 MB take 3.74 s in each direction, on four links at a time.
+    assert bound.seconds(4 * 2_340_000, 4 * 2_340_000, 4) == pytest.approx(2 * 3.744)
+
+
+def test_lines_are_written_as_rounds_end(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    lines.begin(1, 3)
+    lines.observe('{"clients": {}}')
+    lines.end(round_entry(1))
+    lines.close()
+    assert capsys.readouterr().err.startswith("round 1/3: accuracy 51.00 %")
+
+
+def test_bars_show_what_clients_do() -> None:
+    console = Console(file=io.StringIO(), width=140, force_terminal=True)
+    bars = Bars(console)
+    bars.begin(1, 3)
+    clients = {f"c{number}": {"phase": "sending", "sent_fraction": 0.5} for number in range(20)}
+    bars.observe(json.dumps({"clients": {**clients, "done": {"phase": "whole", "sent_fraction": 1.0}}}))
+    bars.refresh()
+    bars.end(round_entry(1))
+    bars.close()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "c0" in text
+    assert "c9" not in text, "only the first clients have a bar of their own"
+    assert "20 sending, 1 whole" in text
+    assert "round 1/3: accuracy 51.00 %" in text
