@@ -117,3 +117,22 @@ impl Cells {
 fn in_bytes(range: Range<usize>, size: usize) -> Range<usize> {
     range.start * size..range.end * size
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// The shortcut of dividing in f32 shows in no bit, and is not taken for weights that are no f32.
+        #[test]
+        fn means_are_rounded_once(sum in any::<f32>(), samples in 1..1_u64 << 30, quarters in any::<bool>()) {
+            let weight = samples as f64 / if quarters { 4.0 } else { 1.0 };
+            let mut bytes = [0; 4];
+            Cells::F32(vec![sum]).write_mean(Level::new(), Dtype::F32, 0, &mut bytes, weight);
+            let expected = (f64::from(sum) / weight) as f32;
+            let found = f32::from_le_bytes(bytes);
+            prop_assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan());
+        }
+    }
+}

@@ -249,6 +249,8 @@ mod tests {
             assert!(message.contains("number of samples"), "{message}");
         }
         assert_eq!(Weight::new(0.0, true), Ok(None));
-        assert_eq!(Weight::new(600.0, true).unwrap().unwrap().value, 600.0);
+        let value = |weight, single| Weight::new(weight, single).unwrap().unwrap().value;
+        assert_eq!((value(600.0, true), value(0.1, false)), (600.0, 0.1));
+        assert_eq!(value(0.1, true), f64::from(0.1_f32), "divided by what was multiplied by");
     }
 }

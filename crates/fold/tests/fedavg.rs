@@ -174,7 +174,7 @@ fn integers_take_the_maximum_of_the_participants() {
         bytes[192..195].copy_from_slice(&truth);
         bytes
     };
-    let a = client([u64::MAX, 5], [0x80, 0x7f], [0, 1, 0]);
+    let a = client([u64::MAX, 5], [0x80, 0x7f], [0, 7, 0]);
     let b = client([3, i64::MIN as u64], [0xff, 0x01], [0, 0, 2]);
     for precision in [Precision::F32, Precision::Exact] {
         let (left, right) =
