@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -16,7 +17,7 @@ from typing import IO, Any, Final
 from thalweg import _core, machine
 from thalweg.errors import RoundError
 from thalweg.participant import take_part
-from thalweg.parties import named_party
+from thalweg.parties import Described
 
 END_SECONDS: Final = 10.0
 # Called from a thread of its own with a client that has ended, and why.
@@ -40,6 +41,7 @@ class Orders:
 
     url: str
     options: Mapping[str, Any]
+    config: Mapping[str, Any]
     data_root: str | None
     threads: int | None
 
@@ -50,6 +52,7 @@ class Orders:
             "url": self.url,
             "name": name,
             "options": options,
+            "config": dict(self.config),
             "data_root": self.data_root,
             "threads": self.threads,
             "parent": os.getpid(),
@@ -140,8 +143,9 @@ class Fleet:
     def _take_part(self, member: Member, order: Mapping[str, Any]) -> None:
         failure = None
         try:
+            maker = Described(member.name, data_root=order["data_root"], threads=order["threads"])
+            maker.prepare(order["config"])
             client = _core.Client(order["url"], member.name, json.dumps(order["options"]), None)
-            maker = named_party(member.name, data_root=order["data_root"], threads=order["threads"])
             take_part(client, maker, lambda text: self._note(member.name, text))
             client.close("the client is done")
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to; the run is told
@@ -165,9 +169,11 @@ def client_threads(plan_threads: int | None, clients: int) -> int:
 
 
 def _give(stream: IO[bytes] | None, order: Mapping[str, Any]) -> None:
-    if stream is not None:
-        with stream:
-            stream.write(json.dumps(order).encode())
+    # A client that has ended already cannot take its order; whoever watches it says why.
+    with suppress(BrokenPipeError):
+        if stream is not None:
+            with stream:
+                stream.write(json.dumps(order).encode())
 
 
 def _parse(output: bytes) -> dict[str, Any]:

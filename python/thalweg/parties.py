@@ -76,53 +76,59 @@ class AppClient:
 
     def __init__(self, app: Any, model: Any) -> None:
         self._app = app
-        self._model = model
+        self.model = model
         self._data = app.train_data() if hasattr(app, "train_data") else None
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        samples, metrics = self._app.train(self._model, self._data, dict(config))
+        samples, metrics = self._app.train(self.model, self._data, dict(config))
         return int(samples), dict(metrics)
 
 
-def named_party(name: str, *, data_root: str | None, threads: int | None) -> PartyMaker:
-    """Return the maker of the party of client ``name`` from what the server says the job is.
+class Described:
+    """Makes the party of a client that does what the server says the job is; ``PartyMaker``.
 
     What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own.
     """
 
-    def make(config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
+    def __init__(self, name: str, *, data_root: str | None, threads: int | None) -> None:
+        self._name = name
+        self._own = ({} if data_root is None else {"root": data_root}, {} if threads is None else {"threads": threads})
+        self._ready: AppClient | None = None
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Build the model and load the data now, so that no round has to wait for it."""
         model = config.get("model")
-        if isinstance(model, str) and models.payload_bytes(model) is not None:
+        if not isinstance(model, str) or models.payload_bytes(model) is None:
+            self._ready = self._images(config)
+
+    def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
+        """Return the party, its model's values being those in ``arena``. Raises PlanError, DataError, ModelError."""
+        if self._ready is None:
+            self.prepare(config)
+        if self._ready is None:
             return Payload(arena)
-        return _image_party(config, arena, name, data_root, threads)
+        from thalweg.arena import attach
 
-    return make
+        attach(self._ready.model, arena)
+        return self._ready
 
+    def _images(self, config: Mapping[str, Any]) -> AppClient:
+        from thalweg.image_app import ImageApp
+        from thalweg.plan import Plan
 
-def _image_party(
-    config: Mapping[str, Any], arena: _core.Arena, name: str, data_root: str | None, threads: int | None
-) -> ClientParty:
-    from thalweg.arena import attach
-    from thalweg.image_app import ImageApp
-    from thalweg.plan import Plan
-
-    names = config.get("names")
-    if not isinstance(names, list) or not all(isinstance(other, str) for other in names):
-        raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
-    training = {**_table(config, "training"), **({} if threads is None else {"threads": threads})}
-    plan = Plan.of(
-        {
+        names = config.get("names")
+        if not isinstance(names, list) or not all(isinstance(other, str) for other in names):
+            raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
+        root, threads = self._own
+        table = {
             "job": {"clients": config.get("clients"), "seed": config.get("seed")},
             "model": {"name": config.get("model")},
-            "data": {**_table(config, "data"), **({} if data_root is None else {"root": data_root})},
-            "training": training,
-        },
-        "what the server sent",
-    )
-    app = ImageApp(**image_settings(plan), client=place_of(name, names, plan.job.clients))
-    model = app.model()
-    attach(model, arena)
-    return AppClient(app, model)
+            "data": {**_table(config, "data"), **root},
+            "training": {**_table(config, "training"), **threads},
+        }
+        plan = Plan.of(table, "what the server sent")
+        app = ImageApp(**image_settings(plan), client=place_of(self._name, names, plan.job.clients))
+        return AppClient(app, app.model())
 
 
 def image_settings(plan: Any) -> dict[str, Any]:

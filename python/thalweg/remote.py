@@ -15,7 +15,7 @@ from thalweg import _core, links, machine, pki
 from thalweg.errors import PlanError
 from thalweg.host import Result, hosting, peak_of
 from thalweg.participant import take_part
-from thalweg.parties import AppClient, PartyMaker, named_party
+from thalweg.parties import AppClient, Described, PartyMaker
 from thalweg.roster import Roster
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _party(
     app: str | None, name: str, data_root: str | None, threads: int | None
 ) -> tuple[_core.Arena | None, PartyMaker]:
     if app is None:
-        return None, named_party(name, data_root=data_root, threads=threads)
+        return None, Described(name, data_root=data_root, threads=threads)
     from thalweg.arena import Arena
 
     loaded = load_app(app)

@@ -10,6 +10,7 @@ from thalweg import _core, links, machine, registry
 from thalweg.errors import RecordError
 from thalweg.fleet import Fleet, Orders, client_threads
 from thalweg.host import Host, Result, hosting, peak_of
+from thalweg.parties import round_config
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -29,7 +30,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         progress.note(f"record: {host.record.path}")
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
-            fleet.start(names, _orders(host, client_trust, in_process=in_process))
+            fleet.start(names, _orders(host, client_trust, names, in_process=in_process))
             host.wait(fleet.check)
             host.serve(lambda: names)
         finally:
@@ -41,12 +42,13 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     return host.result(server_peak, _peaks(host, fleet, names))
 
 
-def _orders(host: Host, trust: dict[str, object], *, in_process: bool) -> Orders:
+def _orders(host: Host, trust: dict[str, object], names: list[str], *, in_process: bool) -> Orders:
     plan = host.plan
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(
         url=host.server.address,
         options=links.client_options(plan, trust, seed=plan.job.seed),
+        config=round_config(plan, host.first, names),
         data_root=plan.data.root,
         threads=threads,
     )

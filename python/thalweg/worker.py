@@ -35,13 +35,14 @@ def main() -> int:
 def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
     from thalweg import _core
     from thalweg.participant import take_part
-    from thalweg.parties import named_party
+    from thalweg.parties import Described
 
     name = spec["name"]
     client = None
     try:
+        maker = Described(name, data_root=spec["data_root"], threads=spec["threads"])
+        maker.prepare(spec["config"])
         client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
-        maker = named_party(name, data_root=spec["data_root"], threads=spec["threads"])
         return {"rounds": take_part(client, maker, lambda text: _log(name, text))}, 0
     except (ThalwegError, _core.CoreError) as error:
         cause, mend = explain(error)

@@ -88,7 +88,7 @@ def test_deterministic_gives_the_same_bits(result: Run, tmp_path: Path) -> None:
     def checkpoint(name: str) -> bytes:
         options = ["--model", "lenet", "--data", "digits", "--clients", "2", "--rounds", "1", "--deterministic"]
         done = result("run", *options, "--record", name)
-        path = tmp_path / done["record"] / "checkpoint.safetensors"
+        path: Path = tmp_path / done["record"] / "checkpoint.safetensors"
         return path.read_bytes()
 
     assert checkpoint("a") == checkpoint("b")

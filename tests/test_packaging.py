@@ -1,0 +1,29 @@
+"""What the package says it needs is what the repository's own environment locks."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from thalweg.plan import toml
+
+ROOT = Path(__file__).parents[1]
+
+
+def names(requirements: list[str]) -> set[str]:
+    found = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements)
+    return {match[0].lower() for match in found if match is not None}
+
+
+def test_the_lock_has_everything_with_hashes() -> None:
+    project = toml.loads((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]
+    extras = [requirement for extra in project["optional-dependencies"].values() for requirement in extra]
+    tools = names((ROOT / "requirements" / "dev.in").read_text().splitlines())
+    lock = (ROOT / "requirements" / "dev.lock").read_text()
+    pinned = re.findall(r"^([a-z0-9._-]+)==\S+.*\\\n    --hash=sha256:", lock, re.MULTILINE)
+    assert names([*project["dependencies"], *extras]) | tools <= set(pinned)
+    assert len(re.findall(r"^[a-z0-9]", lock, re.MULTILINE)) == len(pinned), "every pin has a hash"
+
+
+def test_the_lock_names_no_index() -> None:
+    assert "://" not in (ROOT / "requirements" / "dev.lock").read_text()
