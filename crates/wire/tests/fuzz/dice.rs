@@ -1,0 +1,39 @@
+//! Seeded chance: SplitMix64.
+
+use thalweg_wire::Range;
+
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Evenly below `end`.
+    pub fn below(&mut self, end: usize) -> usize {
+        (self.next() % end.max(1) as u64) as usize
+    }
+
+    /// Small numbers as often as large ones.
+    pub fn number(&mut self) -> u64 {
+        let shift = self.next() % 64;
+        self.next() >> shift
+    }
+
+    pub fn range(&mut self) -> Range {
+        let (a, b) = (self.number(), self.number());
+        Range::new(a.min(b), a.max(b))
+    }
+
+    pub fn text(&mut self, most: usize) -> String {
+        let length = self.below(most + 1);
+        (0..length).map(|_| char::from(b'a' + self.below(26) as u8)).collect()
+    }
+
+    pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        std::array::from_fn(|_| self.next() as u8)
+    }
+}

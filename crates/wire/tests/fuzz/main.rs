@@ -1,0 +1,184 @@
+//! The fuzz targets on a stable compiler: seeded, aware of the structure, always the same frames.
+//!
+//! `THALWEG_FUZZ_FRAMES` says how many frames (default: a million, a tenth of it without optimisation),
+//! `THALWEG_FUZZ_SEED` which.
+
+mod allocator;
+mod dice;
+mod mutate;
+mod valid;
+
+/// The checks themselves.
+#[path = "../../../../fuzz/src/lib.rs"]
+mod targets;
+
+use std::collections::BTreeSet;
+use std::hint::black_box;
+
+use dice::Dice;
+use thalweg_wire::control::Control;
+use thalweg_wire::{FrameHeader, Layout, Ranges, WireError, HEADER_BYTES};
+
+#[global_allocator]
+static ALLOCATOR: allocator::Counting = allocator::Counting;
+
+/// Decoding n bytes allocates at most `EACH` * n + `FIXED` bytes at a time. A tensor is 64 bytes and takes 4
+/// on the wire, and a growing vector exists twice for a moment; no decoder reserves more than 1 MiB for a list
+/// whose elements it has not seen, and lists are nested at most twice.
+const EACH: usize = 64;
+const FIXED: usize = 2 << 20;
+/// Valid samples that the mutations start from.
+const SAMPLES: usize = 512;
+
+fn from_environment(name: &str, default: u64) -> u64 {
+    let Ok(text) = std::env::var(name) else { return default };
+    text.parse().expect("THALWEG_FUZZ_FRAMES and THALWEG_FUZZ_SEED are plain numbers")
+}
+
+/// What a receiver does with bytes: the header, then the message behind it.
+fn receive(bytes: &[u8]) -> Result<(), WireError> {
+    let header = FrameHeader::decode(bytes)?;
+    let payload = &bytes[HEADER_BYTES..];
+    header.verify(&payload[..header.length().min(payload.len())])?;
+    if header.kind == thalweg_wire::Kind::Control {
+        black_box(Control::decode(payload)?);
+    }
+    Ok(())
+}
+
+fn assert_bounded<'a, T>(bytes: &'a [u8], decode: impl FnOnce(&'a [u8]) -> T) -> T {
+    let (peak, outcome) = allocator::peak(|| decode(bytes));
+    let bound = EACH * bytes.len() + FIXED;
+    assert!(peak <= bound, "{} bytes made it allocate {peak}, over {bound}: {bytes:02x?}", bytes.len());
+    outcome
+}
+
+/// Samples of one kind of bytes, the mutations of which are fed to `check`.
+struct Kind {
+    samples: Vec<Vec<u8>>,
+    check: fn(&mut Dice, &mut [u8]) -> Option<WireError>,
+}
+
+impl Kind {
+    fn new(
+        dice: &mut Dice,
+        sample: impl Fn(&mut Dice) -> Vec<u8>,
+        check: fn(&mut Dice, &mut [u8]) -> Option<WireError>,
+    ) -> Self {
+        Self { samples: (0..SAMPLES).map(|_| sample(dice)).collect(), check }
+    }
+
+    fn feed(&self, dice: &mut Dice, buffer: &mut Vec<u8>) -> Option<WireError> {
+        let (sample, other) = (dice.below(SAMPLES), dice.below(SAMPLES));
+        buffer.clear();
+        buffer.extend_from_slice(&self.samples[sample]);
+        mutate::mutate(dice, buffer, &self.samples[other]);
+        (self.check)(dice, buffer)
+    }
+}
+
+fn check_frame(dice: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+    if dice.below(4) > 0 {
+        mutate::repair(dice, bytes);
+    }
+    targets::frame_header(bytes);
+    assert_bounded(bytes, receive).err()
+}
+
+fn check_control(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+    targets::control(bytes);
+    assert_bounded(bytes, Control::decode).err()
+}
+
+fn check_layout(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+    targets::layout(bytes);
+    let _ = assert_bounded(bytes, postcard::from_bytes::<Layout>);
+    None
+}
+
+fn check_ranges(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+    targets::ranges(bytes);
+    let _ = assert_bounded(bytes, postcard::from_bytes::<Ranges>);
+    None
+}
+
+fn check_noise(dice: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
+    bytes.iter_mut().for_each(|byte| *byte = dice.next() as u8);
+    targets::layout(bytes);
+    targets::ranges(bytes);
+    targets::control(bytes);
+    check_frame(dice, bytes)
+}
+
+fn encoded(message: &Control) -> Vec<u8> {
+    message.encode().expect("a small message encodes")
+}
+
+fn kinds(dice: &mut Dice) -> [Kind; 6] {
+    let plain = |value: Result<Vec<u8>, postcard::Error>| value.expect("a valid value encodes");
+    let message = |dice: &mut Dice| encoded(&valid::control(dice));
+    let framed = move |dice: &mut Dice| {
+        let payload = message(dice);
+        valid::frame(dice, &payload, true)
+    };
+    let chunk = |dice: &mut Dice| {
+        let payload = dice.text(200).into_bytes();
+        valid::frame(dice, &payload, false)
+    };
+    [
+        Kind::new(dice, framed, check_frame),
+        Kind::new(dice, chunk, check_frame),
+        Kind::new(dice, message, check_control),
+        Kind::new(dice, |dice| plain(postcard::to_stdvec(&valid::layout(dice))), check_layout),
+        Kind::new(dice, |dice| plain(postcard::to_stdvec(&valid::ranges(dice))), check_ranges),
+        Kind::new(dice, |dice| vec![0; dice.below(200)], check_noise),
+    ]
+}
+
+#[test]
+fn no_bytes_do_harm() {
+    let frames =
+        from_environment("THALWEG_FUZZ_FRAMES", if cfg!(debug_assertions) { 100_000 } else { 1_000_000 });
+    let mut dice = Dice(from_environment("THALWEG_FUZZ_SEED", 1));
+    let (kinds, mut buffer, mut refusals) = (kinds(&mut dice), Vec::new(), BTreeSet::new());
+    let start = std::time::Instant::now();
+    for _ in 0..frames {
+        let kind = dice.below(kinds.len());
+        if let Some(error) = kinds[kind].feed(&mut dice, &mut buffer) {
+            if refusals.len() < 8 {
+                let text = format!("{error:?}");
+                refusals.insert(text.split([' ', '(']).next().unwrap_or_default().to_owned());
+            }
+        }
+    }
+    println!("{frames} frames in {:.1} s", start.elapsed().as_secs_f64());
+    let all = "HeaderChecksum Kind Length Magic Message PayloadChecksum Truncated Version";
+    let seen: Vec<&str> = refusals.iter().map(String::as_str).collect();
+    assert!(frames < 100_000 || seen.join(" ") == all, "the mutations reach only {seen:?}");
+}
+
+#[test]
+fn what_is_encoded_decodes_to_itself() {
+    let mut dice = Dice(2);
+    for _ in 0..20_000 {
+        let message = valid::control(&mut dice);
+        assert_eq!(Control::decode(&encoded(&message)), Ok(message));
+        let chunk = valid::frame(&mut dice, b"payload", false);
+        let header = FrameHeader::decode(&chunk).expect("a valid header decodes");
+        assert_eq!(header.encode(), chunk[..HEADER_BYTES]);
+        assert_eq!(header.verify(b"payload"), Ok(()));
+    }
+}
+
+/// Long messages whose lists are real, and not only claimed.
+#[test]
+fn long_lists_stay_within_the_bound() {
+    let holes = (0..1 << 16).map(|n| thalweg_wire::Range::new(4 * n, 4 * n + 1)).collect();
+    let need = encoded(&Control::Need { round: 1, holes });
+    assert!(need.len() > 1 << 18, "{}", need.len());
+    assert!(assert_bounded(&need, Control::decode).is_ok());
+    let tensors = (0..1 << 13).map(|n| (format!("{n}"), thalweg_wire::Dtype::U8, vec![]));
+    let layout = Layout::pack(tensors).expect("so many tensors are allowed");
+    let bytes = postcard::to_stdvec(&layout).expect("a layout encodes");
+    assert_eq!(assert_bounded(&bytes, postcard::from_bytes::<Layout>), Ok(layout));
+}

@@ -1,0 +1,92 @@
+//! Valid messages, layouts and frames, by chance.
+
+use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
+use thalweg_wire::{ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges};
+
+use crate::dice::Dice;
+
+pub fn ranges(dice: &mut Dice) -> Ranges {
+    (0..dice.below(12)).map(|_| dice.range()).collect()
+}
+
+pub fn layout(dice: &mut Dice) -> Layout {
+    let tensors = (0..dice.below(6)).map(|index| {
+        let shape = (0..dice.below(5)).map(|_| dice.below(40) as u64).collect();
+        (format!("{index}.{}", dice.text(12)), Dtype::ALL[dice.below(Dtype::ALL.len())], shape)
+    });
+    Layout::pack(tensors.collect::<Vec<_>>()).expect("small tensors make a layout")
+}
+
+fn holding(dice: &mut Dice) -> Holding {
+    let round = dice.next() as u32;
+    match dice.below(3) {
+        0 => Holding::Nothing,
+        1 => Holding::Model { round, holes: ranges(dice) },
+        _ => Holding::Round { round },
+    }
+}
+
+fn hello(dice: &mut Dice) -> Hello {
+    let some = |dice: &mut Dice| dice.below(2) == 1;
+    Hello {
+        version: dice.next() as u16,
+        name: dice.text(40),
+        instance: dice.next(),
+        nonce: dice.bytes(),
+        proof: some(dice).then(|| dice.bytes()),
+        layout: some(dice).then(|| LayoutHash(dice.next())),
+        holding: holding(dice),
+        clock: dice.number(),
+    }
+}
+
+/// One of every kind of message, with chance in its fields.
+pub fn control(dice: &mut Dice) -> Control {
+    let (round, clock) = (dice.next() as u32, dice.number());
+    let interval = Interval { start: dice.number(), end: dice.number() };
+    match dice.below(17) {
+        0 => {
+            let (nonce, token) = (dice.bytes(), dice.below(2) == 1);
+            Control::Challenge(Challenge { versions: VERSIONS, nonce, token, clock })
+        }
+        1 => Control::Hello(hello(dice)),
+        2 => {
+            let (sender, job, layout) = (round, dice.next(), layout(dice));
+            let (chunk, heartbeat, liveness) = (dice.next() as u32, dice.number(), dice.number());
+            Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness })
+        }
+        3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },
+        4 => Control::Begin { round, config: dice.text(80) },
+        5 => {
+            let retransmissions = (dice.below(2) == 1).then(|| dice.number());
+            Control::End { round, sent: interval, retransmissions }
+        }
+        6 => Control::Need { round, holes: ranges(dice) },
+        7 => Control::Received { round, received: interval, duplicates: dice.number() },
+        8 => {
+            let (samples, layout, metrics) = (dice.number(), LayoutHash(dice.next()), dice.text(80));
+            Control::Offer { round, samples, layout, metrics }
+        }
+        9 => Control::Grant { round, wanted: ranges(dice) },
+        10 => Control::Accepted { round },
+        11 => Control::Rejected { round, reason: dice.text(80) },
+        12 => Control::Closed { round },
+        13 => Control::Idle,
+        14 => Control::Ping { clock, received: dice.number() },
+        15 => Control::Pong { clock },
+        _ => Control::Bye { reason: dice.text(80) },
+    }
+}
+
+/// A whole frame around `payload`.
+pub fn frame(dice: &mut Dice, payload: &[u8], control: bool) -> Vec<u8> {
+    let header = if control {
+        FrameHeader::control(payload)
+    } else {
+        let (round, sender, layout) = (dice.next() as u32, dice.next() as u32, LayoutHash(dice.next()));
+        let (job, offset, length) = (dice.next(), dice.number(), payload.len() as u32);
+        let chunk = ChunkHeader { job, round, sender, layout, offset, length };
+        FrameHeader::chunk(chunk, thalweg_wire::checksum(payload))
+    };
+    [&header.encode()[..], payload].concat()
+}
