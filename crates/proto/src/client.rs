@@ -14,6 +14,8 @@ const FIRST_RETRY: Time = Time::from_millis(100);
 const LAST_RETRY: Time = Time::from_secs(5);
 /// Until the server says otherwise.
 const LIVENESS: Time = Time::from_secs(10);
+/// Least time between heartbeats, whatever the server says.
+const LEAST_HEARTBEAT: Time = Time::from_millis(1);
 
 /// What does not change while a client lives.
 #[derive(Debug, Clone)]
@@ -214,6 +216,11 @@ impl Client {
         if self.link.take().is_none() || self.done {
             return;
         }
+        self.retry(now, reason);
+    }
+
+    /// Comes back with what it has.
+    fn retry(&mut self, now: Time, reason: &str) {
         if let Phase::Submitting(submission) = &mut self.phase {
             submission.sending = false;
         }
@@ -226,9 +233,21 @@ impl Client {
         let Some(link) = &mut self.link else { return };
         link.live.heard(now);
         match message {
-            Control::Challenge(challenge) => self.challenged(challenge),
-            Control::Welcome(welcome) => self.welcomed(now, welcome),
+            Control::Challenge(challenge) if link.challenge.is_none() => self.challenged(challenge),
+            Control::Welcome(welcome) if !link.welcomed => self.welcomed(now, welcome),
             Control::Refused { code, reason } => self.refused(now, code, &reason),
+            Control::Bye { reason } => {
+                self.actions.push_back(ClientAction::Close);
+                self.finish(Ok(reason));
+            }
+            message if link.welcomed => self.told(now, message),
+            _ => {}
+        }
+    }
+
+    /// A message has come from the server that let us in.
+    fn told(&mut self, now: Time, message: Control) {
+        match message {
             Control::Begin { round, config } => self.begin(round, config),
             Control::End { round, .. } => self.model_end(now, round),
             Control::Grant { round, wanted } => self.granted(round, wanted),
@@ -236,10 +255,6 @@ impl Client {
             Control::Rejected { round, reason } => self.settled(round, Verdict::Rejected(reason)),
             Control::Closed { round } => self.round_closed(round),
             Control::Ping { clock, .. } => self.send(Control::Pong { clock }),
-            Control::Bye { reason } => {
-                self.actions.push_back(ClientAction::Close);
-                self.finish(Ok(reason));
-            }
             _ => {}
         }
     }
@@ -270,11 +285,11 @@ impl Client {
             instance: self.config.instance,
             nonce: link.nonce,
             proof,
-            layout: self.config.layout,
+            layout: self.config.layout.or(self.welcome.as_ref().map(|w| w.layout.hash())),
             holding,
             clock: micros(now),
         };
-        self.send(Control::Hello(hello));
+        self.actions.push_back(ClientAction::Send(Control::Hello(hello)));
     }
 
     /// The nonce of this connection, for the proof.
@@ -323,7 +338,7 @@ impl Client {
         self.actions.push_back(ClientAction::Close);
         self.link = None;
         if code.may_retry() {
-            self.unreachable(now, reason, true);
+            self.retry(now, reason);
         } else {
             self.finish(Err(reason.into()));
         }
@@ -331,6 +346,7 @@ impl Client {
 
     fn begin(&mut self, round: u32, config: String) {
         let total = self.welcome.as_ref().map_or(0, |w| w.layout.bytes());
+        self.unsettle();
         match &mut self.phase {
             // The same round again after a broken connection: what is here stays.
             Phase::Receiving { round: known, .. } if *known == round => {}
@@ -371,18 +387,24 @@ impl Client {
 
     /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
     pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
-        let fresh = match self.receiving(chunk) {
-            Some(model) if ok => model.store(now, chunk.range()),
-            Some(model) => {
-                model.corrupt();
-                Vec::new()
-            }
-            None => Vec::new(),
-        };
+        let Some(model) = self.receiving(chunk) else { return Vec::new() };
+        if !ok {
+            model.corrupt();
+            return Vec::new();
+        }
+        let fresh = model.store(now, chunk.range());
+        let more = if model.is_whole() { Time::ZERO } else { SETTLE };
         if let Some(link) = self.link.as_mut().filter(|l| l.settle.is_some()) {
-            link.settle = Some(now + SETTLE);
+            link.settle = Some(now + more);
         }
         fresh
+    }
+
+    /// Nothing of the model is waited for any more.
+    fn unsettle(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.settle = None;
+        }
     }
 
     fn model_end(&mut self, now: Time, ended: u32) {
@@ -400,11 +422,9 @@ impl Client {
     }
 
     fn model_conclude(&mut self, now: Time) {
+        self.unsettle();
         let Phase::Receiving { round, config, model } = &mut self.phase else { return };
         let round = *round;
-        if let Some(link) = &mut self.link {
-            link.settle = None;
-        }
         if !model.is_whole() {
             let holes = model.holes().first(MAX_HOLES);
             return self.send(Control::Need { round, holes });
@@ -434,9 +454,7 @@ impl Client {
                 let submission = Submission { round, samples, metrics, sending: false };
                 let offer = offer(&submission, self.layout_hash());
                 self.phase = Phase::Submitting(submission);
-                if self.link.as_ref().is_some_and(|l| l.welcomed) {
-                    self.send(offer);
-                }
+                self.send(offer);
                 Ok(())
             }
             _ => {
@@ -456,10 +474,9 @@ impl Client {
 
     /// The ranges asked for have been sent, or `Err` why not.
     pub fn sent(&mut self, round: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
-        if let Phase::Submitting(submission) = &mut self.phase {
-            if submission.round == round {
-                submission.sending = false;
-            }
+        let Phase::Submitting(submission) = &mut self.phase else { return };
+        if submission.round != round || !std::mem::replace(&mut submission.sending, false) {
+            return; // of a link or a submission that is over
         }
         if let Ok(span) = outcome {
             let sent = Interval { start: micros(span.start), end: micros(span.end) };
@@ -485,6 +502,7 @@ impl Client {
         match &mut self.phase {
             Phase::Receiving { round, .. } if *round == closed => {
                 self.phase = Phase::Idle;
+                self.unsettle();
                 self.send(Control::Idle);
             }
             Phase::Training { round, stale } if *round == closed => *stale = true,
@@ -521,7 +539,8 @@ impl Client {
     }
 
     fn heartbeat(&self) -> Time {
-        self.welcome.as_ref().map_or(LIVENESS / 4, |w| Time::from_micros(w.heartbeat))
+        let said = self.welcome.as_ref().map_or(LIVENESS / 4, |w| Time::from_micros(w.heartbeat));
+        said.max(LEAST_HEARTBEAT)
     }
 
     /// When [`Client::timeout`] wants to be called at the latest.
@@ -551,8 +570,11 @@ impl Client {
         }
     }
 
+    /// Says something, if we are let in: what matters is said anew after the next Welcome.
     fn send(&mut self, message: Control) {
-        self.actions.push_back(ClientAction::Send(message));
+        if self.link.as_ref().is_some_and(|l| l.welcomed) {
+            self.actions.push_back(ClientAction::Send(message));
+        }
     }
 
     /// Layout of the global model, once known.
