@@ -143,7 +143,11 @@ impl Round {
 
     /// The client's update is ready; it queues for a place.
     pub(crate) fn offer(&mut self, now: Time, sender: u32, samples: u64, metrics: String) {
-        let Some(part) = self.parts.get_mut(&sender).filter(|p| !p.is_settled()) else { return };
+        let offers = |p: &&mut Part| !p.is_settled() && p.state != State::Staged;
+        let Some(part) = self.parts.get_mut(&sender).filter(offers) else { return };
+        if part.incoming.bytes() > 0 && part.state != State::Sending {
+            part.up.resumed += 1;
+        }
         part.samples = samples;
         part.metrics = metrics;
         part.enter(now, State::Offered);
@@ -193,17 +197,21 @@ impl Round {
         if part.is_settled() || matches!(part.state, State::Staged | State::Lost) {
             return;
         }
-        if part.state == State::Sending {
-            part.up.resumed += 1;
-        }
         part.reason = Some(reason.into());
         part.enter(now, State::Lost);
+        if !self.credits.holds(sender) {
+            self.credits.release(sender); // nobody is granted a place who cannot send
+        }
     }
 
     /// The client is back with everything it had, and trains or has an update.
     pub(crate) fn back(&mut self, now: Time, sender: u32) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Lost) {
             part.reason = None;
+            part.gone = false;
+            // It would not be training without the whole model, even if we never heard that it came.
+            part.down.bytes = self.total;
+            part.down.complete = true;
             part.enter(now, State::Training);
         }
     }
@@ -220,7 +228,7 @@ impl Round {
     /// Lost clients whose grace is over give up their places; returns whose staging is to be dropped.
     pub(crate) fn expire(&mut self, now: Time) -> Vec<u32> {
         let grace = self.plan.grace;
-        let over = |p: &Part| p.state == State::Lost && (p.gone || now >= p.since + grace);
+        let over = |p: &Part| p.state == State::Lost && (p.gone || now >= p.since.saturating_add(grace));
         let expired: Vec<u32> = self.parts.iter().filter(|(_, p)| over(p)).map(|(&s, _)| s).collect();
         let held: Vec<u32> = expired.iter().copied().filter(|&s| self.credits.holds(s)).collect();
         expired.iter().for_each(|&s| self.credits.release(s));
@@ -234,18 +242,22 @@ impl Round {
         held
     }
 
-    /// Whether the round is over. `absent_since`: since when clients it wants have not shown up.
-    pub(crate) fn ending(&self, now: Time, absent_since: Time) -> Option<Ending> {
+    /// Whether the round is over. `absent_since`: since when clients it wants have not shown up, `None` if no
+    /// more can; `busy`: whether a client that is connected may join it later.
+    pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
         let count = |f: &dyn Fn(&Part) -> bool| self.parts.values().filter(|p| f(p)).count();
-        let whole = count(&|p| p.state == State::Whole);
-        if whole >= self.plan.expected as usize {
-            return Some(Ending::Mean);
-        }
+        let (whole, expected) = (count(&|p| p.state == State::Whole), self.plan.expected as usize);
+        // What is staged is being folded, and counts even if all others that are wanted are in.
         if count(&|p| p.state == State::Staged) > 0 {
             return None;
         }
+        if whole >= expected {
+            return Some(Ending::Mean);
+        }
         let overdue = self.deadline().is_some_and(|at| now >= at);
-        if !overdue && (count(&|p| self.may_deliver(p, now)) > 0 || self.may_appear(now, absent_since)) {
+        let joins = busy && count(&|p| p.state != State::Lost) < expected;
+        let awaited = count(&|p| self.may_deliver(p, now)) > 0 || joins || self.may_appear(now, absent_since);
+        if !overdue && awaited {
             return None;
         }
         Some(self.settle(whole, overdue))
@@ -272,13 +284,14 @@ impl Round {
     fn may_deliver(&self, part: &Part, now: Time) -> bool {
         match part.state {
             State::Whole | State::Rejected | State::Partial | State::Late => false,
-            State::Lost => !part.gone && now < part.since + self.plan.grace,
+            State::Lost => !part.gone && now < part.since.saturating_add(self.plan.grace),
             _ => true,
         }
     }
 
-    fn may_appear(&self, now: Time, absent_since: Time) -> bool {
-        self.parts.len() < self.plan.expected as usize && now < absent_since + self.plan.grace
+    fn may_appear(&self, now: Time, absent_since: Option<Time>) -> bool {
+        let room = self.parts.len() < self.plan.expected as usize;
+        room && absent_since.is_some_and(|since| now < since.saturating_add(self.plan.grace))
     }
 
     /// When the round ends at the latest.
@@ -286,12 +299,13 @@ impl Round {
         self.plan.deadline.map(|limit| self.started.saturating_add(limit))
     }
 
-    /// The next time at which something changes by itself.
-    pub(crate) fn next_timeout(&self, now: Time, absent_since: Time) -> Option<Time> {
+    /// The next time after `seen` at which something changes by itself.
+    pub(crate) fn next_timeout(&self, seen: Time, absent_since: Option<Time>) -> Option<Time> {
         let grace = self.plan.grace;
-        let lost = self.parts.values().filter(|p| p.state == State::Lost && !p.gone).map(|p| p.since + grace);
-        let absent = self.may_appear(now, absent_since).then_some(absent_since + grace);
-        lost.chain(absent).chain(self.deadline()).filter(|&at| at > now).min()
+        let lost = self.parts.values().filter(|p| p.state == State::Lost && !p.gone).map(|p| p.since);
+        let absent = absent_since.filter(|_| self.may_appear(seen, absent_since));
+        let over = lost.chain(absent).map(|since| since.saturating_add(grace));
+        over.chain(self.deadline()).filter(|&at| at > seen).min()
     }
 
     /// The round is over.
@@ -300,13 +314,14 @@ impl Round {
         let parts: Vec<Part> =
             std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep)).collect();
         let transfers: Vec<Transfer> = parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
-        let transfers: Vec<Transfer> = transfers.into_iter().filter(|t| t.span().is_some()).collect();
+        let transfers: Vec<Transfer> =
+            transfers.into_iter().filter(|t| t.span().is_some() || t.wire_bytes > 0).collect();
         let wire = |d| transfers.iter().filter(|t| t.direction == d).map(|t| t.wire_bytes).sum();
         let whole = parts.iter().filter(|p| p.state == State::Whole).count();
         Outcome {
             round: self.plan.number,
             expected: self.plan.expected,
-            complete: whole == self.plan.expected as usize,
+            complete: whole >= self.plan.expected as usize,
             failure: match ending {
                 Ending::Mean => None,
                 Ending::Failed(reason) => Some(reason.clone()),
@@ -330,13 +345,17 @@ fn close(mut part: Part, keep: bool) -> Part {
     part.up.receive = part.incoming.span();
     (part.up.duplicates, part.up.corrupt) = part.incoming.faults();
     part.up.complete = part.incoming.is_whole();
-    if part.state != State::Whole {
-        if keep && part.incoming.bytes() > 0 {
-            part.state = State::Partial;
-        } else if !matches!(part.state, State::Rejected | State::Lost) {
-            part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
-            part.state = State::Late;
-        }
+    if part.state == State::Whole {
+        return part;
+    }
+    let ended = matches!(part.state, State::Rejected | State::Lost);
+    if !ended {
+        part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
+    }
+    if keep && part.incoming.bytes() > 0 {
+        part.state = State::Partial;
+    } else if !ended {
+        part.state = State::Late;
     }
     part
 }
@@ -393,9 +412,9 @@ mod tests {
     fn ends_complete_when_all_are_whole() {
         let mut round = round(2, 1, None, Partial::Discard);
         deliver(&mut round, SECOND, 1);
-        assert_eq!(round.ending(SECOND, Time::ZERO), None);
+        assert_eq!(round.ending(SECOND, Some(Time::ZERO), false), None);
         deliver(&mut round, 2 * SECOND, 2);
-        let ending = round.ending(2 * SECOND, Time::ZERO).unwrap();
+        let ending = round.ending(2 * SECOND, Some(Time::ZERO), false).unwrap();
         let outcome = round.outcome(2 * SECOND, &ending);
         assert!(outcome.complete);
         assert_eq!(outcome.participants.len(), 2);
@@ -406,8 +425,8 @@ mod tests {
         let mut round = round(3, 2, Some(5 * SECOND), Partial::Discard);
         deliver(&mut round, SECOND, 1);
         deliver(&mut round, SECOND, 2);
-        assert_eq!(round.ending(4 * SECOND, Time::ZERO), None);
-        let ending = round.ending(5 * SECOND, Time::ZERO).unwrap();
+        assert_eq!(round.ending(4 * SECOND, Some(Time::ZERO), false), None);
+        let ending = round.ending(5 * SECOND, Some(Time::ZERO), false).unwrap();
         assert_eq!(ending, Ending::Mean);
         let outcome = round.outcome(5 * SECOND, &ending);
         assert!(!outcome.complete);
@@ -420,7 +439,9 @@ mod tests {
         let mut round = round(2, 2, None, Partial::Discard);
         deliver(&mut round, SECOND, 1);
         round.reject(SECOND, 2, "sent NaN in \"w\"");
-        let Some(Ending::Failed(reason)) = round.ending(SECOND, Time::ZERO) else { panic!("should fail") };
+        let Some(Ending::Failed(reason)) = round.ending(SECOND, Some(Time::ZERO), false) else {
+            panic!("should fail")
+        };
         assert!(reason.contains("1 of 2") && reason.contains("c2 sent NaN"), "{reason}");
     }
 
@@ -429,10 +450,10 @@ mod tests {
         let mut round = round(2, 1, None, Partial::Discard);
         deliver(&mut round, SECOND, 1);
         round.lost(2 * SECOND, 2, "the link broke");
-        assert_eq!(round.ending(11 * SECOND, Time::ZERO), None);
-        assert_eq!(round.ending(12 * SECOND, Time::ZERO), Some(Ending::Mean));
+        assert_eq!(round.ending(11 * SECOND, Some(Time::ZERO), false), None);
+        assert_eq!(round.ending(12 * SECOND, Some(Time::ZERO), false), Some(Ending::Mean));
         round.parts.get_mut(&2).unwrap().gone = true;
-        assert_eq!(round.ending(3 * SECOND, Time::ZERO), Some(Ending::Mean));
+        assert_eq!(round.ending(3 * SECOND, Some(Time::ZERO), false), Some(Ending::Mean));
     }
 
     #[test]
@@ -441,9 +462,9 @@ mod tests {
         round.offer(Time::ZERO, 1, 1, "{}".into());
         round.grants(Time::ZERO);
         round.arrived(SECOND, 1);
-        assert_eq!(round.ending(2 * SECOND, Time::ZERO), None);
+        assert_eq!(round.ending(2 * SECOND, Some(Time::ZERO), false), None);
         round.folded(2 * SECOND, 1);
-        assert_eq!(round.ending(2 * SECOND, Time::ZERO), Some(Ending::Mean));
+        assert_eq!(round.ending(2 * SECOND, Some(Time::ZERO), false), Some(Ending::Mean));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thalweg_wire::control::{
     Challenge, Control, Hello, Holding, Interval, Nonce, Refusal, Welcome, MAX_HOLES, MAX_NAME, VERSIONS,
 };
-use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
+use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
 use crate::round::Part;
 use crate::{micros, Credits, Ending, Fit, Liveness, Outcome, Partial, Round, RoundPlan, Span, State, Time};
@@ -161,6 +161,8 @@ struct Member {
     duty: Duty,
     /// Its process has ended for good.
     gone: bool,
+    /// The last round whose update of it is in, should the link break before it hears so.
+    accepted: Option<u32>,
 }
 
 struct LinkState {
@@ -173,12 +175,14 @@ struct LinkState {
     upload: Option<Liveness>,
     /// The download's progress, as the client's heartbeats tell it.
     download: Option<Liveness>,
-    told: u64,
+    /// Bytes the client said it had received at the last ping.
+    told: Option<u64>,
     /// Server's clock minus the client's, in microseconds.
     offset: i64,
     traffic: Traffic,
     base: Traffic,
-    sending: bool,
+    /// The round whose model is being sent, and since when.
+    sending: Option<(u32, Time)>,
     settle: Option<Time>,
     pinged: Time,
 }
@@ -194,6 +198,8 @@ pub struct Server {
     actions: VecDeque<Action>,
     absent_since: Option<Time>,
     finished: Option<String>,
+    /// What was due by then has been seen to.
+    advanced: Time,
 }
 
 impl Server {
@@ -210,6 +216,7 @@ impl Server {
             actions: VecDeque::new(),
             absent_since: None,
             finished: None,
+            advanced: Time::ZERO,
         }
     }
 
@@ -240,11 +247,11 @@ impl Server {
             live,
             upload: None,
             download: None,
-            told: 0,
+            told: None,
             offset: 0,
             traffic: Traffic::default(),
             base: Traffic::default(),
-            sending: false,
+            sending: None,
             settle: None,
             pinged: now,
         };
@@ -270,7 +277,7 @@ impl Server {
         state.live.heard(now);
         match (state.sender, message) {
             (None, Control::Hello(hello)) => self.hello(now, link, &hello),
-            (None, _) => self.refuse(link, Refusal::Protocol, "the first message must be a Hello"),
+            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
             (Some(sender), message) => self.member_says(now, link, sender, message),
         }
         self.advance(now);
@@ -283,29 +290,39 @@ impl Server {
             Control::Received { round, received, duplicates } => {
                 self.received(now, link, sender, round, received, duplicates);
             }
-            Control::Need { round, holes } => self.resend(link, round, holes),
+            Control::Need { round, holes } => self.resend(now, link, round, holes),
             Control::Offer { round, samples, layout, metrics } => {
-                let ours = self.config.layout.hash();
-                if layout == ours {
-                    self.offer(now, link, sender, round, samples, metrics);
-                } else {
-                    let reason = format!("offered layout {layout}, the model has {ours}; use the same model");
-                    self.reject(now, link, sender, round, &reason);
-                }
+                let offered = self.acceptable(samples, layout).map(|()| (samples, metrics));
+                self.offer(now, link, sender, round, offered);
             }
             Control::End { round, sent, retransmissions } => {
                 self.end(now, link, sender, round, sent, retransmissions);
             }
             Control::Idle => self.idle(now, link, sender),
             Control::Bye { reason } => self.bye(now, link, sender, &reason),
-            _ => self.refuse(link, Refusal::Protocol, "this message is the server's to send"),
+            Control::Hello(_) => {
+                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection")
+            }
+            _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
         }
+    }
+
+    fn acceptable(&self, samples: u64, layout: LayoutHash) -> Result<(), String> {
+        let ours = self.config.layout.hash();
+        if layout != ours {
+            return Err(format!("offered layout {layout}, the model has {ours}; use the same model"));
+        }
+        if samples == 0 {
+            return Err("offered an update of 0 samples; train on at least one".into());
+        }
+        Ok(())
     }
 
     fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
         if let Some(state) = self.links.get_mut(&link) {
-            let more = received.saturating_sub(state.told);
-            state.told = received;
+            // The client counts over all its links: the first ping of one only says where it stands.
+            let more = received.saturating_sub(state.told.unwrap_or(received));
+            state.told = Some(received);
             if let Some(live) = &mut state.download {
                 live.progress(now, more);
             }
@@ -315,13 +332,13 @@ impl Server {
 
     fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
         if let Err((code, reason)) = self.admissible(link, hello) {
-            return self.refuse(link, code, &reason);
+            return self.refuse(now, link, code, &reason);
         }
-        let sender = self.enrol(now, link, hello);
+        let (sender, same) = self.enrol(now, link, hello);
         let heartbeat = micros(self.heartbeat());
         if let Some(state) = self.links.get_mut(&link) {
             let (sent, heard) = (micros(state.opened), micros(now));
-            state.offset = ((sent + heard) / 2) as i64 - hello.clock as i64;
+            state.offset = (sent.saturating_add(heard) / 2).wrapping_sub(hello.clock) as i64;
             state.sender = Some(sender);
         }
         let layout = (*self.config.layout).clone();
@@ -329,7 +346,7 @@ impl Server {
         let liveness = micros(self.config.liveness);
         self.send(link, Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness }));
         self.actions.push_back(Action::Joined { client: hello.name.clone() });
-        self.resume(now, link, sender, hello);
+        self.resume(now, link, sender, same, &hello.holding);
     }
 
     fn admissible(&self, link: LinkId, hello: &Hello) -> Result<(), (Refusal, String)> {
@@ -367,68 +384,83 @@ impl Server {
         Ok(())
     }
 
-    fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> u32 {
+    /// The client's number, and whether it is a process that we know.
+    fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> (u32, bool) {
         let known = self.members.iter().find(|(_, m)| m.name == hello.name).map(|(&s, m)| (s, m.link));
         if let Some((sender, old)) = known {
             if let Some(old) = old {
                 self.drop_link(now, old, "it connected anew");
                 self.actions.push_back(Action::Close { link: old });
             }
+            let mut same = false;
             if let Some(member) = self.members.get_mut(&sender) {
+                same = member.instance == hello.instance;
+                member.instance = hello.instance;
                 member.link = Some(link);
                 member.gone = false;
             }
-            return sender;
+            return (sender, same);
         }
         let sender = self.members.keys().next_back().map_or(1, |s| s + 1);
         let (name, instance) = (hello.name.clone(), hello.instance);
-        self.members
-            .insert(sender, Member { name, instance, link: Some(link), duty: Duty::Idle, gone: false });
-        sender
+        let (link, duty) = (Some(link), Duty::Idle);
+        self.members.insert(sender, Member { name, instance, link, duty, gone: false, accepted: None });
+        (sender, false)
     }
 
-    /// Goes on where a client that came back left off.
-    fn resume(&mut self, now: Time, link: LinkId, sender: u32, hello: &Hello) {
-        let Some(member) = self.members.get_mut(&sender) else { return };
-        let same = member.instance == hello.instance;
-        member.instance = hello.instance;
-        let current = self.round.as_ref().map(|r| r.plan.number);
-        match &hello.holding {
-            Holding::Round { round } if same && Some(*round) == current => {
-                self.go_on(now, link, sender, *round)
-            }
-            Holding::Model { round, holes } if same && Some(*round) == current => {
-                member.duty = Duty::Idle;
-                let holes = holes.clone();
-                self.assign(now, sender, Some(holes));
-            }
-            Holding::Round { round } if same => {
-                member.duty = Duty::Behind;
-                self.send(link, Control::Closed { round: *round });
-            }
-            _ => {
-                member.duty = Duty::Idle;
-                self.drop_staging_of(sender);
+    /// Goes on where a client that came back left off. What it holds counts only if we gave it to this very
+    /// process for the round under way; the round may have ended, or the server have been restarted.
+    fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
+        let takes_part = |r: &&Round| same && r.parts.contains_key(&sender);
+        let current = self.round.as_ref().filter(takes_part).map(|r| r.plan.number);
+        let accepted = self.members.get(&sender).and_then(|m| m.accepted).filter(|_| same);
+        match holding {
+            Holding::Round { round } if current == Some(*round) => self.go_on(now, link, sender, *round),
+            Holding::Round { round } if accepted == Some(*round) => {
+                self.accept(link, sender, *round);
                 self.assign(now, sender, None);
             }
+            Holding::Round { round } => {
+                self.set_duty(sender, Duty::Behind);
+                self.send(link, Control::Closed { round: *round });
+            }
+            Holding::Model { round, holes } if current == Some(*round) => {
+                self.start_over(now, sender, Some(holes.clone()));
+            }
+            Holding::Model { round, .. } => {
+                self.send(link, Control::Closed { round: *round }); // or it would keep what it has of it
+                self.start_over(now, sender, None);
+            }
+            Holding::Nothing => self.start_over(now, sender, None),
         }
+    }
+
+    fn start_over(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
+        self.set_duty(sender, Duty::Idle);
+        self.drop_staging_of(sender);
+        self.assign(now, sender, holes);
     }
 
     fn go_on(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
-        let Some(round) = &mut self.round else { return };
-        let settled = round.parts.get(&sender).map(|p| (p.state, p.reason.clone()));
-        match settled {
-            Some((State::Whole | State::Staged, _)) => self.accept(link, sender, number),
-            Some((State::Rejected, reason)) => {
-                let reason = reason.unwrap_or_default();
-                self.set_duty(sender, Duty::Idle);
-                self.send(link, Control::Rejected { round: number, reason });
-            }
-            _ => {
+        if !self.answered(link, sender, number) {
+            if let Some(round) = &mut self.round {
                 round.back(now, sender);
-                self.set_duty(sender, Duty::Round);
             }
+            self.set_duty(sender, Duty::Round);
         }
+    }
+
+    /// Tells a client again whose update is in, or was refused; `false` if it is neither.
+    fn answered(&mut self, link: LinkId, sender: u32, round: u32) -> bool {
+        match self.part(sender, round).map(|p| (p.state, p.reason.clone())) {
+            Some((State::Whole | State::Staged, _)) => self.accept(link, sender, round),
+            Some((State::Rejected, reason)) => {
+                self.set_duty(sender, Duty::Idle);
+                self.send(link, Control::Rejected { round, reason: reason.unwrap_or_default() });
+            }
+            _ => return false,
+        }
+        true
     }
 
     fn drop_staging_of(&mut self, sender: u32) {
@@ -443,10 +475,16 @@ impl Server {
     /// Begins a round with everybody who is ready.
     ///
     /// # Errors
-    /// If one is under way.
+    /// If one is under way, or the plan can never be met.
     pub fn start_round(&mut self, now: Time, plan: RoundPlan) -> Result<(), String> {
         if let Some(round) = &self.round {
             return Err(format!("round {} is still under way", round.plan.number));
+        }
+        if plan.expected == 0 || plan.enough > plan.expected {
+            return Err(format!(
+                "{} of {} updates are wanted: a round needs at least one client and no more updates than clients",
+                plan.enough, plan.expected
+            ));
         }
         self.absent_since.get_or_insert(now);
         let total = self.config.layout.bytes();
@@ -472,6 +510,7 @@ impl Server {
             return None;
         }
         member.duty = Duty::Round;
+        member.accepted = None;
         let (number, config) = (round.plan.number, round.plan.config.clone());
         self.send(link, Control::Begin { round: number, config });
         Some(link)
@@ -493,7 +532,7 @@ impl Server {
         let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
         for link in &links {
             if let Some(state) = self.links.get_mut(link) {
-                state.sending = true;
+                state.sending = Some((round, now));
                 state.base = state.traffic;
                 state.download = Some(Liveness::new(now, self.config.liveness));
             }
@@ -506,62 +545,68 @@ impl Server {
     /// The model, or the part of it asked for, has been sent, or `Err` why not.
     pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
         let Some(state) = self.links.get_mut(&link) else { return };
-        state.sending = false;
-        let wire = state.traffic.sent.saturating_sub(state.base.sent);
-        let copied = state.traffic.copied.saturating_sub(state.base.copied);
-        let again = retransmitted(state.traffic, state.base);
+        let Some((_, since)) = state.sending.take_if(|(number, _)| *number == round) else { return };
         let Some(sender) = state.sender else { return };
-        let part = self.part(sender, round);
-        if let Some(part) = part {
+        let again = retransmitted(state.traffic, state.base);
+        let span = outcome.as_ref().map_or(Span { start: since, end: now }, |span| *span);
+        let (wire, copied) = download_traffic(state);
+        if let Some(part) = self.part(sender, round) {
             part.down.wire_bytes += wire;
             part.down.copied += copied;
             part.down.retransmissions = sum(part.down.retransmissions, again);
-            if let Ok(span) = &outcome {
-                part.down.extend_send(*span);
-            }
+            part.down.extend_send(span);
         }
-        if let Ok(span) = outcome {
+        if outcome.is_ok() {
             let sent = Interval { start: micros(span.start), end: micros(span.end) };
             self.send(link, Control::End { round, sent, retransmissions: again });
         }
         self.advance(now);
     }
 
-    fn resend(&mut self, link: LinkId, round: u32, holes: Ranges) {
+    fn resend(&mut self, now: Time, link: LinkId, round: u32, holes: Ranges) {
         let current = self.round.as_ref().is_some_and(|r| r.plan.number == round);
         let Some(state) = self.links.get_mut(&link) else { return };
-        if current && !state.sending {
-            state.sending = true;
+        if current && state.sending.is_none() {
+            state.sending = Some((round, now));
             state.base = state.traffic;
             self.actions.push_back(Action::SendUpdate { links: vec![link], round, wanted: holes });
         }
     }
 
     fn received(&mut self, now: Time, link: LinkId, sender: u32, round: u32, at: Interval, duplicates: u64) {
+        let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) else { return };
         let Some(state) = self.links.get_mut(&link) else { return };
         state.download = None;
-        let span = on_our_clock(at, state.offset);
-        if let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) {
-            current.received(now, sender, span, duplicates);
-        }
+        let span = on_our_clock(at, state.offset, Span { start: current.started, end: now });
+        current.received(now, sender, span, duplicates);
     }
 
-    fn offer(&mut self, now: Time, link: LinkId, sender: u32, round: u32, samples: u64, metrics: String) {
-        match self.round.as_mut().filter(|r| r.plan.number == round) {
-            None => self.send(link, Control::Closed { round }),
-            Some(current) => match current.parts.get(&sender).map(|p| p.state) {
-                None => self.send(link, Control::Closed { round }),
-                Some(State::Whole | State::Staged) => self.accept(link, sender, round),
-                Some(_) if samples == 0 => {
-                    self.reject(now, link, sender, round, "offered an update of 0 samples");
-                }
-                Some(_) => current.offer(now, sender, samples, metrics),
-            },
+    fn offer(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        sender: u32,
+        round: u32,
+        offered: Result<(u64, String), String>,
+    ) {
+        if self.part(sender, round).is_none() {
+            return self.send(link, Control::Closed { round });
+        }
+        if self.answered(link, sender, round) {
+            return;
+        }
+        match (offered, &mut self.round) {
+            (Ok((samples, metrics)), Some(current)) => current.offer(now, sender, samples, metrics),
+            (Err(reason), _) => self.reject(now, link, sender, round, &reason),
+            (Ok(_), None) => {}
         }
     }
 
     fn accept(&mut self, link: LinkId, sender: u32, round: u32) {
-        self.set_duty(sender, Duty::Idle);
+        if let Some(member) = self.members.get_mut(&sender) {
+            member.duty = Duty::Idle;
+            member.accepted = Some(round);
+        }
         self.send(link, Control::Accepted { round });
     }
 
@@ -617,8 +662,9 @@ impl Server {
             Ok(()) => {
                 let weight = part.samples as f64;
                 let fresh = part.incoming.store(now, chunk.range());
+                let more = if part.incoming.is_whole() { Time::ZERO } else { SETTLE };
                 if let Some(state) = self.links.get_mut(&link).filter(|l| l.settle.is_some()) {
-                    state.settle = Some(now + SETTLE);
+                    state.settle = Some(now + more);
                 }
                 Some(Stored { sender, weight, fresh })
             }
@@ -635,8 +681,9 @@ impl Server {
     }
 
     fn end(&mut self, now: Time, link: LinkId, sender: u32, round: u32, sent: Interval, again: Option<u64>) {
+        let started = self.round.as_ref().map_or(now, |r| r.started);
         let Some(state) = self.links.get_mut(&link) else { return };
-        let span = on_our_clock(sent, state.offset);
+        let span = on_our_clock(sent, state.offset, Span { start: started, end: now });
         let (wire, copied) = upload_traffic(state);
         let ordered = state.ordered;
         let Some(part) = self.part(sender, round).filter(|p| p.state == State::Sending) else { return };
@@ -684,7 +731,7 @@ impl Server {
 
     fn reject(&mut self, now: Time, link: LinkId, sender: u32, round: u32, reason: &str) {
         self.drop_staging_of(sender);
-        if let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) {
+        if let Some(current) = &mut self.round {
             current.reject(now, sender, reason);
         }
         if let Some(state) = self.links.get_mut(&link) {
@@ -739,7 +786,6 @@ impl Server {
     fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
         let Some(mut state) = self.links.remove(&link) else { return };
         let Some(sender) = state.sender else { return };
-        let (wire, copied) = upload_traffic(&mut state);
         let current = self.members.get_mut(&sender).filter(|m| m.link == Some(link));
         let Some(member) = current else { return };
         member.link = None;
@@ -748,9 +794,8 @@ impl Server {
             self.absent_since = Some(now);
         }
         if let Some(round) = &mut self.round {
-            if let Some(part) = round.parts.get_mut(&sender).filter(|p| p.state == State::Sending) {
-                part.up.wire_bytes += wire;
-                part.up.copied += copied;
+            if let Some(part) = round.parts.get_mut(&sender) {
+                count_broken(now, part, &mut state, round.plan.number);
             }
             round.lost(now, sender, reason);
         }
@@ -763,29 +808,35 @@ impl Server {
         for link in self.links.keys().copied().collect::<Vec<_>>() {
             self.actions.push_back(Action::CancelUpdate { link });
             self.send(link, Control::Bye { reason: reason.into() });
+            self.drop_link(now, link, "the job is over");
             self.actions.push_back(Action::Close { link });
+        }
+        for sender in self.members.keys().copied().collect::<Vec<_>>() {
+            self.gone(sender);
         }
         self.advance(now);
     }
 
-    /// When [`Server::timeout`] wants to be called at the latest.
-    pub fn poll_timeout(&self, now: Time) -> Option<Time> {
-        let links = self.links.values().flat_map(|l| self.link_times(l));
-        let absent = self.absent_since.unwrap_or(now);
-        let round = self.round.as_ref().and_then(|r| r.next_timeout(now, absent));
+    /// When [`Server::timeout`] wants to be called at the latest; `now` or earlier means at once.
+    pub fn poll_timeout(&self, _now: Time) -> Option<Time> {
+        let links = self.links.values().map(|l| self.link_timeout_at(l));
+        let round = self.round.as_ref().and_then(|r| r.next_timeout(self.advanced, self.absent_since()));
         links.chain(round).min()
     }
 
-    fn link_times(&self, link: &LinkState) -> impl Iterator<Item = Time> {
+    /// Since when somebody may still show up; `None` when nobody can.
+    fn absent_since(&self) -> Option<Time> {
+        self.absent_since.filter(|_| self.finished.is_none())
+    }
+
+    fn link_timeout_at(&self, link: &LinkState) -> Time {
         let ping = link.sender.map(|_| link.pinged + self.heartbeat());
         let transfers = link.upload.iter().chain(&link.download).map(Liveness::deadline);
-        let times: Vec<Time> =
-            transfers.chain(ping).chain(link.settle).chain([link.live.deadline()]).collect();
-        times.into_iter()
+        transfers.chain(ping).chain(link.settle).fold(link.live.deadline(), Time::min)
     }
 
     fn heartbeat(&self) -> Time {
-        self.config.liveness / 4
+        (self.config.liveness / 4).max(Time::from_millis(1))
     }
 
     /// Time has passed.
@@ -809,7 +860,7 @@ impl Server {
             .find_map(|(live, what)| live.filter(|l| now >= l.deadline()).map(|l| (l.patience(), *what)));
         if let Some((patience, what)) = stuck {
             let reason = format!("no progress for {:.1} s: {what}", patience.as_secs_f64());
-            return self.expel(now, link, Refusal::Liveness, &reason);
+            return self.refuse(now, link, Refusal::Liveness, &reason);
         }
         if state.sender.is_some() && now >= state.pinged + heartbeat {
             state.pinged = now;
@@ -827,13 +878,9 @@ impl Server {
         }
     }
 
-    fn expel(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
-        self.refuse(link, code, reason);
-        self.drop_link(now, link, reason);
-    }
-
-    fn refuse(&mut self, link: LinkId, code: Refusal, reason: &str) {
+    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
         self.send(link, Control::Refused { code, reason: reason.into() });
+        self.drop_link(now, link, reason);
         self.actions.push_back(Action::Close { link });
     }
 
@@ -847,10 +894,12 @@ impl Server {
 
     /// What follows from the state alone: expired places, new grants, the round's end.
     fn advance(&mut self, now: Time) {
+        self.advanced = self.advanced.max(now);
+        let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);
         let (number, grants) = (round.plan.number, round.grants(now));
-        let ending = round.ending(now, self.absent_since.unwrap_or(now));
+        let ending = round.ending(now, absent_since, busy);
         if self.config.partial == Partial::Discard {
             self.actions.extend(expired.into_iter().map(|sender| Action::Unstage { sender }));
         }
@@ -860,6 +909,11 @@ impl Server {
         if let Some(ending) = ending {
             self.end_round(now, &ending);
         }
+    }
+
+    /// Whether a client still works on a round that is over, and may come into this one.
+    fn is_somebody_busy(&self) -> bool {
+        self.members.values().any(|m| m.duty == Duty::Behind && m.link.is_some())
     }
 
     fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges) {
@@ -876,10 +930,10 @@ impl Server {
         let Some(round) = self.round.take() else { return };
         let number = round.plan.number;
         self.rates = round.credits.clone();
-        for (&sender, part) in &round.parts {
+        for &sender in round.parts.keys() {
             self.rates.release(sender);
-            let unfinished = !matches!(part.state, State::Whole | State::Rejected);
-            if unfinished && self.config.partial == Partial::Discard && part.incoming.bytes() > 0 {
+            // Whoever has a place may have a staged update, if only of damaged chunks.
+            if self.config.partial == Partial::Discard && round.credits.holds(sender) {
                 self.actions.push_back(Action::Unstage { sender });
             }
             let Some(member) = self.members.get_mut(&sender).filter(|m| m.duty == Duty::Round) else {
@@ -905,6 +959,27 @@ fn upload_traffic(state: &mut LinkState) -> (u64, u64) {
     (wire, copied)
 }
 
+fn download_traffic(state: &mut LinkState) -> (u64, u64) {
+    let wire = state.traffic.sent.saturating_sub(state.base.sent);
+    let copied = state.traffic.copied.saturating_sub(state.base.copied);
+    state.base = state.traffic;
+    (wire, copied)
+}
+
+/// What the link carried of a transfer that its end broke off.
+fn count_broken(now: Time, part: &mut Part, state: &mut LinkState, round: u32) {
+    if let Some((_, since)) = state.sending.filter(|(number, _)| *number == round) {
+        let (wire, copied) = download_traffic(state);
+        part.down.wire_bytes += wire;
+        part.down.copied += copied;
+        part.down.extend_send(Span { start: since, end: now });
+    } else if part.state == State::Sending {
+        let (wire, copied) = upload_traffic(state);
+        part.up.wire_bytes += wire;
+        part.up.copied += copied;
+    }
+}
+
 fn retransmitted(now: Traffic, base: Traffic) -> Option<u64> {
     Some(now.retransmissions?.saturating_sub(base.retransmissions.unwrap_or(0)))
 }
@@ -916,7 +991,9 @@ fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     }
 }
 
-fn on_our_clock(at: Interval, offset: i64) -> Span {
-    let shift = |t: u64| Time::from_micros(t.saturating_add_signed(offset));
-    Span { start: shift(at.start), end: shift(at.end) }
+/// A client's times on our clock, and within what is possible: its clock may be wrong, or it may lie.
+fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
+    let shift = |t: u64| Time::from_micros(t.saturating_add_signed(offset)).clamp(within.start, within.end);
+    let start = shift(at.start);
+    Span { start, end: shift(at.end).max(start) }
 }
