@@ -1,0 +1,93 @@
+//! A job in virtual time: machines, their drivers' part, and the network between them.
+#![allow(dead_code, unused_imports)] // Each test file uses its part.
+
+pub mod network;
+pub mod party;
+pub mod world;
+
+use thalweg_proto::{Admission, LinkId, Partial, RoundPlan, Time};
+use thalweg_wire::control::{Hello, Nonce, Proof};
+
+pub use network::{End, Path, Rng};
+pub use party::{Profile, RoundResult};
+pub use world::World;
+
+pub const JOB: u64 = 77;
+pub const MS: Time = Time::from_millis(1);
+pub const SECOND: Time = Time::from_secs(1);
+
+/// What a job is like.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    pub seed: u64,
+    pub partial: Partial,
+    /// Updates that may be staged.
+    pub places: u64,
+    pub elements: u64,
+    pub chunk: u32,
+    pub liveness: Time,
+    pub max_clients: u32,
+    pub token: Option<u8>,
+    pub folding: Time,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            partial: Partial::Discard,
+            places: 100,
+            elements: 1000,
+            chunk: 512,
+            liveness: 10 * SECOND,
+            max_clients: 100,
+            token: None,
+            folding: MS,
+        }
+    }
+}
+
+/// A client on perfect links that trains for a tenth of a second.
+pub fn profile(name: &str) -> Profile {
+    Profile {
+        name: name.into(),
+        samples: 10,
+        train: 100 * MS,
+        skew: Time::ZERO,
+        patience: 60 * SECOND,
+        layout: None,
+        token: None,
+        paths: vec![(Path::PERFECT, Path::PERFECT)],
+        nan_at: None,
+    }
+}
+
+/// All `expected` clients are wanted, without a deadline, and a lost one has ten seconds.
+pub fn plan(number: u32, expected: u32) -> RoundPlan {
+    RoundPlan { number, config: "{}".into(), expected, enough: expected, deadline: None, grace: 10 * SECOND }
+}
+
+/// Lets in whoever knows the token.
+pub struct Doors {
+    pub token: Option<u8>,
+}
+
+/// A stand-in for the keyed hash: depends on the token, both nonces and the name.
+pub fn prove(token: u8, challenge: &Nonce, nonce: &Nonce, name: &str) -> Proof {
+    let said = [&[token], &challenge[..], &nonce[..], name.as_bytes()].concat();
+    let mut proof = [token; 32];
+    proof[..4].copy_from_slice(&thalweg_wire::checksum(&said).to_le_bytes());
+    proof
+}
+
+impl Admission for Doors {
+    fn wants_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    fn admit(&self, _link: LinkId, challenge: &Nonce, hello: &Hello) -> Result<(), String> {
+        let Some(token) = self.token else { return Ok(()) };
+        let right = prove(token, challenge, &hello.nonce, &hello.name);
+        (hello.proof == Some(right)).then_some(()).ok_or_else(|| "wrong token; give the job's token".into())
+    }
+}

@@ -1,0 +1,327 @@
+//! A server and its clients with real bytes in their hands: what they receive, fold and send is checked.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use thalweg_proto::{
+    Client, ClientConfig, Fit, LinkId, Outcome, Partial, Participation, Place, Server, ServerConfig, Stored,
+    Time, Verdict,
+};
+use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};
+
+use super::network::{Path, Rng};
+use super::{Doors, JOB};
+
+/// Three tensors with gaps between them, about `elements` floats in all.
+pub fn layout(elements: u64) -> Layout {
+    let part = elements / 3;
+    let tensors = [("a", part), ("b", part + 1), ("c", elements - 2 * part)];
+    let tensors = tensors.map(|(name, n)| (name, Dtype::F32, vec![n]));
+    Layout::pack(tensors).expect("a valid layout")
+}
+
+fn floats(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    (0..bytes / 4).flat_map(|_| (rng.below(1000) as f32).to_le_bytes()).collect()
+}
+
+/// The global model of a round.
+pub fn model(round: u32, bytes: usize) -> Vec<u8> {
+    floats(u64::from(round) << 32, bytes)
+}
+
+/// What one process of a client makes of a round's model.
+pub fn update(name: &str, instance: u64, round: u32, bytes: usize) -> Vec<u8> {
+    let name = u64::from(checksum(name.as_bytes()));
+    floats(name ^ instance << 33 ^ u64::from(round) << 50, bytes)
+}
+
+/// The `wanted` ranges of `bytes`, cut at multiples of `chunk`.
+pub fn chunks(
+    bytes: &[u8],
+    wanted: &Ranges,
+    chunk: u32,
+    id: ChunkHeader,
+) -> VecDeque<(FrameHeader, Vec<u8>)> {
+    let chunk = u64::from(chunk);
+    let mut out = VecDeque::new();
+    for range in wanted.iter() {
+        let mut at = range.start;
+        while at < range.end.min(bytes.len() as u64) {
+            let next = ((at / chunk + 1) * chunk).min(range.end).min(bytes.len() as u64);
+            let payload = bytes[at as usize..next as usize].to_vec();
+            let header = ChunkHeader { offset: at, length: (next - at) as u32, ..id };
+            out.push_back((FrameHeader::chunk(header, checksum(&payload)), payload));
+            at = next;
+        }
+    }
+    out
+}
+
+/// The plainest weighted mean: sums and weights of each element in f64, and who was counted how often.
+#[derive(Debug, Clone, Default)]
+pub struct Fold {
+    sums: Vec<f64>,
+    weights: Vec<f64>,
+    /// By sender and byte.
+    pub counts: BTreeMap<u32, Vec<u8>>,
+}
+
+impl Fold {
+    fn new(bytes: usize) -> Self {
+        Self { sums: vec![0.0; bytes / 4], weights: vec![0.0; bytes / 4], counts: BTreeMap::new() }
+    }
+
+    /// Adds the bytes of `range`, which must be whole elements.
+    fn add(&mut self, sender: u32, range: Range, bytes: &[u8], weight: f64) {
+        assert!(range.start.is_multiple_of(4) && range.end.is_multiple_of(4), "{range:?} splits an element");
+        let counts = self.counts.entry(sender).or_insert_with(|| vec![0; self.sums.len() * 4]);
+        counts[range.start as usize..range.end as usize].iter_mut().for_each(|c| *c += 1);
+        let first = range.start as usize / 4;
+        for (index, value) in bytes.chunks_exact(4).enumerate() {
+            let value = f32::from_le_bytes([value[0], value[1], value[2], value[3]]);
+            self.sums[first + index] += weight * f64::from(value);
+            self.weights[first + index] += weight;
+        }
+    }
+
+    /// The mean where anything came, else 0.
+    pub fn mean(&self) -> Vec<f64> {
+        self.sums.iter().zip(&self.weights).map(|(s, w)| if *w > 0.0 { s / w } else { 0.0 }).collect()
+    }
+}
+
+/// What is left of a round.
+#[derive(Debug, Clone)]
+pub struct RoundResult {
+    pub outcome: Outcome,
+    pub fold: Fold,
+    /// Client of each number.
+    pub names: BTreeMap<u32, String>,
+}
+
+impl RoundResult {
+    /// A client's part.
+    pub fn of(&self, client: &str) -> &Participation {
+        let part = self.outcome.participants.iter().find(|p| p.client == client);
+        part.unwrap_or_else(|| unreachable!("{client} took no part: {:?}", self.outcome))
+    }
+}
+
+/// The server with its staging area and its accumulator.
+pub struct ServerParty {
+    pub machine: Server,
+    pub partial: Partial,
+    pub layout: Arc<Layout>,
+    pub chunk: u32,
+    pub places: usize,
+    pub staged: BTreeMap<u32, Vec<u8>>,
+    pub fold: Fold,
+    pub results: Vec<RoundResult>,
+    pub names: BTreeMap<u32, String>,
+    /// Clients that joined, and left with a reason, in order.
+    pub log: Vec<String>,
+    /// Most updates sending or staged at any time.
+    pub busiest: usize,
+    /// Links that the machine closed or was told have ended.
+    pub dead: BTreeSet<LinkId>,
+    /// How long folding a staged update takes.
+    pub folding: Time,
+}
+
+impl ServerParty {
+    pub fn new(setup: &super::Setup) -> Self {
+        let layout = Arc::new(layout(setup.elements));
+        let bytes = layout.bytes();
+        let config = ServerConfig {
+            job: JOB,
+            layout: layout.clone(),
+            chunk: setup.chunk,
+            partial: setup.partial,
+            staging: bytes * setup.places,
+            liveness: setup.liveness,
+            max_clients: setup.max_clients,
+        };
+        let machine = Server::new(config, Box::new(Doors { token: setup.token }));
+        Self {
+            machine,
+            partial: setup.partial,
+            layout,
+            chunk: setup.chunk,
+            places: setup.places as usize,
+            staged: BTreeMap::new(),
+            fold: Fold::new(bytes as usize),
+            results: Vec::new(),
+            names: BTreeMap::new(),
+            log: Vec::new(),
+            busiest: 0,
+            dead: BTreeSet::new(),
+            folding: setup.folding,
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.layout.bytes() as usize
+    }
+
+    /// A chunk has come, as the driver's sink takes it.
+    pub fn chunk(&mut self, now: Time, link: LinkId, header: &FrameHeader, payload: &[u8], left: u64) {
+        let place = self.machine.place(now, link, &header.chunk);
+        if let (Place::New { sender }, Partial::Discard) = (place, self.partial) {
+            // In place, whether it turns out damaged or not.
+            let at = header.chunk.range();
+            self.staging(sender)[at.start as usize..at.end as usize].copy_from_slice(payload);
+        }
+        self.machine.progress(now, link, left);
+        if place == Place::Nothing {
+            return;
+        }
+        let outcome = match header.verify(payload) {
+            Err(_) => Err(None),
+            Ok(()) if has_nan(payload) => Err(Some("sent a NaN".into())),
+            Ok(()) => Ok(()),
+        };
+        if let Some(stored) = self.machine.stored(now, link, &header.chunk, outcome) {
+            self.take(place, header.chunk.offset, payload, &stored);
+        }
+    }
+
+    fn staging(&mut self, sender: u32) -> &mut Vec<u8> {
+        let bytes = self.bytes();
+        self.staged.entry(sender).or_insert_with(|| vec![0xff; bytes])
+    }
+
+    fn take(&mut self, place: Place, offset: u64, payload: &[u8], stored: &Stored) {
+        for range in &stored.fresh {
+            let part = &payload[(range.start - offset) as usize..(range.end - offset) as usize];
+            match self.partial {
+                Partial::Keep => self.fold.add(stored.sender, *range, part, stored.weight),
+                Partial::Discard if matches!(place, Place::Part { .. }) => {
+                    self.staging(stored.sender)[range.start as usize..range.end as usize]
+                        .copy_from_slice(part);
+                }
+                Partial::Discard => {}
+            }
+        }
+    }
+
+    /// Adds a staged update, which must be one that `known` says the client made.
+    pub fn fold_staged(&mut self, sender: u32, weight: f64, known: impl Fn(&str, &[u8]) -> bool) {
+        let name = self.names[&sender].clone();
+        let staged = self.staged.remove(&sender).unwrap_or_else(|| vec![0xff; self.layout.bytes() as usize]);
+        assert!(known(&name, &staged), "the staged update of {name} is not what it sent");
+        self.fold.add(sender, Range::new(0, staged.len() as u64), &staged, weight);
+    }
+
+    pub fn ended(&mut self, outcome: Outcome) {
+        let fresh = Fold::new(self.bytes());
+        let fold = std::mem::replace(&mut self.fold, fresh);
+        assert!(self.staged.is_empty(), "staged updates outlive the round: {:?}", self.staged.keys());
+        self.results.push(RoundResult { outcome, fold, names: self.names.clone() });
+    }
+
+    /// What holds at any time.
+    pub fn check(&mut self) {
+        use thalweg_proto::State::{Sending, Staged};
+        if self.partial == Partial::Discard {
+            let report = self.machine.progress_report();
+            let busy = report.iter().filter(|(_, state, _)| matches!(state, Sending | Staged)).count();
+            self.busiest = self.busiest.max(busy).max(self.staged.len());
+            assert!(self.busiest <= self.places, "{} places, {:?}", self.places, self.staged.keys());
+        }
+    }
+}
+
+fn has_nan(payload: &[u8]) -> bool {
+    payload.chunks_exact(4).any(|v| f32::from_le_bytes([v[0], v[1], v[2], v[3]]).is_nan())
+}
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+pub struct Profile {
+    pub name: String,
+    pub samples: u64,
+    pub train: Time,
+    /// Its clock is ahead of the server's.
+    pub skew: Time,
+    pub patience: Time,
+    pub layout: Option<thalweg_wire::LayoutHash>,
+    pub token: Option<u8>,
+    /// Paths up and down of its first, second, ... connection; the last is for all further ones.
+    pub paths: Vec<(Path, Path)>,
+    /// Sends a NaN in this many bytes.
+    pub nan_at: Option<usize>,
+}
+
+/// What can be seen of a client from outside.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    pub connections: u32,
+    pub hellos: u32,
+    pub model_chunks: u32,
+    pub ready: Vec<u32>,
+    pub offers: u32,
+    pub update_chunks: u32,
+    pub ends: u32,
+    pub verdicts: Vec<(u32, Verdict)>,
+    pub refused: Vec<String>,
+    pub finished: Option<Result<String, String>>,
+}
+
+/// A client with its arena.
+pub struct ClientParty {
+    pub profile: Profile,
+    pub machine: Client,
+    pub instance: u64,
+    /// Its process runs.
+    pub alive: bool,
+    pub link: Option<LinkId>,
+    pub greeted: bool,
+    pub arena: Vec<u8>,
+    pub seen: Seen,
+}
+
+impl ClientParty {
+    pub fn new(profile: Profile, instance: u64) -> Self {
+        let config = ClientConfig {
+            name: profile.name.clone(),
+            instance,
+            layout: profile.layout,
+            patience: profile.patience,
+        };
+        let machine = Client::new(config, instance);
+        let (arena, seen) = (Vec::new(), Seen::default());
+        Self { profile, machine, instance, alive: true, link: None, greeted: false, arena, seen }
+    }
+
+    pub fn paths(&self) -> (Path, Path) {
+        let at = (self.seen.connections as usize).min(self.profile.paths.len() - 1);
+        self.profile.paths[at]
+    }
+
+    /// A chunk has come, as the driver's sink takes it.
+    pub fn chunk(&mut self, now: Time, header: &FrameHeader, payload: &[u8], left: u64) {
+        self.seen.model_chunks += 1;
+        let fit = self.machine.place(now, &header.chunk);
+        let offset = header.chunk.offset as usize;
+        if fit == Fit::New {
+            self.arena[offset..offset + payload.len()].copy_from_slice(payload);
+        }
+        self.machine.progress(now, left);
+        if fit == Fit::Nothing {
+            return;
+        }
+        for range in self.machine.stored(now, &header.chunk, header.verify(payload).is_ok()) {
+            let (start, end) = (range.start as usize, range.end as usize);
+            self.arena[start..end].copy_from_slice(&payload[start - offset..end - offset]);
+        }
+    }
+
+    /// Trains: the arena becomes the update.
+    pub fn train(&mut self, round: u32) {
+        self.arena = update(&self.profile.name, self.instance, round, self.arena.len());
+        if let Some(at) = self.profile.nan_at {
+            self.arena[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+        }
+    }
+}

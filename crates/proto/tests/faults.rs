@@ -1,0 +1,174 @@
+//! Loss, reordering, duplicates, damage and cuts, over many seeds.
+
+mod common;
+
+use common::{plan, profile, Path, Profile, Rng, Setup, World, MS, SECOND};
+use thalweg_proto::{Partial, RoundPlan, State, Verdict};
+
+/// A path with every fault, drawn from `rng`.
+fn faulty(rng: &mut Rng, ordered: bool) -> Path {
+    let cut = rng.chance(0.5).then(|| 1 + rng.below(6000));
+    Path {
+        rate: 20_000 + rng.below(2_000_000),
+        delay: rng.time(80 * MS),
+        jitter: rng.time(120 * MS),
+        loss: if ordered { 0.0 } else { rng.below(30) as f64 / 100.0 },
+        duplicate: rng.below(20) as f64 / 100.0,
+        corrupt: rng.below(15) as f64 / 100.0,
+        ordered,
+        separate: rng.chance(0.3),
+        cut_after: cut,
+    }
+}
+
+fn faulty_client(rng: &mut Rng, index: u64) -> Profile {
+    let ordered = rng.chance(0.3);
+    let mut paths: Vec<(Path, Path)> =
+        (0..rng.below(6)).map(|_| (faulty(rng, ordered), faulty(rng, ordered))).collect();
+    let last = Path { cut_after: None, ..faulty(rng, ordered) };
+    paths.push((last, last));
+    Profile {
+        samples: 1 + rng.below(50),
+        train: rng.time(2 * SECOND),
+        skew: rng.time(100 * SECOND),
+        paths,
+        ..profile(&format!("c{index}"))
+    }
+}
+
+fn faulty_world(seed: u64) -> (World, u32) {
+    let mut rng = Rng::new(seed);
+    let clients = 1 + rng.below(5);
+    let setup = Setup {
+        seed,
+        partial: if rng.chance(0.5) { Partial::Discard } else { Partial::Keep },
+        places: 1 + rng.below(clients),
+        elements: 300 + rng.below(900),
+        chunk: 64 << rng.below(4),
+        folding: rng.time(50 * MS),
+        ..Setup::default()
+    };
+    let mut world = World::new(&setup);
+    for index in 0..clients {
+        world.add(faulty_client(&mut rng, index));
+    }
+    (world, clients as u32)
+}
+
+/// Links break and come back; every client comes back in time, so every round ends complete.
+#[test]
+fn every_round_ends_complete_over_faulty_links() {
+    for seed in 0..200 {
+        let (mut world, clients) = faulty_world(seed);
+        for number in 1..=2 {
+            let result = world.round(plan(number, clients), 300 * SECOND);
+            world.check(&result);
+            assert!(result.outcome.complete, "seed {seed}: {:?}", result.outcome);
+        }
+        world.pass(20 * SECOND);
+        for client in &world.clients {
+            assert_eq!(client.seen.verdicts, [1, 2].map(|n| (n, Verdict::Accepted)), "seed {seed}");
+        }
+    }
+}
+
+/// The same with a deadline, restarted processes and processes that stay away.
+#[test]
+fn every_round_ends_and_says_how_when_processes_die_as_well() {
+    let mut endings = [0; 3];
+    for seed in 1000..1200 {
+        let (mut world, clients) = faulty_world(seed);
+        let mut rng = Rng::new(seed);
+        for number in 1..=3 {
+            let enough = 1 + rng.below(u64::from(clients)) as u32;
+            let deadline = rng.chance(0.7).then(|| rng.time(6 * SECOND));
+            let before = world.server.results.len();
+            world.start(RoundPlan { enough, deadline, grace: rng.time(6 * SECOND), ..plan(number, clients) });
+            while world.server.results.len() == before && rng.chance(0.6) {
+                world.pass(rng.time(SECOND));
+                let victim = rng.below(u64::from(clients)) as usize;
+                world.kill(victim);
+                if rng.chance(0.6) {
+                    world.pass(rng.time(SECOND));
+                    world.restart(victim);
+                }
+            }
+            if world.server.results.len() == before {
+                world.finish_round(300 * SECOND);
+            }
+            let result = world.server.results[before].clone();
+            world.check(&result);
+            endings
+                [usize::from(result.outcome.complete) + 2 * usize::from(result.outcome.failure.is_some())] +=
+                1;
+            let whole = result.outcome.participants.iter().filter(|p| p.state == State::Whole).count();
+            assert_eq!(result.outcome.failure.is_none(), whole >= enough as usize, "seed {seed}");
+        }
+    }
+    assert!(endings.iter().all(|&n| n > 40), "partly, complete, failed: {endings:?}");
+}
+
+/// A download, then an upload, cut at any byte: what came is not sent again.
+#[test]
+fn after_a_cut_only_what_is_missing_is_sent() {
+    for partial in [Partial::Discard, Partial::Keep] {
+        for cut in (1..4000).step_by(211) {
+            let broken = Path { cut_after: Some(cut), delay: 5 * MS, rate: 50_000, ..Path::PERFECT };
+            for (up, down) in [(broken, Path::PERFECT), (Path::PERFECT, broken)] {
+                let paths = vec![(up, down), (Path::PERFECT, Path::PERFECT)];
+                let client = Profile { paths, ..profile("torn") };
+                let mut world = World::joined(&Setup { partial, ..Setup::default() }, [client]);
+                let result = world.round(plan(1, 1), 10 * SECOND);
+                world.check(&result);
+                let bytes = world.server.bytes() as u64;
+                let sent = [common::End::Server, common::End::Client].map(|end| world.net.payload(0, end));
+                // Only the chunks in flight when the link broke travel twice: 5 ms at 50 kB/s, and one more.
+                let again = 250 + 2 * u64::from(world.server.chunk);
+                for bytes_sent in sent {
+                    assert!((bytes..=bytes + again).contains(&bytes_sent), "{cut}: {bytes_sent} of {bytes}");
+                }
+                assert_eq!(world.clients[0].seen.connections, 2);
+                let resumed: u32 = result.outcome.transfers.iter().map(|t| t.resumed).sum();
+                let some_came = cut > u64::from(world.server.chunk);
+                assert!(resumed == 1 || !some_came, "cut at {cut}: {:?}", result.outcome.transfers);
+                let wire = result.outcome.bytes_down + result.outcome.bytes_up;
+                let least = sent[0] + sent[1] - again;
+                assert!(wire >= least, "{wire} bytes told, at least {least} sent before and after the cut");
+            }
+        }
+    }
+}
+
+/// One direction of faults at a time, to see that each is counted as what it is.
+#[test]
+fn transfers_count_duplicates_and_damage() {
+    let unordered = Path { ordered: false, jitter: 5 * MS, ..Path::PERFECT };
+    let doubled = Path { duplicate: 1.0, ..unordered };
+    let damaged = Path { corrupt: 0.2, ..unordered };
+    for (path, duplicates, corrupt) in
+        [(unordered, false, false), (doubled, true, false), (damaged, false, true)]
+    {
+        let client = Profile { paths: vec![(path, path)], ..profile("c") };
+        let mut world = World::joined(&Setup { chunk: 128, ..Setup::default() }, [client]);
+        let result = world.round(plan(1, 1), 30 * SECOND);
+        world.check(&result);
+        let up =
+            result.outcome.transfers.iter().find(|t| t.direction == thalweg_proto::Direction::Up).unwrap();
+        assert_eq!((up.duplicates > 0, up.corrupt > 0), (duplicates, corrupt), "{up:?}");
+    }
+}
+
+/// Chunks that trail behind the end of an update by less than the settling time are not asked for again.
+#[test]
+fn stragglers_of_an_unordered_link_are_not_asked_for_again() {
+    let path = Path { ordered: false, jitter: 40 * MS, rate: 100_000_000, ..Path::PERFECT };
+    let client = Profile { paths: vec![(path, path)], ..profile("c") };
+    let mut world = World::joined(&Setup { chunk: 64, ..Setup::default() }, [client]);
+    let result = world.round(plan(1, 1), 5 * SECOND);
+    world.check(&result);
+    let bytes = world.server.bytes() as u64;
+    assert_eq!(world.net.payload(0, common::End::Server), bytes);
+    assert_eq!(world.net.payload(0, common::End::Client), bytes);
+    let span = result.outcome.span;
+    assert!(span.end - span.start < 250 * MS, "whole is whole: nothing to settle for, {span:?}");
+}
