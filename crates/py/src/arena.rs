@@ -1,0 +1,57 @@
+//! `Arena`.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::core_error;
+use crate::layout::Layout;
+
+/// One page-aligned buffer that holds a model, zeroed; `numpy.asarray(arena)` is a view of it.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Arena {
+    pub(crate) arena: thalweg_arena::Arena,
+    pub(crate) layout: thalweg_wire::Layout,
+}
+
+#[pymethods]
+impl Arena {
+    /// An arena for a layout.
+    #[new]
+    fn new(layout: &Layout) -> PyResult<Self> {
+        let arena = thalweg_arena::Arena::new(layout.0.bytes());
+        let arena = arena.map_err(|e| core_error("memory", &e.to_string()))?;
+        Ok(Self { arena, layout: layout.0.clone() })
+    }
+
+    /// Its layout.
+    #[getter]
+    fn layout(&self) -> Layout {
+        Layout(self.layout.clone())
+    }
+
+    /// Address of its first byte.
+    #[getter]
+    fn address(&self) -> usize {
+        self.arena.as_ptr() as usize
+    }
+
+    fn __len__(&self) -> usize {
+        self.arena.len() as usize
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Arena({} bytes, layout {})", self.arena.len(), self.layout.hash())
+    }
+
+    /// NumPy's array interface: `numpy.asarray(arena)` is a writable view of unsigned bytes that keeps the
+    /// arena alive. Views are outside Rust's bookkeeping: train no model while its round is on its way.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("shape", (self.arena.len(),))?;
+        interface.set_item("data", (self.address(), false))?;
+        Ok(interface)
+    }
+}

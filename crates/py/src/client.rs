@@ -1,0 +1,117 @@
+//! `Client`.
+
+use std::sync::{PoisonError, RwLock};
+
+use pyo3::prelude::*;
+use thalweg_proto::Verdict;
+use thalweg_runtime as runtime;
+use thalweg_runtime::ClientEvent;
+
+use crate::arena::Arena;
+use crate::errors::{core_error, raise};
+use crate::no_signal;
+
+/// A client's end of a job; it begins to connect when it is made, and comes back by itself.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Client {
+    inner: RwLock<Option<runtime::Client>>,
+}
+
+impl Client {
+    fn with<T>(&self, f: impl FnOnce(&runtime::Client) -> PyResult<T>) -> PyResult<T> {
+        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        f(guard.as_ref().ok_or_else(|| core_error("closed", "the client is closed"))?)
+    }
+
+    /// The next event; a signal's exception if one came first.
+    fn event(&self, py: Python<'_>) -> PyResult<ClientEvent> {
+        let event = self.with(|c| py.detach(|| Ok(c.next_event(no_signal))))?;
+        py.check_signals()?;
+        event.ok_or_else(|| core_error("interrupted", "interrupted"))
+    }
+}
+
+fn finished(outcome: Result<String, String>) -> PyResult<()> {
+    outcome.map(drop).map_err(|reason| core_error("refused", &reason))
+}
+
+#[pymethods]
+impl Client {
+    /// Connects to the server at `url` as `name`; `config` is a JSON object of options. Without an arena it
+    /// takes the server's layout.
+    #[new]
+    fn new(py: Python<'_>, url: &str, name: &str, config: &str, arena: Option<&Arena>) -> PyResult<Self> {
+        let model = arena.map(|a| (a.arena.clone(), a.layout.clone()));
+        let start = || -> Result<runtime::Client, runtime::Error> {
+            runtime::Client::start(url, name, serde_json::from_str(config)?, model)
+        };
+        let client = py.detach(start).map_err(raise)?;
+        Ok(Self { inner: RwLock::new(Some(client)) })
+    }
+
+    /// The arena, once joined.
+    #[getter]
+    fn arena(&self) -> PyResult<Arena> {
+        let model = self.with(|c| Ok(c.model()))?;
+        let (arena, layout) = model.ok_or_else(|| core_error("round", "not joined yet: call join() first"))?;
+        Ok(Arena { arena, layout: (*layout).clone() })
+    }
+
+    /// Waits until the server has let it in.
+    fn join(&self, py: Python<'_>) -> PyResult<()> {
+        loop {
+            match self.event(py)? {
+                ClientEvent::Joined => return Ok(()),
+                ClientEvent::Finished(outcome) => {
+                    finished(outcome)?;
+                    return Err(core_error("refused", "the job was over before this client joined"));
+                }
+                ClientEvent::Ready { .. } | ClientEvent::Verdict { .. } => {}
+            }
+        }
+    }
+
+    /// The next round and its JSON config, once the global model is in the arena; None when the job is done.
+    fn next(&self, py: Python<'_>) -> PyResult<Option<(u32, String)>> {
+        loop {
+            match self.event(py)? {
+                ClientEvent::Ready { round, config } => return Ok(Some((round, config))),
+                ClientEvent::Finished(outcome) => return finished(outcome).map(|()| None),
+                ClientEvent::Joined | ClientEvent::Verdict { .. } => {}
+            }
+        }
+    }
+
+    /// Sends the update of `samples` samples that is in the arena. Returns `accepted`, `late` if the round
+    /// was over, or `done` if the job was. Raises if the update is refused.
+    fn submit(&self, py: Python<'_>, round: u32, samples: u64, metrics: String) -> PyResult<&'static str> {
+        self.with(|c| c.submit(round, samples, metrics).map_err(raise))?;
+        loop {
+            match self.event(py)? {
+                ClientEvent::Verdict { verdict: Verdict::Accepted, .. } => return Ok("accepted"),
+                ClientEvent::Verdict { verdict: Verdict::Late, .. } => return Ok("late"),
+                ClientEvent::Verdict { verdict: Verdict::Rejected(reason), .. } => {
+                    return Err(core_error("rejected", &format!("the server refused the update: {reason}")));
+                }
+                ClientEvent::Finished(outcome) => return finished(outcome).map(|()| "done"),
+                ClientEvent::Joined | ClientEvent::Ready { .. } => {}
+            }
+        }
+    }
+
+    /// Bytes sent and received on the current connection.
+    #[getter]
+    fn traffic(&self) -> PyResult<(u64, u64)> {
+        self.with(|c| Ok(c.traffic()))
+    }
+
+    /// Leaves for good.
+    fn close(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| {
+            let client = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mut client) = client {
+                client.close(reason);
+            }
+        });
+    }
+}

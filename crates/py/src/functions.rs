@@ -1,0 +1,89 @@
+//! Functions of the module.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use serde_json::json;
+use thalweg_pki as pki;
+use thalweg_runtime as runtime;
+
+use crate::errors::{core_error, raise};
+use crate::no_signal;
+
+fn pki_error(error: pki::PkiError) -> PyErr {
+    core_error("security", &error.to_string())
+}
+
+/// Every transport this release knows, as a JSON list.
+#[pyfunction]
+pub fn transports() -> PyResult<String> {
+    serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", &e.to_string()))
+}
+
+/// Version, commit and target of this build, as JSON.
+#[pyfunction]
+pub fn build_info() -> String {
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "commit": option_env!("THALWEG_COMMIT"),
+        "target": format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS),
+        "debug": cfg!(debug_assertions),
+    })
+    .to_string()
+}
+
+/// A new certificate authority: `(certificate, key)` in PEM.
+#[pyfunction]
+pub fn pki_authority(name: &str, days: i64) -> PyResult<(String, String)> {
+    let authority = pki::Authority::new(name, days).map_err(pki_error)?;
+    Ok((authority.certificate_pem().to_owned(), authority.key_pem()))
+}
+
+/// A certificate of the authority for `name`, reachable as `hosts`: `(certificate, key)` in PEM.
+#[pyfunction]
+pub fn pki_issue(
+    ca_cert: &str,
+    ca_key: &str,
+    name: &str,
+    hosts: Vec<String>,
+    days: i64,
+    server: bool,
+) -> PyResult<(String, String)> {
+    let authority = pki::Authority::load(ca_cert, ca_key).map_err(pki_error)?;
+    let identity = authority.issue(name, &hosts, days, server).map_err(pki_error)?;
+    Ok((identity.certificate, identity.key))
+}
+
+/// A new secret, in hex.
+#[pyfunction]
+pub fn pki_secret() -> PyResult<String> {
+    pki::Secret::generate().map(|s| s.to_hex()).map_err(pki_error)
+}
+
+/// The token of a client's name under a secret, in hex.
+#[pyfunction]
+pub fn pki_token(secret: &str, name: &str) -> PyResult<String> {
+    let secret = pki::Secret::parse(secret).map_err(pki_error)?;
+    Ok(pki::token_for(&secret, name).to_hex())
+}
+
+/// Goodput of a raw TCP stream and of thalweg over loopback, interleaved, and a control message's round
+/// trip, as JSON. Moves `bytes` bytes each.
+#[pyfunction]
+pub fn probe_loopback(py: Python<'_>, bytes: u64) -> PyResult<String> {
+    py.detach(|| runtime::probe::loopback(bytes)).map_err(raise)
+}
+
+/// Answers probes at `listen` for so many seconds, or until interrupted.
+#[pyfunction]
+pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f64>) -> PyResult<()> {
+    let limit = seconds.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
+    py.detach(|| runtime::probe::serve(listen, config, limit, no_signal)).map_err(raise)?;
+    py.check_signals()
+}
+
+/// Goodput of a raw TCP stream and of thalweg to a peer that serves probes, as JSON.
+#[pyfunction]
+pub fn probe_peer(py: Python<'_>, url: &str, config: &str, bytes: u64) -> PyResult<String> {
+    py.detach(|| runtime::probe::peer(url, config, bytes)).map_err(raise)
+}

@@ -1,0 +1,72 @@
+//! `Layout`.
+
+use pyo3::prelude::*;
+use thalweg_wire::{Dtype, WireError};
+
+use crate::errors::core_error;
+
+/// Names, dtypes, shapes and byte offsets of an update's tensors in one flat buffer.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Layout(pub(crate) thalweg_wire::Layout);
+
+fn layout_error(error: WireError) -> PyErr {
+    core_error("layout", &error.to_string())
+}
+
+#[pymethods]
+impl Layout {
+    /// Packs `(name, dtype, shape)` one after the other, each at the next multiple of 64 bytes. Dtypes are
+    /// safetensors' names, such as `F32` or `BF16`.
+    #[new]
+    fn new(tensors: Vec<(String, String, Vec<u64>)>) -> PyResult<Self> {
+        let parsed: PyResult<Vec<_>> = tensors
+            .into_iter()
+            .map(|(name, dtype, shape)| {
+                let known = Dtype::ALL.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ");
+                let parsed = Dtype::parse(&dtype).ok_or_else(|| {
+                    core_error("layout", &format!("tensor {name:?} has dtype {dtype:?}; known are {known}"))
+                })?;
+                Ok((name, parsed, shape))
+            })
+            .collect();
+        Ok(Self(thalweg_wire::Layout::pack(parsed?).map_err(layout_error)?))
+    }
+
+    /// `(name, dtype, shape, offset in bytes)` of every tensor, by rising offset.
+    #[getter]
+    fn tensors(&self) -> Vec<(String, &'static str, Vec<u64>, u64)> {
+        let tensors = self.0.tensors().iter();
+        tensors.map(|t| (t.name.clone(), t.dtype.name(), t.shape.clone(), t.offset)).collect()
+    }
+
+    /// Bytes of the whole buffer.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    /// Elements of all tensors.
+    #[getter]
+    fn elements(&self) -> u64 {
+        self.0.elements()
+    }
+
+    /// What both ends compare.
+    #[getter]
+    fn hash(&self) -> String {
+        self.0.hash().to_string()
+    }
+
+    /// In words, how `other` differs first; None if it does not.
+    fn difference(&self, other: &Layout) -> Option<String> {
+        self.0.difference(&other.0)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Layout({} tensors, {} bytes, {})", self.0.tensors().len(), self.0.bytes(), self.0.hash())
+    }
+
+    fn __eq__(&self, other: &Layout) -> bool {
+        self.0 == other.0
+    }
+}

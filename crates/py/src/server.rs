@@ -1,0 +1,104 @@
+//! `Server`.
+
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use thalweg_runtime as runtime;
+
+use crate::arena::Arena;
+use crate::errors::{core_error, raise};
+use crate::no_signal;
+
+/// The server's end of a job; it listens from when it is made.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Server {
+    inner: RwLock<Option<runtime::Server>>,
+}
+
+impl Server {
+    fn with<T>(&self, f: impl FnOnce(&runtime::Server) -> PyResult<T>) -> PyResult<T> {
+        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        f(guard.as_ref().ok_or_else(|| core_error("closed", "the server is closed"))?)
+    }
+}
+
+#[pymethods]
+impl Server {
+    /// Listens at `listen`, a URL; `config` is a JSON object of options. The arena holds the global model.
+    #[new]
+    fn new(py: Python<'_>, arena: &Arena, listen: &str, config: &str) -> PyResult<Self> {
+        let (memory, layout) = (arena.arena.clone(), arena.layout.clone());
+        let start = || -> Result<runtime::Server, runtime::Error> {
+            runtime::Server::start(memory, layout, listen, serde_json::from_str(config)?)
+        };
+        let server = py.detach(start).map_err(raise)?;
+        Ok(Self { inner: RwLock::new(Some(server)) })
+    }
+
+    /// Where it listens, with the port that the system chose.
+    #[getter]
+    fn address(&self) -> PyResult<String> {
+        self.with(|s| Ok(s.address()))
+    }
+
+    /// Waits until `clients` are connected or `timeout` seconds are over; returns how many are.
+    fn wait(&self, py: Python<'_>, clients: usize, timeout: Option<f64>) -> PyResult<usize> {
+        let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
+        let connected = self.with(|s| py.detach(|| Ok(s.wait(clients, limit, no_signal))))?;
+        py.check_signals()?;
+        Ok(connected)
+    }
+
+    /// Runs round `number`; clients get `config`, a JSON object. `observer` hears of everybody's progress a
+    /// few times a second, as JSON; what it raises ends the round. Returns the outcome as JSON.
+    fn round(
+        &self,
+        py: Python<'_>,
+        number: u32,
+        config: &str,
+        observer: Option<Py<PyAny>>,
+    ) -> PyResult<String> {
+        let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+        let go_on = |progress: &str| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                observer.as_ref().map_or(Ok(()), |o| o.call1(py, (progress,)).map(drop))
+            });
+            told.map_err(|e| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(e)).is_ok()
+        };
+        let outcome = self.with(|s| py.detach(|| Ok(s.round(number, config, go_on))))?;
+        if let Some(error) = raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        outcome.map_err(raise)
+    }
+
+    /// A client's process has ended for good: rounds no longer wait for it.
+    fn forget(&self, client: &str) -> PyResult<()> {
+        self.with(|s| {
+            s.forget(client);
+            Ok(())
+        })
+    }
+
+    /// Names of the clients that are connected, as a JSON list.
+    fn clients(&self) -> PyResult<String> {
+        self.with(|s| Ok(serde_json::to_string(&s.clients()).unwrap_or_else(|_| "[]".into())))
+    }
+
+    /// What happened since the last call, in words: who came, who went, and why.
+    fn notes(&self) -> PyResult<Vec<String>> {
+        self.with(|s| Ok(s.notes()))
+    }
+
+    /// Tells every client that the job is over, and stops.
+    fn close(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| {
+            let server = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mut server) = server {
+                server.close(reason);
+            }
+        });
+    }
+}

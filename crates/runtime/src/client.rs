@@ -1,0 +1,373 @@
+//! A client's end of a job: joins, takes the model into its arena, sends its update, comes back by itself.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use thalweg_arena::Arena;
+use thalweg_pki as pki;
+use thalweg_proto as proto;
+use thalweg_proto::{ClientAction, Span, Time, Verdict};
+use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Transport, UpdateId};
+use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
+use thalweg_wire::{Layout, Ranges};
+use tokio::sync::Notify;
+
+use crate::client_sink::ClientSink;
+use crate::options::{seconds, ClientOptions};
+use crate::outbox::Outbox;
+use crate::{lock, random, registry, Error};
+
+const CALLER_PATIENCE: Duration = Duration::from_millis(100);
+
+/// What a client tells its application.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClientEvent {
+    /// The server has let it in.
+    Joined,
+    /// The global model of a round is in the arena; train it, then submit.
+    Ready {
+        /// The round.
+        round: u32,
+        /// JSON object from the server.
+        config: String,
+    },
+    /// How the update submitted fared.
+    Verdict {
+        /// The round.
+        round: u32,
+        /// How.
+        verdict: Verdict,
+    },
+    /// The job is over.
+    Finished(Result<String, String>),
+}
+
+struct Connection {
+    generation: u64,
+    outbox: Outbox,
+}
+
+/// Everything the tasks of a client share.
+pub(crate) struct Shared {
+    started: Instant,
+    pub(crate) machine: Mutex<proto::Client>,
+    place: Mutex<Option<(Arena, Arc<Layout>)>>,
+    transport: Arc<dyn Transport>,
+    address: Address,
+    options: Options,
+    name: String,
+    token: Option<pki::Token>,
+    connection: Mutex<Option<Connection>>,
+    generations: Mutex<u64>,
+    cancel: Mutex<Cancel>,
+    wake: Notify,
+    events: Mutex<VecDeque<ClientEvent>>,
+    changed: Condvar,
+}
+
+/// A client of a job.
+pub struct Client {
+    shared: Arc<Shared>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Client {
+    /// Starts to connect. Without a model of its own (`None`) it takes the server's layout.
+    ///
+    /// # Errors
+    /// For an impossible address, option or token; reaching the server is [`Client::next_event`]'s to tell.
+    pub fn start(
+        address: &str,
+        name: &str,
+        options: ClientOptions,
+        model: Option<(Arena, Layout)>,
+    ) -> Result<Self, Error> {
+        let address = Address::parse(address)?;
+        let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+        let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
+        let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
+        let config = proto::ClientConfig {
+            name: name.into(),
+            instance: u64::from_le_bytes(random()?),
+            layout: model.as_ref().map(|(_, layout)| layout.hash()),
+            patience: seconds(options.patience),
+        };
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("thalweg-client")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::new("system", "start runtime", e.to_string()))?;
+        let shared = Arc::new(Shared {
+            started: Instant::now(),
+            machine: Mutex::new(proto::Client::new(config, options.seed)),
+            place: Mutex::new(model.map(|(arena, layout)| (arena, Arc::new(layout)))),
+            transport,
+            address,
+            options: options.transport,
+            name: name.into(),
+            token,
+            connection: Mutex::default(),
+            generations: Mutex::default(),
+            cancel: Mutex::default(),
+            wake: Notify::new(),
+            events: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        runtime.spawn(drive(shared.clone()));
+        Ok(Self { shared, runtime: Some(runtime) })
+    }
+
+    /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
+    pub fn next_event(&self, mut go_on: impl FnMut() -> bool) -> Option<ClientEvent> {
+        let mut events = lock(&self.shared.events);
+        loop {
+            if let Some(event) = events.pop_front() {
+                return Some(event);
+            }
+            let waited = self.shared.changed.wait_timeout(events, CALLER_PATIENCE);
+            events = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if events.is_empty() {
+                drop(events);
+                if !go_on() {
+                    return None;
+                }
+                events = lock(&self.shared.events);
+            }
+        }
+    }
+
+    /// The arena and its layout, once joined.
+    pub fn model(&self) -> Option<(Arena, Arc<Layout>)> {
+        lock(&self.shared.place).clone()
+    }
+
+    /// Offers the update of `samples` samples that is in the arena; [`ClientEvent::Verdict`] follows.
+    ///
+    /// # Errors
+    /// `round` if that round was not handed out.
+    pub fn submit(&self, round: u32, samples: u64, metrics: String) -> Result<(), Error> {
+        let outcome = lock(&self.shared.machine).submit(round, samples, metrics);
+        self.shared.wake.notify_one();
+        outcome.map_err(|e| Error::new("round", "submit", e))
+    }
+
+    /// Bytes sent and received so far on the current connection.
+    pub fn traffic(&self) -> (u64, u64) {
+        let link = lock(&self.shared.connection).as_ref().map(|c| c.outbox.link().counters());
+        link.map_or((0, 0), |c| (c.sent, c.received))
+    }
+
+    /// Leaves for good.
+    pub fn close(&mut self, reason: &str) {
+        let Some(runtime) = self.runtime.take() else { return };
+        lock(&self.shared.machine).leave(reason);
+        self.shared.wake.notify_one();
+        runtime.block_on(async {
+            let outbox = lock(&self.shared.connection).as_ref().map(|c| c.outbox.clone());
+            let farewell = async {
+                while !lock(&self.shared.events).iter().any(|e| matches!(e, ClientEvent::Finished(_)))
+                    && !lock(&self.shared.machine).is_done()
+                {
+                    tokio::task::yield_now().await;
+                }
+                tokio::task::yield_now().await;
+                if let Some(outbox) = outbox {
+                    outbox.flushed().await;
+                }
+            };
+            let _ = tokio::time::timeout(Duration::from_secs(1), farewell).await;
+        });
+        runtime.shutdown_timeout(Duration::from_millis(200));
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.close("the client has stopped");
+    }
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    pub(crate) fn arena(&self) -> Option<Arena> {
+        lock(&self.place).as_ref().map(|(arena, _)| arena.clone())
+    }
+
+    fn post(&self, event: ClientEvent) {
+        lock(&self.events).push_back(event);
+        self.changed.notify_all();
+    }
+
+    fn perform(self: &Arc<Self>, action: ClientAction) {
+        match action {
+            ClientAction::Connect { after } => {
+                tokio::spawn(connect(self.clone(), after));
+            }
+            ClientAction::Prove { challenge, token } => self.prove(&challenge, token),
+            ClientAction::Send(message) => {
+                if let Some(connection) = &*lock(&self.connection) {
+                    connection.outbox.send(&message);
+                }
+            }
+            ClientAction::SendUpdate { round, wanted } => self.send_update(round, &wanted),
+            ClientAction::CancelUpdate => lock(&self.cancel).cancel(),
+            ClientAction::Close => {
+                if let Some(connection) = &*lock(&self.connection) {
+                    connection.outbox.close();
+                }
+            }
+            ClientAction::Joined(welcome) => self.joined(*welcome),
+            ClientAction::Ready { round, config } => self.post(ClientEvent::Ready { round, config }),
+            ClientAction::Verdict { round, verdict } => self.post(ClientEvent::Verdict { round, verdict }),
+            ClientAction::Finished(outcome) => self.post(ClientEvent::Finished(outcome)),
+        }
+    }
+
+    fn joined(&self, welcome: Welcome) {
+        let mut place = lock(&self.place);
+        if place.is_none() {
+            match Arena::new(welcome.layout.bytes()) {
+                Ok(arena) => *place = Some((arena, Arc::new(welcome.layout))),
+                Err(error) => return self.post(ClientEvent::Finished(Err(error.to_string()))),
+            }
+        }
+        drop(place);
+        self.post(ClientEvent::Joined);
+    }
+
+    fn prove(&self, challenge: &Nonce, token: bool) {
+        let binding = lock(&self.connection).as_ref().and_then(|c| c.outbox.link().peer().binding);
+        let mut machine = lock(&self.machine);
+        let proof = self.token.as_ref().filter(|_| token).zip(machine.nonce()).map(|(token, nonce)| -> Proof {
+            let transcript = pki::Transcript {
+                server_nonce: challenge,
+                client_nonce: &nonce,
+                name: &self.name,
+                binding: binding.as_ref(),
+            };
+            pki::proof(token, &transcript)
+        });
+        machine.proven(self.now(), proof);
+        drop(machine);
+        self.wake.notify_one();
+    }
+
+    fn send_update(self: &Arc<Self>, round: u32, wanted: &Ranges) {
+        let shared = self.clone();
+        let prepared = self.prepare(round, wanted);
+        tokio::spawn(async move {
+            let outcome = match prepared {
+                Ok((link, update)) => shared.send(&link, &update).await,
+                Err(reason) => (Err(reason), None),
+            };
+            lock(&shared.machine).sent(round, outcome.0, outcome.1);
+            shared.wake.notify_one();
+        });
+    }
+
+    fn prepare(&self, round: u32, wanted: &Ranges) -> Result<(Arc<dyn Link>, Outgoing), String> {
+        let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
+        let link = lock(&self.connection).as_ref().map(|c| c.outbox.link().clone()).ok_or("not connected")?;
+        let (job, sender, chunk) = {
+            let machine = lock(&self.machine);
+            let welcome = machine.welcome().ok_or("not joined")?;
+            (welcome.job, welcome.sender, welcome.chunk)
+        };
+        let loan = arena.lend(arena.range()).map_err(|e| e.to_string())?;
+        let cancel = Cancel::default();
+        *lock(&self.cancel) = cancel.clone();
+        let id = UpdateId { job, round, sender, layout: layout.hash() };
+        Ok((link, Outgoing::new(id, loan, wanted, chunk, cancel)))
+    }
+
+    async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> (Result<Span, String>, Option<u64>) {
+        let before = link.counters().retransmissions;
+        let report = link.send_update(update).await;
+        update.cancel().cancel(); // ends the loan
+        let again = link.counters().retransmissions.map(|n| n.saturating_sub(before.unwrap_or(0)));
+        let at = |instant: Instant| instant.saturating_duration_since(self.started);
+        let span = report.map(|r| Span { start: at(r.started), end: at(r.ended) });
+        (span.map_err(|e| e.to_string()), again)
+    }
+}
+
+async fn connect(shared: Arc<Shared>, after: Time) {
+    tokio::time::sleep(after).await;
+    match shared.transport.connect(&shared.address, &shared.options).await {
+        Ok(link) => {
+            if let Err(error) = attach(&shared, link) {
+                lock(&shared.machine).unreachable(shared.now(), &error.to_string(), false);
+            }
+        }
+        Err(error) => {
+            let may_retry = error.kind().may_retry();
+            lock(&shared.machine).unreachable(shared.now(), &error.to_string(), may_retry);
+        }
+    }
+    shared.wake.notify_one();
+}
+
+fn attach(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<(), Error> {
+    let nonce = random()?;
+    let ordered = link.capabilities().ordered;
+    let generation = {
+        let mut generations = lock(&shared.generations);
+        *generations += 1;
+        *generations
+    };
+    let outbox = Outbox::start(&tokio::runtime::Handle::current(), link.clone());
+    *lock(&shared.connection) = Some(Connection { generation, outbox });
+    lock(&shared.machine).connected(shared.now(), nonce, ordered);
+    tokio::spawn(read(shared.clone(), generation, link));
+    Ok(())
+}
+
+/// Reads one link until it ends.
+async fn read(shared: Arc<Shared>, generation: u64, link: Arc<dyn Link>) {
+    let sink = ClientSink(shared.clone());
+    let reason = loop {
+        let message = match link.receive(&sink).await {
+            Ok(message) => message,
+            Err(error) => break error.to_string(),
+        };
+        match Control::decode(&message) {
+            Ok(message) => lock(&shared.machine).control(shared.now(), message),
+            Err(error) => break error.to_string(),
+        }
+        shared.wake.notify_one();
+    };
+    link.close().await;
+    let mut connection = lock(&shared.connection);
+    if connection.as_ref().is_some_and(|c| c.generation == generation) {
+        *connection = None;
+        drop(connection);
+        lock(&shared.machine).closed(shared.now(), &reason);
+        shared.wake.notify_one();
+    }
+}
+
+/// Performs what the machine asks for, in order, and tells it the time.
+async fn drive(shared: Arc<Shared>) {
+    loop {
+        let (actions, timeout) = {
+            let mut machine = lock(&shared.machine);
+            let actions: Vec<ClientAction> = std::iter::from_fn(|| machine.poll_action()).collect();
+            (actions, machine.poll_timeout())
+        };
+        if actions.is_empty() {
+            let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(shared.now()));
+            tokio::select! {
+                () = shared.wake.notified() => {}
+                () = tokio::time::sleep(idle) => lock(&shared.machine).timeout(shared.now()),
+            }
+        }
+        for action in actions {
+            shared.perform(action);
+        }
+    }
+}

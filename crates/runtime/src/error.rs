@@ -1,0 +1,43 @@
+//! What goes wrong, for the caller in Python: a kind to branch on and a text that names cause and mend.
+
+/// An error of the runtime.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{operation}: {context}")]
+pub struct Error {
+    kind: String,
+    operation: String,
+    context: String,
+}
+
+impl Error {
+    /// An error of `kind` while doing `operation`.
+    pub fn new(kind: &str, operation: &str, context: impl Into<String>) -> Self {
+        Self { kind: kind.into(), operation: operation.into(), context: context.into() }
+    }
+
+    /// What to branch on: a transport's error kind in lower case, or `options`, `round`, `refused`,
+    /// `interrupted`, `memory`.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+}
+
+impl From<thalweg_transport::Error> for Error {
+    fn from(error: thalweg_transport::Error) -> Self {
+        let text = error.to_string();
+        let (operation, context) = text.split_once(": ").unwrap_or(("transport", &text));
+        Self::new(&format!("{:?}", error.kind()).to_lowercase(), operation, context)
+    }
+}
+
+impl From<thalweg_arena::ArenaError> for Error {
+    fn from(error: thalweg_arena::ArenaError) -> Self {
+        Self::new("memory", "arena", error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Error {
+    fn from(error: serde_json::Error) -> Self {
+        Self::new("options", "read options", error.to_string())
+    }
+}

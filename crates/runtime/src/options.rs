@@ -1,0 +1,187 @@
+//! What a server and a client are told; the JSON that crosses from Python.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use thalweg_fold::Precision;
+use thalweg_proto::Partial;
+use thalweg_transport::Options;
+
+use crate::Error;
+
+/// What partial updates count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartialRule {
+    /// Nothing.
+    #[default]
+    Discard,
+    /// What has arrived.
+    Keep,
+}
+
+impl From<PartialRule> for Partial {
+    fn from(rule: PartialRule) -> Self {
+        match rule {
+            PartialRule::Discard => Partial::Discard,
+            PartialRule::Keep => Partial::Keep,
+        }
+    }
+}
+
+/// What sums are kept in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrecisionRule {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// 64-bit floats.
+    F64,
+    /// 64-bit fixed point: the same bits whatever the order of arrival.
+    Exact,
+}
+
+impl From<PrecisionRule> for Precision {
+    fn from(rule: PrecisionRule) -> Self {
+        match rule {
+            PrecisionRule::F32 => Precision::F32,
+            PrecisionRule::F64 => Precision::F64,
+            PrecisionRule::Exact => Precision::Exact,
+        }
+    }
+}
+
+/// Wrappers around the transport.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Layers {
+    /// Rate limit of each direction of each link, such as `20mbit`.
+    pub throttle: Option<String>,
+    /// Seeded faults.
+    pub fault: Option<thalweg_layers::Fault>,
+}
+
+/// A server's options.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerOptions {
+    /// The transport's.
+    pub transport: Options,
+    /// Clients a round wants.
+    pub expected: u32,
+    /// Whole updates that are enough.
+    pub enough: u32,
+    /// Seconds a round may take; `None`: no limit.
+    pub deadline: Option<f64>,
+    /// Seconds a lost client may take to come back.
+    pub grace: f64,
+    /// Bytes of payload in a chunk.
+    pub chunk: u32,
+    /// What partial updates count.
+    pub partial: PartialRule,
+    /// What sums are kept in.
+    pub precision: PrecisionRule,
+    /// Bytes of staged updates; `None`: two updates, or 64 MiB if that is more.
+    pub staging: Option<u64>,
+    /// Least seconds without progress that end a link.
+    pub liveness: f64,
+    /// Secret in hex, from which each client's token follows.
+    pub secret: Option<String>,
+    /// One token shared by all clients.
+    pub token: Option<String>,
+    /// The job's number.
+    pub job: u64,
+    /// Seed of the layers.
+    pub seed: u64,
+    /// Wrappers around the transport.
+    pub layers: Layers,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self {
+            transport: Options::default(),
+            expected: 1,
+            enough: 1,
+            deadline: None,
+            grace: 10.0,
+            chunk: DEFAULT_CHUNK,
+            partial: PartialRule::default(),
+            precision: PrecisionRule::default(),
+            staging: None,
+            liveness: 10.0,
+            secret: None,
+            token: None,
+            job: 1,
+            seed: 0,
+            layers: Layers::default(),
+        }
+    }
+}
+
+/// Bytes of payload in a chunk: what fits the second-level cache beside the accumulator.
+pub(crate) const DEFAULT_CHUNK: u32 = 256 << 10;
+const LEAST_STAGING: u64 = 64 << 20;
+
+impl ServerOptions {
+    /// Bytes of staged updates of `update` bytes each.
+    pub fn staging_bytes(&self, update: u64) -> u64 {
+        self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING))
+    }
+
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Which option is impossible, and what it may be.
+    pub fn check(&self) -> Result<(), Error> {
+        let bad = |what: &str| Err(Error::new("options", "start server", what));
+        if self.expected == 0 || self.enough == 0 || self.enough > self.expected {
+            return bad("enough must be between 1 and the number of clients expected");
+        }
+        if self.chunk == 0 || self.chunk % 64 != 0 || self.chunk > thalweg_wire::MAX_CHUNK {
+            return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
+        }
+        let times = [Some(self.grace), Some(self.liveness), self.deadline];
+        if times.iter().flatten().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
+            return bad("grace, liveness and deadline are seconds, not negative");
+        }
+        if self.liveness < 0.1 {
+            return bad("liveness must be at least 0.1 s, or every pause ends a link");
+        }
+        Ok(())
+    }
+}
+
+/// A client's options.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ClientOptions {
+    /// The transport's.
+    pub transport: Options,
+    /// Its token, in hex.
+    pub token: Option<String>,
+    /// Seconds to go on trying to reach the server.
+    pub patience: f64,
+    /// Seed of the layers and of the retries' jitter.
+    pub seed: u64,
+    /// Wrappers around the transport.
+    pub layers: Layers,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            transport: Options::default(),
+            token: None,
+            patience: 30.0,
+            seed: 0,
+            layers: Layers::default(),
+        }
+    }
+}
+
+/// Seconds as a duration; a value that is none counts as zero (checked before).
+pub(crate) fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value).unwrap_or_default()
+}

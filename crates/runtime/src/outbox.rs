@@ -1,0 +1,79 @@
+//! One queue of control messages a link, so that a slow peer holds up nobody else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_transport::Link;
+use thalweg_wire::control::Control;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+/// Messages a peer may be behind; one that is further behind loses its link.
+const CAPACITY: usize = 256;
+/// How long a closing link may take to deliver what is queued.
+const FLUSH: Duration = Duration::from_secs(1);
+
+enum Item {
+    Message(Bytes),
+    Barrier(oneshot::Sender<()>),
+}
+
+/// A link and the queue before it.
+#[derive(Clone)]
+pub(crate) struct Outbox {
+    link: Arc<dyn Link>,
+    queue: mpsc::Sender<Item>,
+    handle: Handle,
+}
+
+impl Outbox {
+    /// Starts the task that empties the queue into the link.
+    pub fn start(handle: &Handle, link: Arc<dyn Link>) -> Self {
+        let (queue, mut items) = mpsc::channel(CAPACITY);
+        let writer = link.clone();
+        handle.spawn(async move {
+            while let Some(item) = items.recv().await {
+                match item {
+                    Item::Message(message) => {
+                        if writer.send_control(message).await.is_err() {
+                            return; // the reader sees the link's end and reports it
+                        }
+                    }
+                    Item::Barrier(reached) => drop(reached.send(())),
+                }
+            }
+        });
+        Self { link, queue, handle: handle.clone() }
+    }
+
+    pub fn link(&self) -> &Arc<dyn Link> {
+        &self.link
+    }
+
+    /// Queues a message. A peer that is too far behind, or a message too large to send, ends the link.
+    pub fn send(&self, message: &Control) {
+        let queued = message.encode().ok().and_then(|m| self.queue.try_send(Item::Message(m.into())).ok());
+        if queued.is_none() {
+            let link = self.link.clone();
+            self.handle.spawn(async move { link.close().await });
+        }
+    }
+
+    /// Waits until everything queued before has been sent, or the link has ended.
+    pub async fn flushed(&self) {
+        let (reached, wait) = oneshot::channel();
+        if self.queue.send(Item::Barrier(reached)).await.is_ok() {
+            let _ = wait.await; // an error means that the link has ended
+        }
+    }
+
+    /// Closes the link once what is queued has been sent, or after a moment.
+    pub fn close(&self) {
+        let outbox = self.clone();
+        self.handle.spawn(async move {
+            let _ = tokio::time::timeout(FLUSH, outbox.flushed()).await;
+            outbox.link.close().await;
+        });
+    }
+}

@@ -1,0 +1,309 @@
+//! What a path carries: a raw TCP stream and thalweg on it, one after the other, several times; and how long
+//! an empty message takes there and back.
+//!
+//! A probe goes over an ordinary link. For the raw stream the server opens a port of its own, for one
+//! connection that must show the ticket given over the link.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use thalweg_arena::Arena;
+use thalweg_transport::{Address, Cancel, Link, Outgoing, Sink, Target, Transport, UpdateId};
+use thalweg_wire::{ChunkHeader, LayoutHash, Ranges, WireError};
+
+use crate::options::{ClientOptions, ServerOptions, DEFAULT_CHUNK};
+use crate::{random, registry, Error};
+
+/// Most bytes one transfer of a probe moves.
+const MOST: u64 = 256 << 20;
+/// Bytes of a raw stream's reads and writes: those of a chunk.
+const BLOCK: usize = DEFAULT_CHUNK as usize;
+const REPETITIONS: usize = 5;
+const ROUND_TRIPS: usize = 200;
+/// How long a raw stream may stand still.
+const STALL: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Ask {
+    /// A raw stream of so many bytes.
+    Raw { bytes: u64 },
+    /// So many bytes of updates follow; say when they are in.
+    Update { bytes: u64 },
+    /// Send this message back.
+    Echo,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Answer {
+    Raw { port: u16, ticket: [u8; 16] },
+    Ready,
+    Echo,
+}
+
+fn system(what: &str, error: impl std::fmt::Display) -> Error {
+    Error::new("system", "probe", format!("{what}: {error}"))
+}
+
+fn corrupt(what: impl std::fmt::Display) -> Error {
+    Error::new("corrupt", "probe", format!("the peer does not speak the probe's protocol: {what}"))
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Error> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().map_err(|e| system("start runtime", e))
+}
+
+/// Receives probes' updates into one arena, over and over.
+struct Probed {
+    arena: Arena,
+    received: AtomicU64,
+}
+
+impl Sink for Probed {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        self.arena.claim(chunk.range()).ok().map(Target::Place)
+    }
+
+    fn progress(&self, _bytes: u64) {}
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        drop(target);
+        if outcome.is_ok() {
+            self.received.fetch_add(u64::from(chunk.length), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Answers probes at `listen` until the time is over or `go_on` says no. `config` as for a server; beyond
+/// loopback it must ask for client certificates.
+///
+/// # Errors
+/// What the transport says of the address; `security` for an open address without certificates.
+pub fn serve(
+    listen: &str,
+    config: &str,
+    limit: Option<Duration>,
+    go_on: impl FnMut() -> bool,
+) -> Result<(), Error> {
+    serve_and(listen, config, limit, go_on, |_| ())
+}
+
+fn serve_and(
+    listen: &str,
+    config: &str,
+    limit: Option<Duration>,
+    mut go_on: impl FnMut() -> bool,
+    ready: impl FnOnce(Address),
+) -> Result<(), Error> {
+    let options: ServerOptions = serde_json::from_str(config)?;
+    let address = Address::parse(listen)?;
+    let certified = options.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
+    if !address.is_local() && !certified {
+        let what = "probes are answered beyond loopback only with client certificates: give --pki";
+        return Err(Error::new("security", "serve probes", what));
+    }
+    let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+    let runtime = runtime()?;
+    let listener = runtime.block_on(transport.listen(&address, &options.transport))?;
+    let host = listener.address().host;
+    ready(listener.address());
+    runtime.spawn(async move {
+        while let Ok(pending) = listener.accept().await {
+            let host = host.clone();
+            tokio::spawn(async move {
+                if let Ok(link) = pending.await {
+                    // A probe that breaks off concerns its own peer only.
+                    let _ = answer(&link, &host).await;
+                    link.close().await;
+                }
+            });
+        }
+    });
+    let deadline = limit.map(|limit| Instant::now() + limit);
+    while deadline.is_none_or(|at| Instant::now() < at) && go_on() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    runtime.shutdown_background();
+    Ok(())
+}
+
+async fn answer(link: &Arc<dyn Link>, host: &str) -> Result<(), Error> {
+    let sink = Probed { arena: Arena::new(MOST)?, received: AtomicU64::new(0) };
+    loop {
+        let ask: Ask = serde_json::from_slice(&link.receive(&sink).await?)?;
+        let reply = match ask {
+            Ask::Echo => Answer::Echo,
+            Ask::Update { .. } => Answer::Ready,
+            Ask::Raw { bytes } => open_raw(host, bytes.min(MOST))?,
+        };
+        link.send_control(serde_json::to_vec(&reply)?.into()).await?;
+    }
+}
+
+/// A port for one raw stream, received into a buffer as large as the update.
+fn open_raw(host: &str, bytes: u64) -> Result<Answer, Error> {
+    let ip: IpAddr = host.parse().map_err(|e| system("listen for the raw stream", e))?;
+    let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(|e| system("listen", e))?;
+    let port = listener.local_addr().map_err(|e| system("listen", e))?.port();
+    let ticket: [u8; 16] = random()?;
+    tokio::task::spawn_blocking(move || receive_raw(&listener, ticket, bytes));
+    Ok(Answer::Raw { port, ticket })
+}
+
+fn receive_raw(listener: &TcpListener, ticket: [u8; 16], bytes: u64) -> std::io::Result<()> {
+    let (mut stream, _) = listener.accept()?;
+    stream.set_read_timeout(Some(STALL))?;
+    let mut shown = [0; 16];
+    stream.read_exact(&mut shown)?;
+    if shown != ticket {
+        return Ok(());
+    }
+    let mut buffer = vec![1_u8; bytes as usize]; // touched before the clock runs
+    stream.write_all(&[0])?;
+    for block in buffer.chunks_mut(BLOCK) {
+        stream.read_exact(block)?;
+    }
+    stream.write_all(&[1])
+}
+
+/// One end of a probe that asks.
+struct Prober {
+    link: Arc<dyn Link>,
+    sink: Probed,
+    host: String,
+    arena: Arena,
+}
+
+impl Prober {
+    async fn ask(&self, ask: &Ask) -> Result<Answer, Error> {
+        self.link.send_control(serde_json::to_vec(ask)?.into()).await?;
+        serde_json::from_slice(&self.link.receive(&self.sink).await?).map_err(corrupt)
+    }
+
+    async fn raw(&self) -> Result<f64, Error> {
+        let Answer::Raw { port, ticket } = self.ask(&Ask::Raw { bytes: self.arena.len() }).await? else {
+            return Err(corrupt("no port for the raw stream"));
+        };
+        let (host, bytes) = (self.host.clone(), self.arena.lend(self.arena.range())?);
+        let sent = tokio::task::spawn_blocking(move || send_raw(&host, port, ticket, &bytes)).await;
+        sent.map_err(|e| system("raw stream", e))?.map_err(|e| system("raw stream", e))
+    }
+
+    async fn update(&self, round: u32) -> Result<f64, Error> {
+        let id = UpdateId { job: 0, round, sender: 0, layout: LayoutHash::default() };
+        let (bytes, cancel) = (self.arena.lend(self.arena.range())?, Cancel::default());
+        let update = Outgoing::new(id, bytes, &Ranges::full(self.arena.len()), DEFAULT_CHUNK, cancel.clone());
+        let started = Instant::now();
+        self.link.send_update(&update).await?;
+        // In order behind the chunks: the answer says that they are in.
+        self.ask(&Ask::Update { bytes: self.arena.len() }).await?;
+        cancel.cancel();
+        Ok(self.arena.len() as f64 / started.elapsed().as_secs_f64())
+    }
+
+    async fn round_trips(&self) -> Result<Vec<f64>, Error> {
+        let mut times = Vec::with_capacity(ROUND_TRIPS);
+        for _ in 0..ROUND_TRIPS {
+            let started = Instant::now();
+            self.ask(&Ask::Echo).await?;
+            times.push(started.elapsed().as_secs_f64());
+        }
+        Ok(times)
+    }
+}
+
+fn send_raw(host: &str, port: u16, ticket: [u8; 16], bytes: &[u8]) -> std::io::Result<f64> {
+    let address = (host, port).to_socket_addrs()?.next();
+    let address = address.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::AddrNotAvailable))?;
+    let mut stream = TcpStream::connect_timeout(&address, STALL)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(STALL))?;
+    stream.set_write_timeout(Some(STALL))?;
+    let mut mark = [0];
+    stream.write_all(&ticket)?;
+    stream.read_exact(&mut mark)?;
+    let started = Instant::now();
+    for block in bytes.chunks(BLOCK) {
+        stream.write_all(block)?;
+    }
+    stream.read_exact(&mut mark)?;
+    Ok(bytes.len() as f64 / started.elapsed().as_secs_f64())
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Probes the path to `url`, moving `bytes` bytes a transfer (at most 256 MiB). `config` as for a client.
+///
+/// # Errors
+/// What the transport says, or if the peer serves no probes.
+pub fn peer(url: &str, config: &str, bytes: u64) -> Result<String, Error> {
+    let options: ClientOptions = serde_json::from_str(config)?;
+    let address = Address::parse(url)?;
+    let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+    runtime()?.block_on(measure(&*transport, &address, &options, bytes.clamp(1, MOST)))
+}
+
+async fn measure(
+    transport: &dyn Transport,
+    address: &Address,
+    options: &ClientOptions,
+    bytes: u64,
+) -> Result<String, Error> {
+    let link = transport.connect(address, &options.transport).await?;
+    let arena = Arena::new(bytes)?;
+    arena.claim(arena.range())?.fill(1); // touched before the clock runs
+    let sink = Probed { arena: Arena::new(0)?, received: AtomicU64::new(0) };
+    let prober = Prober { link, sink, host: address.host.clone(), arena };
+    prober.update(0).await?; // the first one touches the receiver's pages
+    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    for repetition in 0..REPETITIONS {
+        raw.push(prober.raw().await?);
+        ours.push(prober.update(repetition as u32 + 1).await?);
+    }
+    let mut trips = prober.round_trips().await?;
+    let counters = prober.link.counters();
+    prober.link.close().await;
+    let (raw, ours) = (median(&mut raw), median(&mut ours));
+    Ok(json!({
+        "bytes": bytes,
+        "repetitions": REPETITIONS,
+        "raw_bytes_per_second": raw,
+        "thalweg_bytes_per_second": ours,
+        "ratio": ours / raw,
+        "control_round_trip_seconds": median(&mut trips),
+        "congestion": counters.congestion,
+        "retransmissions": counters.retransmissions,
+        "encrypted": options.transport.tls.is_some(),
+    })
+    .to_string())
+}
+
+/// Probes the loopback path of this machine.
+///
+/// # Errors
+/// As [`peer`].
+pub fn loopback(bytes: u64) -> Result<String, Error> {
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let (ready, address) = std::sync::mpsc::channel();
+    let stopped = stop.clone();
+    let server = std::thread::spawn(move || {
+        let go_on = || !stopped.load(Ordering::Relaxed);
+        let told = |address: Address| drop(ready.send(address.to_string()));
+        serve_and("tcp://127.0.0.1:0", "{}", None, go_on, told)
+    });
+    let outcome = match address.recv() {
+        Ok(address) => peer(&address, "{}", bytes),
+        Err(_) => Err(system("serve probes on loopback", "it did not start")),
+    };
+    stop.store(true, Ordering::Relaxed);
+    let served = server.join().map_err(|_| system("serve probes on loopback", "it panicked"));
+    served?.and(outcome)
+}

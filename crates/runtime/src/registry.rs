@@ -1,0 +1,76 @@
+//! The transports there are: one line each.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use thalweg_layers::{Fault, Layer, Rate, Throttle};
+use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Transport};
+
+use crate::{options::Layers, Error};
+
+/// A transport, whether this build and machine have it or not.
+#[derive(Clone, Serialize)]
+pub struct Entry {
+    /// Name, also the scheme of its addresses.
+    pub name: &'static str,
+    /// Whether it can be used here.
+    pub available: bool,
+    /// Why not, and the mend; empty if it can.
+    pub reason: String,
+    /// What it can do; nothing if it is not in this build.
+    pub capabilities: Capabilities,
+    #[serde(skip)]
+    make: Option<Arc<dyn Transport>>,
+}
+
+fn entry(transport: impl Transport + 'static) -> Entry {
+    let make: Arc<dyn Transport> = Arc::new(transport);
+    let (name, capabilities) = (make.name(), make.capabilities());
+    Entry { name, available: true, reason: String::new(), capabilities, make: Some(make) }
+}
+
+#[cfg(not(all(feature = "tcp")))]
+fn absent(name: &'static str, reason: &str) -> Entry {
+    let capabilities = Capabilities::default();
+    Entry { name, available: false, reason: reason.into(), capabilities, make: None }
+}
+
+/// Every transport this release knows.
+pub fn registry() -> Vec<Entry> {
+    vec![
+        entry(Memory),
+        #[cfg(feature = "tcp")]
+        entry(thalweg_tcp::Tcp),
+        #[cfg(not(feature = "tcp"))]
+        absent("tcp", "built without the feature `tcp`; build with --features tcp"),
+    ]
+}
+
+/// The transport an address asks for, wrapped in the layers wanted.
+///
+/// # Errors
+/// `unsupported` naming the transports there are; `options` for an impossible layer.
+pub fn transport_for(address: &Address, wanted: &Layers, seed: u64) -> Result<Arc<dyn Transport>, Error> {
+    let entries = registry();
+    let names: Vec<&str> = entries.iter().filter(|e| e.available).map(|e| e.name).collect();
+    let found = entries.iter().find(|e| e.name == address.scheme);
+    let transport = found.and_then(|e| e.make.clone()).ok_or_else(|| {
+        let kind = format!("{:?}", ErrorKind::Unsupported).to_lowercase();
+        let why = found.map_or("there is none of that name".into(), |e| e.reason.clone());
+        let context = format!("transport {:?}: {why}; this build has {}", address.scheme, names.join(", "));
+        Error::new(&kind, "choose transport", context)
+    })?;
+    wrap(transport, wanted, seed)
+}
+
+fn wrap(mut transport: Arc<dyn Transport>, wanted: &Layers, seed: u64) -> Result<Arc<dyn Transport>, Error> {
+    if let Some(fault) = &wanted.fault {
+        fault.check()?;
+        let fault = Fault { seed: fault.seed ^ seed, ..fault.clone() };
+        transport = fault.wrap(transport);
+    }
+    if let Some(rate) = &wanted.throttle {
+        transport = Throttle::new(Rate::parse(rate)?).wrap(transport);
+    }
+    Ok(transport)
+}

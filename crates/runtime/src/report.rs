@@ -1,0 +1,56 @@
+//! A round's outcome as the JSON that crosses to Python. Times are seconds on the server's clock.
+
+use serde_json::{json, Value};
+use thalweg_proto::{Outcome, Participation, Span, Transfer};
+
+/// The outcome, with the seconds the whole round took and what the fold says.
+pub(crate) fn outcome_json(outcome: &Outcome, seconds: f64, fold: Value) -> Value {
+    json!({
+        "round": outcome.round,
+        "expected": outcome.expected,
+        "complete": outcome.complete,
+        "start": outcome.span.start.as_secs_f64(),
+        "seconds": seconds,
+        "communication_seconds": outcome.communication_seconds,
+        "bytes_down": outcome.bytes_down,
+        "bytes_up": outcome.bytes_up,
+        "participants": outcome.participants.iter().map(participant).collect::<Vec<_>>(),
+        "transfers": outcome.transfers.iter().map(transfer).collect::<Vec<_>>(),
+        "fold": fold,
+    })
+}
+
+fn participant(part: &Participation) -> Value {
+    // Metrics that are no JSON object are kept as text: they are the client's words, not ours to judge.
+    let metrics = serde_json::from_str(&part.metrics).unwrap_or_else(|_| Value::String(part.metrics.clone()));
+    json!({
+        "client": part.client,
+        "state": part.state,
+        "samples": part.samples,
+        "metrics": metrics,
+        "coverage": part.coverage,
+        "reason": part.reason,
+    })
+}
+
+fn transfer(transfer: &Transfer) -> Value {
+    let start = |span: Option<Span>| span.map(|s| s.start.as_secs_f64());
+    let end = |span: Option<Span>| span.map(|s| s.end.as_secs_f64());
+    json!({
+        "round": transfer.round,
+        "client": transfer.client,
+        "direction": transfer.direction,
+        "bytes": transfer.bytes,
+        "wire_bytes": transfer.wire_bytes,
+        "send_start": start(transfer.send),
+        "send_end": end(transfer.send),
+        "receive_start": start(transfer.receive),
+        "receive_end": end(transfer.receive),
+        "retransmissions": transfer.retransmissions,
+        "duplicates": transfer.duplicates,
+        "corrupt": transfer.corrupt,
+        "copied": transfer.copied,
+        "resumed": transfer.resumed,
+        "complete": transfer.complete,
+    })
+}

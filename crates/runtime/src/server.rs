@@ -1,0 +1,575 @@
+//! The server's end of a job: accepts links, runs rounds, folds.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use serde_json::{json, Value};
+use thalweg_arena::Arena;
+use thalweg_fold::{Accumulator, Repair, Summary};
+use thalweg_proto as proto;
+use thalweg_proto::{Action, LinkId, Outcome, Span, Time, Traffic};
+use thalweg_transport::{Address, Cancel, Link, Listener, Outgoing, Pending, SendReport, UpdateId};
+use thalweg_wire::control::Control;
+use thalweg_wire::{Layout, Ranges};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::admission::{Gate, Peers};
+use crate::options::{seconds, ServerOptions};
+use crate::outbox::Outbox;
+use crate::report::outcome_json;
+use crate::server_sink::ServerSink;
+use crate::staging::Staging;
+use crate::{lock, random, registry, Error};
+
+/// Peers that may be shaking hands at a time; the next one waits.
+const HANDSHAKES: usize = 256;
+/// How long a member of a group may keep the others waiting for its earlier messages.
+const GROUP_PATIENCE: Duration = Duration::from_millis(20);
+/// How long a cancelled sender may hold on to the model before its link is closed.
+const LOAN_PATIENCE: Duration = Duration::from_secs(2);
+/// How often a waiting caller is asked whether to go on.
+const CALLER_PATIENCE: Duration = Duration::from_millis(100);
+/// Most clients a job may ever have.
+const MAX_CLIENTS: u32 = 1 << 16;
+
+/// An update, or part of one, on its way to a group.
+struct Sending {
+    links: Vec<LinkId>,
+    cancel: Cancel,
+}
+
+/// What a caller waits for.
+#[derive(Default)]
+struct Board {
+    outcome: Option<Result<String, Error>>,
+    notes: Vec<String>,
+}
+
+/// Everything the tasks of a server share.
+pub(crate) struct Shared {
+    pub(crate) started: Instant,
+    pub(crate) machine: Mutex<proto::Server>,
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) accumulator: Accumulator,
+    /// Held shared from marking a chunk as received until it is folded, and exclusively while the mean is
+    /// taken: no chunk of one round can slip into the next.
+    pub(crate) folding: RwLock<()>,
+    pub(crate) staging: Staging,
+    pub(crate) keep: bool,
+    model: Arena,
+    options: ServerOptions,
+    listener: Box<dyn Listener>,
+    ordered: bool,
+    links: Mutex<HashMap<LinkId, Outbox>>,
+    next_link: AtomicU64,
+    peers: Peers,
+    sendings: Mutex<Vec<Sending>>,
+    wake: Notify,
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+/// A server that listens and runs rounds.
+pub struct Server {
+    shared: Arc<Shared>,
+    runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Server {
+    /// Listens at `address`. The arena holds the global model, now and after each round.
+    ///
+    /// # Errors
+    /// What the transport says of the address, or which option is impossible.
+    pub fn start(model: Arena, layout: Layout, address: &str, options: ServerOptions) -> Result<Self, Error> {
+        options.check()?;
+        let address = Address::parse(address)?;
+        let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+        let peers = Peers::default();
+        let gate = Gate::new(&options, address.is_local(), peers.clone())?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16))
+            .thread_name("thalweg-server")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::new("system", "start runtime", e.to_string()))?;
+        let listener = runtime.block_on(transport.listen(&address, &options.transport))?;
+        let layout = Arc::new(layout);
+        let config = proto::ServerConfig {
+            job: options.job,
+            layout: layout.clone(),
+            chunk: options.chunk.min(transport.capabilities().max_chunk),
+            partial: options.partial.into(),
+            staging: options.staging_bytes(layout.bytes()),
+            liveness: seconds(options.liveness),
+            max_clients: MAX_CLIENTS,
+        };
+        let shared = Arc::new(Shared {
+            started: Instant::now(),
+            machine: Mutex::new(proto::Server::new(config, Box::new(gate))),
+            accumulator: Accumulator::new(layout.clone(), options.precision.into()),
+            folding: RwLock::default(),
+            staging: Staging::new(layout.bytes()),
+            keep: options.partial == crate::PartialRule::Keep,
+            ordered: transport.capabilities().ordered,
+            layout,
+            model,
+            options,
+            listener,
+            links: Mutex::default(),
+            next_link: AtomicU64::new(1),
+            peers,
+            sendings: Mutex::default(),
+            wake: Notify::new(),
+            board: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        runtime.spawn(accept(shared.clone()));
+        runtime.spawn(drive(shared.clone()));
+        Ok(Self { shared, runtime: Some(runtime) })
+    }
+
+    /// Where it listens, with the port that the system chose.
+    pub fn address(&self) -> String {
+        self.shared.listener.address().to_string()
+    }
+
+    /// Names of the clients that are connected.
+    pub fn clients(&self) -> Vec<String> {
+        lock(&self.shared.machine).connected_clients().map(String::from).collect()
+    }
+
+    /// What happened since the last call, in words: clients that came and went, and why.
+    pub fn notes(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.shared.board).notes)
+    }
+
+    /// Waits until `clients` clients are connected, the time is over, or `go_on` says no. Returns how many are.
+    pub fn wait(&self, clients: usize, limit: Option<Duration>, mut go_on: impl FnMut() -> bool) -> usize {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            let connected = self.clients().len();
+            let over = deadline.is_some_and(|at| Instant::now() >= at);
+            if connected >= clients || over || !go_on() {
+                return connected;
+            }
+            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            self.shared.pause(left.min(CALLER_PATIENCE));
+        }
+    }
+
+    /// Runs one round. `config` is the JSON object that clients get. `go_on` is asked a few times a second,
+    /// with everybody's progress; if it says no, the round is abandoned.
+    ///
+    /// # Errors
+    /// `round` if too few updates came, with the reasons; `interrupted` if `go_on` said no.
+    pub fn round(
+        &self,
+        number: u32,
+        config: &str,
+        mut go_on: impl FnMut(&str) -> bool,
+    ) -> Result<String, Error> {
+        let options = &self.shared.options;
+        let plan = proto::RoundPlan {
+            number,
+            config: config.into(),
+            expected: options.expected,
+            enough: options.enough,
+            deadline: options.deadline.map(seconds),
+            grace: seconds(options.grace),
+        };
+        lock(&self.shared.board).outcome = None;
+        let now = self.shared.now();
+        let started = lock(&self.shared.machine).start_round(now, plan);
+        started.map_err(|e| Error::new("round", "start round", e))?;
+        self.shared.wake.notify_one();
+        loop {
+            if let Some(outcome) = self.shared.take_outcome(CALLER_PATIENCE) {
+                return outcome;
+            }
+            if !go_on(&self.shared.progress_json()) {
+                return Err(Error::new("interrupted", "run round", format!("round {number} was interrupted")));
+            }
+        }
+    }
+
+    /// A client's process has ended for good: rounds no longer wait for it.
+    pub fn forget(&self, client: &str) {
+        let now = self.shared.now();
+        lock(&self.shared.machine).forget(now, client);
+        self.shared.wake.notify_one();
+    }
+
+    /// Tells every client that the job is over, and stops.
+    pub fn close(&mut self, reason: &str) {
+        let Some(runtime) = self.runtime.take() else { return };
+        let now = self.shared.now();
+        lock(&self.shared.machine).finish(now, reason);
+        let outboxes: Vec<Outbox> = lock(&self.shared.links).values().cloned().collect();
+        self.shared.wake.notify_one();
+        runtime.block_on(async {
+            // The driver queues the farewells; every link then closes by itself or within a moment.
+            tokio::task::yield_now().await;
+            let all = async {
+                while !lock(&self.shared.links).is_empty() {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            let _ = tokio::time::timeout(LOAN_PATIENCE, all).await;
+            for outbox in outboxes {
+                outbox.link().close().await;
+            }
+        });
+        runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close("the server has stopped");
+    }
+}
+
+impl Shared {
+    pub(crate) fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    fn pause(&self, limit: Duration) {
+        let board = lock(&self.board);
+        drop(self.changed.wait_timeout(board, limit).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn take_outcome(&self, limit: Duration) -> Option<Result<String, Error>> {
+        let mut board = lock(&self.board);
+        if board.outcome.is_none() {
+            board = self.changed.wait_timeout(board, limit).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        board.outcome.take()
+    }
+
+    fn note(&self, note: String) {
+        let mut board = lock(&self.board);
+        if board.notes.len() < 1000 {
+            board.notes.push(note);
+        }
+        drop(board);
+        self.changed.notify_all();
+    }
+
+    fn progress_json(&self) -> String {
+        let parts = lock(&self.machine).progress_report();
+        let clients: serde_json::Map<String, Value> = parts
+            .into_iter()
+            .map(|(name, state, fraction)| (name, json!({ "phase": state, "sent_fraction": fraction })))
+            .collect();
+        json!({ "clients": clients }).to_string()
+    }
+
+    /// After an input: the driver looks for actions.
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    fn outbox(&self, link: LinkId) -> Option<Outbox> {
+        lock(&self.links).get(&link).cloned()
+    }
+
+    fn observe(&self, machine: &mut proto::Server, id: LinkId, link: &Arc<dyn Link>) {
+        let counters = link.counters();
+        let traffic = Traffic {
+            sent: counters.sent,
+            received: counters.received,
+            copied: counters.copied,
+            retransmissions: counters.retransmissions,
+        };
+        machine.observe(id, traffic);
+    }
+
+    /// A new link: its reader starts, the session begins.
+    fn attach(self: &Arc<Self>, link: Arc<dyn Link>) -> Result<(), Error> {
+        let id = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let nonce = random()?;
+        let handle = tokio::runtime::Handle::current();
+        lock(&self.peers).insert(id, link.peer().clone());
+        lock(&self.links).insert(id, Outbox::start(&handle, link.clone()));
+        let ordered = self.ordered && link.capabilities().ordered;
+        lock(&self.machine).connected(self.now(), id, nonce, ordered);
+        self.wake();
+        tokio::spawn(read(self.clone(), id, link));
+        Ok(())
+    }
+
+    fn detach(&self, id: LinkId, link: &Arc<dyn Link>, reason: &str) {
+        let mut machine = lock(&self.machine);
+        self.observe(&mut machine, id, link);
+        machine.closed(self.now(), id, reason);
+        drop(machine);
+        lock(&self.links).remove(&id);
+        lock(&self.peers).remove(&id);
+        self.wake();
+        self.changed.notify_all();
+    }
+
+    fn perform(self: &Arc<Self>, action: Action) {
+        match action {
+            Action::Send { link, message } => {
+                if let Some(outbox) = self.outbox(link) {
+                    outbox.send(&message);
+                }
+            }
+            Action::SendUpdate { links, round, wanted } => self.send_update(links, round, &wanted),
+            Action::CancelUpdate { link } => {
+                let sendings = lock(&self.sendings);
+                sendings.iter().filter(|s| s.links.contains(&link)).for_each(|s| s.cancel.cancel());
+            }
+            Action::Close { link } => {
+                if let Some(outbox) = self.outbox(link) {
+                    outbox.close();
+                }
+            }
+            Action::Fold { sender, weight } => self.fold_staged(sender, weight),
+            Action::Unstage { sender } => self.staging.free(sender),
+            Action::Joined { client } => self.note(format!("{client} joined")),
+            Action::Left { client, reason } => self.note(format!("{client} left: {reason}")),
+            Action::Ended(outcome) => self.end_round(outcome),
+        }
+    }
+
+    /// Sends the model, or part of it, to a group in one call. The loan is taken now, before the round can
+    /// end; what was queued for each link goes first.
+    fn send_update(self: &Arc<Self>, ids: Vec<LinkId>, round: u32, wanted: &Ranges) {
+        let members: Vec<(LinkId, Outbox)> =
+            ids.iter().filter_map(|&id| self.outbox(id).map(|outbox| (id, outbox))).collect();
+        let loan = match self.model.lend(self.model.range()) {
+            Ok(loan) => loan,
+            Err(busy) => return self.report_unsent(&ids, round, &busy.to_string()),
+        };
+        let id = UpdateId { job: self.options.job, round, sender: 0, layout: self.layout.hash() };
+        let cancel = Cancel::default();
+        let update = Outgoing::new(id, loan, wanted, self.options.chunk, cancel.clone());
+        lock(&self.sendings).push(Sending { links: ids, cancel: cancel.clone() });
+        let shared = self.clone();
+        tokio::spawn(async move {
+            shared.send_to_group(members, &update).await;
+            cancel.cancel(); // ends the loan
+            lock(&shared.sendings).retain(|s| !s.cancel.is_cancelled());
+        });
+    }
+
+    fn report_unsent(&self, ids: &[LinkId], round: u32, reason: &str) {
+        let mut machine = lock(&self.machine);
+        for &id in ids {
+            machine.sent(self.now(), id, round, Err(reason.into()));
+        }
+        drop(machine);
+        self.wake();
+    }
+
+    /// Members whose earlier messages are out are served by one group send; the others each by their own, as
+    /// soon as theirs are out.
+    async fn send_to_group(self: &Arc<Self>, members: Vec<(LinkId, Outbox)>, update: &Outgoing) {
+        let mut ready = Vec::new();
+        let mut behind = Vec::new();
+        for (id, outbox) in members {
+            let flushed = tokio::time::timeout(GROUP_PATIENCE, outbox.flushed()).await.is_ok();
+            if flushed { &mut ready } else { &mut behind }.push((id, outbox));
+        }
+        let late: Vec<_> = behind
+            .into_iter()
+            .map(|(id, outbox)| {
+                let (shared, update) = (self.clone(), update.clone());
+                tokio::spawn(async move {
+                    outbox.flushed().await;
+                    let report = outbox.link().send_update(&update).await;
+                    shared.update_sent(id, outbox.link(), update.id().round, report);
+                })
+            })
+            .collect();
+        let links: Vec<Arc<dyn Link>> = ready.iter().map(|(_, outbox)| outbox.link().clone()).collect();
+        let done = |index: usize, report| {
+            let (id, outbox): &(LinkId, Outbox) = &ready[index];
+            self.update_sent(*id, outbox.link(), update.id().round, report);
+        };
+        self.listener.send_group(&links, update, &done).await;
+        for task in late {
+            let _ = task.await; // a task that panicked has reported nothing; its link's liveness ends it
+        }
+    }
+
+    fn update_sent(
+        &self,
+        id: LinkId,
+        link: &Arc<dyn Link>,
+        round: u32,
+        report: thalweg_transport::Result<SendReport>,
+    ) {
+        let at = |instant: Instant| instant.saturating_duration_since(self.started);
+        let outcome = report
+            .map(|r| Span { start: at(r.started), end: at(r.ended) })
+            .map_err(|error| error.to_string());
+        let mut machine = lock(&self.machine);
+        self.observe(&mut machine, id, link);
+        machine.sent(self.now(), id, round, outcome);
+        drop(machine);
+        self.wake();
+    }
+
+    /// Folds a staged update on a thread of its own.
+    fn fold_staged(self: &Arc<Self>, sender: u32, weight: f64) {
+        let shared = self.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = shared.fold_update(sender, weight) {
+                shared.note(format!("folding the update of client {sender} failed: {error}"));
+            }
+            shared.staging.free(sender);
+            lock(&shared.machine).folded(shared.now(), sender);
+            shared.wake();
+        });
+    }
+
+    fn fold_update(&self, sender: u32, weight: f64) -> Result<(), String> {
+        let _folding = self.folding.read().unwrap_or_else(PoisonError::into_inner);
+        let arena = self.staging.get(sender).ok_or("nothing is staged")?;
+        let bytes = arena.lend(arena.range()).map_err(|e| e.to_string())?;
+        self.accumulator.fold(0, &bytes, weight).map(drop).map_err(|e| e.to_string())
+    }
+
+    /// Takes the mean into the model, on a thread of its own, and posts the outcome.
+    fn end_round(self: &Arc<Self>, outcome: Box<Outcome>) {
+        let shared = self.clone();
+        tokio::task::spawn_blocking(move || {
+            let result = shared.finish(&outcome);
+            lock(&shared.board).outcome = Some(result);
+            shared.changed.notify_all();
+        });
+    }
+
+    fn finish(&self, outcome: &Outcome) -> Result<String, Error> {
+        let _folding = self.folding.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = &outcome.failure {
+            self.accumulator.reset();
+            return Err(Error::new("round", "run round", reason.clone()));
+        }
+        let mut model = self.claim_model()?;
+        let summary = self.take_mean(&mut model).map_err(|e| Error::new("round", "take the mean", e))?;
+        drop(model);
+        self.accumulator.reset();
+        let seconds = self.now().saturating_sub(outcome.span.start).as_secs_f64();
+        let fold = json!({ "uncovered_bytes": summary.uncovered_bytes });
+        Ok(outcome_json(outcome, seconds, fold).to_string())
+    }
+
+    /// The mean of what was folded, into the model; every core takes a part of it.
+    fn take_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut rest = model;
+        std::thread::scope(|scope| {
+            let mut workers = Vec::new();
+            for range in self.accumulator.parts(cores) {
+                let (part, others) = std::mem::take(&mut rest).split_at_mut(range.len() as usize);
+                rest = others;
+                workers.push(
+                    scope.spawn(move || self.accumulator.finish_part(range.start, part, Repair::KeepLocal)),
+                );
+            }
+            let mut total: Option<Summary> = None;
+            for worker in workers {
+                let summary = worker.join().map_err(|_| "a worker panicked")?.map_err(|e| e.to_string())?;
+                match &mut total {
+                    Some(total) => total.merge(&summary),
+                    None => total = Some(summary),
+                }
+            }
+            Ok(total.unwrap_or(Summary { tensors: Vec::new(), uncovered_bytes: 0 }))
+        })
+    }
+
+    /// The model, to write to. Senders of the round that is over were cancelled; one that still holds on to
+    /// it after a while loses its link.
+    fn claim_model(&self) -> Result<thalweg_arena::Claim, Error> {
+        if let Ok(claim) = self.model.claim_within(self.model.range(), LOAN_PATIENCE) {
+            return Ok(claim);
+        }
+        let stuck: Vec<Outbox> = {
+            let sendings = lock(&self.sendings);
+            let ids = sendings.iter().flat_map(|s| s.links.iter());
+            ids.filter_map(|&id| self.outbox(id)).collect()
+        };
+        stuck.iter().for_each(Outbox::close);
+        Ok(self.model.claim_within(self.model.range(), LOAN_PATIENCE * 2)?)
+    }
+}
+
+/// Accepts links as long as there are any to come.
+async fn accept(shared: Arc<Shared>) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    while let Ok(permit) = handshakes.clone().acquire_owned().await {
+        match shared.listener.accept().await {
+            Ok(pending) => {
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    welcome(&shared, pending).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => return shared.note(format!("no further client can connect: {error}")),
+        }
+    }
+}
+
+async fn welcome(shared: &Arc<Shared>, pending: Pending) {
+    match pending.await {
+        Ok(link) => {
+            if let Err(error) = shared.attach(link) {
+                shared.note(error.to_string());
+            }
+        }
+        Err(error) => shared.note(format!("a peer was turned away: {error}")),
+    }
+}
+
+/// Reads one link until it ends.
+async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>) {
+    let sink = ServerSink::new(shared.clone(), id);
+    let reason = loop {
+        let message = match link.receive(&sink).await {
+            Ok(message) => message,
+            Err(error) => break error.to_string(),
+        };
+        let message = match Control::decode(&message) {
+            Ok(message) => message,
+            Err(error) => break error.to_string(),
+        };
+        let mut machine = lock(&shared.machine);
+        shared.observe(&mut machine, id, &link);
+        machine.control(shared.now(), id, message);
+        drop(machine);
+        shared.wake();
+    };
+    link.close().await;
+    shared.detach(id, &link, &reason);
+}
+
+/// Performs what the machine asks for, in order, and tells it the time.
+async fn drive(shared: Arc<Shared>) {
+    loop {
+        let (actions, timeout) = {
+            let mut machine = lock(&shared.machine);
+            let actions: Vec<Action> = std::iter::from_fn(|| machine.poll_action()).collect();
+            (actions, machine.poll_timeout(shared.now()))
+        };
+        if actions.is_empty() {
+            let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(shared.now()));
+            tokio::select! {
+                () = shared.wake.notified() => {}
+                () = tokio::time::sleep(idle) => lock(&shared.machine).timeout(shared.now()),
+            }
+        }
+        for action in actions {
+            shared.perform(action);
+        }
+        shared.changed.notify_all();
+    }
+}

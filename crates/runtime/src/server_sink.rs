@@ -1,0 +1,109 @@
+//! Where a client's chunks go: into staging, or straight into the accumulator.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use thalweg_fold::check_finite;
+use thalweg_proto::{LinkId, Place, Stored};
+use thalweg_transport::{Sink, Target};
+use thalweg_wire::{ChunkHeader, Range, WireError};
+
+use crate::lock;
+use crate::server::Shared;
+
+/// Scratch buffers a link keeps; several streams need several.
+const SPARE: usize = 4;
+
+/// The sink of one link.
+pub(crate) struct ServerSink {
+    shared: Arc<Shared>,
+    link: LinkId,
+    spare: Mutex<Vec<Vec<u8>>>,
+}
+
+impl ServerSink {
+    pub fn new(shared: Arc<Shared>, link: LinkId) -> Self {
+        Self { shared, link, spare: Mutex::default() }
+    }
+
+    fn scratch(&self, length: usize) -> Target {
+        let mut buffer = lock(&self.spare).pop().unwrap_or_default();
+        buffer.resize(length, 0);
+        Target::Scratch(buffer)
+    }
+
+    fn recycle(&self, target: Target) {
+        if let Target::Scratch(buffer) = target {
+            let mut spare = lock(&self.spare);
+            if spare.len() < SPARE {
+                spare.push(buffer);
+            }
+        }
+    }
+
+    /// Uses what is new of a chunk, while nobody can end the round.
+    fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), String> {
+        check_finite(&self.shared.layout, chunk.offset, target.bytes()).map_err(|defect| defect.to_string())?;
+        let _folding = self.shared.folding.read().unwrap_or_else(PoisonError::into_inner);
+        let stored = lock(&self.shared.machine).stored(self.shared.now(), self.link, chunk, Ok(()));
+        let Some(stored) = stored else { return Ok(()) };
+        let staged = matches!(target, Target::Place(_));
+        for range in &stored.fresh {
+            let bytes = part(chunk, target.bytes(), *range);
+            if self.shared.keep {
+                self.shared.accumulator.fold(range.start, bytes, stored.weight).map_err(|e| e.to_string())?;
+            } else if !staged {
+                self.copy_to_staging(&stored, *range, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_to_staging(&self, stored: &Stored, range: Range, bytes: &[u8]) -> Result<(), String> {
+        let mut claim =
+            self.shared.staging.claim(stored.sender, range).ok_or("another chunk of it is being written")?;
+        claim.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn refuse(&self, chunk: &ChunkHeader, reason: Option<String>) {
+        // Refused, or counted as corrupt: nothing of it is used.
+        let _ = lock(&self.shared.machine).stored(self.shared.now(), self.link, chunk, Err(reason));
+        self.shared.wake();
+    }
+}
+
+/// The bytes of `range` in a chunk.
+pub(crate) fn part<'a>(chunk: &ChunkHeader, bytes: &'a [u8], range: Range) -> &'a [u8] {
+    let start = range.start.saturating_sub(chunk.offset) as usize;
+    let end = range.end.saturating_sub(chunk.offset) as usize;
+    bytes.get(start..end).unwrap_or_default()
+}
+
+impl Sink for ServerSink {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        let place = lock(&self.shared.machine).place(self.shared.now(), self.link, chunk);
+        match place {
+            Place::Nothing => None,
+            Place::New { sender } if !self.shared.keep => {
+                self.shared.staging.claim(sender, chunk.range()).map(Target::Place)
+            }
+            Place::New { .. } | Place::Part { .. } => Some(self.scratch(chunk.length as usize)),
+        }
+    }
+
+    fn progress(&self, bytes: u64) {
+        lock(&self.shared.machine).progress(self.shared.now(), self.link, bytes);
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        match outcome {
+            Err(_) => self.refuse(chunk, None),
+            Ok(()) => {
+                if let Err(reason) = self.take(chunk, &target) {
+                    self.refuse(chunk, Some(format!("sent what no update may hold: {reason}")));
+                }
+            }
+        }
+        self.recycle(target);
+    }
+}

@@ -1,0 +1,72 @@
+//! Whole updates waiting to be folded: one arena each, kept for the next round because fresh pages cost more
+//! to touch than an update costs to receive. The session's credits bound how many are in use.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use thalweg_arena::{Arena, Claim};
+use thalweg_wire::Range;
+
+use crate::lock;
+
+#[derive(Default)]
+struct Places {
+    used: HashMap<u32, Arena>,
+    free: Vec<Arena>,
+}
+
+/// The staging area.
+pub(crate) struct Staging {
+    bytes: u64,
+    places: Mutex<Places>,
+}
+
+impl Staging {
+    /// For updates of `bytes` bytes.
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes, places: Mutex::default() }
+    }
+
+    /// A range of the sender's update to write to; `None` while another chunk of it is being written, or
+    /// without memory: the chunk is then asked for again.
+    pub fn claim(&self, sender: u32, range: Range) -> Option<Claim> {
+        let mut places = lock(&self.places);
+        if !places.used.contains_key(&sender) {
+            let arena = places.free.pop().map_or_else(|| Arena::new(self.bytes).ok(), Some)?;
+            places.used.insert(sender, arena);
+        }
+        places.used.get(&sender)?.claim(range).ok()
+    }
+
+    /// The sender's update, whole.
+    pub fn get(&self, sender: u32) -> Option<Arena> {
+        lock(&self.places).used.get(&sender).cloned()
+    }
+
+    /// The sender's update is needed no longer.
+    pub fn free(&self, sender: u32) {
+        let mut places = lock(&self.places);
+        if let Some(arena) = places.used.remove(&sender) {
+            places.free.push(arena);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_used_again() {
+        let staging = Staging::new(4096);
+        let mut claim = staging.claim(1, Range::new(0, 64)).unwrap();
+        claim[0] = 1;
+        assert!(staging.claim(1, Range::new(0, 10)).is_none(), "being written");
+        drop(claim);
+        let first = staging.get(1).unwrap().as_ptr();
+        staging.free(1);
+        assert!(staging.get(1).is_none());
+        drop(staging.claim(2, Range::new(0, 64)).unwrap());
+        assert_eq!(staging.get(2).unwrap().as_ptr(), first);
+    }
+}

@@ -1,0 +1,33 @@
+"""thalweg: the fastest path for model updates in federated learning."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from thalweg.api import App, Client, Round, Server, fedavg
+    from thalweg.arena import Arena, layout_of
+    from thalweg.errors import ThalwegError
+    from thalweg.plan import Plan
+
+__all__ = ["App", "Arena", "Client", "Plan", "Round", "Server", "ThalwegError", "fedavg", "layout_of"]
+
+# Loaded when first used, so that commands that train nothing start at once.
+_HOMES = {
+    "App": "api",
+    "Arena": "arena",
+    "Client": "api",
+    "Plan": "plan",
+    "Round": "api",
+    "Server": "api",
+    "ThalwegError": "errors",
+    "fedavg": "api",
+    "layout_of": "arena",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'thalweg' has no attribute {name!r}")
+    return getattr(import_module(f"thalweg.{_HOMES[name]}"), name)
