@@ -53,7 +53,8 @@ impl Client {
     #[getter]
     fn arena(&self) -> PyResult<Arena> {
         let model = self.with(|c| Ok(c.model()))?;
-        let (arena, layout) = model.ok_or_else(|| core_error("round", "not joined yet: call join() first"))?;
+        let (arena, layout) =
+            model.ok_or_else(|| core_error("round", "not joined yet: call join() first"))?;
         Ok(Arena { arena, layout: (*layout).clone() })
     }
 

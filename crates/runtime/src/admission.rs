@@ -53,7 +53,13 @@ impl Gate {
         Ok(Self { rule, peers })
     }
 
-    fn check_token(&self, token: &pki::Token, challenge: &Nonce, hello: &Hello, peer: &Peer) -> Result<(), String> {
+    fn check_token(
+        &self,
+        token: &pki::Token,
+        challenge: &Nonce,
+        hello: &Hello,
+        peer: &Peer,
+    ) -> Result<(), String> {
         let Some(proof) = &hello.proof else {
             return Err(format!(
                 "client {:?} shows neither token nor certificate; start it with --token-file",

@@ -9,7 +9,7 @@ use thalweg_pki as pki;
 use thalweg_proto as proto;
 use thalweg_proto::{ClientAction, Span, Time, Verdict};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Transport, UpdateId};
-use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
+use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::{Layout, Ranges};
 use tokio::sync::Notify;
 
@@ -221,37 +221,37 @@ impl Shared {
                     connection.outbox.close();
                 }
             }
-            ClientAction::Joined(welcome) => self.joined(*welcome),
+            ClientAction::Joined(_) => self.post(ClientEvent::Joined),
             ClientAction::Ready { round, config } => self.post(ClientEvent::Ready { round, config }),
             ClientAction::Verdict { round, verdict } => self.post(ClientEvent::Verdict { round, verdict }),
             ClientAction::Finished(outcome) => self.post(ClientEvent::Finished(outcome)),
         }
     }
 
-    fn joined(&self, welcome: Welcome) {
+    /// A client without a model of its own takes the server's layout. The reader does this itself, before
+    /// the first chunk can come.
+    fn make_place(&self, layout: &Layout) -> Result<(), String> {
         let mut place = lock(&self.place);
         if place.is_none() {
-            match Arena::new(welcome.layout.bytes()) {
-                Ok(arena) => *place = Some((arena, Arc::new(welcome.layout))),
-                Err(error) => return self.post(ClientEvent::Finished(Err(error.to_string()))),
-            }
+            let arena = Arena::new(layout.bytes()).map_err(|e| e.to_string())?;
+            *place = Some((arena, Arc::new(layout.clone())));
         }
-        drop(place);
-        self.post(ClientEvent::Joined);
+        Ok(())
     }
 
     fn prove(&self, challenge: &Nonce, token: bool) {
         let binding = lock(&self.connection).as_ref().and_then(|c| c.outbox.link().peer().binding);
         let mut machine = lock(&self.machine);
-        let proof = self.token.as_ref().filter(|_| token).zip(machine.nonce()).map(|(token, nonce)| -> Proof {
-            let transcript = pki::Transcript {
-                server_nonce: challenge,
-                client_nonce: &nonce,
-                name: &self.name,
-                binding: binding.as_ref(),
-            };
-            pki::proof(token, &transcript)
-        });
+        let proof =
+            self.token.as_ref().filter(|_| token).zip(machine.nonce()).map(|(token, nonce)| -> Proof {
+                let transcript = pki::Transcript {
+                    server_nonce: challenge,
+                    client_nonce: &nonce,
+                    name: &self.name,
+                    binding: binding.as_ref(),
+                };
+                pki::proof(token, &transcript)
+            });
         machine.proven(self.now(), proof);
         drop(machine);
         self.wake.notify_one();
@@ -335,10 +335,18 @@ async fn read(shared: Arc<Shared>, generation: u64, link: Arc<dyn Link>) {
             Ok(message) => message,
             Err(error) => break error.to_string(),
         };
-        match Control::decode(&message) {
-            Ok(message) => lock(&shared.machine).control(shared.now(), message),
+        let message = match Control::decode(&message) {
+            Ok(message) => message,
             Err(error) => break error.to_string(),
+        };
+        if let Control::Welcome(welcome) = &message {
+            if let Err(reason) = shared.make_place(&welcome.layout) {
+                lock(&shared.machine).unreachable(shared.now(), &reason, false);
+                shared.wake.notify_one();
+                break reason;
+            }
         }
+        lock(&shared.machine).control(shared.now(), message);
         shared.wake.notify_one();
     };
     link.close().await;

@@ -189,7 +189,11 @@ impl Server {
                 return outcome;
             }
             if !go_on(&self.shared.progress_json()) {
-                return Err(Error::new("interrupted", "run round", format!("round {number} was interrupted")));
+                return Err(Error::new(
+                    "interrupted",
+                    "run round",
+                    format!("round {number} was interrupted"),
+                ));
             }
         }
     }

@@ -42,7 +42,8 @@ impl ServerSink {
 
     /// Uses what is new of a chunk, while nobody can end the round.
     fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), String> {
-        check_finite(&self.shared.layout, chunk.offset, target.bytes()).map_err(|defect| defect.to_string())?;
+        check_finite(&self.shared.layout, chunk.offset, target.bytes())
+            .map_err(|defect| defect.to_string())?;
         let _folding = self.shared.folding.read().unwrap_or_else(PoisonError::into_inner);
         let stored = lock(&self.shared.machine).stored(self.shared.now(), self.link, chunk, Ok(()));
         let Some(stored) = stored else { return Ok(()) };
