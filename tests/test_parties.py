@@ -9,15 +9,14 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import PlanError
-from thalweg.parties import Described, Payload, round_config, server_party
+from thalweg.parties import Described, Payload, bytes_of, round_config, server_party
 from thalweg.plan import Plan
 
 DIGITS: dict[str, Any] = {"job": {"clients": 2, "seed": 3}, "model": {"name": "lenet"}, "data": {"name": "digits"}}
 
 
 def test_a_payload_follows_from_its_seed() -> None:
-    one, two = (np.frombuffer(memoryview(Payload.of(4096, seed).arena), np.float32) for seed in (1, 2))
-    again = np.frombuffer(memoryview(Payload.of(4096, 1).arena), np.float32)
+    one, two, again = (np.asarray(Payload.of(4096, seed).arena).view(np.float32) for seed in (1, 2, 1))
     np.testing.assert_array_equal(one, again)
     assert (one != two).any()
     assert one.size == 1024
@@ -38,13 +37,13 @@ def test_what_the_server_says_is_enough_to_train() -> None:
     config = round_config(plan, 1, ["a", "b"])
     server = server_party(plan)
     arena = _core.Arena(server.arena.layout)
-    np.frombuffer(memoryview(arena), np.uint8)[:] = np.frombuffer(memoryview(server.arena), np.uint8)
-    before = bytes(memoryview(arena))
+    bytes_of(arena)[:] = bytes_of(server.arena)
+    before = bytes(bytes_of(arena))
     samples, metrics = Described("b", data_root=None, threads=1)(config, arena).train(config)
     assert samples > 0
     assert metrics["loss"] > 0
-    assert bytes(memoryview(arena)) != before, "training happens in the arena"
-    assert bytes(memoryview(server.arena)) == before
+    assert bytes(bytes_of(arena)) != before, "training happens in the arena"
+    assert bytes(bytes_of(server.arena)) == before
     assert set(server.evaluate()) >= {"accuracy", "loss"}
 
 

@@ -1,7 +1,7 @@
 """The compiled core. Structured values cross the boundary as JSON text; times are seconds of the server's run clock."""
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 class CoreError(Exception):
     """Any error of the core; its text is ``operation: cause; mend``."""
@@ -25,7 +25,7 @@ class Layout:
 
 @final
 class Arena:
-    """One page-aligned buffer that holds a model; it supports the writable buffer protocol."""
+    """One page-aligned buffer that holds a model; ``numpy.asarray(arena)`` is a writable view of its bytes."""
 
     def __init__(self, layout: Layout) -> None: ...
     @property
@@ -33,7 +33,8 @@ class Arena:
     @property
     def address(self) -> int: ...
     def __len__(self) -> int: ...
-    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
 
 @final
 class Server:

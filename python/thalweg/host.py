@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import _core, links, registry
 from thalweg.bound import Bound, bound_of
 from thalweg.errors import RecordError
-from thalweg.parties import ServerParty, round_config, server_party
+from thalweg.parties import ServerParty, bytes_of, round_config, server_party
 from thalweg.plan import check_transport
 from thalweg.progress import round_line
 from thalweg.record import RunRecord, entry
@@ -118,7 +118,7 @@ class Host:
         self.record.append(done)
         self.record.log(round_line(done, last))
         if every and (number % every == 0 or number == last):
-            self.record.save(number, self.party.arena.layout.tensors, self.party.arena)
+            self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena))
 
     def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
         """Return what the job came to."""
@@ -174,7 +174,7 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[st
         return RunRecord.create(plan, facts), 1
     record = RunRecord.resume(resume, plan)
     try:
-        return record, record.restore(party.arena.layout.tensors, party.arena) + 1
+        return record, record.restore(party.arena.layout.tensors, bytes_of(party.arena)) + 1
     except RecordError:
         record.close()
         raise

@@ -31,6 +31,13 @@ class ServerParty(Protocol):
         """Return ``accuracy`` and ``loss`` of the model in the arena, or nothing."""
 
 
+def bytes_of(arena: _core.Arena) -> memoryview:
+    """Return a writable view of an arena's bytes."""
+    import numpy as np
+
+    return np.asarray(arena).data
+
+
 class Payload:
     """A block of bytes that is moved and not trained. Both sides' party."""
 
@@ -44,7 +51,7 @@ class Payload:
         import numpy as np
 
         arena = _core.Arena(_core.Layout([("payload", "F32", [size // models.PAYLOAD_ELEMENT_BYTES])]))
-        values = np.frombuffer(memoryview(arena), dtype=np.float32)
+        values = np.asarray(arena).view(np.float32)
         np.random.default_rng(seed).random(dtype=np.float32, out=values)
         return cls(arena)
 
@@ -59,11 +66,11 @@ class AppServer:
     """A server's party of an app such as ``ImageApp``; evaluates on the app's test data (FedComm section III.C)."""
 
     def __init__(self, app: Any) -> None:
-        from thalweg.arena import Arena
-
         self._app = app
         self._test = app.test_data()
         self._model = app.model()
+        from thalweg.arena import Arena
+
         self.parameters = sum(int(p.numel()) for p in self._model.parameters() if p.requires_grad)
         self.arena = Arena.bind(self._model).core
 

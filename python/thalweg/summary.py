@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.units import format_bytes, format_rate, format_seconds
 
@@ -14,22 +15,17 @@ if TYPE_CHECKING:
     from thalweg.host import Result
 
 
+WIDTH: Final = 110
+
+
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound) -> Table:
-    """Return a row a round; the last column is the goodput of the communication and its share of the bound."""
+    """Return a row a round; goodput is the updates' bytes by the communication's seconds."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(caption=f"lower bound: {bound.source}", caption_justify="left")
-    for heading in (
-        "round",
-        "accuracy",
-        "seconds",
-        "communication",
-        "down",
-        "up",
-        "participants",
-        "goodput (of bound)",
-    ):
-        table.add_column(heading, justify="right")
+    table = Table(box=SIMPLE_HEAD, caption=f"bound: {bound.source}", caption_justify="left")
+    for heading in ("round", "accuracy", "time", "communication", "down", "up", "participants", "goodput", "of bound"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for entry in entries:
         table.add_row(*_cells(entry, bound))
     return table
@@ -45,19 +41,19 @@ def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
         format_bytes(entry["bytes_down"]),
         format_bytes(entry["bytes_up"]),
         f"{entry['participants']}/{entry['expected']}",
-        _goodput(entry, bound),
+        *_goodput(entry, bound),
     ]
 
 
-def _goodput(entry: Mapping[str, Any], bound: Bound) -> str:
+def _goodput(entry: Mapping[str, Any], bound: Bound) -> tuple[str, str]:
     down, up = (_payload_bytes(entry, direction) for direction in ("down", "up"))
     seconds = entry["communication_seconds"]
     if not seconds:
-        return "-"
+        return "-", "-"
     links = len({transfer["client"] for transfer in entry["transfers"]})
     least = bound.seconds(down, up, links)
     share = "-" if least is None else f"{100 * least / seconds:.0f} %"
-    return f"{format_rate(8 * (down + up) / seconds)} ({share})"
+    return format_rate(8 * (down + up) / seconds), share
 
 
 def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
@@ -68,6 +64,6 @@ def show(result: Result) -> None:
     """Print the table and where the record is."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     console.print(summary(result.entries, result.bound))
     console.print(f"record: {result.record}", highlight=False, markup=False, soft_wrap=True)
