@@ -136,6 +136,8 @@ struct Connection {
     settle: Option<Time>,
     nonce: Nonce,
     challenge: Option<Challenge>,
+    /// The Hello has been said.
+    greeted: bool,
     welcomed: bool,
 }
 
@@ -184,6 +186,7 @@ impl Client {
             settle: None,
             nonce,
             challenge: None,
+            greeted: false,
             welcomed: false,
         });
     }
@@ -234,7 +237,7 @@ impl Client {
         link.live.heard(now);
         match message {
             Control::Challenge(challenge) if link.challenge.is_none() => self.challenged(challenge),
-            Control::Welcome(welcome) if !link.welcomed => self.welcomed(now, welcome),
+            Control::Welcome(welcome) if link.greeted && !link.welcomed => self.welcomed(now, welcome),
             Control::Refused { code, reason } => self.refused(now, code, &reason),
             Control::Bye { reason } => {
                 self.actions.push_back(ClientAction::Close);
@@ -278,7 +281,8 @@ impl Client {
     pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
         let holding = self.holding();
         let Some(link) = &mut self.link else { return };
-        let Some(challenge) = &link.challenge else { return };
+        let Some(challenge) = link.challenge.as_ref().filter(|_| !link.greeted) else { return };
+        link.greeted = true;
         let hello = Hello {
             version: challenge.versions.1.min(VERSIONS.1),
             name: self.config.name.clone(),

@@ -3,6 +3,7 @@
 
 pub mod network;
 pub mod party;
+pub mod senseless;
 pub mod world;
 
 use thalweg_proto::{Admission, LinkId, Partial, RoundPlan, Time};

@@ -388,6 +388,9 @@ impl Network {
         if idle {
             return;
         }
+        if pipe.free > now {
+            return self.arm(now, link, from);
+        }
         match pipe.next(now) {
             Some(Item::Frame(frame)) => self.transmit(now, link, from, frame),
             Some(Item::Done(round, span)) => {
@@ -478,6 +481,13 @@ impl Network {
     pub fn end_closed(&mut self, link: LinkId, end: End) {
         if let Some(wire) = self.links.get_mut(&link) {
             wire.open[end as usize] = false;
+        }
+    }
+
+    /// Nothing of this link's chunks and messages from the client moves for a while.
+    pub fn stall(&mut self, link: LinkId, time: Time) {
+        if let Some(wire) = self.links.get_mut(&link) {
+            wire.up.free += time;
         }
     }
 

@@ -148,7 +148,7 @@ impl ServerParty {
             partial: setup.partial,
             layout,
             chunk: setup.chunk,
-            places: setup.places as usize,
+            places: setup.places.max(1) as usize,
             staged: BTreeMap::new(),
             fold: Fold::new(bytes as usize),
             results: Vec::new(),

@@ -19,6 +19,8 @@ pub struct World {
     pub clients: Vec<ClientParty>,
     /// Whether the server can be reached.
     pub up: bool,
+    /// The server's process hangs: links stay up, nothing is read, written or timed.
+    pub hangs: bool,
     /// Update bytes each process of a client made, by name and round.
     made: BTreeMap<(String, u32), Vec<u64>>,
     round: u32,
@@ -37,6 +39,7 @@ impl World {
             server,
             clients,
             up: true,
+            hangs: false,
             made,
             round: 0,
             model: Vec::new(),
@@ -127,7 +130,7 @@ impl World {
     fn next_timer(&self) -> Option<Time> {
         let clients = self.clients.iter().filter(|c| c.alive);
         let clients = clients.filter_map(|c| Some(c.machine.poll_timeout()?.saturating_sub(c.profile.skew)));
-        clients.chain(self.server.machine.poll_timeout(self.now)).min()
+        clients.chain(self.server.machine.poll_timeout(self.now).filter(|_| !self.hangs)).min()
     }
 
     /// Goes to the next point in time at which anything happens; one event, or all timers that are due.
@@ -143,7 +146,7 @@ impl World {
     fn timers(&mut self) {
         let now = self.now;
         self.due.set(None);
-        if self.server.machine.poll_timeout(now).is_some_and(|at| at <= now) {
+        if !self.hangs && self.server.machine.poll_timeout(now).is_some_and(|at| at <= now) {
             self.server.machine.timeout(now);
             let next = self.server.machine.poll_timeout(now);
             assert!(next.is_none_or(|at| at > now), "the server's timer stands still: {next:?} at {now:?}");
@@ -199,7 +202,7 @@ impl World {
     }
 
     fn accept(&mut self, link: LinkId) {
-        if self.up && self.net.delivers(link, End::Server) {
+        if self.up && !self.hangs && self.net.delivers(link, End::Server) {
             let nonce = self.net.rng.nonce();
             let ordered = self.clients[self.net.client_of(link)].profile.paths[0].0.ordered;
             self.server.machine.connected(self.now, link, nonce, ordered);
@@ -213,6 +216,10 @@ impl World {
         }
         self.net.taken(link, to, frame.bytes());
         let index = self.net.client_of(link);
+        let deaf = if to == End::Server { self.hangs } else { !self.clients[index].alive };
+        if deaf {
+            return;
+        }
         let left = frame.bytes().saturating_sub(counted);
         let now = self.now + self.clients[index].profile.skew;
         match (frame, to) {
@@ -447,6 +454,18 @@ impl World {
         if let Some(link) = self.clients[index].link {
             self.net.cut(self.now, link, "the link broke");
         }
+    }
+
+    /// A client's process hangs: its link stays up, and nothing comes of it any more.
+    pub fn hang(&mut self, index: usize) {
+        self.clients[index].alive = false;
+        self.due.set(None);
+    }
+
+    /// The server's process hangs, or goes on.
+    pub fn hang_server(&mut self, hangs: bool) {
+        self.hangs = hangs;
+        self.due.set(None);
     }
 
     /// Ends a client's process; its link breaks.

@@ -1,0 +1,112 @@
+//! Well-formed messages and chunks drawn at random, mostly near the truth.
+
+use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome};
+use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
+
+use super::{Rng, JOB};
+
+const CHUNK: u64 = 512;
+
+pub fn range(rng: &mut Rng, total: u64) -> Range {
+    match rng.below(12) {
+        0 => Range::new(rng.next(), rng.next()),
+        1 => Range::new(total, total + CHUNK),
+        _ => {
+            let start = rng.below(total / CHUNK + 1) * CHUNK + rng.below(2) * rng.below(CHUNK);
+            Range::new(start, (start + rng.below(2 * CHUNK)).min(total))
+        }
+    }
+}
+
+pub fn ranges(rng: &mut Rng, total: u64) -> Ranges {
+    (0..rng.below(4)).map(|_| range(rng, total)).collect()
+}
+
+pub fn interval(rng: &mut Rng) -> Interval {
+    let any = |rng: &mut Rng| if rng.chance(0.1) { rng.next() } else { rng.below(100_000_000) };
+    Interval { start: any(rng), end: any(rng) }
+}
+
+pub fn chunk(rng: &mut Rng, layout: &Layout) -> ChunkHeader {
+    let range = range(rng, layout.bytes());
+    let hash = if rng.chance(0.05) { LayoutHash(1) } else { layout.hash() };
+    let job = if rng.chance(0.05) { 1 } else { JOB };
+    let (round, sender) = (rng.below(4) as u32, rng.below(5) as u32);
+    ChunkHeader { job, round, sender, layout: hash, offset: range.start, length: range.len() as u32 }
+}
+
+pub fn hello(rng: &mut Rng, layout: &Layout) -> Hello {
+    let round = rng.below(4) as u32;
+    let holding = match rng.below(4) {
+        0 => Holding::Model { round, holes: ranges(rng, layout.bytes()) },
+        1 => Holding::Round { round },
+        _ => Holding::Nothing,
+    };
+    Hello {
+        version: if rng.chance(0.03) { 3 } else { 1 },
+        name: format!("c{}", rng.below(4)),
+        instance: rng.below(2),
+        nonce: [0; 32],
+        proof: None,
+        layout: if rng.chance(0.03) { Some(LayoutHash(1)) } else { None },
+        holding,
+        clock: if rng.chance(0.1) { rng.next() } else { rng.below(100_000_000) },
+    }
+}
+
+/// What a client may say, and now and then what only a server may.
+pub fn from_client(rng: &mut Rng, layout: &Layout) -> Control {
+    let kinds = if rng.chance(0.03) { 26 } else { 18 };
+    let kind = rng.below(kinds);
+    control(rng, layout, kind)
+}
+
+/// What a server may say, and now and then what only a client may.
+pub fn from_server(rng: &mut Rng, layout: &Layout) -> Control {
+    let kind = if rng.chance(0.1) { rng.below(26) } else { 15 + rng.below(11) };
+    control(rng, layout, kind)
+}
+
+fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
+    let round = rng.below(4) as u32;
+    let text = || "words".to_string();
+    let total = layout.bytes();
+    match kind {
+        0..=4 => Control::Hello(hello(rng, layout)),
+        5..=8 => Control::Offer {
+            round,
+            samples: rng.below(5),
+            layout: if rng.chance(0.1) { LayoutHash(1) } else { layout.hash() },
+            metrics: "{}".into(),
+        },
+        9..=11 => Control::End { round, sent: interval(rng), retransmissions: rng.chance(0.5).then_some(3) },
+        12 => Control::Received { round, received: interval(rng), duplicates: rng.below(9) },
+        13 => Control::Need { round, holes: ranges(rng, total) },
+        14 => Control::Idle,
+        15 => Control::Ping { clock: rng.next(), received: rng.next() },
+        16 => Control::Pong { clock: rng.next() },
+        17 | 23 if rng.chance(0.8) => Control::Pong { clock: 0 }, // what ends a link or a client is rare
+        17 => Control::Bye { reason: text() },
+        18 => Control::Begin { round, config: text() },
+        19 => Control::Grant { round, wanted: ranges(rng, total) },
+        20 => Control::Accepted { round },
+        21 => Control::Rejected { round, reason: text() },
+        22 => Control::Closed { round },
+        23 => {
+            let code = if rng.chance(0.95) { Refusal::Liveness } else { Refusal::Job };
+            Control::Refused { code, reason: text() }
+        }
+        24 => challenge(rng),
+        _ => welcome(rng, layout),
+    }
+}
+
+pub fn challenge(rng: &mut Rng) -> Control {
+    Control::Challenge(Challenge { versions: (1, 1), nonce: [1; 32], token: false, clock: rng.next() })
+}
+
+pub fn welcome(rng: &mut Rng, layout: &Layout) -> Control {
+    let layout = layout.clone();
+    let (heartbeat, liveness) = (rng.below(3) * 1_000_000, rng.below(3) * 4_000_000);
+    Control::Welcome(Welcome { sender: 1, job: JOB, layout, chunk: 512, heartbeat, liveness })
+}

@@ -1,0 +1,234 @@
+//! A server given well-formed input in senseless order: nothing panics, and what must hold at any time does.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::party::ServerParty;
+use common::senseless::{chunk, from_client};
+use common::{plan, Rng, Setup, JOB, MS, SECOND};
+use thalweg_proto::{Action, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time};
+use thalweg_wire::control::{Control, Interval};
+use thalweg_wire::{ChunkHeader, Layout, Ranges};
+
+/// A server given anything, and what it may not do.
+struct Fuzzed {
+    rng: Rng,
+    party: ServerParty,
+    now: Time,
+    links: Vec<LinkId>,
+    next: LinkId,
+    /// What the server asked for last, and of whom.
+    granted: BTreeMap<LinkId, (u32, Ranges)>,
+    senders: BTreeMap<LinkId, u32>,
+    /// What of each sender's update was handed out as fresh.
+    fresh: BTreeMap<u32, Ranges>,
+    folding: Vec<u32>,
+    folded: BTreeSet<u32>,
+    rounds: u32,
+    ended: u32,
+    whole: u32,
+}
+
+impl Fuzzed {
+    fn new(seed: u64) -> Self {
+        let partial = if seed.is_multiple_of(2) { Partial::Discard } else { Partial::Keep };
+        let setup = Setup { partial, places: 1 + seed % 3, max_clients: 4, ..Setup::default() };
+        Self {
+            rng: Rng::new(seed),
+            party: ServerParty::new(&setup),
+            now: Time::ZERO,
+            links: Vec::new(),
+            next: 0,
+            granted: BTreeMap::new(),
+            senders: BTreeMap::new(),
+            fresh: BTreeMap::new(),
+            folding: Vec::new(),
+            folded: BTreeSet::new(),
+            rounds: 0,
+            ended: 0,
+            whole: 0,
+        }
+    }
+
+    fn link(&mut self) -> LinkId {
+        match self.rng.below(self.links.len() as u64 + 1) as usize {
+            n if n < self.links.len() => self.links[n],
+            _ => self.rng.below(self.next + 2),
+        }
+    }
+
+    fn step(&mut self) {
+        let (now, link, layout) = (self.now, self.link(), self.party.layout.clone());
+        match self.rng.below(24) {
+            0 | 1 => {
+                self.next += 1;
+                let ordered = self.rng.chance(0.5);
+                self.links.push(self.next);
+                self.party.machine.connected(now, self.next, [0; 32], ordered);
+            }
+            2 if self.rng.chance(0.3) => {
+                self.links.retain(|&l| l != link);
+                self.party.machine.closed(now, link, "cut");
+                self.party.dead.insert(link);
+            }
+            3..=10 => {
+                let message = from_client(&mut self.rng, &layout);
+                self.party.machine.control(now, link, message);
+            }
+            11..=16 => self.chunk(link, &layout),
+            17 => {
+                let outcome =
+                    if self.rng.chance(0.8) { Ok(Span { start: now, end: now }) } else { Err("no".into()) };
+                let round = self.rng.below(4) as u32;
+                self.party.machine.sent(now, link, round, outcome);
+            }
+            18 => self.fold(),
+            19 => self.start(),
+            20 => self.pass(),
+            21 if self.rng.chance(0.1) => {
+                let name = format!("c{}", self.rng.below(5));
+                self.party.machine.forget(now, &name);
+            }
+            _ => self.party.machine.progress(now, link, self.rng.below(5000)),
+        }
+        self.actions();
+        self.party.check();
+        let report = self.party.machine.progress_report();
+        assert!(report.iter().all(|(_, _, fraction)| (0.0..=1.0).contains(fraction)));
+        assert!(report.len() <= 4, "no more parts than clients");
+    }
+
+    fn chunk(&mut self, link: LinkId, layout: &Layout) {
+        let mut chunk = chunk(&mut self.rng, layout);
+        let wanted = self.granted.get(&link).map(|(round, wanted)| (*round, wanted.iter().next()));
+        if let (Some((round, first)), true) = (wanted, self.rng.chance(0.8)) {
+            let Some(first) = first else { return self.end(link, round) };
+            chunk = ChunkHeader { round, sender: self.senders[&link], offset: first.start, ..chunk };
+            (chunk.job, chunk.layout, chunk.length) = (JOB, layout.hash(), first.len() as u32);
+            let rest = Ranges::from_iter(self.granted[&link].1.iter().skip(1));
+            self.granted.insert(link, (round, rest));
+        }
+        let place = self.party.machine.place(self.now, link, &chunk);
+        if place == Place::Nothing && self.rng.chance(0.9) {
+            return;
+        }
+        let outcome = match self.rng.below(40) {
+            0 => Err(Some("bad".into())),
+            1..=3 => Err(None),
+            _ => Ok(()),
+        };
+        let Some(stored) = self.party.machine.stored(self.now, link, &chunk, outcome) else { return };
+        assert_eq!(stored.sender, chunk.sender);
+        assert!(stored.weight > 0.0, "an update was taken that nobody offered");
+        let known = self.fresh.entry(stored.sender).or_default();
+        for range in stored.fresh {
+            assert!(range.end <= layout.bytes());
+            assert_eq!(known.insert(range), [range], "bytes of sender {} count twice", stored.sender);
+        }
+    }
+
+    /// All that was asked for has been sent.
+    fn end(&mut self, link: LinkId, round: u32) {
+        let sent = Interval { start: 0, end: 1 };
+        self.party.machine.control(self.now, link, Control::End { round, sent, retransmissions: None });
+    }
+
+    fn fold(&mut self) {
+        if let Some(sender) = self.folding.pop() {
+            self.party.machine.folded(self.now, sender);
+        } else {
+            self.party.machine.folded(self.now, self.rng.below(5) as u32);
+        }
+    }
+
+    fn start(&mut self) {
+        let (expected, number) = (1 + self.rng.below(4) as u32, self.rounds % 3 + 1);
+        let enough = 1 + self.rng.below(u64::from(expected)) as u32;
+        let deadline = self.rng.chance(0.5).then(|| self.rng.time(20 * SECOND));
+        let grace = self.rng.time(5 * SECOND);
+        let plan = RoundPlan { enough, deadline, grace, ..plan(number, expected) };
+        if self.party.machine.start_round(self.now, plan).is_ok() {
+            self.rounds += 1;
+            assert_eq!(self.rounds, self.ended + 1);
+        }
+    }
+
+    fn pass(&mut self) {
+        let bound = if self.rng.chance(0.1) { 5 * SECOND } else { 100 * MS };
+        self.now += self.rng.time(bound);
+        let machine = &mut self.party.machine;
+        if machine.poll_timeout(self.now).is_some_and(|at| at <= self.now) {
+            machine.timeout(self.now);
+            assert!(machine.poll_timeout(self.now).is_none_or(|at| at > self.now), "the timer stands still");
+        }
+    }
+
+    fn actions(&mut self) {
+        while let Some(action) = self.party.machine.poll_action() {
+            match action {
+                Action::Send { link, message } => {
+                    assert!(self.links.contains(&link), "{message:?} for the dead link {link}");
+                    if let Control::Welcome(welcome) = &message {
+                        self.senders.insert(link, welcome.sender);
+                    }
+                    if let Control::Grant { round, wanted } = message {
+                        self.granted.insert(link, (round, wanted));
+                    }
+                }
+                Action::SendUpdate { links, .. } => assert!(links.iter().all(|l| self.links.contains(l))),
+                Action::CancelUpdate { link } => assert!(self.links.contains(&link)),
+                Action::Close { link } => self.links.retain(|&l| l != link),
+                Action::Fold { sender, weight } => {
+                    let whole = self.fresh.remove(&sender).unwrap_or_default().bytes();
+                    assert_eq!(whole, self.party.layout.bytes(), "folds what has not come");
+                    assert!(weight > 0.0);
+                    assert!(self.folded.insert(sender), "{sender} is folded twice");
+                    self.folding.push(sender);
+                }
+                Action::Unstage { sender } => drop(self.fresh.remove(&sender)),
+                Action::Joined { .. } | Action::Left { .. } => {}
+                Action::Ended(outcome) => self.ended(&outcome),
+            }
+        }
+    }
+
+    fn ended(&mut self, outcome: &Outcome) {
+        self.ended += 1;
+        let whole = outcome.participants.iter().filter(|p| p.state == State::Whole).count();
+        self.whole += whole as u32;
+        assert_eq!(outcome.complete, whole >= outcome.expected as usize);
+        let kept = self.fresh.values().map(Ranges::bytes).filter(|&b| b > 0).count();
+        match self.party.partial {
+            Partial::Discard => {
+                assert_eq!(whole, self.folded.len(), "who is whole is who was folded");
+                assert_eq!(kept, 0, "what is staged outlives the round: {:?}", self.fresh);
+            }
+            Partial::Keep => {
+                let counts = outcome.participants.iter().filter(|p| p.coverage > 0.0).count();
+                assert_eq!(counts, kept, "who counts is whose bytes were folded");
+            }
+        }
+        for transfer in &outcome.transfers {
+            let span = transfer.span().unwrap_or(outcome.span);
+            assert!(outcome.span.start <= span.start && span.end <= outcome.span.end, "{transfer:?}");
+        }
+        let length = (outcome.span.end - outcome.span.start).as_secs_f64();
+        assert!((0.0..=length).contains(&outcome.communication_seconds));
+        self.fresh.clear();
+        self.folded.clear();
+        self.folding.clear();
+    }
+}
+
+#[test]
+fn a_server_given_anything_keeps_its_books() {
+    let (mut rounds, mut whole) = (0, 0);
+    for seed in 0..60 {
+        let mut fuzzed = Fuzzed::new(seed);
+        (0..3000).for_each(|_| fuzzed.step());
+        rounds += fuzzed.ended;
+        whole += fuzzed.whole;
+    }
+    assert!(rounds > 200 && whole > 20, "it gets somewhere: {rounds} rounds, {whole} whole updates");
+}

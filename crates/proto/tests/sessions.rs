@@ -1,0 +1,264 @@
+//! Who is let in, who is not, and with which words.
+
+mod common;
+
+use common::party::ServerParty;
+use common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
+use thalweg_proto::{Action, Client, ClientAction, ClientConfig, LinkId, Time};
+use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
+use thalweg_wire::LayoutHash;
+
+/// A server's machine spoken to by hand.
+struct Bare {
+    party: ServerParty,
+    now: Time,
+    challenge: [u8; 32],
+}
+
+impl Bare {
+    fn new(setup: &Setup) -> Self {
+        Self { party: ServerParty::new(setup), now: Time::ZERO, challenge: [0; 32] }
+    }
+
+    fn connect(&mut self, link: LinkId) {
+        self.challenge = [link as u8; 32];
+        self.party.machine.connected(self.now, link, self.challenge, true);
+        assert!(matches!(self.actions()[..], [Action::Send { message: Control::Challenge(_), .. }]));
+    }
+
+    fn say(&mut self, link: LinkId, message: Control) -> Vec<Action> {
+        self.party.machine.control(self.now, link, message);
+        self.actions()
+    }
+
+    fn actions(&mut self) -> Vec<Action> {
+        std::iter::from_fn(|| self.party.machine.poll_action()).collect()
+    }
+
+    fn join(&mut self, link: LinkId, hello: Hello) -> Vec<Action> {
+        self.connect(link);
+        self.say(link, Control::Hello(hello))
+    }
+}
+
+fn hello(name: &str, instance: u64) -> Hello {
+    Hello {
+        version: VERSIONS.1,
+        name: name.into(),
+        instance,
+        nonce: [9; 32],
+        proof: None,
+        layout: None,
+        holding: Holding::Nothing,
+        clock: 0,
+    }
+}
+
+/// The refusal among the actions; the link must be closed after it.
+fn refusal(actions: &[Action], link: LinkId) -> (Refusal, String) {
+    let said = actions.iter().find_map(|a| match a {
+        Action::Send { link: to, message: Control::Refused { code, reason } } if *to == link => {
+            Some((*code, reason.clone()))
+        }
+        _ => None,
+    });
+    assert!(matches!(actions.last(), Some(Action::Close { link: closed }) if *closed == link), "{actions:?}");
+    said.unwrap_or_else(|| unreachable!("no refusal in {actions:?}"))
+}
+
+fn welcomed(actions: &[Action]) -> Option<u32> {
+    actions.iter().find_map(|a| match a {
+        Action::Send { message: Control::Welcome(welcome), .. } => Some(welcome.sender),
+        _ => None,
+    })
+}
+
+#[test]
+fn another_version_is_refused_at_both_ends() {
+    let mut server = Bare::new(&Setup::default());
+    let actions = server.join(1, Hello { version: 9, ..hello("c", 1) });
+    let (code, reason) = refusal(&actions, 1);
+    assert_eq!(code, Refusal::Version);
+    assert!(reason.contains("version 9 is not within 1..=1") && reason.contains("one release"), "{reason}");
+    assert!(server.say(1, Control::Hello(hello("c", 1))).is_empty(), "refused is refused");
+
+    let mut client = client(None);
+    let challenge = Challenge { versions: (7, 9), nonce: [1; 32], token: false, clock: 0 };
+    client.control(Time::ZERO, Control::Challenge(challenge));
+    let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
+    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("7..=9"));
+    assert!(
+        actions.iter().any(ends) && actions.iter().any(|a| matches!(a, ClientAction::Close)),
+        "{actions:?}"
+    );
+    assert!(client.is_done());
+}
+
+fn client(layout: Option<LayoutHash>) -> Client {
+    let config = ClientConfig { name: "c".into(), instance: 1, layout, patience: SECOND };
+    let mut client = Client::new(config, 1);
+    assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO })));
+    client.connected(Time::ZERO, [2; 32], true);
+    client
+}
+
+#[test]
+fn only_who_knows_the_token_is_let_in() {
+    let setup = Setup { token: Some(5), ..Setup::default() };
+    for (token, finished) in [(Some(5), false), (Some(6), true), (None, true)] {
+        let mut world = World::new(&setup);
+        world.add(Profile { token, ..profile("c") });
+        world.pass(SECOND);
+        let seen = &world.clients[0].seen;
+        let why = finished.then(|| Err("wrong token; give the job's token".into()));
+        assert_eq!(seen.finished, why);
+        assert_eq!(world.server.machine.connected_clients().count(), usize::from(!finished));
+        assert_eq!(seen.connections, 1, "a wrong token is not tried again");
+    }
+}
+
+#[test]
+fn a_proof_heard_on_one_connection_is_worth_nothing_on_another() {
+    let mut server = Bare::new(&Setup { token: Some(5), ..Setup::default() });
+    server.connect(1);
+    let proof = prove(5, &server.challenge, &[9; 32], "c");
+    let overheard = Hello { proof: Some(proof), ..hello("c", 1) };
+    assert_eq!(welcomed(&server.say(1, Control::Hello(overheard.clone()))), Some(1));
+    let actions = server.join(2, Hello { instance: 1, ..overheard });
+    assert_eq!(refusal(&actions, 2).0, Refusal::Authentication);
+    assert_eq!(server.party.machine.connected_clients().count(), 1, "and the first is left in peace");
+}
+
+#[test]
+fn another_layout_is_refused_and_both_are_named() {
+    let mut world = World::new(&Setup::default());
+    world.add(Profile { layout: Some(LayoutHash(0xbad)), ..profile("c") });
+    world.pass(SECOND);
+    let Some(Err(reason)) = &world.clients[0].seen.finished else { unreachable!("it has another layout") };
+    let ours = world.server.layout.hash().to_string();
+    assert!(reason.contains(&ours) && reason.contains(&LayoutHash(0xbad).to_string()), "{reason}");
+    assert!(reason.contains("use the same model at both ends"), "{reason}");
+}
+
+/// It took the server's layout when it joined; its arena has that size now.
+#[test]
+fn a_client_without_a_layout_does_not_change_it_for_another_server() {
+    let mut world = World::joined(&Setup::default(), [profile("c")]);
+    world.run("it has heard so", SECOND, |w| w.clients[0].machine.layout().is_some());
+    world.restart_server(&Setup { elements: 500, ..Setup::default() });
+    world.run("it gives up", 10 * SECOND, |w| w.clients[0].seen.finished.is_some());
+    assert!(matches!(&world.clients[0].seen.finished, Some(Err(r)) if r.contains("layout")));
+}
+
+#[test]
+fn a_name_belongs_to_whoever_is_connected_with_it() {
+    let mut world = World::joined(&Setup::default(), [profile("same")]);
+    world.add(profile("same"));
+    world.pass(3 * SECOND);
+    assert_eq!(world.server.machine.connected_clients().count(), 1);
+    let refused = &world.clients[1].seen.refused;
+    assert!(refused.len() > 2, "it may try again");
+    assert!(refused.iter().all(|r| r.contains("\"same\" is connected; choose another name")), "{refused:?}");
+    world.kill(0);
+    world.run("the name is free", 10 * SECOND, |w| w.server.log.len() == 3);
+    assert_eq!(world.server.log[0], "+same");
+    assert_eq!(world.server.log[2], "+same");
+}
+
+#[test]
+fn the_same_process_takes_over_from_its_old_link_though_that_looks_alive() {
+    let mut server = Bare::new(&Setup::default());
+    assert_eq!(welcomed(&server.join(1, hello("c", 1))), Some(1));
+    let actions = server.join(2, hello("c", 1));
+    assert_eq!(welcomed(&actions), Some(1), "the same number");
+    let closes = actions.iter().filter(|a| matches!(a, Action::Close { link: 1 })).count();
+    assert_eq!(closes, 1, "{actions:?}");
+    assert!(server.say(1, Control::Ping { clock: 1, received: 0 }).is_empty(), "the old link is dead");
+    assert!(matches!(
+        server.say(2, Control::Ping { clock: 1, received: 0 })[..],
+        [Action::Send { link: 2, .. }]
+    ));
+    server.party.machine.closed(server.now, 1, "late news");
+    assert!(server.actions().is_empty());
+    assert_eq!(server.party.machine.connected_clients().count(), 1);
+}
+
+#[test]
+fn messages_out_of_place_end_the_link_and_nothing_else() {
+    let mut server = Bare::new(&Setup::default());
+    server.join(1, hello("honest", 1));
+    server.connect(2);
+    let (code, reason) = refusal(&server.say(2, Control::Idle), 2);
+    assert_eq!((code, reason.as_str()), (Refusal::Protocol, "the first message must be a Hello"));
+    assert!(server.say(2, Control::Hello(hello("c", 2))).is_empty());
+
+    server.join(3, hello("c", 2));
+    let (code, reason) = refusal(&server.say(3, Control::Accepted { round: 1 }), 3);
+    assert_eq!((code, reason.as_str()), (Refusal::Protocol, "this message is the server's to send"));
+
+    server.join(4, hello("c", 2));
+    assert_eq!(refusal(&server.say(4, Control::Hello(hello("c", 2))), 4).0, Refusal::Protocol);
+    for name in [String::new(), "x".repeat(129)] {
+        assert_eq!(refusal(&server.join(5, hello(&name, 3)), 5).0, Refusal::Protocol);
+    }
+    assert_eq!(server.party.machine.connected_clients().collect::<Vec<_>>(), ["honest"]);
+}
+
+/// Clocks at the ends of their range, and messages of rounds that never were.
+#[test]
+fn absurd_numbers_are_taken_calmly() {
+    let mut server = Bare::new(&Setup::default());
+    for (link, clock) in [(1, u64::MAX), (2, 1 << 63), (3, 0)] {
+        server.join(link, Hello { clock, ..hello(&format!("c{link}"), 1) });
+        let received = thalweg_wire::control::Interval { start: u64::MAX, end: 0 };
+        server.say(link, Control::Received { round: u32::MAX, received, duplicates: u64::MAX });
+        server.say(link, Control::End { round: 0, sent: received, retransmissions: Some(u64::MAX) });
+        server.say(link, Control::Ping { clock: u64::MAX, received: u64::MAX });
+    }
+    assert_eq!(server.party.machine.connected_clients().count(), 3);
+}
+
+#[test]
+fn when_the_job_is_over_everybody_is_told() {
+    let mut world = World::joined(&Setup::default(), ["a", "b"].map(profile));
+    world.start(plan(1, 2));
+    world.pass(20 * MS);
+    let now = world.now;
+    world.server.machine.finish(now, "all rounds are done");
+    world.server_actions();
+    assert_eq!(world.server.results.len(), 1, "the round under way ends with it");
+    assert!(world.server.results[0].outcome.failure.is_some());
+    world.pass(SECOND);
+    for client in &world.clients {
+        assert_eq!(client.seen.finished, Some(Ok("all rounds are done".into())));
+        assert_eq!(client.seen.connections, 1);
+    }
+    let late = world.add(profile("late"));
+    world.pass(SECOND);
+    assert_eq!(world.clients[late].seen.finished, Some(Err("the job is over: all rounds are done".into())));
+}
+
+#[test]
+fn a_full_job_lets_nobody_else_in() {
+    let mut world = World::joined(&Setup { max_clients: 1, ..Setup::default() }, [profile("a")]);
+    world.add(profile("b"));
+    world.pass(SECOND);
+    assert_eq!(world.clients[1].seen.finished, Some(Err("the job has its 1 clients".into())));
+    world.kill(0);
+    world.restart(0);
+    world.pass(SECOND);
+    assert_eq!(world.server.machine.connected_clients().count(), 1, "its own client may come back");
+}
+
+#[test]
+fn nobody_waits_for_a_client_that_says_goodbye() {
+    let mut world = World::joined(&Setup::default(), ["a", "b"].map(profile));
+    world.start(thalweg_proto::RoundPlan { enough: 1, ..plan(1, 2) });
+    world.run("b trains", SECOND, |w| !w.clients[1].seen.ready.is_empty());
+    world.clients[1].machine.leave("the battery is low");
+    world.client_actions(1);
+    let result = world.finish_round(SECOND);
+    world.check(&result);
+    assert_eq!(result.of("b").reason.as_deref(), Some("left: the battery is low"));
+    assert_eq!(world.clients[1].seen.finished, Some(Ok("the battery is low".into())));
+}
