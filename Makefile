@@ -1,0 +1,92 @@
+# People and CI call the same targets. `make help` lists them.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+# With this set, PyTorch would be compiled anew at each import.
+unexport PYTHONDONTWRITEBYTECODE
+# Caches of Rust are large and live as long as the folder; a clean build needs no incremental files.
+ifdef CI
+export CARGO_INCREMENTAL := 0
+LOCKED := --locked
+endif
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+STEP := scripts/step.sh
+PYTHON := .venv/bin/python
+# Arguments for the program behind a target: make run ARGS="--rounds 2"
+ARGS ?=
+FUZZ_FRAMES ?= 10000000
+FUZZ_SEED ?= 1
+
+.PHONY: help
+help: ## this list
+	@echo 'make TARGET [ARGS="..."], where TARGET is'
+	@awk -F ':[^#]*## ' '/^[a-z-]+:[^#]*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: ## prepare everything: .venv, its packages, the compiled core
+	@$(STEP) "set-up" scripts/setup.sh
+
+.PHONY: run
+run: setup ## train a federated model on this machine: thalweg run $(ARGS)
+	@.venv/bin/thalweg run $(ARGS)
+
+.PHONY: test
+test: setup ## all tests: Rust, documents, Python; make test ARGS="-k plan" hands arguments to pytest
+	@$(PYTHON) scripts/run_tests.py $(ARGS)
+
+.PHONY: lint
+lint: setup lint-rust lint-python check ## all checks that run no tests
+
+.PHONY: lint-rust
+lint-rust: # rustfmt and clippy; warnings are errors
+	@cargo fmt --version >/dev/null 2>&1 || { echo "error: rustfmt is not installed" >&2; \
+	  echo "mend: rustup component add rustfmt" >&2; exit 1; }
+	@cargo clippy --version >/dev/null 2>&1 || { echo "error: clippy is not installed" >&2; \
+	  echo "mend: rustup component add clippy" >&2; exit 1; }
+	@$(STEP) "rustfmt" cargo fmt --all --check
+	@$(STEP) "rustfmt of fuzz" cargo fmt --manifest-path fuzz/Cargo.toml --check
+	@$(STEP) "clippy" cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+
+PYTHON_FOLDERS = $(wildcard python tests scripts benches examples)
+
+.PHONY: lint-python
+lint-python: # ruff, mypy, and the stub of the compiled module
+	@$(STEP) "ruff" $(PYTHON) -m ruff check $(PYTHON_FOLDERS)
+	@$(STEP) "ruff format" $(PYTHON) -m ruff format --check $(PYTHON_FOLDERS)
+	@$(STEP) "mypy --strict" $(PYTHON) -m mypy $(patsubst python,python/thalweg,$(PYTHON_FOLDERS))
+	@$(STEP) "stub of thalweg._core" env MYPYPATH=python $(PYTHON) -m mypy.stubtest thalweg._core --concise
+
+.PHONY: check
+check: # rules of this repository
+	@$(STEP) "purity of wire, proto, fold" $(PYTHON) scripts/check_purity.py
+	@$(STEP) "licences" $(PYTHON) scripts/check_licences.py
+	@$(STEP) "lock files" $(PYTHON) scripts/check_locks.py
+	@$(STEP) "advisories" $(PYTHON) scripts/check_advisories.py
+
+.PHONY: docs-check
+docs-check: setup ## links, commands and plan keys in the documents
+	@$(STEP) "documents" $(PYTHON) scripts/check_docs.py
+
+.PHONY: bench
+bench: setup ## the figures thalweg has to reach, beside their references
+	@$(PYTHON) -m benches $(ARGS)
+
+.PHONY: fuzz
+fuzz: ## ten million damaged frames against the decoders (FUZZ_FRAMES, FUZZ_SEED)
+	@THALWEG_FUZZ_FRAMES=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "$(FUZZ_FRAMES) damaged frames" \
+	  cargo test $(LOCKED) --release -p thalweg-wire --test fuzz -- --nocapture
+
+.PHONY: lock
+lock: setup ## resolve requirements/dev.lock anew
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(STEP) "requirements/dev.lock" $(PYTHON) -m uv pip compile --quiet --universal \
+	  --python-version 3.10 --generate-hashes --no-emit-index-url --extra torch --extra data \
+	  --override requirements/overrides.txt pyproject.toml requirements/dev.in -o requirements/dev.lock
+
+.PHONY: clean
+clean: ## remove what the targets made; records of runs stay
+	rm -rf .venv target fuzz/target .mypy_cache .pytest_cache .ruff_cache .hypothesis dist
+	find python tests scripts -name __pycache__ -prune -exec rm -rf {} +
+	rm -f python/thalweg/_core*.so

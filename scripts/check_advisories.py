@@ -1,0 +1,116 @@
+"""Checks the locked crates against known security advisories.
+
+The advisories change without this repository, so none are kept in it. They come from a copy of RustSec's database in
+the folder that ``THALWEG_ADVISORIES`` names, else from cargo-deny, which fetches them; without both, the check is
+skipped and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from thalweg.plan import toml
+
+ROOT: Final = Path(__file__).parents[1]
+LOCKS: Final = (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock")
+FRONT: Final = re.compile(r"\A```toml\n(.*?)\n```", re.DOTALL)
+COMPARATOR: Final = re.compile(r"\s*(>=|<=|>|<|=|\^|~)?\s*v?([0-9A-Za-z.+*-]+)\s*")
+
+# major, minor, patch, then False for a pre-release, which comes before the release.
+Version: TypeAlias = tuple[int, int, int, bool, str]
+
+
+def parse(text: str) -> Version:
+    """Return a version to compare; parts that are left out are 0."""
+    core, _, before = text.partition("+")[0].partition("-")
+    parts = [int(part) for part in core.split(".") if part.isdecimal()] + [0, 0, 0]
+    return parts[0], parts[1], parts[2], not before, before
+
+
+def after(text: str, operator: str) -> Version:
+    """Return the first version that ``^text`` or ``~text`` no longer holds."""
+    given = text.partition("-")[0].split(".")
+    major, minor, patch = parse(text)[:3]
+    if operator == "~":
+        return (major, minor + 1, 0, False, "") if len(given) > 1 else (major + 1, 0, 0, False, "")
+    if major or len(given) == 1:
+        return major + 1, 0, 0, False, ""
+    return (0, minor + 1, 0, False, "") if minor or len(given) == 2 else (0, 0, patch + 1, False, "")
+
+
+def holds(version: str, requirement: str) -> bool:
+    """Whether ``version`` fulfils all parts of a requirement such as ``>= 1.2.3, < 2``. Raises ValueError."""
+    return all(compare(parse(version), part) for part in requirement.split(","))
+
+
+def compare(version: Version, comparator: str) -> bool:
+    found = COMPARATOR.fullmatch(comparator)
+    if found is None:
+        raise ValueError(f"{comparator!r} compares nothing")
+    operator, text = found[1] or "^", found[2]
+    bound = parse(text)
+    if operator in ("^", "~"):
+        return bound <= version < after(text, operator)
+    return {">=": version >= bound, "<=": version <= bound, ">": version > bound, "<": version < bound}.get(
+        operator, version == bound
+    )
+
+
+def locked() -> set[tuple[str, str]]:
+    """Return name and version of each locked crate."""
+    packages = [package for path in LOCKS for package in toml.loads(path.read_text(), str(path))["package"]]
+    return {(package["name"], package["version"]) for package in packages if "source" in package}
+
+
+def advisories(database: Path, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the advisories of a crate that were not withdrawn."""
+    for path in sorted((database / "crates" / name).glob("*.md")):
+        front = FRONT.match(path.read_text(errors="replace"))
+        table = toml.loads(front[1], path.name) if front else {}
+        if "withdrawn" not in table.get("advisory", {"withdrawn": True}):
+            yield table
+
+
+def concerns(version: str, advisory: dict[str, Any]) -> bool:
+    """Whether a version is neither repaired nor was never affected."""
+    versions = advisory.get("versions", {})
+    well: Iterable[str] = (*versions.get("patched", ()), *versions.get("unaffected", ()))
+    return not any(holds(version, requirement) for requirement in well)
+
+
+def look(database: Path) -> int:
+    """Print the advisories that concern a locked crate; return 1 if any is more than a note."""
+    if not (database / "crates").is_dir():
+        print(f"error: {database} has no folder crates\nmend: name a copy of RustSec's database")
+        return 1
+    crates, faults, notes = locked(), 0, 0
+    for name, version in sorted(crates):
+        for advisory in filter(lambda one: concerns(version, one), advisories(database, name)):
+            about = advisory["advisory"]
+            note = about.get("informational") in ("unmaintained", "notice")
+            faults, notes = faults + (not note), notes + note
+            patched = ", ".join(advisory.get("versions", {}).get("patched", ())) or "in no version"
+            print(f"{'note' if note else 'error'}: {name} {version}: {about['id']}; repaired: {patched}")
+    print(f"{len(crates)} crates, {faults} advisories, {notes} notes")
+    return 1 if faults else 0
+
+
+def main() -> int:
+    """Check with what there is; return 1 if a crate has a known fault."""
+    if folder := os.environ.get("THALWEG_ADVISORIES"):
+        return look(Path(folder))
+    if shutil.which("cargo-deny"):
+        return subprocess.run(["cargo", "deny", "check", "advisories"], cwd=ROOT, check=False).returncode
+    print("skipped: cargo-deny is not installed, and THALWEG_ADVISORIES names no copy of RustSec's database")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Checks the licences of all crates and of the Python packages needed at run time. Works without a network.
+
+Where cargo-deny is installed, deny.toml says the same to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from spdx import SpdxError, is_met
+
+from thalweg.plan import toml
+
+ROOT: Final = Path(__file__).parents[1]
+# Licences under which a dependency may come into an Apache-2.0 program. The same list is in deny.toml.
+ALLOWED: Final = frozenset(
+    """
+    0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CDLA-Permissive-2.0 ISC MIT MIT-0 MIT-CMU PSF-2.0
+    Python-2.0 Unicode-3.0 Unlicense Zlib
+    """.split()
+)
+# PyTorch's CUDA parts are their vendor's own; this repository's set-up leaves most out and uses none.
+NOT_LOOKED_AT: Final = re.compile(r"nvidia-.*|cuda-.*|triton|pytorch-triton")
+# Packages whose metadata say it in other words than SPDX's -> what their licence file says.
+IN_WORDS: Final = {
+    "apache 2.0 license": "Apache-2.0",
+    "apache license 2.0": "Apache-2.0",
+    "apache license, version 2.0": "Apache-2.0",
+    "apache software license": "Apache-2.0",
+    "bsd": "BSD-3-Clause",
+    "bsd license": "BSD-3-Clause",
+    "bsd 3-clause": "BSD-3-Clause",
+    "bsd 3-clause license": "BSD-3-Clause",
+    "isc license": "ISC",
+    "mit license": "MIT",
+    "python software foundation license": "PSF-2.0",
+    "dual license": "Apache-2.0 OR BSD-3-Clause",
+}
+
+
+def main() -> int:
+    """Print what is not allowed; return 1 if anything is not."""
+    crates, packages = crate_licences(), package_licences()
+    faults = [*faults_of("crate", crates), *faults_of("package", packages), *deny_faults()]
+    for fault in faults:
+        print(fault)
+    print(f"{len(crates)} crates, {len(packages)} Python packages, {len(faults)} faults")
+    if faults:
+        print(f"mend: replace the dependency; allowed are {', '.join(sorted(ALLOWED))}")
+    return 1 if faults else 0
+
+
+def faults_of(kind: str, licences: dict[str, str | None]) -> list[str]:
+    """Return those of ``licences`` (name -> expression, None if unknown) that are not allowed."""
+    faults = []
+    for name, expression in sorted(licences.items()):
+        try:
+            if expression is None:
+                faults.append(f"{kind} {name}: its metadata name no licence")
+            elif not is_met(expression, ALLOWED):
+                faults.append(f"{kind} {name}: {expression} is not allowed")
+        except SpdxError as error:
+            faults.append(f"{kind} {name}: {expression!r} is no SPDX expression: {error}")
+    return faults
+
+
+def crate_licences() -> dict[str, str | None]:
+    """Return the licence of each crate that this machine's builds use, tests and build scripts included."""
+    facts = dict(line.split(": ", 1) for line in output("rustc", "-vV").splitlines() if ": " in line)
+    platform = ["--filter-platform", facts["host"]]
+    told = json.loads(output("cargo", "metadata", "--format-version", "1", "--locked", *platform))
+    return {f"{package['name']} {package['version']}": package["license"] for package in told["packages"]}
+
+
+def output(*command: str) -> str:
+    """Return what a command prints; its errors go to the terminal. Raises CalledProcessError."""
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def package_licences() -> dict[str, str | None]:
+    """Return the licence of each Python package that thalweg and its extras need at run time."""
+    project = toml.loads((ROOT / "pyproject.toml").read_text(), "pyproject.toml")["project"]
+    extras = [requirement for group in project["optional-dependencies"].values() for requirement in group]
+    open_, found = [Requirement(text) for text in (*project["dependencies"], *extras)], dict[str, str | None]()
+    while open_:
+        wanted = open_.pop()
+        name = canonicalize_name(wanted.name)
+        if name in found or NOT_LOOKED_AT.fullmatch(name) or not applies(wanted, {""}):
+            continue
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            print(f"package {name} is not installed here and was not looked at")
+            continue
+        found[name] = licence(package)
+        needs = [Requirement(text) for text in package.requires or ()]
+        open_ += [need for need in needs if applies(need, wanted.extras | {""})]
+    return found
+
+
+def applies(requirement: Requirement, extras: set[str]) -> bool:
+    """Whether a requirement holds on this machine with one of ``extras``."""
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+
+
+def licence(package: metadata.Distribution) -> str | None:
+    """Return a package's licence as SPDX, as well as its metadata say it."""
+    said: Any = package.metadata
+    if expression := said.get("License-Expression"):
+        return str(expression)
+    words = str(said.get("License") or "").strip()
+    if words and "\n" not in words:
+        return IN_WORDS.get(words.lower(), words)
+    classified = [line.rpartition(" :: ")[2] for line in said.get_all("Classifier") or () if "License ::" in line]
+    known = [IN_WORDS.get(name.lower(), name) for name in classified]
+    if known:
+        return " AND ".join(f"({name})" for name in known)
+    return words.splitlines()[0] if words else None
+
+
+def deny_faults() -> list[str]:
+    """Return whether deny.toml allows something else."""
+    listed = set(toml.loads((ROOT / "deny.toml").read_text(), "deny.toml")["licenses"]["allow"])
+    return [f"deny.toml and scripts/check_licences.py differ in {name}" for name in sorted(listed ^ ALLOWED)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Checks that the lock files pin everything with checksums and name no source of their own.
+
+Whoever installs chooses the registry or mirror; a lock file must not. Nothing may come from a git repository.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.plan import toml
+
+ROOT: Final = Path(__file__).parents[1]
+PYTHON_LOCK: Final = ROOT / "requirements" / "dev.lock"
+RUST_LOCKS: Final = (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock")
+# How Cargo writes its default registry; mirrors are configured outside of the repository.
+DEFAULT: Final = re.compile(r"registry\+[^ ]*/crates\.io-index")
+OPTION: Final = re.compile(r"^\s*(-i\b|-f\b|-e\b|--(index-url|extra-index-url|find-links|trusted-host|editable)\b)")
+
+
+def python_faults(text: str) -> list[str]:
+    """Return what is wrong with a lock file of Python packages."""
+    faults = [f"line {n} names a source: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if named(line)]
+    pins = re.findall(r"^([A-Za-z0-9][^\s;]*)(?:.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n?)+))?", text, re.MULTILINE)
+    faults += [f"{pin} is not pinned to one version" for pin, _ in pins if "==" not in pin]
+    faults += [f"{pin} has no hash" for pin, hashes in pins if not hashes]
+    return faults if pins else ["it pins nothing"]
+
+
+def named(line: str) -> bool:
+    """Whether a line names an index, a folder, an address or a repository."""
+    return bool(OPTION.match(line)) or "://" in line or "git+" in line or " @ " in line
+
+
+def rust_faults(lock: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a lock file of crates."""
+    faults = []
+    for package in lock.get("package", []):
+        name, source = f"{package['name']} {package['version']}", package.get("source")
+        if source is None:
+            if not package["name"].startswith("thalweg"):
+                faults.append(f"{name} has no source")
+        elif not DEFAULT.fullmatch(source):
+            faults.append(f"{name} comes from {source}")
+        elif not re.fullmatch(r"[0-9a-f]{64}", package.get("checksum", "")):
+            faults.append(f"{name} has no checksum")
+    return faults
+
+
+def main() -> int:
+    """Print the faults; return 1 if there are any."""
+    found = {PYTHON_LOCK: python_faults(PYTHON_LOCK.read_text())}
+    found |= {path: rust_faults(toml.loads(path.read_text(), str(path))) for path in RUST_LOCKS}
+    for path, faults in found.items():
+        for fault in faults:
+            print(f"{path.relative_to(ROOT)}: {fault}")
+        print(f"{path.relative_to(ROOT)}: {len(faults)} faults")
+    if any(found.values()):
+        print("mend: `make lock` or `cargo update` without settings of this machine, then look at the difference")
+    return 1 if any(found.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

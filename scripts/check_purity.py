@@ -1,0 +1,114 @@
+"""Checks rules of the Rust crates that the compiler does not check.
+
+1. wire, proto and fold open no socket, start no thread, never sleep, read no clock and no unseeded randomness: time
+   and seeds are arguments. So the same code runs live, with a virtual clock and network, and under a fuzzer.
+2. Every crate forbids unsafe code, but the few that are named here with the reason.
+3. Nothing but the registry names a concrete transport.
+
+Tests inside of the files (below ``#[cfg(test)]``), comments and texts do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from thalweg.plan import toml
+
+ROOT: Final = Path(__file__).parents[1]
+CRATES: Final = ROOT / "crates"
+PURE: Final = ("wire", "proto", "fold")
+# What a pure crate must not name, in words of the standard library and of popular crates.
+IMPURE: Final = {
+    r"\b(std|core)::net\b": "sockets",
+    r"\bstd::os\b": "the operating system",
+    r"\bstd::(fs|env|process)\b": "files, environment or processes",
+    r"\b(Instant|SystemTime)\b": "a clock",
+    r"\bthread::(spawn|sleep|scope|Builder|park)|\bstd::thread\b": "threads or sleep",
+    r"\b(tokio|async_std|smol|mio|socket2|rayon|crossbeam\w*)::": "a runtime",
+    r"\b(rand|getrandom|fastrand|RandomState)\b": "unseeded randomness",
+}
+IMPURE_CRATES: Final = frozenset(
+    "async-std chrono crossbeam fastrand getrandom libc mio rand rayon smol socket2 time tokio".split()
+)
+# What may hold unsafe code, each block of it with a SAFETY comment (clippy sees to that).
+UNSAFE: Final = {
+    "arena": "lends slices of one buffer, which the borrow checker cannot follow",
+    "transports/tcp": "one getsockopt call that no safe crate has",
+}
+REGISTRY: Final = CRATES / "runtime" / "src" / "registry.rs"
+CODE: Final = re.compile(
+    r'//[^\n]*|/\*.*?\*/|b?r(?P<h>#*)".*?"(?P=h)|b?"(?:\\.|[^"\\])*"|\'(?:\\.[^\']*|[^\'\\])\'', re.DOTALL
+)
+
+
+def main() -> int:
+    """Print what breaks a rule; return 1 if anything does."""
+    crates = sorted(path.parent for path in CRATES.glob("**/Cargo.toml") if "target" not in path.parts)
+    faults = [*impure(), *unsafe(crates), *named(crates)]
+    for fault in faults:
+        print(fault)
+    print(f"{len(crates)} crates, {len(PURE)} of them pure, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+def impure() -> Iterator[str]:
+    """Yield where a pure crate is not."""
+    for crate in PURE:
+        manifest = toml.loads((CRATES / crate / "Cargo.toml").read_text(), crate)
+        for name in sorted(IMPURE_CRATES & set(manifest.get("dependencies", {}))):
+            yield f"crates/{crate}/Cargo.toml: depends on {name}, but {crate} is pure (ARCHITECTURE.md, invariant 1)"
+        for path in sources(CRATES / crate):
+            for number, line in enumerate(code(path.read_text()).splitlines(), 1):
+                for pattern, what in IMPURE.items():
+                    if re.search(pattern, line):
+                        yield f"{place(path, number)}: {line.strip()}: {what}; hand it in as an argument"
+
+
+def unsafe(crates: list[Path]) -> Iterator[str]:
+    """Yield crates that do not forbid unsafe code, and exceptions that are none any more."""
+    for crate in crates:
+        name = crate.relative_to(CRATES).as_posix()
+        forbids = "#![forbid(unsafe_code)]" in code((crate / "src" / "lib.rs").read_text())
+        used = any(re.search(r"\bunsafe\b", code(path.read_text())) for path in sources(crate))
+        if name in UNSAFE:
+            if not used:
+                yield f"crates/{name}: has no unsafe code; take it off the list in scripts/check_purity.py"
+        elif not forbids or used:
+            yield f"crates/{name}/src/lib.rs: add #![forbid(unsafe_code)]"
+
+
+def named(crates: list[Path]) -> Iterator[str]:
+    """Yield where a concrete transport is named outside of it and of the registry."""
+    transports = [path.name for path in sorted((CRATES / "transports").iterdir()) if (path / "Cargo.toml").is_file()]
+    pattern = re.compile(rf"\bthalweg_({'|'.join(map(re.escape, transports))})\b")
+    for crate in crates:
+        if crate.parent.name == "transports":
+            continue
+        for path in sources(crate):
+            for number, line in enumerate(code(path.read_text()).splitlines(), 1):
+                if path != REGISTRY and pattern.search(line):
+                    yield f"{place(path, number)}: {line.strip()}: only the registry names a transport (invariant 2)"
+
+
+def sources(crate: Path) -> list[Path]:
+    """Return the source files of a crate, without its tests and examples."""
+    return sorted((crate / "src").rglob("*.rs"))
+
+
+def code(text: str) -> str:
+    """Return Rust code without comments, texts and the tests at its end; lines keep their numbers."""
+    bare = CODE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    return bare.partition("#[cfg(test)]\nmod ")[0]
+
+
+def place(path: Path, number: int) -> str:
+    """Return a place as editors read it."""
+    return f"{path.relative_to(ROOT)}:{number}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Runs all tests: Rust, documents, Python. Everything is run whatever fails; the last line has the totals.
+
+Arguments go to pytest; with any, only the Python tests are run. ``THALWEG_FUZZ_FRAMES`` says how many damaged
+frames the wire decoders get (100,000 unless it is set; `make fuzz` gives ten million).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+FRAMES: Final = "100000"
+# libtest's closing line of one program, and pytest's closing line.
+RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+PYTHON: Final = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
+CLOSING: Final = re.compile(r"^=*\s?(\d+ (passed|failed|errors?|skipped|deselected)\b|no tests ran).* in [\d.]+s")
+COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+Count = Callable[[str, "Counter[str]"], None]
+
+
+def main() -> int:
+    """Run the suites; return 0 if all passed."""
+    chosen = sys.argv[1:]
+    began = time.monotonic()
+    cargo = ["cargo", "test", "--workspace", "--no-fail-fast", *(["--locked"] if os.environ.get("CI") else [])]
+    colour = ["--color=yes"] if sys.stdout.isatty() else []
+    counts: dict[str, Counter[str]] = {}
+    failed = []
+    if not chosen:
+        frames = {"THALWEG_FUZZ_FRAMES": os.environ.get("THALWEG_FUZZ_FRAMES", FRAMES)}
+        failed += run("Rust tests", [*cargo, "--", "--show-output"], count_rust, counts, frames)
+        failed += run("documents", [sys.executable, "scripts/check_docs.py"], count_nothing, counts)
+    failed += run("Python tests", [sys.executable, "-m", "pytest", "-q", *colour, *chosen], count_python, counts)
+    print(totals(counts, time.monotonic() - began))
+    for what in failed:
+        print(f"FAILED: {what}")
+    return 1 if failed else 0
+
+
+def run(
+    what: str, command: list[str], count: Count, counts: dict[str, Counter[str]], more: Mapping[str, str] | None = None
+) -> list[str]:
+    """Run a suite, pass on what it prints line by line, count its tests; return ``[what]`` if it failed."""
+    print(f"==> {what}: {' '.join(command[1:] if command[0] == sys.executable else command)}", flush=True)
+    counts[what] = Counter()
+    began = time.monotonic()
+    for line in (process := start(command, more or {})).stdout or ():
+        if shown(line):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        count(COLOURS.sub("", line), counts[what])
+    code = process.wait()
+    verdict = "done" if code == 0 else f"FAILED with exit code {code}"
+    print(f"==> {what}: {verdict} in {time.monotonic() - began:.1f} s", flush=True)
+    return [] if code == 0 else [what]
+
+
+def start(command: list[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a suite with ``more`` in its environment; its standard output comes here, errors go to the terminal."""
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **more},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+def shown(line: str) -> bool:
+    """Whether a line is worth showing: libtest's line of each test that passed is not."""
+    return not re.fullmatch(r"test .* \.\.\. ok\n", line)
+
+
+def count_rust(line: str, counter: Counter[str]) -> None:
+    """Count libtest's closing lines, and what its tests say they skip."""
+    if found := RUST.search(line):
+        for word, number in zip(("passed", "failed", "ignored"), found.groups(), strict=True):
+            counter[word] += int(number)
+
+
+def count_python(line: str, counter: Counter[str]) -> None:
+    """Count pytest's closing line."""
+    if CLOSING.match(line):
+        for number, word in PYTHON.findall(line):
+            counter[word.rstrip("s") if word.startswith("error") else word] += int(number)
+
+
+def count_nothing(line: str, counter: Counter[str]) -> None:
+    """Count nothing: the documents are not tests."""
+
+
+def totals(counts: Mapping[str, Counter[str]], seconds: float) -> str:
+    """Return the closing line."""
+    total: Counter[str] = Counter()
+    for counter in counts.values():
+        total.update(counter)
+    parts = [f"{number} {word}" for word, number in total.items() if number or word in ("passed", "failed")]
+    each = [f"{what}: {counter['passed']} passed" for what, counter in counts.items() if counter]
+    return f"total: {', '.join(parts) or 'nothing ran'} in {seconds:.0f} s ({'; '.join(each)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

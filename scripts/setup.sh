@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Prepares what `make run` and `make test` need: a virtual environment, its packages, the compiled core.
+# A step whose inputs have not changed since it last succeeded is skipped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Packages are compiled when they are installed. Without that, importing PyTorch takes seconds each time.
+unset PYTHONDONTWRITEBYTECODE PYTHONHOME PYTHONPATH CONDA_PREFIX
+export VIRTUAL_ENV="$PWD/.venv"
+export PATH="$VIRTUAL_ENV/bin:$PATH:$HOME/.cargo/bin"
+export UV_NO_CONFIG=1 UV_NO_PROGRESS=1
+python=.venv/bin/python
+stamps=.venv/.stamps
+
+fail() { # cause, mend
+    echo "error: $1" >&2
+    echo "mend: $2" >&2
+    exit 1
+}
+
+step() { scripts/step.sh "$@" || exit; }
+
+# Prints the first Python that is new enough. A name that exists may still not run (pyenv's shims).
+find_python() {
+    local name
+    for name in "${THALWEG_PYTHON:-python3}" python3 python3.13 python3.12 python3.11 python3.10 python3.14; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+check_tools() {
+    command -v cargo >/dev/null || fail "cargo is not installed" "Install Rust, for example with rustup"
+    command -v cc >/dev/null || fail "there is no C compiler (cc)" "Install one, as gcc; on Debian: apt install gcc"
+    local need have
+    need=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    have=$(rustc --version | cut -d ' ' -f 2)
+    [ "$(printf '%s\n' "$need" "$have" | sort -V | head -n 1)" = "$need" ] ||
+        fail "Rust $have is older than $need" "Install a newer one, for example with rustup update"
+}
+
+# Whether the environment is one, of this folder: its programs hold the folder's path.
+venv_is_good() {
+    [ "$(cat "$stamps/folder" 2>/dev/null)" = "$PWD" ] &&
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
+}
+
+make_venv() {
+    local base
+    base=$(find_python) ||
+        fail "no Python of 3.10 or newer was found" "Install one, or name it: THALWEG_PYTHON=/path/to/python3 make setup"
+    rm -rf .venv
+    "$base" -m venv .venv ||
+        fail "$base cannot make virtual environments" "Install its venv module; on Debian: apt install python3-venv"
+    mkdir -p "$stamps"
+    echo "$PWD" >"$stamps/folder"
+}
+
+# uv in the version that the lock file pins, with its hashes.
+install_uv() {
+    awk '/^uv==/ { on = 1 } on { print } on && !/\\$/ { exit }' requirements/dev.lock >"$stamps/uv.txt"
+    "$python" -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r "$stamps/uv.txt"
+}
+
+install_packages() {
+    "$python" -m uv pip sync --quiet --require-hashes --compile-bytecode requirements/dev.lock
+    cp requirements/dev.lock "$stamps/dev.lock"
+}
+
+# Whether nothing that the core is built from is newer than the core. New and removed files change their folder.
+core_is_good() {
+    [ -e "$stamps/core" ] && [ -e python/thalweg/_core.abi3.so ] && [ "$stamps/core" -nt "$stamps/dev.lock" ] &&
+        [ -z "$(find Cargo.toml Cargo.lock pyproject.toml crates \
+            \( -name tests -o -name examples -o -name conformance -o -name '*.md' \) -prune \
+            -o -newer "$stamps/core" -print -quit)" ]
+}
+
+# The commit is part of the build, and changes when the core is built, not with each commit.
+install_core() {
+    touch "$stamps/core.next"
+    THALWEG_COMMIT=$(git describe --always --dirty --abbrev=12 --exclude='*' 2>/dev/null || true)
+    export THALWEG_COMMIT
+    [ -n "$THALWEG_COMMIT" ] || unset THALWEG_COMMIT
+    "$python" -m maturin develop --release --uv ${CI:+--locked}
+    mv "$stamps/core.next" "$stamps/core"
+}
+
+# A step is this script with the name of a function, so that step.sh can time it.
+if [ $# -gt 0 ]; then
+    "$@"
+    exit
+fi
+
+# One set-up of this folder at a time.
+if command -v flock >/dev/null; then
+    exec 9<Cargo.toml
+    flock 9
+fi
+
+check_tools
+venv_is_good || step "virtual environment in .venv" "$0" make_venv
+"$python" -m uv --version >/dev/null 2>&1 || step "uv, which installs the packages" "$0" install_uv
+cmp -s requirements/dev.lock "$stamps/dev.lock" || step "packages of requirements/dev.lock, PyTorch among them" "$0" install_packages
+core_is_good || step "compiled core, a release build" "$0" install_core
