@@ -1,1 +1,80 @@
-//! The tcp transport: one or several kernel TCP connections a link, in the clear or under TLS.
+//! The tcp transport: one or several kernel TCP connections a link, in the clear or under TLS 1.3.
+//!
+//! Every connection begins with a [preamble](mod@preamble) that says which link it belongs to; then it
+//! carries [frames](thalweg_wire::FrameHeader). A payload goes from the sender's arena into the kernel and
+//! from the kernel into the receiver's place; nothing of it is copied in between (TLS copies it once a
+//! direction, and counts that). Control messages go on the first connection, chunks on whichever is free.
+#![deny(unsafe_code)] // one getsockopt call in `info` has it
+
+mod connect;
+mod gather;
+mod info;
+mod link;
+mod listener;
+mod preamble;
+mod receive;
+mod send;
+mod socket;
+mod tls;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thalweg_transport::{
+    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Transport,
+};
+use thalweg_wire::MAX_CHUNK;
+
+/// Most connections of one link.
+pub const MAX_STREAMS: u8 = 16;
+/// Bytes of payload a chunk best has: large enough that system calls do not matter, small enough that
+/// the checksum finds it in the cache (measured: README.md).
+pub const BEST_CHUNK: u32 = 256 << 10;
+
+/// Kernel TCP: `tcp://host:port`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Tcp;
+
+#[async_trait]
+impl Transport for Tcp {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            reliable: true,
+            ordered: true,
+            zero_copy: true,
+            encrypted: true,
+            sender_unmodified: true,
+            remote: true,
+            congestion: cfg!(target_os = "linux"),
+            retransmissions: cfg!(target_os = "linux"),
+            max_chunk: MAX_CHUNK,
+            ..Capabilities::default()
+        }
+    }
+
+    async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
+        check("listen", address, options)?;
+        Ok(Box::new(listener::listen(address, options).await?))
+    }
+
+    async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
+        check("connect", address, options)?;
+        Ok(Arc::new(connect::connect(address, options).await?))
+    }
+}
+
+fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
+    if address.scheme != "tcp" || address.port.is_none() {
+        return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not tcp://host:port"))
+            .mend("write it as tcp://127.0.0.1:7070"));
+    }
+    if !(1..=MAX_STREAMS).contains(&options.streams) {
+        let context = format!("{} streams; a link has 1 to {MAX_STREAMS}", options.streams);
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("set streams within that"));
+    }
+    Ok(())
+}

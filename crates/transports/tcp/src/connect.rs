@@ -1,0 +1,124 @@
+//! Connecting: one kernel connection for each stream, all with the same link's name.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use rustls::pki_types::ServerName;
+use rustls::ClientConfig;
+use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::link::{Shaken, TcpLink};
+use crate::preamble::{new_id, Preamble};
+use crate::socket::{prepare, resolve, Socket};
+use crate::tls;
+
+const CONNECT: &str = "connect";
+
+type ClientTls = Option<(Arc<ClientConfig>, ServerName<'static>)>;
+
+pub(crate) async fn connect(address: &Address, options: &Options) -> Result<TcpLink> {
+    let tls = options.tls.as_ref().map(|tls| tls::client(address, tls)).transpose()?;
+    let limit = options.connect_timeout();
+    timeout(limit, dial(address, options, &tls)).await.unwrap_or_else(|_| Err(late(address, limit)))
+}
+
+fn late(address: &Address, limit: Duration) -> Error {
+    let context = format!("{address} did not answer within {} ms", limit.as_millis());
+    Error::new(ErrorKind::Timeout, CONNECT, context)
+        .mend("check the address and the firewall, or raise connect_timeout_ms")
+}
+
+async fn dial(address: &Address, options: &Options, tls: &ClientTls) -> Result<TcpLink> {
+    let id = new_id()?;
+    let preamble = |stream| Preamble { id, stream, streams: options.streams };
+    let (stream, to) = reach(address, options).await?;
+    let mut connections = vec![shake(stream, address, tls, preamble(0)).await?];
+    let more = (1..options.streams).map(|n| async move {
+        let stream = open(to, options).await.map_err(|e| Error::io(CONNECT, address, &e))?;
+        shake(stream, address, tls, Preamble { id, stream: n, streams: options.streams }).await
+    });
+    connections.extend(try_join_all(more).await?);
+    Ok(TcpLink::new(connections))
+}
+
+/// The first of the host's addresses that answers; each gets its share of the time.
+async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, SocketAddr)> {
+    let candidates = resolve(CONNECT, address).await?;
+    let share = options.connect_timeout() / candidates.len() as u32;
+    let mut last = late(address, options.connect_timeout());
+    for &to in &candidates {
+        prepare(CONNECT, to, options)?; // an option that cannot be had is no matter of which address
+        match timeout(share, open(to, options)).await {
+            Ok(Ok(stream)) => return Ok((stream, to)),
+            Ok(Err(error)) => last = Error::io(CONNECT, address, &error),
+            Err(_) => {}
+        }
+    }
+    Err(last)
+}
+
+async fn open(to: SocketAddr, options: &Options) -> std::io::Result<TcpStream> {
+    let socket = prepare(CONNECT, to, options).map_err(std::io::Error::other)?;
+    socket.connect(to).await
+}
+
+async fn shake(stream: TcpStream, address: &Address, tls: &ClientTls, preamble: Preamble) -> Result<Shaken> {
+    let failed = |e: &std::io::Error| no_answer(address, e, tls.is_some());
+    let socket = Socket::new(stream).map_err(|e| failed(&e))?;
+    let mut shaken = match tls {
+        None => {
+            let peer = Peer { address: address.to_string(), ..Peer::default() };
+            Shaken { socket, tls: None, peer }
+        }
+        Some((config, name)) => {
+            let connector = TlsConnector::from(config.clone());
+            let connected = connector.connect(name.clone(), socket.clone()).await;
+            let stream = connected.map_err(|e| failed(&e))?.into();
+            let peer = tls::peer(CONNECT, address.to_string(), &stream)?;
+            Shaken { socket, tls: Some(Box::new(stream)), peer }
+        }
+    };
+    exchange(&mut shaken, preamble, failed).await?;
+    Ok(shaken)
+}
+
+/// Says which connection this is and waits for the answer. A server that refuses our certificate says so
+/// only now, and may have closed before we write: its reason counts, not our failed write.
+async fn exchange(
+    shaken: &mut Shaken,
+    preamble: Preamble,
+    failed: impl Fn(&std::io::Error) -> Error,
+) -> Result<()> {
+    let wrote = match shaken.stream().write_all(&preamble.encode()).await {
+        Ok(()) => shaken.stream().flush().await,
+        failed => failed,
+    };
+    let answer = Preamble::read(CONNECT, shaken.stream(), &failed).await;
+    match (wrote, answer) {
+        (Ok(()), Ok(answer)) if answer == preamble => Ok(()),
+        (Ok(()), Ok(_)) => {
+            Err(Error::new(ErrorKind::Corrupt, CONNECT, "the server answered for another link"))
+        }
+        (Err(_), Err(answer)) if answer.kind() == ErrorKind::Security => Err(answer),
+        (Err(error), _) => Err(failed(&error)),
+        (_, Err(answer)) => Err(answer),
+    }
+}
+
+fn no_answer(address: &Address, error: &std::io::Error, tls: bool) -> Error {
+    let explained = tls::explain(CONNECT, address, error);
+    if explained.kind() != ErrorKind::Closed {
+        return explained;
+    }
+    explained.mend(if tls {
+        "try again; if it stays so, check that the server has tls set"
+    } else {
+        "try again; if it stays so, check that a thalweg server listens there"
+    })
+}

@@ -1,0 +1,210 @@
+//! A link over one or several connections.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_transport::{
+    Capabilities, Counters, Error, Link, Outgoing, Peer, Result, SendReport, Sink, Transport,
+};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Mutex;
+
+use crate::info::info;
+use crate::receive::{self, Intake, Reader};
+use crate::send::{self, Lane, Writer};
+use crate::socket::Socket;
+use crate::{tls, Tcp};
+
+/// How long close() tries to say goodbye under TLS.
+const GOODBYE: Duration = Duration::from_millis(250);
+
+/// A connection's bytes, in the clear or under TLS.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connection that has shaken hands.
+pub(crate) struct Shaken {
+    pub socket: Socket,
+    /// Under TLS; in the clear it is the socket.
+    pub tls: Option<Box<dyn Duplex>>,
+    pub peer: Peer,
+}
+
+impl Shaken {
+    pub(crate) fn stream(&mut self) -> &mut dyn Duplex {
+        match &mut self.tls {
+            Some(stream) => stream,
+            None => &mut self.socket,
+        }
+    }
+
+    fn split(self) -> (Reader, Writer) {
+        match self.tls {
+            None => (Box::new(self.socket.clone()), Box::new(self.socket)),
+            Some(stream) => {
+                let (reader, writer) = tokio::io::split(stream);
+                (Box::new(reader), Box::new(writer))
+            }
+        }
+    }
+}
+
+/// What both directions know of the link.
+pub(crate) struct Shared {
+    sockets: Vec<Socket>,
+    pub who: String,
+    pub tls: bool,
+    /// Why nothing more can be sent.
+    ended: OnceLock<String>,
+    /// Whether what still comes is refused too: closed at this end, or the peer broke the protocol.
+    refused: AtomicBool,
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    pub copied: AtomicU64,
+}
+
+impl Shared {
+    /// Ends the link; wakes readers and writers. What the peer sent before can still be received.
+    pub(crate) fn end(&self, why: &str) {
+        if self.ended.set(why.to_owned()).is_ok() {
+            self.sockets.iter().for_each(Socket::shut);
+        }
+    }
+
+    /// Ends the link, and takes nothing more from the peer.
+    pub(crate) fn refuse(&self, why: &str) {
+        self.refused.store(true, Ordering::Release);
+        self.end(why);
+    }
+
+    /// Ends the link for a system error.
+    pub(crate) fn broke(&self, operation: &'static str, error: &std::io::Error) -> Error {
+        self.end(&format!("the link broke: {error}"));
+        self.check(operation).err().unwrap_or_else(|| self.explain(operation, error))
+    }
+
+    pub(crate) fn explain(&self, operation: &'static str, error: &std::io::Error) -> Error {
+        if self.refused.load(Ordering::Acquire) {
+            return self.closed(operation);
+        }
+        tls::explain(operation, &self.who, error)
+    }
+
+    fn closed(&self, operation: &'static str) -> Error {
+        let why = self.ended.get().map_or("the link has ended", String::as_str);
+        Error::closed(operation, format!("{}: {why}", self.who))
+    }
+
+    /// Whether sending makes sense.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.ended.get().map_or(Ok(()), |_| Err(self.closed(operation)))
+    }
+
+    /// Whether receiving makes sense.
+    pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
+        if self.refused.load(Ordering::Acquire) {
+            Err(self.closed(operation))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Counts bytes that came in the middle of a frame, where their end is an error.
+    pub(crate) fn took(&self, bytes: usize) -> Result<usize> {
+        if bytes == 0 {
+            self.check_open("receive")?;
+            let context = format!("{} ended the link in the middle of a frame", self.who);
+            return Err(Error::closed("receive", context));
+        }
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+pub(crate) struct TcpLink {
+    peer: Peer,
+    lanes: Vec<Lane>,
+    intakes: Mutex<Vec<Intake>>,
+    shared: Arc<Shared>,
+}
+
+impl TcpLink {
+    /// Joins connections, in the order of their streams. There is at least one.
+    pub(crate) fn new(connections: Vec<Shaken>) -> Self {
+        let first = connections.first();
+        let peer = first.map(|c| c.peer.clone()).unwrap_or_default();
+        let shared = Arc::new(Shared {
+            sockets: connections.iter().map(|c| c.socket.clone()).collect(),
+            who: peer.address.clone(),
+            tls: first.is_some_and(|c| c.tls.is_some()),
+            ended: OnceLock::new(),
+            refused: AtomicBool::new(false),
+            sent: AtomicU64::default(),
+            received: AtomicU64::default(),
+            copied: AtomicU64::default(),
+        });
+        let (mut lanes, mut intakes) = (Vec::new(), Vec::new());
+        for (stream, connection) in connections.into_iter().enumerate() {
+            let (reader, writer) = connection.split();
+            intakes.push(Intake::new(stream, reader));
+            lanes.push(Arc::new(Mutex::new(writer)));
+        }
+        Self { peer, lanes, intakes: Mutex::new(intakes), shared }
+    }
+}
+
+#[async_trait]
+impl Link for TcpLink {
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let ordered = self.lanes.len() == 1;
+        Capabilities { ordered, zero_copy: !self.shared.tls, ..Tcp.capabilities() }
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        send::control(&self.shared, &self.lanes[0], message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        send::update(&self.shared, &self.lanes, update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        receive::receive(&mut self.intakes.lock().await, sink, &self.shared).await
+    }
+
+    fn counters(&self) -> Counters {
+        let sockets = &self.shared.sockets;
+        let infos: Option<Vec<_>> = sockets.iter().map(|socket| info(&socket.0)).collect();
+        Counters {
+            sent: self.shared.sent.load(Ordering::Relaxed),
+            received: self.shared.received.load(Ordering::Relaxed),
+            copied: self.shared.copied.load(Ordering::Relaxed),
+            retransmissions: infos.as_ref().map(|all| all.iter().map(|i| i.retransmissions).sum()),
+            round_trip: infos.as_ref().and_then(|all| all.first()).map(|i| i.round_trip),
+            congestion: sockets.first().and_then(Socket::congestion),
+        }
+    }
+
+    async fn close(&self) {
+        if self.shared.tls && self.shared.check("close").is_ok() {
+            let goodbyes = self.lanes.iter().filter_map(|lane| lane.try_lock().ok());
+            let goodbyes = goodbyes.map(|mut writer| async move { writer.shutdown().await });
+            // A peer that reads nothing does not hold us up; it sees the end without the goodbye.
+            let _ = tokio::time::timeout(GOODBYE, futures_util::future::join_all(goodbyes)).await;
+        }
+        self.shared.refuse("the link was closed here");
+    }
+}
+
+impl Drop for TcpLink {
+    fn drop(&mut self) {
+        self.shared.refuse("the link was dropped");
+    }
+}

@@ -1,0 +1,130 @@
+//! What a connection begins with, in both directions: which link, which of its connections.
+//!
+//! | byte | field | |
+//! |---|---|---|
+//! | 0 | magic | `tlwp` |
+//! | 4 | version | 1 |
+//! | 5 | stream | number of this connection, from 0 |
+//! | 6 | streams | connections of the link, 1 to 16 |
+//! | 7 | reserved | 0 |
+//! | 8 | link | 16 random bytes |
+//!
+//! The listener answers with the same bytes once it has taken the connection; under TLS that tells the
+//! client that its certificate was accepted.
+
+use ring::rand::{SecureRandom, SystemRandom};
+use thalweg_transport::{Error, ErrorKind, Result};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::MAX_STREAMS;
+
+pub(crate) const PREAMBLE_BYTES: usize = 24;
+const MAGIC: [u8; 4] = *b"tlwp";
+const VERSION: u8 = 1;
+
+/// Names a link; unguessable, so that nobody else can add a connection to it.
+pub(crate) type LinkId = [u8; 16];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Preamble {
+    pub id: LinkId,
+    pub stream: u8,
+    pub streams: u8,
+}
+
+/// A new link's name.
+pub(crate) fn new_id() -> Result<LinkId> {
+    let mut id = [0; 16];
+    let none = |_| Error::new(ErrorKind::System, "connect", "the system has no random numbers");
+    SystemRandom::new().fill(&mut id).map_err(none)?;
+    Ok(id)
+}
+
+impl Preamble {
+    pub(crate) fn encode(&self) -> [u8; PREAMBLE_BYTES] {
+        let mut out = [0; PREAMBLE_BYTES];
+        out[..4].copy_from_slice(&MAGIC);
+        out[4..7].copy_from_slice(&[VERSION, self.stream, self.streams]);
+        out[8..].copy_from_slice(&self.id);
+        out
+    }
+
+    pub(crate) fn decode(operation: &'static str, bytes: &[u8; PREAMBLE_BYTES]) -> Result<Self> {
+        check_magic(operation, [bytes[0], bytes[1], bytes[2], bytes[3]])?;
+        let bad = |why: String| Error::new(ErrorKind::Corrupt, operation, why);
+        if bytes[4] != VERSION {
+            return Err(bad(format!("the peer speaks version {} of tcp links, we {VERSION}", bytes[4]))
+                .mend("use the same release at both ends"));
+        }
+        let (stream, streams) = (bytes[5], bytes[6]);
+        if !(1..=MAX_STREAMS).contains(&streams) || stream >= streams || bytes[7] != 0 {
+            return Err(bad(format!("the peer says connection {stream} of {streams}, which cannot be")));
+        }
+        let mut id = [0; 16];
+        id.copy_from_slice(&bytes[8..]);
+        Ok(Self { id, stream, streams })
+    }
+
+    /// Reads one; refuses another protocol by its first four bytes.
+    pub(crate) async fn read(
+        operation: &'static str,
+        from: &mut (impl AsyncRead + Unpin + ?Sized),
+        explain: impl Fn(&std::io::Error) -> Error,
+    ) -> Result<Self> {
+        let mut bytes = [0; PREAMBLE_BYTES];
+        from.read_exact(&mut bytes[..4]).await.map_err(|e| explain(&e))?;
+        check_magic(operation, [bytes[0], bytes[1], bytes[2], bytes[3]])?;
+        from.read_exact(&mut bytes[4..]).await.map_err(|e| explain(&e))?;
+        Self::decode(operation, &bytes)
+    }
+}
+
+fn check_magic(operation: &'static str, magic: [u8; 4]) -> Result<()> {
+    match magic {
+        MAGIC => Ok(()),
+        // A TLS record (RFC 8446 section 5.1) of type handshake or alert, version 3.x.
+        [0x15 | 0x16, 3, ..] => {
+            let context = "the peer speaks TLS, this end does not";
+            Err(Error::new(ErrorKind::Security, operation, context)
+                .mend("set tls at both ends, or at neither"))
+        }
+        other => {
+            let context = format!("the peer is not a thalweg tcp link (it began with {other:02x?})");
+            Err(Error::new(ErrorKind::Corrupt, operation, context).mend("check the address and the port"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn some() -> Preamble {
+        Preamble { id: [7; 16], stream: 2, streams: 4 }
+    }
+
+    #[test]
+    fn round_trips() {
+        assert_eq!(Preamble::decode("test", &some().encode()).unwrap(), some());
+        assert_ne!(new_id().unwrap(), new_id().unwrap());
+    }
+
+    #[test]
+    fn refuses_what_cannot_be() {
+        for (at, value) in [(4, 2), (5, 4), (6, 0), (6, 17), (7, 1), (0, b'x')] {
+            let mut bytes = some().encode();
+            bytes[at] = value;
+            let error = Preamble::decode("test", &bytes).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {at}: {error}");
+        }
+    }
+
+    #[tokio::test]
+    async fn another_protocol_is_known_by_four_bytes() {
+        let explain = |e: &std::io::Error| Error::io("test", "peer", e);
+        let error = Preamble::read("test", &mut &b"GET "[..], explain).await.unwrap_err();
+        assert!(error.to_string().contains("not a thalweg"), "{error}");
+        let error = Preamble::read("test", &mut &[0x16, 3, 1, 2][..], explain).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Security);
+    }
+}

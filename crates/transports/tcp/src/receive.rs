@@ -1,0 +1,183 @@
+//! Receiving: each connection's frames, straight into the places the sink names.
+//!
+//! All state is in [`Intake`] and none in a future, because a control message on one connection ends
+//! `receive` while another is in the middle of a chunk.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use thalweg_transport::{Error, ErrorKind, Result, Sink, Target};
+use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::link::Shared;
+
+pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
+/// What a control message's length may cost before its bytes have come.
+const FIRST_GRANT: usize = 64 << 10;
+/// A chunk nobody wants is read through a buffer of this size.
+const WASTE: usize = 64 << 10;
+const RECEIVE: &str = "receive";
+
+/// One connection's receiving side.
+pub(crate) struct Intake {
+    reader: Reader,
+    stream: usize,
+    header: [u8; HEADER_BYTES],
+    /// Bytes that have come of what `state` waits for.
+    have: usize,
+    state: State,
+    waste: Vec<u8>,
+    finished: bool,
+}
+
+enum State {
+    Header,
+    Control(FrameHeader, Vec<u8>),
+    Chunk(FrameHeader, Target),
+    Unwanted(FrameHeader),
+}
+
+impl Intake {
+    pub(crate) fn new(stream: usize, reader: Reader) -> Self {
+        let (header, waste) = ([0; HEADER_BYTES], Vec::new());
+        Self { reader, stream, header, have: 0, state: State::Header, waste, finished: false }
+    }
+
+    /// The next control message; `None` when the peer has ended this connection between two frames.
+    /// May be dropped at any time and called again.
+    async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
+        while !self.finished {
+            match &mut self.state {
+                State::Header => self.read_header(sink, shared).await?,
+                State::Chunk(..) | State::Unwanted(..) => self.read_chunk(sink, shared).await?,
+                State::Control(header, buffer) => {
+                    read_control(&mut self.reader, header, buffer, &mut self.have, shared).await?;
+                    header.verify(buffer)?;
+                    let message = std::mem::take(buffer);
+                    self.expect_header();
+                    return Ok(Some(message.into()));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn expect_header(&mut self) {
+        self.have = 0;
+        self.state = State::Header;
+    }
+
+    async fn read_header(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+        shared.check_open(RECEIVE)?;
+        while self.have < HEADER_BYTES {
+            let got = self.reader.read(&mut self.header[self.have..]).await;
+            let got = got.map_err(|e| shared.explain(RECEIVE, &e))?;
+            if got == 0 && self.have == 0 {
+                self.finished = true;
+                return Ok(());
+            }
+            self.have += shared.took(got)?;
+        }
+        let header = FrameHeader::decode(&self.header)?;
+        self.have = 0;
+        self.state = match header.kind {
+            Kind::Control if self.stream > 0 => {
+                let context = format!("a control message on connection {}; they belong on 0", self.stream);
+                return Err(Error::new(ErrorKind::Corrupt, RECEIVE, context));
+            }
+            Kind::Control => State::Control(header, Vec::new()),
+            Kind::Chunk => match sink.place(&header.chunk) {
+                None => State::Unwanted(header),
+                Some(target) if target.bytes().len() == header.length() => State::Chunk(header, target),
+                Some(target) => {
+                    let context =
+                        format!("a place of {} bytes for {}", target.bytes().len(), header.length());
+                    return Err(Error::new(ErrorKind::System, RECEIVE, context));
+                }
+            },
+        };
+        Ok(())
+    }
+
+    async fn read_chunk(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+        let length = match &self.state {
+            State::Chunk(header, _) | State::Unwanted(header) => header.length(),
+            State::Header | State::Control(..) => return Ok(()),
+        };
+        while self.have < length {
+            let buffer = match &mut self.state {
+                State::Chunk(_, target) => &mut target.bytes_mut()[self.have..],
+                _ => {
+                    self.waste.resize(WASTE, 0);
+                    &mut self.waste[..WASTE.min(length - self.have)]
+                }
+            };
+            let got = self.reader.read(buffer).await.map_err(|e| shared.explain(RECEIVE, &e))?;
+            self.have += shared.took(got)?;
+            sink.progress(got as u64);
+        }
+        if shared.tls {
+            shared.copied.fetch_add(length as u64, Ordering::Relaxed);
+        }
+        if let State::Chunk(header, target) = std::mem::replace(&mut self.state, State::Header) {
+            let outcome = header.verify(target.bytes());
+            sink.stored(&header.chunk, target, outcome);
+        }
+        self.expect_header();
+        Ok(())
+    }
+}
+
+/// Reads a control message; the buffer grows with what has really come.
+async fn read_control(
+    reader: &mut Reader,
+    header: &FrameHeader,
+    buffer: &mut Vec<u8>,
+    have: &mut usize,
+    shared: &Shared,
+) -> Result<()> {
+    while *have < header.length() {
+        if *have == buffer.len() {
+            let grown = header.length().min((2 * *have).max(FIRST_GRANT));
+            buffer.reserve_exact(grown - *have);
+            buffer.resize(grown, 0);
+        }
+        let got = reader.read(&mut buffer[*have..]).await.map_err(|e| shared.explain(RECEIVE, &e))?;
+        *have += shared.took(got)?;
+    }
+    Ok(())
+}
+
+/// The next control message of a link; chunks go to `sink` meanwhile, from all connections at once.
+pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+    let next = match intakes {
+        [only] => only.next(sink, shared).await,
+        several => first(several, sink, shared).await,
+    };
+    match next {
+        Ok(Some(message)) => Ok(message),
+        Ok(None) => {
+            shared.check_open(RECEIVE)?;
+            shared.end("the peer has closed the link");
+            Err(Error::closed(RECEIVE, format!("{} has closed the link", shared.who)))
+        }
+        Err(error) => {
+            shared.refuse(&error.to_string());
+            Err(error)
+        }
+    }
+}
+
+/// A connection that has ended between frames waits for the others: they may still hold what the peer
+/// sent before it closed the link.
+async fn first(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
+    let mut all: FuturesUnordered<_> = intakes.iter_mut().map(|intake| intake.next(sink, shared)).collect();
+    while let Some(next) = all.next().await {
+        if let Some(message) = next? {
+            return Ok(Some(message));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,167 @@
+//! Sending: one frame at a time on each connection, whoever wants to send.
+
+use std::io::IoSlice;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use thalweg_transport::{Cancel, Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_wire::{FrameHeader, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::sync::{Mutex, OwnedMutexGuard};
+
+use crate::link::Shared;
+
+pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+/// A connection's sending side. The lock is fair and held for one frame, so a control message waits for
+/// the chunk being sent and not for the update.
+pub(crate) type Lane = Arc<Mutex<Writer>>;
+
+/// A frame being written. Dropped half-way it breaks the link: the peer could not tell where the next begins.
+struct Frame<'a> {
+    shared: &'a Arc<Shared>,
+    writer: Option<OwnedMutexGuard<Writer>>,
+    header: [u8; HEADER_BYTES],
+    payload: Bytes,
+    /// Bytes of header and payload that the kernel or TLS has taken.
+    taken: usize,
+    chunk: bool,
+    done: bool,
+}
+
+impl Frame<'_> {
+    fn total(&self) -> usize {
+        HEADER_BYTES + self.payload.len()
+    }
+
+    /// Header and payload that are left. Dropping the future loses nothing: `taken` says how far it came.
+    async fn write(&mut self) -> std::io::Result<()> {
+        let (total, Some(writer)) = (HEADER_BYTES + self.payload.len(), self.writer.as_mut()) else {
+            return Ok(());
+        };
+        while self.taken < total {
+            let header = self.header.get(self.taken..).unwrap_or_default();
+            let payload = &self.payload[self.taken.saturating_sub(HEADER_BYTES)..];
+            let wrote = match header {
+                [] => writer.write(payload).await?,
+                header => writer.write_vectored(&[IoSlice::new(header), IoSlice::new(payload)]).await?,
+            };
+            if wrote == 0 {
+                return Err(std::io::ErrorKind::WriteZero.into());
+            }
+            self.taken += wrote;
+            self.shared.sent.fetch_add(wrote as u64, Ordering::Relaxed);
+        }
+        writer.flush().await
+    }
+
+    fn finish(mut self, operation: &'static str, outcome: std::io::Result<()>) -> Result<()> {
+        self.done = true;
+        if self.shared.tls && self.chunk {
+            self.shared.copied.fetch_add(self.payload.len() as u64, Ordering::Relaxed);
+        }
+        outcome.map_err(|e| self.shared.broke(operation, &e))
+    }
+
+    /// Lets go of the payload at once; what is left of the frame goes out from a copy.
+    fn abandon(mut self) {
+        self.done = true;
+        let Some(mut writer) = self.writer.take().filter(|_| self.taken > 0) else { return };
+        let mut rest = self.header.get(self.taken..).unwrap_or_default().to_vec();
+        let payload = &self.payload[self.taken.saturating_sub(HEADER_BYTES)..];
+        rest.extend_from_slice(payload);
+        let copied = if self.shared.tls { self.total() - HEADER_BYTES } else { 0 } + payload.len();
+        self.shared.copied.fetch_add(copied as u64, Ordering::Relaxed);
+        let shared = self.shared.clone();
+        tokio::spawn(async move {
+            let outcome = match writer.write_all(&rest).await {
+                Ok(()) => writer.flush().await,
+                failed => failed,
+            };
+            match outcome {
+                Ok(()) => _ = shared.sent.fetch_add(rest.len() as u64, Ordering::Relaxed),
+                Err(error) => _ = shared.broke("send update", &error),
+            }
+        });
+    }
+}
+
+impl Drop for Frame<'_> {
+    fn drop(&mut self) {
+        if !self.done && self.taken > 0 {
+            self.shared.end("a send was dropped in the middle of a frame");
+        }
+    }
+}
+
+/// The next frame on `lane`, once it is free.
+async fn begin<'a>(shared: &'a Arc<Shared>, lane: &Lane, operation: &'static str) -> Result<Frame<'a>> {
+    let writer = Some(lane.clone().lock_owned().await);
+    shared.check(operation)?;
+    let (header, payload) = ([0; HEADER_BYTES], Bytes::new());
+    Ok(Frame { shared, writer, header, payload, taken: 0, chunk: false, done: false })
+}
+
+/// Sends one control message.
+pub(crate) async fn control(shared: &Arc<Shared>, lane: &Lane, message: Bytes) -> Result<()> {
+    let operation = "send control";
+    if message.len() > MAX_CONTROL as usize {
+        let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("send less metrics"));
+    }
+    let mut frame = begin(shared, lane, operation).await?;
+    frame.header = FrameHeader::control(&message).encode();
+    frame.payload = message;
+    let outcome = frame.write().await;
+    frame.finish(operation, outcome)
+}
+
+/// Sends the chunks of an update, each on the connection that is free first.
+pub(crate) async fn update(shared: &Arc<Shared>, lanes: &[Lane], update: &Outgoing) -> Result<SendReport> {
+    if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
+        let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
+        return Err(Error::new(ErrorKind::Unsupported, "send update", context).mend("set a smaller chunk"));
+    }
+    shared.check("send update")?;
+    let started = Instant::now();
+    let next = AtomicUsize::new(0);
+    // All of them end before we do: one that is dropped in the middle of a frame would break the link.
+    let ends = join_all(lanes.iter().map(|lane| stripe(shared, lane, update, &next))).await;
+    ends.into_iter().collect::<Result<()>>()?;
+    let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    let wire = payload + chunks * HEADER_BYTES as u64;
+    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+}
+
+async fn stripe(shared: &Arc<Shared>, lane: &Lane, update: &Outgoing, next: &AtomicUsize) -> Result<()> {
+    while next.load(Ordering::Relaxed) < update.chunks().len() {
+        let mut frame = tokio::select! {
+            biased;
+            () = update.cancel().cancelled() => return Err(SendReport::cancelled()),
+            frame = begin(shared, lane, "send update") => frame?,
+        };
+        let Some(chunk) = update.chunks().get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+        frame.chunk = true;
+        let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+        (frame.header, frame.payload) = (header.encode(), payload);
+        match until_cancelled(&mut frame, update.cancel()).await {
+            Some(outcome) => frame.finish("send update", outcome)?,
+            None => {
+                frame.abandon();
+                return Err(SendReport::cancelled());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Writes the frame; `None` if the cancel came first. Asks for it only where the socket makes us wait.
+async fn until_cancelled(frame: &mut Frame<'_>, cancel: &Cancel) -> Option<std::io::Result<()>> {
+    tokio::select! {
+        biased;
+        outcome = frame.write() => Some(outcome),
+        () = cancel.cancelled() => None,
+    }
+}

@@ -1,0 +1,149 @@
+//! One kernel connection, and the options set on it.
+
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{ready, Context, Poll};
+
+use socket2::SockRef;
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{lookup_host, TcpSocket, TcpStream};
+
+/// A connection whose clones read, write, shut down and ask the kernel independently.
+#[derive(Clone)]
+pub(crate) struct Socket(pub Arc<TcpStream>);
+
+impl Socket {
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self(Arc::new(stream)))
+    }
+
+    /// Ends both directions; wakes whoever reads or writes. What was written before still goes out.
+    pub(crate) fn shut(&self) {
+        // It fails where the peer has ended the connection already: nothing is left to do then.
+        let _ = SockRef::from(&*self.0).shutdown(Shutdown::Both);
+    }
+
+    /// Name of the congestion control in use.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn congestion(&self) -> Option<String> {
+        let name = SockRef::from(&*self.0).tcp_congestion().ok()?;
+        let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
+        Some(String::from_utf8_lossy(&name[..end]).into_owned())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn congestion(&self) -> Option<String> {
+        None
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buf.initialize_unfilled()) {
+                Ok(n) => {
+                    buf.advance(n);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write_vectored(bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.0).shutdown(Shutdown::Write))
+    }
+}
+
+/// What `address` stands for, at least one.
+pub(crate) async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
+    let none = |why: String| {
+        Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))
+            .mend("check the host name, or write the address as a number")
+    };
+    let found = lookup_host(address.authority()).await.map_err(|e| none(format!(": {e}")))?;
+    let found: Vec<SocketAddr> = found.collect();
+    (!found.is_empty()).then_some(found).ok_or_else(|| none(String::new()))
+}
+
+/// A socket for `to` with the options that must be set before it listens or connects.
+pub(crate) fn prepare(operation: &'static str, to: SocketAddr, options: &Options) -> Result<TcpSocket> {
+    let made = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
+    let socket = made.map_err(|e| Error::io(operation, to, &e))?;
+    if let Some(name) = &options.congestion {
+        choose_congestion(operation, &socket, name)?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        socket.set_send_buffer_size(bytes).map_err(|e| Error::io(operation, "send buffer", &e))?;
+        granted(operation, "send_buffer", bytes, socket.send_buffer_size())?;
+    }
+    if let Some(bytes) = options.receive_buffer {
+        socket.set_recv_buffer_size(bytes).map_err(|e| Error::io(operation, "receive buffer", &e))?;
+        granted(operation, "receive_buffer", bytes, socket.recv_buffer_size())?;
+    }
+    Ok(socket)
+}
+
+/// The kernel lowers a size over its limit without a word; a plan that says otherwise would be wrong.
+fn granted(operation: &'static str, option: &str, wanted: u32, got: io::Result<u32>) -> Result<()> {
+    let got = got.map_err(|e| Error::io(operation, option, &e))?;
+    // Linux reports twice the size set, for its own bookkeeping.
+    let got = if cfg!(target_os = "linux") { got / 2 } else { got };
+    if got < wanted {
+        let context = format!("{option} of {wanted} bytes; the system grants {got}");
+        return Err(Error::new(ErrorKind::Unsupported, operation, context)
+            .mend("ask for less, or raise net.core.wmem_max and net.core.rmem_max"));
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn choose_congestion(operation: &'static str, socket: &TcpSocket, name: &str) -> Result<()> {
+    SockRef::from(socket).set_tcp_congestion(name.as_bytes()).map_err(|error| {
+        let list = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+        let list = list.unwrap_or_else(|_| "(unknown)".into());
+        let context = format!("congestion control {name:?}: {error}; available here: {}", list.trim());
+        Error::new(ErrorKind::Unsupported, operation, context)
+            .mend("choose an available one, or load its kernel module")
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn choose_congestion(operation: &'static str, _: &TcpSocket, name: &str) -> Result<()> {
+    let context = format!("congestion control {name:?} cannot be chosen on this system");
+    Err(Error::new(ErrorKind::Unsupported, operation, context).mend("leave the option out"))
+}

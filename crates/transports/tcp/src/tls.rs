@@ -1,0 +1,199 @@
+//! TLS 1.3 by rustls: who is trusted, who the peer is, and what to tell a person when trust fails.
+
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::{ring, CryptoProvider};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, ServerConfig};
+use thalweg_transport::{Address, Error, ErrorKind, Identity, Peer, Result, Tls};
+use tokio_rustls::TlsStream;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::socket::Socket;
+
+/// Label of the secret that ties a proof to a link (RFC 5705).
+const BINDING: &[u8] = b"EXPORTER-thalweg-session";
+const VERSIONS: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+fn security(operation: &'static str, context: impl Into<String>, mend: &'static str) -> Error {
+    Error::new(ErrorKind::Security, operation, context).mend(mend)
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+fn unusable(operation: &'static str, error: &dyn std::fmt::Display) -> Error {
+    security(operation, format!("tls cannot be set up: {error}"), "check the certificates and the key")
+}
+
+fn certificates(operation: &'static str, what: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>> {
+    let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
+    let mend = "give certificates in PEM, as `thalweg pki` writes them";
+    let found = found.map_err(|e| security(operation, format!("tls.{what} is not PEM: {e}"), mend))?;
+    if found.is_empty() {
+        return Err(security(operation, format!("tls.{what} holds no certificate"), mend));
+    }
+    Ok(found)
+}
+
+fn identity(
+    operation: &'static str,
+    identity: &Identity,
+) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)> {
+    let chain = certificates(operation, "identity.certificate", &identity.certificate)?;
+    let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes());
+    let mend = "give the key in PEM, as `thalweg pki` writes it";
+    let key = key.map_err(|e| security(operation, format!("tls.identity.key is no key: {e}"), mend))?;
+    Ok((chain, key))
+}
+
+fn roots(operation: &'static str, authority: &str) -> Result<RootCertStore> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(operation, "authority", authority)? {
+        roots.add(certificate).map_err(|e| unusable(operation, &e))?;
+    }
+    Ok(roots)
+}
+
+/// What a listener needs. A client's certificate is checked if it shows one, and asked for if `require_client`.
+pub(crate) fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
+    let operation = "listen";
+    let own = tls.identity.as_ref().ok_or_else(|| {
+        let mend = "make one with `thalweg pki issue` and set tls.identity";
+        security(operation, "a server under tls needs a certificate of its own", mend)
+    })?;
+    let (chain, key) = identity(operation, own)?;
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(VERSIONS)
+        .map_err(|e| unusable(operation, &e))?;
+    let builder = if tls.authority.trim().is_empty() && !tls.require_client {
+        builder.with_no_client_auth()
+    } else {
+        let trusted = Arc::new(roots(operation, &tls.authority)?);
+        let verifier = WebPkiClientVerifier::builder_with_provider(trusted, provider());
+        let verifier = if tls.require_client { verifier } else { verifier.allow_unauthenticated() };
+        builder.with_client_cert_verifier(verifier.build().map_err(|e| unusable(operation, &e))?)
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|e| unusable(operation, &e))?;
+    config.send_tls13_tickets = 0; // every link proves itself anew
+    Ok(Arc::new(config))
+}
+
+/// What a connection needs: the configuration, and the name the server's certificate must carry.
+pub(crate) fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, ServerName<'static>)> {
+    let operation = "connect";
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(VERSIONS)
+        .map_err(|e| unusable(operation, &e))?
+        .with_root_certificates(roots(operation, &tls.authority)?);
+    let mut config = match &tls.identity {
+        None => builder.with_no_client_auth(),
+        Some(own) => {
+            let (chain, key) = identity(operation, own)?;
+            builder.with_client_auth_cert(chain, key).map_err(|e| unusable(operation, &e))?
+        }
+    };
+    config.resumption = Resumption::disabled();
+    let name = tls.server_name.as_ref().unwrap_or(&address.host);
+    let name = ServerName::try_from(name.clone()).map_err(|e| {
+        let mend = "set tls.server_name to a name in the server's certificate";
+        security(operation, format!("{name:?} cannot be a certificate's name: {e}"), mend)
+    })?;
+    Ok((Arc::new(config), name))
+}
+
+/// Who the other end has shown to be, and the secret shared with it.
+pub(crate) fn peer(operation: &'static str, address: String, stream: &TlsStream<Socket>) -> Result<Peer> {
+    let (_, session) = stream.get_ref();
+    let certified = session.peer_certificates().and_then(|chain| chain.first()).and_then(|c| name_of(c));
+    let binding = match stream {
+        TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], BINDING, None),
+        TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], BINDING, None),
+    };
+    let binding = Some(binding.map_err(|e| unusable(operation, &e))?);
+    Ok(Peer { address, certified, binding })
+}
+
+/// The subject's common name, else the first DNS name.
+fn name_of(certificate: &[u8]) -> Option<String> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let common = certificate.subject().iter_common_name().next().and_then(|name| name.as_str().ok());
+    let names = certificate.subject_alternative_name().ok().flatten();
+    let dns = names.iter().flat_map(|names| &names.value.general_names).find_map(|name| match name {
+        x509_parser::extensions::GeneralName::DNSName(name) => Some(*name),
+        _ => None,
+    });
+    common.or(dns).map(str::to_owned)
+}
+
+/// An error while a connection to `who` was made or used, in words a person understands.
+pub(crate) fn explain(operation: &'static str, who: impl std::fmt::Display, error: &io::Error) -> Error {
+    let Some(cause) = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) else {
+        return Error::io(operation, who, error);
+    };
+    let (what, mend) = match cause {
+        rustls::Error::InvalidCertificate(why) => untrusted(why),
+        rustls::Error::AlertReceived(alert) => alerted(*alert),
+        rustls::Error::NoCertificatesPresented => {
+            ("showed no certificate, which this server requires".into(), ISSUE)
+        }
+        rustls::Error::InvalidMessage(_) => {
+            ("does not speak TLS".into(), "set tls at both ends, or at neither")
+        }
+        rustls::Error::PeerIncompatible(_) => {
+            ("speaks no TLS 1.3".into(), "use the same release at both ends")
+        }
+        rustls::Error::DecryptError => {
+            let context = format!("{who} sent a record that does not decrypt");
+            return Error::new(ErrorKind::Corrupt, operation, context);
+        }
+        other => (format!("failed: {other}"), "check the certificates at both ends"),
+    };
+    security(operation, format!("{who} {what}"), mend)
+}
+
+const ISSUE: &str = "make a certificate with `thalweg pki issue NAME` and set tls.identity";
+const RENEW: &str = "issue a new one with `thalweg pki issue`, and check the clocks of both machines";
+const AUTHORITY: &str = "give both ends the certificate of the same authority";
+
+fn untrusted(why: &CertificateError) -> (String, &'static str) {
+    use CertificateError as Bad;
+    match why {
+        Bad::Expired | Bad::ExpiredContext { .. } => ("shows a certificate that has expired".into(), RENEW),
+        Bad::NotValidYet | Bad::NotValidYetContext { .. } => {
+            ("shows a certificate that is not valid yet".into(), RENEW)
+        }
+        Bad::UnknownIssuer | Bad::BadSignature => {
+            ("shows a certificate of an authority that is not trusted here".into(), AUTHORITY)
+        }
+        Bad::NotValidForName | Bad::NotValidForNameContext { .. } => (
+            format!("shows a certificate for another name ({why})"),
+            "connect by a name that is in the certificate, or set tls.server_name to one",
+        ),
+        Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => (
+            "shows a certificate made for another purpose".into(),
+            "use a server's certificate at the server and a client's at the client",
+        ),
+        other => (format!("shows a certificate that is refused: {other}"), "issue a new one"),
+    }
+}
+
+fn alerted(alert: AlertDescription) -> (String, &'static str) {
+    use AlertDescription as Alert;
+    match alert {
+        Alert::CertificateRequired => ("wants a certificate from us".into(), ISSUE),
+        Alert::CertificateExpired => ("refused our certificate: it has expired".into(), RENEW),
+        Alert::UnknownCA | Alert::DecryptError => {
+            ("refused our certificate: it does not trust the authority".into(), AUTHORITY)
+        }
+        Alert::BadCertificate | Alert::UnsupportedCertificate | Alert::CertificateUnknown => {
+            (format!("refused our certificate ({alert:?})"), "issue a new one with `thalweg pki issue`")
+        }
+        other => (format!("ended the handshake ({other:?})"), "check the certificates at both ends"),
+    }
+}
