@@ -1,0 +1,59 @@
+"""``make bench``: measures, prints a table, and keeps the results as JSON under benches/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+
+from benches.common import FOLDER, MIB, Figure
+from benches.crowd import many_clients
+from benches.folding import fold
+from benches.memory import server_memory
+from benches.rounds import one_update, rounds
+from thalweg import _core, machine
+
+
+def control() -> list[Figure]:
+    """The round trip of an empty control message."""
+    probe = json.loads(_core.probe_loopback(64 * MIB))
+    trip = probe["control_round_trip_seconds"]
+    return [
+        Figure("empty control message, there and back, loopback", f"{trip * 1e6:.0f} us", "500 us", trip < 5e-4, probe)
+    ]
+
+
+SECTIONS: dict[str, Callable[[], list[Figure]]] = {
+    "small": lambda: [rounds(8 * MIB, 4, 15, 0.100)],
+    "large": lambda: [rounds(232 * MIB, 4, 7, 1.7)],
+    "update": lambda: one_update(1024 * MIB, 7),
+    "memory": lambda: server_memory(232 * MIB),
+    "fold": fold,
+    "crowd": lambda: [many_clients()],
+    "control": control,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"some of {', '.join(SECTIONS)}")
+    chosen = parser.parse_args().sections
+    figures: list[Figure] = []
+    load_before = os.getloadavg()
+    for section in chosen:
+        figures += SECTIONS[section]()
+    for figure in figures:
+        mark = {True: "reached", False: "MISSED ", None: "       "}[figure.reached]
+        print(f"{mark}  {figure.name}\n         {figure.value}   [{figure.limit}]")
+    folder = FOLDER / "benches" / "results"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    state = {"machine": machine.facts(), "load_before": load_before, "load_after": os.getloadavg()}
+    path.write_text(json.dumps({"machine": state, "figures": [figure.facts() for figure in figures]}, indent=1))
+    print(f"results: {path.relative_to(FOLDER)}; load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after")
+
+
+if __name__ == "__main__":
+    main()

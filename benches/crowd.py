@@ -1,0 +1,46 @@
+"""Many light clients: that it works, and what each costs the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benches.common import MIB, Figure, Spread, note, workers
+from benches.rounds import server
+
+PROCESSES = 4
+
+
+def resident() -> int:
+    """Resident bytes of this process now."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+
+
+def crowd(clients: int, rounds: int) -> tuple[Spread, int]:
+    """Seconds of a round with so many clients, and the growth of the server's process in bytes."""
+    before = resident()
+    ours = server(MIB, clients, partial="keep")
+    each = clients // PROCESSES
+    with workers([["thalweg", ours.address, f"process-{n}", str(each)] for n in range(PROCESSES)]):
+        joined = ours.wait(clients, 120.0)
+        if joined != clients:
+            raise RuntimeError(f"{joined} of {clients} clients joined")
+        outcomes = [json.loads(ours.round(number, "{}", None)) for number in range(1, rounds + 1)]
+        used = resident() - before
+        ours.close("done")
+    if not all(outcome["complete"] for outcome in outcomes):
+        raise RuntimeError("a round was incomplete")
+    return Spread.of([outcome["seconds"] for outcome in outcomes]), used
+
+
+def many_clients() -> Figure:
+    """200 clients of 1 MiB beside 40."""
+    name = "200 clients, 1 MiB updates"
+    note(name)
+    few, used_few = crowd(40, 3)
+    many, used_many = crowd(200, 3)
+    each = (used_many - used_few) / 160
+    value = f"round {many.text(1e3, 0)} ms; with 40 clients {few.text(1e3, 0)} ms; {each / 1024:.0f} KiB more a client"
+    details = {"seconds": vars(many), "bytes_each": each, "bytes_40": used_few, "bytes_200": used_many}
+    return Figure(name, value, "finishes; at most 1 MiB a client", each < MIB, details)

@@ -1,0 +1,79 @@
+"""The fold against the machine's memory bandwidth and against NumPy, in turns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from typing import Any
+
+import numpy as np
+
+from benches.common import FOLDER, Figure, Spread, note
+
+ELEMENTS = 232_000_000 // 4
+BLOCK = 64 << 10  # elements that stay in the cache
+
+
+def numpy_best() -> float:
+    """Seconds of NumPy's best way to add a weighted update, of two tried."""
+    total, update = np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)
+    scratch = np.empty(BLOCK, np.float32)
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        for at in range(0, ELEMENTS, BLOCK):
+            part = update[at : at + BLOCK]
+            np.multiply(part, np.float32(0.5), out=scratch[: len(part)])
+            total[at : at + BLOCK] += scratch[: len(part)]
+        times.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        total += update * np.float32(0.5)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def fold() -> list[Figure]:
+    """Runs the core's own bench and NumPy alternately."""
+    note("fold of 232 MB (builds the bench first)")
+    command = [
+        "cargo",
+        "run",
+        "--release",
+        "--quiet",
+        "-p",
+        "thalweg-fold",
+        "--example",
+        "fold_bench",
+        "--",
+        "232",
+        "3",
+    ]
+    results: list[dict[str, Any]] = []
+    numpy_seconds: list[float] = []
+    for _ in range(7):
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=FOLDER)
+        results.append(json.loads(done.stdout))
+        numpy_seconds.append(numpy_best())
+    return _figures(results, numpy_seconds)
+
+
+def _figures(results: list[dict[str, Any]], numpy_seconds: list[float]) -> list[Figure]:
+    def seconds(task: str) -> Spread:
+        return Spread.of([result["tasks"][task]["median_s"] for result in results])
+
+    plain = min((seconds(task) for task in results[0]["tasks"] if task.startswith("plain")), key=lambda s: s.median)
+    ours, numpy_spread = seconds("fold_f32"), Spread.of(numpy_seconds)
+    ratio = plain.median / ours.median
+    details = {
+        "seconds": vars(ours),
+        "plain_seconds": vars(plain),
+        "numpy_seconds": vars(numpy_spread),
+        "runs": results,
+    }
+    bandwidth = f"{ours.text(1e3)} ms, plain loop {plain.text(1e3)} ms, ratio {ratio:.2f}"
+    numpy_text = f"{ours.text(1e3)} ms, NumPy's best {numpy_spread.text(1e3)} ms"
+    return [
+        Figure("fold of 232 MB f32, against memory bandwidth", bandwidth, "0.85", ratio >= 0.85, details),
+        Figure("fold of 232 MB f32, against NumPy", numpy_text, "never slower", ours.median <= numpy_spread.median),
+    ]

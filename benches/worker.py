@@ -1,0 +1,71 @@
+"""Processes at the other end of a measurement: thalweg clients, or the plainest TCP that does the same work.
+
+python -m benches.worker thalweg URL NAME COUNT   clients NAME-1 .. NAME-COUNT, a thread each
+python -m benches.worker raw HOST PORT BYTES      takes BYTES, sends them back, until the peer closes
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import sys
+import threading
+
+import numpy as np
+
+BLOCK = 256 << 10  # bytes of one read or write, those of a chunk
+
+
+def receive_exactly(peer: socket.socket, view: memoryview) -> bool:
+    """Fill ``view``; False if the peer closed before the first byte."""
+    got = 0
+    while got < len(view):
+        count = peer.recv_into(view[got : got + BLOCK])
+        if count == 0:
+            if got:
+                raise ConnectionError("the peer closed in the middle")
+            return False
+        got += count
+    return True
+
+
+def thalweg(url: str, name: str, count: int) -> None:
+    """Take part with ``count`` clients until the job is done; nothing is trained."""
+    from thalweg import _core
+
+    def take_part(number: int) -> None:
+        client = _core.Client(url, f"{name}-{number}", "{}", None)
+        client.join()
+        while (task := client.next()) is not None:
+            client.submit(task[0], 1, "{}")
+        client.close("done")
+
+    threads = [threading.Thread(target=take_part, args=(number,)) for number in range(1, count + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def raw(host: str, port: int, size: int) -> None:
+    """Echo blocks of ``size`` bytes, whole ones at a time."""
+    buffer = np.ones(size, np.uint8).data
+    with socket.create_connection((host, port)) as peer:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while receive_exactly(peer, buffer):
+            peer.sendall(buffer)
+
+
+def main(arguments: list[str]) -> None:
+    # The measurement's process may be killed: then so is this one.
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+    kind, first, second, number = arguments
+    if kind == "thalweg":
+        thalweg(first, second, int(number))
+    else:
+        raw(first, int(second), int(number))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
