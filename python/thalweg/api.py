@@ -111,7 +111,9 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close("the job is over" if error is None else "the server has failed")
 
 
@@ -163,7 +165,9 @@ class Client:
         self._core.close(reason)
 
 
-def fedavg(server: Server, rounds: int, *, data: Any = None, config: Mapping[str, Any] | None = None) -> Iterator[Round]:
+def fedavg(
+    server: Server, rounds: int, *, data: Any = None, config: Mapping[str, Any] | None = None
+) -> Iterator[Round]:
     """Run rounds of federated averaging (weighted by samples) and yield each as it ends.
 
     Waits for all clients first. With ``data``, the app evaluates the global model on it after each round. Raises

@@ -62,7 +62,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
                 arena[name][...] = array
             return arena
         arena = cls(_core.Arena(layout_of(model)))
-        arena._point(model, copy=True)
+        arena.show_in(model, copy=True)
         return arena
 
     @property
@@ -87,7 +87,8 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(_SHOWN[dtype]).itemsize
         return np.asarray(self.core)[offset : offset + size]
 
-    def _point(self, module: torch.nn.Module, *, copy: bool) -> None:
+    def show_in(self, module: torch.nn.Module, *, copy: bool) -> None:
+        """Make a module's tensors views of this arena; with ``copy``, their values are moved in first."""
         import torch
 
         names = {dtype: name for name, dtype in _TORCH.items()}
@@ -110,7 +111,7 @@ def attach(module: torch.nn.Module, core: _core.Arena) -> Arena:
     if difference is not None:
         raise ModelError(f"the model differs from the job's: {difference}", "Use the same model at both ends")
     arena = Arena(core)
-    arena._point(module, copy=False)
+    arena.show_in(module, copy=False)
     return arena
 
 

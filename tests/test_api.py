@@ -1,0 +1,143 @@
+"""The API for one's own model, and the example in the README's words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thalweg
+from thalweg import _core
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
+
+
+class Constant:
+    """Trains a model to a constant; refuses to learn in the rounds given."""
+
+    def __init__(self, value: float, samples: int = 1) -> None:
+        self.value, self.samples = value, samples
+        self.seen: list[Mapping[str, Any]] = []
+
+    def model(self) -> torch.nn.Module:
+        model = torch.nn.Linear(4, 2)
+        torch.nn.init.zeros_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+        return model
+
+    def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.seen.append(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(self.value)
+        return self.samples, {"value": self.value}
+
+    def evaluate(self, model: torch.nn.Module, data: Any) -> dict[str, float]:
+        return {"weight": float(next(model.parameters()).detach().mean())}
+
+
+def take_part(server: thalweg.Server, apps: Mapping[str, Constant]) -> dict[str, list[dict[str, Any]]]:
+    """Start a client for each app, in threads; the dict fills as they end."""
+    results: dict[str, list[dict[str, Any]]] = {}
+
+    def run(name: str, app: Constant) -> None:
+        results[name] = thalweg.Client(app, server.address, name=name).run()
+
+    for item in apps.items():
+        threading.Thread(target=run, args=item, daemon=True).start()
+    return results
+
+
+def test_the_mean_is_weighted_by_samples() -> None:
+    apps = {"a": Constant(1.0, 30), "b": Constant(5.0, 10)}
+    with thalweg.Server(apps["a"], clients=2) as server:
+        take_part(server, apps)
+        rounds = list(thalweg.fedavg(server, 3, data=(), config={"extra": "word"}))
+    assert [done.metrics["weight"] for done in rounds] == [2.0, 2.0, 2.0]
+    assert all(done.complete and sorted(done.participants) == ["a", "b"] for done in rounds)
+    assert [config["round"] for config in apps["b"].seen] == [1, 2, 3]
+    assert apps["b"].seen[0]["extra"] == "word"
+
+
+def test_an_update_with_nan_is_refused_by_name_and_the_client_goes_on() -> None:
+    apps = {"good": Constant(1.0), "bad": Constant(float("nan"))}
+    with thalweg.Server(apps["good"], clients=2, enough=1) as server:
+        results = take_part(server, apps)
+        first, second = thalweg.fedavg(server, 2, data=())
+    assert first.metrics["weight"] == second.metrics["weight"] == 1.0
+    bad = next(part for part in first.outcome["participants"] if part["client"] == "bad")
+    assert bad["state"] == "rejected"
+    assert "NaN" in bad["reason"]
+    assert "weight" in bad["reason"]
+    assert not first.complete
+    assert first.participants == ["good"]
+    assert all(entry["status"] == "rejected" for entry in results.get("bad", []))
+
+
+def test_too_few_updates_end_the_job_with_the_reasons() -> None:
+    apps = {"bad": Constant(float("inf"))}
+    with thalweg.Server(apps["bad"], clients=1) as server:
+        take_part(server, apps)
+        with pytest.raises(_core.CoreError, match=r"0 of 1.*bad.*inf") as error:
+            list(thalweg.fedavg(server, 1))
+    assert error.value.kind == "round"
+
+
+def test_another_model_is_refused_with_both_layouts() -> None:
+    class Wider(Constant):
+        def model(self) -> torch.nn.Module:
+            return torch.nn.Linear(5, 2)
+
+    refusal = pytest.raises(_core.CoreError, match=r'"odd" has layout .* the same model')
+    with thalweg.Server(Constant(1.0), clients=1) as server, refusal:
+        thalweg.Client(Wider(1.0), server.address, name="odd").run()
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    with thalweg.Server(Constant(1.0), clients=2) as server:
+        first = thalweg.Client(Constant(1.0), server.address, name="same")
+        first._core.join()
+        with pytest.raises(_core.CoreError, match='named "same" is connected'):
+            thalweg.Client(Constant(1.0), server.address, name="same", patience=0.0).run()
+        first.close()
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(_core.CoreError, match=r"refused.*start the server first"):
+        thalweg.Client(Constant(1.0), "tcp://127.0.0.1:1", name="alone", patience=0.0).run()
+
+
+def test_a_closed_server_says_so() -> None:
+    server = thalweg.Server(Constant(1.0), clients=1)
+    server.close()
+    server.close()
+    with pytest.raises(_core.CoreError, match="closed"):
+        server.round()
+
+
+@pytest.mark.parametrize("partial", ["keep", "discard"])
+def test_deterministic_bits_do_not_depend_on_who_comes_first(partial: str) -> None:
+    apps = {f"c{i}": Constant(0.1 * 3**i, 7 * i + 1) for i in range(4)}
+    bits = set()
+    for order in (list(apps), list(reversed(apps))):
+        with thalweg.Server(apps["c0"], clients=4, partial=partial, deterministic=True) as server:
+            take_part(server, {name: apps[name] for name in order})
+            list(thalweg.fedavg(server, 1))
+            bits.add(np.asarray(server.arena.core).tobytes())
+    assert len(bits) == 1
+
+
+def test_the_example_is_short_and_learns() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < 40
+    done = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=120, check=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10, done.stdout + done.stderr
+    assert "from c0, c1, c2" in lines[0]
+    assert float(lines[-1].split("loss ")[1].split()[0]) < 0.01
