@@ -9,7 +9,7 @@ use thalweg_arena::Arena;
 use thalweg_transport::ErrorKind;
 
 use crate::factory::expect_error;
-use crate::pair::{link, poll_once, receive_until, send_in_task, settle, Receive};
+use crate::pair::{link, poll_once, send_in_task, settle, stall, Receive, Sending};
 use crate::updates::refill;
 use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router};
 
@@ -30,11 +30,11 @@ pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
     let cancel = update.cancel().clone();
     let recorders: Vec<_> = (0..2).map(|_| Arc::new(Recorder::new(factory.bulk))).collect();
     let router = Router(recorders.clone());
-    let send = send_in_task(&pair.client, update);
+    let mut send: Sending = pair.client.send_update(&update);
     let mut receive: Receive = pair.server.receive(&router);
-    receive_until(&mut receive, &recorders[0], |seen| !seen.placed.is_empty()).await;
+    stall(&mut send, &mut receive, &recorders[0]).await;
     cancel.cancel();
-    expect_error(send.await.unwrap(), &[ErrorKind::Cancelled]);
+    expect_error(send.await, &[ErrorKind::Cancelled]);
     assert_free(&source);
     let control = pair.client.send_control(Bytes::from_static(b"still here"));
     let (sent, came) = tokio::join!(control, receive);
@@ -76,14 +76,15 @@ pub async fn cancel_stops_its_own_update_only(factory: &Factory) {
     let cancel = one.cancel().clone();
     let recorders = [Arc::new(Recorder::new(factory.bulk)), Arc::new(Recorder::new(1 << 20))];
     let router = Router(recorders.to_vec());
-    let sends = (send_in_task(&pair.client, one), send_in_task(&pair.client, two));
+    let mut send: Sending = pair.client.send_update(&one);
     let mut receive: Receive = pair.server.receive(&router);
-    receive_until(&mut receive, &recorders[0], |seen| !seen.placed.is_empty()).await;
+    stall(&mut send, &mut receive, &recorders[0]).await;
+    let other_send = send_in_task(&pair.client, two);
     cancel.cancel();
-    expect_error(sends.0.await.unwrap(), &[ErrorKind::Cancelled]);
+    expect_error(send.await, &[ErrorKind::Cancelled]);
     assert_free(&stopped);
     let end = async {
-        sends.1.await.unwrap().unwrap();
+        other_send.await.unwrap().unwrap();
         pair.client.send_control(Bytes::from_static(b"end")).await.unwrap();
     };
     let ((), came) = tokio::join!(end, receive);

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use thalweg_transport::{ErrorKind, Link};
 
 use crate::factory::expect_error;
-use crate::pair::{poll_once, receive_until, send_in_task, until_closed, Receive};
+use crate::pair::{poll_once, stall, until_closed, Receive, Sending};
 use crate::{outgoing, pattern, update_id, Factory, Recorder};
 
 const CLOSED: &[ErrorKind] = &[ErrorKind::Closed];
@@ -28,11 +28,13 @@ async fn stuck(factory: &Factory, close: impl AsyncFnOnce(&Arc<dyn Link>, &Arc<d
     let pair = factory.pair().await;
     let source = pattern(factory.bulk, 1);
     let recorder = Recorder::new(factory.bulk);
-    let send = send_in_task(&pair.client, outgoing(&source, update_id(1), factory.chunk(64 << 10)));
+    let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
+    let mut send: Sending = pair.client.send_update(&update);
     let mut receive: Receive = pair.server.receive(&recorder);
-    receive_until(&mut receive, &recorder, |seen| !seen.placed.is_empty()).await;
+    stall(&mut send, &mut receive, &recorder).await;
     close(&pair.client, &pair.server).await;
-    expect_error(send.await.unwrap(), CLOSED);
+    expect_error(send.await, CLOSED);
+    drop(update);
     expect_error(receive.await, CLOSED);
     assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
 }

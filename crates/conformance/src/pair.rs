@@ -124,6 +124,24 @@ pub(crate) async fn receive_until(
     }
 }
 
+/// The sending of an update, driven by the test itself.
+pub(crate) type Sending<'a> = Pin<Box<dyn Future<Output = Result<SendReport>> + Send + 'a>>;
+
+/// Gets a sender stuck: its peer takes one chunk and no more, and the sender is polled until it has long filled
+/// whatever is between them.
+pub(crate) async fn stall(send: &mut Sending<'_>, receive: &mut Receive<'_>, recorder: &Recorder) {
+    tokio::select! {
+        biased;
+        sent = &mut *send => panic!("{sent:?} though the peer does not receive; raise Factory::bulk"),
+        () = receive_until(receive, recorder, |seen| !seen.placed.is_empty()) => {}
+    }
+    for _ in 0..1_000 {
+        let polled = poll_once(send).await;
+        assert!(polled.is_pending(), "{polled:?} though the peer does not receive; raise Factory::bulk");
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Polls a future once, so that it begins.
 pub(crate) async fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context))).await
