@@ -136,8 +136,7 @@ fn kinds(dice: &mut Dice) -> [Kind; 6] {
 
 #[test]
 fn no_bytes_do_harm() {
-    let frames =
-        from_environment("THALWEG_FUZZ_FRAMES", 1_000_000);
+    let frames = from_environment("THALWEG_FUZZ_FRAMES", 1_000_000);
     let mut dice = Dice(from_environment("THALWEG_FUZZ_SEED", 1));
     let (kinds, mut buffer, mut refusals) = (kinds(&mut dice), Vec::new(), BTreeSet::new());
     let start = std::time::Instant::now();
