@@ -1,0 +1,168 @@
+//! Bad luck and bad peers, over real sockets.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use common::{client, floats, layout, part, round, server, transfers, LIMIT};
+use serde_json::json;
+use thalweg_proto::Verdict;
+
+#[test]
+fn a_link_that_breaks_in_the_middle_is_resumed_and_only_the_rest_is_sent() {
+    for partial in ["keep", "discard"] {
+        let layout = layout(1_000_000);
+        let options = json!({ "partial": partial, "chunk": 65536 });
+        let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+        let cut = json!({ "layers": { "fault": { "cut_after": 3_000_000 } } });
+        let thread = client(&server.address(), "c", cut, 2.0, 1);
+        server.wait(1, Some(LIMIT), || true);
+        let outcome = round(&server, 1).unwrap();
+        let up = transfers(&outcome, "c", "up");
+        assert_eq!(outcome["complete"], true, "{outcome}");
+        assert!(up["resumed"].as_u64().unwrap() >= 1, "{up}");
+        let wire = up["wire_bytes"].as_u64().unwrap();
+        assert!(wire < layout.bytes() + 400_000, "sent {wire} bytes for {}", layout.bytes());
+        assert!(floats(&model, &layout).iter().all(|&x| x == 2.0));
+        server.close("done");
+        assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted]));
+    }
+}
+
+#[test]
+fn loss_repetition_disorder_and_damage_change_nothing() {
+    for partial in ["keep", "discard"] {
+        let layout = layout(200_000);
+        let fault = json!({ "seed": 7, "loss": 0.1, "duplicate": 0.1, "reorder": 0.2, "corrupt": 0.05 });
+        let layers = json!({ "layers": { "fault": fault } });
+        let mut options = json!({ "expected": 2, "enough": 2, "partial": partial, "chunk": 8192 });
+        options["layers"] = layers["layers"].clone();
+        let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+        let clients =
+            [("a", 1.0), ("b", 5.0)].map(|(n, value)| client(&server.address(), n, layers.clone(), value, 1));
+        server.wait(2, Some(LIMIT), || true);
+        for number in 1..=2 {
+            let outcome = round(&server, number).unwrap();
+            assert_eq!(outcome["complete"], true, "{outcome}");
+            assert!(floats(&model, &layout).iter().all(|&x| x == 3.0), "{partial}");
+        }
+        server.close("done");
+        clients.into_iter().for_each(|c| assert_eq!(c.join().unwrap(), Ok(vec![Verdict::Accepted; 2])));
+    }
+}
+
+/// Passes everything on, but only so much of what the client sends; then one byte whenever `pace` is over.
+fn trickle(to: &str, free: usize, pace: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp://{}", listener.local_addr().unwrap());
+    let to = to.trim_start_matches("tcp://").to_owned();
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect(to).unwrap();
+        let (mut back, mut down) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut down, &mut back));
+        let mut passed = 0;
+        let (_never, paces) = mpsc::channel::<()>();
+        let mut buffer = [0; 4096];
+        loop {
+            let room = if passed < free { buffer.len().min(free - passed) } else { 1 };
+            let Ok(n @ 1..) = client.read(&mut buffer[..room]) else { return };
+            if server.write_all(&buffer[..n]).is_err() {
+                return;
+            }
+            passed += n;
+            if passed >= free {
+                let _ = paces.recv_timeout(pace); // nobody sends: this is the pace
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_client_that_sends_a_byte_now_and_then_ends_by_liveness() {
+    let layout = layout(500_000);
+    let options = json!({ "expected": 2, "enough": 1, "grace": 0.1, "liveness": 0.5 });
+    let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+    let slow_address = trickle(&server.address(), 100_000, Duration::from_millis(50));
+    let good = client(&server.address(), "good", json!({}), 3.0, 1);
+    let slow = client(&slow_address, "slow", json!({ "patience": 0.2 }), 9.0, 1);
+    server.wait(2, Some(LIMIT), || true);
+    let outcome = round(&server, 1).unwrap();
+    assert_eq!(part(&outcome, "slow")["state"], "lost");
+    let reason = part(&outcome, "slow")["reason"].as_str().unwrap();
+    assert!(reason.contains("no progress"), "{reason}");
+    assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
+    server.close("done");
+    assert_eq!(good.join().unwrap(), Ok(vec![Verdict::Accepted]));
+    assert!(slow.join().unwrap().is_err());
+}
+
+#[test]
+fn strangers_do_no_harm() {
+    let layout = layout(1000);
+    let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", json!({}));
+    let address = server.address();
+    let host = address.trim_start_matches("tcp://");
+    let mut strangers = Vec::new();
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"", b"tlwg\x01\x02\xff\xff\xff\xff"] {
+        let mut stranger = TcpStream::connect(host).unwrap();
+        stranger.write_all(bytes).unwrap();
+        strangers.push(stranger);
+    }
+    let good = client(&address, "good", json!({}), 3.0, 1);
+    server.wait(1, Some(LIMIT), || true);
+    assert_eq!(round(&server, 1).unwrap()["complete"], true);
+    assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
+    server.close("done");
+    good.join().unwrap().unwrap();
+}
+
+#[test]
+fn one_that_dies_in_its_update_and_comes_back_as_a_new_process_takes_part_again() {
+    for partial in ["keep", "discard"] {
+        let layout = layout(100_000);
+        let options =
+            json!({ "expected": 2, "enough": 2, "grace": 60.0, "partial": partial, "chunk": 16384 });
+        let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+        let address = server.address();
+        let stays = client(&address, "stays", json!({}), 1.0, 1);
+        let again = std::thread::spawn(move || {
+            let cut = json!({ "layers": { "fault": { "cut_after": 200_000 } }, "patience": 0.0 });
+            let died = client(&address, "dies", cut, 3.0, 1).join().unwrap();
+            (died, client(&address, "dies", json!({}), 3.0, 1).join().unwrap())
+        });
+        server.wait(2, Some(LIMIT), || true);
+        let outcome = round(&server, 1).unwrap();
+        assert_eq!(outcome["complete"], true, "{outcome}");
+        assert!(floats(&model, &layout).iter().all(|&x| x == 2.0), "{partial}");
+        server.close("done");
+        assert_eq!(stays.join().unwrap(), Ok(vec![Verdict::Accepted]));
+        let (died, returned) = again.join().unwrap();
+        assert!(died.is_err());
+        assert_eq!(returned, Ok(vec![Verdict::Accepted]));
+    }
+}
+
+#[test]
+fn a_straggler_does_not_hold_up_the_deadline_nor_the_next_round() {
+    let layout = layout(2_000_000);
+    let options = json!({ "expected": 2, "enough": 1, "deadline": 1.0 });
+    let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+    let good = client(&server.address(), "good", json!({}), 3.0, 1);
+    let slow = client(&server.address(), "slow", json!({ "layers": { "throttle": "10mbit" } }), 9.0, 1);
+    server.wait(2, Some(LIMIT), || true);
+    for number in 1..=2 {
+        let outcome = round(&server, number).unwrap();
+        assert_eq!(part(&outcome, "good")["state"], "whole");
+        assert_eq!(outcome["complete"], false);
+        assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
+    }
+    server.close("done");
+    good.join().unwrap().unwrap();
+    assert!(slow.join().unwrap().unwrap().iter().all(|v| *v == Verdict::Late));
+}

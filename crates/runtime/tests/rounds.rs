@@ -1,0 +1,131 @@
+//! Whole rounds over the memory and the tcp transport.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{client, count, floats, layout, part, round, server, transfers, LIMIT};
+use serde_json::json;
+use thalweg_proto::Verdict;
+
+const ADDRESSES: [&str; 2] = ["memory://rounds:0", "tcp://127.0.0.1:0"];
+
+#[test]
+fn the_mean_is_weighted_and_counters_take_the_maximum() {
+    for address in ADDRESSES {
+        for partial in ["keep", "discard"] {
+            let layout = layout(300_000);
+            let options = json!({ "expected": 3, "enough": 3, "partial": partial, "chunk": 65536 });
+            let (mut server, model) = server(&layout, address, options);
+            let clients: Vec<_> = [(1.0, 10), (2.0, 20), (6.0, 10)]
+                .into_iter()
+                .enumerate()
+                .map(|(i, (value, samples))| {
+                    client(&server.address(), &format!("c{i}"), json!({}), value, samples)
+                })
+                .collect();
+            assert_eq!(server.wait(3, Some(LIMIT), || true), 3);
+            for number in 1..=2 {
+                let outcome = round(&server, number).unwrap();
+                assert_eq!(outcome["complete"], true, "{outcome}");
+                assert!(floats(&model, &layout).iter().all(|&x| x == 2.75), "{address} {partial}");
+                assert_eq!(count(&model, &layout), i64::from(number) * 20);
+                assert_eq!(part(&outcome, "c1")["metrics"]["value"], "2");
+                assert_eq!(transfers(&outcome, "c2", "up")["bytes"], layout.bytes());
+            }
+            server.close("done");
+            for thread in clients {
+                assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted; 2]));
+            }
+        }
+    }
+}
+
+#[test]
+fn tcp_copies_nothing_and_memory_once() {
+    for (address, copies) in ADDRESSES.into_iter().zip([1, 0]) {
+        let layout = layout(100_000);
+        let (server, _) = server(&layout, address, json!({}));
+        let thread = client(&server.address(), "c", json!({}), 1.0, 1);
+        server.wait(1, Some(LIMIT), || true);
+        let outcome = round(&server, 1).unwrap();
+        let copied = transfers(&outcome, "c", "up")["copied"].as_u64().unwrap();
+        assert_eq!(copied, copies * layout.bytes(), "{address}");
+        drop(server);
+        thread.join().unwrap().unwrap();
+    }
+}
+
+#[test]
+fn staging_smaller_than_the_clients_serves_them_in_turn() {
+    let layout = layout(50_000);
+    let options = json!({ "expected": 8, "enough": 8, "staging": 2 * layout.bytes() });
+    let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+    let clients: Vec<_> =
+        (0..8).map(|i| client(&server.address(), &format!("c{i}"), json!({}), i as f32, 1)).collect();
+    server.wait(8, Some(LIMIT), || true);
+    let outcome = round(&server, 1).unwrap();
+    assert_eq!(outcome["complete"], true, "{outcome}");
+    assert!(floats(&model, &layout).iter().all(|&x| x == 3.5));
+    server.close("done");
+    clients.into_iter().for_each(|c| assert_eq!(c.join().unwrap(), Ok(vec![Verdict::Accepted])));
+}
+
+#[test]
+fn a_value_no_update_may_hold_is_refused_by_name() {
+    for partial in ["keep", "discard"] {
+        let layout = layout(1000);
+        let options = json!({ "expected": 2, "enough": 1, "partial": partial });
+        let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+        let good = client(&server.address(), "good", json!({}), 4.0, 1);
+        let bad = client(&server.address(), "bad", json!({}), f32::NAN, 1);
+        server.wait(2, Some(LIMIT), || true);
+        let outcome = round(&server, 1).unwrap();
+        assert_eq!(part(&outcome, "bad")["state"], "rejected");
+        assert!(part(&outcome, "bad")["reason"].as_str().unwrap().contains("\"w\""), "{outcome}");
+        assert!(floats(&model, &layout).iter().all(|&x| x == 4.0), "{partial}");
+        server.close("done");
+        assert_eq!(good.join().unwrap(), Ok(vec![Verdict::Accepted]));
+        assert!(matches!(bad.join().unwrap().unwrap()[..], [Verdict::Rejected(_)]));
+    }
+}
+
+#[test]
+fn tokens_are_proven_or_the_client_stays_out() {
+    let layout = layout(10);
+    let (server, _) = server(&layout, "tcp://127.0.0.1:0", json!({ "token": "correct-horse" }));
+    for (options, word) in [(json!({ "token": "wrong" }), "token"), (json!({}), "--token-file")] {
+        let refused = client(&server.address(), "c", options, 1.0, 1).join().unwrap().unwrap_err();
+        assert!(refused.contains(word), "{refused}");
+    }
+    let member = client(&server.address(), "c", json!({ "token": "correct-horse" }), 1.0, 1);
+    assert_eq!(server.wait(1, Some(LIMIT), || true), 1);
+    drop(server);
+    member.join().unwrap().unwrap();
+}
+
+#[test]
+fn beyond_loopback_somebody_must_be_asked_for_something() {
+    let layout = layout(10);
+    let arena = thalweg_arena::Arena::new(layout.bytes()).unwrap();
+    let open = thalweg_runtime::Server::start(arena, layout, "tcp://0.0.0.0:0", Default::default());
+    let error = open.err().unwrap();
+    assert!(error.kind() == "security" && error.to_string().contains("thalweg pki init"), "{error}");
+}
+
+#[test]
+fn an_unknown_transport_names_those_there_are() {
+    let layout = layout(10);
+    let arena = thalweg_arena::Arena::new(layout.bytes()).unwrap();
+    let error =
+        thalweg_runtime::Server::start(arena, layout, "carrier://pigeon", Default::default()).err().unwrap();
+    assert!(error.to_string().contains("memory, tcp"), "{error}");
+}
+
+#[test]
+fn a_port_in_use_says_so() {
+    let layout = layout(10);
+    let (first, _) = server(&layout, "tcp://127.0.0.1:0", json!({}));
+    let arena = thalweg_arena::Arena::new(layout.bytes()).unwrap();
+    let second = thalweg_runtime::Server::start(arena, layout, &first.address(), Default::default());
+    assert!(second.err().unwrap().to_string().contains("choose another port"));
+}
