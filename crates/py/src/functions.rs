@@ -67,11 +67,12 @@ pub fn pki_token(secret: &str, name: &str) -> PyResult<String> {
     Ok(pki::token_for(&secret, name).to_hex())
 }
 
-/// Goodput of a raw TCP stream and of thalweg over loopback, interleaved, and a control message's round
-/// trip, as JSON. Moves `bytes` bytes each.
+/// Goodput of one raw TCP stream, of `streams` at once and of thalweg over loopback, interleaved, and a control
+/// message's round trip, as JSON. Each transfer moves `bytes` bytes.
 #[pyfunction]
-pub fn probe_loopback(py: Python<'_>, bytes: u64) -> PyResult<String> {
-    py.detach(|| runtime::probe::loopback(bytes)).map_err(raise)
+#[pyo3(signature = (bytes, streams=1))]
+pub fn probe_loopback(py: Python<'_>, bytes: u64, streams: usize) -> PyResult<String> {
+    py.detach(|| runtime::probe::loopback(bytes, streams)).map_err(raise)
 }
 
 /// Answers probes at `listen` for so many seconds, or until interrupted.
@@ -85,5 +86,5 @@ pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f
 /// Goodput of a raw TCP stream and of thalweg to a peer that serves probes, as JSON.
 #[pyfunction]
 pub fn probe_peer(py: Python<'_>, url: &str, config: &str, bytes: u64) -> PyResult<String> {
-    py.detach(|| runtime::probe::peer(url, config, bytes)).map_err(raise)
+    py.detach(|| runtime::probe::peer(url, config, bytes, 1)).map_err(raise)
 }

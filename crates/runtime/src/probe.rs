@@ -7,7 +7,7 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,8 @@ const MOST: u64 = 256 << 20;
 /// Bytes of a raw stream's reads and writes: those of a chunk.
 const BLOCK: usize = DEFAULT_CHUNK as usize;
 const REPETITIONS: usize = 5;
+/// Most raw streams at once; each has buffers of the whole update at both ends.
+const MOST_STREAMS: usize = 16;
 const ROUND_TRIPS: usize = 200;
 /// How long a raw stream may stand still.
 const STALL: Duration = Duration::from_secs(10);
@@ -185,13 +187,26 @@ impl Prober {
         serde_json::from_slice(&self.link.receive(&self.sink).await?).map_err(corrupt)
     }
 
-    async fn raw(&self) -> Result<f64, Error> {
-        let Answer::Raw { port, ticket } = self.ask(&Ask::Raw { bytes: self.arena.len() }).await? else {
-            return Err(corrupt("no port for the raw stream"));
-        };
-        let (host, bytes) = (self.host.clone(), self.arena.lend(self.arena.range())?);
-        let sent = tokio::task::spawn_blocking(move || send_raw(&host, port, ticket, &bytes)).await;
-        sent.map_err(|e| system("raw stream", e))?.map_err(|e| system("raw stream", e))
+    /// Bytes a second of so many raw streams at once, all together; each carries the whole update.
+    async fn raw(&self, streams: usize) -> Result<f64, Error> {
+        let start = Arc::new(Barrier::new(streams));
+        let mut senders = Vec::new();
+        for _ in 0..streams {
+            let Answer::Raw { port, ticket } = self.ask(&Ask::Raw { bytes: self.arena.len() }).await? else {
+                return Err(corrupt("no port for the raw stream"));
+            };
+            let (host, bytes, start) =
+                (self.host.clone(), self.arena.lend(self.arena.range())?, start.clone());
+            senders.push(tokio::task::spawn_blocking(move || send_raw(&host, port, ticket, &bytes, &start)));
+        }
+        let mut span: Option<(Instant, Instant)> = None;
+        for sender in senders {
+            let sent = sender.await.map_err(|e| system("raw stream", e))?;
+            let (from, to) = sent.map_err(|e| system("raw stream", e))?;
+            span = Some(span.map_or((from, to), |(a, b)| (a.min(from), b.max(to))));
+        }
+        let seconds = span.map_or(f64::NAN, |(from, to)| (to - from).as_secs_f64());
+        Ok((self.arena.len() * streams as u64) as f64 / seconds)
     }
 
     async fn update(&self, round: u32) -> Result<f64, Error> {
@@ -217,22 +232,36 @@ impl Prober {
     }
 }
 
-fn send_raw(host: &str, port: u16, ticket: [u8; 16], bytes: &[u8]) -> std::io::Result<f64> {
+/// Sends one raw stream; returns when its first byte left and when its last had arrived. All streams connect
+/// first; a stream that cannot still lets the others start.
+fn send_raw(
+    host: &str,
+    port: u16,
+    ticket: [u8; 16],
+    bytes: &[u8],
+    start: &Barrier,
+) -> std::io::Result<(Instant, Instant)> {
+    let mut stream = connect_raw(host, port, ticket);
+    start.wait();
+    let stream = stream.as_mut().map_err(|e| std::io::Error::new(e.kind(), e.to_string()))?;
+    let started = Instant::now();
+    for block in bytes.chunks(BLOCK) {
+        stream.write_all(block)?;
+    }
+    stream.read_exact(&mut [0])?;
+    Ok((started, Instant::now()))
+}
+
+fn connect_raw(host: &str, port: u16, ticket: [u8; 16]) -> std::io::Result<TcpStream> {
     let address = (host, port).to_socket_addrs()?.next();
     let address = address.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::AddrNotAvailable))?;
     let mut stream = TcpStream::connect_timeout(&address, STALL)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(STALL))?;
     stream.set_write_timeout(Some(STALL))?;
-    let mut mark = [0];
     stream.write_all(&ticket)?;
-    stream.read_exact(&mut mark)?;
-    let started = Instant::now();
-    for block in bytes.chunks(BLOCK) {
-        stream.write_all(block)?;
-    }
-    stream.read_exact(&mut mark)?;
-    Ok(bytes.len() as f64 / started.elapsed().as_secs_f64())
+    stream.read_exact(&mut [0])?;
+    Ok(stream)
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -240,15 +269,17 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Probes the path to `url`, moving `bytes` bytes a transfer (at most 256 MiB). `config` as for a client.
+/// Probes the path to `url`, moving `bytes` bytes a transfer (at most 256 MiB), with one raw stream and with
+/// `streams` of them at once. `config` as for a client.
 ///
 /// # Errors
 /// What the transport says, or if the peer serves no probes.
-pub fn peer(url: &str, config: &str, bytes: u64) -> Result<String, Error> {
+pub fn peer(url: &str, config: &str, bytes: u64, streams: usize) -> Result<String, Error> {
     let options: ClientOptions = serde_json::from_str(config)?;
     let address = Address::parse(url)?;
     let transport = registry::transport_for(&address, &options.layers, options.seed)?;
-    runtime()?.block_on(measure(&*transport, &address, &options, bytes.clamp(1, MOST)))
+    let bytes = bytes.clamp(1, MOST);
+    runtime()?.block_on(measure(&*transport, &address, &options, bytes, streams.clamp(1, MOST_STREAMS)))
 }
 
 async fn measure(
@@ -256,6 +287,7 @@ async fn measure(
     address: &Address,
     options: &ClientOptions,
     bytes: u64,
+    streams: usize,
 ) -> Result<String, Error> {
     let link = transport.connect(address, &options.transport).await?;
     let arena = Arena::new(bytes)?;
@@ -263,9 +295,10 @@ async fn measure(
     let sink = Probed { arena: Arena::new(0)?, received: AtomicU64::new(0) };
     let prober = Prober { link, sink, host: address.host.clone(), arena };
     prober.update(0).await?; // the first one touches the receiver's pages
-    let (mut raw, mut ours) = (Vec::new(), Vec::new());
+    let (mut raw, mut ours, mut together) = (Vec::new(), Vec::new(), 0.0_f64);
     for repetition in 0..REPETITIONS {
-        raw.push(prober.raw().await?);
+        raw.push(prober.raw(1).await?);
+        together = together.max(prober.raw(streams).await?);
         ours.push(prober.update(repetition as u32 + 1).await?);
     }
     let mut trips = prober.round_trips().await?;
@@ -277,6 +310,8 @@ async fn measure(
         "repetitions": REPETITIONS,
         "raw_bytes_per_second": raw,
         "thalweg_bytes_per_second": ours,
+        "streams": streams,
+        "best_bytes_per_second_together": together,
         "ratio": ours / raw,
         "control_round_trip_seconds": median(&mut trips),
         "congestion": counters.congestion,
@@ -290,7 +325,7 @@ async fn measure(
 ///
 /// # Errors
 /// As [`peer`].
-pub fn loopback(bytes: u64) -> Result<String, Error> {
+pub fn loopback(bytes: u64, streams: usize) -> Result<String, Error> {
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let (ready, address) = std::sync::mpsc::channel();
     let stopped = stop.clone();
@@ -300,7 +335,7 @@ pub fn loopback(bytes: u64) -> Result<String, Error> {
         serve_and("tcp://127.0.0.1:0", "{}", None, go_on, told)
     });
     let outcome = match address.recv() {
-        Ok(address) => peer(&address, "{}", bytes),
+        Ok(address) => peer(&address, "{}", bytes, streams),
         Err(_) => Err(system("serve probes on loopback", "it did not start")),
     };
     stop.store(true, Ordering::Relaxed);
