@@ -1,7 +1,8 @@
 //! Who may send an update now: staging memory is bounded, so it is granted out.
 //!
 //! First come, first served, with one exception: where several updates fit at once, senders known to be slow
-//! never hold all places, so that one slow link costs one place and not the round.
+//! never hold all places while a faster one waits or is still to come, so that one slow link costs one place and
+//! not the round.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -52,16 +53,16 @@ impl Credits {
         self.holders.contains(&sender)
     }
 
-    /// The next sender to let in, if there is a place for one.
-    pub fn grant(&mut self) -> Option<u32> {
+    /// The next sender to let in, if there is a place for one. `coming`: who has not asked yet, and will.
+    pub fn grant(&mut self, coming: &[u32]) -> Option<u32> {
         if self.holders.len() >= self.places {
             return None;
         }
         let slow = self.slow();
         let slow_holders = self.holders.intersection(&slow).count();
         let room_for_slow = self.places == 1 || slow_holders + 1 < self.places;
-        let others_wait = self.queue.iter().any(|s| !slow.contains(s));
-        let admissible = |s: &u32| room_for_slow || !others_wait || !slow.contains(s);
+        let faster = self.queue.iter().chain(coming).any(|s| !slow.contains(s));
+        let admissible = |s: &u32| room_for_slow || !faster || !slow.contains(s);
         let at = self.queue.iter().position(admissible)?;
         let sender = self.queue.remove(at)?;
         self.holders.insert(sender);
@@ -81,7 +82,7 @@ mod tests {
     use super::*;
 
     fn grants(credits: &mut Credits) -> Vec<u32> {
-        std::iter::from_fn(|| credits.grant()).collect()
+        std::iter::from_fn(|| credits.grant(&[])).collect()
     }
 
     #[test]
@@ -120,8 +121,13 @@ mod tests {
         assert_eq!(grants(&mut credits), [2], "first in the queue again");
         credits.release(4);
         credits.release(5);
+        credits.release(2);
         credits.request(1);
-        assert_eq!(grants(&mut credits), [1], "nobody else waits");
+        credits.request(2);
+        assert_eq!(credits.grant(&[5]), Some(1));
+        assert_eq!(credits.grant(&[5]), None, "fast 5 is still to come");
+        assert_eq!(credits.grant(&[3]), None);
+        assert_eq!(grants(&mut credits), [2], "nobody else waits or comes");
     }
 
     #[test]

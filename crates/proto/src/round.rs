@@ -159,7 +159,9 @@ impl Round {
 
     /// Clients that may send now, and what.
     pub(crate) fn grants(&mut self, now: Time) -> Vec<(u32, Ranges)> {
-        let granted: Vec<u32> = std::iter::from_fn(|| self.credits.grant()).collect();
+        let comes = |p: &Part| matches!(p.state, State::Receiving | State::Training);
+        let coming: Vec<u32> = self.parts.iter().filter(|(_, p)| comes(p)).map(|(&s, _)| s).collect();
+        let granted: Vec<u32> = std::iter::from_fn(|| self.credits.grant(&coming)).collect();
         for sender in granted {
             if let Some(part) = self.parts.get_mut(&sender) {
                 part.enter(now, State::Sending);

@@ -46,6 +46,7 @@ fn faulty_world(seed: u64) -> (World, u32) {
         elements: 300 + rng.below(900),
         chunk: 64 << rng.below(4),
         folding: rng.time(50 * MS),
+        recut: rng.chance(0.5),
         ..Setup::default()
     };
     let mut world = World::new(&setup);
@@ -170,5 +171,5 @@ fn stragglers_of_an_unordered_link_are_not_asked_for_again() {
     assert_eq!(world.net.payload(0, common::End::Server), bytes);
     assert_eq!(world.net.payload(0, common::End::Client), bytes);
     let span = result.outcome.span;
-    assert!(span.end - span.start < 250 * MS, "whole is whole: nothing to settle for, {span:?}");
+    assert!(span.end - span.start < 210 * MS, "whole is whole: nothing to settle for, {span:?}");
 }

@@ -183,6 +183,35 @@ fn the_same_process_takes_over_from_its_old_link_though_that_looks_alive() {
     assert_eq!(server.party.machine.connected_clients().count(), 1);
 }
 
+/// Only what this server gave to this very process counts.
+#[test]
+fn nobody_is_believed_to_hold_a_round_it_was_not_given() {
+    let closed = |actions: &[Action]| {
+        let tells = |a: &&Action| matches!(a, Action::Send { message: Control::Closed { round: 1 }, .. });
+        actions.iter().filter(tells).count()
+    };
+    let began = |actions: &[Action]| actions.iter().any(|a| matches!(a, Action::SendUpdate { .. }));
+    let mut server = Bare::new(&Setup::default());
+    server.join(1, hello("in", 1));
+    server.join(2, hello("out", 1));
+    assert_eq!(server.party.machine.start_round(server.now, plan(1, 1)), Ok(()));
+    assert!(began(&server.actions()));
+    let holding = Holding::Round { round: 1 };
+    let actions = server.join(3, Hello { holding: holding.clone(), ..hello("in", 1) });
+    assert_eq!(closed(&actions), 0, "it takes part, and goes on");
+    assert!(!began(&actions));
+    for (link, name, instance) in [(4, "out", 1), (5, "stranger", 1)] {
+        let actions = server.join(link, Hello { holding: holding.clone(), ..hello(name, instance) });
+        assert_eq!(closed(&actions), 1, "{name}: {actions:?}");
+    }
+    server.party.machine.closed(server.now, 3, "cut");
+    server.actions();
+    let actions = server.join(6, Hello { holding, ..hello("in", 2) });
+    assert_eq!(closed(&actions), 1, "another process of the same name: {actions:?}");
+    let actions = server.say(6, Control::Idle);
+    assert!(began(&actions), "once it is idle, it is taken in anew");
+}
+
 #[test]
 fn messages_out_of_place_end_the_link_and_nothing_else() {
     let mut server = Bare::new(&Setup::default());

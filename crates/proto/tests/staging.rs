@@ -42,6 +42,7 @@ fn an_update_larger_than_the_whole_area_gets_in_alone() {
 fn slow_senders_neither_hog_the_places_nor_starve() {
     let slow = ["s0", "s1", "s2"].map(|name| with_rate(name, 4_000));
     let fast = ["f0", "f1", "f2", "f3"].map(|name| with_rate(name, 400_000));
+    let fast = fast.map(|f| Profile { train: 200 * MS, ..f }); // the slow ones are first in the queue
     let mut world = World::joined(&Setup { places: 2, ..Setup::default() }, slow.into_iter().chain(fast));
     let first = world.round(plan(1, 7), 60 * SECOND);
     assert!(first.outcome.complete);

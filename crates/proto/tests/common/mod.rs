@@ -30,6 +30,8 @@ pub struct Setup {
     pub max_clients: u32,
     pub token: Option<u8>,
     pub folding: Time,
+    /// Senders cut the same bytes differently each time, so that chunks overlap in part.
+    pub recut: bool,
 }
 
 impl Default for Setup {
@@ -44,6 +46,7 @@ impl Default for Setup {
             max_clients: 100,
             token: None,
             folding: MS,
+            recut: false,
         }
     }
 }

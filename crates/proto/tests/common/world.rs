@@ -24,6 +24,7 @@ pub struct World {
     /// Update bytes each process of a client made, by name and round.
     made: BTreeMap<(String, u32), Vec<u64>>,
     round: u32,
+    recut: bool,
     model: Vec<u8>,
     /// The earliest timer, unless a machine has been touched since it was looked up.
     due: Cell<Option<Option<Time>>>,
@@ -42,6 +43,7 @@ impl World {
             hangs: false,
             made,
             round: 0,
+            recut: setup.recut,
             model: Vec::new(),
             due: Cell::new(None),
         }
@@ -366,7 +368,8 @@ impl World {
     fn send_model(&mut self, links: &[LinkId], round: u32, wanted: &Ranges) {
         let layout = self.server.layout.hash();
         let id = ChunkHeader { job: JOB, round, sender: 0, layout, offset: 0, length: 0 };
-        let frames = chunks(&self.model, wanted, self.server.chunk, id);
+        let chunk = self.cut_at(self.server.chunk);
+        let frames = chunks(&self.model, wanted, chunk, id);
         let group = self.net.group();
         for &link in links {
             assert!(!self.server.dead.contains(&link), "the model for the dead link {link}");
@@ -438,13 +441,22 @@ impl World {
         self.net.send_control(self.now, link, End::Client, message);
     }
 
+    /// Where chunks are cut this time.
+    fn cut_at(&mut self, chunk: u32) -> u32 {
+        if !self.recut {
+            return chunk;
+        }
+        chunk / 4 * (1 + self.net.rng.below(4) as u32)
+    }
+
     fn send_client_update(&mut self, index: usize, round: u32, wanted: &Ranges) {
+        let chunk = self.cut_at(self.server.chunk);
         let client = &self.clients[index];
         let link = client.link.expect("there is a link");
         let welcome = client.machine.welcome().expect("it was let in");
         let (sender, layout) = (welcome.sender, welcome.layout.hash());
         let id = ChunkHeader { job: JOB, round, sender, layout, offset: 0, length: 0 };
-        let frames = chunks(&client.arena, wanted, welcome.chunk, id);
+        let frames = chunks(&client.arena, wanted, chunk, id);
         let group = self.net.group();
         self.net.send_update(self.now, link, End::Client, group, round, frames);
     }
