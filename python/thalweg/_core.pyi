@@ -3,6 +3,23 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+__all__ = [
+    "Arena",
+    "Client",
+    "CoreError",
+    "Layout",
+    "Server",
+    "build_info",
+    "pki_authority",
+    "pki_issue",
+    "pki_secret",
+    "pki_token",
+    "probe_loopback",
+    "probe_peer",
+    "probe_serve",
+    "transports",
+]
+
 class CoreError(Exception):
     """Any error of the core; its text is ``operation: cause; mend``."""
 
@@ -12,7 +29,7 @@ class CoreError(Exception):
 class Layout:
     """Names, dtypes, shapes and byte offsets of an update's tensors; every tensor starts at a multiple of 64."""
 
-    def __init__(self, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> None: ...
+    def __new__(cls, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> Layout: ...
     @property
     def tensors(self) -> list[tuple[str, str, list[int], int]]: ...
     @property
@@ -27,7 +44,7 @@ class Layout:
 class Arena:
     """One page-aligned buffer that holds a model; ``numpy.asarray(arena)`` is a writable view of its bytes."""
 
-    def __init__(self, layout: Layout) -> None: ...
+    def __new__(cls, layout: Layout) -> Arena: ...
     @property
     def layout(self) -> Layout: ...
     @property
@@ -40,7 +57,7 @@ class Arena:
 class Server:
     """The server's end of a job; it listens from when it is made."""
 
-    def __init__(self, arena: Arena, listen: str, config: str) -> None: ...
+    def __new__(cls, arena: Arena, listen: str, config: str) -> Server: ...
     @property
     def address(self) -> str: ...
     def wait(self, clients: int, timeout: float | None) -> int: ...
@@ -54,7 +71,7 @@ class Server:
 class Client:
     """A client's end of a job."""
 
-    def __init__(self, url: str, name: str, config: str, arena: Arena | None) -> None: ...
+    def __new__(cls, url: str, name: str, config: str, arena: Arena | None) -> Client: ...
     @property
     def arena(self) -> Arena: ...
     def join(self) -> None: ...

@@ -18,6 +18,7 @@ from thalweg import links, registry
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
+LOOPBACK: Final = "one raw TCP stream over loopback when the run began (several links together may pass it)"
 PROBE_BYTES: Final = 32 << 20
 PROBE_SECONDS: Final = 30.0
 # In a process of its own: the buffers it needs would count in the server's peak memory.
@@ -55,7 +56,7 @@ def bound_of(plan: Plan, url: str) -> Bound:
     if probe is None:
         return Bound("the probe of the loopback failed")
     return Bound(
-        "one raw TCP stream over loopback when the run began (several links together may pass it)",
+        LOOPBACK,
         total_bytes_per_second=probe["raw"],
     )
 

@@ -151,7 +151,7 @@ def _data(name: str) -> Callable[[], Check]:
         try:
             return Check(f"data {name}", True, _where(name), cost)
         except DataError as error:
-            return Check(f"data {name}", False, str(error), cost)
+            return Check(f"data {name}", False, error.cause, f"{cost}. {error.mend}")
 
     return check
 

@@ -142,6 +142,7 @@ def hosting(plan: Plan, url: str, trust: Mapping[str, Any], progress: Progress, 
     if the record cannot be opened or resumed.
     """
     check_transport(plan, registry.transports())
+    progress.note(f"preparing {plan.model.name}" + ("" if plan.is_payload else f" and {plan.data.name}"))
     party = server_party(plan)
     bound = bound_of(plan, url)
     server = _core.Server(party.arena, url, json.dumps(links.server_options(plan, trust)))

@@ -30,6 +30,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         progress.note(f"record: {host.record.path}")
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
+            progress.note(f"starting {len(names)} clients")
             fleet.start(names, _orders(host, client_trust, names, in_process=in_process))
             host.wait(fleet.check)
             host.serve(lambda: names)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from thalweg import terminal
 from thalweg.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -15,17 +15,14 @@ if TYPE_CHECKING:
     from thalweg.host import Result
 
 
-WIDTH: Final = 110
+COLUMNS: Final = (
+    "round", "accuracy", "time", "communication", "down", "up", "participants", "goodput", "of bound",
+)  # fmt: skip
 
 
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound) -> Table:
     """Return a row a round; goodput is the updates' bytes by the communication's seconds."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, caption=f"bound: {bound.source}", caption_justify="left")
-    for heading in ("round", "accuracy", "time", "communication", "down", "up", "participants", "goodput", "of bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = terminal.table(*COLUMNS, right=True, caption=f"bound: {bound.source}")
     for entry in entries:
         table.add_row(*_cells(entry, bound))
     return table
@@ -62,8 +59,6 @@ def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
 
 def show(result: Result) -> None:
     """Print the table and where the record is."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = terminal.console()
     console.print(summary(result.entries, result.bound))
-    console.print(f"record: {result.record}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"record: {result.record}", markup=False, soft_wrap=True)

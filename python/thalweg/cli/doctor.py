@@ -52,9 +52,9 @@ def _note(text: str) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.console import Console
+    from thalweg import terminal
 
-    console = Console(highlight=False)
+    console = terminal.console()
     _show_machine(console, found)
     _show_checks(console, found["checks"])
     _show_path(console, found["path"])
@@ -79,9 +79,9 @@ def _show_machine(console: Console, found: dict[str, Any]) -> None:
 
 
 def _show_checks(console: Console, checks: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from thalweg import terminal
 
-    table = Table("", "", "seen", "what its absence costs")
+    table = terminal.table("what", "here", "seen", "what its absence costs")
     for check in checks:
         cost = "" if check["available"] else check["cost"]
         table.add_row(check["name"], "yes" if check["available"] else "no", check["detail"], cost)

@@ -13,13 +13,12 @@ def command(*, as_json: Json = False) -> None:
         entries = registry.transports()
         emit(entries)
     if not as_json:
-        from rich.console import Console
-        from rich.table import Table
+        from thalweg import terminal
 
-        table = Table("name", "available", "capabilities")
+        table = terminal.table("name", "available", "capabilities")
         for entry in entries:
             can = [
                 name if value is True else f"{name} {value}" for name, value in entry["capabilities"].items() if value
             ]
             table.add_row(entry["name"], "yes" if entry["available"] else f"no: {entry['reason']}", ", ".join(can))
-        Console().print(table)
+        terminal.console().print(table)
