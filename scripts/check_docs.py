@@ -1,0 +1,190 @@
+"""Checks the documents: links, commands, plan keys, examples.
+
+In every Markdown file
+- relative links lead to a file, and to a heading of it;
+- commands in ```` ```console ```` blocks (lines that begin with ``$ ``) name targets of the Makefile, or commands and
+  options that thalweg has; those in ```` ```console run ```` blocks are run, in order, in a folder of the file's own;
+- ```` ```toml plan ```` blocks are plans, and ```` ```python run ```` blocks run to their end in that folder too;
+- text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is what scripts/docs_tables.py makes.
+
+``--write`` puts the made text in, ``--quick`` runs nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from docs_tables import GENERATED, leaves
+
+from thalweg.errors import ThalwegError
+from thalweg.plan import Plan
+
+ROOT: Final = Path(__file__).parents[1]
+LINK: Final = re.compile(r"!?\[[^\]]*\]\(([^()\s]+)\)")
+FENCE: Final = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+MARKED: Final = re.compile(r"(<!-- begin (\w+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
+SECONDS: Final = 300
+# Options before a subcommand, and what every command has.
+COMMON: Final = frozenset({"-h", "--help"})
+
+
+class Block(NamedTuple):
+    """A fenced block: its file, first line, what stands behind the fence, and its text."""
+
+    path: Path
+    line: int
+    words: list[str]
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def documents() -> list[Path]:
+    """Return every Markdown file of the repository."""
+    told = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    found = [ROOT / name for name in told.stdout.split("\0") if name] or [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+    ]
+    return sorted(path for path in set(found) if path.is_file())
+
+
+def blocks(path: Path) -> list[Block]:
+    """Return the fenced blocks of a file."""
+    text = path.read_text()
+    return [Block(path, text.count("\n", 0, m.start()) + 1, m[2].split(), m[3]) for m in FENCE.finditer(text)]
+
+
+def link_faults(path: Path) -> Iterator[str]:
+    """Yield links that lead nowhere."""
+    for target in LINK.findall(FENCE.sub("", path.read_text())):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        found = path if not name else (path.parent / name).resolve()
+        if not found.exists():
+            yield f"{path.relative_to(ROOT)}: the link {target} leads nowhere"
+        elif anchor and found.suffix == ".md" and anchor not in anchors(found):
+            yield f"{path.relative_to(ROOT)}: {name or path.name} has no heading #{anchor}"
+
+
+@lru_cache
+def anchors(path: Path) -> frozenset[str]:
+    """Return the anchors of a file's headings."""
+    headings = re.findall(r"^#+ +(.+?) *$", FENCE.sub("", path.read_text()), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return frozenset(heading.replace(" ", "-") for heading in plain)
+
+
+def commands(block: Block) -> list[str]:
+    """Return the commands of a console block; a line that ends in a backslash goes on."""
+    joined = re.sub(r"\\\n *", " ", block.text)
+    return [line.removeprefix("$ ") for line in joined.splitlines() if line.startswith("$ ")]
+
+
+def command_faults(block: Block) -> Iterator[str]:
+    """Yield what does not exist in the commands of a block."""
+    for command in commands(block):
+        words = [word for word in shlex.split(command, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        name = Path(words[0]).name if words else ""
+        faults = thalweg_faults(words[1:]) if name == "thalweg" else make_faults(words[1:]) if name == "make" else []
+        yield from (f"{block.place}: `{command}`: {fault}" for fault in faults)
+
+
+def thalweg_faults(words: list[str]) -> list[str]:
+    """Return what a thalweg command names that thalweg has not."""
+    known = {name: {option for p in command.params for option in p.opts} for name, command in leaves()}
+    if not words or words[0].startswith("-"):
+        return [f"no option {word}" for word in words if word not in COMMON | {"--version"}]
+    name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
+    if name is None:
+        return [] if words[0] == "pki" and set(words[1:]) <= COMMON else [f"no command {words[0]}"]
+    options = {word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)}
+    return [f"{name} has no option {option}" for option in sorted(options - known[name] - COMMON)]
+
+
+def make_faults(words: list[str]) -> list[str]:
+    """Return targets that the Makefile has not."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wanted = [word for word in words if not word.startswith("-") and "=" not in word]
+    return [f"no target {word}" for word in wanted if word not in targets]
+
+
+def plan_faults(block: Block) -> Iterator[str]:
+    """Yield why a plan is none."""
+    try:
+        Plan.loads(block.text, block.place)
+    except ThalwegError as error:
+        yield str(error)
+
+
+def made_faults(path: Path, *, write: bool) -> Iterator[str]:
+    """Yield generated parts that are out of date; with ``write`` bring them up to date."""
+    text = path.read_text()
+    fresh = MARKED.sub(lambda m: f"{m[1]}\n{GENERATED[m[2]]()}\n\n{m[4]}", text)
+    if fresh != text and write:
+        path.write_text(fresh)
+    elif fresh != text:
+        yield f"{path.relative_to(ROOT)}: its tables are out of date; run scripts/check_docs.py --write"
+
+
+def run_faults(path: Path) -> Iterator[str]:
+    """Run what a file says can be run; yield what failed."""
+    chosen = [block for block in blocks(path) if block.words[1:] == ["run"]]
+    if not chosen:
+        return
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with tempfile.TemporaryDirectory(prefix="thalweg-docs-") as folder:
+        for block in chosen:
+            scripts = commands(block) if block.words[0] == "console" else [block.text]
+            for script in scripts:
+                command = ["bash", "-euo", "pipefail", "-c", script]
+                if block.words[0] == "python":
+                    command = [sys.executable, "-c", script]
+                done = subprocess.run(
+                    command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+                )
+                if done.returncode:
+                    last = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
+                    yield f"{block.place}: `{script.splitlines()[0]}` ended with {done.returncode}: {last}"
+
+
+def main() -> int:
+    """Print all faults; return 1 if there are any."""
+    write, quick = "--write" in sys.argv, "--quick" in sys.argv
+    faults: list[str] = []
+    ran = 0
+    for path in documents():
+        faults += made_faults(path, write=write)
+        faults += link_faults(path)
+        for block in blocks(path):
+            kind = " ".join(block.words[:2])
+            faults += command_faults(block) if kind.startswith("console") else ()
+            faults += plan_faults(block) if kind == "toml plan" else ()
+            ran += block.words[1:] == ["run"]
+        faults += () if quick else run_faults(path)
+    for fault in faults:
+        print(fault)
+    print(f"{len(documents())} documents, {0 if quick else ran} blocks run, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What the transports are is said in five places; they agree."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.plan import toml
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reference" / "transports.md"
+# Part of crates/transport itself: the reference that the contract is explained with.
+BUILT_IN = {"memory"}
+
+
+@pytest.fixture(scope="module")
+def registry() -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "thalweg", "transports", "--json"]
+    entries: list[dict[str, Any]] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    return entries
+
+
+def folders() -> set[str]:
+    return {path.parent.name for path in (ROOT / "crates" / "transports").glob("*/Cargo.toml")}
+
+
+def runtime() -> dict[str, Any]:
+    return toml.loads((ROOT / "crates" / "runtime" / "Cargo.toml").read_text(), "crates/runtime/Cargo.toml")
+
+
+def test_each_folder_is_in_the_registry_and_each_entry_has_a_folder(registry: list[dict[str, Any]]) -> None:
+    assert {entry["name"] for entry in registry} == folders() | BUILT_IN
+
+
+def test_each_folder_is_a_feature_of_the_runtime() -> None:
+    features = runtime()["features"]
+    assert set(features) - {"default"} == folders()
+    for name in folders():
+        assert features[name] == [f"dep:thalweg-{name}"]
+        assert runtime()["dependencies"][f"thalweg-{name}"]["optional"] is True
+    assert set(features["default"]) == folders(), "a build has every transport unless it says otherwise"
+
+
+def test_each_folder_is_a_member_of_the_workspace_and_named_alike() -> None:
+    workspace = toml.loads((ROOT / "Cargo.toml").read_text(), "Cargo.toml")["workspace"]
+    for name in folders():
+        assert f"crates/transports/{name}" in workspace["members"]
+        manifest = toml.loads((ROOT / "crates" / "transports" / name / "Cargo.toml").read_text(), name)
+        assert manifest["package"]["name"] == f"thalweg-{name}"
+
+
+def test_each_transport_keeps_the_contract() -> None:
+    tests = {"memory": ROOT / "crates" / "conformance" / "tests"}
+    tests |= {name: ROOT / "crates" / "transports" / name / "tests" for name in folders()}
+    for name, folder in tests.items():
+        assert any("suite!(" in path.read_text() for path in folder.glob("*.rs")), name
+
+
+def test_the_page_describes_each_transport_as_it_is(registry: list[dict[str, Any]]) -> None:
+    text = PAGE.read_text()
+    assert set(re.findall(r"^## ([a-z]+)$", text, re.MULTILINE)) >= {entry["name"] for entry in registry}
+    head = next(line for line in text.splitlines() if line.startswith("| transport |"))
+    names = [cell.strip().strip("`") for cell in head.strip("|").split("|")][1:]
+    for entry in registry:
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{entry['name']}` |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+        said = {name: {"yes": True, "no": False}.get(cell, cell) for name, cell in zip(names, cells, strict=True)}
+        assert said == {key: value if isinstance(value, bool) else str(value) for key, value in can(entry).items()}
+    assert len([line for line in text.splitlines() if re.match(r"\| `[a-z]+` \| (yes|no) \|", line)]) == len(registry)
+
+
+def can(entry: dict[str, Any]) -> dict[str, Any]:
+    capabilities: dict[str, Any] = entry["capabilities"]
+    return capabilities
