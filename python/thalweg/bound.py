@@ -1,7 +1,8 @@
 """The physical lower bound that a round's communication is held against.
 
-On loopback it is what one raw TCP stream reached when the run began; with a throttle it is the bytes divided by
-the rate of the links, down and then up; elsewhere it is not known.
+On loopback it is the best that raw TCP streams reached when the run began, as many at once as there are clients,
+each of an update's size; with a throttle it is the bytes divided by the rate of the links, down and then up;
+elsewhere it is not known.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from thalweg import links, registry
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-LOOPBACK: Final = "one raw TCP stream over loopback when the run began (several links together may pass it)"
+LOOPBACK: Final = "raw TCP over loopback when the run began, a stream for each client at once, best of five"
 PROBE_BYTES: Final = 32 << 20
 PROBE_SECONDS: Final = 30.0
 # In a process of its own: the buffers it needs would count in the server's peak memory.
-_PROBE: Final = "import sys; from thalweg import _core; print(_core.probe_loopback(int(sys.argv[1])))"
+_PROBE: Final = "import sys; from thalweg import _core; print(_core.probe_loopback(*map(int, sys.argv[1:])))"
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,25 @@ class Bound:
         return asdict(self)
 
 
-def bound_of(plan: Plan, url: str) -> Bound:
+def bound_of(plan: Plan, url: str, update_bytes: int) -> Bound:
     """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound."""
     rate = plan.layers.throttle
     if rate is not None:
         return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
     if not links.is_local(url) or not registry.can(plan.scheme)["remote"]:
         return Bound("not known for this transport or network")
-    probe = loopback()
+    probe = loopback(update_bytes, plan.job.clients)
     if probe is None:
         return Bound("the probe of the loopback failed")
-    return Bound(
-        LOOPBACK,
-        total_bytes_per_second=probe["raw"],
-    )
+    return Bound(LOOPBACK, total_bytes_per_second=probe["together"])
 
 
-def loopback() -> Mapping[str, float] | None:
-    """Measure the loopback: ``raw`` and ``thalweg`` in bytes a second, ``round_trip`` in seconds; None on failure."""
-    command = [sys.executable, "-c", _PROBE, str(PROBE_BYTES)]
+def loopback(update_bytes: int, clients: int) -> Mapping[str, float] | None:
+    """Measure the loopback, in bytes a second: ``raw`` one stream, ``together`` one for each client, ``thalweg``.
+
+    Also ``round_trip`` in seconds. At most 32 MiB a transfer and 16 streams. None if the probe fails.
+    """
+    command = [sys.executable, "-c", _PROBE, str(min(update_bytes, PROBE_BYTES)), str(clients)]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROBE_SECONDS)
     except (OSError, subprocess.SubprocessError):
@@ -71,6 +72,7 @@ def loopback() -> Mapping[str, float] | None:
     measured = json.loads(done.stdout)
     return {
         "raw": measured["raw_bytes_per_second"],
+        "together": measured["best_bytes_per_second_together"],
         "thalweg": measured["thalweg_bytes_per_second"],
         "round_trip": measured["control_round_trip_seconds"],
     }

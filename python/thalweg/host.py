@@ -144,7 +144,7 @@ def hosting(plan: Plan, url: str, trust: Mapping[str, Any], progress: Progress, 
     check_transport(plan, registry.transports())
     progress.note(f"preparing {plan.model.name}" + ("" if plan.is_payload else f" and {plan.data.name}"))
     party = server_party(plan)
-    bound = bound_of(plan, url)
+    bound = bound_of(plan, url, len(party.arena))
     server = _core.Server(party.arena, url, json.dumps(links.server_options(plan, trust)))
     try:
         facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
