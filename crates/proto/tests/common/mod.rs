@@ -1,6 +1,11 @@
-//! A job in virtual time: machines, their drivers' part, and the network between them.
+//! A job in virtual time: the machines (`party`), their drivers' part (`world`, `events`, `actions`), the network
+//! between them (`network`, `link`), and what a round must come to (`check`).
 #![allow(dead_code, unused_imports)] // Each test file uses its part.
 
+pub mod actions;
+pub mod check;
+pub mod events;
+pub mod link;
 pub mod network;
 pub mod party;
 pub mod senseless;

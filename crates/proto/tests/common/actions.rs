@@ -1,0 +1,156 @@
+//! What the machines ask for: each action is carried out as their drivers would.
+
+use thalweg_proto::{Action, ClientAction, LinkId};
+use thalweg_wire::control::Control;
+use thalweg_wire::{ChunkHeader, Ranges};
+
+use super::network::{End, Event};
+use super::party::{chunks, model, update};
+use super::world::World;
+use super::{prove, JOB};
+
+impl World {
+    pub fn server_actions(&mut self) {
+        self.due.set(None);
+        while let Some(action) = self.server.machine.poll_action() {
+            self.server_action(action);
+        }
+        self.server.check();
+    }
+
+    fn server_action(&mut self, action: Action) {
+        let now = self.now;
+        match action {
+            Action::Send { link, message } => {
+                assert!(!self.server.dead.contains(&link), "{message:?} for the dead link {link}");
+                if let Control::Welcome(welcome) = &message {
+                    let name = self.clients[self.net.client_of(link)].profile.name.clone();
+                    self.server.names.insert(welcome.sender, name);
+                }
+                let message = message.encode().expect("a small message");
+                self.net.send_control(now, link, End::Server, message);
+            }
+            Action::SendUpdate { links, round, wanted } => self.send_model(&links, round, &wanted),
+            Action::CancelUpdate { link } => {
+                assert!(!self.server.dead.contains(&link), "cancel for the dead link {link}");
+                self.net.cancel(now, link, End::Server);
+            }
+            Action::Close { link } => {
+                self.server.dead.insert(link);
+                self.net.close(now, link, End::Server);
+            }
+            Action::Fold { sender, weight } => {
+                let (made, round, nan) = (&self.made, self.round, self.nan());
+                self.server.fold_staged(sender, weight, |name, bytes| {
+                    let of = made.get(&(name.to_string(), round)).into_iter().flatten();
+                    nan || of.into_iter().any(|&i| update(name, i, round, bytes.len()) == bytes)
+                });
+                self.net.at(now + self.server.folding, Event::Folded { sender });
+            }
+            Action::Unstage { sender } => drop(self.server.staged.remove(&sender)),
+            Action::Joined { client } => self.server.log.push(format!("+{client}")),
+            Action::Left { client, reason } => self.server.log.push(format!("-{client}: {reason}")),
+            Action::Ended(outcome) => self.server.ended(*outcome),
+        }
+    }
+
+    fn nan(&self) -> bool {
+        self.clients.iter().any(|c| c.profile.nan_at.is_some())
+    }
+
+    fn send_model(&mut self, links: &[LinkId], round: u32, wanted: &Ranges) {
+        let layout = self.server.layout.hash();
+        let id = ChunkHeader { job: JOB, round, sender: 0, layout, offset: 0, length: 0 };
+        let chunk = self.cut_at(self.server.chunk);
+        let frames = chunks(&self.model, wanted, chunk, id);
+        let group = self.net.group();
+        for &link in links {
+            assert!(!self.server.dead.contains(&link), "the model for the dead link {link}");
+            self.net.send_update(self.now, link, End::Server, group, round, frames.clone());
+        }
+    }
+
+    pub fn client_actions(&mut self, index: usize) {
+        self.due.set(None);
+        while let Some(action) = self.clients[index].machine.poll_action() {
+            self.client_action(index, action);
+        }
+    }
+
+    fn client_action(&mut self, index: usize, action: ClientAction) {
+        let now = self.now;
+        let client = &mut self.clients[index];
+        let instance = client.instance;
+        match action {
+            ClientAction::Connect { after } => {
+                self.net.at(now + after, Event::Connect { client: index, instance });
+            }
+            ClientAction::Prove { challenge, .. } => {
+                let nonce = client.machine.nonce().expect("there is a link");
+                let proof = client.profile.token.map(|t| prove(t, &challenge, &nonce, &client.profile.name));
+                client.machine.proven(now + client.profile.skew, proof);
+            }
+            ClientAction::Send(message) => self.client_sends(index, &message),
+            ClientAction::SendUpdate { round, wanted } => self.send_client_update(index, round, &wanted),
+            ClientAction::CancelUpdate => {
+                if let Some(link) = client.link {
+                    self.net.cancel(now, link, End::Client);
+                }
+            }
+            ClientAction::Close => {
+                if let Some(link) = client.link.take() {
+                    self.net.close(now, link, End::Client);
+                }
+            }
+            ClientAction::Joined(welcome) => client.arena = vec![0; welcome.layout.bytes() as usize],
+            ClientAction::Ready { round, .. } => {
+                let given =
+                    if round == self.round { self.model.clone() } else { model(round, client.arena.len()) };
+                assert!(client.arena == given, "not the model of round {round}");
+                client.seen.ready.push(round);
+                self.made.entry((client.profile.name.clone(), round)).or_default().push(instance);
+                let at = now + client.profile.train;
+                self.net.at(at, Event::Trained { client: index, instance, round });
+            }
+            ClientAction::Verdict { round, verdict } => client.seen.verdicts.push((round, verdict)),
+            ClientAction::Finished(outcome) => client.seen.finished = Some(outcome),
+        }
+    }
+
+    fn client_sends(&mut self, index: usize, message: &Control) {
+        let client = &mut self.clients[index];
+        let link = client.link.unwrap_or_else(|| unreachable!("{message:?} without a link"));
+        match message {
+            Control::Hello(_) => {
+                client.seen.hellos += 1;
+                client.greeted = true;
+            }
+            Control::Offer { .. } => client.seen.offers += 1,
+            Control::End { .. } => client.seen.ends += 1,
+            _ => {}
+        }
+        assert!(client.greeted, "{message:?} before the Hello");
+        let message = message.encode().expect("a small message");
+        self.net.send_control(self.now, link, End::Client, message);
+    }
+
+    /// Where chunks are cut this time.
+    fn cut_at(&mut self, chunk: u32) -> u32 {
+        if !self.recut {
+            return chunk;
+        }
+        chunk / 4 * (1 + self.net.rng.below(4) as u32)
+    }
+
+    fn send_client_update(&mut self, index: usize, round: u32, wanted: &Ranges) {
+        let chunk = self.cut_at(self.server.chunk);
+        let client = &self.clients[index];
+        let link = client.link.expect("there is a link");
+        let welcome = client.machine.welcome().expect("it was let in");
+        let (sender, layout) = (welcome.sender, welcome.layout.hash());
+        let id = ChunkHeader { job: JOB, round, sender, layout, offset: 0, length: 0 };
+        let frames = chunks(&client.arena, wanted, chunk, id);
+        let group = self.net.group();
+        self.net.send_update(self.now, link, End::Client, group, round, frames);
+    }
+}

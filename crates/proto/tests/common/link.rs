@@ -1,0 +1,160 @@
+//! What a link is like, what travels on it, and what can happen.
+
+use thalweg_proto::{LinkId, Span, Time};
+use thalweg_wire::{FrameHeader, HEADER_BYTES};
+
+/// Splitmix64.
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub fn chance(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
+    }
+
+    pub fn time(&mut self, bound: Time) -> Time {
+        Time::from_nanos(self.below(bound.as_nanos() as u64 + 1))
+    }
+
+    pub fn nonce(&mut self) -> [u8; 32] {
+        let mut nonce = [0; 32];
+        nonce.chunks_mut(8).for_each(|part| part.copy_from_slice(&self.next().to_le_bytes()));
+        nonce
+    }
+}
+
+/// One direction of a link.
+#[derive(Debug, Clone, Copy)]
+pub struct Path {
+    /// Bytes a second; 0 moves nothing.
+    pub rate: u64,
+    pub delay: Time,
+    /// Chunks of an unordered link come up to this much later.
+    pub jitter: Time,
+    pub loss: f64,
+    pub duplicate: f64,
+    pub corrupt: f64,
+    pub ordered: bool,
+    /// Messages have a stream of their own, which chunks do not hold up.
+    pub separate: bool,
+    /// The link breaks once this many bytes of chunks have been sent this way.
+    pub cut_after: Option<u64>,
+}
+
+impl Path {
+    pub const PERFECT: Path = Path {
+        rate: 10_000_000,
+        delay: Time::from_millis(1),
+        jitter: Time::ZERO,
+        loss: 0.0,
+        duplicate: 0.0,
+        corrupt: 0.0,
+        ordered: true,
+        separate: false,
+        cut_after: None,
+    };
+}
+
+/// What travels.
+#[derive(Debug, Clone)]
+pub enum Frame {
+    Control(Vec<u8>),
+    Chunk(FrameHeader, Vec<u8>),
+}
+
+impl Frame {
+    pub fn bytes(&self) -> u64 {
+        let (Frame::Control(payload) | Frame::Chunk(_, payload)) = self;
+        (HEADER_BYTES + payload.len()) as u64
+    }
+
+    pub fn damage(&mut self, rng: &mut Rng) {
+        if let Frame::Chunk(_, payload) = self {
+            let at = rng.below(payload.len() as u64) as usize;
+            payload[at] ^= 1 << rng.below(8);
+        }
+    }
+}
+
+/// One end of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Server,
+    Client,
+}
+
+impl End {
+    pub fn other(self) -> End {
+        if self == End::Server {
+            End::Client
+        } else {
+            End::Server
+        }
+    }
+}
+
+/// What happens at a point in time.
+#[derive(Debug)]
+pub enum Event {
+    /// A frame is there; `counted` of its bytes have been told of before.
+    Arrive {
+        link: LinkId,
+        to: End,
+        frame: Frame,
+        counted: u64,
+    },
+    /// Part of a slow frame is there.
+    Progress {
+        link: LinkId,
+        to: End,
+        bytes: u64,
+    },
+    Pump {
+        link: LinkId,
+        from: End,
+    },
+    Sent {
+        link: LinkId,
+        from: End,
+        round: u32,
+        outcome: Result<Span, String>,
+    },
+    Accept {
+        link: LinkId,
+    },
+    Cut {
+        link: LinkId,
+    },
+    Closed {
+        link: LinkId,
+        end: End,
+        reason: String,
+    },
+    Connect {
+        client: usize,
+        instance: u64,
+    },
+    Trained {
+        client: usize,
+        instance: u64,
+        round: u32,
+    },
+    Folded {
+        sender: u32,
+    },
+}
