@@ -1,4 +1,4 @@
-//! What the kernel knows about a connection (TCP_INFO).
+//! The two socket options no safe crate has: TCP_INFO to ask, SO_RCVLOWAT to set.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub(crate) struct Info {
     pub round_trip: Duration,
 }
 
-/// Asks the kernel; `None` where it does not say.
+/// What the kernel knows about a connection; `None` where it does not say.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub(crate) fn info(stream: &TcpStream) -> Option<Info> {
@@ -39,8 +39,34 @@ pub(crate) fn info(stream: &TcpStream) -> Option<Info> {
     })
 }
 
-/// Other systems: not asked.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn info(_: &TcpStream) -> Option<Info> {
     None
+}
+
+/// Makes the connection readable only when `bytes` have come, or its end; whether the system does so.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub(crate) fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
+    use std::mem::size_of;
+    use std::os::fd::AsRawFd;
+
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: the descriptor is open as long as `stream` is borrowed; the kernel reads one int, a live local.
+    let failed = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw const bytes).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    failed == 0
+}
+
+/// Other systems wake at the first byte: asked for nothing else, they are not asked at all.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn wake_at(_: &TcpStream, _: u32) -> bool {
+    false
 }

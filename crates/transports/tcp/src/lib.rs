@@ -4,11 +4,12 @@
 //! carries [frames](thalweg_wire::FrameHeader). A payload goes from the sender's arena into the kernel and
 //! from the kernel into the receiver's place; nothing of it is copied in between (TLS copies it once a
 //! direction, and counts that). Control messages go on the first connection, chunks on whichever is free.
-#![deny(unsafe_code)] // one getsockopt call in `info` has it
+#![deny(unsafe_code)] // `kernel` has it, for two calls
 
 mod connect;
 mod gather;
-mod info;
+mod inlet;
+mod kernel;
 mod link;
 mod listener;
 mod preamble;

@@ -12,8 +12,9 @@ use thalweg_transport::{
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Mutex;
 
-use crate::info::info;
-use crate::receive::{self, Intake, Reader};
+use crate::inlet::Inlet;
+use crate::kernel::info;
+use crate::receive::{self, Intake};
 use crate::send::{self, Lane, Writer};
 use crate::socket::Socket;
 use crate::{tls, Tcp};
@@ -41,12 +42,12 @@ impl Shaken {
         }
     }
 
-    fn split(self) -> (Reader, Writer) {
+    fn split(self) -> (Inlet, Writer) {
         match self.tls {
-            None => (Box::new(self.socket.clone()), Box::new(self.socket)),
+            None => (Inlet::plain(self.socket.clone()), Box::new(self.socket)),
             Some(stream) => {
                 let (reader, writer) = tokio::io::split(stream);
-                (Box::new(reader), Box::new(writer))
+                (Inlet::Tls(reader), Box::new(writer))
             }
         }
     }
@@ -67,6 +68,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub(crate) fn new(sockets: Vec<Socket>, who: String, tls: bool) -> Self {
+        let zero = AtomicU64::default;
+        let (ended, refused) = (OnceLock::new(), AtomicBool::new(false));
+        Self { sockets, who, tls, ended, refused, sent: zero(), received: zero(), copied: zero() }
+    }
+
     /// Ends the link; wakes readers and writers. What the peer sent before can still be received.
     pub(crate) fn end(&self, why: &str) {
         if self.ended.set(why.to_owned()).is_ok() {
@@ -136,23 +143,15 @@ impl TcpLink {
     pub(crate) fn new(connections: Vec<Shaken>) -> Self {
         let first = connections.first();
         let peer = first.map(|c| c.peer.clone()).unwrap_or_default();
-        let shared = Arc::new(Shared {
-            sockets: connections.iter().map(|c| c.socket.clone()).collect(),
-            who: peer.address.clone(),
-            tls: first.is_some_and(|c| c.tls.is_some()),
-            ended: OnceLock::new(),
-            refused: AtomicBool::new(false),
-            sent: AtomicU64::default(),
-            received: AtomicU64::default(),
-            copied: AtomicU64::default(),
-        });
+        let sockets = connections.iter().map(|c| c.socket.clone()).collect();
+        let shared = Shared::new(sockets, peer.address.clone(), first.is_some_and(|c| c.tls.is_some()));
         let (mut lanes, mut intakes) = (Vec::new(), Vec::new());
         for (stream, connection) in connections.into_iter().enumerate() {
-            let (reader, writer) = connection.split();
-            intakes.push(Intake::new(stream, reader));
+            let (inlet, writer) = connection.split();
+            intakes.push(Intake::new(stream, inlet));
             lanes.push(Arc::new(Mutex::new(writer)));
         }
-        Self { peer, lanes, intakes: Mutex::new(intakes), shared }
+        Self { peer, lanes, intakes: Mutex::new(intakes), shared: Arc::new(shared) }
     }
 }
 

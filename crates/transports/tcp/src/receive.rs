@@ -9,11 +9,10 @@ use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use thalweg_transport::{Error, ErrorKind, Result, Sink, Target};
 use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES};
-use tokio::io::{AsyncRead, AsyncReadExt};
 
+use crate::inlet::Inlet;
 use crate::link::Shared;
 
-pub(crate) type Reader = Box<dyn AsyncRead + Send + Unpin>;
 /// What a control message's length may cost before its bytes have come.
 const FIRST_GRANT: usize = 64 << 10;
 /// A chunk nobody wants is read through a buffer of this size.
@@ -22,7 +21,7 @@ const RECEIVE: &str = "receive";
 
 /// One connection's receiving side.
 pub(crate) struct Intake {
-    reader: Reader,
+    inlet: Inlet,
     stream: usize,
     header: [u8; HEADER_BYTES],
     /// Bytes that have come of what `state` waits for.
@@ -40,9 +39,9 @@ enum State {
 }
 
 impl Intake {
-    pub(crate) fn new(stream: usize, reader: Reader) -> Self {
+    pub(crate) fn new(stream: usize, inlet: Inlet) -> Self {
         let (header, waste) = ([0; HEADER_BYTES], Vec::new());
-        Self { reader, stream, header, have: 0, state: State::Header, waste, finished: false }
+        Self { inlet, stream, header, have: 0, state: State::Header, waste, finished: false }
     }
 
     /// The next control message; `None` when the peer has ended this connection between two frames.
@@ -53,7 +52,7 @@ impl Intake {
                 State::Header => self.read_header(sink, shared).await?,
                 State::Chunk(..) | State::Unwanted(..) => self.read_chunk(sink, shared).await?,
                 State::Control(header, buffer) => {
-                    read_control(&mut self.reader, header, buffer, &mut self.have, shared).await?;
+                    read_control(&mut self.inlet, header, buffer, &mut self.have, shared).await?;
                     header.verify(buffer)?;
                     let message = std::mem::take(buffer);
                     self.expect_header();
@@ -72,7 +71,7 @@ impl Intake {
     async fn read_header(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         shared.check_open(RECEIVE)?;
         while self.have < HEADER_BYTES {
-            let got = self.reader.read(&mut self.header[self.have..]).await;
+            let got = self.inlet.read(&mut self.header[self.have..]).await;
             let got = got.map_err(|e| shared.explain(RECEIVE, &e))?;
             if got == 0 && self.have == 0 {
                 self.finished = true;
@@ -106,18 +105,23 @@ impl Intake {
             State::Chunk(header, _) | State::Unwanted(header) => header.length(),
             State::Header | State::Control(..) => return Ok(()),
         };
+        if self.have == 0 {
+            self.inlet.chunk_begins();
+        }
         while self.have < length {
+            let left = length - self.have;
             let buffer = match &mut self.state {
                 State::Chunk(_, target) => &mut target.bytes_mut()[self.have..],
                 _ => {
                     self.waste.resize(WASTE, 0);
-                    &mut self.waste[..WASTE.min(length - self.have)]
+                    &mut self.waste[..WASTE.min(left)]
                 }
             };
-            let got = self.reader.read(buffer).await.map_err(|e| shared.explain(RECEIVE, &e))?;
+            let got = self.inlet.read_chunk(buffer, left).await.map_err(|e| shared.explain(RECEIVE, &e))?;
             self.have += shared.took(got)?;
             sink.progress(got as u64);
         }
+        self.inlet.chunk_ends();
         if shared.tls {
             shared.copied.fetch_add(length as u64, Ordering::Relaxed);
         }
@@ -132,7 +136,7 @@ impl Intake {
 
 /// Reads a control message; the buffer grows with what has really come.
 async fn read_control(
-    reader: &mut Reader,
+    inlet: &mut Inlet,
     header: &FrameHeader,
     buffer: &mut Vec<u8>,
     have: &mut usize,
@@ -144,7 +148,7 @@ async fn read_control(
             buffer.reserve_exact(grown - *have);
             buffer.resize(grown, 0);
         }
-        let got = reader.read(&mut buffer[*have..]).await.map_err(|e| shared.explain(RECEIVE, &e))?;
+        let got = inlet.read(&mut buffer[*have..]).await.map_err(|e| shared.explain(RECEIVE, &e))?;
         *have += shared.took(got)?;
     }
     Ok(())
@@ -152,6 +156,7 @@ async fn read_control(
 
 /// The next control message of a link; chunks go to `sink` meanwhile, from all connections at once.
 pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+    shared.check_open(RECEIVE)?;
     let next = match intakes {
         [only] => only.next(sink, shared).await,
         several => first(several, sink, shared).await,
@@ -180,4 +185,55 @@ async fn first(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Resu
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{poll_fn, Future};
+    use std::task::Poll;
+
+    use thalweg_transport::{Sink, Target};
+    use thalweg_wire::{ChunkHeader, LayoutHash, WireError, MAX_CONTROL};
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+    use crate::link::Duplex;
+
+    struct Nowhere;
+
+    impl Sink for Nowhere {
+        fn place(&self, _: &ChunkHeader) -> Option<Target> {
+            None
+        }
+        fn progress(&self, _: u64) {}
+        fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
+    }
+
+    #[tokio::test]
+    async fn a_length_that_lies_costs_little() {
+        let (mut peer, ours) = tokio::io::duplex(2 * FIRST_GRANT);
+        let (reader, _) = tokio::io::split(Box::new(ours) as Box<dyn Duplex>);
+        let mut intake = Intake::new(0, Inlet::Tls(reader));
+        let shared = Shared::new(Vec::new(), "a liar".into(), false);
+        let header = ChunkHeader {
+            job: 0,
+            round: 0,
+            sender: 0,
+            layout: LayoutHash::default(),
+            offset: 0,
+            length: MAX_CONTROL,
+        };
+        let header = FrameHeader { kind: Kind::Control, payload_checksum: 0, chunk: header };
+        peer.write_all(&header.encode()).await.unwrap();
+        let mut came = 0;
+        for more in [0, 1, FIRST_GRANT - 1, 1, FIRST_GRANT] {
+            peer.write_all(&vec![0; more]).await.unwrap();
+            came += more;
+            let mut next = Box::pin(intake.next(&Nowhere, &shared));
+            assert!(poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await);
+            drop(next);
+            let State::Control(_, buffer) = &intake.state else { panic!("no control message is on its way") };
+            assert!(buffer.capacity() <= (2 * came).max(FIRST_GRANT), "{} for {came}", buffer.capacity());
+        }
+    }
 }

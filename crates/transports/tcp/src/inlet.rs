@@ -1,0 +1,118 @@
+//! A connection's incoming bytes.
+//!
+//! In the clear, a receiver faster than its sender would sleep and be woken for every 64 KiB the kernel
+//! queues, and each wake costs the sender more than the checksum does. So while chunks come quickly, the kernel
+//! is told to wake us for a large part of one (SO_RCVLOWAT). A link that turns slow is noticed within
+//! [`PATIENCE`]; from then on every byte wakes us, and is progress, again.
+
+use std::io;
+use std::task::{ready, Context, Poll};
+use std::time::{Duration, Instant};
+
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, ReadHalf};
+
+use crate::kernel::wake_at;
+use crate::link::Duplex;
+use crate::socket::Socket;
+
+/// A chunk that comes within this time comes quickly.
+const QUICK: Duration = Duration::from_millis(20);
+/// How long to wait for a large part of a chunk.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// The largest part of a chunk to wait for.
+const MOST: usize = 256 << 10;
+
+pub(crate) enum Inlet {
+    Plain(Plain),
+    Tls(ReadHalf<Box<dyn Duplex>>),
+}
+
+pub(crate) struct Plain {
+    socket: Socket,
+    /// When the chunk being received began.
+    began: Instant,
+    quick: bool,
+    /// What the kernel was told to wake us at.
+    wakes_at: u32,
+}
+
+impl Inlet {
+    pub(crate) fn plain(socket: Socket) -> Self {
+        Self::Plain(Plain { socket, began: Instant::now(), quick: false, wakes_at: 1 })
+    }
+
+    /// Some bytes, or 0 at the end. May be dropped and called again.
+    pub(crate) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(plain) => plain.read(buffer, 1).await,
+            Self::Tls(stream) => stream.read(buffer).await,
+        }
+    }
+
+    /// Some bytes of a chunk, of which `left` are missing; `buffer` is no longer than that.
+    pub(crate) async fn read_chunk(&mut self, buffer: &mut [u8], left: usize) -> io::Result<usize> {
+        match self {
+            Self::Plain(plain) => plain.read_quickly(buffer, left).await,
+            Self::Tls(stream) => stream.read(buffer).await,
+        }
+    }
+
+    /// A chunk begins.
+    pub(crate) fn chunk_begins(&mut self) {
+        if let Self::Plain(plain) = self {
+            plain.began = Instant::now();
+        }
+    }
+
+    /// A chunk has come.
+    pub(crate) fn chunk_ends(&mut self) {
+        if let Self::Plain(plain) = self {
+            plain.quick = plain.began.elapsed() < QUICK;
+        }
+    }
+}
+
+impl Plain {
+    async fn read_quickly(&mut self, buffer: &mut [u8], left: usize) -> io::Result<usize> {
+        if !self.quick {
+            return self.read(buffer, 1).await;
+        }
+        let part = left.min(MOST);
+        match tokio::time::timeout(PATIENCE, self.read(buffer, part)).await {
+            Ok(done) => done,
+            Err(_) => {
+                self.quick = false;
+                self.expect(1);
+                self.read(buffer, 1).await
+            }
+        }
+    }
+
+    async fn read(&mut self, buffer: &mut [u8], part: usize) -> io::Result<usize> {
+        std::future::poll_fn(|cx| self.poll_read(cx, buffer, part)).await
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut [u8], part: usize) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.socket.0.poll_read_ready(cx))?;
+            match self.socket.0.try_read(buffer) {
+                // Nothing is there: told now, the kernel wakes us at once if that has changed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.expect(part),
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    fn expect(&mut self, part: usize) {
+        let mut wanted = u32::try_from(part).unwrap_or(u32::MAX);
+        if wanted > 1 {
+            // An eighth of the buffer at most, a quarter of the window, or the sender would find it closed before we wake.
+            let buffer = SockRef::from(&*self.socket.0).recv_buffer_size().unwrap_or_default();
+            wanted = wanted.min((buffer / 8) as u32).max(1);
+        }
+        if wanted != self.wakes_at && wake_at(&self.socket.0, wanted) {
+            self.wakes_at = wanted;
+        }
+    }
+}
