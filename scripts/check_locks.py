@@ -16,7 +16,7 @@ ROOT: Final = Path(__file__).parents[1]
 PYTHON_LOCK: Final = ROOT / "requirements" / "dev.lock"
 RUST_LOCKS: Final = (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock")
 # How Cargo writes its default registry; mirrors are configured outside of the repository.
-DEFAULT: Final = re.compile(r"registry\+[^ ]*/crates\.io-index")
+DEFAULT: Final = re.compile(r"registry\+https://[^/ ]+/rust-lang/[^/ ]+")
 OPTION: Final = re.compile(r"^\s*(-i\b|-f\b|-e\b|--(index-url|extra-index-url|find-links|trusted-host|editable)\b)")
 
 
