@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Program, Start
+from thalweg.record import Record
 
 pytestmark = pytest.mark.e2e
 
@@ -109,3 +111,22 @@ def test_nobody_there(start: Start) -> None:
     code, _, err = start("client", "tcp://127.0.0.1:1", "--patience", "0.1").end()
     assert code == 1
     assert "mend: " in err
+
+
+def test_a_server_that_waits_for_clients_can_be_interrupted(start: Start, tmp_path: Path) -> None:
+    server = start("server", "--clients", "1", "--listen", "tcp://127.0.0.1:0")
+    server.until("waiting for 1 clients")
+    server.process.send_signal(signal.SIGINT)
+    code, _, err = server.end()
+    assert code == 130, err
+    assert "interrupted" in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert Record(folder).manifest["status"] == "interrupted"
+
+
+def test_a_client_that_waits_for_a_server_can_be_interrupted(start: Start) -> None:
+    client = start("client", "tcp://127.0.0.1:1", "--patience", "600")
+    client.until("joining")
+    client.process.send_signal(signal.SIGINT)
+    code, _, err = client.end()
+    assert code == 130, err
