@@ -99,7 +99,7 @@ def test_people_get_a_line_a_round_and_a_table(start: Start) -> None:
     assert code == 0, err
     assert "round 1/2: " in err
     assert "round 2/2: " in err
-    assert "bound: one raw TCP stream" in out
+    assert "bound: raw TCP over loopback" in out
     assert out.splitlines()[-1].startswith("record: runs/")
 
 
