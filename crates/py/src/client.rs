@@ -9,7 +9,7 @@ use thalweg_runtime::ClientEvent;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
-use crate::no_signal;
+use crate::Signals;
 
 /// A client's end of a job; it begins to connect when it is made, and comes back by itself.
 #[pyclass(frozen, module = "thalweg._core")]
@@ -25,8 +25,9 @@ impl Client {
 
     /// The next event; a signal's exception if one came first.
     fn event(&self, py: Python<'_>) -> PyResult<ClientEvent> {
-        let event = self.with(|c| py.detach(|| Ok(c.next_event(no_signal))))?;
-        py.check_signals()?;
+        let signals = Signals::default();
+        let event = self.with(|c| py.detach(|| Ok(c.next_event(|| signals.none()))))?;
+        signals.raise()?;
         event.ok_or_else(|| core_error("interrupted", "interrupted"))
     }
 }

@@ -8,7 +8,7 @@ use thalweg_pki as pki;
 use thalweg_runtime as runtime;
 
 use crate::errors::{core_error, raise};
-use crate::no_signal;
+use crate::Signals;
 
 fn pki_error(error: pki::PkiError) -> PyErr {
     core_error("security", &error.to_string())
@@ -79,8 +79,9 @@ pub fn probe_loopback(py: Python<'_>, bytes: u64, streams: usize) -> PyResult<St
 #[pyfunction]
 pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f64>) -> PyResult<()> {
     let limit = seconds.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
-    py.detach(|| runtime::probe::serve(listen, config, limit, no_signal)).map_err(raise)?;
-    py.check_signals()
+    let signals = Signals::default();
+    py.detach(|| runtime::probe::serve(listen, config, limit, || signals.none())).map_err(raise)?;
+    signals.raise()
 }
 
 /// Goodput of a raw TCP stream and of thalweg to a peer that serves probes, as JSON.

@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::{Mutex, PoisonError};
+
 use pyo3::prelude::*;
 
 mod arena;
@@ -32,7 +34,20 @@ mod _core {
     use crate::server::Server;
 }
 
-/// Whether to go on: no signal is pending, such as Ctrl-C. The signal's own exception is raised afterwards.
-fn no_signal() -> bool {
-    Python::attach(|py| py.check_signals().is_ok())
+/// Looks for signals, such as Ctrl-C, while the core waits. Looking takes the signal's exception away from
+/// the interpreter, so it is kept here and raised afterwards.
+#[derive(Default)]
+struct Signals(Mutex<Option<PyErr>>);
+
+impl Signals {
+    /// Whether to go on: no signal came.
+    fn none(&self) -> bool {
+        let kept = |error| *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        Python::attach(|py| py.check_signals()).map_err(kept).is_ok()
+    }
+
+    /// Raises what came.
+    fn raise(self) -> PyResult<()> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
 }

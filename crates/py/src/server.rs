@@ -8,7 +8,7 @@ use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
-use crate::no_signal;
+use crate::Signals;
 
 /// The server's end of a job; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
@@ -45,8 +45,9 @@ impl Server {
     /// Waits until `clients` are connected or `timeout` seconds are over; returns how many are.
     fn wait(&self, py: Python<'_>, clients: usize, timeout: Option<f64>) -> PyResult<usize> {
         let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
-        let connected = self.with(|s| py.detach(|| Ok(s.wait(clients, limit, no_signal))))?;
-        py.check_signals()?;
+        let signals = Signals::default();
+        let connected = self.with(|s| py.detach(|| Ok(s.wait(clients, limit, || signals.none()))))?;
+        signals.raise()?;
         Ok(connected)
     }
 
