@@ -43,6 +43,9 @@ pub(crate) async fn link(factory: &Factory, listener: &dyn Listener) -> (Arc<dyn
     tokio::join!(connect, accept)
 }
 
+/// Ends a [`Pump`].
+const STOP: &[u8] = b"stop pumping";
+
 /// A task that receives until the link ends, and passes the control messages on.
 pub struct Pump {
     messages: mpsc::Receiver<Result<Bytes>>,
@@ -57,7 +60,7 @@ impl Pump {
         let task = tokio::spawn(async move {
             loop {
                 let outcome = link.receive(&*sink).await;
-                let ended = outcome.is_err();
+                let ended = outcome.as_ref().map_or(true, |message| *message == STOP);
                 if pass.send(outcome).await.is_err() || ended {
                     return;
                 }
@@ -72,6 +75,18 @@ impl Pump {
     /// When asked again after the error.
     pub async fn next(&mut self) -> Result<Bytes> {
         self.messages.recv().await.unwrap()
+    }
+
+    /// Ends the task with a message from the other end, so that the next one to receive on this link gets
+    /// all that is sent from now on. (Dropping a pump ends its task a little later.)
+    ///
+    /// # Panics
+    /// If the link has ended.
+    pub async fn stop(mut self, from: &Arc<dyn Link>) {
+        from.send_control(Bytes::from_static(STOP)).await.unwrap();
+        while let Some(message) = self.messages.recv().await {
+            message.unwrap();
+        }
     }
 }
 
@@ -92,6 +107,7 @@ pub(crate) async fn transfer(
     let mut pump = Pump::start(to, &recorder);
     let report = from.send_update(update).await.unwrap();
     settle(from, &mut pump, &recorder, update.payload_bytes()).await;
+    pump.stop(from).await;
     recorder.check(source);
     (report, recorder)
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{plan, profile, Path, Profile, RoundResult, Setup, World, MS, SECOND};
-use thalweg_proto::{Partial, RoundPlan, State, Verdict};
+use thalweg_proto::{Partial, RoundPlan, State, Transfer, Verdict};
 
 const VICTIM: usize = 1;
 
@@ -137,6 +137,8 @@ fn the_same_process_goes_on_where_it_was() {
         world.pass(SECOND);
         assert_eq!(world.verdicts(VICTIM), [(1, Verdict::Accepted)], "{point:?}");
         assert_eq!(world.clients[VICTIM].seen.ready, [1], "{point:?}: it trains once");
+        let whole = |t: &Transfer| t.complete && t.bytes == world.server.bytes() as u64;
+        assert!(result.outcome.transfers.iter().all(whole), "{point:?}: {:?}", result.outcome.transfers);
         let bytes = world.server.bytes() as u64;
         for end in [common::End::Server, common::End::Client] {
             let sent = world.net.payload(VICTIM, end);

@@ -211,6 +211,29 @@ fn one_bad_value_refuses_the_update_in_words() {
 }
 
 #[test]
+fn a_round_ends_as_soon_as_its_last_update_is_refused() {
+    let bad = Profile { nan_at: Some(2048), ..profile("bad") };
+    let mut world = World::joined(&Setup::default(), [bad]);
+    let result = world.round(plan(1, 1), 10 * SECOND);
+    assert!(result.outcome.failure.is_some_and(|f| f.ends_with("bad sent a NaN")));
+    assert!(result.outcome.span.end - result.outcome.span.start < 200 * MS, "{:?}", result.outcome.span);
+}
+
+#[test]
+fn the_model_of_a_round_that_is_over_is_sent_no_further() {
+    let down = Path { rate: 1000, ..Path::PERFECT };
+    let slow = Profile { paths: vec![(Path::PERFECT, down)], ..profile("slow") };
+    let mut world = World::joined(&Setup { chunk: 128, ..Setup::default() }, [profile("c"), slow]);
+    world.pass(SECOND);
+    let limited = RoundPlan { enough: 1, deadline: Some(SECOND), ..plan(1, 2) };
+    let result = world.round(limited, 2 * SECOND);
+    assert_eq!(result.of("slow").state, State::Late);
+    world.pass(10 * SECOND);
+    let sent = world.net.payload(1, common::End::Server);
+    assert!((100..1200).contains(&sent), "{sent} bytes in a second at 1 kB/s");
+}
+
+#[test]
 fn a_round_of_nobody_or_a_second_one_at_a_time_is_refused() {
     let mut world = World::joined(&Setup::default(), profiles(1));
     let machine = &mut world.server.machine;

@@ -198,6 +198,10 @@ impl Shared {
         lock(&self.place).as_ref().map(|(arena, _)| arena.clone())
     }
 
+    pub(crate) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
     fn post(&self, event: ClientEvent) {
         lock(&self.events).push_back(event);
         self.changed.notify_all();
@@ -329,7 +333,7 @@ fn attach(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<(), Error> {
 
 /// Reads one link until it ends.
 async fn read(shared: Arc<Shared>, generation: u64, link: Arc<dyn Link>) {
-    let sink = ClientSink(shared.clone());
+    let sink = ClientSink { shared: shared.clone(), ordered: link.capabilities().ordered };
     let reason = loop {
         let message = match link.receive(&sink).await {
             Ok(message) => message,

@@ -11,11 +11,14 @@ use crate::lock;
 use crate::server_sink::part;
 
 /// The sink of a client's link.
-pub(crate) struct ClientSink(pub Arc<Shared>);
+pub(crate) struct ClientSink {
+    pub shared: Arc<Shared>,
+    pub ordered: bool,
+}
 
 impl ClientSink {
     fn copy(&self, chunk: &ChunkHeader, bytes: &[u8], fresh: &[Range]) {
-        let Some(arena) = self.0.arena() else { return };
+        let Some(arena) = self.shared.arena() else { return };
         for range in fresh {
             if let Ok(mut claim) = arena.claim(*range) {
                 claim.copy_from_slice(part(chunk, bytes, *range));
@@ -26,22 +29,25 @@ impl ClientSink {
 
 impl Sink for ClientSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
-        let fit = lock(&self.0.machine).place(self.0.now(), chunk);
+        let fit = lock(&self.shared.machine).place(self.shared.now(), chunk);
         match fit {
             Fit::Nothing => None,
-            Fit::New => self.0.arena()?.claim(chunk.range()).ok().map(Target::Place),
+            Fit::New => self.shared.arena()?.claim(chunk.range()).ok().map(Target::Place),
             Fit::Part => Some(Target::Scratch(vec![0; chunk.length as usize])),
         }
     }
 
     fn progress(&self, bytes: u64) {
-        lock(&self.0.machine).progress(self.0.now(), bytes);
+        lock(&self.shared.machine).progress(self.shared.now(), bytes);
     }
 
     fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
-        let fresh = lock(&self.0.machine).stored(self.0.now(), chunk, outcome.is_ok());
+        let fresh = lock(&self.shared.machine).stored(self.shared.now(), chunk, outcome.is_ok());
         if let Target::Scratch(bytes) = &target {
             self.copy(chunk, bytes, &fresh);
+        }
+        if !self.ordered {
+            self.shared.wake(); // what trailed behind the model's end may have been the last of it
         }
     }
 }

@@ -139,7 +139,7 @@ impl ServerOptions {
         if self.expected == 0 || self.enough == 0 || self.enough > self.expected {
             return bad("enough must be between 1 and the number of clients expected");
         }
-        if self.chunk == 0 || self.chunk % 64 != 0 || self.chunk > thalweg_wire::MAX_CHUNK {
+        if self.chunk == 0 || !self.chunk.is_multiple_of(64) || self.chunk > thalweg_wire::MAX_CHUNK {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
         }
         let times = [Some(self.grace), Some(self.liveness), self.deadline];

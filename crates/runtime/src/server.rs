@@ -301,7 +301,7 @@ impl Shared {
         let ordered = self.ordered && link.capabilities().ordered;
         lock(&self.machine).connected(self.now(), id, nonce, ordered);
         self.wake();
-        tokio::spawn(read(self.clone(), id, link));
+        tokio::spawn(read(self.clone(), id, link, ordered));
         Ok(())
     }
 
@@ -535,8 +535,8 @@ async fn welcome(shared: &Arc<Shared>, pending: Pending) {
 }
 
 /// Reads one link until it ends.
-async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>) {
-    let sink = ServerSink::new(shared.clone(), id);
+async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>, ordered: bool) {
+    let sink = ServerSink::new(shared.clone(), id, ordered);
     let reason = loop {
         let message = match link.receive(&sink).await {
             Ok(message) => message,

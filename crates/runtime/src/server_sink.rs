@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use thalweg_arena::Claim;
 use thalweg_fold::check_finite;
-use thalweg_proto::{LinkId, Place, Stored};
+use thalweg_proto::{LinkId, Place};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, Range, WireError};
 
@@ -17,12 +18,13 @@ const SPARE: usize = 4;
 pub(crate) struct ServerSink {
     shared: Arc<Shared>,
     link: LinkId,
+    ordered: bool,
     spare: Mutex<Vec<Vec<u8>>>,
 }
 
 impl ServerSink {
-    pub fn new(shared: Arc<Shared>, link: LinkId) -> Self {
-        Self { shared, link, spare: Mutex::default() }
+    pub fn new(shared: Arc<Shared>, link: LinkId, ordered: bool) -> Self {
+        Self { shared, link, ordered, spare: Mutex::default() }
     }
 
     fn scratch(&self, length: usize) -> Target {
@@ -40,30 +42,36 @@ impl ServerSink {
         }
     }
 
-    /// Uses what is new of a chunk, while nobody can end the round.
-    fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), String> {
-        check_finite(&self.shared.layout, chunk.offset, target.bytes())
-            .map_err(|defect| defect.to_string())?;
+    /// Uses what is new of a chunk, while nobody can end the round. `Err(None)`: it has to come again.
+    fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), Option<String>> {
+        check_finite(&self.shared.layout, chunk.offset, target.bytes()).map_err(|d| Some(d.to_string()))?;
         let _folding = self.shared.folding.read().unwrap_or_else(PoisonError::into_inner);
+        let mut aside = self.aside(chunk, target)?;
         let stored = lock(&self.shared.machine).stored(self.shared.now(), self.link, chunk, Ok(()));
+        if !self.ordered {
+            self.shared.wake(); // what trailed behind the update's end may have been the last of it
+        }
         let Some(stored) = stored else { return Ok(()) };
-        let staged = matches!(target, Target::Place(_));
         for range in &stored.fresh {
             let bytes = part(chunk, target.bytes(), *range);
             if self.shared.keep {
-                self.shared.accumulator.fold(range.start, bytes, stored.weight).map_err(|e| e.to_string())?;
-            } else if !staged {
-                self.copy_to_staging(&stored, *range, bytes)?;
+                let folded = self.shared.accumulator.fold(range.start, bytes, stored.weight);
+                folded.map_err(|e| Some(e.to_string()))?;
+            } else if let Some(claim) = &mut aside {
+                let at = range.start.saturating_sub(chunk.offset) as usize;
+                claim[at..at + bytes.len()].copy_from_slice(bytes);
             }
         }
         Ok(())
     }
 
-    fn copy_to_staging(&self, stored: &Stored, range: Range, bytes: &[u8]) -> Result<(), String> {
-        let mut claim =
-            self.shared.staging.claim(stored.sender, range).ok_or("another chunk of it is being written")?;
-        claim.copy_from_slice(bytes);
-        Ok(())
+    /// Where the new parts of a staged chunk go that was received aside. Claimed before the chunk counts as
+    /// received: if another chunk of it is being written, it comes again.
+    fn aside(&self, chunk: &ChunkHeader, target: &Target) -> Result<Option<Claim>, Option<String>> {
+        if self.shared.keep || matches!(target, Target::Place(_)) {
+            return Ok(None);
+        }
+        self.shared.staging.claim(chunk.sender, chunk.range()).map(Some).ok_or(None)
     }
 
     fn refuse(&self, chunk: &ChunkHeader, reason: Option<String>) {
@@ -101,7 +109,7 @@ impl Sink for ServerSink {
             Err(_) => self.refuse(chunk, None),
             Ok(()) => {
                 if let Err(reason) = self.take(chunk, &target) {
-                    self.refuse(chunk, Some(format!("sent what no update may hold: {reason}")));
+                    self.refuse(chunk, reason.map(|r| format!("sent what no update may hold: {r}")));
                 }
             }
         }

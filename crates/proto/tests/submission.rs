@@ -1,0 +1,206 @@
+//! One update's way from offer to verdict, message by message.
+
+mod common;
+
+use common::party::{layout, ServerParty};
+use common::{plan, Setup, JOB, MS};
+use thalweg_proto::{Action, Client, ClientAction, ClientConfig, LinkId, Span, Time, Verdict};
+use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome};
+use thalweg_wire::{ChunkHeader, LayoutHash, Ranges};
+
+fn client_actions(client: &mut Client) -> Vec<ClientAction> {
+    std::iter::from_fn(|| client.poll_action()).collect()
+}
+
+/// Connects a client and lets it in; returns what it does then.
+fn let_in(client: &mut Client, now: Time) -> Vec<ClientAction> {
+    client.connected(now, [1; 32], true);
+    client.control(
+        now,
+        Control::Challenge(Challenge { versions: (1, 1), nonce: [2; 32], token: false, clock: 0 }),
+    );
+    client.proven(now, None);
+    let (heartbeat, liveness) = (2_500_000, 10_000_000);
+    let welcome = Welcome { sender: 1, job: JOB, layout: layout(100), chunk: 64, heartbeat, liveness };
+    client.control(now, Control::Welcome(welcome));
+    client_actions(client)
+}
+
+fn grant() -> Control {
+    Control::Grant { round: 1, wanted: Ranges::full(layout(100).bytes()) }
+}
+
+/// A client in the middle of sending its update.
+fn sending(now: Time) -> Client {
+    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: Time::MAX };
+    let mut client = Client::new(config, 1);
+    let_in(&mut client, now);
+    let all = layout(100);
+    let chunk = ChunkHeader {
+        job: JOB,
+        round: 1,
+        sender: 0,
+        layout: all.hash(),
+        offset: 0,
+        length: all.bytes() as u32,
+    };
+    client.control(now, Control::Begin { round: 1, config: "{}".into() });
+    client.stored(now, &chunk, true);
+    client.control(now, Control::End { round: 1, sent: Interval::default(), retransmissions: None });
+    assert_eq!(client.submit(1, 5, "{}".into()), Ok(()));
+    client.control(now, grant());
+    assert!(sends(&client_actions(&mut client)));
+    client
+}
+
+fn sends(actions: &[ClientAction]) -> bool {
+    actions.iter().any(|a| matches!(a, ClientAction::SendUpdate { round: 1, .. }))
+}
+
+fn ends(actions: &[ClientAction]) -> usize {
+    actions.iter().filter(|a| matches!(a, ClientAction::Send(Control::End { .. }))).count()
+}
+
+fn cancels(actions: &[ClientAction]) -> bool {
+    actions.iter().any(|a| matches!(a, ClientAction::CancelUpdate))
+}
+
+#[test]
+fn an_update_interrupted_by_a_refusal_or_a_cut_is_offered_and_sent_again() {
+    for refused in [true, false] {
+        let mut client = sending(Time::ZERO);
+        if refused {
+            let reason = "no progress".into();
+            client.control(MS, Control::Refused { code: Refusal::Liveness, reason });
+        } else {
+            client.closed(MS, "cut");
+        }
+        let actions = client_actions(&mut client);
+        assert!(cancels(&actions) && actions.iter().any(|a| matches!(a, ClientAction::Connect { .. })));
+        let actions = let_in(&mut client, 2 * MS);
+        let offers = actions.iter().any(|a| matches!(a, ClientAction::Send(Control::Offer { round: 1, .. })));
+        assert!(offers, "{actions:?}");
+        // The old link's sender reports only now: nothing ends that has not begun.
+        client.sent(1, Ok(Span::default()), None);
+        assert_eq!(ends(&client_actions(&mut client)), 0);
+        client.control(3 * MS, grant());
+        assert!(sends(&client_actions(&mut client)), "refused {refused}: the grant is taken");
+        client.sent(1, Ok(Span::default()), None);
+        assert_eq!(ends(&client_actions(&mut client)), 1);
+    }
+}
+
+#[test]
+fn a_second_grant_while_sending_changes_nothing() {
+    let mut client = sending(Time::ZERO);
+    client.control(MS, grant());
+    assert!(client_actions(&mut client).is_empty());
+}
+
+#[test]
+fn a_refused_or_late_update_stops_being_sent() {
+    let refused = Control::Rejected { round: 1, reason: "bad".into() };
+    for (message, verdict) in
+        [(refused, Verdict::Rejected("bad".into())), (Control::Closed { round: 1 }, Verdict::Late)]
+    {
+        let mut client = sending(Time::ZERO);
+        client.control(MS, message);
+        let actions = client_actions(&mut client);
+        assert!(cancels(&actions), "{actions:?}");
+        let told = |a: &ClientAction| matches!(a, ClientAction::Verdict { verdict: v, .. } if *v == verdict);
+        assert!(actions.iter().any(told), "{actions:?}");
+        client.sent(1, Err("cancelled".into()), None);
+        assert!(client_actions(&mut client).is_empty());
+    }
+}
+
+/// Heartbeats of zero, as only a broken server sends them, make no busy client.
+#[test]
+fn a_heartbeat_of_zero_is_not_followed() {
+    let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: Time::MAX };
+    let mut client = Client::new(config, 1);
+    client.connected(Time::ZERO, [1; 32], true);
+    client.control(
+        Time::ZERO,
+        Control::Challenge(Challenge { versions: (1, 1), nonce: [2; 32], token: false, clock: 0 }),
+    );
+    client.proven(Time::ZERO, None);
+    let (heartbeat, liveness) = (0, 10_000_000);
+    let welcome = Welcome { sender: 1, job: JOB, layout: layout(100), chunk: 64, heartbeat, liveness };
+    client.control(Time::ZERO, Control::Welcome(welcome));
+    client.timeout(5 * MS);
+    assert!(client.poll_timeout().is_some_and(|at| at > 5 * MS));
+}
+
+fn server_actions(server: &mut ServerParty) -> Vec<Action> {
+    std::iter::from_fn(|| server.machine.poll_action()).collect()
+}
+
+/// A server whose round of two begins, at one point in time.
+fn with_two(now: Time) -> (ServerParty, Vec<Action>) {
+    let mut server = ServerParty::new(&Setup::default());
+    for link in [1, 2] {
+        server.machine.connected(now, link, [0; 32], true);
+        let (name, holding) = (format!("c{link}"), Holding::Nothing);
+        let (nonce, proof, layout) = ([9; 32], None, None);
+        let hello = Hello { version: 1, name, instance: 1, nonce, proof, layout, holding, clock: 0 };
+        server.machine.control(now, link, Control::Hello(hello));
+    }
+    assert_eq!(server.machine.start_round(now, plan(1, 2)), Ok(()));
+    let actions = server_actions(&mut server);
+    (server, actions)
+}
+
+fn grants(actions: &[Action], to: LinkId) -> usize {
+    let granted =
+        |a: &&Action| matches!(a, Action::Send { link, message: Control::Grant { .. } } if *link == to);
+    actions.iter().filter(granted).count()
+}
+
+#[test]
+fn the_model_goes_to_all_in_one_call_and_holes_are_sent_only_after_it() {
+    let (mut server, actions) = with_two(MS);
+    let calls: Vec<&Vec<LinkId>> = actions
+        .iter()
+        .filter_map(|a| if let Action::SendUpdate { links, .. } = a { Some(links) } else { None })
+        .collect();
+    assert_eq!(calls, [&vec![1, 2]]);
+    let need = || Control::Need { round: 1, holes: Ranges::full(512) };
+    server.machine.control(2 * MS, 1, need());
+    assert!(server_actions(&mut server).is_empty(), "it is still being sent");
+    server.machine.sent(3 * MS, 1, 1, Ok(Span { start: MS, end: 3 * MS }));
+    assert!(matches!(server_actions(&mut server)[..], [Action::Send { message: Control::End { .. }, .. }]));
+    server.machine.sent(3 * MS, 1, 1, Ok(Span { start: MS, end: 3 * MS }));
+    assert!(server_actions(&mut server).is_empty(), "told twice");
+    server.machine.control(4 * MS, 1, need());
+    assert!(matches!(&server_actions(&mut server)[..], [Action::SendUpdate { links, .. }] if *links == [1]));
+}
+
+#[test]
+fn offers_at_the_same_moment_are_granted_once_each() {
+    let (mut server, _) = with_two(MS);
+    let layout = server.layout.hash();
+    let offer = |layout: LayoutHash| Control::Offer { round: 1, samples: 5, layout, metrics: "{}".into() };
+    server.machine.control(2 * MS, 1, offer(layout));
+    server.machine.control(2 * MS, 2, offer(layout));
+    server.machine.control(2 * MS, 1, offer(layout));
+    let actions = server_actions(&mut server);
+    assert_eq!([grants(&actions, 1), grants(&actions, 2)], [1, 1], "{actions:?}");
+}
+
+#[test]
+fn an_offer_of_another_layout_or_of_nothing_is_refused_with_the_mend() {
+    let (mut server, _) = with_two(MS);
+    let ours = server.layout.hash();
+    for (link, samples, layout, words) in
+        [(1, 5, LayoutHash(1), "use the same model"), (2, 0, ours, "train on at least one")]
+    {
+        let metrics = "{}".into();
+        server.machine.control(2 * MS, link, Control::Offer { round: 1, samples, layout, metrics });
+        let told = server_actions(&mut server).into_iter().find_map(|a| match a {
+            Action::Send { message: Control::Rejected { reason, .. }, .. } => Some(reason),
+            _ => None,
+        });
+        assert!(told.as_ref().is_some_and(|t| t.contains(words)), "{told:?}");
+    }
+}
