@@ -33,6 +33,7 @@ def points(start, end, count):
 with thalweg.Server(Line(), clients=3) as server:
     parts = [points(-1, 0, 10), points(-0.5, 0.5, 20), points(0, 1, 30)]
     clients = [thalweg.Client(Line(), server.address, name=f"c{i}", data=part) for i, part in enumerate(parts)]
-    [threading.Thread(target=client.run).start() for client in clients]
+    for client in clients:
+        threading.Thread(target=client.run).start()
     for done in thalweg.fedavg(server, rounds=10, data=points(-1, 1, 50)):
         print(f"round {done.number}: loss {done.metrics['loss']:.4f} from {', '.join(done.participants)}")
