@@ -43,10 +43,11 @@ def main() -> None:
     figures: list[Figure] = []
     load_before = os.getloadavg()
     for section in chosen:
-        figures += SECTIONS[section]()
-    for figure in figures:
-        mark = {True: "reached", False: "MISSED ", None: "       "}[figure.reached]
-        print(f"{mark}  {figure.name}\n         {figure.value}   [{figure.limit}]")
+        measured = SECTIONS[section]()
+        figures += measured
+        for figure in measured:
+            mark = {True: "reached", False: "MISSED ", None: "       "}[figure.reached]
+            print(f"{mark}  {figure.name}\n         {figure.value}   [{figure.limit}]", flush=True)
     folder = FOLDER / "benches" / "results"
     folder.mkdir(exist_ok=True)
     path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}.json"

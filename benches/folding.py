@@ -60,9 +60,9 @@ def fold() -> list[Figure]:
 
 def _figures(results: list[dict[str, Any]], numpy_seconds: list[float]) -> list[Figure]:
     def seconds(task: str) -> Spread:
-        return Spread.of([result["tasks"][task]["median_s"] for result in results])
+        return Spread.of([result[task]["median_ms"] / 1e3 for result in results])
 
-    plain = min((seconds(task) for task in results[0]["tasks"] if task.startswith("plain")), key=lambda s: s.median)
+    plain = min((seconds(task) for task in results[0] if task.startswith("plain")), key=lambda spread: spread.median)
     ours, numpy_spread = seconds("fold_f32"), Spread.of(numpy_seconds)
     ratio = plain.median / ours.median
     details = {
