@@ -22,6 +22,7 @@ FRAMES: Final = "100000"
 RUST: Final = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
 PYTHON: Final = re.compile(r"(\d+) (passed|failed|errors?|skipped|xfailed|deselected)\b")
 CLOSING: Final = re.compile(r"^=*\s?(\d+ (passed|failed|errors?|skipped|deselected)\b|no tests ran).* in [\d.]+s")
+PASSED: Final = re.compile(r"(test .* \.\.\. ok|successes:|    \w+(::\w+)*|running \d+ tests?|)\s*")
 COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 Count = Callable[[str, "Counter[str]"], None]
@@ -80,8 +81,8 @@ def start(command: list[str], more: Mapping[str, str]) -> subprocess.Popen[str]:
 
 
 def shown(line: str) -> bool:
-    """Whether a line is worth showing: libtest's line of each test that passed is not."""
-    return not re.fullmatch(r"test .* \.\.\. ok\n", line)
+    """Whether a line is worth showing: libtest's names of tests that passed are not; what they printed is."""
+    return not PASSED.fullmatch(line)
 
 
 def count_rust(line: str, counter: Counter[str]) -> None:
