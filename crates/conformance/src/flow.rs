@@ -6,7 +6,7 @@ use std::task::Poll;
 use bytes::Bytes;
 use thalweg_transport::ErrorKind;
 
-use crate::pair::{link, poll_once, receive_until, say, send_in_task, settle, transfer, Receive};
+use crate::pair::{link, poll_once, say, send_in_task, settle, stall, transfer, Receive, Sending};
 use crate::{outgoing, pattern, update_id, Factory, Pump, Recorder, Router};
 
 /// "Waits at most for the chunk being sent, not for a whole update."
@@ -16,23 +16,30 @@ pub async fn control_overtakes_a_running_update(factory: &Factory) {
     let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
     let (count, cancel) = (update.chunks().len(), update.cancel().clone());
     let recorder = Recorder::new(factory.bulk);
-    let send = send_in_task(&pair.client, update);
+    let mut send: Sending = Box::pin(pair.client.send_update(&update));
     let mut receive: Receive = pair.server.receive(&recorder);
-    receive_until(&mut receive, &recorder, |seen| !seen.placed.is_empty()).await;
+    stall(&mut send, &mut receive, &recorder).await;
     let mut control = pair.client.send_control(Bytes::from_static(b"overtaking"));
     // Polled once, it stands in the queue before the peer goes on receiving.
     if let Poll::Ready(sent) = poll_once(&mut control).await {
         sent.unwrap();
         control = Box::pin(std::future::ready(Ok(())));
     }
-    let (sent, came) = tokio::join!(control, receive);
+    // All in one task: while one of them is polled, the others stand still.
+    let mut both = Box::pin(async { tokio::join!(control, receive) });
+    let (sent, came) = tokio::select! {
+        biased;
+        both = &mut both => both,
+        sent = &mut send => panic!("{sent:?} before the message came"),
+    };
+    drop(both);
     sent.unwrap();
     assert_eq!(came.unwrap(), "overtaking");
     let chunks = recorder.seen().placed.len();
     assert!(chunks < count, "the message came behind all {count} chunks");
     cancel.cancel();
     let pump = Pump::start(&pair.server, &Arc::new(recorder));
-    send.await.unwrap().map_or_else(|e| assert_eq!(e.kind(), ErrorKind::Cancelled, "{e}"), drop);
+    send.await.map_or_else(|e| assert_eq!(e.kind(), ErrorKind::Cancelled, "{e}"), drop);
     drop(pump);
 }
 

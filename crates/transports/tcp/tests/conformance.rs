@@ -1,6 +1,5 @@
 //! The transport contract over every way to make a tcp link.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
