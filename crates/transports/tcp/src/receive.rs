@@ -130,6 +130,8 @@ impl Intake {
             sink.stored(&header.chunk, target, outcome);
         }
         self.expect_header();
+        // A link that never runs dry leaves room for the others, chunk by chunk.
+        tokio::task::yield_now().await;
         Ok(())
     }
 }
