@@ -100,6 +100,14 @@ impl Shared {
         tls::explain(operation, &self.who, error)
     }
 
+    /// Waits until the peer has ended the connection `stream`.
+    pub(crate) async fn hung_up(&self, stream: usize) {
+        match self.sockets.get(stream) {
+            Some(socket) => socket.hung_up().await,
+            None => std::future::pending().await,
+        }
+    }
+
     fn closed(&self, operation: &'static str) -> Error {
         let why = self.ended.get().map_or("the link has ended", String::as_str);
         Error::closed(operation, format!("{}: {why}", self.who))
@@ -167,7 +175,7 @@ impl Link for TcpLink {
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
-        send::control(&self.shared, &self.lanes[0], message).await
+        send::control(&self.shared, &self.lanes, message).await
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {

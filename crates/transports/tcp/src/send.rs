@@ -1,5 +1,6 @@
 //! Sending: one frame at a time on each connection, whoever wants to send.
 
+use std::future::Future;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
@@ -22,6 +23,8 @@ pub(crate) type Lane = Arc<Mutex<Writer>>;
 /// A frame being written. Dropped half-way it breaks the link: the peer could not tell where the next begins.
 struct Frame<'a> {
     shared: &'a Arc<Shared>,
+    /// The connection's place in the link.
+    stream: usize,
     writer: Option<OwnedMutexGuard<Writer>>,
     header: [u8; HEADER_BYTES],
     payload: Bytes,
@@ -36,8 +39,14 @@ impl Frame<'_> {
         HEADER_BYTES + self.payload.len()
     }
 
-    /// Header and payload that are left. Dropping the future loses nothing: `taken` says how far it came.
+    /// Writes what is left, until the peer hangs up.
     async fn write(&mut self) -> std::io::Result<()> {
+        let (shared, stream) = (self.shared, self.stream);
+        until_hung_up(shared, stream, self.write_left()).await
+    }
+
+    /// Header and payload that are left. Dropping the future loses nothing: `taken` says how far it came.
+    async fn write_left(&mut self) -> std::io::Result<()> {
         let (total, Some(writer)) = (HEADER_BYTES + self.payload.len(), self.writer.as_mut()) else {
             return Ok(());
         };
@@ -74,12 +83,13 @@ impl Frame<'_> {
         rest.extend_from_slice(payload);
         let copied = if self.shared.tls { self.total() - HEADER_BYTES } else { 0 } + payload.len();
         self.shared.copied.fetch_add(copied as u64, Ordering::Relaxed);
-        let shared = self.shared.clone();
+        let (shared, stream) = (self.shared.clone(), self.stream);
         tokio::spawn(async move {
-            let outcome = match writer.write_all(&rest).await {
-                Ok(()) => writer.flush().await,
-                failed => failed,
+            let written = async {
+                writer.write_all(&rest).await?;
+                writer.flush().await
             };
+            let outcome = until_hung_up(&shared, stream, written).await;
             match outcome {
                 Ok(()) => _ = shared.sent.fetch_add(rest.len() as u64, Ordering::Relaxed),
                 Err(error) => _ = shared.broke("send update", &error),
@@ -96,22 +106,40 @@ impl Drop for Frame<'_> {
     }
 }
 
-/// The next frame on `lane`, once it is free.
-async fn begin<'a>(shared: &'a Arc<Shared>, lane: &Lane, operation: &'static str) -> Result<Frame<'a>> {
-    let writer = Some(lane.clone().lock_owned().await);
+/// What `written` comes to, or an error once the peer has ended the connection.
+async fn until_hung_up(
+    shared: &Shared,
+    stream: usize,
+    written: impl Future<Output = std::io::Result<()>>,
+) -> std::io::Result<()> {
+    tokio::select! {
+        biased;
+        outcome = written => outcome,
+        () = shared.hung_up(stream) => Err(std::io::ErrorKind::ConnectionReset.into()),
+    }
+}
+
+/// The next frame on connection `stream`, once it is free.
+async fn begin<'a>(
+    shared: &'a Arc<Shared>,
+    lanes: &[Lane],
+    stream: usize,
+    operation: &'static str,
+) -> Result<Frame<'a>> {
+    let writer = Some(lanes[stream].clone().lock_owned().await);
     shared.check(operation)?;
     let (header, payload) = ([0; HEADER_BYTES], Bytes::new());
-    Ok(Frame { shared, writer, header, payload, taken: 0, chunk: false, done: false })
+    Ok(Frame { shared, stream, writer, header, payload, taken: 0, chunk: false, done: false })
 }
 
 /// Sends one control message.
-pub(crate) async fn control(shared: &Arc<Shared>, lane: &Lane, message: Bytes) -> Result<()> {
+pub(crate) async fn control(shared: &Arc<Shared>, lanes: &[Lane], message: Bytes) -> Result<()> {
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
         return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("send less metrics"));
     }
-    let mut frame = begin(shared, lane, operation).await?;
+    let mut frame = begin(shared, lanes, 0, operation).await?;
     frame.header = FrameHeader::control(&message).encode();
     frame.payload = message;
     let outcome = frame.write().await;
@@ -128,19 +156,25 @@ pub(crate) async fn update(shared: &Arc<Shared>, lanes: &[Lane], update: &Outgoi
     let started = Instant::now();
     let next = AtomicUsize::new(0);
     // All of them end before we do: one that is dropped in the middle of a frame would break the link.
-    let ends = join_all(lanes.iter().map(|lane| stripe(shared, lane, update, &next))).await;
+    let ends = join_all((0..lanes.len()).map(|stream| stripe(shared, lanes, stream, update, &next))).await;
     ends.into_iter().collect::<Result<()>>()?;
     let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
     let wire = payload + chunks * HEADER_BYTES as u64;
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-async fn stripe(shared: &Arc<Shared>, lane: &Lane, update: &Outgoing, next: &AtomicUsize) -> Result<()> {
+async fn stripe(
+    shared: &Arc<Shared>,
+    lanes: &[Lane],
+    stream: usize,
+    update: &Outgoing,
+    next: &AtomicUsize,
+) -> Result<()> {
     while next.load(Ordering::Relaxed) < update.chunks().len() {
         let mut frame = tokio::select! {
             biased;
             () = update.cancel().cancelled() => return Err(SendReport::cancelled()),
-            frame = begin(shared, lane, "send update") => frame?,
+            frame = begin(shared, lanes, stream, "send update") => frame?,
         };
         let Some(chunk) = update.chunks().get(next.fetch_add(1, Ordering::Relaxed)) else { break };
         frame.chunk = true;

@@ -8,6 +8,8 @@ use std::task::{ready, Context, Poll};
 
 use socket2::SockRef;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+#[cfg(target_os = "linux")]
+use tokio::io::Interest;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{lookup_host, TcpSocket, TcpStream};
 
@@ -25,6 +27,19 @@ impl Socket {
     pub(crate) fn shut(&self) {
         // It fails where the peer has ended the connection already: nothing is left to do then.
         let _ = SockRef::from(&*self.0).shutdown(Shutdown::Both);
+    }
+
+    /// Waits until the peer has ended its direction, whether or not what it sent before has been read. A
+    /// writer must know: the kernel does not wake one whose peer closed with its window full.
+    #[cfg(target_os = "linux")]
+    pub(crate) async fn hung_up(&self) {
+        // Urgent data is not asked for, so that this interest stands for the end of the reading side alone.
+        while self.0.ready(Interest::PRIORITY).await.is_ok_and(|ready| !ready.is_read_closed()) {}
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) async fn hung_up(&self) {
+        std::future::pending().await
     }
 
     /// Name of the congestion control in use.
