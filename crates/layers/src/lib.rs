@@ -6,7 +6,6 @@
 //! them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
 #![forbid(unsafe_code)]
 
-mod dice;
 mod ended;
 mod fault;
 mod pacer;

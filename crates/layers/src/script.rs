@@ -4,7 +4,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use crate::dice::Dice;
+use thalweg_proto::emulation::Dice;
+
 use crate::Fault;
 
 /// A chunk that is held back, or comes a second time, does so up to this many places later.

@@ -21,6 +21,7 @@
 
 mod client;
 mod credits;
+pub mod emulation;
 mod liveness;
 mod outcome;
 mod reassembly;
