@@ -29,6 +29,10 @@ help: ## this list
 setup: ## prepare everything: .venv, its packages, the compiled core
 	@$(STEP) "set-up" scripts/setup.sh
 
+.PHONY: system
+system: ## as root on Debian or Ubuntu: chromium, stress-ng and iperf3, which some tests and the lab use
+	@$(STEP) "programs of the system" scripts/system.sh
+
 .PHONY: run
 run: setup ## train a federated model on this machine: thalweg run $(ARGS)
 	@.venv/bin/thalweg run $(ARGS)
