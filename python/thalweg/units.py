@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 from typing import Final
 
 SIZES: Final = {
@@ -29,11 +31,21 @@ RATES: Final = {
     "MB/s": 8 * 1000**2,
     "GB/s": 8 * 1000**3,
 }
+TIMES: Final = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 1000),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
 # The links of FedComm section III.C step 5.
 PROFILES: Final = {"3g": 5_000_000, "4g": 20_000_000, "wifi": 60_000_000}
 
 SIZE_FORM: Final = "a whole number of bytes, or one with a unit as 8MiB (B kB MB GB KiB MiB GiB)"
 RATE_FORM: Final = "bits a second as a whole number, or with a unit as 20mbit, 20Mbit/s or 5MB/s, or one of 3g 4g wifi"
+TIME_FORM: Final = "seconds, or text with a unit as 40ms (ns us ms s min h)"
+FRACTION_FORM: Final = "a fraction as 0.01, or text in percent as 1%"
 LARGEST: Final = (1 << 63) - 1
 _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z/]*)", re.ASCII)
 
@@ -48,14 +60,30 @@ def parse_rate(text: str) -> int:
     return PROFILES[text] if text in PROFILES else _parse(text, RATES, RATE_FORM)
 
 
-def _parse(text: str, units: dict[str, int], form: str) -> int:
+def parse_seconds(text: str) -> float:
+    """Return the seconds that ``text`` (as ``40ms``) means. Raises ValueError likewise."""
+    return float(_number(text, TIMES, TIME_FORM))
+
+
+def parse_fraction(text: str) -> float:
+    """Return the fraction that ``text`` (as ``1%`` or ``0.01``) means. Raises ValueError likewise."""
+    percent = text.strip().endswith("%")
+    return float(_number(text.strip().removesuffix("%"), {}, FRACTION_FORM) / (100 if percent else 1))
+
+
+def _parse(text: str, units: Mapping[str, int], form: str) -> int:
+    value = _number(text, units, form)
+    if value.denominator != 1 or value > LARGEST:
+        raise ValueError(f"{text!r} is not {form}")
+    return int(value)
+
+
+def _number(text: str, units: Mapping[str, int] | Mapping[str, Fraction], form: str) -> Fraction:
+    """Return what ``text`` means exactly: a float would make 1.005 kB a fraction of a byte."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None or (match[2] and match[2] not in units):
         raise ValueError(f"{text!r} is not {form}")
-    value = float(match[1]) * units[match[2]] if match[2] else float(match[1])
-    if value != int(value) or value > LARGEST:
-        raise ValueError(f"{text!r} is not {form}")
-    return int(value)
+    return Fraction(match[1]) * (units[match[2]] if match[2] else 1)
 
 
 def format_bytes(count: float) -> str:

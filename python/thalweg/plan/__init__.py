@@ -12,6 +12,7 @@ from thalweg import models
 from thalweg.errors import PlanError
 from thalweg.plan import combinations, explain, toml
 from thalweg.plan.combinations import check_transport
+from thalweg.plan.network import NetworkSection, StressSection
 from thalweg.plan.sections import (
     AggregationSection,
     DataSection,
@@ -40,6 +41,8 @@ _MAY_DIFFER: Final = (
     "security",
     "layers",
     "hosts",
+    "network",
+    "stress",
     "record",
     "data.root",
     "training.threads",
@@ -59,6 +62,8 @@ class Plan(Section):
     security: SecuritySection = Field(default_factory=SecuritySection)
     layers: LayersSection = Field(default_factory=LayersSection)
     hosts: HostsSection = Field(default_factory=HostsSection)
+    network: NetworkSection | None = Field(None)
+    stress: StressSection | None = Field(None)
     record: RecordSection = Field(default_factory=RecordSection)
 
     @model_validator(mode="before")
@@ -100,7 +105,10 @@ class Plan(Section):
         return self.model_dump(exclude_unset=True)
 
     def merge(self, overrides: Mapping[str, object], source: str = "the command line") -> Plan:
-        """Return this plan with values replaced: ``{"job.rounds": 3}``. Values of None change nothing."""
+        """Return this plan with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
+
+        ``{"network": "wan,loss=2%"}`` goes over [network] as ``thalweg.network.inline`` says.
+        """
         return Plan.of(overlay(self.given(), overrides), source)
 
     def to_toml(self) -> str:
@@ -164,13 +172,24 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def overlay(table: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[str, Any]:
-    """Return ``table`` with values replaced: ``{"job.rounds": 3}``. Values of None change nothing."""
+    """Return ``table`` with values replaced: ``{"job.rounds": 3}``. Values of None change nothing.
+
+    A network in words, as ``{"network": "wan,loss=2%"}``, goes over the table's. Raises PlanError if it is none.
+    """
     merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
     for path, value in overrides.items():
         section, _, key = path.partition(".")
-        if value is not None and isinstance(merged.setdefault(section, {}), dict):
+        if path == "network" and isinstance(value, str):
+            merged[path] = _network_over(merged.get(path), value)
+        elif value is not None and isinstance(merged.setdefault(section, {}), dict):
             merged[section][key] = value
     return merged
+
+
+def _network_over(table: object, text: str) -> dict[str, Any]:
+    from thalweg.network import inline
+
+    return inline.over(table if isinstance(table, Mapping) else {}, text)
 
 
 def _may_differ(key: str) -> bool:

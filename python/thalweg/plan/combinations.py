@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 from thalweg import data, models
@@ -11,6 +12,7 @@ from thalweg.errors import PlanError
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
+    from thalweg.plan.network import NetworkSection
 
 
 def check(plan: Plan) -> None:
@@ -20,6 +22,8 @@ def check(plan: Plan) -> None:
     _round(plan)
     _aggregation(plan)
     _hosts(plan)
+    _network(plan)
+    _stress(plan)
 
 
 def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
@@ -45,6 +49,11 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
     for what, (wanted, able, key) in asked.items():
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
+    if plan.network is not None and plan.network.emulator != "none" and not can["remote"]:
+        raise PlanError(
+            f"the transport {name!r} stays within one process and crosses no network",
+            "Remove [network], or take another transport as tcp",
+        )
 
 
 def _names(plan: Plan) -> None:
@@ -94,3 +103,76 @@ def _hosts(plan: Plan) -> None:
             f"[hosts] names {len(named)} clients where job.clients is {plan.job.clients}",
             "Make them agree, or leave job.clients out",
         )
+
+
+def _network(plan: Plan) -> None:
+    network = plan.network
+    if network is None or network.emulator == "none":
+        return
+    if network.emulator == "netem":
+        raise PlanError("the emulator netem is not there yet", "Take network.emulator = 'auto', 'packet' or 'message'")
+    hosts = (plan.hosts.server, *(plan.hosts.clients or {}).values())
+    far = next((host for host in hosts if host is not None and not _is_loopback(host)), None)
+    if far is not None:
+        raise PlanError(
+            f"[network] emulates links on this machine, but [hosts] names {far!r}", "Remove [network], or [hosts]"
+        )
+    if network.emulator == "message":
+        _message_level(network)
+    # Files that a plan names may be on another machine: what is in them is looked at when it runs.
+    if not _names_files(network):
+        from thalweg.network import spec
+
+        spec.build(plan)
+
+
+def _message_level(network: NetworkSection) -> None:
+    """Refuse what only packets show."""
+    asked = {
+        f"topology = '{network.topology}'": network.topology != "star",
+        "[[network.changes]]": bool(network.changes),
+        "[network.trace]": network.trace is not None,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise PlanError(
+                f"emulator = 'message' puts a layer around each link and has no {what}",
+                f"Remove {what}, or take emulator = 'packet', which needs root",
+            )
+
+
+def _names_files(network: NetworkSection) -> bool:
+    from thalweg.network import profiles
+
+    links = (network, network.bottleneck, *(network.clients or {}).values(), *(network.links or ()))
+    names = [link.profile for link in (*links, *(network.changes or ())) if link is not None]
+    return network.trace is not None or any(name is not None and not profiles.is_shipped(name) for name in names)
+
+
+def _stress(plan: Plan) -> None:
+    stress = plan.stress
+    if stress is None:
+        return
+    clients = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    for party in stress.parties or ():
+        if party not in ("server", *clients):
+            near = get_close_matches(party, ["server", *clients], n=1)
+            guess = f"Did you mean {near[0]!r}? " if near else ""
+            raise PlanError(f"stress.parties names {party!r}", f"{guess}Known: server, client-1 to {clients[-1]}")
+    if stress.cpu is None and stress.cpu_quota is None and stress.network is None:
+        raise PlanError("[stress] says no stress", "Give cpu, cpu_quota or network, or remove [stress]")
+    under = stress.parties or clients
+    if stress.network is None:
+        return
+    if stress.network_mode == "server" and set(under) == {"server"}:
+        raise PlanError("the server cannot be under network stress with itself", "Name clients in stress.parties")
+    if stress.network_mode == "clients" and len([party for party in under if party != "server"]) < 2:
+        raise PlanError("network stress between clients needs two of them", "Name two, or take network_mode = 'server'")
+
+
+def _is_loopback(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.count(":") == 1 or host.startswith("[") else host
+    try:
+        return name == "localhost" or ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

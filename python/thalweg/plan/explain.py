@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -33,15 +33,15 @@ def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> P
 
 
 def _explain(finding: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
-    path = [part for part in finding["loc"] if isinstance(part, str)]
-    owner, path = _owner(model, path)
-    place, key = path[:-1], path[-1]
-    where = f" in [{'.'.join(place)}]" if place else ""
+    owner, place, key = _owner(model, finding["loc"])
+    where = f" in {place}" if place else ""
     if finding["type"] == "extra_forbidden":
         return f"unknown key {key!r}{where}", _nearest(key, where, owner, model)
+    meaning = owner.model_fields[key].description if key in owner.model_fields else None
+    if finding["type"] == "missing":
+        return f"{key}{where} is missing", f"Give {key}" + (f": {meaning}" if meaning else "")
     expected = _expected(finding)
     said = f"{key}{where} is {_shown(finding['input'])}, not {expected}"
-    meaning = owner.model_fields[key].description if key in owner.model_fields else None
     return said, f"Give {key} as {expected}" + (f": {meaning}" if meaning else "")
 
 
@@ -53,23 +53,46 @@ def _nearest(key: str, where: str, owner: type[BaseModel], model: type[BaseModel
     return f"{guess}Known{where}: {', '.join(owner.model_fields)}"
 
 
-def _owner(model: type[BaseModel], path: list[str]) -> tuple[type[BaseModel], list[str]]:
-    """Return the section that holds the key at ``path``, and the path without pydantic's own steps."""
-    clean: list[str] = []
-    for step in path:
-        clean.append(step)
-        inner = _section(model, step)
-        if inner is None:
-            break
-        if len(clean) < len(path):
-            model = inner
-    return model, clean
+def _owner(model: type[BaseModel], location: Sequence[int | str]) -> tuple[type[BaseModel], str, str]:
+    """Return the section that holds the key at ``location``, how that section is written, and the key.
+
+    What follows the key are pydantic's own steps.
+    """
+    steps, number = list(location), 0
+    names: list[str] = []
+    while steps:
+        key = str(steps.pop(0))
+        inner = _section(model, key)
+        item = steps.pop(0) if inner and steps and _holds_several(model, key) else None
+        if inner is None or not steps:
+            if isinstance(item, str):
+                return model, f"[{'.'.join([*names, key])}]", item
+            return model, _place(names, number), key
+        model, names = inner, [*names, key, *([item] if isinstance(item, str) else [])]
+        number = item + 1 if isinstance(item, int) else number
+    return model, _place(names, number), ""
+
+
+def _place(names: Sequence[str], number: int) -> str:
+    """Return how a section is written; in a list of sections, which one it is."""
+    path = ".".join(names)
+    return f"[[{path}]] {number}" if number else f"[{path}]" if names else ""
+
+
+def _holds_several(model: type[BaseModel], key: str) -> bool:
+    annotation = model.model_fields[key].annotation
+    return any(get_origin(kind) in (dict, list) for kind in (annotation, *get_args(annotation)))
 
 
 def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """Return the section behind a key: one, or each of several by name or in a list."""
     field = model.model_fields.get(key)
-    candidates = () if field is None else (field.annotation, *get_args(field.annotation))
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    kinds = [] if field is None else [field.annotation]
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+        kinds += get_args(kind)
+    return None
 
 
 def _expected(finding: ErrorDetails) -> str:

@@ -28,19 +28,26 @@ def loads(text: str, source: str) -> dict[str, Any]:
 
 
 def dumps(table: Mapping[str, Any]) -> str:
-    """Write a table of tables whose values are bool, int, float, str or lists of these."""
+    """Write a table of tables and of lists of tables, whose values are bool, int, float, str or lists of these."""
     return "\n".join(_sections((), table)) + "\n"
 
 
-def _sections(path: tuple[str, ...], table: Mapping[str, Any]) -> list[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+def _sections(path: tuple[str, ...], table: Mapping[str, Any], brackets: str = "[]") -> list[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and not _is_tables(value)}
     lines = [f"{_key(key)} = {_value(value)}" for key, value in plain.items()]
-    if path and (lines or not table):
-        lines = [f"[{'.'.join(map(_key, path))}]", *lines, ""]
+    if path and (lines or not table or len(brackets) > 2):
+        half = len(brackets) // 2
+        lines = [f"{brackets[:half]}{'.'.join(map(_key, path))}{brackets[half:]}", *lines, ""]
     for key, value in table.items():
         if isinstance(value, Mapping):
             lines += _sections((*path, key), value)
+        elif _is_tables(value):
+            lines += [line for one in value for line in _sections((*path, key), one, "[[]]")]
     return lines
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, Mapping) for one in value)
 
 
 def _key(key: str) -> str:
@@ -56,6 +63,8 @@ def _value(value: object) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, (int, float)):
         return repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(key)} = {_value(one)}' for key, one in value.items())}}}"
     raise TypeError(f"{type(value).__name__} has no place in a plan")
 
 

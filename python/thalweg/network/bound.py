@@ -1,0 +1,77 @@
+"""The least seconds that a round's updates need on an emulated network."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from thalweg.network.routes import Hop, routes
+from thalweg.network.topology import SERVER
+
+if TYPE_CHECKING:
+    from thalweg.network.spec import Spec
+
+# IPv4 and TCP, and the option that timestamps are (RFC 791, RFC 9293, RFC 7323).
+HEADER: Final = 40
+TIMESTAMPS: Final = 12
+SOURCE: Final = (
+    "every client's update through the emulated links, down and then up: bytes and TCP's headers by the rate, "
+    "and the path's delay"
+)
+
+
+def seconds(spec: Spec, update_bytes: int, clients: int) -> float:
+    """Return the least seconds in which ``clients`` clients each receive and send ``update_bytes`` bytes over TCP.
+
+    Down and then up. Each direction takes as long as its slowest link needs for all that crosses it, and the delay
+    of the quickest path over it. A link counts with the highest rate and the least delay that it ever has, and
+    nothing is lost; of more clients than asked for, those with the quickest paths count.
+    """
+    paths = routes(spec)
+    down = {client: paths[SERVER, client] for client in spec.clients}
+    up = {client: paths[client, SERVER] for client in spec.clients}
+    alone = {
+        client: _phase(spec, [down[client]], update_bytes) + _phase(spec, [up[client]], update_bytes) for client in up
+    }
+    chosen = sorted(alone, key=lambda client: alone[client])[:clients]
+    return sum(_phase(spec, [way[client] for client in chosen], update_bytes) for way in (down, up))
+
+
+def goodput(spec: Spec, rate: int) -> float:
+    """Return the bits a second of data that TCP can carry on a link of ``rate`` bits a second."""
+    return rate * (spec.mtu - _header(spec)) / spec.mtu
+
+
+def _phase(spec: Spec, paths: list[list[Hop]], update_bytes: int) -> float:
+    """Return the seconds in which an update passes along each of the paths."""
+    crossing: dict[tuple[str, str], list[list[Hop]]] = defaultdict(list)
+    hops: dict[tuple[str, str], Hop] = {}
+    for path in paths:
+        for hop in path:
+            key = (hop[0].name, hop[1])
+            crossing[key].append(path)
+            hops[key] = hop
+    longest = max((_delay(spec, path) for path in paths), default=0.0)
+    return max(
+        (
+            _sending(spec, hop, len(crossing[key]) * update_bytes) + min(_delay(spec, path) for path in crossing[key])
+            for key, hop in hops.items()
+        ),
+        default=longest,
+    )
+
+
+def _sending(spec: Spec, hop: Hop, count: int) -> float:
+    rates = [shape.rate for shape in spec.shapes(*hop)]
+    limits = [rate for rate in rates if rate is not None]
+    # A link that is ever without a limit has none that holds.
+    return count * 8 / goodput(spec, max(limits)) if len(limits) == len(rates) else 0.0
+
+
+def _delay(spec: Spec, path: list[Hop]) -> float:
+    return sum(min(shape.least_delay for shape in spec.shapes(*hop)) for hop in path)
+
+
+def _header(spec: Spec) -> int:
+    sysctls = spec.hosts[0].sysctls if spec.hosts else {}
+    return HEADER + TIMESTAMPS * (sysctls.get("net.ipv4.tcp_timestamps") != "0")

@@ -1,0 +1,136 @@
+"""A network in a line of text, as ``wifi``, ``rate=100mbit,rtt=40ms,loss=1%`` or ``wan,loss=2%``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from thalweg.errors import PlanError
+from thalweg.network.shape import KEYS, REPLACES, Burst, Keys, Shape, keys_of
+from thalweg.network.topology import pair_of_profile
+from thalweg.plan import explain
+from thalweg.plan.network import LinkSection
+
+NONE: Final = "none"
+_FLAGS: Final = ("clamp", "keep_order", "down")
+_DIRECTIONS: Final = ("up", "down")
+_MEND: Final = (
+    "Write a profile, keys as rate=100mbit,rtt=40ms,loss=1%, or both as wan,loss=2%; up.rate=5mbit is of one way"
+)
+# What a profile on the command line replaces of a plan's [network].
+_REPLACED: Final = frozenset({"profile", "up", "down", *KEYS})
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Return the keys of [network] that ``text`` says. Raises PlanError.
+
+    The first word may be a profile's name; the others are ``key=value``, or ``up.key=value`` and ``down.key=value``
+    for one direction. A range is written ``low..high``.
+    """
+    table: dict[str, Any] = {}
+    for number, word in enumerate(part.strip() for part in text.split(",")):
+        key, equals, value = (part.strip() for part in word.partition("="))
+        if not equals and number == 0 and word and word not in KEYS:
+            table["profile"] = word
+        elif not equals:
+            raise PlanError(f"{text!r}: {word!r} is neither a key with a value nor the profile in front", _MEND)
+        else:
+            _put(table, text, key, value)
+    _check(table, text)
+    return table
+
+
+def parse_shape(text: str) -> dict[str, Any]:
+    """Return the keys of a change that ``text`` says, as ``loss=5%`` or ``wifi``: no up, no down. Raises PlanError."""
+    table = parse(text)
+    for direction in _DIRECTIONS:
+        if isinstance(table.get(direction), dict):
+            raise PlanError(f"{text!r} has keys of {direction} alone", "Name the direction beside the link instead")
+    return table
+
+
+def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return a plan's [network] with ``text`` over it. Raises PlanError.
+
+    A profile replaces profile and keys of the table, not its topology, single clients, changes and settings. Keys
+    alone replace their like and what they exclude. ``none`` turns the network off.
+    """
+    if text.strip() == NONE:
+        return {**table, "emulator": "none"}
+    said = parse(text)
+    if "profile" in said:
+        kept = {key: value for key, value in table.items() if key not in _REPLACED}
+        return {**kept, **said}
+    return _merged(table, said)
+
+
+def apply(shape: Mapping[str, Any], text: str, *, link: str, direction: str) -> Shape:
+    """Return what a direction (up or down) of a running link becomes with ``text``: ``lab set client-1 loss=5%``.
+
+    ``shape`` is the core's table of what it is now. Raises PlanError.
+    """
+    section = LinkSection.model_validate(parse_shape(text))
+    base = _keys_of_shape(shape)
+    if section.profile is not None:
+        pair = pair_of_profile(section.profile)
+        base = pair.up if direction == "up" else pair.down
+    keys = keys_of(section, repr(text)).over(base)
+    if section.up is not None:
+        # ``down = true`` is kept as that of each direction.
+        keys = keys_of(section.up, repr(text)).over(keys)
+    return keys.shape(0, link)
+
+
+def _keys_of_shape(shape: Mapping[str, Any]) -> Keys:
+    values = {key: value for key, value in shape.items() if value is not None and not key.startswith("queue_")}
+    if shape.get("queue_packets") is not None:
+        values["queue"] = f"{shape['queue_packets']} packets"
+    elif shape.get("queue_bytes") is not None:
+        values["queue"] = shape["queue_bytes"]
+    if isinstance(values.get("burst"), Mapping):
+        values["burst"] = Burst(**values["burst"])
+        values = {key: value for key, value in values.items() if key not in REPLACES["burst"]}
+    return Keys(values, "as it is now")
+
+
+def _merged(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``table`` with ``said`` over it; what is said of both directions goes before what was of one."""
+    both = {key: value for key, value in said.items() if not isinstance(value, Mapping)}
+    merged = {**_without(table, both), **both}
+    for direction in _DIRECTIONS:
+        old, new = merged.get(direction), said.get(direction)
+        if isinstance(old, Mapping) or isinstance(new, Mapping):
+            one = new if isinstance(new, Mapping) else {}
+            kept = _without(old, {**both, **one}) if isinstance(old, Mapping) else {}
+            merged[direction] = {**kept, **one}
+    return merged
+
+
+def _without(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    gone = {other for key in said for other in (key, *REPLACES.get(key, ()))}
+    return {key: value for key, value in table.items() if key not in gone}
+
+
+def _put(table: dict[str, Any], text: str, key: str, value: str) -> None:
+    direction, dot, inner = key.partition(".")
+    name = inner if dot else key
+    if dot and direction not in _DIRECTIONS:
+        raise PlanError(f"{text!r}: {direction!r} is no direction", "Write up.KEY or down.KEY")
+    target = table.setdefault(direction, {}) if dot else table
+    if name not in KEYS or (dot and name == "rtt"):
+        near = get_close_matches(name, KEYS, n=1)
+        guess = f"Did you mean {near[0]!r}? " if near else ""
+        raise PlanError(f"{text!r}: unknown key {name!r}", f"{guess}Known: {', '.join(KEYS)}")
+    if not isinstance(target, dict) or name in target:
+        raise PlanError(f"{text!r} says {name} twice", "Say it once")
+    target[name] = value == "true" if name in _FLAGS and value in ("true", "false") else value
+
+
+def _check(table: Mapping[str, Any], text: str) -> None:
+    try:
+        LinkSection.model_validate(dict(table))
+    except ValidationError as error:
+        raise explain.plan_error(error, LinkSection, repr(text)) from None

@@ -1,0 +1,152 @@
+"""What one direction of a link is like: keys that may replace each other, and the shape they come to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from thalweg.errors import PlanError
+from thalweg.plan.network import UNLIMITED, BurstSection, DirectionSection
+from thalweg.units import format_seconds
+
+KEYS: Final = (*DirectionSection.model_fields, "rtt")
+# A key that is given later also replaces what it excludes.
+REPLACES: Final[Mapping[str, tuple[str, ...]]] = {
+    "loss": ("burst",),
+    "loss_correlation": ("burst",),
+    "burst": ("loss", "loss_correlation"),
+    "delay": ("rtt",),
+    "rtt": ("delay",),
+}
+_EXCLUDES: Final = (("loss", "burst"), ("loss_correlation", "burst"), ("delay", "rtt"))
+
+
+@dataclass(frozen=True)
+class Range:
+    """A value to draw. ``salt`` tells ranges apart that draw for the same key of the same link."""
+
+    low: float
+    high: float
+    salt: str
+
+    def draw(self, seed: int, link: str, key: str) -> float:
+        """Return the value for a link: the same whatever other links there are."""
+        return random.Random(f"{seed}/{link}/{self.salt}/{key}").uniform(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Burst:
+    """Losses in bursts, as the core takes them."""
+
+    enter: float
+    leave: float
+    loss_bad: float = 1.0
+    loss_good: float = 0.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One direction of a link, as the core takes it: bits a second, seconds, probabilities, bytes."""
+
+    rate: int | None = None
+    delay: float = 0.0
+    jitter: float = 0.0
+    delay_correlation: float = 0.0
+    keep_order: bool = False
+    loss: float = 0.0
+    loss_correlation: float = 0.0
+    burst: Burst | None = None
+    reorder: float = 0.0
+    reorder_correlation: float = 0.0
+    duplicate: float = 0.0
+    duplicate_correlation: float = 0.0
+    queue_bytes: int | None = None
+    queue_packets: int | None = None
+    down: bool = False
+
+    def table(self) -> dict[str, Any]:
+        """Return it as the core's JSON has it."""
+        return asdict(self)
+
+    @property
+    def least_delay(self) -> float:
+        """Seconds that the fastest packet takes, without waiting and sending."""
+        return 0.0 if self.reorder else max(0.0, self.delay - self.jitter)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of one direction before anything is drawn, and where they were said."""
+
+    values: Mapping[str, Any]
+    place: str
+
+    def over(self, base: Keys) -> Keys:
+        """Return these keys on top of ``base``: each replaces its like and what it excludes."""
+        replaced = {other for key in self.values for other in REPLACES.get(key, ())}
+        kept = {key: value for key, value in base.values.items() if key not in replaced}
+        return Keys({**kept, **self.values}, self.place if self.values else base.place)
+
+    def only(self, *names: str) -> Keys:
+        """Return some of the keys."""
+        return Keys({key: value for key, value in self.values.items() if key in names}, self.place)
+
+    def shape(self, seed: int, link: str) -> Shape:
+        """Return what they come to for ``link``. Raises PlanError if that is impossible."""
+        drawn: dict[str, Any] = {
+            key: value.draw(seed, link, key) if isinstance(value, Range) else value
+            for key, value in self.values.items()
+        }
+        if "rtt" in drawn:
+            drawn["delay"] = drawn.pop("rtt") / 2
+        _check(drawn, self.place, link)
+        rate, queue = drawn.pop("rate", UNLIMITED), drawn.pop("queue", None)
+        drawn.pop("clamp", None)
+        counted = isinstance(queue, str)
+        return Shape(
+            rate=None if rate == UNLIMITED else max(1, round(rate)),
+            queue_packets=int(queue.split()[0]) if isinstance(queue, str) else None,
+            queue_bytes=None if counted else queue,
+            **drawn,
+        )
+
+
+def keys_of(section: DirectionSection, place: str, salt: str = "") -> Keys:
+    """Return the keys given in a section. Raises PlanError, naming ``place``, if one excludes another."""
+    given = {key: getattr(section, key, None) for key in KEYS}
+    values = {
+        key: _lifted(value, salt)
+        for key, value in given.items()
+        # In a section of both directions `down` is a direction's table.
+        if value is not None and not isinstance(value, DirectionSection)
+    }
+    for one, other in _EXCLUDES:
+        if one in values and other in values:
+            raise PlanError(f"{place} has both {one} and {other}", f"Remove {one} or {other}: one excludes the other")
+    return Keys(values, place)
+
+
+def _lifted(value: Any, salt: str) -> Any:
+    if isinstance(value, list):
+        return Range(value[0], value[1], salt) if value[0] != value[1] else value[0]
+    return Burst(**value.model_dump()) if isinstance(value, BurstSection) else value
+
+
+def _check(drawn: Mapping[str, Any], place: str, link: str) -> None:
+    """Refuse values that do not go together, wherever each was said."""
+    delay, jitter, burst = drawn.get("delay", 0.0), drawn.get("jitter", 0.0), drawn.get("burst")
+    if jitter > delay and not drawn.get("clamp"):
+        raise PlanError(
+            f"link {link!r}: the jitter of {format_seconds(jitter)} exceeds the delay of {format_seconds(delay)} "
+            f"({place})",
+            "Make jitter at most delay, or say clamp = true: what would be below zero is then zero",
+        )
+    if drawn.get("reorder") and not delay:
+        raise PlanError(
+            f"link {link!r} reorders packets by letting them skip the delay, and has none ({place})",
+            "Give delay or rtt, or remove reorder",
+        )
+    if isinstance(burst, Burst) and burst.enter and not burst.leave:
+        raise PlanError(f"link {link!r} never leaves a burst of losses ({place})", "Make burst.leave more than 0")

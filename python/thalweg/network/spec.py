@@ -1,0 +1,167 @@
+"""The network of a job or a lab as the core takes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.errors import PlanError
+from thalweg.network.changes import Change, expand
+from thalweg.network.routes import routes
+from thalweg.network.shape import Shape
+from thalweg.network.topology import SERVER, layout
+from thalweg.plan.network import MTU, NetworkSection, TcpSection
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+SMALLEST_BUFFER: Final = 6 << 20
+LARGEST_BUFFER: Final = 64 << 20
+# What a link without a limit is taken for when buffers are chosen.
+FASTEST: Final = 10_000_000_000
+# A window of two bandwidth-delay products, and the kernel counts about twice what a segment carries.
+PRODUCTS: Final = 4
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and the settings inside its namespace."""
+
+    name: str
+    sysctls: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link; ``ab`` is what it is like from a to b."""
+
+    name: str
+    a: str
+    b: str
+    ab: Shape
+    ba: Shape
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A network: what ``thalweg._core.Lab`` takes, and what a record says of it."""
+
+    seed: int
+    hosts: tuple[Host, ...]
+    switches: tuple[str, ...]
+    links: tuple[Link, ...]
+    changes: tuple[Change, ...]
+    topology: str = "star"
+    profile: str | None = None
+    mtu: int = MTU
+
+    @property
+    def clients(self) -> list[str]:
+        """Names of all hosts but the server."""
+        return [host.name for host in self.hosts if host.name != SERVER]
+
+    def table(self) -> dict[str, Any]:
+        """Return it as the core's JSON has it."""
+        return {
+            "seed": self.seed,
+            "mtu": self.mtu,
+            "hosts": [{"name": host.name, "sysctls": dict(host.sysctls)} for host in self.hosts],
+            "switches": list(self.switches),
+            "links": [
+                {"name": link.name, "a": link.a, "b": link.b, "ab": link.ab.table(), "ba": link.ba.table()}
+                for link in self.links
+            ],
+            "changes": [
+                {"at": change.at, "link": change.link, "direction": change.direction, "shape": change.shape.table()}
+                for change in self.changes
+            ],
+        }
+
+    def text(self) -> str:
+        """Return the core's JSON."""
+        return json.dumps(self.table(), allow_nan=False)
+
+    def shapes(self, link: Link, direction: str) -> list[Shape]:
+        """Return all that a direction (ab or ba) of a link ever is like."""
+        first = link.ab if direction == "ab" else link.ba
+        return [first, *self._later.get((link.name, direction), ())]
+
+    @cached_property
+    def _later(self) -> dict[tuple[str, str], list[Shape]]:
+        later: dict[tuple[str, str], list[Shape]] = {}
+        for change in self.changes:
+            for direction in ("ab", "ba") if change.direction is None else (change.direction,):
+                later.setdefault((change.link, direction), []).append(change.shape)
+        return later
+
+
+def build(plan: Plan) -> Spec:
+    """Return the network of a plan. Raises PlanError if it has none, or one that cannot be."""
+    if plan.network is None:
+        raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")
+    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    return build_for(names, plan.network, plan.job.seed, congestion=plan.transport.congestion)
+
+
+def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0, *, congestion: str | None = None) -> Spec:
+    """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
+
+    ``seed`` counts besides the section's own. ``congestion`` is used where the section names none.
+    """
+    mixed = _mixed(seed, network.seed)
+    made = layout(network, [name for name in names if name != SERVER])
+    links = tuple(
+        Link(w.name, w.a, w.b, w.keys.up.shape(mixed, w.name), w.keys.down.shape(mixed, w.name)) for w in made.wires
+    )
+    changes = expand(network, made.wires, mixed)
+    bare = Spec(
+        seed=mixed,
+        hosts=tuple(Host(name, {}) for name in made.hosts),
+        switches=made.switches,
+        links=links,
+        changes=changes,
+        topology=network.topology,
+        profile=network.profile,
+    )
+    sysctls = settings(network.tcp, buffer_bytes(bare), congestion)
+    hosts = tuple(Host(host.name, sysctls) for host in bare.hosts)
+    return Spec(mixed, hosts, bare.switches, links, changes, bare.topology, bare.profile)
+
+
+def settings(tcp: TcpSection, largest: int, congestion: str | None) -> dict[str, str]:
+    """Return the sysctls of an emulated host, whose buffers grow to ``largest`` bytes where the plan says nothing."""
+    send, receive = tcp.send_buffer or largest, tcp.receive_buffer or largest
+    chosen = tcp.congestion or congestion
+    return {
+        "net.ipv4.tcp_timestamps": str(int(tcp.timestamps)),
+        "net.ipv4.tcp_sack": str(int(tcp.sack)),
+        # Least, at first, most; the first two as kernels have them.
+        "net.ipv4.tcp_wmem": f"4096 {min(16384, send)} {send}",
+        "net.ipv4.tcp_rmem": f"4096 {min(131072, receive)} {receive}",
+        **({} if chosen is None else {"net.ipv4.tcp_congestion_control": chosen}),
+    }
+
+
+def buffer_bytes(spec: Spec) -> int:
+    """Return how large TCP's buffers must be able to grow: four bandwidth-delay products, from 6 to 64 MiB.
+
+    Of the path with the largest product, at the highest rate and longest delay that its links ever have.
+    """
+    most = 0.0
+    paths = routes(spec)
+    for down, up in ((paths[SERVER, client], paths[client, SERVER]) for client in spec.clients):
+        delay = sum(max(s.delay + s.jitter for s in spec.shapes(*hop)) for hop in (*down, *up))
+        for path in (down, up):
+            rate = min((max(s.rate or FASTEST for s in spec.shapes(*hop)) for hop in path), default=FASTEST)
+            most = max(most, rate / 8 * delay)
+    return int(min(LARGEST_BUFFER, max(SMALLEST_BUFFER, PRODUCTS * most)))
+
+
+def _mixed(job: int, network: int) -> int:
+    """Return one seed of two, below 2^63."""
+    digest = hashlib.blake2b(f"{job}/{network}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,221 @@
+"""Who is linked with whom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from itertools import combinations
+from typing import Final
+
+from thalweg.errors import PlanError
+from thalweg.network import profiles
+from thalweg.network.shape import Keys, keys_of
+from thalweg.plan.network import LinkSection, NetworkSection
+
+SERVER: Final = "server"
+BOTTLENECK: Final = "bottleneck"
+MOST_LINKS: Final = 10_000
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The keys of a link's directions: up is from a to b, down from b to a."""
+
+    up: Keys
+    down: Keys
+
+    def with_section(self, section: LinkSection | None, place: str) -> Pair:
+        """Return these keys below those of a section. Its profile replaces all, its keys what they replace."""
+        if section is None:
+            return self
+        base = self if section.profile is None else pair_of_profile(section.profile)
+        both = keys_of(section, place)
+        up, down = both.over(base.up), both.over(base.down)
+        if section.up is not None:
+            up = keys_of(section.up, _inner(place, "up"), "up").over(up)
+        if section.down is not None:
+            down = keys_of(section.down, _inner(place, "down"), "down").over(down)
+        return Pair(up, down)
+
+    def only(self, *names: str) -> Pair:
+        """Return some of the keys."""
+        return Pair(self.up.only(*names), self.down.only(*names))
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A link before anything is drawn."""
+
+    name: str
+    a: str
+    b: str
+    keys: Pair
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Hosts, switches, and the links between them."""
+
+    hosts: tuple[str, ...]
+    wires: tuple[Wire, ...]
+    switches: tuple[str, ...] = field(default=())
+
+
+IDEAL: Final = Pair(Keys({}, "[network]"), Keys({}, "[network]"))
+
+
+def pair_of_profile(name: str) -> Pair:
+    """Return a profile's keys. Raises PlanError."""
+    return IDEAL.with_section(profiles.load(name).link, f"the profile {name!r}")
+
+
+def layout(section: NetworkSection, clients: Sequence[str]) -> Layout:
+    """Return the topology of a plan's [network] for clients of these names. Raises PlanError."""
+    _check_names(section, clients)
+    common = IDEAL.with_section(section, "[network]")
+    made = _MAKERS[section.topology](section, clients, common)
+    if len(made.wires) > MOST_LINKS:
+        raise PlanError(
+            f"a {section.topology} of {len(clients)} clients has {len(made.wires)} links, more than {MOST_LINKS}",
+            "Take fewer clients, or topology = 'bottleneck'",
+        )
+    return made
+
+
+def _star(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
+    return Layout((SERVER, *clients), tuple(_access(section, clients, common, SERVER)))
+
+
+def _bottleneck(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
+    switch = "switch"
+    shared = Wire(BOTTLENECK, switch, SERVER, _shared(section, common))
+    return Layout((SERVER, *clients), (*_access(section, clients, common, switch), shared), (switch,))
+
+
+def _dumbbell(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
+    left, right = "left", "right"
+    shared = Wire(BOTTLENECK, left, right, _shared(section, common))
+    wires = (*_access(section, clients, common, left), shared, Wire(SERVER, right, SERVER, IDEAL))
+    return Layout((SERVER, *clients), wires, (left, right))
+
+
+def _mesh(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
+    among = (Wire(f"{a}:{b}", a, b, common) for a, b in combinations(clients, 2))
+    return Layout((SERVER, *clients), (*_access(section, clients, common, SERVER), *among))
+
+
+def _graph(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
+    hosts, switches = (SERVER, *clients), tuple(section.switches or ())
+    wires = [
+        Wire(
+            link.name or f"{link.a}:{link.b}", link.a, link.b, common.with_section(link, f"[[network.links]] {number}")
+        )
+        for number, link in enumerate(section.links or (), 1)
+    ]
+    _check_graph(hosts, switches, wires)
+    return Layout(hosts, tuple(wires), switches)
+
+
+_MAKERS: Final = {"star": _star, "bottleneck": _bottleneck, "dumbbell": _dumbbell, "mesh": _mesh, "graph": _graph}
+
+
+def _access(section: NetworkSection, clients: Sequence[str], common: Pair, to: str) -> Iterator[Wire]:
+    """Yield each client's own link."""
+    own = section.clients or {}
+    for client in clients:
+        yield Wire(client, client, to, common.with_section(own.get(client), f"[network.clients.{client}]"))
+
+
+def _shared(section: NetworkSection, common: Pair) -> Pair:
+    """Return the shared link's keys: its own over one client's rate."""
+    keys = common.only("rate").with_section(section.bottleneck, f"[network.{BOTTLENECK}]")
+    if "rate" not in keys.up.values and "rate" not in keys.down.values:
+        raise PlanError(
+            f"the shared link of a {section.topology} has no rate",
+            f"Give [network.{BOTTLENECK}] a rate (or rate = 'unlimited'), or [network] one, which it then has too",
+        )
+    return keys
+
+
+def _inner(place: str, direction: str) -> str:
+    return f"{place[:-1]}.{direction}]" if place.endswith("]") else f"{direction} of {place}"
+
+
+def _check_names(section: NetworkSection, clients: Sequence[str]) -> None:
+    for name in (*clients, *(section.switches or ())):
+        if not _NAME.fullmatch(name):
+            raise PlanError(f"{name!r} cannot be a host's name", "Use a-z, 0-9 and inner hyphens, at most 63 of them")
+    every = (SERVER, *clients, *(section.switches or ()))
+    twice = next((name for name in every if every.count(name) > 1), None) if len(set(every)) < len(every) else None
+    if twice is not None:
+        raise PlanError(f"two hosts of the network have the name {twice!r}", "Give each a name of its own")
+    for name in section.clients or ():
+        if name not in clients:
+            raise unknown("client", name, clients, f"[network.clients.{name}]")
+    _check_fit(section)
+
+
+def _check_fit(section: NetworkSection) -> None:
+    """Refuse tables that the topology has no use for."""
+    shared = section.topology in ("bottleneck", "dumbbell")
+    graph = section.topology == "graph"
+    idle = {
+        "bottleneck": (section.bottleneck is not None and not shared, "bottleneck' or 'dumbbell"),
+        "links": (bool(section.links) and not graph, "graph"),
+        "switches": (bool(section.switches) and not graph, "graph"),
+    }
+    for key, (wrong, topology) in idle.items():
+        if wrong:
+            raise PlanError(
+                f"network.{key} means nothing with topology = '{section.topology}'",
+                f"Remove it, or take topology = '{topology}'",
+            )
+    if graph and section.clients:
+        raise PlanError("a graph's clients have no link of their own", "Give the keys in [[network.links]]")
+    if graph and not section.links:
+        raise PlanError("a graph needs links", "Add [[network.links]] with a and b, or take topology = 'star'")
+
+
+def _check_graph(hosts: Sequence[str], switches: Sequence[str], wires: Sequence[Wire]) -> None:
+    nodes = (*hosts, *switches)
+    seen: set[frozenset[str]] = set()
+    names: set[str] = set()
+    for number, wire in enumerate(wires, 1):
+        place = f"[[network.links]] {number}"
+        for end in (wire.a, wire.b):
+            if end not in nodes:
+                raise unknown("host or switch", end, nodes, place)
+        ends = frozenset((wire.a, wire.b))
+        if len(ends) == 1:
+            raise PlanError(f"{place} links {wire.a!r} with itself", "Name two ends")
+        if ends in seen or wire.name in names:
+            raise PlanError(f"{place} is the second link {wire.name!r}", "Give each pair one link, each with a name")
+        seen.add(ends)
+        names.add(wire.name)
+    _check_reach(hosts, wires)
+
+
+def _check_reach(hosts: Sequence[str], wires: Sequence[Wire]) -> None:
+    reached, fresh = {SERVER}, {SERVER}
+    while fresh:
+        fresh = {end for wire in wires if {wire.a, wire.b} & fresh for end in (wire.a, wire.b)} - reached
+        reached |= fresh
+    lost = [host for host in hosts if host not in reached]
+    if lost:
+        raise PlanError(
+            f"no path leads from {', '.join(lost[:5])} to the server", "Add [[network.links]] until all are linked"
+        )
+
+
+def unknown(what: str, name: str, known: Sequence[str], place: str) -> PlanError:
+    """Return the error about a name that is not there."""
+    near = get_close_matches(name, known, n=1)
+    guess = f"Did you mean {near[0]!r}? " if near else ""
+    return PlanError(f"{place}: there is no {what} {name!r}", f"{guess}Known: {_listed(known)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 12 else f"{', '.join(names[:10])}, ..., {names[-1]}"
