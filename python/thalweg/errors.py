@@ -43,5 +43,16 @@ class RecordError(ThalwegError):
     """A run's record cannot be written, found or read."""
 
 
+class LabError(ThalwegError):
+    """An emulated network cannot be made, has failed, or is gone; or stress cannot be put on a party.
+
+    ``kind`` is that of the core's error where it comes from there, else ``lab``.
+    """
+
+    def __init__(self, cause: str, mend: str, kind: str = "lab") -> None:
+        super().__init__(cause, mend)
+        self.kind = kind
+
+
 def _unstopped(sentence: str) -> str:
     return sentence.rstrip().removesuffix(".")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,12 @@ def peak_rss_bytes(pid: int | None = None) -> int | None:
     status = read_text(Path(f"/proc/{pid or 'self'}/status")) or ""
     line = next((line for line in status.splitlines() if line.startswith("VmHWM:")), None)
     return None if line is None else int(line.split()[1]) * 1024
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process so far, in user space and in the kernel, all threads together."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def memory_bytes() -> dict[str, int]:

@@ -1,7 +1,8 @@
 """A client process of ``thalweg run``: ``python -m thalweg.worker``.
 
 It reads one JSON object from standard input, so that no secret stands on a command line, and ends with one on
-standard output: ``{"rounds", "peak_rss_bytes"}`` or ``{"error": {"cause", "mend"}}``. It never outlives its parent.
+standard output: ``{"rounds", "peak_rss_bytes", "cpu_seconds"}`` or ``{"error": {"cause", "mend"}}``. It never outlives
+its parent. ``place`` in the order says which network namespace and which cgroup it goes to before anything else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from typing import Any, Final
 
 from thalweg import machine
-from thalweg.errors import ThalwegError
+from thalweg.errors import LabError, ThalwegError
 from thalweg.explain import explain
 
 PR_SET_PDEATHSIG: Final = 1
@@ -24,11 +25,12 @@ PR_SET_PDEATHSIG: Final = 1
 def main() -> int:
     """Run the client. Returns the exit code."""
     spec = json.load(sys.stdin)
-    _die_with(spec["parent"])
+    die_with(spec["parent"])
     # Ctrl-C in a terminal reaches the parent, which ends its clients in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     report, code = _run(spec)
-    print(json.dumps({**report, "peak_rss_bytes": machine.peak_rss_bytes()}), flush=True)  # noqa: T201 - the result
+    last = {"peak_rss_bytes": machine.peak_rss_bytes(), "cpu_seconds": machine.cpu_seconds()}
+    print(json.dumps({**report, **last}), flush=True)  # noqa: T201 - the result
     return code
 
 
@@ -40,6 +42,8 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
     name = spec["name"]
     client = None
     try:
+        if spec.get("place"):
+            _settle(spec["place"])
         maker = Described(name, data_root=spec["data_root"], threads=spec["threads"])
         maker.prepare(spec["config"])
         client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
@@ -53,7 +57,17 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
             client.close("the client is done")
 
 
-def _die_with(parent: int) -> None:
+def _settle(place: dict[str, Any]) -> None:
+    """Go to this client's place before a thread or a socket is made, so that all of them are there."""
+    from thalweg.lab import inside
+
+    try:
+        inside.settle(place)
+    except OSError as error:
+        raise LabError(f"cannot enter its place: {error}", "The lab may be gone; start again") from error
+
+
+def die_with(parent: int) -> None:
     """Ask the kernel to end this process when its parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

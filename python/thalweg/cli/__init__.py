@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from thalweg.cli import client, doctor, export, pki, run, server, transports
+from thalweg.cli import client, doctor, export, lab, pki, run, server, transports
+from thalweg.cli import report as report_command
 from thalweg.errors import ThalwegError
 from thalweg.explain import INTERRUPTED, exit_code, explain
 
@@ -81,7 +82,9 @@ app.command("client")(client.command)
 app.command("doctor")(doctor.command)
 app.command("transports")(transports.command)
 app.command("export")(export.command)
+app.command("report")(report_command.command)
 app.add_typer(pki.app, name="pki")
+app.add_typer(lab.app, name="lab")
 
 
 def main() -> None:

@@ -1,0 +1,314 @@
+"""``thalweg lab``: emulated networks for any program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import typer
+
+from thalweg.cli.output import Json, output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from thalweg.lab.client import RunningLab
+    from thalweg.network.spec import Spec
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Emulated networks for any program (Linux, as root)."
+)
+DEFAULT_CLIENTS: Final = 2
+OWN_LAB: Final = "THALWEG_LAB"
+
+PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="PLAN.toml", help="Plan whose [network] it is.")]
+Network = Annotated[
+    str | None, typer.Option(metavar="NETWORK", help="wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both.")
+]
+Topology = Annotated[str | None, typer.Option(help="star, bottleneck, dumbbell or mesh.")]
+Clients = Annotated[int | None, typer.Option(min=1, help="Hosts besides the server; 2 unless a plan says.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the links.")]
+Name = Annotated[str | None, typer.Option(help="Name of the new lab; else the profile's, with a number if taken.")]
+LabName = Annotated[str | None, typer.Option("--lab", metavar="NAME", help="A lab that runs; else the only one.")]
+Host = Annotated[str, typer.Option(metavar="HOST", help="server, client-1 (or client1), ...")]
+
+
+def _examples(*lines: str) -> str:
+    return "\b\nExamples:\n" + "\n".join(f"  thalweg lab {line}" for line in lines)
+
+
+@app.command("up", epilog=_examples("up --network wan", "up --network rate=20mbit,loss=1% --clients 8 --name slow"))
+def up(
+    *,
+    network: Network = None,
+    plan: PlanFile = None,
+    clients: Clients = None,
+    topology: Topology = None,
+    seed: Seed = None,
+    name: Name = None,
+    as_json: Json = False,
+) -> None:
+    """Start a lab and leave it running until `thalweg lab down`."""
+    with output(as_json=as_json) as emit:
+        _clean()
+        lab = _start(Asked(plan, network, topology, clients, seed), name, attached=False)
+        emit({"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab)})
+    if not as_json:
+        typer.echo(lab.name)
+        _say(
+            f"hosts: {', '.join(lab.hosts)}; try: thalweg lab exec --lab {lab.name} --host client-1 -- ping -c 3 server"
+        )
+
+
+@app.command("shell", epilog=_examples("shell --network wan", "shell --network wifi --clients 4 --host server"))
+def shell(
+    *,
+    network: Network = None,
+    plan: PlanFile = None,
+    clients: Clients = None,
+    topology: Topology = None,
+    seed: Seed = None,
+    lab: LabName = None,
+    host: Host = "client-1",
+    as_json: Json = False,
+) -> None:
+    """Open your shell on a host of a lab; one that was started for it ends with it."""
+    program = os.environ.get("SHELL") or "/bin/sh"
+    with output(as_json=as_json) as emit:
+        _clean()
+        with _lab(lab, Asked(plan, network, topology, clients, seed)) as there:
+            others = ", ".join(name for name in there.hosts if name != host)
+            _say(f"{program} on {host} of the lab {there.name}; beside it: {others}; exit leaves it")
+            code = _run(there, host, [program])
+        emit({"lab": there.name, "host": host, "command": [program], "exit_code": code})
+    raise typer.Exit(code)
+
+
+@app.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+    epilog=_examples(
+        "exec --host server -- iperf3 -s",
+        "exec --host client1 -- iperf3 -c server",
+        "exec --network wan -- ping server",
+    ),
+)
+def execute(
+    program: Annotated[list[str], typer.Argument(metavar="-- PROGRAM [ARGUMENT]...", help="What to run.")],
+    *,
+    network: Network = None,
+    plan: PlanFile = None,
+    clients: Clients = None,
+    topology: Topology = None,
+    seed: Seed = None,
+    lab: LabName = None,
+    host: Host = "client-1",
+    as_json: Json = False,
+) -> None:
+    """Run a program on a host of a lab; its exit code is this command's.
+
+    Hosts find each other by name. With --network the lab is there for this program alone.
+    """
+    with output(as_json=as_json) as emit:
+        _clean()
+        with _lab(lab, Asked(plan, network, topology, clients, seed)) as there:
+            code = _run(there, host, program)
+        emit({"lab": there.name, "host": host, "command": program, "exit_code": code})
+    raise typer.Exit(code)
+
+
+@app.command("status", epilog=_examples("status", "status slow --json"))
+def status(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A lab; else all that run.")] = None,
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show what links and hosts of labs have carried, lost and delayed."""
+    with output(as_json=as_json) as emit:
+        _clean()
+        from thalweg.lab import state
+        from thalweg.lab.client import RunningLab
+
+        labs = [RunningLab(found) for found in ([state.find(name)] if name else state.live())]
+        found = [{"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab), "status": lab.status()} for lab in labs]
+        emit({"labs": found})
+    if not as_json:
+        _show(found)
+
+
+@app.command("set", epilog=_examples("set client-1 loss=5%", "set '*' rate=10mbit rtt=80ms", "set client-2 down=true"))
+def change(
+    link: Annotated[str, typer.Argument(metavar="LINK", help="A link, as client-1; '*' for all.")],
+    settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys of a link, or a profile.")],
+    *,
+    lab: LabName = None,
+    direction: Annotated[str | None, typer.Option(help="up (client to server) or down; else both.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Change a link while it runs. Keys that are not given stay as they are."""
+    with output(as_json=as_json) as emit:
+        _clean()
+        from thalweg.lab import changing, state
+        from thalweg.lab.client import RunningLab
+
+        there = RunningLab(state.find(lab or os.environ.get(OWN_LAB)))
+        changed = changing.change(there, link, ",".join(settings), direction)
+        emit({"lab": there.name, "changed": changed})
+    if not as_json:
+        for entry in changed:
+            typer.echo(f"{entry['link']} {entry['direction']}: {_shape(entry['shape'])}")
+
+
+@app.command("down", epilog=_examples("down", "down slow", "down --all"))
+def down(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A lab; else the only one.")] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All labs that run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """End a lab and the programs inside it."""
+    with output(as_json=as_json) as emit:
+        reaped = _clean()
+        from thalweg.lab import state
+        from thalweg.lab.client import RunningLab
+
+        ended = [RunningLab(found) for found in (state.live() if every else [state.find(name)])]
+        for lab in ended:
+            lab.down()
+        emit({"down": [lab.name for lab in ended], "reaped": reaped})
+    if not as_json:
+        typer.echo(f"down: {', '.join(lab.name for lab in ended) or 'none ran'}")
+
+
+def _clean() -> list[str]:
+    """Remove what keepers that were killed have left, and say so."""
+    from thalweg.lab import reaper
+
+    names = reaper.reap()
+    for name in names:
+        _say(f"removed what the lab {name} left, whose keeper was killed")
+    return names
+
+
+class Asked(NamedTuple):
+    """The lab that a command line asks for."""
+
+    plan: Path | None
+    network: str | None
+    topology: str | None
+    clients: int | None
+    seed: int | None
+
+
+@contextmanager
+def _lab(name: str | None, asked: Asked) -> Iterator[RunningLab]:
+    """Give the lab that was named, or one for the time being."""
+    from thalweg.errors import PlanError
+    from thalweg.lab import state
+    from thalweg.lab.client import RunningLab
+
+    new = asked.network is not None or asked.plan is not None
+    if name is not None and new:
+        raise PlanError("--lab names a lab that runs, --network and --plan start another", "Give one of them")
+    if not new:
+        yield RunningLab(state.find(name or os.environ.get(OWN_LAB)))
+        return
+    lab = _start(asked, None, attached=True)
+    try:
+        yield lab
+    finally:
+        lab.down()
+
+
+def _start(asked: Asked, name: str | None, *, attached: bool) -> RunningLab:
+    from thalweg.lab import client
+
+    made = _spec(asked)
+    wanted = name or Path(made.profile or "lab").stem
+    lab = client.start(made.text(), wanted, unique=name is None, attached=attached)
+    lab.start()
+    return lab
+
+
+def _spec(asked: Asked) -> Spec:
+    """Return the network that is asked for. Raises PlanError."""
+    from thalweg.errors import PlanError
+    from thalweg.network import spec
+    from thalweg.plan import Plan
+
+    base = Plan.of({"job": {"clients": DEFAULT_CLIENTS}}) if asked.plan is None else Plan.load(asked.plan)
+    if base.network is None and asked.network is None:
+        raise PlanError("nothing says what the network is like", "Give --network, as --network wan")
+    overrides = {
+        "network": asked.network,
+        "network.topology": asked.topology,
+        "job.clients": asked.clients,
+        "job.seed": asked.seed,
+    }
+    return spec.build(base.merge(overrides))
+
+
+def _run(lab: RunningLab, host: str, program: Sequence[str]) -> int:
+    """Run a program on a host and return its exit code, as a shell would give it."""
+    from thalweg.lab import inside
+
+    os.environ[OWN_LAB] = lab.name
+    code = inside.wait(inside.popen(program, lab.host(host), lab.hosts_file))
+    return 128 - code if code < 0 else code
+
+
+def _hosts(lab: RunningLab) -> dict[str, Any]:
+    return {name: {key: host.get(key) for key in ("ipv4", "ipv6", "device")} for name, host in lab.hosts.items()}
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def _show(labs: Sequence[Mapping[str, Any]]) -> None:
+    from thalweg import terminal
+
+    console = terminal.console()
+    if not labs:
+        console.print("no lab runs")
+    for lab in labs:
+        _show_lab(console, lab)
+
+
+def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
+    from thalweg import terminal
+    from thalweg.units import format_bytes, format_seconds
+
+    status = lab["status"]
+    relay = status["relay"]
+    failed = "" if relay["failure"] is None else f"; FAILED: {relay['failure']}"
+    console.print(
+        f"{lab['name']}: {status['elapsed']:.1f} s, keeper {lab['pid']}{failed}", soft_wrap=True, markup=False
+    )
+    links = terminal.table("link", "packets", "lost", "drops", "queue", "p50", "p90", "p99", "max", right=True)
+    for link in status["links"]:
+        delays = [link["delay"][key] for key in ("p50", "p90", "p99", "max")]
+        links.add_row(
+            f"{link['link']} {link['source']} > {link['target']}",
+            str(link["packets_in"]),
+            str(link["lost"]),
+            str(link["queue_drops"] + link["down_drops"] + link["overflow_drops"]),
+            format_bytes(link["queue_bytes"]),
+            *("-" if delay is None else format_seconds(delay) for delay in delays),
+        )
+    console.print(links)
+    hosts = terminal.table("host", "address", "retransmitted", "buffer drops", right=True)
+    for name, host in status["hosts"].items():
+        hosts.add_row(
+            name, lab["hosts"][name]["ipv4"], str(host["retransmitted_segments"]), str(host["receive_buffer_drops"])
+        )
+    console.print(hosts)
+
+
+def _shape(shape: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in shape.items() if value not in (None, 0, False)) or "ideal"

@@ -1,0 +1,235 @@
+"""Labs as others see them: started, asked, changed and taken down through their keepers."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from thalweg.errors import LabError, PlanError
+from thalweg.lab import reaper
+from thalweg.lab import state as states
+
+READY_SECONDS: Final = 60.0
+ANSWER_SECONDS: Final = 30.0
+END_SECONDS: Final = 15.0
+
+
+class RunningLab:
+    """A lab that runs. ``hosts`` has namespace, ipv4, ipv6 and device of each."""
+
+    def __init__(self, state: states.State, process: subprocess.Popen[bytes] | None = None) -> None:
+        """Take control of a lab; ``process`` is its keeper if it is attached to this process."""
+        self.state = state
+        self.name = state.name
+        self.hosts = state.hosts
+        self.failure: str | None = None
+        self.last: dict[str, Any] | None = None
+        self._process = process
+        self._ending = False
+        self._on_failure: Callable[[str], None] = lambda _: None
+        self._watcher: threading.Thread | None = None
+        if process is not None:
+            self._watcher = threading.Thread(target=self._watch, daemon=True)
+            self._watcher.start()
+
+    @property
+    def hosts_file(self) -> str:
+        """The /etc/hosts for programs inside."""
+        return str(self.state.folder / states.HOSTS)
+
+    def host(self, name: str) -> Mapping[str, Any]:
+        """Return a host by name, as client-1 or client1. Raises LabError."""
+        return self.state.host(name)
+
+    def on_failure(self, tell: Callable[[str], None]) -> None:
+        """Have ``tell`` called, from a thread of its own, if the lab fails."""
+        self._on_failure = tell
+
+    def start(self) -> float:
+        """Begin the time of changes and samples; return when that was, in seconds of the monotonic clock."""
+        return float(self._ask({"do": "start"}))
+
+    def status(self) -> dict[str, Any]:
+        """Return the core's account of links and hosts. Raises LabError."""
+        status: dict[str, Any] = self._ask({"do": "status"})
+        return status
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the samples of queues since the last call. Raises LabError."""
+        samples: list[dict[str, Any]] = self._ask({"do": "samples"})
+        return samples
+
+    def set(self, link: str, direction: str | None, shape: Mapping[str, Any]) -> None:
+        """Give a link, or one direction of it (ab or ba), another shape. Raises LabError."""
+        self._ask({"do": "set", "link": link, "direction": direction, "shape": shape})
+
+    def down(self) -> None:
+        """Take it down and wait until nothing of it is left. Idempotent; a lab that has failed is no error."""
+        if self._ending:
+            return
+        self._ending = True
+        with suppress(LabError):
+            self.last = self._ask({"do": "down"})
+        if self._process is not None:
+            self._end_process(self._process)
+
+    def check(self) -> None:
+        """Raise LabError if the lab has failed."""
+        if self.failure is not None:
+            raise LabError(self.failure, "Start again; if it happens again, see the keeper's words in the log")
+
+    def _end_process(self, process: subprocess.Popen[bytes]) -> None:
+        if process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+        for last in (process.terminate, process.kill):
+            try:
+                process.wait(END_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                last()
+        process.wait()
+        if self._watcher is not None:
+            self._watcher.join(END_SECONDS)
+        if states.is_alive(self.state.pid, self.state.started) or self.state.folder.exists():
+            reaper.reap()
+
+    def _watch(self) -> None:
+        process = self._process
+        if process is None or process.stdout is None:
+            return
+        with process.stdout as stream:
+            for line in stream:
+                self._told(json.loads(line))
+        code = process.wait()
+        if not self._ending:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._fail(f"the keeper of the lab {how}")
+
+    def _told(self, words: Mapping[str, Any]) -> None:
+        if "failed" in words:
+            self._fail(f"the relay of the lab failed: {words['failed']}")
+        if "status" in words:
+            self.last = words["status"]
+
+    def _fail(self, why: str) -> None:
+        if self.failure is None:
+            self.failure = why
+            self._on_failure(why)
+
+    def _ask(self, request: Mapping[str, Any]) -> Any:
+        try:
+            answer = exchange(self.state, request)
+        except (OSError, ValueError) as error:
+            raise LabError(
+                self.failure or f"the lab {self.name} does not answer: {error}",
+                "It may have ended: thalweg lab status",
+            ) from error
+        if "error" in answer:
+            raise error_of(answer["error"])
+        return answer["ok"]
+
+
+def exchange(state: states.State, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask a lab's keeper and return its answer. Raises OSError, ValueError."""
+    with connect(state) as caller, caller.makefile("rwb") as lines:
+        lines.write(json.dumps(request).encode() + b"\n")
+        lines.flush()
+        answer: dict[str, Any] = json.loads(lines.readline())
+        return answer
+
+
+def connect(state: states.State) -> socket.socket:
+    """Return a connection to a lab's keeper. Raises OSError."""
+    caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    caller.settimeout(ANSWER_SECONDS)
+    try:
+        folder = os.open(state.folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            caller.connect(f"/proc/self/fd/{folder}/{states.SOCKET}")
+        finally:
+            os.close(folder)
+    except OSError:
+        caller.close()
+        raise
+    return caller
+
+
+def start(
+    spec: str,
+    name: str,
+    *,
+    unique: bool = True,
+    attached: bool = True,
+    cgroups: Sequence[str] = (),
+    log: int | None = None,
+) -> RunningLab:
+    """Start a lab and wait until it is there; with ``unique`` its name may get a number.
+
+    An attached one ends with this process, another one with ``down``. ``log`` is a file that takes the keeper's
+    standard error. Raises LabError; PlanError for a spec that cannot be.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "thalweg.lab.keeper"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+    )
+    order = {"spec": spec, "name": name, "unique": unique, "attached": attached, "cgroups": list(cgroups)}
+    try:
+        said = _order(process, order)
+        if "error" in said:
+            raise error_of(said["error"])
+        state = states.find(said["ready"]["name"])
+    except BaseException:
+        process.kill()
+        _close(process)
+        process.wait()
+        reaper.reap()
+        raise
+    if attached:
+        return RunningLab(state, process)
+    _close(process)
+    # It goes on without this process, which would otherwise be told that nobody waited for it.
+    process.returncode = 0
+    return RunningLab(state)
+
+
+def error_of(said: Mapping[str, Any]) -> LabError | PlanError:
+    """Return the error that a keeper told."""
+    kind, cause, mend = str(said.get("kind")), str(said["cause"]), str(said["mend"])
+    return PlanError(cause, mend) if kind == "config" else LabError(cause, mend, kind)
+
+
+def _order(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> dict[str, Any]:
+    if process.stdin is None or process.stdout is None:
+        raise LabError("the keeper has no pipes", "Start again")
+    died = LabError("the keeper of the lab ended before the lab was there", "See what it said above, or in the log")
+    try:
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError as error:
+        raise died from error
+    if not select.select([process.stdout], [], [], READY_SECONDS)[0]:
+        raise LabError(f"the lab was not there after {READY_SECONDS:.0f} s", "Try again, or with fewer clients")
+    line = process.stdout.readline()
+    if not line:
+        raise died
+    said: dict[str, Any] = json.loads(line)
+    return said
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

@@ -1,0 +1,133 @@
+"""Other traffic on emulated links: ``python -m thalweg.lab.flood``, a paced TCP stream from each source to its target.
+
+It reads a line of JSON from standard input, ``{"pairs": [{"source", "target"}], "bits_per_second", "parent"}`` with
+``name``, ``namespace`` and ``address`` of each end, prints ``{"ready": true}`` once all are connected, and sends until
+standard input ends. Then it prints ``{"flows": [{"source", "target", "bytes", "seconds", "bits_per_second"}]}``.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from thalweg.lab.namespaces import within
+from thalweg.worker import die_with
+
+CONNECT_SECONDS: Final = 60.0
+# A block is 5 ms of the rate, within these bounds.
+BLOCK_SECONDS: Final = 0.005
+LEAST_BLOCK: Final = 1448
+LARGEST_BLOCK: Final = 1 << 16
+
+
+class Flow:
+    """One stream. The sender keeps to its rate and never catches up what a slower link did not take."""
+
+    def __init__(self, source: Mapping[str, Any], target: Mapping[str, Any], bits_per_second: int) -> None:
+        self._names = {"source": source["name"], "target": target["name"]}
+        self._rate = bits_per_second
+        self._received = 0
+        self._began: float | None = None
+        self._failure: str | None = None
+        with within(target["namespace"], lambda: socket.create_server((target["address"], 0))) as listener:
+            address = listener.getsockname()
+            self._sender = within(source["namespace"], lambda: socket.create_connection(address, CONNECT_SECONDS))
+            listener.settimeout(CONNECT_SECONDS)
+            self._receiver, _ = listener.accept()
+        self._sender.settimeout(None)
+        self._ending = False
+        self._threads = [threading.Thread(target=do, daemon=True) for do in (self._receive, self._send)]
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._began = time.monotonic()
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> dict[str, Any]:
+        """End it and return what arrived."""
+        seconds = 0.0 if self._began is None else time.monotonic() - self._began
+        received = self._received
+        self._ending = True
+        for end in (self._sender, self._receiver):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._sender.close()
+        self._receiver.close()
+        found = {**self._names, "bytes": received, "seconds": seconds}
+        return {**found, "bits_per_second": 8 * received / seconds if seconds else 0.0, "failure": self._failure}
+
+    def _send(self) -> None:
+        size = block_bytes(self._rate)
+        block, interval = bytes(size), 8 * size / self._rate
+        due = time.monotonic()
+        with self._failing():
+            while not self._ending:
+                self._sender.sendall(block)
+                now = time.monotonic()
+                due = max(due + interval, now)
+                time.sleep(due - now)
+
+    def _receive(self) -> None:
+        buffer = bytearray(1 << 18)
+        with self._failing():
+            while count := self._receiver.recv_into(buffer):
+                self._received += count
+
+    def _failing(self) -> Failing:
+        return Failing(self)
+
+    def failed(self, error: OSError) -> None:
+        """Note why it broke, unless it was ended."""
+        if not self._ending:
+            self._failure = str(error)
+
+
+class Failing:
+    """Notes an OSError in a flow and goes on."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, OSError):
+            self._flow.failed(error)
+            return True
+        return False
+
+
+def block_bytes(bits_per_second: int) -> int:
+    """Return how much is sent at once."""
+    return max(LEAST_BLOCK, min(LARGEST_BLOCK, round(bits_per_second / 8 * BLOCK_SECONDS)))
+
+
+def main() -> int:
+    """Flood until standard input ends. Returns the exit code."""
+    order = json.loads(sys.stdin.readline())
+    die_with(order["parent"])
+    try:
+        flows = [Flow(pair["source"], pair["target"], order["bits_per_second"]) for pair in order["pairs"]]
+    except OSError as error:
+        print(json.dumps({"error": str(error)}), flush=True)  # noqa: T201 - the protocol
+        return 1
+    for flow in flows:
+        flow.start()
+    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the protocol
+    sys.stdin.read()
+    print(json.dumps({"flows": [flow.stop() for flow in flows]}), flush=True)  # noqa: T201 - the protocol
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""The process that a lab lives in: ``python -m thalweg.lab.keeper``.
+
+It reads one line of JSON from standard input, ``{"spec", "name", "unique", "attached"}``, makes the lab and prints
+one line, ``{"ready": {...}}`` or ``{"error": {"cause", "mend", "kind"}}``. Then it answers requests, a line of JSON
+each, on a Unix socket in the lab's folder: ``{"do": "status" | "samples" | "start" | "set" | "down", ...}`` with
+``{"ok": ...}`` or ``{"error": ...}``. It ends with ``down``, SIGTERM or SIGINT; attached, also when standard input
+does, for then its parent has ended. An attached one prints ``{"failed": reason}`` if the relay fails, and at last
+``{"status": ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Final, Protocol
+
+from thalweg.errors import ThalwegError
+from thalweg.explain import explain
+from thalweg.lab import namespaces, reaper
+from thalweg.lab import state as states
+
+LOOK_SECONDS: Final = 0.25
+# Who does not take its answer in this time is not waited for.
+ANSWER_SECONDS: Final = 5.0
+LONGEST_REQUEST: Final = 1 << 20
+MOST_CONNECTIONS: Final = 64
+
+
+class CoreLab(Protocol):
+    """What the keeper needs of the core's lab; ``_core.Lab``."""
+
+    def hosts(self) -> str: ...
+    def start(self) -> None: ...
+    def set(self, link: str, direction: str | None, shape: str) -> None: ...
+    def status(self) -> str: ...
+    def samples(self) -> str: ...
+    def failure(self) -> str | None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Connection:
+    """Somebody who asks, and what of the request has come."""
+
+    socket: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+
+
+class Keeper:
+    """Answers for a lab until somebody ends it."""
+
+    def __init__(self, lab: CoreLab, state: states.State, say: IO[str] | None = None) -> None:
+        """Listen in the lab's folder. ``say`` hears what an attached keeper says by itself."""
+        self._lab = lab
+        self._state = state
+        self._say = say
+        self._selector = selectors.DefaultSelector()
+        self._listener = listen(state)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._connections: list[Connection] = []
+        self._started: float | None = None
+        self._failed: str | None = None
+        self._last: str | None = None
+        self._ending = False
+        self._asked_down: list[Connection] = []
+
+    def watch(self, file: IO[bytes] | socket.socket) -> None:
+        """End when this file does, or when something comes from it."""
+        self._selector.register(file, selectors.EVENT_READ, self.end)
+
+    def end(self) -> None:
+        """Let ``serve`` return."""
+        self._ending = True
+
+    def serve(self) -> None:
+        """Answer until the end, then take the lab down."""
+        try:
+            while not self._ending:
+                for key, _ in self._selector.select(LOOK_SECONDS):
+                    key.data()
+                self._look()
+        finally:
+            self._down()
+
+    def _look(self) -> None:
+        failure = self._lab.failure()
+        if failure is not None and self._failed is None:
+            self._failed = failure
+            self._tell({"failed": failure})
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # whoever called may have gone
+            caller, _ = self._listener.accept()
+            if len(self._connections) >= MOST_CONNECTIONS:
+                caller.close()
+                return
+            caller.settimeout(ANSWER_SECONDS)
+            connection = Connection(caller)
+            self._connections.append(connection)
+            self._selector.register(caller, selectors.EVENT_READ, lambda: self._hear(connection))
+
+    def _hear(self, connection: Connection) -> None:
+        try:
+            content = connection.socket.recv(1 << 16)
+        except OSError:
+            content = b""
+        connection.buffer += content
+        if not content or len(connection.buffer) > LONGEST_REQUEST:
+            self._hang_up(connection)
+            return
+        *lines, rest = bytes(connection.buffer).split(b"\n")
+        connection.buffer[:] = rest
+        for line in lines:
+            answer = self._answer(line, connection)
+            if answer is not None and not send(connection.socket, answer):
+                self._hang_up(connection)
+                return
+
+    def _hang_up(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._connections.remove(connection)
+
+    def _answer(self, line: bytes, connection: Connection) -> str | None:
+        """Return the answer to a request; None to one that is answered at the end."""
+        try:
+            request = json.loads(line)
+            what = request["do"]
+            if what == "down":
+                self._asked_down.append(connection)
+                self._ending = True
+                return None
+            return _ok(self._do(what, request))
+        except (ValueError, KeyError, TypeError) as error:
+            return _error("lab", f"not a request: {error}", "Use the same version on both sides")
+        except Exception as error:  # noqa: BLE001 - the core's, and it is told to whoever asked
+            return _error(getattr(error, "kind", "lab"), *explain(error))
+
+    def _do(self, what: str, request: Mapping[str, Any]) -> str:
+        if what == "status":
+            return self._lab.status()
+        if what == "samples":
+            return self._lab.samples()
+        if what == "start":
+            return json.dumps(self._start())
+        if what == "set":
+            self._lab.set(request["link"], request["direction"], json.dumps(request["shape"]))
+            return "null"
+        raise ValueError(f"{what!r} is not known")
+
+    def _start(self) -> float:
+        """Begin time, once; return when that was on the machine's monotonic clock."""
+        if self._started is None:
+            self._lab.start()
+            self._started = time.monotonic()
+        return self._started
+
+    def _down(self) -> None:
+        self._listener.close()
+        with suppress(Exception):  # a lab that has failed may have nothing to say
+            self._last = self._lab.status()
+        namespaces.end_inside(self._state.hosts.values())
+        self._lab.close()
+        states.release(self._state)
+        if self._last is not None:
+            self._tell({"status": json.loads(self._last)})
+        for connection in self._asked_down:
+            send(connection.socket, _ok(self._last or "null"))
+        for connection in self._connections:
+            connection.socket.close()
+        self._selector.close()
+
+    def _tell(self, words: Mapping[str, Any]) -> None:
+        if self._say is not None:
+            with suppress(OSError):  # nobody listens any more
+                self._say.write(json.dumps(words) + "\n")
+                self._say.flush()
+
+
+def listen(state: states.State) -> socket.socket:
+    """Return a socket that listens in a lab's folder, whose path may be longer than a socket's name can be."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = os.open(state.folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{states.SOCKET}")
+        listener.listen()
+    finally:
+        os.close(folder)
+    return listener
+
+
+def send(to: socket.socket, text: str) -> bool:
+    """Send a line; return whether it went."""
+    try:
+        to.sendall(text.encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _ok(value: str) -> str:
+    return f'{{"ok": {value}}}'
+
+
+def _error(kind: str, cause: str, mend: str) -> str:
+    return json.dumps({"error": {"cause": cause, "mend": mend, "kind": kind}})
+
+
+def main() -> int:
+    """Keep a lab. Returns the exit code."""
+    order = json.loads(sys.stdin.buffer.readline())
+    # Before the lab is made, so that a signal meanwhile is not lost; the relay's threads leave signals to this one.
+    wake = _wake_by_signals()
+    try:
+        reaper.reap()
+        state = states.claim(order["name"], unique=order["unique"])
+    except ThalwegError as error:
+        print(_error(getattr(error, "kind", "lab"), error.cause, error.mend), flush=True)  # noqa: T201 - the protocol
+        return 1
+    try:
+        lab, state = make(state, order["spec"], order.get("cgroups", ()))
+        keeper = Keeper(lab, state, sys.stdout if order["attached"] else None)
+    except Exception as error:  # noqa: BLE001 - whatever it is, whoever asked is told
+        states.release(state)
+        print(_error(getattr(error, "kind", "lab"), *explain(error)), flush=True)  # noqa: T201 - the protocol
+        return 1
+    print(json.dumps({"ready": {"name": state.name}}), flush=True)  # noqa: T201 - the protocol
+    keeper.watch(wake)
+    if order["attached"]:
+        keeper.watch(sys.stdin.buffer)
+    else:
+        _leave_terminal()
+    keeper.serve()
+    reaper.reap()  # what a parent that was killed left
+    return 0
+
+
+def make(state: states.State, spec: str, cgroups: tuple[str, ...] = ()) -> tuple[CoreLab, states.State]:
+    """Make a lab and write down what it is. Raises CoreError, OSError."""
+    from thalweg import _core
+
+    lab = _core.Lab(spec)
+    try:
+        hosts = {
+            name: {**host, "cookie": namespaces.cookie_of(host["namespace"])}
+            for name, host in json.loads(lab.hosts()).items()
+        }
+        links = tuple({key: link[key] for key in ("name", "a", "b")} for link in json.loads(spec)["links"])
+        state = replace(state, hosts=hosts, links=links, cgroups=tuple(cgroups))
+        state.write_hosts()
+        state.write()
+    except BaseException:
+        lab.close()
+        raise
+    return lab, state
+
+
+def _wake_by_signals() -> socket.socket:
+    """Return a socket that becomes readable when this process is asked to end."""
+    wake, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.detach())
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return wake
+
+
+def _leave_terminal() -> None:
+    """Hold nothing open of whoever started this process."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""The folders that say which labs there are: one a lab, made by its keeper, gone when it ends.
+
+``lab.json`` names the keeper by its process id and start time, so that a later process with the same id is not taken
+for it, and each host's namespace by inode and cookie; ``socket`` is where the keeper answers, ``hosts`` an /etc/hosts.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg import machine
+from thalweg.errors import LabError
+
+FILE: Final = "lab.json"
+SOCKET: Final = "socket"
+HOSTS: Final = "hosts"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_CLAIM: Final = re.compile(r"\.([0-9]{1,10})-([0-9]{1,20})", re.ASCII)
+_HEAD: Final = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known of a lab. ``hosts``: per name namespace, inode, cookie, ipv4, ipv6 and device."""
+
+    name: str
+    pid: int
+    started: int
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    links: tuple[Mapping[str, str], ...] = ()
+    cgroups: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        return labs_folder() / self.name
+
+    @property
+    def alive(self) -> bool:
+        """Whether its keeper runs."""
+        return is_alive(self.pid, self.started)
+
+    def write(self) -> None:
+        """Write it to its folder, whole or not at all. Raises OSError."""
+        _write(self.folder, self)
+
+    def write_hosts(self) -> Path:
+        """Write the hosts file for programs inside and return its path. Raises OSError."""
+        path = self.folder / HOSTS
+        path.write_text(hosts_file(self.hosts))
+        return path
+
+    def host(self, name: str) -> Mapping[str, Any]:
+        """Return the host that ``name`` means, as client1 or client-1. Raises LabError that lists them."""
+        known = {alias: host for host in self.hosts for alias in (alias_of(host), host)}
+        if name not in known:
+            raise LabError(
+                f"the lab {self.name} has no host {name!r}", f"Give one of {', '.join(self.hosts)} with --host"
+            )
+        return self.hosts[known[name]]
+
+
+def labs_folder() -> Path:
+    """Return the folder of this user's labs."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime or "/run") / "thalweg" / "labs"
+
+
+def claim(wanted: str, *, unique: bool) -> State:
+    """Take a name for a lab of this process; with ``unique``, another one like it if it is taken.
+
+    The folder appears with its keeper in it, so that nobody takes it for one that a crash left. Raises LabError.
+    """
+    check_name(wanted)
+    pid = os.getpid()
+    state = State(wanted, pid, start_time(pid) or 0)
+    root = labs_folder()
+    try:
+        root.mkdir(parents=True, mode=0o700, exist_ok=True)
+        part = root / f".{state.pid}-{state.started}"
+        part.mkdir(mode=0o700, exist_ok=True)
+        _write(part, state)
+        name = _take(part, wanted, unique=unique)
+        state = State(name, state.pid, state.started)
+        state.write()
+    except OSError as error:
+        raise LabError(
+            f"cannot write {root}: {error.strerror}",
+            "Start it as root, or set XDG_RUNTIME_DIR to a folder of yours",
+            "permission" if isinstance(error, PermissionError) else "lab",
+        ) from error
+    return state
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot name a lab. Raises LabError."""
+    if not _NAME.fullmatch(name):
+        raise LabError(f"{name!r} cannot name a lab", "Take up to 64 letters, digits, dots, dashes and underscores")
+
+
+def release(state: State) -> None:
+    """Remove a lab's folder."""
+    shutil.rmtree(state.folder, ignore_errors=True)
+
+
+def live() -> list[State]:
+    """Return the labs that run, by name."""
+    return [state for state in _states() if state.alive and state.hosts]
+
+
+def dead() -> Iterator[tuple[Path, State]]:
+    """Yield what keepers that no longer run have left: its folder, and what it says."""
+    for folder in _folders():
+        claimed = _CLAIM.fullmatch(folder.name)
+        if claimed:
+            state = State(folder.name, int(claimed[1]), int(claimed[2]))
+        else:
+            state = _read(folder) or State(folder.name, 0, 0)
+        if not state.alive:
+            yield folder, state
+
+
+def find(name: str | None) -> State:
+    """Return the lab of that name, or the only one if there is no name. Raises LabError."""
+    running = {state.name: state for state in live()}
+    if name is None and len(running) == 1:
+        return next(iter(running.values()))
+    if not running:
+        what = "no lab runs" if name is None else f"there is no lab {name}; none runs"
+        raise LabError(what, "Start one, as: thalweg lab up --network wan")
+    if name is None:
+        raise LabError(f"several labs run: {', '.join(running)}", "Name one of them")
+    if name not in running:
+        raise LabError(f"there is no lab {name}", f"Running: {', '.join(running)}")
+    return running[name]
+
+
+def start_time(pid: int) -> int | None:
+    """Return when a process was started, in ticks since boot; None if there is none, or only its exit status."""
+    stat = machine.read_text(Path(f"/proc/{pid}/stat"))
+    if stat is None:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def is_alive(pid: int, started: int) -> bool:
+    """Return whether the process that had this id when it was started then still runs."""
+    return pid > 0 and start_time(pid) == started
+
+
+def alias_of(host: str) -> str:
+    """Return a host's second name: client1 for client-1."""
+    return re.sub(r"-(?=[0-9]+$)", "", host)
+
+
+def hosts_file(hosts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return an /etc/hosts in which hosts are found by name, as client-1 and as client1."""
+    lines = []
+    for name, host in hosts.items():
+        names = " ".join(dict.fromkeys((name, alias_of(name))))
+        lines += [f"{host[family]} {names}\n" for family in ("ipv4", "ipv6") if host.get(family)]
+    return _HEAD + "".join(lines)
+
+
+def _take(part: Path, wanted: str, *, unique: bool) -> str:
+    for number in count(1):
+        name = wanted if number == 1 else f"{wanted}-{number}"
+        try:
+            part.rename(part.with_name(name))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if not unique:
+                shutil.rmtree(part, ignore_errors=True)
+                raise LabError(
+                    f"a lab named {name} runs already", f"Take another name, or end it: thalweg lab down {name}"
+                ) from error
+        else:
+            return name
+    raise AssertionError("numbers do not end")
+
+
+def _write(folder: Path, state: State) -> None:
+    part = folder / f".{FILE}.part"
+    part.write_text(json.dumps(asdict(state)))
+    part.replace(folder / FILE)
+
+
+def _states() -> list[State]:
+    return [state for folder in _folders() if (state := _read(folder)) is not None]
+
+
+def _folders() -> list[Path]:
+    with suppress(OSError):
+        return sorted(path for path in labs_folder().iterdir() if path.is_dir())
+    return []
+
+
+def _read(folder: Path) -> State | None:
+    """Return what a folder says, under the folder's own name; None if that is nothing sensible."""
+    try:
+        said = json.loads((folder / FILE).read_text())
+        return State(
+            folder.name,
+            int(said["pid"]),
+            int(said["started"]),
+            dict(said["hosts"]),
+            tuple(said["links"]),
+            tuple(said["cgroups"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

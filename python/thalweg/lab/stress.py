@@ -1,0 +1,184 @@
+"""Load on parties while they work: CPU by stress-ng (FedComm section IV.B.1a), the network by a flood (IV.B.1b)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from thalweg.errors import LabError, PlanError
+from thalweg.lab import inside
+
+if TYPE_CHECKING:
+    from thalweg.plan.network import StressSection
+
+PROGRAM: Final = "stress-ng"
+METHOD: Final = "matrixprod"
+END_SECONDS: Final = 10.0
+# "[pid] cpu  bogo-ops  real  user  system  ops/s of real time  ops/s of CPU time", in every version's own prefix.
+_METRICS: Final = re.compile(r"\]\s+cpu((?:\s+[0-9.]+){6})")
+
+
+class Place(Protocol):
+    """Where parties are: their hosts in a lab, if there is one, and their groups."""
+
+    def namespace(self, party: str) -> str | None: ...
+    def address(self, party: str) -> str: ...
+    def cgroup(self, party: str) -> str | None: ...
+
+
+@dataclass
+class Stress:
+    """The load that a plan asks for. ``results`` is what each party got, once it has been stopped."""
+
+    asked: StressSection
+    clients: Sequence[str]
+    place: Place
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _cpu: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _flood: subprocess.Popen[str] | None = None
+
+    @property
+    def parties(self) -> list[str]:
+        """Who is under stress."""
+        return parties_of(self.asked, self.clients)
+
+    def check(self, *, emulated: bool) -> None:
+        """Refuse what cannot be done here. Raises LabError, PlanError."""
+        if self.asked.cpu is not None and shutil.which(PROGRAM) is None:
+            raise LabError(
+                f"{PROGRAM} is not installed, and stress.cpu needs it",
+                f"Install it (on Debian: apt install {PROGRAM}), or remove stress.cpu",
+            )
+        if self.asked.network is not None and not emulated:
+            raise PlanError(
+                "stress.network floods emulated links, and there are none",
+                "Give a [network] and start it as root, or remove stress.network",
+            )
+
+    def start(self) -> None:
+        """Begin. Raises LabError."""
+        if self.asked.cpu is not None:
+            for party in self.parties:
+                self._cpu[party] = self._stress_cpu(party, self.asked.cpu)
+        if self.asked.network is not None:
+            self._flood = self._stress_network(self.asked.network)
+
+    def stop(self) -> dict[str, dict[str, Any]]:
+        """End it and return what each party got. Idempotent."""
+        for process in self._cpu.values():
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        for party, process in self._cpu.items():
+            self.results.setdefault(party, {})["cpu"] = {
+                "percent": self.asked.cpu,
+                "method": METHOD,
+                **metrics(_last_words(process)),
+            }
+        self._cpu = {}
+        if self._flood is not None:
+            self._keep_flows(_last_words(self._flood))
+            self._flood = None
+        return self.results
+
+    def _stress_cpu(self, party: str, percent: float) -> subprocess.Popen[str]:
+        load = str(max(1, round(percent)))
+        words = [PROGRAM, "--cpu", "1", "--cpu-load", load, "--cpu-method", METHOD, "--timeout", "0", "--metrics-brief"]
+        command = inside.command(
+            words, namespace=self.place.namespace(party), cgroup=self.place.cgroup(party), parent=os.getpid()
+        )
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _stress_network(self, rate: int) -> subprocess.Popen[str]:
+        pairs = [
+            {"source": self._end(source), "target": self._end(target)}
+            for source, target in pairs_of(self.asked, self.clients)
+        ]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thalweg.lab.flood"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        order = {"pairs": pairs, "bits_per_second": rate, "parent": os.getpid()}
+        if process.stdin is None or process.stdout is None:
+            raise LabError("the flood has no pipes", "Start again")
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        said = process.stdout.readline()
+        if "ready" not in said:
+            process.kill()
+            process.communicate()
+            raise LabError(f"the network's stress did not begin: {said.strip() or 'it ended'}", "Start again")
+        return process
+
+    def _end(self, party: str) -> dict[str, Any]:
+        return {"name": party, "namespace": self.place.namespace(party), "address": self.place.address(party)}
+
+    def _keep_flows(self, words: str) -> None:
+        with suppress(ValueError, IndexError, KeyError):
+            for flow in json.loads(words.strip().splitlines()[-1])["flows"]:
+                kept = {"mode": self.asked.network_mode, "asked_bits_per_second": self.asked.network, **flow}
+                self.results.setdefault(flow["source"], {})["network"] = kept
+                if self.asked.network_mode == "clients":
+                    self.results.setdefault(flow["target"], {})["network"] = kept
+
+
+def parties_of(asked: StressSection, clients: Sequence[str]) -> list[str]:
+    """Return who is under stress: as the plan says, else all clients."""
+    return list(clients) if asked.parties is None else list(asked.parties)
+
+
+def pairs_of(asked: StressSection, clients: Sequence[str]) -> list[tuple[str, str]]:
+    """Return who floods whom: each party the server, or every second client the one before (FedComm's code).
+
+    An odd client out has nobody to flood. Raises PlanError if nobody has.
+    """
+    parties = [party for party in parties_of(asked, clients) if party != "server"]
+    if asked.network_mode == "server":
+        pairs = [(party, "server") for party in parties]
+    else:
+        pairs = list(zip(parties[1::2], parties[0::2], strict=False))
+    if not pairs:
+        raise PlanError(
+            f"stress.network has nobody to flood with network_mode {asked.network_mode!r}",
+            "Name clients in stress.parties, two at least for pairs of clients",
+        )
+    return pairs
+
+
+def metrics(words: str) -> dict[str, Any]:
+    """Return what stress-ng says it did: bogo operations, seconds, operations a second of real time."""
+    found = _METRICS.search(words)
+    if found is None:
+        last = words.strip().splitlines()[-1:] or ["it said nothing"]
+        return {"bogo_ops": None, "seconds": None, "bogo_ops_per_second": None, "failure": last[0]}
+    numbers = [float(number) for number in found[1].split()]
+    return {"bogo_ops": int(numbers[0]), "seconds": numbers[1], "bogo_ops_per_second": numbers[4]}
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    """Return all that a process says until it ends; one that does not is ended."""
+    try:
+        words, _ = process.communicate(timeout=END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        words, _ = process.communicate()
+    return words or ""

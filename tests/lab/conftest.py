@@ -1,0 +1,99 @@
+"""Labs without a network: a folder of their own, and a core that plays its part."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import _core
+from thalweg.lab import state as states
+from thalweg.lab.client import RunningLab
+from thalweg.lab.keeper import Keeper
+
+SPEC = {
+    "hosts": [{"name": "server"}, {"name": "client-1"}],
+    "links": [{"name": "client-1", "a": "client-1", "b": "server"}],
+}
+SHAPE: dict[str, Any] = {"rate": 100_000_000, "delay": 0.02, "loss": 0.01, "burst": None, "queue_bytes": 65536}
+
+
+class FakeLab:
+    """What ``_core.Lab`` says, from memory."""
+
+    def __init__(self) -> None:
+        self.shapes = {"ab": dict(SHAPE), "ba": dict(SHAPE)}
+        self.began = 0
+        self.closed = False
+        self.broken: str | None = None
+
+    def hosts(self) -> str:
+        hosts = enumerate(("server", "client-1"), 1)
+        return json.dumps(
+            {
+                name: {"namespace": f"/none/{name}", "inode": -n, "ipv4": f"10.77.0.{n}", "ipv6": f"fd77::{n}"}
+                for n, name in hosts
+            }
+        )
+
+    def start(self) -> None:
+        self.began += 1
+
+    def set(self, link: str, direction: str | None, shape: str) -> None:
+        if link != "client-1":
+            error = _core.CoreError(f"set link: there is no link {link}; take another")
+            error.kind = "config"
+            raise error
+        for way in self.shapes if direction is None else (direction,):
+            self.shapes[way] = json.loads(shape)
+
+    def status(self) -> str:
+        links = [{"link": "client-1", "direction": way, "shape": shape} for way, shape in self.shapes.items()]
+        return json.dumps({"elapsed": 1.5, "relay": {"failure": self.broken}, "links": links, "hosts": {}})
+
+    def samples(self) -> str:
+        return json.dumps([{"seconds": 0.5, "link": "client-1"}])
+
+    def failure(self) -> str | None:
+        return self.broken
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for labs that nobody else looks into."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+Keep = Callable[..., tuple[RunningLab, FakeLab, Keeper]]
+
+
+@pytest.fixture
+def keep(runtime: Path) -> Iterator[Keep]:
+    """Keep labs in threads of this process; what still runs at the end is ended."""
+    kept: list[tuple[Keeper, threading.Thread]] = []
+
+    def begin(name: str = "wan") -> tuple[RunningLab, FakeLab, Keeper]:
+        lab = FakeLab()
+        state = states.claim(name, unique=True)
+        state = states.State(state.name, os.getpid(), state.started, json.loads(lab.hosts()), tuple(SPEC["links"]), ())
+        state.write()
+        keeper = Keeper(lab, state)
+        thread = threading.Thread(target=keeper.serve)
+        thread.start()
+        kept.append((keeper, thread))
+        return RunningLab(state), lab, keeper
+
+    yield begin
+    for keeper, thread in kept:
+        keeper.end()
+        thread.join(30)
+        assert not thread.is_alive()

@@ -1,0 +1,143 @@
+"""What a keeper answers, and what it does when somebody is rude."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import FakeLab, Keep
+from thalweg.errors import LabError, PlanError
+from thalweg.lab import changing, client
+from thalweg.lab import state as states
+from thalweg.lab.keeper import LONGEST_REQUEST, Keeper
+
+
+def test_it_answers(keep: Keep) -> None:
+    lab, core, _ = keep()
+    assert lab.status()["elapsed"] == 1.5
+    assert lab.samples() == [{"seconds": 0.5, "link": "client-1"}]
+    assert core.began == 0
+    assert lab.start() == lab.start()
+    assert core.began == 1, "time begins once"
+    lab.set("client-1", "ab", {"loss": 0.5})
+    assert core.shapes["ab"] == {"loss": 0.5}
+    assert core.shapes["ba"]["loss"] == 0.01
+
+
+def test_what_the_core_refuses_is_told(keep: Keep) -> None:
+    lab, _, _ = keep()
+    with pytest.raises(PlanError, match="there is no link nowhere") as caught:
+        lab.set("nowhere", None, {})
+    assert caught.value.mend == "take another"
+    assert lab.status()["elapsed"] == 1.5, "and it goes on"
+
+
+def test_down_answers_when_all_is_gone(keep: Keep) -> None:
+    lab, core, _ = keep()
+    lab.down()
+    assert core.closed
+    assert not lab.state.folder.exists()
+    assert lab.last is not None
+    assert lab.last["elapsed"] == 1.5
+    lab.down()
+    with pytest.raises(LabError, match="does not answer"):
+        lab.status()
+
+
+def test_two_at_once(keep: Keep) -> None:
+    first, one, _ = keep()
+    second, two, _ = keep()
+    assert (first.name, second.name) == ("wan", "wan-2")
+    first.down()
+    assert second.status()["elapsed"] == 1.5
+    assert (one.closed, two.closed) == (True, False)
+
+
+@pytest.mark.parametrize("words", [b"no json\n", b"[]\n", b"{}\n", b'{"do": "dance"}\n', b'{"do": "set"}\n'])
+def test_what_is_no_request_is_refused(keep: Keep, words: bytes) -> None:
+    lab, _, _ = keep()
+    with client.connect(lab.state) as caller, caller.makefile("rb") as answers:
+        caller.sendall(words)
+        assert "not a request" in json.loads(answers.readline())["error"]["cause"]
+    assert lab.status()["elapsed"] == 1.5
+
+
+def test_who_never_ends_a_line_is_hung_up_on(keep: Keep) -> None:
+    lab, _, _ = keep()
+    with client.connect(lab.state) as caller, pytest.raises((BrokenPipeError, ConnectionResetError)):
+        caller.sendall(bytes(64 * LONGEST_REQUEST))
+    assert lab.status()["elapsed"] == 1.5
+
+
+def test_a_relay_that_fails_is_told(runtime: Path) -> None:
+    lab, state = FakeLab(), states.claim("wan", unique=True)
+    lab.broken = "the device is gone"
+    heard, said = socket.socketpair()
+    keeper = Keeper(lab, state, said.makefile("w"))
+    keeper._look()
+    keeper._look()
+    keeper.end()
+    keeper.serve()
+    lines = [json.loads(line) for line in heard.recv(1 << 16).splitlines()]
+    assert lines[0] == {"failed": "the device is gone"}
+    assert list(lines[1]) == ["status"], "once is enough"
+    said.close()
+    heard.close()
+
+
+def test_changes_go_over_what_is_there(keep: Keep) -> None:
+    lab, core, _ = keep()
+    (changed,) = changing.change(lab, "client-1", "loss=5%,rtt=100ms", "up")
+    assert changed["direction"] == "ab"
+    assert core.shapes["ab"]["loss"] == 0.05
+    assert core.shapes["ab"]["delay"] == 0.05
+    assert core.shapes["ab"]["rate"] == 100_000_000, "what is not said stays"
+    assert core.shapes["ab"]["queue_bytes"] == 65536
+    assert core.shapes["ba"]["loss"] == 0.01
+    assert len(changing.change(lab, "*", "burst=1%/30%", None)) == 2
+    assert core.shapes["ba"]["burst"]["leave"] == 0.3
+    assert core.shapes["ba"]["loss"] == 0.0, "bursts replace it"
+    changing.change(lab, "client-1", "queue=9 packets", "down")
+    assert (core.shapes["ba"]["queue_packets"], core.shapes["ba"]["queue_bytes"]) == (9, None)
+    changing.change(lab, "client-1", "wifi", "down")
+    assert core.shapes["ba"]["rate"] == 60_000_000
+    assert core.shapes["ba"]["burst"] is None, "a profile replaces all"
+
+
+@pytest.mark.parametrize(
+    ("link", "words", "direction", "cause"),
+    [
+        ("client-9", "loss=5%", None, "no link 'client-9'"),
+        ("client-1", "lost=5%", None, "unknown key 'lost'"),
+        ("client-1", "loss=500%", None, "500%"),
+        ("client-1", "loss=5%", "left", "'left' is no direction"),
+        ("client-1", "jitter=1s", None, "jitter"),
+    ],
+)
+def test_impossible_changes_change_nothing(
+    keep: Keep, link: str, words: str, direction: str | None, cause: str
+) -> None:
+    lab, core, _ = keep()
+    before = {way: dict(shape) for way, shape in core.shapes.items()}
+    with pytest.raises((PlanError, LabError), match=cause):
+        changing.change(lab, link, words, direction)
+    assert core.shapes == before
+
+
+def test_a_keeper_that_cannot_make_a_lab_says_why_and_leaves_nothing(runtime: Path) -> None:
+    with pytest.raises((LabError, PlanError)) as caught:
+        client.start('{"hosts": 3}', "wan")
+    assert caught.value.mend
+    assert list(states.labs_folder().iterdir()) == []
+
+
+def test_a_keeper_whose_order_is_none_is_no_lab(runtime: Path) -> None:
+    command = [sys.executable, "-m", "thalweg.lab.keeper"]
+    done = subprocess.run(command, input=b"", capture_output=True, env=dict(os.environ), check=False)
+    assert done.returncode != 0
