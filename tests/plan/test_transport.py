@@ -25,6 +25,8 @@ def plan(url: str, **overrides: object) -> Plan:
 def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("river", transport__congestion="reno", transport__streams=4, security__tls="on"), REGISTRY)
     check_transport(plan("pond"), REGISTRY)
+    check_transport(plan("river", network="wan"), REGISTRY)
+    check_transport(plan("pond", network="none"), REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,7 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("pond", transport__congestion="reno"), "transport.congestion"),
         (plan("pond", transport__streams=2), "transport.streams"),
         (plan("pond", security__tls="on"), "security.tls"),
+        (plan("pond", network="wan"), "crosses no network"),
     ],
 )
 def test_what_it_cannot_do_is_refused(chosen: Plan, words: str) -> None:

@@ -9,8 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from thalweg.errors import PlanError
-from thalweg.network.shape import KEYS, REPLACES, Burst, Keys, Shape, keys_of
-from thalweg.network.topology import pair_of_profile
+from thalweg.network.shape import KEYS, REPLACES
 from thalweg.plan import explain
 from thalweg.plan.network import LinkSection
 
@@ -65,35 +64,6 @@ def over(table: Mapping[str, Any], text: str) -> dict[str, Any]:
         kept = {key: value for key, value in table.items() if key not in _REPLACED}
         return {**kept, **said}
     return _merged(table, said)
-
-
-def apply(shape: Mapping[str, Any], text: str, *, link: str, direction: str) -> Shape:
-    """Return what a direction (up or down) of a running link becomes with ``text``: ``lab set client-1 loss=5%``.
-
-    ``shape`` is the core's table of what it is now. Raises PlanError.
-    """
-    section = LinkSection.model_validate(parse_shape(text))
-    base = _keys_of_shape(shape)
-    if section.profile is not None:
-        pair = pair_of_profile(section.profile)
-        base = pair.up if direction == "up" else pair.down
-    keys = keys_of(section, repr(text)).over(base)
-    if section.up is not None:
-        # ``down = true`` is kept as that of each direction.
-        keys = keys_of(section.up, repr(text)).over(keys)
-    return keys.shape(0, link)
-
-
-def _keys_of_shape(shape: Mapping[str, Any]) -> Keys:
-    values = {key: value for key, value in shape.items() if value is not None and not key.startswith("queue_")}
-    if shape.get("queue_packets") is not None:
-        values["queue"] = f"{shape['queue_packets']} packets"
-    elif shape.get("queue_bytes") is not None:
-        values["queue"] = shape["queue_bytes"]
-    if isinstance(values.get("burst"), Mapping):
-        values["burst"] = Burst(**values["burst"])
-        values = {key: value for key, value in values.items() if key not in REPLACES["burst"]}
-    return Keys(values, "as it is now")
 
 
 def _merged(table: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The paths that packets take: the fewest links, and of those the ones that are named first."""
+"""The paths that packets take, as the relay chooses them: the fewest links, of as many those that are named first."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ if TYPE_CHECKING:
     from thalweg.network.spec import Link, Spec
 
 Hop: TypeAlias = "tuple[Link, str]"
+_Into: TypeAlias = "dict[str, list[tuple[str, Hop]]]"
 
 
 def routes(spec: Spec) -> dict[tuple[str, str], list[Hop]]:
     """Return the hops from the server to each client and back, each a link and its direction (ab or ba)."""
-    found: dict[tuple[str, str], list[Hop]] = {}
-    away = _from(spec, SERVER)
-    for client in spec.clients:
-        there = away[client]
-        found[SERVER, client] = there
-        found[client, SERVER] = [(link, "ba" if direction == "ab" else "ab") for link, direction in reversed(there)]
-    return found
-
-
-def _from(spec: Spec, start: str) -> dict[str, list[Hop]]:
-    """Return the hops to every node, breadth first."""
-    beside: dict[str, list[tuple[Link, str, str]]] = {}
+    into: _Into = {}
     for link in spec.links:
-        beside.setdefault(link.a, []).append((link, "ab", link.b))
-        beside.setdefault(link.b, []).append((link, "ba", link.a))
-    paths: dict[str, list[Hop]] = {start: []}
-    waiting = deque([start])
-    while waiting:
-        node = waiting.popleft()
-        for link, direction, other in beside.get(node, ()):
-            if other not in paths:
-                paths[other] = [*paths[node], (link, direction)]
-                waiting.append(other)
-    return paths
+        into.setdefault(link.b, []).append((link.a, (link, "ab")))
+        into.setdefault(link.a, []).append((link.b, (link, "ba")))
+    pairs = [pair for client in spec.clients for pair in ((SERVER, client), (client, SERVER))]
+    return {(source, target): _path(into, source, target) for source, target in pairs}
+
+
+def _path(into: _Into, source: str, target: str) -> list[Hop]:
+    """Search breadth first from the target, over the links that lead to it."""
+    following: dict[str, tuple[str, Hop]] = {}
+    ring = deque([target])
+    while ring and source not in following:
+        node = ring.popleft()
+        for before, hop in into.get(node, ()):
+            if before != target and before not in following:
+                following[before] = (node, hop)
+                ring.append(before)
+    path: list[Hop] = []
+    while source != target:
+        source, hop = following[source]
+        path.append(hop)
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -17,7 +18,10 @@ from thalweg.plan.network import LinkSection, NetworkSection
 SERVER: Final = "server"
 BOTTLENECK: Final = "bottleneck"
 MOST_LINKS: Final = 10_000
-_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+# As the core has it: each is a namespace.
+MOST_CLIENTS: Final = 999
+# Two of them and what joins them fit into a link's name of 63.
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ def layout(section: NetworkSection, clients: Sequence[str]) -> Layout:
     _check_names(section, clients)
     common = IDEAL.with_section(section, "[network]")
     made = _MAKERS[section.topology](section, clients, common)
+    _check_unique("hosts or switches", (*made.hosts, *made.switches))
+    _check_unique("links", [wire.name for wire in made.wires])
     if len(made.wires) > MOST_LINKS:
         raise PlanError(
             f"a {section.topology} of {len(clients)} clients has {len(made.wires)} links, more than {MOST_LINKS}",
@@ -103,7 +109,7 @@ def _dumbbell(section: NetworkSection, clients: Sequence[str], common: Pair) -> 
 
 
 def _mesh(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
-    among = (Wire(f"{a}:{b}", a, b, common) for a, b in combinations(clients, 2))
+    among = (Wire(joined(a, b), a, b, common) for a, b in combinations(clients, 2))
     return Layout((SERVER, *clients), (*_access(section, clients, common, SERVER), *among))
 
 
@@ -111,7 +117,10 @@ def _graph(section: NetworkSection, clients: Sequence[str], common: Pair) -> Lay
     hosts, switches = (SERVER, *clients), tuple(section.switches or ())
     wires = [
         Wire(
-            link.name or f"{link.a}:{link.b}", link.a, link.b, common.with_section(link, f"[[network.links]] {number}")
+            link.name or joined(link.a, link.b),
+            link.a,
+            link.b,
+            common.with_section(link, f"[[network.links]] {number}"),
         )
         for number, link in enumerate(section.links or (), 1)
     ]
@@ -145,17 +154,23 @@ def _inner(place: str, direction: str) -> str:
 
 
 def _check_names(section: NetworkSection, clients: Sequence[str]) -> None:
+    if not 1 <= len(clients) <= MOST_CLIENTS:
+        raise PlanError(
+            f"a network of {len(clients)} clients cannot be emulated", f"Take 1 to {MOST_CLIENTS} (job.clients)"
+        )
     for name in (*clients, *(section.switches or ())):
         if not _NAME.fullmatch(name):
-            raise PlanError(f"{name!r} cannot be a host's name", "Use a-z, 0-9 and inner hyphens, at most 63 of them")
-    every = (SERVER, *clients, *(section.switches or ()))
-    twice = next((name for name in every if every.count(name) > 1), None) if len(set(every)) < len(every) else None
-    if twice is not None:
-        raise PlanError(f"two hosts of the network have the name {twice!r}", "Give each a name of its own")
+            raise PlanError(f"{name!r} cannot be a host's name", "Use a-z, 0-9 and inner hyphens, at most 31 of them")
     for name in section.clients or ():
         if name not in clients:
             raise unknown("client", name, clients, f"[network.clients.{name}]")
     _check_fit(section)
+
+
+def _check_unique(what: str, names: Sequence[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise PlanError(f"two {what} of the network have the name {twice[0]!r}", "Give each a name of its own")
 
 
 def _check_fit(section: NetworkSection) -> None:
@@ -208,6 +223,11 @@ def _check_reach(hosts: Sequence[str], wires: Sequence[Wire]) -> None:
         raise PlanError(
             f"no path leads from {', '.join(lost[:5])} to the server", "Add [[network.links]] until all are linked"
         )
+
+
+def joined(a: str, b: str) -> str:
+    """Return the name of a link that was given none."""
+    return f"{a}_{b}"
 
 
 def unknown(what: str, name: str, known: Sequence[str], place: str) -> PlanError:

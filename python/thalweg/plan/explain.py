@@ -25,9 +25,12 @@ _EXPECTED: Final = {
 
 
 def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> PlanError:
-    """Return the first finding of ``error`` about a plan ``model`` read from ``source`` as a PlanError."""
+    """Return the first finding of ``error`` about a plan ``model`` read from ``source`` as a PlanError.
+
+    One about what is there goes before one about what is missing, which may be the same under another name.
+    """
     findings = error.errors(include_url=False)
-    cause, mend = _explain(findings[0], model)
+    cause, mend = _explain(min(findings, key=lambda finding: finding["type"] == "missing"), model)
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     return PlanError(f"{source}: {cause}{more}", mend)
 

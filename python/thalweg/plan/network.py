@@ -144,7 +144,7 @@ PlainShare: TypeAlias = Annotated[float, PlainValidator(_fraction), Words("share
 Queue: TypeAlias = Annotated[int | str, PlainValidator(_queue), Words('size, or text as "100 packets"')]
 Moment: TypeAlias = Annotated[float, PlainValidator(_moment), Words("time")]
 Scale: TypeAlias = Annotated[float, PlainValidator(_scale), Words("factor")]
-Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,29}[a-z0-9])?$")]
 
 
 class BurstSection(Section):
@@ -214,7 +214,7 @@ class GraphLinkSection(LinkSection):
 
     a: Name = Field(description="one end: server, a client or a switch")
     b: Name = Field(description="the other end")
-    name: Name | None = Field(None, description="name of the link; without it a:b")
+    name: Name | None = Field(None, description="name of the link; without it a_b")
 
 
 class ChangeSection(DirectionSection):

@@ -1,0 +1,180 @@
+"""Topologies: hosts, switches and links, and what each link is like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg.errors import PlanError
+from thalweg.network import spec
+from thalweg.network.shape import Shape
+from thalweg.network.spec import Spec
+from thalweg.plan.network import NetworkSection
+
+MBIT = 1_000_000
+THREE = ["client-1", "client-2", "client-3"]
+
+
+def network(names: list[str] | None = None, **table: Any) -> Spec:
+    return spec.build_for(THREE if names is None else names, NetworkSection.model_validate(table))
+
+
+def ends(made: Spec) -> dict[str, tuple[str, str]]:
+    return {link.name: (link.a, link.b) for link in made.links}
+
+
+def rates(made: Spec) -> dict[str, tuple[int | None, int | None]]:
+    return {link.name: (link.ab.rate, link.ba.rate) for link in made.links}
+
+
+def test_a_star_links_each_client_with_the_server() -> None:
+    made = network(profile="wifi")
+    assert [host.name for host in made.hosts] == ["server", *THREE]
+    assert made.switches == ()
+    assert ends(made) == {name: (name, "server") for name in THREE}
+    assert rates(made) == dict.fromkeys(THREE, (60 * MBIT, 60 * MBIT))
+
+
+def test_a_bottleneck_is_shared_and_has_one_clients_rate() -> None:
+    made = network(profile="wan", topology="bottleneck")
+    assert made.switches == ("switch",)
+    assert ends(made) == {**{name: (name, "switch") for name in THREE}, "bottleneck": ("switch", "server")}
+    assert made.links[-1].ab == made.links[-1].ba == Shape(rate=1000 * MBIT)
+
+
+def test_a_bottleneck_has_keys_of_its_own() -> None:
+    own = {"queue": "64KiB", "up": {"rate": "10mbit"}}
+    made = network(rate="20mbit", topology="bottleneck", bottleneck=own)
+    assert made.links[-1].ab == Shape(rate=10 * MBIT, queue_bytes=65_536)
+    assert made.links[-1].ba == Shape(rate=20 * MBIT, queue_bytes=65_536)
+    made = network(topology="bottleneck", bottleneck={"profile": "4g"})
+    assert rates(made) == {**dict.fromkeys(THREE, (None, None)), "bottleneck": (20 * MBIT, 20 * MBIT)}
+
+
+def test_a_bottleneck_without_a_rate_is_none() -> None:
+    with pytest.raises(PlanError, match="has no rate"):
+        network(topology="bottleneck", rtt="10ms")
+    made = network(topology="bottleneck", rtt="10ms", bottleneck={"rate": "unlimited", "loss": 0.1})
+    assert made.links[-1].ab == Shape(loss=0.1)
+
+
+def test_a_dumbbell_has_the_clients_left_and_the_server_right() -> None:
+    made = network(rate="20mbit", topology="dumbbell", bottleneck={"rate": "30mbit", "rtt": "40ms"})
+    assert made.switches == ("left", "right")
+    assert ends(made) == {
+        **{name: (name, "left") for name in THREE},
+        "bottleneck": ("left", "right"),
+        "server": ("right", "server"),
+    }
+    assert made.links[-2].ab == Shape(rate=30 * MBIT, delay=0.02)
+    assert made.links[-1].ab == made.links[-1].ba == Shape()
+
+
+def test_a_mesh_links_every_pair_once() -> None:
+    made = network(rate="20mbit", topology="mesh", clients={"client-2": {"rate": "1mbit"}})
+    assert ends(made) == {
+        **{name: (name, "server") for name in THREE},
+        "client-1_client-2": ("client-1", "client-2"),
+        "client-1_client-3": ("client-1", "client-3"),
+        "client-2_client-3": ("client-2", "client-3"),
+    }
+    assert rates(made)["client-2"] == (MBIT, MBIT), "its own link is that with the server"
+    assert rates(made)["client-2_client-3"] == (20 * MBIT, 20 * MBIT)
+
+
+def test_a_graph_is_what_is_said() -> None:
+    links = [
+        {"a": "client-1", "b": "hub"},
+        {"a": "hub", "b": "server", "name": "trunk", "up": {"rate": "5mbit"}},
+        {"a": "client-2", "b": "hub", "profile": "3g"},
+        {"a": "client-3", "b": "client-1", "rate": "1mbit"},
+    ]
+    made = network(profile="wifi", topology="graph", switches=["hub"], links=links)
+    assert made.switches == ("hub",)
+    assert ends(made) == {
+        "client-1_hub": ("client-1", "hub"),
+        "trunk": ("hub", "server"),
+        "client-2_hub": ("client-2", "hub"),
+        "client-3_client-1": ("client-3", "client-1"),
+    }
+    assert rates(made) == {
+        "client-1_hub": (60 * MBIT, 60 * MBIT),
+        "trunk": (5 * MBIT, 60 * MBIT),
+        "client-2_hub": (5 * MBIT, 5 * MBIT),
+        "client-3_client-1": (MBIT, MBIT),
+    }
+
+
+def test_a_client_has_a_link_of_its_own() -> None:
+    made = network(
+        profile="wan",
+        loss=0.1,
+        up={"rate": "10mbit"},
+        clients={"client-2": {"loss": 0.2}, "client-3": {"profile": "3g", "down": {"rate": "8mbit"}}},
+    )
+    first, second, third = made.links
+    assert first.ab == Shape(rate=10 * MBIT, delay=0.02, loss=0.1)
+    assert first.ba == Shape(rate=1000 * MBIT, delay=0.02, loss=0.1)
+    assert second.ab == Shape(rate=10 * MBIT, delay=0.02, loss=0.2)
+    assert third.ab == Shape(rate=5 * MBIT), "its profile replaces all"
+    assert third.ba == Shape(rate=8 * MBIT)
+
+
+def test_down_is_a_switch_and_a_direction() -> None:
+    assert [(link.ab.down, link.ba.down) for link in network(down=True).links] == [(True, True)] * 3
+    link = network(["a"], clients={"a": {"down": {"down": True, "rate": 7}}}).links[0]
+    assert (link.ab, link.ba) == (Shape(), Shape(rate=7, down=True))
+    link = network(["a"], down=True, up={"down": False}).links[0]
+    assert (link.ab.down, link.ba.down) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"clients": {"client-9": {"loss": 0.1}}}, "no client 'client-9'. Did you mean"),
+        ({"bottleneck": {"rate": 5}}, "network.bottleneck means nothing with topology = 'star'"),
+        ({"links": [{"a": "x", "b": "y"}]}, "network.links means nothing with topology = 'star'"),
+        ({"switches": ["x"]}, "network.switches means nothing"),
+        ({"topology": "graph"}, "a graph needs links"),
+        ({"topology": "graph", "links": [{"a": "clent-1", "b": "server"}]}, "Did you mean 'client-1'?"),
+        ({"topology": "graph", "links": [{"a": "server", "b": "server"}]}, "with itself"),
+        ({"topology": "graph", "links": [{"a": "client-1", "b": "server"}]}, "from client-2, client-3 to the server"),
+        (
+            {"topology": "graph", "links": [{"a": "client-1", "b": "server"}, {"a": "server", "b": "client-1"}]},
+            "[[network.links]] 2 is the second link",
+        ),
+        (
+            {"topology": "graph", "clients": {"client-1": {}}, "links": [{"a": "client-1", "b": "server"}]},
+            "a graph's clients have no link of their own",
+        ),
+        (
+            {"topology": "graph", "switches": ["client-1"], "links": [{"a": n, "b": "server"} for n in THREE]},
+            "two hosts or switches of the network have the name 'client-1'",
+        ),
+        ({"clients": {"client-2": {"jitter": 1}}}, "the jitter of 1.00 s exceeds the delay of 0 us"),
+    ],
+)
+def test_an_impossible_topology_is_explained(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        network(**table)
+    assert words in str(caught.value)
+    assert caught.value.mend
+
+
+@pytest.mark.parametrize("names", [["Anna"], ["a b"], ["-a"], ["a" * 32], ["switch"], ["bottleneck"], ["a", "a"], []])
+def test_a_name_that_cannot_be_is_refused(names: list[str]) -> None:
+    with pytest.raises(PlanError):
+        network(names, topology="bottleneck", rate=1)
+
+
+def test_too_many_clients_are_refused() -> None:
+    many = [f"client-{number}" for number in range(1000)]
+    with pytest.raises(PlanError, match="1000 clients cannot be emulated"):
+        network(many)
+    with pytest.raises(PlanError, match="more than 10000"):
+        network(many[:150], topology="mesh")
+
+
+def test_the_server_may_be_among_the_names() -> None:
+    assert ends(network(["server", "a"])) == {"a": ("a", "server")}
