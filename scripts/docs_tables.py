@@ -1,4 +1,4 @@
-"""The tables of docs/reference, made from what they describe: plan, commands, record, transports.
+"""The tables of docs/reference, made from what they describe: plan, profiles, commands, record, transports.
 
 Each returns Markdown. scripts/check_docs.py holds the documents against them, and with ``--write`` puts them in.
 """
@@ -16,10 +16,13 @@ from pydantic.fields import FieldInfo
 
 from thalweg import registry
 from thalweg.cli import app
-from thalweg.plan import Plan
+from thalweg.network import profiles
+from thalweg.plan import Plan, toml
+from thalweg.plan.network import Words
 from thalweg.record.tables import TABLES
 
 ROOT: Final = Path(__file__).parents[1]
+PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"
 CAPABILITIES: Final = ROOT / "crates" / "transport" / "src" / "capabilities.rs"
 ERRORS: Final = ROOT / "crates" / "transport" / "src" / "error.rs"
 
@@ -32,22 +35,47 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def plan() -> str:
     """Return every section of a plan with its keys."""
+    told: dict[type[BaseModel], str] = {}
     sections = ((name, _model(field.annotation)) for name, field in Plan.model_fields.items())
-    return "\n\n".join(_section(name, model) for name, model in sections if model is not None)
+    return "\n\n".join(_section(f"[{name}]", model, told) for name, model in sections if model is not None)
 
 
-def _section(name: str, model: type[BaseModel]) -> str:
-    inner = {key: found for key, value in model.model_fields.items() if (found := _model(value.annotation))}
-    rows = [_key(key, value, inner.get(key)) for key, value in model.model_fields.items()]
-    parts = [f"### [{name}]", (model.__doc__ or "").strip(), table(("key", "type", "default", "meaning"), rows)]
-    parts += [_section(f"{name}.{key}", found) for key, found in inner.items()]
-    return "\n\n".join(parts)
+def _section(place: str, model: type[BaseModel], told: dict[type[BaseModel], str]) -> str:
+    """Return a section with those below it. ``told`` says where the keys of each kind of section have been told."""
+    known = next((kind for kind in model.__mro__ if kind in told), BaseModel)
+    fresh = {key: value for key, value in model.model_fields.items() if key not in known.model_fields}
+    names = ", ".join(f"`{key}`" for key in known.model_fields)
+    same = f"As in `{told[known]}`: {names}." if names else ""
+    for kind in model.__mro__:
+        if issubclass(kind, BaseModel) and kind.__module__ != "pydantic.main" and kind.model_fields:
+            told.setdefault(kind, place)
+    parts = [f"### {place}", (model.__doc__ or "").strip(), same]
+    parts += [table(("key", "type", "default", "meaning"), [_key(key, value) for key, value in fresh.items()])] * bool(
+        fresh
+    )
+    below = ((_place(place, key, value), _model(value.annotation)) for key, value in fresh.items())
+    parts += [_section(where, found, told) for where, found in below if found is not None]
+    return "\n\n".join(part for part in parts if part)
 
 
-def _key(key: str, field: FieldInfo, inner: type[BaseModel] | None) -> tuple[str, str, str, str]:
+def _place(place: str, key: str, field: FieldInfo) -> str:
+    """Return how the section behind a key is written."""
+    path = f"{place.strip('[]')}.{key}"
+    kinds = [get_origin(kind) for kind in (field.annotation, *get_args(field.annotation))]
+    return f"[{path}.NAME]" if dict in kinds else f"[[{path}]]" if list in kinds else f"[{path}]"
+
+
+def _key(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
+    inner = _model(field.annotation)
     kind = "table" if inner else _kind(field)
-    default = "none" if field.default is None else f"`{_toml(field.default)}`"
-    return f"`{key}`", kind, default, field.description or ""
+    if inner:
+        several = {dict: "table of tables", list: "list of tables"}
+        kinds = (get_origin(kind) for kind in (field.annotation, *get_args(field.annotation)))
+        kind = next((several[found] for found in kinds if found in several), kind)
+    default = f"`{_toml(field.default)}`"
+    if field.default is None or field.default_factory is not None:
+        default = "none"
+    return f"`{key}`", kind, "needed" if field.is_required() else default, field.description or ""
 
 
 def _toml(value: object) -> str:
@@ -67,6 +95,11 @@ def _kind(field: FieldInfo) -> str:
         return " or ".join(f'"{value}"' for value in get_args(annotation))
     if get_origin(annotation) is dict:
         return "table or list"
+    said = next((extra.kind for extra in metadata if isinstance(extra, Words)), None)
+    if said is not None:
+        return said
+    if get_origin(annotation) is list:
+        return "list"
     unit = any(hasattr(extra, "func") for extra in metadata)
     name = {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(annotation, str(annotation))
     if unit:
@@ -86,8 +119,13 @@ def _bounds(metadata: Iterable[object]) -> str:
 
 
 def _model(annotation: Any) -> type[BaseModel] | None:
-    candidates = (annotation, *get_args(annotation))
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    """Return the section in an annotation: itself, one that may be none, or each of several."""
+    kinds = [annotation]
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+        kinds += get_args(kind)
+    return None
 
 
 def commands() -> str:
@@ -136,6 +174,23 @@ def record() -> str:
     return "\n\n".join(parts)
 
 
+def shipped() -> str:
+    """Return the profiles that ship."""
+    rows = []
+    for name in profiles.names():
+        profile = profiles.load(name)
+        keys = ", ".join(f"{key} = {value}" for key, value in _written(name).items())
+        rows.append((f"`{name}`", profile.title, f"`{keys}`", profile.description, "; ".join(profile.source)))
+    return table(("name", "what", "keys", "description", "source"), rows)
+
+
+def _written(name: str) -> dict[str, Any]:
+    """Return a profile's keys as its file has them."""
+    file = PROFILES / f"{name}.toml"
+    link: dict[str, Any] = toml.loads(file.read_text(), name)["link"]
+    return link
+
+
 def transports() -> str:
     """Return the transports of this build and what each can do."""
     entries = registry.transports()
@@ -169,6 +224,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "plan": plan,
     "commands": commands,
     "record": record,
+    "profiles": shipped,
     "transports": transports,
     "capabilities": capabilities,
     "errors": errors,

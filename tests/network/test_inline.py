@@ -177,7 +177,7 @@ _shares = st.integers(0, 100).map(lambda number: f"{number}%")
 _keys = st.fixed_dictionaries(
     {},
     optional={
-        "rate": st.integers(1, 10**15).map(str),
+        "rate": st.integers(1, 10**15 - 1).map(str),
         "delay": _times,
         "loss": _shares,
         "duplicate": _shares,
