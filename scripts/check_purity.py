@@ -37,6 +37,7 @@ IMPURE_CRATES: Final = frozenset(
 # What may hold unsafe code, each block of it with a SAFETY comment (clippy sees to that).
 UNSAFE: Final = {
     "arena": "lends slices of one buffer, which the borrow checker cannot follow",
+    "lab": "ioctls of a TUN device, and the relay's real-time priority",
     "transports/tcp": "one getsockopt call that no safe crate has",
 }
 REGISTRY: Final = CRATES / "runtime" / "src" / "registry.rs"

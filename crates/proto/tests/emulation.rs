@@ -1,4 +1,5 @@
 //! A link's behaviour against its shape, packet by packet in virtual time.
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::time::Duration;
 

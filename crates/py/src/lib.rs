@@ -11,6 +11,7 @@ mod arena;
 mod client;
 mod errors;
 mod functions;
+mod lab;
 mod layout;
 mod server;
 
@@ -28,6 +29,8 @@ mod _core {
         build_info, pki_authority, pki_issue, pki_secret, pki_token, probe_loopback, probe_peer, probe_serve,
         transports,
     };
+    #[pymodule_export]
+    use crate::lab::{enter_namespace, Lab};
     #[pymodule_export]
     use crate::layout::Layout;
     #[pymodule_export]

@@ -14,7 +14,7 @@ const SETTLED: f64 = 1e-9;
 ///
 /// The chain is netem's: `x[n] = (1 - r) u[n] + r x[n-1]` with u even (tc-netem(8), "correlation"). Netem
 /// compares x itself with the probability, but x gathers around 1/2: at a loss of 1 % with a correlation of 25 %
-/// netem loses 0.002 %. Here x is mapped through its own distribution, so that what comes out is even again and a
+/// netem loses 2 packets in a million. Here x is mapped through its own distribution, so that what comes out is even again and a
 /// loss of 1 % loses 1 %, with the neighbours as dependent as before.
 #[derive(Debug, Clone)]
 pub struct Chain {

@@ -127,7 +127,7 @@ impl Shape {
         within(&times, LONGEST, "a time is from 0 to 3600 seconds")?;
         let counts =
             [("rate", self.rate), ("queue_bytes", self.queue_bytes), ("queue_packets", self.queue_packets)];
-        for (key, _) in counts.iter().filter(|(_, count)| *count == Some(0)) {
+        if let Some((key, _)) = counts.iter().find(|(_, count)| *count == Some(0)) {
             return Err(error(
                 key,
                 0,

@@ -1,0 +1,170 @@
+//! A host: a namespace with one device in it, addresses, kernel settings, and what its kernel counted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use nix::net::if_::if_nametoindex;
+use rtnetlink::{new_connection, LinkUnspec};
+use serde::Serialize;
+
+use crate::device::Device;
+use crate::fabric::addresses;
+use crate::namespace::Namespace;
+use crate::spec::HostSpec;
+use crate::{Error, ErrorKind, Result};
+
+/// The device of every host.
+pub(crate) const DEVICE: &str = "eth0";
+const LOOPBACK: &str = "lo";
+/// Packets, or superpackets, that may wait for the relay: what a sender's window can put there at once.
+const QUEUE: u32 = 10_000;
+const PREFIX_V4: u8 = 16;
+const PREFIX_V6: u8 = 64;
+
+pub(crate) struct Host {
+    pub name: String,
+    pub namespace: Namespace,
+    pub ipv4: Ipv4Addr,
+    pub ipv6: Ipv6Addr,
+}
+
+/// What a host's kernel counted since it was made.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct HostCounters {
+    retransmitted_segments: u64,
+    /// Of those, the ones the receiver had already (DSACK, RFC 2883).
+    spurious_retransmissions: u64,
+    receive_buffer_drops: u64,
+    rx_packets: u64,
+    tx_packets: u64,
+    tx_dropped: u64,
+}
+
+impl Host {
+    /// Makes the host with this number, and its device.
+    pub(crate) fn new(number: usize, spec: &HostSpec, mtu: usize) -> Result<(Self, Device)> {
+        let (ipv4, ipv6) = addresses(number);
+        let (namespace, device) = Namespace::with(|| {
+            let device = Device::new(DEVICE)?;
+            quiet_ipv6()?;
+            for (key, value) in &spec.sysctls {
+                set(&spec.name, key, value)?;
+            }
+            configure(mtu, ipv4, ipv6)?;
+            Ok(device)
+        })?;
+        Ok((Self { name: spec.name.clone(), namespace, ipv4, ipv6 }, device))
+    }
+
+    pub(crate) fn counters(&self) -> Result<HostCounters> {
+        self.namespace.visit(|| {
+            let table = |name: &str| {
+                let path = format!("/proc/thread-self/net/{name}");
+                fs::read_to_string(&path).map_err(|e| Error::io("lab", &path, &e))
+            };
+            let (snmp, netstat, snmp6) =
+                (pairs(&table("snmp")?), pairs(&table("netstat")?), lines(&table("snmp6")?));
+            let count = |from: &BTreeMap<String, u64>, key: &str| from.get(key).copied().unwrap_or_default();
+            let device = columns(&table("dev")?);
+            let column = |place: usize| device.get(place).copied().unwrap_or_default();
+            Ok(HostCounters {
+                retransmitted_segments: count(&snmp, "Tcp.RetransSegs"),
+                spurious_retransmissions: count(&netstat, "TcpExt.TCPDSACKRecv")
+                    + count(&netstat, "TcpExt.TCPDSACKOfoRecv"),
+                receive_buffer_drops: count(&snmp, "Udp.RcvbufErrors")
+                    + count(&snmp6, "Udp6RcvbufErrors")
+                    + count(&netstat, "TcpExt.TCPRcvQDrop")
+                    + count(&netstat, "TcpExt.TCPBacklogDrop")
+                    + count(&netstat, "TcpExt.RcvPruned"),
+                rx_packets: column(1),
+                tx_packets: column(9),
+                tx_dropped: column(11),
+            })
+        })
+    }
+}
+
+/// IPv6 without its chatter: addresses count at once, and nobody asks for routers.
+fn quiet_ipv6() -> Result<()> {
+    for (key, value) in [("accept_dad", "0"), ("router_solicitations", "0"), ("addr_gen_mode", "1")] {
+        let path = format!("/proc/sys/net/ipv6/conf/{DEVICE}/{key}");
+        match fs::write(&path, value) {
+            // A kernel without IPv6.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            done => done.map_err(|e| Error::io("lab", &path, &e))?,
+        }
+    }
+    Ok(())
+}
+
+/// Sets a kernel setting of the calling thread's namespace. Only those that a namespace has of its own are there.
+fn set(host: &str, key: &str, value: &str) -> Result<()> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
+    let path = format!("/proc/sys/{}", key.replace('.', "/"));
+    if !key.starts_with("net.") || key.contains("..") || !key.chars().all(plain) {
+        return Err(crate::spec::impossible(format!(
+            "the kernel setting {key:?} of host {host:?}; take net.*"
+        )));
+    }
+    fs::write(&path, value).map_err(|e| {
+        let error = |kind| Error::new(kind, "lab", format!("{key} = {value:?} of host {host:?}: {e}"));
+        match e.raw_os_error() {
+            // Only what every user may choose can be a namespace's own default (tcp_allowed_congestion_control).
+            Some(libc::EPERM) if key.ends_with("tcp_congestion_control") => error(ErrorKind::Unsupported)
+                .mend("set it on the sockets (transport.congestion), or take one of net.ipv4.tcp_allowed_congestion_control"),
+            Some(libc::EINVAL) => error(ErrorKind::Config).mend("take a value that the setting can have"),
+            _ => error(ErrorKind::Unsupported).mend("take a setting that this kernel has in a namespace"),
+        }
+    })
+}
+
+fn configure(mtu: usize, ipv4: Ipv4Addr, ipv6: Ipv6Addr) -> Result<()> {
+    let failed = |e: std::io::Error| Error::io("lab", "netlink", &e);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+    let index = |name: &str| if_nametoindex(name).map_err(|e| Error::io("lab", name, &e.into()));
+    let (loopback, device) = (index(LOOPBACK)?, index(DEVICE)?);
+    let has_ipv6 = fs::exists("/proc/sys/net/ipv6").unwrap_or(false);
+    runtime.block_on(async {
+        let (connection, handle, _) = new_connection().map_err(failed)?;
+        let connection = tokio::spawn(connection);
+        let done = async {
+            handle.link().set(LinkUnspec::new_with_index(loopback).up().build()).execute().await?;
+            handle.address().add(device, ipv4.into(), PREFIX_V4).execute().await?;
+            if has_ipv6 {
+                handle.address().add(device, ipv6.into(), PREFIX_V6).execute().await?;
+            }
+            let link = LinkUnspec::new_with_index(device).mtu(mtu as u32).txqueuelen(QUEUE).up().build();
+            handle.link().set(link).execute().await
+        };
+        let done: std::result::Result<(), rtnetlink::Error> = done.await;
+        connection.abort();
+        done.map_err(|e| Error::new(ErrorKind::System, "lab", format!("netlink of {DEVICE}: {e}")))
+    })
+}
+
+/// Tables of /proc/net/snmp and netstat: a line of keys, then one of values, each after its group.
+fn pairs(text: &str) -> BTreeMap<String, u64> {
+    let lines: Vec<_> = text.lines().filter_map(|line| line.split_once(':')).collect();
+    let both = lines.chunks_exact(2).flat_map(|pair| {
+        let (group, keys, values) = (pair[0].0, pair[0].1, pair[1].1);
+        let named = move |(key, value): (&str, &str)| Some((format!("{group}.{key}"), value.parse().ok()?));
+        keys.split_whitespace().zip(values.split_whitespace()).filter_map(named)
+    });
+    both.collect()
+}
+
+/// Tables of /proc/net/snmp6: a key and a value a line.
+fn lines(text: &str) -> BTreeMap<String, u64> {
+    let pair = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+    };
+    text.lines().filter_map(pair).collect()
+}
+
+/// The device's line of /proc/net/dev.
+fn columns(text: &str) -> Vec<u64> {
+    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{DEVICE}:")));
+    line.map(|l| l.split_whitespace().filter_map(|word| word.parse().ok()).collect()).unwrap_or_default()
+}

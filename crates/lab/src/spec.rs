@@ -1,0 +1,189 @@
+//! What a lab is made of, as a user says it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Deserialize;
+use thalweg_proto::emulation::Shape;
+
+use crate::{Error, ErrorKind, Result};
+
+/// Most hosts of a lab: each is a namespace, a device and a few kernel objects.
+pub const MOST_HOSTS: usize = 1000;
+const LONGEST_NAME: usize = 63;
+/// The smallest MTU that IPv6 allows (RFC 8200 section 5), and the largest of an IP packet.
+const MTUS: std::ops::RangeInclusive<usize> = 1280..=65_535;
+
+/// A network: hosts, switches and the links between them.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// Seed of everything random.
+    #[serde(default)]
+    pub seed: u64,
+    /// Largest IP packet in bytes.
+    #[serde(default = "ethernet")]
+    pub mtu: usize,
+    /// Those with a network stack of their own.
+    pub hosts: Vec<HostSpec>,
+    /// Those that only pass packets on.
+    #[serde(default)]
+    pub switches: Vec<String>,
+    /// What joins them.
+    pub links: Vec<LinkSpec>,
+    /// What changes while the lab runs.
+    #[serde(default)]
+    pub changes: Vec<ChangeSpec>,
+}
+
+fn ethernet() -> usize {
+    1500
+}
+
+/// A host.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostSpec {
+    /// Its name.
+    pub name: String,
+    /// Kernel settings of its namespace, as `net.ipv4.tcp_sack`.
+    #[serde(default)]
+    pub sysctls: BTreeMap<String, String>,
+}
+
+/// A link of two directions.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkSpec {
+    /// Its name.
+    pub name: String,
+    /// One end: a host or a switch.
+    pub a: String,
+    /// The other end.
+    pub b: String,
+    /// From a to b.
+    #[serde(default)]
+    pub ab: Shape,
+    /// From b to a.
+    #[serde(default)]
+    pub ba: Shape,
+}
+
+/// A change of a link.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeSpec {
+    /// Seconds after the lab was started.
+    pub at: f64,
+    /// The link.
+    pub link: String,
+    /// One direction of it, or both.
+    #[serde(default)]
+    pub direction: Option<Direction>,
+    /// What it is like from then on.
+    pub shape: Shape,
+}
+
+/// A direction of a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// From a to b.
+    Ab,
+    /// From b to a.
+    Ba,
+}
+
+impl Direction {
+    /// Both, in the order of their lines.
+    pub const BOTH: [Direction; 2] = [Direction::Ab, Direction::Ba];
+
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Direction::Ab => "ab",
+            Direction::Ba => "ba",
+        }
+    }
+}
+
+impl Spec {
+    /// Reads a lab from JSON and says what is impossible about it.
+    pub fn parse(text: &str) -> Result<Self> {
+        let spec: Spec =
+            serde_json::from_str(text).map_err(|e| impossible(format!("the lab's JSON: {e}")))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.hosts.is_empty() || self.hosts.len() > MOST_HOSTS {
+            return Err(impossible(format!("{} hosts; a lab has 1 to {MOST_HOSTS}", self.hosts.len())));
+        }
+        if !MTUS.contains(&self.mtu) {
+            return Err(impossible(format!("an MTU of {}; it is 1280 to 65535", self.mtu)));
+        }
+        let nodes = self.nodes()?;
+        let mut links = HashMap::new();
+        for link in &self.links {
+            checked(&link.name)?;
+            if links.insert(link.name.as_str(), ()).is_some() {
+                return Err(impossible(format!("two links are called {:?}", link.name)));
+            }
+            for end in [&link.a, &link.b] {
+                if !nodes.contains_key(end.as_str()) {
+                    return Err(impossible(format!(
+                        "link {:?} ends at {end:?}, which is not there",
+                        link.name
+                    )));
+                }
+            }
+            if link.a == link.b {
+                return Err(impossible(format!("link {:?} joins {:?} with itself", link.name, link.a)));
+            }
+            shape(&link.name, &link.ab)?;
+            shape(&link.name, &link.ba)?;
+        }
+        for change in &self.changes {
+            if !links.contains_key(change.link.as_str()) {
+                return Err(impossible(format!("a change of link {:?}, which is not there", change.link)));
+            }
+            if !(0.0..=1e9).contains(&change.at) {
+                return Err(impossible(format!("a change of {:?} at {} seconds", change.link, change.at)));
+            }
+            shape(&change.link, &change.shape)?;
+        }
+        Ok(())
+    }
+
+    /// Hosts, then switches: each name with its number.
+    pub(crate) fn nodes(&self) -> Result<HashMap<&str, usize>> {
+        let names = self.hosts.iter().map(|h| &h.name).chain(&self.switches);
+        let mut nodes = HashMap::new();
+        for (number, name) in names.enumerate() {
+            checked(name)?;
+            if nodes.insert(name.as_str(), number).is_some() {
+                return Err(impossible(format!("two hosts or switches are called {name:?}")));
+            }
+        }
+        Ok(nodes)
+    }
+}
+
+/// Names stand in files and host tables, so they are like host names.
+fn checked(name: &str) -> Result<()> {
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(good) {
+        return Err(impossible(format!(
+            "the name {name:?}; names have letters, digits and -_. and up to 63 of them"
+        )));
+    }
+    Ok(())
+}
+
+fn shape(link: &str, shape: &Shape) -> Result<()> {
+    shape.check().map_err(|e| impossible(format!("link {link:?}: {e}")))
+}
+
+pub(crate) fn impossible(context: String) -> Error {
+    Error::new(ErrorKind::Config, "lab", context).mend("correct the network's description")
+}

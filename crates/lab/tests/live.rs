@@ -1,0 +1,214 @@
+//! Labs on this machine's kernel: their own namespaces, real TCP and UDP at both ends. They need root and
+//! /dev/net/tun; without, each says so and passes.
+#![allow(clippy::unwrap_used, clippy::panic)]
+#![cfg(target_os = "linux")]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{json, Value};
+use socket2::SockRef;
+use thalweg_lab::{enter, ErrorKind, Lab, Namespace, Spec};
+
+/// A lab, or the reason for which there is none here.
+fn lab(spec: &Value) -> Option<Lab> {
+    match Lab::new(&Spec::parse(&spec.to_string()).unwrap()) {
+        Ok(lab) => Some(lab),
+        Err(error) if matches!(error.kind(), ErrorKind::Permission | ErrorKind::Unsupported) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn two(up: Value, down: Value) -> Value {
+    let link = json!({"name": "link", "a": "a", "b": "b", "ab": up, "ba": down});
+    json!({"seed": 5, "hosts": [{"name": "a"}, {"name": "b"}], "links": [link]})
+}
+
+/// Does something in a host's namespace.
+fn inside<T: Send + 'static>(
+    lab: &Lab,
+    host: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> thread::JoinHandle<T> {
+    let path = lab.hosts()[host]["namespace"].as_str().unwrap().to_owned();
+    thread::spawn(move || {
+        enter(Path::new(&path), None).unwrap();
+        work()
+    })
+}
+
+/// Sends so many bytes by TCP with Cubic, from a to b.
+fn send(lab: &Lab, address: &'static str, bytes: usize) {
+    let (ready, told) = std::sync::mpsc::channel();
+    let receiver = inside(lab, "b", move || {
+        let listener = TcpListener::bind((address, 0)).unwrap();
+        ready.send(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        let (mut buffer, mut got) = (vec![0; 1 << 16], 0);
+        loop {
+            match stream.read(&mut buffer).unwrap() {
+                0 => return got,
+                n => got += n,
+            }
+        }
+    });
+    let to = told.recv().unwrap();
+    let sender = inside(lab, "a", move || {
+        let mut stream = TcpStream::connect(to).unwrap();
+        SockRef::from(&stream).set_tcp_congestion(b"cubic").unwrap();
+        stream.write_all(&vec![7; bytes]).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        // The end of the receiver's answer comes after it has had all.
+        stream.read_to_end(&mut Vec::new()).unwrap();
+    });
+    sender.join().unwrap();
+    assert_eq!(receiver.join().unwrap(), bytes);
+}
+
+fn line(status: &Value, direction: &str) -> Value {
+    let all = status["links"].as_array().unwrap();
+    all.iter().find(|line| line["direction"] == direction).unwrap().clone()
+}
+
+#[test]
+fn tcp_passes_both_ip_versions_whole() {
+    let Some(lab) = lab(&two(json!({}), json!({}))) else { return };
+    for address in ["10.77.0.2", "fd77::2"] {
+        send(&lab, address, 20 << 20);
+    }
+    let status = lab.status().unwrap();
+    assert_eq!(status["relay"]["strays"], 0);
+    let line = line(&status, "ab");
+    assert!(line["bytes_out"].as_u64().unwrap() > 40 << 20);
+    for cause in ["lost", "queue_drops", "down_drops", "overflow_drops"] {
+        assert_eq!(line[cause], 0, "{cause}");
+    }
+}
+
+#[test]
+fn what_the_link_drops_the_sender_sends_again() {
+    let Some(lab) = lab(&two(json!({"loss": 0.01, "delay": 0.005}), json!({"delay": 0.005}))) else { return };
+    for address in ["10.77.0.2", "fd77::2"] {
+        let counts = || {
+            let status = lab.status().unwrap();
+            let host = |key: &str| status["hosts"]["a"][key].as_u64().unwrap();
+            let lost = line(&status, "ab")["lost"].as_u64().unwrap();
+            [lost, host("retransmitted_segments"), host("spurious_retransmissions")]
+        };
+        let before = counts();
+        send(&lab, address, 4 << 20);
+        let after = counts();
+        let [lost, again, spurious] = [0, 1, 2].map(|i| after[i] - before[i]);
+        assert!(lost > 10, "{lost}");
+        // What was sent again and not needed the receiver said (a tail loss probe, RFC 8985 section 7). What was
+        // lost and not sent again has no data: the handshake's ACK, or that of the peer's end.
+        let rest = again - spurious.min(again);
+        assert!(
+            rest <= lost && lost - rest <= 2 + spurious,
+            "{address}: {lost} lost, {again} sent again, {spurious} in vain"
+        );
+    }
+}
+
+#[test]
+fn datagrams_pass_with_their_delay_and_are_lost_as_counted() {
+    let Some(lab) = lab(&two(json!({"delay": 0.03, "loss": 0.2}), json!({}))) else { return };
+    let (ready, told) = std::sync::mpsc::channel();
+    let receiver = inside(&lab, "b", move || {
+        let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        ready.send(socket.local_addr().unwrap()).unwrap();
+        let mut buffer = [0; 2000];
+        std::iter::from_fn(|| socket.recv(&mut buffer).ok()).take(500).count() as u64
+    });
+    let to = told.recv().unwrap();
+    let sender = inside(&lab, "a", move || {
+        let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+        (0..100).for_each(|_| assert_eq!(socket.send_to(&[1; 1000], to).unwrap(), 1000));
+    });
+    sender.join().unwrap();
+    let got = receiver.join().unwrap();
+    let status = lab.status().unwrap();
+    let line = line(&status, "ab");
+    assert_eq!(line["packets_in"], 100);
+    assert_eq!(line["lost"].as_u64().unwrap() + got, 100);
+    assert!(line["delay"]["p50"].as_f64().unwrap() >= 0.029, "{line}");
+}
+
+#[test]
+fn a_link_that_goes_down_and_up_again_stops_nobody_for_good() {
+    let mut spec = two(json!({"rate": 50_000_000}), json!({}));
+    spec["changes"] = json!([
+        {"at": 0.1, "link": "link", "shape": {"down": true}},
+        {"at": 0.3, "link": "link", "shape": {"rate": 50_000_000}},
+    ]);
+    let Some(lab) = lab(&spec) else { return };
+    lab.start();
+    send(&lab, "10.77.0.2", 4 << 20);
+    let status = lab.status().unwrap();
+    assert!(line(&status, "ab")["down_drops"].as_u64().unwrap() > 0);
+    let samples = lab.samples().unwrap();
+    assert!(samples.as_array().unwrap().iter().any(|s| s["queue_bytes"].as_u64().unwrap() > 0));
+}
+
+#[test]
+fn settings_are_the_namespaces_and_bad_ones_are_refused() {
+    let mut spec = two(json!({}), json!({}));
+    spec["hosts"][0]["sysctls"] = json!({"net.ipv4.tcp_sack": "0"});
+    let own = || std::fs::read_to_string("/proc/sys/net/ipv4/tcp_sack").unwrap();
+    let before = own();
+    let Some(lab) = lab(&spec) else { return };
+    assert_eq!(inside(&lab, "a", own).join().unwrap().trim(), "0");
+    assert_eq!(own(), before);
+    for (key, value) in
+        [("net.ipv4.nothing", "1"), ("net.ipv4.tcp_sack", "x"), ("kernel.hostname", "x"), ("net/../x", "")]
+    {
+        spec["hosts"][0]["sysctls"] = json!({key: value});
+        let error = Lab::new(&Spec::parse(&spec.to_string()).unwrap()).err().unwrap().to_string();
+        assert!(error.contains(key), "{error}");
+    }
+}
+
+#[test]
+fn a_lab_leaves_nothing_and_two_stand_side_by_side() {
+    let spec = two(json!({}), json!({}));
+    let (Some(one), Some(two)) = (lab(&spec), lab(&spec)) else { return };
+    let inode = |lab: &Lab| lab.hosts()["a"]["inode"].as_u64().unwrap();
+    assert_ne!(inode(&one), inode(&two));
+    let gone = format!("net:[{}]", inode(&one));
+    let held = move || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap();
+        files
+            .filter_map(|f| std::fs::read_link(f.unwrap().path()).ok())
+            .any(|to| to.to_string_lossy() == gone)
+    };
+    assert!(held());
+    drop(one);
+    assert!(!held());
+    send(&two, "10.77.0.2", 1 << 20);
+}
+
+#[test]
+fn a_namespace_does_what_is_asked_inside() {
+    let names = || {
+        let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        Ok(text
+            .lines()
+            .skip(2)
+            .map(|line| line.split(':').next().unwrap().trim().to_owned())
+            .collect::<Vec<_>>())
+    };
+    match Namespace::with(names) {
+        Ok((namespace, devices)) => {
+            assert!(devices.iter().all(|name| name == "lo"), "{devices:?}");
+            assert_eq!(namespace.visit(names).unwrap(), devices);
+        }
+        Err(error) => println!("skipped: {error}"),
+    }
+}

@@ -1,0 +1,89 @@
+//! An emulated network.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use thalweg_lab as lab;
+
+use crate::errors::core_error;
+
+fn raise(error: lab::Error) -> PyErr {
+    core_error(error.kind().name(), &error.to_string())
+}
+
+/// Hosts in network namespaces of their own, and the relay between them. It ends with the process that made it.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Lab(Mutex<Option<lab::Lab>>);
+
+impl Lab {
+    fn held(&self) -> MutexGuard<'_, Option<lab::Lab>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        ask: impl FnOnce(&lab::Lab) -> lab::Result<T> + Send,
+    ) -> PyResult<T> {
+        py.detach(|| self.held().as_ref().map(ask))
+            .ok_or_else(|| core_error("closed", "lab: it has been closed; make a new one"))?
+            .map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Lab {
+    /// Makes the network that the JSON describes.
+    #[new]
+    fn new(py: Python<'_>, spec: &str) -> PyResult<Self> {
+        let made = py.detach(|| lab::Spec::parse(spec).and_then(|spec| lab::Lab::new(&spec)));
+        made.map(|lab| Self(Mutex::new(Some(lab)))).map_err(raise)
+    }
+
+    /// Each host's namespace, inode, addresses and device, as JSON by name.
+    fn hosts(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, |lab| Ok(lab.hosts().to_string()))
+    }
+
+    /// Begins the time of changes and samples.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |lab| {
+            lab.start();
+            Ok(())
+        })
+    }
+
+    /// Changes a link, or its direction "ab" or "ba", to a shape in JSON.
+    fn set(&self, py: Python<'_>, link: &str, direction: Option<&str>, shape: &str) -> PyResult<()> {
+        self.with(py, |lab| lab.set(link, direction, shape))
+    }
+
+    /// What links, hosts and relay have done, as JSON.
+    fn status(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, lab::Lab::status).map(|status| status.to_string())
+    }
+
+    /// Samples of queues and traffic since the last call, as JSON.
+    fn samples(&self, py: Python<'_>) -> PyResult<String> {
+        self.with(py, lab::Lab::samples).map(|samples| samples.to_string())
+    }
+
+    /// Why the relay has ended, if it has.
+    fn failure(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |lab| Ok(lab.failure()))
+    }
+
+    /// Takes the network down. May be called again.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.held().take()));
+    }
+}
+
+/// Moves the calling thread into a host's namespace. With `hosts_file`, that file is its /etc/hosts from now on:
+/// for a process that is about to become another program.
+#[pyfunction]
+#[pyo3(signature = (path, hosts_file=None))]
+pub fn enter_namespace(path: &str, hosts_file: Option<&str>) -> PyResult<()> {
+    lab::enter(Path::new(path), hosts_file.map(Path::new)).map_err(raise)
+}
