@@ -13,7 +13,15 @@ from tests.record.conftest import TENSORS, round_entry
 from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
-from thalweg.record.tables import TABLES
+from thalweg.record.export import export
+from thalweg.record.tables import JOURNALED, TABLES, read_table
+
+PARTY = {"party": "server", "cpu_seconds": 1.0, "peak_rss_bytes": 1, "congestion_control": "cubic", "stress": "{}"}
+LINK = {"link": "client-1", "direction": "ab", "nominal": "{}", "packets_in": 3, "delay_p50": 0.02}
+SAMPLE = {
+    "seconds": 0.5, "link": "client-1", "direction": "ab", "queue_bytes": 1500, "queue_packets": 1, "bytes_out": 3000,
+    "packets_out": 2, "rate": 1e6,
+}  # fmt: skip
 
 
 def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
@@ -43,6 +51,9 @@ def test_the_manifest_says_what_numbers_depend_on(record: RunRecord) -> None:
 
 def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None:
     record.append(round_entry(1))
+    record.table("parties", [PARTY])
+    record.table("links", [LINK])
+    record.sample([SAMPLE], 0.0)
     record.finish("complete")
     for name, columns in TABLES.items():
         table = pyarrow.parquet.read_table(record.path / f"{name}.parquet")
@@ -59,6 +70,32 @@ def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None
     assert [(p["client"], p["state"], p["train_seconds"]) for p in parts] == [("a", "whole", 2.0), ("b", "lost", None)]
     transfers = pyarrow.parquet.read_table(record.path / "transfers.parquet").to_pylist()
     assert [t["retransmissions"] for t in transfers] == [3, 4, None]
+
+
+def test_samples_are_on_the_servers_clock_and_leave_no_lines(record: RunRecord) -> None:
+    record.sample([SAMPLE, {**SAMPLE, "seconds": 1.5, "rate": None}], 2.0)
+    record.sample([], 2.0)
+    record.finish("complete")
+    assert [(row["seconds"], row["rate"]) for row in read_table(record.path, "queues")] == [(2.5, 1e6), (3.5, None)]
+    assert not (record.path / "queues.jsonl").exists()
+
+
+def test_a_run_without_a_network_has_no_tables_of_it(record: RunRecord) -> None:
+    record.finish("complete")
+    names = {path.stem for path in record.path.glob("*.parquet")}
+    assert names == set(JOURNALED)
+    assert read_table(record.path, "links") == []
+
+
+def test_samples_of_a_run_that_was_killed_are_exported(record: RunRecord) -> None:
+    record.sample([SAMPLE], 0.0)
+    with (record.path / "queues.jsonl").open("a") as stream:
+        stream.write('{"seconds": 0.6, "li')
+    paths = export(Record(record.path), "parquet")
+    assert [path.stem for path in paths] == [*JOURNALED, "queues"]
+    assert len(read_table(record.path, "queues")) == 1
+    (journaled, *_, queues) = export(Record(record.path), "csv", record.path / "csv")
+    assert (journaled.name, queues.name) == ("rounds.csv", "queues.csv")
 
 
 def test_a_run_without_rounds_has_empty_tables(record: RunRecord) -> None:

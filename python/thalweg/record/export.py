@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from thalweg.errors import PlanError, RecordError
+from thalweg.record import samples
 from thalweg.record.folder import Record
-from thalweg.record.tables import TABLES, rows, write_parquet
+from thalweg.record.tables import JOURNALED, TABLES, read_table, rows, write_parquet
 
 
 def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
@@ -32,12 +34,12 @@ def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
 def _csv(record: Record, output: Path | None) -> list[Path]:
     folder = _folder(record, output)
     paths = []
-    for name, columns in TABLES.items():
+    for name, content in _tables(record).items():
         path = folder / f"{name}.csv"
         with path.open("w", newline="") as stream:
-            writer = csv.DictWriter(stream, [column.name for column in columns])
+            writer = csv.DictWriter(stream, [column.name for column in TABLES[name]], extrasaction="ignore")
             writer.writeheader()
-            writer.writerows(rows(name, record.entries))
+            writer.writerows(content)
         paths.append(path)
     return paths
 
@@ -46,7 +48,7 @@ def _json(record: Record, output: Path | None) -> list[Path]:
     content = {
         "manifest": record.manifest,
         "plan": record.plan.model_dump(),
-        **{name: rows(name, record.entries) for name in TABLES},
+        **_tables(record),
     }
     path = output or record.path / "record.json"
     path.write_text(json.dumps(content, indent=2) + "\n")
@@ -80,7 +82,27 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
 def _parquet(record: Record, output: Path | None) -> list[Path]:
     folder = _folder(record, output)
     write_parquet(folder, record.entries)
-    return [folder / f"{name}.parquet" for name in TABLES]
+    for name in _written(record):
+        if folder != record.path:
+            shutil.copy(record.path / f"{name}.parquet", folder)
+    # A run that was killed, or goes on, has only lines of them.
+    sampled = [samples.NAME] if samples.write(record.path, folder) else []
+    return [folder / f"{name}.parquet" for name in (*JOURNALED, *_written(record), *sampled)]
+
+
+def _written(record: Record) -> list[str]:
+    """Return the tables that the run wrote at its end, besides the journal's."""
+    names = [name for name in TABLES if name not in JOURNALED and (record.path / f"{name}.parquet").exists()]
+    return [name for name in names if name != samples.NAME or not (record.path / samples.FILE).exists()]
+
+
+def _tables(record: Record) -> dict[str, list[dict[str, Any]]]:
+    """Return all tables that there are."""
+    found = {name: rows(name, record.entries) for name in JOURNALED}
+    found |= {name: read_table(record.path, name) for name in _written(record)}
+    if (record.path / samples.FILE).exists():
+        found[samples.NAME] = [row for batch in samples.batches(record.path) for row in batch]
+    return found
 
 
 def _folder(record: Record, output: Path | None) -> Path:

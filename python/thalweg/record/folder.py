@@ -7,6 +7,9 @@
 ``rounds.parquet``          a row a round
 ``transfers.parquet``       a row a round, client and direction
 ``participants.parquet``    a row a round and client
+``parties.parquet``         a row a party
+``links.parquet``           a row a direction of an emulated link, if there was a network
+``queues.parquet``          its queues over time; while the run goes on ``queues.jsonl``
 ``log.txt``                 what happened when
 ``checkpoint.safetensors``  the global model of the last round that was check-pointed
 ==========================  ====================================================================================
@@ -27,6 +30,7 @@ from thalweg import machine
 from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import checkpoint, tables
+from thalweg.record import samples as queues
 from thalweg.record.journal import Journal, read
 
 if TYPE_CHECKING:
@@ -76,6 +80,7 @@ class RunRecord(Record):
         """Open the record for writing; keep rounds up to ``keep``."""
         super().__init__(path)
         self._journal = Journal(path / JOURNAL, keep)
+        self._written: dict[str, list[tables.Row]] = {}
 
     @classmethod
     def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
@@ -113,6 +118,7 @@ class RunRecord(Record):
         record = cls(path, keep=done)
         try:
             (path / PLAN).write_text(plan.to_toml())
+            (path / queues.FILE).unlink(missing_ok=True)  # of a clock that has ended
         except OSError as error:
             raise RecordError(f"cannot write {path / PLAN}: {error.strerror}", "Correct its permissions") from error
         record.plan = plan
@@ -157,10 +163,22 @@ class RunRecord(Record):
         except OSError as error:
             raise RecordError(f"cannot write {self.path / MANIFEST}: {error.strerror}", "Make room") from error
 
+    def table(self, name: str, rows: Sequence[tables.Row]) -> None:
+        """Have ``parties`` or ``links`` written when the run ends."""
+        self._written[name] = list(rows)
+
+    def sample(self, samples: Sequence[Mapping[str, Any]], shift: float) -> None:
+        """Keep samples of queues, ``shift`` seconds later than they say. Raises RecordError."""
+        if samples:
+            queues.append(self.path, samples, shift)
+
     def finish(self, status: str) -> None:
         """Write the tables and how the run ended: complete, failed or interrupted. Raises RecordError."""
         try:
             tables.write_parquet(self.path, self.entries)
+            for name, rows in self._written.items():
+                tables.write_table(self.path, name, [rows])
+            queues.finish(self.path)
             self.note(status=status, ended=_now())
         except OSError as error:
             raise RecordError(

@@ -1,9 +1,13 @@
-"""The three tables of a record: their columns, and how a round's journal entry becomes rows."""
+"""The tables of a record: their columns, and how a round's journal entry becomes rows.
+
+Three are made from the journal. Of the others ``parties`` is written when a run ends, ``links`` and ``queues`` when
+one ends that had an emulated network.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -63,11 +67,61 @@ PARTICIPANTS: Final = (
     Column("train_seconds", "float64", "that it trained"),
     Column("metrics", "string", "JSON object of what it reported"),
 )
+PARTIES: Final = (
+    Column("party", "string", "server, or name of the client"),
+    Column("cpu_seconds", "float64", "that its process used, in user space and in the kernel"),
+    Column("peak_rss_bytes", "uint64", "most memory it had resident"),
+    Column("retransmitted_segments", "uint64", "TCP segments its emulated host sent again"),
+    Column("receive_buffer_drops", "uint64", "packets its emulated host dropped for want of a receive buffer"),
+    Column("congestion_control", "string", "of its TCP connections"),
+    Column("cpu_quota", "float64", "cores it could use; null without a limit"),
+    Column("stress", "string", "JSON object of the load put on it and what that achieved"),
+)
+LINKS: Final = (
+    Column("link", "string", "name of the link"),
+    Column("direction", "string", "ab: from a to b, which is client to server on a client's link; ba: back"),
+    Column("source", "string", "host or switch that sends"),
+    Column("target", "string", "host or switch that receives"),
+    Column("nominal", "string", "JSON object of what the direction was to be like when the run began"),
+    Column("packets_in", "uint64", "packets of at most the MTU that were sent to it"),
+    Column("bytes_in", "uint64", "bytes of IP in them"),
+    Column("packets_out", "uint64", "packets that it delivered"),
+    Column("bytes_out", "uint64", "bytes of IP in them"),
+    Column("lost", "uint64", "packets lost on the link, as its loss says"),
+    Column("queue_drops", "uint64", "packets dropped because its queue was full"),
+    Column("down_drops", "uint64", "packets dropped because it was down"),
+    Column("overflow_drops", "uint64", "packets dropped because the emulation itself had no room"),
+    Column("duplicated", "uint64", "packets delivered twice"),
+    Column("reordered", "uint64", "packets that skipped the delay"),
+    Column("queue_bytes_max", "uint64", "most bytes that waited"),
+    Column("delay_p50", "float64", "median of the seconds from its queue's end to delivery"),
+    Column("delay_p90", "float64", "90th percentile of them"),
+    Column("delay_p99", "float64", "99th percentile of them"),
+    Column("delay_max", "float64", "longest of them"),
+    Column("lateness_p50", "float64", "median of the seconds by which packets came later than the emulation meant"),
+    Column("lateness_p99", "float64", "99th percentile of them"),
+    Column("lateness_max", "float64", "longest of them"),
+)
+QUEUES: Final = (
+    Column("seconds", "float64", "when, on the server's clock of the run"),
+    Column("link", "string", "name of the link"),
+    Column("direction", "string", "as in links"),
+    Column("queue_bytes", "uint64", "bytes that waited"),
+    Column("queue_packets", "uint64", "packets that waited"),
+    Column("bytes_out", "uint64", "bytes delivered so far"),
+    Column("packets_out", "uint64", "packets delivered so far"),
+    Column("rate", "float64", "bits a second that were set then; null without a limit"),
+)
 TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "rounds": ROUNDS,
     "transfers": TRANSFERS,
     "participants": PARTICIPANTS,
+    "parties": PARTIES,
+    "links": LINKS,
+    "queues": QUEUES,
 }
+# Those that follow from the journal, whenever one wants them.
+JOURNALED: Final = ("rounds", "transfers", "participants")
 
 
 def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_seconds: float | None) -> Row:
@@ -102,24 +156,40 @@ def metrics_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rows(table: str, entries: Iterable[Entry]) -> list[Row]:
-    """Return the rows of a table, every column present."""
+    """Return the rows of a table that follows from the journal, every column present."""
     make = _MAKERS[table]
     return [{column.name: row.get(column.name) for column in TABLES[table]} for e in entries for row in make(e)]
 
 
 def write_parquet(folder: Path, entries: Iterable[Entry]) -> None:
-    """Write all tables to ``folder``; each appears whole or not at all. Raises OSError."""
+    """Write the tables that follow from the journal to ``folder``. Raises OSError."""
+    entries = list(entries)
+    for name in JOURNALED:
+        write_table(folder, name, [rows(name, entries)])
+
+
+def write_table(folder: Path, name: str, batches: Iterable[Sequence[Row]]) -> None:
+    """Write a table to ``folder``, batch by batch; it appears whole or not at all. Raises OSError."""
     import pyarrow.parquet
 
-    entries = list(entries)
-    for name in TABLES:
-        part = folder / f".{name}.parquet.part"
-        table = pyarrow.Table.from_pylist(rows(name, entries), schema=schema(name))
-        try:
-            pyarrow.parquet.write_table(table, part)
-            part.replace(folder / f"{name}.parquet")
-        finally:
-            part.unlink(missing_ok=True)
+    part = folder / f".{name}.parquet.part"
+    columns = schema(name)
+    try:
+        with pyarrow.parquet.ParquetWriter(part, columns) as writer:
+            for batch in batches:
+                writer.write_table(pyarrow.Table.from_pylist(list(batch), schema=columns))
+        part.replace(folder / f"{name}.parquet")
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_table(folder: Path, name: str) -> list[Row]:
+    """Return the rows of a written table; none if the run left none. Raises OSError."""
+    import pyarrow.parquet
+
+    path = folder / f"{name}.parquet"
+    table: list[Row] = pyarrow.parquet.read_table(path, partitioning=None).to_pylist() if path.exists() else []
+    return table
 
 
 def schema(table: str) -> Any:

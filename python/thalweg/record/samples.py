@@ -1,0 +1,53 @@
+"""Samples of queues: a line each while the run goes on, so that memory does not grow with it, a table at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.errors import RecordError
+
+NAME: Final = "queues"
+FILE: Final = "queues.jsonl"
+BATCH: Final = 50_000
+
+
+def append(folder: Path, samples: Iterable[Mapping[str, Any]], shift: float) -> None:
+    """Keep samples, ``shift`` seconds later than they say. Raises RecordError."""
+    try:
+        with (folder / FILE).open("a") as stream:
+            for sample in samples:
+                stream.write(json.dumps({**sample, "seconds": sample["seconds"] + shift}) + "\n")
+    except OSError as error:
+        raise RecordError(f"cannot write {folder / FILE}: {error.strerror}", "Make room") from error
+
+
+def batches(folder: Path) -> Iterator[list[dict[str, Any]]]:
+    """Yield the samples kept so far, many at a time; a last line cut short by a crash is left out. Raises OSError."""
+    batch: list[dict[str, Any]] = []
+    with (folder / FILE).open() as stream:
+        for line in stream:
+            if line.endswith("\n"):
+                batch.append(json.loads(line))
+            if len(batch) == BATCH:
+                yield batch
+                batch = []
+    yield batch
+
+
+def write(folder: Path, to: Path | None = None) -> bool:
+    """Make the table of the samples, in ``folder`` or in ``to``; return whether there are any. Raises OSError."""
+    from thalweg.record import tables
+
+    there = (folder / FILE).exists()
+    if there:
+        tables.write_table(to or folder, NAME, batches(folder))
+    return there
+
+
+def finish(folder: Path) -> None:
+    """Make the table of the samples and remove the lines. Raises OSError."""
+    if write(folder):
+        (folder / FILE).unlink()
