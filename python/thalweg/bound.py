@@ -1,8 +1,8 @@
 """The physical lower bound that a round's communication is held against.
 
 On loopback it is the best that raw TCP streams reached when the run began, as many at once as there are clients,
-each of an update's size; with a throttle it is the bytes divided by the rate of the links, down and then up;
-elsewhere it is not known.
+each of an update's size; with a throttle it is the bytes divided by the rate of the links, down and then up; on an
+emulated network it is what its links need for all updates (``thalweg.network.bound``); elsewhere it is not known.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import links, registry
 
 if TYPE_CHECKING:
+    from thalweg.lab.session import Session
+    from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
 LOOPBACK: Final = "raw TCP over loopback when the run began, a stream for each client at once, best of five"
@@ -33,10 +35,15 @@ class Bound:
     source: str
     link_bits_per_second: float | None = None
     total_bytes_per_second: float | None = None
+    # Of a round in which every client receives and sends the whole update, which is so many bytes.
+    round_seconds: float | None = None
+    round_bytes: int | None = None
 
     def seconds(self, bytes_down: int, bytes_up: int, links_used: int) -> float | None:
         """Return the least seconds in which so many bytes can pass on ``links_used`` links, or None if unknown."""
         total = bytes_down + bytes_up
+        if self.round_seconds is not None:
+            return self.round_seconds if total == self.round_bytes else None
         if self.link_bits_per_second is not None:
             return total * 8 / max(1, links_used) / self.link_bits_per_second
         return None if self.total_bytes_per_second is None else total / self.total_bytes_per_second
@@ -46,8 +53,12 @@ class Bound:
         return asdict(self)
 
 
-def bound_of(plan: Plan, url: str, update_bytes: int) -> Bound:
+def bound_of(plan: Plan, url: str, update_bytes: int, session: Session | None = None) -> Bound:
     """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound."""
+    if session is not None and session.lab is not None and session.spec is not None:
+        return _emulated(session.spec, update_bytes, plan.job.clients)
+    if session is not None and session.layers is not None:
+        return Bound("not known for links that are emulated at message level")
     rate = plan.layers.throttle
     if rate is not None:
         return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
@@ -57,6 +68,13 @@ def bound_of(plan: Plan, url: str, update_bytes: int) -> Bound:
     if probe is None:
         return Bound("the probe of the loopback failed")
     return Bound(LOOPBACK, total_bytes_per_second=probe["together"])
+
+
+def _emulated(spec: Spec, update_bytes: int, clients: int) -> Bound:
+    from thalweg.network import bound
+
+    seconds = bound.seconds(spec, update_bytes, clients)
+    return Bound(bound.SOURCE, round_seconds=seconds, round_bytes=2 * clients * update_bytes)
 
 
 def loopback(update_bytes: int, clients: int) -> Mapping[str, float] | None:

@@ -44,6 +44,8 @@ class Orders:
     config: Mapping[str, Any]
     data_root: str | None
     threads: int | None
+    # Where each client's process goes before anything else, as thalweg.lab.inside takes it.
+    places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
 
     def of(self, name: str, number: int) -> dict[str, Any]:
         """Return the orders of one client; its seed is its own."""
@@ -56,6 +58,7 @@ class Orders:
             "data_root": self.data_root,
             "threads": self.threads,
             "parent": os.getpid(),
+            "place": self.places.get(name),
         }
 
 
@@ -91,6 +94,10 @@ class Fleet:
     def peaks(self) -> list[int | None] | None:
         """Return the most memory each client had, in bytes; None if they share the server's process."""
         return None if self._in_process else [member.report.get("peak_rss_bytes") for member in self.members]
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return each client's last words; none of those that were killed, or share the server's process."""
+        return {member.name: member.report for member in self.members}
 
     def release(self) -> None:
         """From now on clients may end."""

@@ -19,6 +19,7 @@ from thalweg.progress import round_line
 from thalweg.record import RunRecord, entry
 
 if TYPE_CHECKING:
+    from thalweg.lab.session import Session
     from thalweg.plan import Plan
     from thalweg.progress import Progress
 
@@ -49,6 +50,9 @@ class Result:
     server_peak: int | None
     peaks: Sequence[int | None] | None
     bound: Bound
+    emulation: str = "none"
+    # Why an emulated network is not at packet level, if it is not.
+    emulation_reason: str | None = None
 
     def table(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
@@ -60,6 +64,8 @@ class Result:
             "update_bytes": self.update_bytes,
             "rounds": [{key: entry[key] for key in SHOWN} for entry in self.entries],
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
+            "emulation": self.emulation,
+            "emulation_reason": self.emulation_reason,
             "record": str(self.record),
         }
 
@@ -75,6 +81,7 @@ class Host:
     progress: Progress
     bound: Bound
     first: int
+    session: Session | None = None
 
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise."""
@@ -90,6 +97,8 @@ class Host:
         Raises CoreError if a round has too few updates and RecordError if one cannot be kept; what is recorded
         until then stays.
         """
+        if self.session is not None:
+            self.session.begin(self.record)
         for number in range(self.first, self.plan.job.rounds + 1):
             self.progress.begin(number, self.plan.job.rounds)
             outcome = self._round(number, names())
@@ -107,11 +116,17 @@ class Host:
     def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
         config = json.dumps(round_config(self.plan, number, names))
         try:
-            outcome: dict[str, Any] = json.loads(self.server.round(number, config, self.progress.observe))
+            outcome: dict[str, Any] = json.loads(self.server.round(number, config, self._observe))
         finally:
             for note in self.server.notes():
                 self.record.log(note)
         return outcome
+
+    def _observe(self, state: str) -> None:
+        """Show how a round goes on, and end it if its network has failed."""
+        self.progress.observe(state)
+        if self.session is not None:
+            self.session.check()
 
     def _keep(self, done: Mapping[str, Any]) -> None:
         number, every, last = done["round"], self.plan.checkpoint_every, self.plan.job.rounds
@@ -131,25 +146,42 @@ class Host:
             server_peak=server_peak,
             peaks=peaks,
             bound=self.bound,
+            emulation="none" if self.session is None else self.session.emulation,
+            emulation_reason=None if self.session is None else self.session.reason,
         )
 
 
 @contextmanager
-def hosting(plan: Plan, url: str, trust: Mapping[str, Any], progress: Progress, resume: Path | None) -> Iterator[Host]:
+def hosting(
+    plan: Plan,
+    url: str,
+    trust: Mapping[str, Any],
+    progress: Progress,
+    resume: Path | None,
+    *,
+    session: Session | None = None,
+) -> Iterator[Host]:
     """Listen at ``url`` and open the record; at the end close both, and say in the record how it ended.
 
+    With a ``session`` the server is in its network.
     Raises PlanError, DataError or ModelError before anything is opened; CoreError if it cannot listen, RecordError
     if the record cannot be opened or resumed.
     """
     check_transport(plan, registry.transports())
     progress.note(f"preparing {plan.model.name}" + ("" if plan.is_payload else f" and {plan.data.name}"))
     party = server_party(plan)
-    bound = bound_of(plan, url, len(party.arena))
-    server = _core.Server(party.arena, url, json.dumps(links.server_options(plan, trust)))
+    bound = bound_of(plan, url, len(party.arena), session)
+    options = json.dumps(links.server_options(plan, trust, None if session is None else session.layers))
+
+    def listen() -> _core.Server:
+        return _core.Server(party.arena, url, options)
+
+    server = listen() if session is None else session.listen(listen)
     try:
         facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        facts |= {} if session is None else session.facts()
         record, first = _open(plan, party, resume, facts)
-        host = Host(plan, server, party, record, progress, bound, first)
+        host = Host(plan, server, party, record, progress, bound, first, session)
         try:
             yield host
         except BaseException as error:

@@ -32,8 +32,11 @@ def uses_tls(plan: Plan, url: str) -> bool:
     return chosen.tls == "on" or (chosen.tls == "auto" and (chosen.pki is not None or not is_local(url)))
 
 
-def server_options(plan: Plan, trust: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``."""
+def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``.
+
+    ``emulate`` is a layer that makes links like those of a network.
+    """
     job, chosen = plan.job, plan.aggregation
     options = {
         "transport": {**_transport(plan), "tls": trust.get("tls")},
@@ -50,15 +53,17 @@ def server_options(plan: Plan, trust: Mapping[str, Any]) -> dict[str, Any]:
         "token": trust.get("token"),
         "job": secrets.randbits(63),
         "seed": job.seed,
-        "layers": _layers(plan),
+        "layers": _layers(plan, emulate),
     }
     return {name: value for name, value in options.items() if value is not None}
 
 
-def client_options(plan: Plan, trust: Mapping[str, Any], *, seed: int) -> dict[str, Any]:
+def client_options(
+    plan: Plan, trust: Mapping[str, Any], *, seed: int, emulate: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
     transport = {**_transport(plan), "tls": trust.get("tls")}
-    return {"transport": transport, "token": trust.get("token"), "seed": seed, "layers": _layers(plan)}
+    return {"transport": transport, "token": trust.get("token"), "seed": seed, "layers": _layers(plan, emulate)}
 
 
 def server_trust(plan: Plan, url: str) -> dict[str, Any]:
@@ -129,8 +134,8 @@ def _transport(plan: Plan) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
-def _layers(plan: Plan) -> dict[str, Any]:
-    layers: dict[str, Any] = {}
+def _layers(plan: Plan, emulate: Mapping[str, Any] | None) -> dict[str, Any]:
+    layers: dict[str, Any] = {} if emulate is None else {"emulate": dict(emulate)}
     if plan.layers.throttle is not None:
         layers["throttle"] = f"{plan.layers.throttle}bit"
     if plan.layers.fault is not None:

@@ -10,7 +10,9 @@ from thalweg import _core, links, machine, registry
 from thalweg.errors import RecordError
 from thalweg.fleet import Fleet, Orders, client_threads
 from thalweg.host import Host, Result, hosting, peak_of
+from thalweg.lab.session import Session, session
 from thalweg.parties import round_config
+from thalweg.plan import check_transport
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -20,38 +22,61 @@ if TYPE_CHECKING:
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result:
     """Run a job on this machine and return what it came to.
 
-    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError or ModelError before
-    anything is started, RecordError, RoundError or CoreError if the job cannot go on; all clients have ended then.
+    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError, ModelError or LabError
+    before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError if the
+    job cannot go on; all clients have ended then.
     """
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
     in_process = not registry.can(plan.scheme)["remote"]
+    check_transport(plan, registry.transports())
+    # In a network of its own the server is as much among itself as on loopback.
     server_trust, client_trust = links.local_trust(plan, plan.url)
-    with hosting(plan, plan.url, server_trust, progress, resume) as host:
+    with (
+        session(plan, names, progress.note) as network,
+        hosting(plan, network.url, server_trust, progress, resume, session=network) as host,
+    ):
         progress.note(f"record: {host.record.path}")
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
             progress.note(f"starting {len(names)} clients")
-            fleet.start(names, _orders(host, client_trust, names, in_process=in_process))
-            host.wait(fleet.check)
+            fleet.start(names, _orders(host, network, client_trust, names, in_process=in_process))
+            host.wait(lambda: _look(fleet, network))
             host.serve(lambda: names)
         finally:
-            fleet.release()
-            host.server.close("the job is over")
-            fleet.stop()
+            _end(host, fleet, network)
         # Before the tables are written: the library that does it is not part of the server's work.
         server_peak = machine.peak_rss_bytes()
     return host.result(server_peak, _peaks(host, fleet, names))
 
 
-def _orders(host: Host, trust: dict[str, object], names: list[str], *, in_process: bool) -> Orders:
+def _look(fleet: Fleet, network: Session) -> None:
+    fleet.check()
+    network.check()
+
+
+def _end(host: Host, fleet: Fleet, network: Session) -> None:
+    """End all clients and keep what they and the network leave. No error here hides what ended the job."""
+    network.end_stress()
+    fleet.release()
+    host.server.close("the job is over")
+    # Nobody hears that the job is over on a network that has failed.
+    fleet.stop(**({"grace": 0.0} if network.lab is not None and network.lab.failure is not None else {}))
+    try:
+        network.finish(host.record, fleet.reports())
+    except RecordError as error:
+        host.progress.note(f"the record is not complete: {error}")
+
+
+def _orders(host: Host, network: Session, trust: dict[str, object], names: list[str], *, in_process: bool) -> Orders:
     plan = host.plan
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(
         url=host.server.address,
-        options=links.client_options(plan, trust, seed=plan.job.seed),
+        options=links.client_options(plan, trust, seed=plan.job.seed, emulate=network.layers),
         config=round_config(plan, host.first, names),
         data_root=plan.data.root,
         threads=threads,
+        places={name: network.place(name) for name in names},
     )
 
 

@@ -20,9 +20,10 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
-def summary(entries: Iterable[Mapping[str, Any]], bound: Bound) -> Table:
+def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
     """Return a row a round; goodput is the updates' bytes by the communication's seconds."""
-    table = terminal.table(*COLUMNS, right=True, caption=f"bound: {bound.source}")
+    caption = f"bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
+    table = terminal.table(*COLUMNS, right=True, caption=caption)
     for entry in entries:
         table.add_row(*_cells(entry, bound))
     return table
@@ -57,8 +58,16 @@ def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
     return sum(transfer["bytes"] for transfer in entry["transfers"] if transfer["direction"] == direction)
 
 
+def network_line(result: Result) -> str | None:
+    """Say at which level links were emulated, and why not at that of packets; None if they were not."""
+    if result.plan.network is None:
+        return None
+    level = result.emulation.partition(":")[0]
+    return f"emulated at {level}" + (f", because {result.emulation_reason}" if result.emulation_reason else "")
+
+
 def show(result: Result) -> None:
     """Print the table and where the record is."""
     console = terminal.console()
-    console.print(summary(result.entries, result.bound))
+    console.print(summary(result.entries, result.bound, network_line(result)))
     console.print(f"record: {result.record}", markup=False, soft_wrap=True)

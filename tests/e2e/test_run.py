@@ -35,7 +35,8 @@ def test_a_payload_is_moved_and_not_trained(result: Run, tmp_path: Path) -> None
         "update_bytes": 2 << 20,
     }
     assert set(done) == {
-        "transport", "model", "clients", "parameters", "update_bytes", "rounds", "peak_rss_bytes", "record",
+        "transport", "model", "clients", "parameters", "update_bytes", "rounds", "peak_rss_bytes", "emulation",
+        "emulation_reason", "record",
     }  # fmt: skip
     assert [entry["round"] for entry in done["rounds"]] == [1, 2]
     for entry in done["rounds"]:

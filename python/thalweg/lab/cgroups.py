@@ -101,6 +101,11 @@ class Groups:
         return None if path is None else str(path)
 
     @property
+    def outside(self) -> str | None:
+        """The group that this process was in before ``enter``; None if it still is."""
+        return None if self._before is None else str(self._before)
+
+    @property
     def paths(self) -> list[str]:
         """All folders."""
         return [str(path) for path in self._paths.values()]

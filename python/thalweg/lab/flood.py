@@ -1,6 +1,6 @@
 """Other traffic on emulated links: ``python -m thalweg.lab.flood``, a paced TCP stream from each source to its target.
 
-It reads a line of JSON from standard input, ``{"pairs": [{"source", "target"}], "bits_per_second", "parent"}`` with
+It reads a line of JSON from standard input, ``{"pairs": [{"source", "target"}], "bits_per_second", "place"}`` with
 ``name``, ``namespace`` and ``address`` of each end, prints ``{"ready": true}`` once all are connected, and sends until
 standard input ends. Then it prints ``{"flows": [{"source", "target", "bytes", "seconds", "bits_per_second"}]}``.
 """
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
+from thalweg.lab import inside
 from thalweg.lab.namespaces import within
-from thalweg.worker import die_with
 
 CONNECT_SECONDS: Final = 60.0
 # A block is 5 ms of the rate, within these bounds.
@@ -115,7 +115,7 @@ def block_bytes(bits_per_second: int) -> int:
 def main() -> int:
     """Flood until standard input ends. Returns the exit code."""
     order = json.loads(sys.stdin.readline())
-    die_with(order["parent"])
+    inside.settle(order["place"])
     try:
         flows = [Flow(pair["source"], pair["target"], order["bits_per_second"]) for pair in order["pairs"]]
     except OSError as error:

@@ -116,7 +116,8 @@ class Stress:
             text=True,
             start_new_session=True,
         )
-        order = {"pairs": pairs, "bits_per_second": rate, "parent": os.getpid()}
+        place = {"parent": os.getpid(), "cgroup": self.place.cgroup("")}
+        order = {"pairs": pairs, "bits_per_second": rate, "place": place}
         if process.stdin is None or process.stdout is None:
             raise LabError("the flood has no pipes", "Start again")
         with suppress(BrokenPipeError):
