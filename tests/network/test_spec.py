@@ -113,6 +113,7 @@ def test_buffers_are_of_the_path_and_not_of_its_links() -> None:
 
 
 def test_tcp_is_as_the_plan_says() -> None:
+    assert "net.ipv4.tcp_congestion_control" not in sysctls(build("wan"))
     tcp = {"congestion": "reno", "send_buffer": "8KiB", "receive_buffer": 5000, "timestamps": False, "sack": False}
     assert sysctls(build("wan", tcp=tcp)) == {
         "net.ipv4.tcp_congestion_control": "reno",
@@ -121,15 +122,6 @@ def test_tcp_is_as_the_plan_says() -> None:
         "net.ipv4.tcp_timestamps": "0",
         "net.ipv4.tcp_sack": "0",
     }
-
-
-def test_the_transports_congestion_control_is_that_of_the_hosts() -> None:
-    key = "net.ipv4.tcp_congestion_control"
-    plan = Plan.loads("[transport]\ncongestion = 'cubic'\n[network]\nprofile = 'wan'")
-    assert sysctls(spec.build(plan))[key] == "cubic"
-    own = Plan.loads("[transport]\ncongestion = 'cubic'\n[network.tcp]\ncongestion = 'reno'")
-    assert sysctls(spec.build(own))[key] == "reno"
-    assert key not in sysctls(build("wan"))
 
 
 _words = st.sampled_from(

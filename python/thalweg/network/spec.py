@@ -104,13 +104,13 @@ def build(plan: Plan) -> Spec:
     if plan.network is None:
         raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
-    return build_for(names, plan.network, plan.job.seed, congestion=plan.transport.congestion)
+    return build_for(names, plan.network, plan.job.seed)
 
 
-def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0, *, congestion: str | None = None) -> Spec:
+def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0) -> Spec:
     """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
 
-    ``seed`` counts besides the section's own. ``congestion`` is used where the section names none.
+    ``seed`` counts besides the section's own.
     """
     mixed = _mixed(seed, network.seed)
     made = layout(network, [name for name in names if name != SERVER])
@@ -127,22 +127,21 @@ def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0, *, c
         topology=network.topology,
         profile=network.profile,
     )
-    sysctls = settings(network.tcp, buffer_bytes(bare), congestion)
+    sysctls = settings(network.tcp, buffer_bytes(bare))
     hosts = tuple(Host(host.name, sysctls) for host in bare.hosts)
     return Spec(mixed, hosts, bare.switches, links, changes, bare.topology, bare.profile)
 
 
-def settings(tcp: TcpSection, largest: int, congestion: str | None) -> dict[str, str]:
+def settings(tcp: TcpSection, largest: int) -> dict[str, str]:
     """Return the sysctls of an emulated host, whose buffers grow to ``largest`` bytes where the plan says nothing."""
     send, receive = tcp.send_buffer or largest, tcp.receive_buffer or largest
-    chosen = tcp.congestion or congestion
     return {
         "net.ipv4.tcp_timestamps": str(int(tcp.timestamps)),
         "net.ipv4.tcp_sack": str(int(tcp.sack)),
         # Least, at first, most; the first two as kernels have them.
         "net.ipv4.tcp_wmem": f"4096 {min(16384, send)} {send}",
         "net.ipv4.tcp_rmem": f"4096 {min(131072, receive)} {receive}",
-        **({} if chosen is None else {"net.ipv4.tcp_congestion_control": chosen}),
+        **({} if tcp.congestion is None else {"net.ipv4.tcp_congestion_control": tcp.congestion}),
     }
 
 
