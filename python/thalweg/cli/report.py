@@ -1,0 +1,32 @@
+"""``thalweg report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thalweg.cli.output import Json, output
+
+
+def command(
+    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Folders of runs' records.")],
+    *,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for figures for a paper, PNG and SVG.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare records on one page that works offline; with --figures also draw figures for a paper."""
+    with output(as_json=as_json) as emit:
+        from thalweg.report import report
+
+        made = report(records, out, figures)
+        emit(made)
+    if not as_json:
+        for path in (made["report"], *made["figures"]):
+            typer.echo(path)
+        for name, why in made["left_out"].items():
+            typer.echo(f"left out: {name}: {why}", err=True)

@@ -1,0 +1,61 @@
+"""A report of one or more records: a page that stands alone, and figures for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from thalweg.errors import RecordError
+from thalweg.report.numbers import labels, numbers
+from thalweg.report.source import Run, read_run
+
+__all__ = ["read_runs", "report"]
+
+
+def report(records: Sequence[Path], out: Path, figures: Path | None = None) -> dict[str, Any]:
+    """Write the page of ``records`` to ``out`` and, if asked for, figures to the folder ``figures``.
+
+    Return what was written, what was left out and why, and the numbers of each run: sizes in bytes, times in
+    seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if something cannot be written.
+    """
+    from thalweg.report.page import page
+
+    runs = read_runs(records)
+    found = [numbers(run) for run in runs]
+    _write(out, page(runs, found))
+    written: list[Path] = []
+    left_out: dict[str, str] = {}
+    if figures is not None:
+        from thalweg.report.figures import draw
+
+        written, left_out = draw(runs, found, figures)
+    return {
+        "report": str(out),
+        "bytes": out.stat().st_size,
+        "figures": [str(path) for path in written],
+        "left_out": left_out,
+        "runs": found,
+    }
+
+
+def read_runs(records: Sequence[Path]) -> list[Run]:
+    """Read records, each once, and give them names that tell them apart."""
+    paths = list({path.resolve(): path for path in records}.values())
+    runs = [read_run(path) for path in paths]
+    return [replace(run, label=label) for run, label in zip(runs, labels(runs), strict=True)]
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise RecordError(
+            f"cannot write the report {path}: {error.strerror}", "Give another place with --out"
+        ) from error

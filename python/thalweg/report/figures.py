@@ -1,0 +1,294 @@
+"""Figures for a paper: PNG and SVG at a column's width. The same records give the same SVG, byte for byte."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.errors import RecordError
+from thalweg.report.charts import GREY, colour, floor_of
+from thalweg.report.details import COLOUR_OF
+from thalweg.report.series import KINDS, distinct_rates, groups, links_over_time, thinned, timeline
+from thalweg.report.source import Run
+from thalweg.report.text import plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Numbers = Mapping[str, Any]
+# Inches: a column of a two-column paper.
+WIDTH: Final = 3.5
+HEIGHT: Final = 2.3
+DOTS: Final = 300
+MARKERS: Final = "osD^vX*P"
+LINES: Final = {"ba": ":"}
+LABEL: Final = 28
+MOST_LABELS: Final = 8
+FLOOR: Final = "training and the lower bound of communication"
+SETTINGS: Final[dict[Any, Any]] = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#d8dde2",
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "svg.hashsalt": "thalweg",
+    "svg.fonttype": "path",
+    # A client may be called $x$.
+    "text.parse_math": False,
+}
+
+
+class NothingToDrawError(Exception):
+    """A figure that would be empty; the message says why."""
+
+
+def draw(runs: Sequence[Run], numbers: Sequence[Numbers], folder: Path) -> tuple[list[Path], dict[str, str]]:
+    """Write the figures to ``folder``; return the files, and by name why others were left out. Raises RecordError."""
+    written: list[Path] = []
+    left_out: dict[str, str] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, make in _figures(runs, numbers):
+            paths, why = _save(folder, name, make)
+            written += paths
+            left_out |= {} if why is None else {name: why}
+    except OSError as error:
+        raise RecordError(
+            f"cannot write figures to {folder}: {error.strerror}", "Give another folder with --figures"
+        ) from error
+    return written, left_out
+
+
+def _figures(runs: Sequence[Run], numbers: Sequence[Numbers]) -> Iterator[tuple[str, Callable[[Figure], None]]]:
+    yield "accuracy-rounds", lambda figure: _accuracy(figure, runs, numbers, "round", None)
+    yield "accuracy-time", lambda figure: _accuracy(figure, runs, numbers, "elapsed_seconds", "bound_elapsed_seconds")
+    yield "communication-time", lambda figure: _communication(figure, numbers)
+    yield "round-time", lambda figure: _round_time(figure, numbers)
+    for number, run in enumerate(runs, 1):
+        place = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
+        yield f"timeline{place}", lambda figure, run=run: _timeline(figure, run)  # type: ignore[misc]
+        yield f"links{place}", lambda figure, run=run: _links(figure, run)  # type: ignore[misc]
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-.")[:60]
+
+
+def _save(folder: Path, name: str, make: Callable[[Figure], None]) -> tuple[list[Path], str | None]:
+    """Draw a figure and write it; return its files, or why there are none."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context(), _quiet():
+        import matplotlib as mpl
+
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        FigureCanvasAgg(figure)
+        try:
+            make(figure)
+        except NothingToDrawError as why:
+            return [], str(why)
+        png, svg = folder / f"{name}.png", folder / f"{name}.svg"
+        figure.savefig(png, dpi=DOTS, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    return [png, svg], None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep quiet about characters that no font here has: a box stands for them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r".*[Gg]lyph.*")
+        yield
+
+
+def _name(text: object) -> str:
+    line = plain(text)
+    return line if len(line) <= LABEL else f"{line[: LABEL - 1]}…"
+
+
+def _accuracy(figure: Figure, runs: Sequence[Run], numbers: Sequence[Numbers], x: str, bound: str | None) -> None:
+    axes = figure.add_subplot()
+    drawn = 0
+    for index, run in enumerate(numbers):
+        each = thinned([row for row in run["each_round"] if row["accuracy"] is not None and row[x] is not None])
+        if not each:
+            continue
+        drawn += 1
+        accuracy = [100 * row["accuracy"] for row in each]
+        marker = MARKERS[index % len(MARKERS)] if len(each) <= 40 else None
+        axes.plot([row[x] for row in each], accuracy, marker=marker, label=_name(run["label"]), color=colour(index))
+        if bound is not None:
+            least = [(row[bound], 100 * row["accuracy"]) for row in each if row[bound] is not None]
+            axes.plot(*zip(*least, strict=True), linestyle="--", linewidth=0.8, color=colour(index)) if least else None
+    if not drawn:
+        raise NothingToDrawError("; ".join(dict.fromkeys(run.why_no_accuracy() for run in runs)))
+    axes.set_xlabel("round" if x == "round" else "time of all rounds so far (s)")
+    axes.set_ylabel("accuracy (%)")
+    _whole_rounds(axes) if x == "round" else axes.set_xlim(left=0)
+    _legend(figure, axes, drawn, dashed=bound is not None)
+
+
+def _whole_rounds(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _legend(figure: Figure, axes: Axes, entries: int, *, dashed: bool = False) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    if dashed and any(line.get_linestyle() == "--" for line in axes.get_lines()):
+        from matplotlib.lines import Line2D
+
+        handles, names = [*handles, Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)], [*names, "lower bound"]
+    if len(names) > 1 or entries > 1:
+        columns = 1 if max(map(len, names)) > 14 else 2
+        figure.legend(handles[:MOST_LABELS], names[:MOST_LABELS], loc="outside upper left", ncols=columns)
+
+
+def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
+    found = groups(numbers)
+    if not found:
+        raise NothingToDrawError("no round was finished")
+    axes = figure.add_subplot()
+    places = list(dict.fromkeys(group.place for group in found))
+    transports = list(dict.fromkeys(group.transport for group in found))
+    # Side by side only where a network has several transports.
+    columns = len(transports) if len(places) < len(found) else 1
+    width = 0.8 / columns if columns > 1 else 0.5
+    for index, transport in enumerate(transports):
+        for group in (group for group in found if group.transport == transport):
+            at = places.index(group.place) + (index - (columns - 1) / 2) * width * (columns > 1)
+            middle = group.median
+            spread = [[middle - min(group.seconds)], [max(group.seconds) - middle]]
+            axes.bar(at, middle, 0.85 * width, color=colour(index), label=_name(transport))
+            axes.errorbar(at, middle, yerr=spread, color="#333333", capsize=2, linewidth=0.8)
+            if group.bound is not None:
+                axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label="lower bound")
+    axes.set_xticks(range(len(places)), [_name(place) for place in places])
+    _slanted(axes, places)
+    axes.set_ylabel("communication of a round (s)")
+    axes.grid(visible=False, axis="x")
+    axes.set_ylim(bottom=0)
+    _once(figure, axes)
+
+
+def _once(figure: Figure, axes: Axes) -> None:
+    """Put a legend above with each name once, if there are names."""
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    if not handles:
+        return
+    names = sorted(handles, key=lambda name: name == "lower bound")[:MOST_LABELS]
+    figure.legend([handles[name] for name in names], names, loc="outside upper left", ncols=3 if len(names) > 2 else 2)
+
+
+def _slanted(axes: Axes, names: Sequence[str]) -> None:
+    """Slant the names below an axis where they would run into one another."""
+    if sum(len(_name(name)) for name in names) > 44:
+        for label in axes.get_xticklabels():
+            label.set(rotation=25, horizontalalignment="right", rotation_mode="anchor")
+
+
+def _round_time(figure: Figure, numbers: Sequence[Numbers]) -> None:
+    chosen = [
+        (index, run, seconds)
+        for index, run in enumerate(numbers)
+        if (seconds := [row["seconds"] for row in run["each_round"] if row["seconds"] is not None])
+    ]
+    if not chosen:
+        raise NothingToDrawError("no round was finished")
+    axes = figure.add_subplot()
+    boxes = axes.boxplot([seconds for *_, seconds in chosen], widths=0.55, patch_artist=True, flierprops={"ms": 2.5})
+    for (index, *_), box in zip(chosen, boxes["boxes"], strict=True):
+        box.set(facecolor=colour(index), alpha=0.6)
+    for middle in boxes["medians"]:
+        middle.set_color("black")
+    for place, (_, run, _) in enumerate(chosen, 1):
+        floor = floor_of(run)
+        if floor is not None:
+            axes.hlines(floor, place - 0.4, place + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR)
+    names = [run["label"] for _, run, _ in chosen]
+    axes.set_xticks(range(1, len(names) + 1), [_name(name) for name in names])
+    _slanted(axes, names)
+    axes.set_ylabel("time of a round (s)")
+    axes.set_ylim(bottom=0)
+    axes.grid(visible=False, axis="x")
+    _once(figure, axes)
+
+
+def _timeline(figure: Figure, run: Run) -> None:
+    shown = timeline(run)
+    if not shown.bars:
+        raise NothingToDrawError("no transfer was recorded")
+    figure.set_figheight(max(1.6, min(8.0, 0.9 + 0.17 * len(shown.lanes))))
+    axes = figure.add_subplot()
+    rows = {lane: row for row, lane in enumerate(shown.lanes)}
+    for kind in KINDS:
+        bars = [bar for bar in shown.bars if bar.kind == kind]
+        if bars:
+            axes.barh(
+                [rows[bar.lane] for bar in bars],
+                [bar.end - bar.start for bar in bars],
+                left=[bar.start for bar in bars],
+                height=0.7,
+                color=COLOUR_OF[kind],
+                alpha=0.4 if kind == "training" else 1,
+                # The line keeps visible what is narrower than a dot.
+                linewidth=0 if kind == "training" else 0.5,
+                edgecolor=COLOUR_OF[kind],
+                label=kind,
+            )
+    for start in list(shown.starts.values())[:60]:
+        axes.axvline(start, color=GREY, linewidth=0.5, linestyle=":", zorder=0)
+    axes.set_yticks(range(len(rows)), [_name(lane) for lane in rows])
+    axes.tick_params(axis="y", labelsize=7 if len(rows) <= 24 else 4.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    _room(axes, min(bar.start for bar in shown.bars), max(bar.end for bar in shown.bars))
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("time on the server's clock of the run (s)")
+    figure.legend(loc="outside upper left", ncols=4)
+
+
+def _room(axes: Axes, begin: float, end: float) -> None:
+    """Leave a little room at both ends of time."""
+    margin = 0.02 * (end - begin) or 0.5
+    axes.set_xlim(begin - margin, end + margin)
+
+
+def _links(figure: Figure, run: Run) -> None:
+    shown, _ = links_over_time(run)
+    if not shown:
+        raise NothingToDrawError(run.why_no_links())
+    figure.set_figheight(3.4)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    links = list(dict.fromkeys(one.link for one in shown))
+    for one in shown:
+        style = {"color": colour(links.index(one.link)), "linewidth": 0.9, "linestyle": LINES.get(one.direction, "-")}
+        upper.stairs(one.throughput / 1e6, one.edges, label=_name(one.name), baseline=None, **style)
+        lower.stairs(one.queue_bytes / 1024, one.edges, baseline=None, **style)
+    for one in distinct_rates(shown):
+        upper.stairs(one.rate / 1e6, one.edges, baseline=None, color=GREY, linestyle="--", linewidth=0.8)
+    upper.set_ylabel("carried (Mbit/s)")
+    lower.set_ylabel("queue (KiB)")
+    lower.set_xlabel("time on the server's clock of the run (s)")
+    for axes in (upper, lower):
+        axes.set_ylim(bottom=0)
+    handles, names = upper.get_legend_handles_labels()
+    figure.legend(handles[:MOST_LABELS], names[:MOST_LABELS], loc="outside upper left", ncols=2)

@@ -1,0 +1,209 @@
+"""The numbers of a run: what the page's tables show, its plots draw, and ``--json`` prints."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from statistics import median
+from typing import Any
+
+from thalweg import links
+from thalweg.bound import Bound
+from thalweg.report.source import Row, Run, json_object
+from thalweg.units import format_rate
+
+
+def numbers(run: Run) -> dict[str, Any]:
+    """Return a run's numbers. Sizes are bytes, times seconds, rates bits a second; null is not known."""
+    each = rounds(run)
+    machine, build = _object(run.manifest.get("machine")), _object(run.manifest.get("thalweg"))
+    return {
+        "label": run.label,
+        "record": str(run.path),
+        "status": run.status,
+        "started": run.manifest.get("started"),
+        "model": run.plan.model.name,
+        "clients": run.plan.job.clients,
+        "seed": run.plan.job.seed,
+        "transport": transport(run),
+        "network": network(run),
+        "emulation": run.emulation,
+        "emulation_reason": _object(run.manifest.get("network")).get("reason"),
+        "rounds": len(each),
+        "rounds_planned": run.plan.job.rounds,
+        "accuracy": next((row["accuracy"] for row in reversed(each) if row["accuracy"] is not None), None),
+        "best_accuracy": max((row["accuracy"] for row in each if row["accuracy"] is not None), default=None),
+        "seconds": spread(row["seconds"] for row in each),
+        "communication_seconds": spread(row["communication_seconds"] for row in each),
+        "goodput_bits_per_second": spread(row["goodput_bits_per_second"] for row in each),
+        "bound_seconds": spread(row["bound_seconds"] for row in each),
+        "share_of_bound": spread(row["share_of_bound"] for row in each),
+        "bound_source": _object(run.manifest.get("bound")).get("source"),
+        "bytes_down": total(row["bytes_down"] for row in each),
+        "bytes_up": total(row["bytes_up"] for row in each),
+        "retransmissions": retransmissions(run, each),
+        "machine": {
+            "cpu": machine.get("cpu"),
+            "cores": machine.get("cores"),
+            "memory_bytes": machine.get("memory_bytes"),
+            "kernel": run.manifest.get("kernel"),
+        },
+        "thalweg": {"version": build.get("version"), "commit": build.get("commit")},
+        "each_round": each,
+        "links": [link(row) for row in run.links],
+        "parties": parties(run),
+    }
+
+
+def rounds(run: Run) -> list[dict[str, Any]]:
+    """Return a row a round, in order; ``elapsed_seconds`` is the sum so far, ``bound`` the least communication."""
+    transfers: dict[int, list[Row]] = defaultdict(list)
+    for transfer in run.transfers:
+        transfers[transfer["round"]].append(transfer)
+    bound = bound_of(run)
+    elapsed: float | None = 0.0
+    least_elapsed: float | None = 0.0
+    found = []
+    for row in sorted(run.rounds, key=lambda row: row["round"]):
+        seconds, communication = row["seconds"], row["communication_seconds"]
+        moved = payload(transfers[row["round"]])
+        least = None if bound is None or moved is None else bound.seconds(*moved)
+        bits = None if moved is None else 8.0 * (moved[0] + moved[1])
+        elapsed = add(elapsed, seconds)
+        least_elapsed = add(least_elapsed, add(add(seconds, communication, -1.0), least))
+        found.append(
+            {
+                "round": row["round"],
+                "accuracy": row["accuracy"],
+                "loss": row["loss"],
+                "seconds": seconds,
+                "elapsed_seconds": elapsed,
+                "communication_seconds": communication,
+                "compute_seconds": row["compute_seconds"],
+                "bound_seconds": least,
+                "bound_elapsed_seconds": least_elapsed,
+                "share_of_bound": divided(least, communication),
+                "goodput_bits_per_second": divided(bits, communication),
+                "bytes_down": row["bytes_down"],
+                "bytes_up": row["bytes_up"],
+                "retransmissions": total(transfer["retransmissions"] for transfer in transfers[row["round"]]),
+                "participants": row["participants"],
+                "expected": row["expected"],
+                "complete": row["complete"],
+            }
+        )
+    return found
+
+
+def payload(transfers: Sequence[Row]) -> tuple[int, int, int] | None:
+    """Return the bytes of updates down and up, and on how many links; None where nobody wrote them down."""
+    if not transfers:
+        return None
+    down, up = (sum(t["bytes"] or 0 for t in transfers if t["direction"] == way) for way in ("down", "up"))
+    return down, up, len({transfer["client"] for transfer in transfers})
+
+
+def bound_of(run: Run) -> Bound | None:
+    """Return the lower bound that the manifest has, or None."""
+    said = _object(run.manifest.get("bound"))
+    known = {field.name: said[field.name] for field in fields(Bound) if field.name in said}
+    try:
+        return Bound(**known)
+    except TypeError:
+        return None
+
+
+def transport(run: Run) -> str:
+    """Return the transport with what distinguishes it, as ``tcp cubic``."""
+    section = run.plan.transport
+    words = [run.plan.scheme, section.congestion or "", "tls" if run.manifest.get("tls") is True else ""]
+    words += [f"{section.streams} streams" if section.streams > 1 else ""]
+    return " ".join(word for word in words if word)
+
+
+def network(run: Run) -> str:
+    """Return what the network was, as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
+    said = _object(run.manifest.get("network"))
+    if said:
+        topology = said.get("topology")
+        name = said.get("profile") or "own values"
+        return f"{name}, {topology}" if topology not in (None, "star") else str(name)
+    layers = run.plan.layers
+    words = [] if layers.throttle is None else [f"{format_rate(layers.throttle)} a link"]
+    if layers.fault is not None:
+        faults = layers.fault.model_dump(exclude_defaults=True)
+        words += [f"{name} {value:g}" for name, value in faults.items()] or ["faults"]
+    return ", ".join(words) or ("loopback" if links.is_local(str(run.manifest.get("address"))) else "real network")
+
+
+def link(row: Row) -> dict[str, Any]:
+    """Return a direction of a link with the shares lost, its nominal shape as an object."""
+    return {
+        **row,
+        "nominal": json_object(row["nominal"]),
+        "lost_share": divided(row["lost"], row["packets_in"]),
+        "queue_drop_share": divided(row["queue_drops"], row["packets_in"]),
+    }
+
+
+def parties(run: Run) -> list[dict[str, Any]]:
+    """Return what each party used; where the record has no table of it, what clients said of themselves."""
+    if run.parties:
+        return [{**row, "stress": json_object(row["stress"]) or None} for row in run.parties]
+    peaks: dict[str, int] = {}
+    for part in run.participants:
+        peak = json_object(part["metrics"]).get("peak_rss_bytes")
+        if isinstance(peak, int) and not isinstance(peak, bool):
+            peaks[part["client"]] = max(peak, peaks.get(part["client"], 0))
+    return [{"party": name, "peak_rss_bytes": peak} for name, peak in sorted(peaks.items())]
+
+
+def retransmissions(run: Run, each: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the segments sent again: those of updates, or where nobody counted these, of all parties."""
+    counted = total(row["retransmissions"] for row in each)
+    return total(row["retransmitted_segments"] for row in run.parties) if counted is None else counted
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Return count, least, median and most of the known values; None if there are none."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {"count": len(known), "min": min(known), "median": median(known), "max": max(known)}
+
+
+def total(values: Iterable[int | None]) -> int | None:
+    """Return the sum of the known values; None if there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def add(one: float | None, other: float | None, factor: float = 1.0) -> float | None:
+    """Return one + factor * other, or None if either is not known."""
+    return None if one is None or other is None else one + factor * other
+
+
+def divided(one: float | None, other: float | None) -> float | None:
+    """Return one / other, or None if either is not known or the second is nothing."""
+    return None if one is None or not other else one / other
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Return a short name for each run: what they differ in, and part of the record's name where that is no help."""
+    if len(runs) == 1:
+        return [runs[0].label]
+    facts = [(run.plan.model.name, f"{run.plan.job.clients} clients", transport(run), network(run)) for run in runs]
+    differing = [column for column in range(4) if len({fact[column] for fact in facts}) > 1]
+    names = [", ".join(fact[column][:40] for column in differing) for fact in facts]
+    names = _told_apart(names, [run.label.rpartition("-")[2] for run in runs])
+    return _told_apart(names, [str(number) for number in range(1, len(runs) + 1)])
+
+
+def _told_apart(names: Sequence[str], by: Sequence[str]) -> list[str]:
+    pairs = zip(names, by, strict=True)
+    return [name if name and names.count(name) == 1 else f"{name} {mark}".strip() for name, mark in pairs]
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,52 @@
+"use strict";
+(() => {
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // What follows from light or dark is a template, so that a change of it redraws and loses nothing.
+  function template() {
+    const ink = colour("--ink");
+    const axis = { gridcolor: colour("--line"), linecolor: colour("--line"), zerolinecolor: colour("--line"),
+      automargin: true };
+    const marks = { scatter: [{ marker: { color: ink } }], bar: [{ error_y: { color: ink } }] };
+    return { data: marks, layout: {
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", xaxis: axis, yaxis: axis,
+      font: { color: ink, size: 13 },
+      hoverlabel: { bgcolor: colour("--shade"), bordercolor: colour("--line"), font: { color: ink } },
+      modebar: { color: colour("--muted"), activecolor: colour("--accent"), bgcolor: "rgba(0,0,0,0)" },
+    } };
+  }
+
+  // On a narrow page a legend at the side would leave nothing for the plot.
+  function layout(chart, width) {
+    const below = { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom" };
+    return { margin: { l: 60, r: 20, t: 40, b: 50 }, legend: width < 800 ? below : {},
+      ...structuredClone(chart.layout), template: template() };
+  }
+
+  function draw(place) {
+    if (place.dataset.drawn) return;
+    place.dataset.drawn = "yes";
+    const chart = charts[place.dataset.chart];
+    const config = { responsive: true, displaylogo: false, toImageButtonOptions: { filename: chart.name },
+      modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+    Plotly.newPlot(place, chart.traces, layout(chart, place.clientWidth), config);
+  }
+
+  const places = [...document.querySelectorAll(".plot")];
+  for (const place of places) {
+    const folded = place.closest("details");
+    if (folded && !folded.open) folded.addEventListener("toggle", () => draw(place), { once: true });
+    else draw(place);
+  }
+  for (const box of document.querySelectorAll("label.scale input")) {
+    box.addEventListener("change", () => {
+      const place = document.getElementById(box.value);
+      Plotly.relayout(place, { "yaxis.type": box.checked ? "log" : "linear", "yaxis.autorange": true });
+    });
+  }
+  dark.addEventListener("change", () => {
+    for (const place of places) if (place.dataset.drawn) Plotly.relayout(place, { template: template() });
+  });
+})();

@@ -1,0 +1,168 @@
+"""The page: one HTML file with everything in it, which loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any, Final
+
+from thalweg.report import charts, details
+from thalweg.report.charts import Chart
+from thalweg.report.series import MOST_POINTS, thinned
+from thalweg.report.source import Run
+from thalweg.report.tables import facts, links, parties
+from thalweg.report.text import embedded, escaped
+
+# Timelines and links are drawn for so many runs; tables and comparisons have all of them.
+MOST_RUNS: Final = 12
+SCALED: Final = frozenset({"communication-time", "communication-rounds", "round-time"})
+
+
+class Page:
+    """The parts of a page as they come."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.charts: list[dict[str, Any]] = []
+
+    def section(self, name: str, title: str, about: str) -> None:
+        """Begin a section."""
+        self.parts.append(f'<h2 id="{name}">{escaped(title)}</h2>\n<p class="muted">{about}</p>')
+
+    def chart(self, chart: Chart) -> None:
+        """Add a plot, if there is anything to draw, and what is to be said of it."""
+        if chart.traces:
+            place = f"plot-{len(self.charts)}"
+            scale = f'<label class="scale"><input type="checkbox" value="{place}"> logarithmic</label>'
+            self.parts.append(scale if chart.name in SCALED else "")
+            self.parts.append(
+                f'<div class="plot" id="{place}" data-chart="{len(self.charts)}" data-name="{chart.name}" '
+                f'style="height:{chart.height}px"></div>'
+            )
+            self.charts.append(chart.content())
+        self.notes(chart.notes)
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Add remarks."""
+        lines = "".join(f"<li>{escaped(note)}</li>" for note in notes)
+        self.parts.append(f'<ul class="notes">{lines}</ul>' if lines else "")
+
+    def each(self, runs: Sequence[Run], whys: Mapping[str, str], make: Any) -> None:
+        """Add a plot for each run that has one, the first unfolded, and say of the others why there is none."""
+        able = [run for run in runs if run.label not in whys]
+        for place, run in enumerate(able[:MOST_RUNS]):
+            if len(able) > 1:
+                self.parts.append(f"<details{'' if place else ' open'}><summary>{escaped(run.label)}</summary>")
+            self.chart(make(run, len(able[:MOST_RUNS])))
+            self.parts.append("</details>" if len(able) > 1 else "")
+        rest = len(able) - MOST_RUNS
+        self.notes([*_reasons(whys), *([f"{rest} more runs are not drawn"] if rest > 0 else [])])
+
+
+def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page of ``runs``, whose numbers are ``numbers``."""
+    made = Page()
+    _compare(made, runs, numbers)
+    made.section("timeline", "Timeline", TIMELINE)
+    made.each(runs, {run.label: NO_TRANSFERS for run in runs if not run.transfers}, details.timeline_chart)
+    made.section("links", "Links", LINKS)
+    made.each(runs, {run.label: run.why_no_links() for run in runs if not run.samples}, details.links_chart)
+    for run, of in zip(runs, numbers, strict=True):
+        made.parts += links(run.label if len(runs) > 1 else None, of["links"])
+    made.section("parties", "Parties", PARTIES)
+    for run, of in zip(runs, numbers, strict=True):
+        made.parts += parties(run.label if len(runs) > 1 else None, of["parties"])
+    made.notes(_reasons({run["label"]: NO_PARTIES for run in numbers if not run["parties"]}))
+    return _document(made, numbers)
+
+
+def _compare(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> None:
+    made.section("summary", "Summary", SUMMARY)
+    made.parts.append(facts(numbers))
+    made.section("accuracy", "Accuracy", ACCURACY)
+    whys = {run.label: run.why_no_accuracy() for run, of in zip(runs, numbers, strict=True) if of["accuracy"] is None}
+    made.chart(charts.accuracy_rounds(numbers))
+    made.chart(charts.accuracy_time(numbers))
+    made.notes(_reasons(whys))
+    made.section("communication", "Communication", COMMUNICATION)
+    idle = _reasons({run.label: run.why_no_rounds() for run in runs if not run.rounds})
+    made.chart(charts.communication_time(numbers))
+    made.chart(charts.communication_rounds(numbers))
+    unbounded = [of for of in numbers if of["rounds"] and of["bound_seconds"] is None]
+    made.notes([*idle, *(f"{of['label']}: no lower bound: {of['bound_source'] or 'not known'}" for of in unbounded)])
+    made.section("rounds", "Rounds", ROUNDS)
+    made.chart(charts.round_time(numbers))
+    made.notes(idle)
+
+
+def _reasons(whys: Mapping[str, str]) -> list[str]:
+    return [f"{label}: {why}" for label, why in whys.items()]
+
+
+def _document(made: Page, numbers: Sequence[Mapping[str, Any]]) -> str:
+    from plotly.offline import get_plotlyjs
+
+    library, script = get_plotlyjs(), _file("page.js")
+    shown = [{**run, "each_round": thinned(run["each_round"], MOST_POINTS)} for run in numbers]
+    models = ", ".join(dict.fromkeys(str(run["model"]) for run in numbers))
+    title = f"thalweg: {models}" + (f", {len(numbers)} runs" if len(numbers) > 1 else "")
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(library, script)}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escaped(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>",
+            f"<header><h1>{escaped(title)}</h1>\n<nav>{_NAVIGATION}</nav></header>\n<main>",
+            *(part for part in made.parts if part),
+            "</main>\n<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>",
+            f'<script type="application/json" id="numbers">{embedded(shown)}</script>',
+            f'<script type="application/json" id="charts">{embedded(made.charts)}</script>',
+            f"<script>{library}</script>\n<script>{script}</script>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _policy(*scripts: str) -> str:
+    """Return a policy under which only these scripts run and nothing is loaded."""
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _file(name: str) -> str:
+    return resources.files("thalweg.report").joinpath(name).read_text("utf-8")
+
+
+_NAVIGATION: Final = " ".join(
+    f'<a href="#{name}">{name.capitalize()}</a>'
+    for name in ("summary", "accuracy", "communication", "rounds", "timeline", "links", "parties")
+)
+SUMMARY: Final = (
+    "Times and goodput are medians over rounds, with the least and the most. Goodput is the updates' bytes by the "
+    "time in which at least one was under way; the share is the lower bound of that time by the time."
+)
+ACCURACY: Final = (
+    "Of the global model on the test set. Time is the sum of the rounds' times, evaluations left out. "
+    "Dashed: the same rounds with communication at its lower bound."
+)
+COMMUNICATION: Final = (
+    "Time of a round in which at least one update was under way. Bars: median over rounds; whiskers: least and most; "
+    "short and dashed lines: the lower bound."
+)
+ROUNDS: Final = (
+    "Time of a round, evaluation left out. Boxes: quartiles and median. Short lines: median of training with "
+    "communication at its lower bound."
+)
+TIMELINE: Final = (
+    "Each client's transfers, from the first byte sent to the last one received, and its training between them. "
+    "Dotted: a round's first byte."
+)
+LINKS: Final = (
+    "What each direction of each link carried, IP headers included, and the most that waited in its queue. "
+    "Dashed: the rate it was set to."
+)
+PARTIES: Final = "What each party used in the whole run."
+NO_TRANSFERS: Final = "no transfer was recorded"
+NO_PARTIES: Final = "the record has no table of its parties, and no client said what it used"

@@ -1,0 +1,210 @@
+"""What the plots draw, the same for the page and the figures, with a bound on its size."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from thalweg.report.source import Row, Run, Samples
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MOST_POINTS: Final = 2000
+MOST_BARS: Final = 3000
+MOST_LANES: Final = 64
+MOST_SERIES: Final = 16
+MOST_BINS: Final = 2000
+LEAST_BIN: Final = 0.02
+# A link that carries something is sampled every 10 ms; what a later sample adds was carried shortly before it.
+SAMPLING: Final = 0.01
+KINDS: Final = ("down", "training", "up", "broken off")
+
+Item = TypeVar("Item")
+
+
+def thinned(items: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
+    """Return at most ``most`` items in order, evenly chosen, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Communication of all rounds of all runs with the same transport, network, model and number of clients."""
+
+    transport: str
+    place: str
+    runs: int
+    seconds: Sequence[float]
+    bound: float | None
+
+    @property
+    def median(self) -> float:
+        """The median over rounds."""
+        return median(self.seconds)
+
+
+def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """Return the groups of runs (their numbers) that have rounds, in the order in which they come."""
+    models = {(run["model"], run["clients"]) for run in runs}
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for run in runs:
+        place = run["network"] if len(models) == 1 else f"{run['network']}, {run['model']}, {run['clients']} clients"
+        found[run["transport"], place].append(run)
+    made = []
+    for (transport, place), members in found.items():
+        each = [row for run in members for row in run["each_round"] if row["communication_seconds"] is not None]
+        bounds = [row["bound_seconds"] for row in each if row["bound_seconds"] is not None]
+        seconds = [row["communication_seconds"] for row in each]
+        if seconds:
+            made.append(Group(transport, place, len(members), seconds, median(bounds) if bounds else None))
+    return made
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of time in a party's lane of the timeline. ``row`` is the transfer, if it is one."""
+
+    lane: str
+    kind: str
+    start: float
+    end: float
+    round: int
+    row: Row | None = None
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Who sent, trained and received when; ``note`` says what was left out, ``starts`` when rounds began."""
+
+    lanes: Sequence[str]
+    bars: Sequence[Bar]
+    starts: Mapping[int, float]
+    note: str | None
+
+
+def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
+    """Return the timeline of a run: its first rounds and clients, so that there are about ``most`` bars."""
+    every = sorted({transfer["client"] for transfer in run.transfers}, key=natural)
+    lanes = every[:MOST_LANES]
+    shown = set(lanes)
+    numbers = sorted({transfer["round"] for transfer in run.transfers})
+    kept = numbers[: max(1, most // (3 * max(1, len(lanes))))]
+    chosen = [t for t in run.transfers if t["client"] in shown and t["round"] <= (kept[-1] if kept else 0)]
+    bars = [bar for transfer in chosen if (bar := _transfer(transfer)) is not None]
+    bars += _training(run, chosen)
+    starts: dict[int, float] = {}
+    for bar in bars:
+        starts[bar.round] = min(bar.start, starts.get(bar.round, math.inf))
+    left_out = [f"rounds 1 to {kept[-1]} of {numbers[-1]}"] if len(kept) < len(numbers) else []
+    left_out += [f"{len(lanes)} of {len(every)} clients"] if len(lanes) < len(every) else []
+    note = f"shown are {' and '.join(left_out)}" if left_out else None
+    return Timeline(lanes, sorted(bars, key=lambda bar: (bar.start, bar.lane, bar.kind)), starts, note)
+
+
+def _transfer(row: Row) -> Bar | None:
+    times = [row[name] for name in ("send_start", "send_end", "receive_start", "receive_end") if row[name] is not None]
+    if not times:
+        return None
+    kind = row["direction"] if row["complete"] is not False and row["direction"] in KINDS else "broken off"
+    start = times[0] if row["send_start"] is not None else min(times)
+    return Bar(row["client"], kind, start, max(times), row["round"], row)
+
+
+def _training(run: Run, transfers: Sequence[Row]) -> list[Bar]:
+    """Return the stretches between the two transfers of clients that say that they trained."""
+    trained = {(part["round"], part["client"]) for part in run.participants if part["train_seconds"] is not None}
+    begins = {(t["round"], t["client"]): t["receive_end"] for t in transfers if t["direction"] == "down"}
+    bars = []
+    for transfer in transfers:
+        key = transfer["round"], transfer["client"]
+        start, end = begins.get(key), transfer["send_start"]
+        if transfer["direction"] == "up" and key in trained and start is not None and end is not None and end > start:
+            bars.append(Bar(transfer["client"], "training", start, end, transfer["round"]))
+    return bars
+
+
+def natural(name: str) -> tuple[str, int, str]:
+    """Return a key that sorts client-2 before client-10."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    return stem, int(digits[:18] or -1), name
+
+
+@dataclass(frozen=True)
+class LinkSeries:
+    """One direction of a link in bins of time; ``edges`` has one more than the others, NaN is not known.
+
+    ``rate`` is what the link was set to and ``throughput`` what it carried, in bits a second; ``queue_bytes`` the
+    most that waited in each bin.
+    """
+
+    name: str
+    link: str
+    direction: str
+    edges: NDArray[np.float64]
+    throughput: NDArray[np.float64]
+    queue_bytes: NDArray[np.float64]
+    rate: NDArray[np.float64]
+
+
+def links_over_time(run: Run, most_bins: int = MOST_BINS) -> tuple[list[LinkSeries], str | None]:
+    """Return the busiest directions of links in bins of the same width, and what was left out."""
+    if not run.samples:
+        return [], None
+    busiest = sorted(run.samples, key=lambda one: -one.bytes_out[-1])[:MOST_SERIES]
+    begin = min(float(one.seconds[0]) for one in busiest) - SAMPLING
+    end = max(float(one.seconds[-1]) for one in busiest)
+    width = max(LEAST_BIN, _round_up((end - begin) / most_bins))
+    bins = max(1, math.ceil((end - begin) / width - 1e-9))
+    chosen = sorted(busiest, key=lambda one: (natural(one.link), one.direction))
+    said = [f"in bins of {1000 * width:g} ms"]
+    if len(busiest) < len(run.samples):
+        said.append(f"the {len(busiest)} busiest of {len(run.samples)} directions of links")
+    ends = {(row["link"], row["direction"]): f"{row['source']} to {row['target']}" for row in run.links}
+    names = [ends.get((one.link, one.direction), f"{one.link} {one.direction}") for one in chosen]
+    return [_binned(one, name, begin, width, bins) for one, name in zip(chosen, names, strict=True)], ", ".join(said)
+
+
+def _round_up(width: float) -> float:
+    """Return the next of 1, 2, 5, 10, ... that is no less."""
+    if width <= 0:
+        return 0.0
+    decade = 10.0 ** math.floor(math.log10(width))
+    return next(decade * step for step in (1, 2, 5, 10) if decade * step >= width * (1 - 1e-9))
+
+
+def _binned(one: Samples, name: str, begin: float, width: float, bins: int) -> LinkSeries:
+    import numpy as np
+
+    edges = np.linspace(begin, begin + width * bins, bins + 1)
+    # The sum of bytes as a line that rises only shortly before a sample: between two that lie apart the link idled.
+    before = np.concatenate(([begin], one.seconds[:-1]))
+    rises = np.maximum(before, one.seconds - 2 * SAMPLING)
+    sums = np.concatenate(([0.0], one.bytes_out))
+    times = np.column_stack((rises, one.seconds)).ravel()
+    carried = np.interp(edges, times, np.column_stack((sums[:-1], sums[1:])).ravel())
+    places = np.clip(((one.seconds - begin) / width).astype(np.int64), 0, bins - 1)
+    # A queue stays as it was seen last: one that changes is seen again.
+    queue = np.zeros(bins)
+    np.maximum.at(queue, places, one.queue_bytes)
+    last = np.searchsorted(one.seconds, edges[1:], side="left")
+    seen = np.isin(np.arange(bins), places)
+    held = np.where(last > 0, one.queue_bytes[np.maximum(last - 1, 0)], 0.0)
+    rate = np.where(last > 0, one.rate[np.maximum(last - 1, 0)], one.rate[0])
+    throughput = np.diff(carried) * np.float64(8 / width)
+    return LinkSeries(name, one.link, one.direction, edges, throughput, np.where(seen, queue, held), rate)
+
+
+def distinct_rates(shown: Sequence[LinkSeries], most: int = 4) -> list[LinkSeries]:
+    """Return links whose rates over time differ from one another; none if they are too many to tell apart."""
+    limited = [one for one in shown if any(map(math.isfinite, one.rate.tolist()))]
+    kept = list({one.rate.tobytes(): one for one in limited}.values())
+    return kept if len(kept) <= most else []

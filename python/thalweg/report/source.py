@@ -1,0 +1,208 @@
+"""A run's record as the report reads it: every table with the types it must have, or why it is not there."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from thalweg.errors import RecordError
+from thalweg.record import Record
+from thalweg.record.tables import JOURNALED, rows, schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thalweg.plan import Plan
+
+Row: TypeAlias = dict[str, Any]
+
+# Without these a row says nothing.
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "rounds": ("round",),
+    "transfers": ("round", "client", "direction"),
+    "participants": ("round", "client"),
+    "links": ("link", "direction"),
+    "queues": ("seconds", "link", "direction", "queue_bytes", "bytes_out"),
+    "parties": ("party",),
+}
+_NAMES: Final = ("link", "direction")
+_SAMPLED: Final = ("seconds", "queue_bytes", "bytes_out", "rate")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What one direction of a link carried over time.
+
+    ``seconds`` ascend on the server's clock of the run; ``queue_bytes`` are those waiting then, ``bytes_out`` the
+    sum so far, ``rate`` bits a second or NaN where there was no limit. All float64 of the same length.
+    """
+
+    link: str
+    direction: str
+    seconds: NDArray[np.float64]
+    queue_bytes: NDArray[np.float64]
+    bytes_out: NDArray[np.float64]
+    rate: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record that was read. ``label`` is what the report calls it."""
+
+    label: str
+    path: Path
+    plan: Plan
+    manifest: Mapping[str, Any]
+    rounds: Sequence[Row]
+    transfers: Sequence[Row]
+    participants: Sequence[Row]
+    links: Sequence[Row]
+    parties: Sequence[Row]
+    samples: Sequence[Samples]
+
+    @property
+    def status(self) -> str:
+        """How the run ended."""
+        return str(self.manifest.get("status") or "not known")
+
+    @property
+    def emulation(self) -> str:
+        """What kind of emulation there was, in the manifest's words."""
+        return str(self.manifest.get("emulation") or "none")
+
+    def why_no_links(self) -> str:
+        """Say why there is nothing about links."""
+        if not self.emulation.startswith("packet"):
+            return f"links are looked into by packet-level emulation only, and the run's emulation is {self.emulation}"
+        return f"the run is {self.status} and left no table of its links"
+
+    def why_no_accuracy(self) -> str:
+        """Say why there is no accuracy."""
+        if not self.rounds:
+            return self.why_no_rounds()
+        if self.plan.is_payload:
+            return f"{self.plan.model.name} is moved and not trained, so that it has no accuracy"
+        return "no round of it was evaluated"
+
+    def why_no_rounds(self) -> str:
+        """Say why there are no rounds."""
+        return f"the run is {self.status} and has no finished round"
+
+
+def read_run(path: Path) -> Run:
+    """Read the record in folder ``path``. Raises RecordError or PlanError if it is none, or damaged."""
+    record = Record(path)
+    manifest = finite(record.manifest)
+    if not isinstance(manifest, dict):
+        raise RecordError(f"{path / 'manifest.json'} is damaged: it is no object", "Restore it from a copy")
+    journaled = {name: _journaled(record, manifest, name) for name in JOURNALED}
+    written = {name: _written(path, name) for name in ("links", "parties")}
+    return Run(
+        label=path.resolve().name,
+        path=path,
+        plan=record.plan,
+        manifest=manifest,
+        **{name: finite(table.to_pylist()) for name, table in journaled.items()},
+        **{name: [] if table is None else finite(table.to_pylist()) for name, table in written.items()},
+        samples=_samples(_written(path, "queues")),
+    )
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with null for numbers that JSON does not have: a loss that ran away, say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _journaled(record: Record, manifest: Mapping[str, Any], name: str) -> Any:
+    """Return a table that follows from the journal. While a run goes on, also again, the journal is newer."""
+    path = record.path / f"{name}.parquet"
+    if manifest.get("status") != "running" and path.exists():
+        return _parquet(path, name, f"Make it anew: thalweg export {record.path} --format parquet")
+    import pyarrow
+
+    entries = record.entries
+    try:
+        return pyarrow.Table.from_pylist(rows(name, entries), schema=schema(name))
+    except (pyarrow.ArrowException, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise RecordError(
+            f"the journal of {record.path} is damaged: its {name} cannot be read ({type(error).__name__}: {error})",
+            "Remove the lines of journal.jsonl from the first damaged one on",
+        ) from error
+
+
+def _written(folder: Path, name: str) -> Any:
+    path = folder / f"{name}.parquet"
+    if not path.exists():
+        return None
+    return _parquet(path, name, "Restore it from a copy, or remove it; the report goes without it")
+
+
+def _parquet(path: Path, name: str, mend: str) -> Any:
+    """Return the columns of a file with their types; columns that it lacks are null. Raises RecordError."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, partitioning=None)
+        lacking = [key for key in KEYS[name] if key not in table.column_names]
+        if lacking:
+            raise RecordError(f"{path} is damaged: it has no column {lacking[0]}", mend)
+        columns = [
+            table[field.name].cast(field.type)
+            if field.name in table.column_names
+            else pyarrow.nulls(table.num_rows, field.type)
+            for field in schema(name)
+        ]
+        whole = pyarrow.Table.from_arrays(columns, schema=schema(name))
+        return whole.filter(_keyed(whole, KEYS[name]))
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split())
+        raise RecordError(f"{path} is damaged: {said[:200]}", mend) from error
+
+
+def _keyed(table: Any, keys: Sequence[str]) -> Any:
+    """Return which rows have all of ``keys``."""
+    import pyarrow.compute
+
+    mask = pyarrow.compute.is_valid(table[keys[0]])
+    for key in keys[1:]:
+        mask = pyarrow.compute.and_(mask, pyarrow.compute.is_valid(table[key]))
+    return mask
+
+
+def _samples(table: Any) -> list[Samples]:
+    """Return the samples of each direction of each link, by name."""
+    if table is None or not table.num_rows:
+        return []
+    import numpy as np
+
+    columns = {name: table[name].to_numpy().astype(np.float64) for name in _SAMPLED}
+    codes = [table[name].combine_chunks().dictionary_encode() for name in _NAMES]
+    links, directions = ([str(word) for word in code.dictionary.to_pylist()] for code in codes)
+    pairs = codes[0].indices.to_numpy().astype(np.int64) * len(directions) + codes[1].indices.to_numpy()
+    order = np.lexsort((columns["seconds"], pairs))
+    found = []
+    for chosen in np.split(order, np.flatnonzero(np.diff(pairs[order])) + 1):
+        link, direction = divmod(int(pairs[chosen[0]]), len(directions))
+        found.append(
+            Samples(links[link], directions[direction], **{name: column[chosen] for name, column in columns.items()})
+        )
+    return sorted(found, key=lambda one: (one.link, one.direction))
+
+
+def json_object(text: str | None) -> dict[str, Any]:
+    """Return the object that a cell's JSON text is, or an empty one."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return finite(value) if isinstance(value, dict) else {}

@@ -1,0 +1,162 @@
+"""The page's tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from thalweg.report.text import escaped, table
+from thalweg.units import format_bytes, format_rate, format_seconds
+
+Numbers = Mapping[str, Any]
+MOST_ROWS: Final = 256
+WORDS: Final = frozenset({"link", "from", "to", "nominal", "party", "congestion control", "stress"})
+UNKNOWN: Final = "-"
+
+
+def known(show: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return ``show`` with a dash for what is not known."""
+    return lambda value: UNKNOWN if value is None else show(value)
+
+
+def percent(value: float) -> str:
+    """Return a share, as ``93.10 %``; small ones with three figures."""
+    return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
+
+
+def spread(show: Callable[[float], str]) -> Callable[[Any], str]:
+    """Return a function that shows a median with the least and the most."""
+    return known(lambda of: f"{show(of['median'])} ({show(of['min'])} to {show(of['max'])})")
+
+
+def shortly(value: float) -> str:
+    """Return a number with four figures at most."""
+    return f"{value:.4g}"
+
+
+word = known(str)
+count = known(lambda value: f"{value:,}")
+size = known(format_bytes)
+seconds = known(format_seconds)
+share = known(percent)
+
+FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+    ("record", lambda run: word(run["record"])),
+    ("status", lambda run: word(run["status"])),
+    ("started", lambda run: word(run["started"])),
+    ("model", lambda run: word(run["model"])),
+    ("clients", lambda run: count(run["clients"])),
+    ("transport", lambda run: word(run["transport"])),
+    ("network", lambda run: word(run["network"])),
+    ("emulation", lambda run: "; ".join(filter(None, (run["emulation"], run["emulation_reason"])))),
+    ("rounds", lambda run: f"{run['rounds']} of {run['rounds_planned']}"),
+    ("accuracy, last", lambda run: share(run["accuracy"])),
+    ("accuracy, best", lambda run: share(run["best_accuracy"])),
+    ("time of a round", lambda run: spread(format_seconds)(run["seconds"])),
+    ("communication", lambda run: spread(format_seconds)(run["communication_seconds"])),
+    ("lower bound", lambda run: spread(format_seconds)(run["bound_seconds"])),
+    ("how it is known", lambda run: word(run["bound_source"])),
+    ("share of lower bound", lambda run: spread(percent)(run["share_of_bound"])),
+    ("goodput", lambda run: spread(format_rate)(run["goodput_bits_per_second"])),
+    ("bytes down, up", lambda run: f"{size(run['bytes_down'])}, {size(run['bytes_up'])}"),
+    ("segments sent again", lambda run: count(run["retransmissions"])),
+    ("processor", lambda run: f"{word(run['machine']['cpu'])}, {word(run['machine']['cores'])} cores"),
+    ("memory", lambda run: size(run["machine"]["memory_bytes"])),
+    ("kernel", lambda run: word(run["machine"]["kernel"])),
+    ("thalweg", lambda run: f"{word(run['thalweg']['version'])} ({run['thalweg']['commit'] or 'no commit'})"),
+    ("seed", lambda run: word(run["seed"])),
+)
+LINKS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+    ("link", lambda row: word(row["link"])),
+    ("from", lambda row: word(row["source"])),
+    ("to", lambda row: word(row["target"])),
+    ("packets in", lambda row: count(row["packets_in"])),
+    ("bytes in", lambda row: size(row["bytes_in"])),
+    ("packets out", lambda row: count(row["packets_out"])),
+    ("bytes out", lambda row: size(row["bytes_out"])),
+    ("lost on the link", lambda row: dropped(row["lost"], row["lost_share"])),
+    ("queue full", lambda row: dropped(row["queue_drops"], row["queue_drop_share"])),
+    ("link down", lambda row: count(row["down_drops"])),
+    ("overflow", lambda row: count(row["overflow_drops"])),
+    ("duplicated", lambda row: count(row["duplicated"])),
+    ("reordered", lambda row: count(row["reordered"])),
+    ("most queued", lambda row: size(row["queue_bytes_max"])),
+    ("delay, median", lambda row: seconds(row["delay_p50"])),
+    ("delay, 99 %", lambda row: seconds(row["delay_p99"])),
+    ("delay, most", lambda row: seconds(row["delay_max"])),
+    ("late, 99 %", lambda row: seconds(row["lateness_p99"])),
+    ("nominal", lambda row: shape(row["nominal"])),
+)
+PARTIES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+    ("party", lambda row: word(row["party"])),
+    ("CPU", lambda row: seconds(row.get("cpu_seconds"))),
+    ("peak memory", lambda row: size(row.get("peak_rss_bytes"))),
+    ("segments sent again", lambda row: count(row.get("retransmitted_segments"))),
+    ("receive buffer drops", lambda row: count(row.get("receive_buffer_drops"))),
+    ("congestion control", lambda row: word(row.get("congestion_control"))),
+    ("cores it may use", lambda row: known(shortly)(row.get("cpu_quota"))),
+    ("stress", lambda row: known(phrase)(row.get("stress"))),
+)
+
+
+def facts(runs: Sequence[Numbers]) -> str:
+    """Return the summary: a column a run."""
+    rows = [(name, *(show(run) for run in runs)) for name, show in FACTS]
+    head = ("", *(run["label"] for run in runs))
+    return table(head, rows, "facts")
+
+
+def links(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+    """Return what the links of a run did to packets, if there are any."""
+    return _titled(label, LINKS, rows)
+
+
+def parties(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+    """Return what the parties of a run used, if it is known."""
+    return _titled(label, PARTIES, rows)
+
+
+def _titled(
+    label: str | None, columns: Sequence[tuple[str, Callable[[Numbers], str]]], rows: Sequence[Numbers]
+) -> list[str]:
+    if not rows:
+        return []
+    parts = [] if label is None else [f"<h3>{escaped(label)}</h3>"]
+    cells = [[show(row) for _, show in columns] for row in rows[:MOST_ROWS]]
+    parts.append(table([name for name, _ in columns], cells, words=WORDS))
+    if len(rows) > MOST_ROWS:
+        parts.append(f'<p class="muted">The first {MOST_ROWS} of {len(rows)} rows.</p>')
+    return parts
+
+
+def dropped(packets: int | None, of_all: float | None) -> str:
+    """Return how many packets, and what share of those that came."""
+    return UNKNOWN if packets is None else f"{packets:,}" + (f" ({percent(of_all)})" if packets and of_all else "")
+
+
+SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
+    "rate": format_rate,
+    "delay": format_seconds,
+    "jitter": format_seconds,
+    "loss": percent,
+    "reorder": percent,
+    "duplicate": percent,
+    "queue_bytes": format_bytes,
+}
+
+
+def shape(nominal: Numbers) -> str:
+    """Return what a link was set to, in few words."""
+    return phrase({name: value for name, value in nominal.items() if value not in (None, False, 0)}) or "no limits"
+
+
+def phrase(of: Numbers) -> str:
+    """Return an object as words, as ``rate 60.0 Mbit/s, delay 20.0 ms``."""
+    return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return SHOWN.get(name, shortly)(value)
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

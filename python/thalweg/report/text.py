@@ -1,0 +1,47 @@
+"""Text of records, which anybody may have written, made harmless for where it is shown."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Container, Iterable, Sequence
+from typing import Any, Final
+
+LONGEST: Final = 200
+
+
+def plain(value: object) -> str:
+    """Return a value as one line without control characters, cut to what can be read."""
+    text = str(value).encode("utf-8", "replace").decode("utf-8")
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def escaped(value: object) -> str:
+    """Return a value as text in HTML, in attributes too. Plotly's texts know the same entities and tags."""
+    return html.escape(plain(value), quote=True)
+
+
+def embedded(value: Any) -> str:
+    """Return JSON that can stand inside of a script element."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], kind: str = "", words: Container[str] = ()) -> str:
+    """Return an HTML table whose cells are escaped; the first of each row is its heading.
+
+    Columns whose heads are in ``words`` hold no numbers.
+    """
+    marks = [' class="word"' if name in words else "" for name in head]
+    top = "".join(f'<th scope="col"{mark}>{escaped(name)}</th>' for name, mark in zip(head, marks, strict=True))
+    body = "".join(f"<tr>{_cells(cells, marks)}</tr>\n" for cells in rows)
+    return (
+        f'<div class="wide {kind}" tabindex="0"><table><thead><tr>{top}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cells(cells: Sequence[object], marks: Sequence[str]) -> str:
+    rest = zip(cells[1:], marks[1:], strict=True)
+    return f'<th scope="row">{escaped(cells[0])}</th>' + "".join(f"<td{m}>{escaped(cell)}</td>" for cell, m in rest)

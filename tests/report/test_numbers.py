@@ -1,0 +1,101 @@
+"""The numbers follow from the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.report.records import make
+from thalweg.report import read_runs
+from thalweg.report.numbers import numbers
+from thalweg.report.source import read_run
+
+
+def test_of_a_run(wifi: Path) -> None:
+    found = numbers(read_run(wifi))
+    assert found["network"] == "wifi"
+    assert found["transport"] == "tcp"
+    assert found["emulation"] == "packet level"
+    assert (found["rounds"], found["rounds_planned"], found["clients"]) == (4, 4, 2)
+    assert found["accuracy"] == found["best_accuracy"] == 1 - 0.5 / 4
+    assert found["communication_seconds"] == {
+        "count": 4,
+        "min": 0.2,
+        "median": pytest.approx(0.5),
+        "max": pytest.approx(0.8),
+    }
+    # 2 MB a link at 80 Mbit/s are 0.2 s; 4 MB in 0.2 to 0.8 s.
+    assert found["bound_seconds"]["median"] == pytest.approx(0.2)
+    assert found["share_of_bound"]["max"] == pytest.approx(1.0)
+    assert found["share_of_bound"]["min"] == pytest.approx(0.25)
+    assert found["goodput_bits_per_second"]["max"] == pytest.approx(160e6)
+    assert found["retransmissions"] == 4 * 2 * 3
+    assert found["bytes_down"] == found["bytes_up"] == 8_000_000
+    assert found["links"][0]["lost_share"] == pytest.approx(0.01)
+    assert found["links"][0]["nominal"]["delay"] == 0.02
+    assert found["parties"][1]["stress"]["operations_per_second"] == 12.5
+
+
+def test_of_rounds(wifi: Path) -> None:
+    each = numbers(read_run(wifi))["each_round"]
+    assert [row["elapsed_seconds"] for row in each] == pytest.approx([1.2, 2.6, 4.2, 6.0])
+    assert [row["bound_elapsed_seconds"] for row in each] == pytest.approx([1.2, 2.4, 3.6, 4.8])
+
+
+def test_what_is_not_known_is_null(bare: Path) -> None:
+    found = numbers(read_run(bare))
+    assert found["accuracy"] is None
+    assert found["bound_seconds"] is None
+    assert found["share_of_bound"] is None
+    assert found["links"] == []
+    assert found["parties"] == [
+        {"party": "client-1", "peak_rss_bytes": 50_000_000},
+        {"party": "client-2", "peak_rss_bytes": 50_000_000},
+    ]
+    assert found["network"] == "loopback"
+
+
+def test_parties_count_where_transfers_do_not(tmp_path: Path) -> None:
+    path = make(tmp_path / "r", parquet=False)
+    journal = path / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"retransmissions": 3', '"retransmissions": null'))
+    assert numbers(read_run(path))["retransmissions"] == 3 * 7
+
+
+@pytest.mark.parametrize(
+    ("layers", "network"),
+    [
+        ({"throttle": 60_000_000}, "60.0 Mbit/s a link"),
+        (
+            {"throttle": 60_000_000, "fault": {"loss": 0.01, "delay_ms": 2.0}},
+            "60.0 Mbit/s a link, loss 0.01, delay_ms 2",
+        ),
+    ],
+)
+def test_message_level_networks(tmp_path: Path, layers: dict[str, object], network: str) -> None:
+    manifest = {"emulation": "message level: {}"}
+    run = read_run(make(tmp_path / "r", lab=False, plan={"layers": layers}, manifest=manifest))
+    assert numbers(run)["network"] == network
+    assert "message level" in run.why_no_links()
+
+
+def test_a_fallback_is_named(tmp_path: Path) -> None:
+    network = {"profile": None, "topology": "dumbbell", "reason": "no permission to make namespaces"}
+    found = numbers(read_run(make(tmp_path / "r", manifest={"network": network})))
+    assert found["network"] == "own values, dumbbell"
+    assert found["emulation_reason"] == "no permission to make namespaces"
+
+
+def test_names_tell_runs_apart(tmp_path: Path) -> None:
+    cubic = {"transport": {"congestion": "cubic"}}
+    paths = [make(tmp_path / "x-1"), make(tmp_path / "x-2"), make(tmp_path / "x-3", plan=cubic)]
+    assert [run.label for run in read_runs(paths)] == ["tcp 1", "tcp 2", "tcp cubic"]
+    assert [run.label for run in read_runs(paths[:1])] == ["x-1"]
+    same = [make(tmp_path / "a" / "same"), make(tmp_path / "b" / "same")]
+    assert [run.label for run in read_runs(same)] == ["same 1", "same 2"]
+
+
+@pytest.mark.parametrize("manifest", [{"bound": []}, {"machine": [], "thalweg": 3, "network": "wifi", "kernel": None}])
+def test_an_odd_manifest_is_borne(tmp_path: Path, manifest: dict[str, object]) -> None:
+    assert numbers(read_run(make(tmp_path / "r", manifest=manifest)))["rounds"] == 4

@@ -1,0 +1,215 @@
+"""The page: its numbers are the record's, what others wrote is harmless, what is missing is explained."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects
+import pytest
+from typer.testing import CliRunner
+
+from tests.report.records import make
+from thalweg.cli import app
+from thalweg.errors import RecordError
+from thalweg.report import report
+from thalweg.report.charts import accuracy_rounds
+from thalweg.report.page import MOST_RUNS
+
+EVIL = '</script><img src="http://127.0.0.1:9/x" onerror="alert(1)"><b>%{x} $y$'
+
+
+class Reader(HTMLParser):
+    """Collects elements, the text of cells, and the contents of scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.cells: list[str] = []
+        self._place: str | None = None
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._place = (dict(attrs).get("id") or f"script-{len(self.scripts)}") if tag == "script" else None
+        if tag in ("td", "th", "li"):
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._place is not None:
+            self.scripts[self._place] = self.scripts.get(self._place, "") + data
+        elif self.cells:
+            self.cells[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._place = None
+
+
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text())
+    return reader
+
+
+def charts(reader: Reader) -> dict[str, dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(reader.scripts["charts"])
+    return {chart["name"]: chart for chart in found}
+
+
+def test_the_numbers_on_the_page_are_the_record_s(wifi: Path, tmp_path: Path) -> None:
+    made = report([wifi], tmp_path / "r.html")
+    reader = read(tmp_path / "r.html")
+    assert json.loads(reader.scripts["numbers"]) == json.loads(json.dumps(made["runs"]))
+    drawn = charts(reader)
+    entries = [json.loads(line) for line in (wifi / "journal.jsonl").read_text().splitlines()]
+    accuracy = drawn["accuracy-rounds"]["traces"][0]
+    assert (accuracy["x"], accuracy["y"]) == ([1, 2, 3, 4], [100 * entry["accuracy"] for entry in entries])
+    (bar,) = (trace for trace in drawn["communication-time"]["traces"] if trace["type"] == "bar")
+    assert bar["y"] == [pytest.approx(0.5)]
+    assert bar["error_y"]["array"] == [pytest.approx(0.3)]
+    (box,) = (trace for trace in drawn["round-time"]["traces"] if trace["type"] == "box")
+    assert box["y"] == sorted(entry["seconds"] for entry in entries)
+    assert [trace["name"] for trace in drawn["timeline"]["traces"]] == ["down", "training", "up"]
+    assert len(drawn["links"]["traces"]) == 2 * 4 + 1
+    for text in ("87.50 %", "500.0 ms (200.0 ms to 800.0 ms)", "60.0 Mbit/s", "A processor, 2 cores", "100 (1.00 %)"):
+        assert any(text in cell for cell in reader.cells), text
+
+
+def test_the_lower_bound_is_a_line_in_the_plots_of_time(wifi: Path, tmp_path: Path) -> None:
+    report([wifi], tmp_path / "r.html")
+    drawn = charts(read(tmp_path / "r.html"))
+    for name in ("accuracy-time", "communication-rounds"):
+        line = drawn[name]["traces"][1]
+        assert line["line"]["dash"] == "dash"
+    assert drawn["communication-rounds"]["traces"][1]["y"] == pytest.approx([0.2] * 4)
+    for name, least in (("communication-time", 0.2), ("round-time", 1.2)):
+        (mark,) = (trace for trace in drawn[name]["traces"] if trace["type"] == "scatter")
+        assert mark["y"] == [pytest.approx(least)]
+
+
+def test_plotly_knows_all_that_the_plots_say(wifi: Path, bare: Path, tmp_path: Path) -> None:
+    report([wifi, bare], tmp_path / "r.html")
+    for chart in charts(read(tmp_path / "r.html")).values():
+        plotly.graph_objects.Figure(data=chart["traces"], layout=chart["layout"])
+
+
+def test_nothing_is_loaded_from_elsewhere(wifi: Path, tmp_path: Path) -> None:
+    report([wifi], tmp_path / "r.html")
+    reader = read(tmp_path / "r.html")
+    named = [value for _, attributes in reader.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert all(value is not None and value.startswith("#") for value in named)
+    assert not any(tag in ("link", "img", "iframe", "object") for tag, _ in reader.tags)
+    (policy,) = (a["content"] for tag, a in reader.tags if tag == "meta" and "http-equiv" in a)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-eval" not in policy
+
+
+def test_what_others_wrote_is_text(tmp_path: Path) -> None:
+    manifest = {"kernel": f"{EVIL}\ud800", "network": {"profile": EVIL}, "bound": {"source": EVIL}, "emulation": EVIL}
+    path = make(tmp_path / "r", names=[EVIL, "\x00\u202e" + "x" * 5000], manifest=manifest)
+    report([path], tmp_path / "r.html", tmp_path / "figures")
+    reader = read(tmp_path / "r.html")
+    assert {tag for tag, _ in reader.tags} & {"img", "b"} == set()
+    assert len([tag for tag, _ in reader.tags if tag == "script"]) == 4
+    assert any(EVIL in cell for cell in reader.cells)
+    assert json.loads(reader.scripts["numbers"])[0]["network"] == EVIL
+    for chart in charts(reader).values():
+        shown = re.findall(r'"(?:name|hovertext|x|y)": ?(".*?"|\[.*?\])[,}]', json.dumps(chart["traces"]))
+        assert not any("<img" in text or "<b>" in text for text in shown)
+    assert all(len(cell) <= 1000 for cell in reader.cells)
+
+
+def test_what_is_missing_is_explained(bare: Path, tmp_path: Path) -> None:
+    report([bare], tmp_path / "r.html")
+    reader = read(tmp_path / "r.html")
+    assert set(charts(reader)) == {"communication-time", "communication-rounds", "round-time", "timeline"}
+    said = "\n".join(reader.cells)
+    for text in ("payload:1MB is moved and not trained", "emulation is none", "no lower bound: not known", "failed"):
+        assert text in said, text
+
+
+def test_a_run_without_a_round_has_a_page(tmp_path: Path) -> None:
+    path = make(tmp_path / "r", lab=False, parquet=False, manifest={"status": "interrupted"})
+    (path / "journal.jsonl").unlink()
+    report([path], tmp_path / "r.html", tmp_path / "figures")
+    reader = read(tmp_path / "r.html")
+    assert charts(reader) == {}
+    assert any("the run is interrupted and has no finished round" in cell for cell in reader.cells)
+
+
+def test_many_records_are_compared(tmp_path: Path) -> None:
+    paths = [make(tmp_path / f"run-{number}", rounds=2) for number in range(MOST_RUNS + 2)]
+    made = report(paths, tmp_path / "r.html")
+    reader = read(tmp_path / "r.html")
+    labels = [run["label"] for run in made["runs"]]
+    assert len(set(labels)) == MOST_RUNS + 2
+    drawn = charts(reader)
+    assert [trace["name"] for trace in drawn["accuracy-rounds"]["traces"]] == labels
+    assert all(trace["legendgroup"] for trace in drawn["accuracy-rounds"]["traces"])
+    assert len(json.loads(reader.scripts["charts"])) == 5 + 2 * MOST_RUNS
+    assert any("2 more runs are not drawn" in cell for cell in reader.cells)
+
+
+def test_a_long_run_is_thinned_and_says_so() -> None:
+    rounds = [{"round": number, "accuracy": number / 10_000} for number in range(1, 10_001)]
+    chart = accuracy_rounds([{"label": "long", "each_round": rounds}])
+    assert len(chart.traces[0]["x"]) == 2000
+    assert (chart.traces[0]["x"][0], chart.traces[0]["x"][-1]) == (1, 10_000)
+    assert chart.notes == ["long: 2000 of 10000 rounds are drawn"]
+
+
+def test_the_page_of_the_same_records_is_the_same(wifi: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        report([wifi], tmp_path / f"{name}.html")
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+@pytest.mark.parametrize("place", ["none/r.html", "folder"])
+def test_a_place_that_cannot_be_written(wifi: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RecordError, match="cannot write the report") as caught:
+        report([wifi], tmp_path / place)
+    assert "--out" in caught.value.mend
+    assert not list(tmp_path.glob("*.part"))
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_the_command(wifi: Path, bare: Path, tmp_path: Path) -> None:
+    out, figures = tmp_path / "r.html", tmp_path / "figures"
+    done = invoke(wifi, bare, "--out", out, "--figures", figures, "--json")
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(document) == {"report", "bytes", "figures", "left_out", "runs"}
+    assert document["bytes"] == out.stat().st_size
+    assert all(Path(path).is_file() for path in document["figures"])
+    assert any(name.startswith("links-2") for name in document["left_out"])
+    assert [run["record"] for run in document["runs"]] == [str(wifi), str(bare)]
+
+
+def test_the_command_says_what_it_wrote(bare: Path, tmp_path: Path) -> None:
+    done = invoke(bare, "--out", tmp_path / "r.html", "--figures", tmp_path)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[0] == str(tmp_path / "r.html")
+    assert "left out: accuracy-rounds: payload:1MB is moved" in done.stderr
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["/none"], 1)])
+def test_the_command_refuses(arguments: list[str], code: int, tmp_path: Path) -> None:
+    done = invoke(*arguments, "--out", tmp_path / "r.html")
+    assert done.exit_code == code
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_the_command_names_cause_and_mend(wifi: Path, tmp_path: Path) -> None:
+    (wifi / "rounds.parquet").write_text("no table")
+    done = invoke(wifi, "--out", tmp_path / "r.html", "--json")
+    assert done.exit_code == 1
+    assert "rounds.parquet is damaged" in done.stderr.splitlines()[-2]
+    assert json.loads(done.stdout)["error"]["mend"].startswith("Make it anew: thalweg export")
