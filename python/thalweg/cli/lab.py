@@ -59,9 +59,8 @@ def up(
         emit({"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab)})
     if not as_json:
         typer.echo(lab.name)
-        _say(
-            f"hosts: {', '.join(lab.hosts)}; try: thalweg lab exec --lab {lab.name} --host client-1 -- ping -c 3 server"
-        )
+        _say(f"hosts: {', '.join(lab.hosts)}")
+        _say(f"next: thalweg lab exec --lab {lab.name} --host client-1 -- PROGRAM")
 
 
 @app.command("shell", epilog=_examples("shell --network wan", "shell --network wifi --clients 4 --host server"))
@@ -94,7 +93,7 @@ def shell(
     epilog=_examples(
         "exec --host server -- iperf3 -s",
         "exec --host client1 -- iperf3 -c server",
-        "exec --network wan -- ping server",
+        "exec --network wan -- ping -c 3 server",
     ),
 )
 def execute(

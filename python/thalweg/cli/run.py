@@ -9,6 +9,10 @@ import typer
 from thalweg.cli.output import Json, output
 from thalweg.cli.plans import Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
 
+Network = Annotated[
+    str | None,
+    typer.Option(metavar="NETWORK", help="Emulated links: wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both."),
+]
 Deterministic = Annotated[
     bool | None, typer.Option("--deterministic", help="The same bits whatever the order of arrival.")
 ]
@@ -31,6 +35,9 @@ def command(
     deterministic: Deterministic = None,
     enough: Annotated[int | None, typer.Option(help="Updates that a round needs at least.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds after which a round ends with what is in.")] = None,
+    network: Network = None,
+    topology: Annotated[str | None, typer.Option(help="star, bottleneck, dumbbell or mesh.")] = None,
+    emulator: Annotated[str | None, typer.Option(help="auto, packet, message or none.")] = None,
     throttle: Annotated[str | None, typer.Option(metavar="RATE", help="Rate of each link: 20mbit, 3g, ...")] = None,
     tls: Annotated[str | None, typer.Option(help="auto, on or off.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
@@ -57,6 +64,9 @@ def command(
         "aggregation.deterministic": deterministic,
         "job.enough": enough,
         "job.deadline": deadline,
+        "network": network,
+        "network.topology": topology,
+        "network.emulator": emulator,
         "layers.throttle": throttle,
         "security.tls": tls,
         "job.seed": seed,

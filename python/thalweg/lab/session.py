@@ -101,13 +101,13 @@ class Session:
 
     def begin(self, record: RunRecord) -> None:
         """Begin time and stress, with the first round. Raises LabError."""
+        if self.stress is not None:
+            self.stress.start()
         if self.lab is not None:
             began = self.lab.start()
             shift = began - (began if self._clock is None else self._clock)
             self._sampler = threading.Thread(target=self._sample, args=(self.lab, record, shift), daemon=True)
             self._sampler.start()
-        if self.stress is not None:
-            self.stress.start()
 
     def check(self) -> None:
         """Raise LabError if the network has failed."""

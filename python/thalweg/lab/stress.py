@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "stress-ng"
 METHOD: Final = "matrixprod"
+BEGIN_SECONDS: Final = 20.0
 END_SECONDS: Final = 10.0
+# What it says when its workers begin.
+WORKING: Final = "dispatching hogs"
 # "[pid] cpu  bogo-ops  real  user  system  ops/s of real time  ops/s of CPU time", in every version's own prefix.
 _METRICS: Final = re.compile(r"\]\s+cpu((?:\s+[0-9.]+){6})")
 
@@ -35,6 +39,44 @@ class Place(Protocol):
     def cgroup(self, party: str) -> str | None: ...
 
 
+class Stressor:
+    """A stress-ng that runs. ``working`` is set once it loads the CPU, or has ended."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.working = threading.Event()
+        self._lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def end(self) -> str:
+        """Wait for its end, which it has been asked for, and return what it said."""
+        try:
+            self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        return "".join(self._lines)
+
+    def _read(self) -> None:
+        if self.process.stdout is None:
+            return
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.append(line)
+                if WORKING in line:
+                    self.working.set()
+        self.working.set()
+
+
 @dataclass
 class Stress:
     """The load that a plan asks for. ``results`` is what each party got, once it has been stopped."""
@@ -43,7 +85,7 @@ class Stress:
     clients: Sequence[str]
     place: Place
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _cpu: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _cpu: dict[str, Stressor] = field(default_factory=dict)
     _flood: subprocess.Popen[str] | None = None
 
     @property
@@ -65,23 +107,24 @@ class Stress:
             )
 
     def start(self) -> None:
-        """Begin. Raises LabError."""
+        """Begin, and wait until the load is there. Raises LabError."""
         if self.asked.cpu is not None:
             for party in self.parties:
                 self._cpu[party] = self._stress_cpu(party, self.asked.cpu)
+            for stressor in self._cpu.values():
+                stressor.working.wait(BEGIN_SECONDS)
         if self.asked.network is not None:
             self._flood = self._stress_network(self.asked.network)
 
     def stop(self) -> dict[str, dict[str, Any]]:
         """End it and return what each party got. Idempotent."""
-        for process in self._cpu.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
-        for party, process in self._cpu.items():
+        for stressor in self._cpu.values():
+            stressor.process.send_signal(signal.SIGINT)
+        for party, stressor in self._cpu.items():
             self.results.setdefault(party, {})["cpu"] = {
                 "percent": self.asked.cpu,
                 "method": METHOD,
-                **metrics(_last_words(process)),
+                **metrics(stressor.end()),
             }
         self._cpu = {}
         if self._flood is not None:
@@ -89,20 +132,13 @@ class Stress:
             self._flood = None
         return self.results
 
-    def _stress_cpu(self, party: str, percent: float) -> subprocess.Popen[str]:
+    def _stress_cpu(self, party: str, percent: float) -> Stressor:
         load = str(max(1, round(percent)))
         words = [PROGRAM, "--cpu", "1", "--cpu-load", load, "--cpu-method", METHOD, "--timeout", "0", "--metrics-brief"]
         command = inside.command(
             words, namespace=self.place.namespace(party), cgroup=self.place.cgroup(party), parent=os.getpid()
         )
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return Stressor(command)
 
     def _stress_network(self, rate: int) -> subprocess.Popen[str]:
         pairs = [
