@@ -103,6 +103,8 @@ def command_faults(block: Block) -> Iterator[str]:
     """Yield what does not exist in the commands of a block."""
     for command in commands(block):
         words = [word for word in shlex.split(command, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        # What stands behind "--" is another program's.
+        words = words[: words.index("--")] if "--" in words else words
         name = Path(words[0]).name if words else ""
         faults = thalweg_faults(words[1:]) if name == "thalweg" else make_faults(words[1:]) if name == "make" else []
         yield from (f"{block.place}: `{command}`: {fault}" for fault in faults)
@@ -115,7 +117,7 @@ def thalweg_faults(words: list[str]) -> list[str]:
         return [f"no option {word}" for word in words if word not in COMMON | {"--version"}]
     name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
     if name is None:
-        return [] if words[0] == "pki" and set(words[1:]) <= COMMON else [f"no command {words[0]}"]
+        return [] if words[0] in ("lab", "pki") and set(words[1:]) <= COMMON else [f"no command {words[0]}"]
     options = {word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)}
     return [f"{name} has no option {option}" for option in sorted(options - known[name] - COMMON)]
 

@@ -146,7 +146,9 @@ def leaves() -> list[tuple[str, Any]]:
 def _command(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and "--help" not in p.opts]
-    usage = " ".join([f"thalweg {name}", *(_argument(p) for p in arguments), *(["[OPTIONS]"] if options else [])])
+    words, given = [_argument(p) for p in arguments], ["[OPTIONS]"] if options else []
+    last = command.context_settings.get("allow_interspersed_args", True)
+    usage = " ".join([f"thalweg {name}", *([*words, *given] if last else [*given, *words])])
     rows = [(f"`{_argument(p)}`", getattr(p, "help", None) or "") for p in arguments]
     rows += [(f"`{_option(p)}`", p.help or "") for p in options]
     about = " ".join((command.help or "").split())

@@ -119,6 +119,7 @@ def test_impure_code_is_found_and_comments_are_not(script: Any) -> None:
         ("```console\n$ thalweg rum\n```", "no command rum"),
         ("```console\n$ thalweg run --model vgg5 \\\n    --modle x\n```", "run has no option --modle"),
         ("```console\n$ make tset\n```", "no target tset"),
+        ("```console\n$ thalweg lab exec --hots a -- nosuch --host\n```", "lab exec has no option --hots"),
         ("```toml plan\n[job]\nrunds = 1\n```", "unknown key 'runds'"),
         ("<!-- begin plan -->\n| old |\n<!-- end plan -->", "out of date"),
         ("```console run\n$ false\n```", "ended with 1"),

@@ -1,4 +1,4 @@
-"""What this machine can do, what each absence costs, and what a path carries. Looking changes nothing."""
+"""What this machine can do, what each absence costs, and what a path carries. Looking leaves nothing changed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,14 @@ CAP_NET_ADMIN: Final = 12
 ROUND_TRIP_SECONDS: Final = 0.04
 BPF_MAP_GET_NEXT_ID: Final = 12
 BPF_SYSCALL: Final = {"x86_64": 321, "aarch64": 280}
+# The least network: two hosts and a link that does nothing.
+LAB: Final = {
+    "seed": 0,
+    "hosts": [{"name": "server"}, {"name": "client-1"}],
+    "switches": [],
+    "links": [{"name": "client-1", "a": "client-1", "b": "server", "ab": {}, "ba": {}}],
+    "changes": [],
+}
 SBIN: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin")
 
 
@@ -92,6 +101,44 @@ def _tun() -> Check:
     except OSError as error:
         return Check("tun", False, f"/dev/net/tun: {error.strerror}", cost)
     return Check("tun", True, "/dev/net/tun opens", cost)
+
+
+def _lab() -> Check:
+    cost = "links are emulated at message level, and no `thalweg lab`"
+    try:
+        _core.Lab(json.dumps(LAB)).close()
+    except _core.CoreError as error:
+        return Check("lab", False, str(error), cost)
+    return Check("lab", True, "made one of two hosts and removed it", cost)
+
+
+def _cgroup() -> Check:
+    from thalweg.lab import cgroups
+
+    cost = "no stress.cpu_quota"
+    found = cgroups.detect()
+    if found is None:
+        return Check("cgroup", False, "none with the cpu controller is mounted", cost)
+    return Check("cgroup", os.access(found.root, os.W_OK), f"v{found.version} at {found.root}", cost)
+
+
+def _sched_fifo() -> Check:
+    cost = "emulated links are late by milliseconds on a busy machine"
+    found: list[OSError | None] = []
+
+    def ask() -> None:
+        # Of this thread alone, which ends at once.
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            found.append(None)
+        except OSError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    (error,) = found
+    return Check("sched_fifo", error is None, "allowed" if error is None else str(error.strerror), cost)
 
 
 def _netem() -> Check:
@@ -187,6 +234,10 @@ def _kernel_setting(name: str) -> str | None:
 CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _network_admin,
     _tun,
+    _lab,
+    _sched_fifo,
+    _cgroup,
+    _program("stress-ng", "no stress.cpu; apt install stress-ng"),
     _netem,
     _ebpf,
     _rdma,

@@ -41,11 +41,11 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     *text, heavy = done.stdout.splitlines()
     assert heavy == "[]"
-    for command in ("run", "server", "client", "pki", "doctor", "transports", "export"):
+    for command in ("run", "server", "client", "pki", "doctor", "transports", "export", "lab"):
         assert any(line.split()[:1] == [command] for line in text), command
 
 
-@pytest.mark.parametrize("command", ["run", "server", "client", "pki", "doctor", "transports", "export"])
+@pytest.mark.parametrize("command", ["run", "server", "client", "pki", "doctor", "transports", "export", "lab"])
 def test_every_command_has_help(command: str) -> None:
     code, out, _ = invoke(command, "--help")
     assert code == 0
@@ -123,7 +123,21 @@ def test_doctor() -> None:
     assert found["path"]["raw_bytes_per_second"] > 0
     assert found["path"]["thalweg_bytes_per_second"] > 0
     names = {check["name"] for check in found["checks"]}
-    assert names >= {"root", "tun", "netem", "ebpf", "rdma", "mosquitto", "rabbitmq-server", "torch", "data mnist"}
+    assert names >= {
+        "root",
+        "tun",
+        "lab",
+        "sched_fifo",
+        "cgroup",
+        "stress-ng",
+        "netem",
+        "ebpf",
+        "rdma",
+        "mosquitto",
+        "rabbitmq-server",
+        "torch",
+        "data mnist",
+    }
     assert all(check["cost"] and check["detail"] for check in found["checks"])
     assert found["tcp"]["congestion"] in found["tcp"]["available"]
 

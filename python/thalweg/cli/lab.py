@@ -122,7 +122,7 @@ def execute(
 
 @app.command("status", epilog=_examples("status", "status slow --json"))
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A lab; else all that run.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A lab; else all that run.")] = None,
     *,
     as_json: Json = False,
 ) -> None:
@@ -164,7 +164,7 @@ def change(
 
 @app.command("down", epilog=_examples("down", "down slow", "down --all"))
 def down(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A lab; else the only one.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A lab; else the only one.")] = None,
     *,
     every: Annotated[bool, typer.Option("--all", help="All labs that run.")] = False,
     as_json: Json = False,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from thalweg import machine
+from thalweg import machine, registry
 from thalweg.errors import LabError, ThalwegError
 from thalweg.lab import client, namespaces, reaper
 from thalweg.lab.cgroups import Groups
@@ -205,7 +205,8 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     if asked is not None and asked.cpu_quota is not None:
         shares = dict.fromkeys(parties_of(asked, names), asked.cpu_quota)
     with Groups(shares) as groups:
-        made = Session(plan, names, groups, congestion=machine.congestion_controls()[0])
+        chosen = machine.congestion_controls()[0] if registry.can(plan.scheme)["congestion"] else None
+        made = Session(plan, names, groups, congestion=chosen)
         _emulate(made, note)
         try:
             if asked is not None:
@@ -226,9 +227,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
         return
     from thalweg.network import spec
 
-    # Not with transport.congestion, which the sockets ask for themselves: a namespace's default may only be one of
-    # net.ipv4.tcp_allowed_congestion_control.
-    made.spec = spec.build_for(made.names, network, made.plan.job.seed)
+    made.spec = spec.build(made.plan)
     if network.emulator in ("auto", "packet"):
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"
