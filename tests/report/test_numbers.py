@@ -80,6 +80,21 @@ def test_message_level_networks(tmp_path: Path, layers: dict[str, object], netwo
     assert "message level" in run.why_no_links()
 
 
+def test_an_emulated_network_is_called_by_what_it_was_set_to(tmp_path: Path) -> None:
+    keys = {"rate": "200mbit", "rtt": ["20ms", "40ms"], "up": {"loss": "1%"}, "changes": [{"at": 5, "rate": "5mbit"}]}
+    path = make(tmp_path / "r", plan={"network": keys}, manifest={"network": {"profile": None, "topology": "star"}})
+    found = numbers(read_run(path))
+    assert found["network"] == "rate 200.0 Mbit/s, rtt 20.0 ms to 40.0 ms, up (loss 1.00 %), changes"
+
+
+def test_the_bound_of_an_emulated_network_is_of_whole_updates(tmp_path: Path) -> None:
+    bound = {"source": "the links", "round_seconds": 0.15, "round_bytes": 4_000_000}
+    found = numbers(read_run(make(tmp_path / "a", manifest={"bound": bound})))
+    assert found["bound_seconds"] == {"count": 4, "min": 0.15, "median": 0.15, "max": 0.15}
+    bound["round_bytes"] = 5
+    assert numbers(read_run(make(tmp_path / "b", manifest={"bound": bound})))["bound_seconds"] is None
+
+
 def test_a_fallback_is_named(tmp_path: Path) -> None:
     network = {"profile": None, "topology": "dumbbell", "reason": "no permission to make namespaces"}
     found = numbers(read_run(make(tmp_path / "r", manifest={"network": network})))

@@ -71,6 +71,12 @@ def lines(
     return Chart(name, traces, {}, notes)
 
 
+def by_round(runs: Sequence[Numbers], y: str) -> dict[str, Any]:
+    """Return the axes of a plot against rounds, which have no halves."""
+    few = all(len(run["each_round"]) <= 20 for run in runs)
+    return axes("round", y, xaxis={"dtick": 1} if few else {})
+
+
 def _line(run: Numbers, index: int, each: Sequence[Numbers], columns: tuple[str, str], factor: float) -> Trace:
     x, y = columns
     return {
@@ -104,7 +110,7 @@ def _bound_line(run: Numbers, index: int, each: Sequence[Numbers], columns: tupl
 def accuracy_rounds(runs: Sequence[Numbers]) -> Chart:
     """Return the global model's accuracy against rounds."""
     chart = lines("accuracy-rounds", runs, ("round", "accuracy"), None, 100)
-    chart.layout.update(axes("round", "accuracy (%)"))
+    chart.layout.update(by_round(runs, "accuracy (%)"))
     return chart
 
 
@@ -120,7 +126,7 @@ def communication_rounds(runs: Sequence[Numbers]) -> Chart:
     """Return the communication time of each round beside its lower bound."""
     bound = ("round", "bound_seconds")
     chart = lines("communication-rounds", runs, ("round", "communication_seconds"), bound)
-    chart.layout.update(axes("round", "communication (s)"))
+    chart.layout.update(by_round(runs, "communication (s)"))
     return chart
 
 
@@ -135,8 +141,9 @@ def communication_time(runs: Sequence[Numbers]) -> Chart:
         marks += _bound_marks(members, index, named=not marks)
     notes = [f"{group.place}, {group.transport}: {spread_words(group)}" for group in found[:MOST_NOTES]]
     # Side by side only where a network has several transports.
-    mode = "group" if len({group.place for group in found}) < len(found) else "overlay"
-    layout = axes("", "communication of a round (s)", barmode=mode, scattermode=mode, bargap=0.35, scattergap=0.35)
+    places = len({group.place for group in found})
+    mode, gap = ("group" if places < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
+    layout = axes("", "communication of a round (s)", barmode=mode, scattermode=mode, bargap=gap, scattergap=gap)
     layout["xaxis"] = {"type": "category", "automargin": True}
     if mode == "overlay":
         for trace in (*traces, *marks):

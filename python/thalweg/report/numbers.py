@@ -6,12 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from thalweg import links
 from thalweg.bound import Bound
+from thalweg.plan.network import LinkSection
 from thalweg.report.source import Row, Run, json_object
+from thalweg.report.text import phrase
 from thalweg.units import format_rate
+
+LINK_KEYS: Final = frozenset(LinkSection.model_fields) - {"profile"}
+# Of these a network's name says only that they were there.
+PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
 
 def numbers(run: Run) -> dict[str, Any]:
@@ -126,15 +132,24 @@ def network(run: Run) -> str:
     """Return what the network was, as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
     said = _object(run.manifest.get("network"))
     if said:
-        topology = said.get("topology")
-        name = said.get("profile") or "own values"
-        return f"{name}, {topology}" if topology not in (None, "star") else str(name)
+        words = [str(said["profile"])] if said.get("profile") else []
+        words = words + _set(run) or ["own values"]
+        words += [str(said["topology"])] if said.get("topology") not in (None, "star") else []
+        return ", ".join(words)
     layers = run.plan.layers
     words = [] if layers.throttle is None else [f"{format_rate(layers.throttle)} a link"]
     if layers.fault is not None:
         faults = layers.fault.model_dump(exclude_defaults=True)
         words += [f"{name} {value:g}" for name, value in faults.items()] or ["faults"]
     return ", ".join(words) or ("loopback" if links.is_local(str(run.manifest.get("address"))) else "real network")
+
+
+def _set(run: Run) -> list[str]:
+    """Return what the plan itself says of every link, and which other parts it has."""
+    asked = run.plan.network
+    said = {} if asked is None else asked.model_dump(exclude_none=True, exclude_unset=True)
+    keys = phrase({name: value for name, value in said.items() if name in LINK_KEYS})
+    return [*([keys] if keys else []), *(name for name in PARTS if said.get(name))]
 
 
 def link(row: Row) -> dict[str, Any]:

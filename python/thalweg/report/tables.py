@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thalweg.report.text import escaped, table
+from thalweg.report.text import escaped, percent, phrase, shortly, table
 from thalweg.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
@@ -20,19 +19,9 @@ def known(show: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: UNKNOWN if value is None else show(value)
 
 
-def percent(value: float) -> str:
-    """Return a share, as ``93.10 %``; small ones with three figures."""
-    return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
-
-
 def spread(show: Callable[[float], str]) -> Callable[[Any], str]:
     """Return a function that shows a median with the least and the most."""
     return known(lambda of: f"{show(of['median'])} ({show(of['min'])} to {show(of['max'])})")
-
-
-def shortly(value: float) -> str:
-    """Return a number with four figures at most."""
-    return f"{value:.4g}"
 
 
 word = known(str)
@@ -135,28 +124,6 @@ def dropped(packets: int | None, of_all: float | None) -> str:
     return UNKNOWN if packets is None else f"{packets:,}" + (f" ({percent(of_all)})" if packets and of_all else "")
 
 
-SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
-    "rate": format_rate,
-    "delay": format_seconds,
-    "jitter": format_seconds,
-    "loss": percent,
-    "reorder": percent,
-    "duplicate": percent,
-    "queue_bytes": format_bytes,
-}
-
-
 def shape(nominal: Numbers) -> str:
     """Return what a link was set to, in few words."""
     return phrase({name: value for name, value in nominal.items() if value not in (None, False, 0)}) or "no limits"
-
-
-def phrase(of: Numbers) -> str:
-    """Return an object as words, as ``rate 60.0 Mbit/s, delay 20.0 ms``."""
-    return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
-
-
-def _value(name: str, value: object) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return SHOWN.get(name, shortly)(value)
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
