@@ -71,6 +71,7 @@ def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
     assert metrics["loss"] == 0.5
     assert metrics["train_seconds"] >= 0
     assert metrics["peak_rss_bytes"] > 1 << 20
+    assert metrics["cpu_seconds"] > 0
 
 
 def test_a_refused_update_is_told_and_does_not_end_the_job() -> None:

@@ -96,8 +96,8 @@ class Fleet:
         return None if self._in_process else [member.report.get("peak_rss_bytes") for member in self.members]
 
     def reports(self) -> dict[str, dict[str, Any]]:
-        """Return each client's last words; none of those that were killed, or share the server's process."""
-        return {member.name: member.report for member in self.members}
+        """Return clients' last words; not of those that were killed, or share the server's process."""
+        return {member.name: member.report for member in self.members if member.report}
 
     def release(self) -> None:
         """From now on clients may end."""

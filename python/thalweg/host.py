@@ -196,10 +196,20 @@ def hosting(
 
 def peak_of(entries: Sequence[Mapping[str, Any]], client: str) -> int | None:
     """Return the peak memory that a client last reported with an update, in bytes."""
+    peak = use_of(entries, client)["peak_rss_bytes"]
+    return None if peak is None else int(peak)
+
+
+def use_of(entries: Sequence[Mapping[str, Any]], client: str) -> dict[str, float | None]:
+    """Return ``cpu_seconds`` and ``peak_rss_bytes`` that a client last reported with an update."""
     parts = [part for entry in entries for part in entry["clients"] if part["client"] == client]
-    peaks = [part["metrics"].get("peak_rss_bytes") for part in parts if isinstance(part["metrics"], dict)]
-    known = [peak for peak in peaks if isinstance(peak, int)]
-    return max(known, default=None)
+    metrics = [part["metrics"] for part in parts if isinstance(part["metrics"], dict)]
+
+    def most(key: str) -> float | None:
+        values = [said.get(key) for said in metrics]
+        return max((value for value in values if isinstance(value, (int, float))), default=None)
+
+    return {key: most(key) for key in ("cpu_seconds", "peak_rss_bytes")}
 
 
 def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import _core, links, machine, pki
 from thalweg.errors import PlanError
-from thalweg.host import Result, hosting, peak_of
+from thalweg.host import Result, hosting, peak_of, use_of
 from thalweg.participant import take_part
 from thalweg.parties import AppClient, Described, PartyMaker
 from thalweg.roster import Roster
@@ -31,9 +31,17 @@ def listen_url(plan: Plan) -> str:
 def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None = None) -> Result:
     """Serve a job at ``url`` to clients that come by themselves, and return what it came to.
 
-    Raises what ``host.hosting`` raises; LinkError if others can reach ``url`` and nothing says who may join.
+    Raises what ``host.hosting`` raises; PlanError for what only local jobs have; LinkError if others can reach
+    ``url`` and nothing says who may join.
     """
+    asked = [name for name in ("network", "stress") if getattr(plan, name) is not None]
+    if asked:
+        raise PlanError(
+            f"[{asked[0]}] is of jobs on one machine, whose links and clients are its own",
+            f"Start it with `thalweg run`, or remove [{asked[0]}]",
+        )
     trust = links.server_trust(plan, url)
+    cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume) as host:
         address = host.server.address
         guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
@@ -44,6 +52,9 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         host.serve(lambda: roster.update(host.connected()))
         peak = machine.peak_rss_bytes()
         names = roster.names
+        own = {"cpu_seconds": machine.cpu_seconds() - cpu, "peak_rss_bytes": peak}
+        parties = [("server", own), *((name, use_of(host.record.entries, name)) for name in names)]
+        host.record.table("parties", [{"party": name, **used} for name, used in parties])
     return host.result(peak, [peak_of(host.record.entries, name) for name in names])
 
 

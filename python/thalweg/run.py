@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from thalweg import _core, links, machine, registry
 from thalweg.errors import RecordError
-from thalweg.fleet import Fleet, Orders, client_threads
-from thalweg.host import Host, Result, hosting, peak_of
+from thalweg.fleet import END_SECONDS, Fleet, Orders, client_threads
+from thalweg.host import Host, Result, hosting, peak_of, use_of
 from thalweg.lab.session import Session, session
 from thalweg.parties import round_config
 from thalweg.plan import check_transport
@@ -43,7 +43,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             host.wait(lambda: _look(fleet, network))
             host.serve(lambda: names)
         finally:
-            _end(host, fleet, network)
+            _end(host, fleet, network, in_process=in_process)
         # Before the tables are written: the library that does it is not part of the server's work.
         server_peak = machine.peak_rss_bytes()
     return host.result(server_peak, _peaks(host, fleet, names))
@@ -54,15 +54,16 @@ def _look(fleet: Fleet, network: Session) -> None:
     network.check()
 
 
-def _end(host: Host, fleet: Fleet, network: Session) -> None:
+def _end(host: Host, fleet: Fleet, network: Session, *, in_process: bool) -> None:
     """End all clients and keep what they and the network leave. No error here hides what ended the job."""
     network.end_stress()
     fleet.release()
     host.server.close("the job is over")
     # Nobody hears that the job is over on a network that has failed.
-    fleet.stop(**({"grace": 0.0} if network.lab is not None and network.lab.failure is not None else {}))
+    fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
+    reports = {name: use_of(host.record.entries, name) for name in network.names if not in_process} | fleet.reports()
     try:
-        network.finish(host.record, fleet.reports())
+        network.finish(host.record, reports)
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -32,6 +33,7 @@ LOOK_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 5.0
 LONGEST_REQUEST: Final = 1 << 20
 MOST_CONNECTIONS: Final = 64
+PARENT_SECONDS: Final = 5.0
 
 
 class CoreLab(Protocol):
@@ -75,6 +77,11 @@ class Keeper:
     def watch(self, file: IO[bytes] | socket.socket) -> None:
         """End when this file does, or when something comes from it."""
         self._selector.register(file, selectors.EVENT_READ, self.end)
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether somebody asked for the end."""
+        return bool(self._asked_down)
 
     def end(self) -> None:
         """Let ``serve`` return."""
@@ -238,8 +245,13 @@ def main() -> int:
         keeper.watch(sys.stdin.buffer)
     else:
         _leave_terminal()
+    parent = os.pidfd_open(os.getppid())
     keeper.serve()
-    reaper.reap()  # what a parent that was killed left
+    if order["attached"] and not keeper.was_asked:
+        # The parent closed its files, perhaps because it is dying; what it leaves can be told once it is dead.
+        select.select([parent], [], [], PARENT_SECONDS)
+        reaper.reap()
+    os.close(parent)
     return 0
 
 

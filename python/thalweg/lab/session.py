@@ -109,6 +109,11 @@ class Session:
             self._sampler = threading.Thread(target=self._sample, args=(self.lab, record, shift), daemon=True)
             self._sampler.start()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the network has failed."""
+        return self.lab is not None and self.lab.failure is not None
+
     def check(self) -> None:
         """Raise LabError if the network has failed."""
         if self.lab is not None:
