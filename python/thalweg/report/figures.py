@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,8 +28,13 @@ HEIGHT: Final = 2.3
 DOTS: Final = 300
 MARKERS: Final = "osD^vX*P"
 LINES: Final = {"ba": ":"}
-LABEL: Final = 28
+# Characters that have room below an axis, and in a legend.
+TICK: Final = 28
+LEGEND: Final = 56
 MOST_LABELS: Final = 8
+# More would be narrower than a line.
+BINS: Final = 500
+BOUND: Final = "lower bound"
 FLOOR: Final = "training and the lower bound of communication"
 SETTINGS: Final[dict[Any, Any]] = {
     "font.size": 8,
@@ -119,31 +125,33 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _name(text: object) -> str:
+def _name(text: object, longest: int = LEGEND) -> str:
+    """Return a name that has room; its end is kept, for that is what tells runs apart."""
     line = plain(text)
-    return line if len(line) <= LABEL else f"{line[: LABEL - 1]}…"
+    half = longest // 2
+    return line if len(line) <= longest else f"{line[: half - 1]}…{line[-half:]}"
 
 
 def _accuracy(figure: Figure, runs: Sequence[Run], numbers: Sequence[Numbers], x: str, bound: str | None) -> None:
     axes = figure.add_subplot()
-    drawn = 0
     for index, run in enumerate(numbers):
         each = thinned([row for row in run["each_round"] if row["accuracy"] is not None and row[x] is not None])
         if not each:
             continue
-        drawn += 1
         accuracy = [100 * row["accuracy"] for row in each]
         marker = MARKERS[index % len(MARKERS)] if len(each) <= 40 else None
         axes.plot([row[x] for row in each], accuracy, marker=marker, label=_name(run["label"]), color=colour(index))
         if bound is not None:
             least = [(row[bound], 100 * row["accuracy"]) for row in each if row[bound] is not None]
             axes.plot(*zip(*least, strict=True), linestyle="--", linewidth=0.8, color=colour(index)) if least else None
-    if not drawn:
+    if not axes.lines:
         raise NothingToDrawError("; ".join(dict.fromkeys(run.why_no_accuracy() for run in runs)))
     axes.set_xlabel("round" if x == "round" else "time of all rounds so far (s)")
     axes.set_ylabel("accuracy (%)")
     _whole_rounds(axes) if x == "round" else axes.set_xlim(left=0)
-    _legend(figure, axes, drawn, dashed=bound is not None)
+    if any(line.get_linestyle() == "--" for line in axes.lines):
+        axes.plot([], [], color=GREY, linestyle="--", linewidth=0.8, label=BOUND)
+    _legend(figure, axes)
 
 
 def _whole_rounds(axes: Axes) -> None:
@@ -152,15 +160,20 @@ def _whole_rounds(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _legend(figure: Figure, axes: Axes, entries: int, *, dashed: bool = False) -> None:
-    handles, names = axes.get_legend_handles_labels()
-    if dashed and any(line.get_linestyle() == "--" for line in axes.get_lines()):
+def _legend(figure: Figure, axes: Axes, *, columns: int | None = None) -> None:
+    """Put a legend above, each name once, if there are any."""
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    names = sorted(handles, key=lambda name: name in (BOUND, FLOOR))
+    if not names:
+        return
+    shown = names[:MOST_LABELS]
+    lines = [handles[name] for name in shown]
+    if len(shown) < len(names):
         from matplotlib.lines import Line2D
 
-        handles, names = [*handles, Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)], [*names, "lower bound"]
-    if len(names) > 1 or entries > 1:
-        columns = 1 if max(map(len, names)) > 14 else 2
-        figure.legend(handles[:MOST_LABELS], names[:MOST_LABELS], loc="outside upper left", ncols=columns)
+        shown, lines = [*shown, f"and {len(names) - len(shown)} more"], [*lines, Line2D([], [], linestyle="")]
+    columns = columns or (2 if max(map(len, shown)) <= 24 else 1)
+    figure.legend(lines, shown, loc="outside upper left", ncols=columns)
 
 
 def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
@@ -181,27 +194,19 @@ def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
             axes.bar(at, middle, 0.85 * width, color=colour(index), label=_name(transport))
             axes.errorbar(at, middle, yerr=spread, color="#333333", capsize=2, linewidth=0.8)
             if group.bound is not None:
-                axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label="lower bound")
-    axes.set_xticks(range(len(places)), [_name(place) for place in places])
-    _slanted(axes, places)
+                axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label=BOUND)
+    axes.set_xticks(range(len(places)), [_name(place, TICK) for place in places])
+    _slanted(figure, axes, places)
     axes.set_ylabel("communication of a round (s)")
     axes.grid(visible=False, axis="x")
     axes.set_ylim(bottom=0)
-    _once(figure, axes)
+    _legend(figure, axes)
 
 
-def _once(figure: Figure, axes: Axes) -> None:
-    """Put a legend above with each name once, if there are names."""
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    if not handles:
-        return
-    names = sorted(handles, key=lambda name: name == "lower bound")[:MOST_LABELS]
-    figure.legend([handles[name] for name in names], names, loc="outside upper left", ncols=3 if len(names) > 2 else 2)
-
-
-def _slanted(axes: Axes, names: Sequence[str]) -> None:
+def _slanted(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
     """Slant the names below an axis where they would run into one another."""
-    if sum(len(_name(name)) for name in names) > 44:
+    if sum(len(_name(name, TICK)) for name in names) > 44:
+        figure.set_figheight(HEIGHT + 0.7)
         for label in axes.get_xticklabels():
             label.set(rotation=25, horizontalalignment="right", rotation_mode="anchor")
 
@@ -225,12 +230,12 @@ def _round_time(figure: Figure, numbers: Sequence[Numbers]) -> None:
         if floor is not None:
             axes.hlines(floor, place - 0.4, place + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR)
     names = [run["label"] for _, run, _ in chosen]
-    axes.set_xticks(range(1, len(names) + 1), [_name(name) for name in names])
-    _slanted(axes, names)
+    axes.set_xticks(range(1, len(names) + 1), [_name(name, TICK) for name in names])
+    _slanted(figure, axes, names)
     axes.set_ylabel("time of a round (s)")
     axes.set_ylim(bottom=0)
     axes.grid(visible=False, axis="x")
-    _once(figure, axes)
+    _legend(figure, axes)
 
 
 def _timeline(figure: Figure, run: Run) -> None:
@@ -241,29 +246,34 @@ def _timeline(figure: Figure, run: Run) -> None:
     axes = figure.add_subplot()
     rows = {lane: row for row, lane in enumerate(shown.lanes)}
     for kind in KINDS:
-        bars = [bar for bar in shown.bars if bar.kind == kind]
-        if bars:
-            axes.barh(
-                [rows[bar.lane] for bar in bars],
-                [bar.end - bar.start for bar in bars],
-                left=[bar.start for bar in bars],
-                height=0.7,
+        spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for bar in shown.bars:
+            if bar.kind == kind:
+                spans[bar.lane].append((bar.start, bar.end - bar.start))
+        for lane, pairs in spans.items():
+            axes.broken_barh(
+                pairs,
+                (rows[lane] - 0.35, 0.7),
                 color=COLOUR_OF[kind],
                 alpha=0.4 if kind == "training" else 1,
                 # The line keeps visible what is narrower than a dot.
                 linewidth=0 if kind == "training" else 0.5,
-                edgecolor=COLOUR_OF[kind],
                 label=kind,
             )
     for start in list(shown.starts.values())[:60]:
         axes.axvline(start, color=GREY, linewidth=0.5, linestyle=":", zorder=0)
-    axes.set_yticks(range(len(rows)), [_name(lane) for lane in rows])
+    axes.set_yticks(range(len(rows)), [_name(lane, TICK) for lane in rows])
     axes.tick_params(axis="y", labelsize=7 if len(rows) <= 24 else 4.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     _room(axes, min(bar.start for bar in shown.bars), max(bar.end for bar in shown.bars))
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time on the server's clock of the run (s)")
-    figure.legend(loc="outside upper left", ncols=4)
+    axes.set_xlabel(_clock(shown.note))
+    _legend(figure, axes, columns=4)
+
+
+def _clock(note: str | None) -> str:
+    """Return what an axis of time says, with what was left out."""
+    return "time on the server's clock of the run (s)" + ("\n" + note.replace(", ", "\n") if note else "")
 
 
 def _room(axes: Axes, begin: float, end: float) -> None:
@@ -273,7 +283,7 @@ def _room(axes: Axes, begin: float, end: float) -> None:
 
 
 def _links(figure: Figure, run: Run) -> None:
-    shown, _ = links_over_time(run)
+    shown, note = links_over_time(run, BINS)
     if not shown:
         raise NothingToDrawError(run.why_no_links())
     figure.set_figheight(3.4)
@@ -287,8 +297,7 @@ def _links(figure: Figure, run: Run) -> None:
         upper.stairs(one.rate / 1e6, one.edges, baseline=None, color=GREY, linestyle="--", linewidth=0.8)
     upper.set_ylabel("carried (Mbit/s)")
     lower.set_ylabel("queue (KiB)")
-    lower.set_xlabel("time on the server's clock of the run (s)")
+    lower.set_xlabel(_clock(note))
     for axes in (upper, lower):
         axes.set_ylim(bottom=0)
-    handles, names = upper.get_legend_handles_labels()
-    figure.legend(handles[:MOST_LABELS], names[:MOST_LABELS], loc="outside upper left", ncols=2)
+    _legend(figure, upper)
