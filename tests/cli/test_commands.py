@@ -80,6 +80,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         (["run", "--throttle", "fast"], "throttle in [layers] is 'fast'", "as 20mbit"),
         (["run", "--data", "cifar10", "--data-root", "/none"], "'cifar10' is not there", "--data-root"),
         (["export", "/none"], "/none is not the record of a run", "runs/"),
+        (["report", "/none"], "/none is not the record of a run", "runs/"),
         (["client", "tcp://127.0.0.1:1", "--token-file", "/none"], "cannot read /none", "thalweg pki"),
         (["client", "tcp://127.0.0.1:1", "--app", "nothing"], "'nothing' does not name an app", "module:object"),
         (["client", "tcp://127.0.0.1:1", "--cert", "c"], "go together", "--key"),
@@ -90,7 +91,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
 def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, mend: str) -> None:
     code, out, err = invoke(*arguments)
     lines = err.splitlines()
-    assert code == (1 if arguments[0] == "export" else 2), err
+    assert code == (1 if arguments[0] in ("export", "report") else 2), err
     assert lines[-2].startswith("error: ")
     assert cause in lines[-2]
     assert lines[-1].startswith("mend: ")
