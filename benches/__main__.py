@@ -11,6 +11,7 @@ from collections.abc import Callable
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import many_clients
 from benches.folding import fold
+from benches.lab import lab
 from benches.memory import server_memory
 from benches.rounds import one_update, rounds
 from thalweg import _core, machine
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "fold": fold,
     "crowd": lambda: [many_clients()],
     "control": control,
+    "lab": lab,
 }
 
 

@@ -143,7 +143,10 @@ pub struct Fabric {
     by_name: HashMap<String, usize>,
     /// The line towards a host from each node.
     ways: Vec<Vec<Option<usize>>>,
-    flights: BinaryHeap<Reverse<Flight>>,
+    /// What is under way, by the worker that hands it over.
+    flights: Vec<BinaryHeap<Reverse<Flight>>>,
+    /// The worker of each host.
+    workers: Vec<usize>,
     order: u64,
     changes: VecDeque<Change>,
     started: Option<Time>,
@@ -155,8 +158,8 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    /// The network a spec describes.
-    pub fn new(spec: &Spec) -> Result<Self> {
+    /// The network a spec describes, for so many workers that hand packets over.
+    pub fn new(spec: &Spec, workers: usize) -> Result<Self> {
         let nodes = spec.nodes()?;
         let (mut lines, mut by_name) = (Vec::new(), HashMap::new());
         for link in &spec.links {
@@ -202,10 +205,11 @@ impl Fabric {
         Ok(Self {
             names,
             hosts: spec.hosts.len(),
-            lines,
             by_name,
             ways,
-            flights: BinaryHeap::new(),
+            flights: (0..workers).map(|_| BinaryHeap::new()).collect(),
+            workers: shares(spec.hosts.len(), workers, &lines),
+            lines,
             order: 0,
             changes: changes.into(),
             started: None,
@@ -221,16 +225,16 @@ impl Fabric {
         let line = self.host_of(packet.destination).and_then(|to| self.ways[to][from]);
         match line {
             Some(line) => self.offer(now, line, packet),
-            None => self.astray(packet),
+            None => self.lose_way(packet),
         }
     }
 
-    /// The next packet that has arrived by `now`.
-    pub fn output(&mut self, now: Time) -> Option<Arrival> {
+    /// The next packet that has arrived by `now` at one of a worker's hosts.
+    pub fn output(&mut self, now: Time, worker: usize) -> Option<Arrival> {
         self.change(now);
         loop {
-            let due = self.next_flight().filter(|&due| due <= now)?;
-            let Reverse(flight) = self.flights.pop()?;
+            let due = self.next_flight(worker).filter(|&due| due <= now)?;
+            let Reverse(flight) = self.flights[worker].pop()?;
             let line = &mut self.lines[flight.line];
             let (segments, bytes) = (flight.packet.segments() as u64, flight.packet.bytes());
             line.flying -= bytes;
@@ -246,15 +250,15 @@ impl Fabric {
             match to.and_then(|to| self.ways[to][node]) {
                 _ if last => return Some(Arrival { host: node, packet: flight.packet }),
                 Some(next) => self.offer(due, next, flight.packet),
-                None => self.astray(flight.packet),
+                None => self.lose_way(flight.packet),
             }
         }
     }
 
-    /// When there is something to do next.
-    pub fn next_due(&self) -> Option<Time> {
+    /// When a worker has something to do next.
+    pub fn next_due(&self, worker: usize) -> Option<Time> {
         let change = self.started.and_then(|started| Some(started + self.changes.front()?.at));
-        [self.next_flight(), change].into_iter().flatten().min()
+        [self.next_flight(worker), change].into_iter().flatten().min()
     }
 
     /// A packet that had arrived was not taken by its host.
@@ -267,28 +271,24 @@ impl Fabric {
         self.recycle(arrival.packet);
     }
 
-    /// A buffer for a packet of any length, used ones first.
-    pub fn buffer(&mut self) -> Vec<u8> {
-        self.spare.pop().unwrap_or_else(|| vec![0; LARGEST])
-    }
-
-    /// Takes a buffer back.
-    pub fn keep(&mut self, buffer: Vec<u8>) {
-        if buffer.len() == LARGEST && self.spare.len() < SPARE {
-            self.spare.push(buffer);
+    /// Fills up a worker's buffers for packets of any length, with used ones first.
+    pub fn fill_up(&mut self, buffers: &mut Vec<Vec<u8>>, wanted: usize) {
+        while buffers.len() < wanted {
+            buffers.push(self.spare.pop().unwrap_or_else(|| vec![0; LARGEST]));
         }
     }
 
     /// Takes a packet's buffer back, unless another run still uses it.
     pub fn recycle(&mut self, packet: Packet) {
-        if let Some(buffer) = packet.into_buffer() {
-            self.keep(buffer);
+        if let Some(buffer) = packet.into_buffer().filter(|b| b.len() == LARGEST && self.spare.len() < SPARE)
+        {
+            self.spare.push(buffer);
         }
     }
 
-    /// Counts something that a host sent and that is no IP packet.
-    pub fn stray(&mut self) {
-        self.astray += 1;
+    /// Counts what hosts sent that is no IP packet.
+    pub fn strays(&mut self, count: u64) {
+        self.astray += count;
     }
 
     /// Begins the time of changes and samples.
@@ -339,7 +339,7 @@ impl Fabric {
     }
 
     /// Packets for which there was no way.
-    pub fn strays(&self) -> u64 {
+    pub fn astray(&self) -> u64 {
         self.astray
     }
 
@@ -378,15 +378,20 @@ impl Fabric {
         self.samples.drain(..).map(named).collect()
     }
 
-    fn next_flight(&self) -> Option<Time> {
-        self.flights.peek().map(|Reverse(flight)| flight.due)
+    /// The worker that hands a host its packets.
+    pub fn worker_of(&self, host: usize) -> usize {
+        self.workers[host]
+    }
+
+    fn next_flight(&self, worker: usize) -> Option<Time> {
+        self.flights[worker].peek().map(|Reverse(flight)| flight.due)
     }
 
     fn host_of(&self, destination: Destination) -> Option<usize> {
         host_of(destination).filter(|&host| host < self.hosts)
     }
 
-    fn astray(&mut self, packet: Packet) {
+    fn lose_way(&mut self, packet: Packet) {
         self.astray += packet.segments() as u64;
         self.recycle(packet);
     }
@@ -465,7 +470,8 @@ impl Fabric {
     fn fly(&mut self, line: usize, entered: Time, due: Time, packet: Packet) {
         self.lines[line].flying += packet.bytes();
         self.order += 1;
-        self.flights.push(Reverse(Flight { due, order: self.order, line, entered, packet }));
+        let worker = self.host_of(packet.destination).map_or(0, |host| self.workers[host]);
+        self.flights[worker].push(Reverse(Flight { due, order: self.order, line, entered, packet }));
     }
 }
 
@@ -505,6 +511,23 @@ fn host_of(destination: Destination) -> Option<usize> {
         },
     };
     number.checked_sub(1)
+}
+
+/// A worker for each host, so that all have about as much to do. Most traffic goes to or from the first host, which
+/// is the server where there is one.
+fn shares(hosts: usize, workers: usize, lines: &[Line]) -> Vec<usize> {
+    let mut weights = vec![0; hosts];
+    for line in lines.iter().filter(|line| line.target < hosts) {
+        weights[line.target] += 1;
+    }
+    weights[0] = weights[0].max(hosts - 1);
+    let mut loads = vec![0; workers];
+    let share = |weight| {
+        let least = (0..workers).min_by_key(|&worker| loads[worker]).unwrap_or(0);
+        loads[least] += weight;
+        least
+    };
+    weights.into_iter().map(share).collect()
 }
 
 /// The lines into each node, with where they come from.

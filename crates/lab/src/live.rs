@@ -8,7 +8,7 @@ use thalweg_proto::emulation::Shape;
 
 use crate::fabric::Fabric;
 use crate::host::{Host, DEVICE};
-use crate::relay::Relay;
+use crate::relay::{threads, Relay};
 use crate::spec::{impossible, Direction, Spec};
 use crate::Result;
 
@@ -22,10 +22,11 @@ pub struct Lab {
 impl Lab {
     /// Makes the hosts and starts the relay.
     pub fn new(spec: &Spec) -> Result<Self> {
-        let fabric = Fabric::new(spec)?;
+        let workers = threads(spec.hosts.len());
+        let fabric = Fabric::new(spec, workers)?;
         let made = spec.hosts.iter().enumerate().map(|(number, host)| Host::new(number, host, spec.mtu));
         let (hosts, devices) = made.collect::<Result<Vec<_>>>()?.into_iter().unzip();
-        Ok(Self { relay: Relay::start(fabric, devices)?, hosts })
+        Ok(Self { relay: Relay::start(fabric, workers, devices)?, hosts })
     }
 
     /// Where the hosts are: by name, their namespace's path and inode, addresses and device.
@@ -67,7 +68,7 @@ impl Lab {
     /// What all links and hosts have done so far.
     pub fn status(&self) -> Result<Value> {
         let (mut fabric, now) = self.relay.shared.fabric();
-        let (lines, elapsed, strays) = (fabric.status(now), fabric.elapsed(now), fabric.strays());
+        let (lines, elapsed, strays) = (fabric.status(now), fabric.elapsed(now), fabric.astray());
         drop(fabric);
         let counters: Result<BTreeMap<_, _>> =
             self.hosts.iter().map(|host| Ok((host.name.as_str(), host.counters()?))).collect();

@@ -1,4 +1,7 @@
-//! The thread between the hosts' devices: reads packets, lets the fabric decide, writes them when they are due.
+//! The threads between the hosts' devices: they read packets, let the fabric decide, and write them when they are due.
+//!
+//! Handing a packet to a host's kernel costs more than all the rest: its TCP runs in the write. So there are two
+//! threads, and each reads and writes the devices of its own hosts. The fabric is locked for decisions only.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,14 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::poll::{ppoll, PollFd, PollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::time::{clock_gettime, ClockId};
 
 use crate::device::Device;
-use crate::fabric::{Fabric, Time};
-use crate::packet::Packet;
+use crate::fabric::{Arrival, Fabric, Time};
+use crate::packet::{Packet, LARGEST};
 use crate::{Error, Result};
 
 /// Packets of one device before the others have their turn.
@@ -22,17 +27,55 @@ const BATCH: usize = 16;
 const SMALL: usize = 16 << 10;
 /// Real-time priority: above all that is not real time, below the kernel's own threads.
 const PRIORITY: libc::c_int = 10;
+/// What is due within this time is handed over together at its end: on many slow links packets are due every few
+/// microseconds, and waking for each would take more time than there is.
+const QUANTUM: Duration = Duration::from_micros(50);
 const IDLE: Duration = Duration::from_millis(200);
 
-/// What the thread shares with those who ask it.
+/// What the threads share with each other and with those who ask them.
 pub(crate) struct Shared {
     fabric: Mutex<Fabric>,
     began: Instant,
     stop: AtomicBool,
-    wake: EventFd,
     failure: Mutex<Option<String>>,
+    workers: Vec<Worker>,
+}
+
+/// One thread, as the others see it.
+struct Worker {
+    wake: EventFd,
+    /// Until when it sleeps, in nanoseconds on the fabric's clock.
+    sleeps_until: AtomicU64,
     realtime: AtomicBool,
     cpu_nanos: AtomicU64,
+}
+
+impl Worker {
+    fn new() -> Result<Self> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+        Ok(Self {
+            wake: wake.map_err(|e| Error::io("lab", "eventfd", &e.into()))?,
+            sleeps_until: AtomicU64::new(0),
+            realtime: AtomicBool::new(false),
+            cpu_nanos: AtomicU64::new(0),
+        })
+    }
+
+    fn wake(&self) {
+        // It only fails when it is full, and then the thread is about to wake.
+        let _ = self.wake.write(1);
+    }
+
+    /// Wakes it if it would sleep longer than until `due`.
+    fn expect(&self, due: Option<Time>) {
+        if due.is_some_and(|due| nanos(due) < self.sleeps_until.load(Ordering::Acquire)) {
+            self.wake();
+        }
+    }
+}
+
+fn nanos(time: Time) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Shared {
@@ -42,53 +85,62 @@ impl Shared {
         (fabric, self.began.elapsed())
     }
 
-    /// Makes the thread look at its fabric again.
+    /// Makes the threads look at the fabric again.
     pub(crate) fn wake(&self) {
-        // It only fails when it is full, and then the thread is about to wake.
-        let _ = self.wake.write(1);
+        self.workers.iter().for_each(Worker::wake);
     }
 
+    /// Whether all threads are real time.
     pub(crate) fn realtime(&self) -> bool {
-        self.realtime.load(Ordering::Relaxed)
+        self.workers.iter().all(|worker| worker.realtime.load(Ordering::Relaxed))
     }
 
+    /// How long the threads have computed, together.
     pub(crate) fn cpu(&self) -> Duration {
-        Duration::from_nanos(self.cpu_nanos.load(Ordering::Relaxed))
+        Duration::from_nanos(self.workers.iter().map(|worker| worker.cpu_nanos.load(Ordering::Relaxed)).sum())
     }
 }
 
 pub(crate) struct Relay {
     pub shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// How many threads a relay between so many hosts has.
+pub(crate) fn threads(hosts: usize) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    2.min(hosts).min(cores)
 }
 
 impl Relay {
-    pub(crate) fn start(fabric: Fabric, devices: Vec<Device>) -> Result<Self> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
+    pub(crate) fn start(fabric: Fabric, workers: usize, devices: Vec<Device>) -> Result<Self> {
         let shared = Arc::new(Shared {
             fabric: Mutex::new(fabric),
             began: Instant::now(),
             stop: AtomicBool::new(false),
-            wake: wake.map_err(|e| Error::io("lab", "eventfd", &e.into()))?,
             failure: Mutex::new(None),
-            realtime: AtomicBool::new(false),
-            cpu_nanos: AtomicU64::new(0),
+            workers: (0..workers).map(|_| Worker::new()).collect::<Result<_>>()?,
         });
-        let its = shared.clone();
-        let thread = std::thread::Builder::new().name("thalweg-relay".into()).spawn(move || {
-            its.realtime.store(become_realtime(), Ordering::Relaxed);
-            if let Err(error) = run(&its, &devices) {
-                *its.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
-            }
-        });
-        let thread = thread.map_err(|e| Error::io("lab", "the relay's thread", &e))?;
-        Ok(Self { shared, thread: Some(thread) })
+        let mut relay = Self { shared: shared.clone(), threads: Vec::new() };
+        let devices = Arc::new(devices);
+        for number in 0..workers {
+            let (shared, devices) = (shared.clone(), devices.clone());
+            let thread = std::thread::Builder::new().name(format!("thalweg-relay-{number}"));
+            let thread = thread.spawn(move || {
+                shared.workers[number].realtime.store(become_realtime(), Ordering::Relaxed);
+                if let Err(error) = Hand::new(number, &shared, &devices).and_then(|mut hand| hand.run()) {
+                    *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+                }
+            });
+            relay.threads.push(thread.map_err(|e| Error::io("lab", "the relay's thread", &e))?);
+        }
+        Ok(relay)
     }
 
     /// Why it has ended, if it has.
     pub(crate) fn failure(&self) -> Option<String> {
         let said = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        let ended = self.threads.iter().any(JoinHandle::is_finished);
         said.or_else(|| ended.then(|| "the relay has ended".into()))
     }
 }
@@ -97,8 +149,10 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.wake();
-        // A relay that panicked has said so already.
-        let _ = self.thread.take().map(JoinHandle::join);
+        for thread in self.threads.drain(..) {
+            // One that panicked has said so already.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -113,81 +167,171 @@ fn become_realtime() -> bool {
     scheduled
 }
 
-fn run(shared: &Shared, devices: &[Device]) -> Result<()> {
-    let failed = |what: &'static str| move |e: nix::Error| Error::io("relay", what, &e.into());
-    let mut polled: Vec<PollFd<'_>> =
-        devices.iter().map(|d| PollFd::new(d.as_fd(), PollFlags::POLLIN)).collect();
-    polled.push(PollFd::new(shared.wake.as_fd(), PollFlags::POLLIN));
-    while !shared.stop.load(Ordering::Acquire) {
-        let wait = turn(shared, devices, &polled)?;
-        ppoll(&mut polled, Some(TimeSpec::from_duration(wait)), None).map_err(failed("poll")).or_else(
-            |e| {
-                // A signal is for the other threads.
-                if std::io::Error::last_os_error().kind() == std::io::ErrorKind::Interrupted {
-                    Ok(0)
-                } else {
-                    Err(e)
-                }
-            },
-        )?;
-        if polled.last().is_some_and(ready) {
-            let _ = shared.wake.read();
-        }
-        let cpu = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_err(failed("clock"))?;
-        shared.cpu_nanos.store(Duration::from(cpu).as_nanos() as u64, Ordering::Relaxed);
-    }
-    Ok(())
+/// How to pass the time until the next turn.
+enum Wait {
+    /// Until a device has something, but no longer than this.
+    Listening(Duration),
+    /// Not even that: so much is due that it is taken together.
+    Asleep(Duration),
 }
 
-fn ready(polled: &PollFd<'_>) -> bool {
-    polled.revents().is_some_and(|events| !events.is_empty())
+fn failed(what: &'static str) -> impl Fn(Errno) -> Error {
+    move |error| Error::io("relay", what, &error.into())
 }
 
-/// Takes what the devices have, hands over what is due, and says how long to sleep.
-fn turn(shared: &Shared, devices: &[Device], polled: &[PollFd<'_>]) -> Result<Duration> {
-    let (mut fabric, now) = shared.fabric();
-    hand_over(&mut fabric, now, devices);
-    let mut more = false;
-    for (host, device) in devices.iter().enumerate().filter(|(host, _)| ready(&polled[*host])) {
-        more |= take(&mut fabric, shared, host, device)?;
-    }
-    let now = shared.began.elapsed();
-    hand_over(&mut fabric, now, devices);
-    fabric.sample(now);
-    if more {
-        return Ok(Duration::ZERO);
-    }
-    let due = [fabric.next_due(), fabric.next_sample()].into_iter().flatten().min();
-    Ok(due.map_or(IDLE, |due| due.saturating_sub(shared.began.elapsed()).min(IDLE)))
+/// One thread's work.
+struct Hand<'a> {
+    number: usize,
+    shared: &'a Shared,
+    devices: &'a [Device],
+    epoll: Epoll,
+    /// Those of its devices that have something, or its eventfd.
+    events: Vec<EpollEvent>,
+    buffers: Vec<Vec<u8>>,
+    /// What its hosts sent, and the ones it could make nothing of.
+    sent: Vec<(usize, Time, Packet)>,
+    strays: u64,
+    arrived: Vec<Arrival>,
+    done: Vec<Packet>,
+    refused: Vec<Arrival>,
 }
 
-fn hand_over(fabric: &mut Fabric, now: Time, devices: &[Device]) {
-    while let Some(arrival) = fabric.output(now) {
-        match devices[arrival.host].write(&arrival.packet.parts()) {
-            Ok(()) => fabric.recycle(arrival.packet),
-            // The host's kernel has no room, or its user has taken the device down.
-            Err(_) => fabric.refused(arrival),
-        }
-    }
-}
-
-/// Reads packets of a device; says whether there may be more.
-fn take(fabric: &mut Fabric, shared: &Shared, host: usize, device: &Device) -> Result<bool> {
-    for _ in 0..BATCH {
-        let mut buffer = fabric.buffer();
-        let read = device.read(&mut buffer).map_err(|e| Error::io("relay", "a host's device", &e))?;
-        let Some(length) = read else {
-            fabric.keep(buffer);
-            return Ok(false);
+impl<'a> Hand<'a> {
+    fn new(number: usize, shared: &'a Shared, devices: &'a [Device]) -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll"))?;
+        let mine: Vec<_> = {
+            let (fabric, _) = shared.fabric();
+            (0..devices.len()).filter(|&host| fabric.worker_of(host) == number).collect()
         };
-        if length < SMALL {
-            let small = buffer[..length].to_vec();
-            fabric.keep(std::mem::replace(&mut buffer, small));
+        let ends = mine.iter().map(|&host| (host, devices[host].as_fd()));
+        let wake = (devices.len(), shared.workers[number].wake.as_fd());
+        for (place, end) in ends.chain([wake]) {
+            epoll.add(end, EpollEvent::new(EpollFlags::EPOLLIN, place as u64)).map_err(failed("epoll"))?;
         }
-        match Packet::read(Arc::new(buffer), length) {
-            Some(packet) => fabric.input(shared.began.elapsed(), host, packet),
-            None => fabric.stray(),
+        let (buffers, sent, arrived) = (Vec::new(), Vec::new(), Vec::new());
+        let (events, done, refused) = (Vec::with_capacity(mine.len() + 1), Vec::new(), Vec::new());
+        Ok(Self { number, shared, devices, epoll, events, buffers, sent, strays: 0, arrived, done, refused })
+    }
+
+    fn run(&mut self) -> Result<()> {
+        let me = &self.shared.workers[self.number];
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let more = self.take()?;
+            let due = self.decide();
+            self.hand_over();
+            let wait = self.until(due);
+            match wait {
+                _ if more => {}
+                Wait::Asleep(time) => std::thread::sleep(time),
+                Wait::Listening(time) => self.listen(time)?,
+            }
+            self.look()?;
+            let cpu = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_err(failed("clock"))?;
+            me.cpu_nanos.store(nanos(cpu.into()), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Reads what its devices have; says whether there may be more.
+    fn take(&mut self) -> Result<bool> {
+        let mut more = false;
+        for event in &self.events {
+            let host = event.data() as usize;
+            let Some(device) = self.devices.get(host) else {
+                // The one behind the devices is who wakes us.
+                let _ = self.shared.workers[self.number].wake.read();
+                continue;
+            };
+            for left in (0..BATCH).rev() {
+                let mut buffer = self.buffers.pop().unwrap_or_else(|| vec![0; LARGEST]);
+                let read = device.read(&mut buffer).map_err(|e| Error::io("relay", "a host's device", &e))?;
+                let Some(length) = read else {
+                    self.buffers.push(buffer);
+                    break;
+                };
+                if length < SMALL {
+                    let small = buffer[..length].to_vec();
+                    self.buffers.push(std::mem::replace(&mut buffer, small));
+                }
+                match Packet::read(Arc::new(buffer), length) {
+                    Some(packet) => self.sent.push((host, self.shared.began.elapsed(), packet)),
+                    None => self.strays += 1,
+                }
+                more |= left == 0;
+            }
+        }
+        Ok(more)
+    }
+
+    /// Lets the fabric decide; says when there is something to do next.
+    fn decide(&mut self) -> Option<Time> {
+        let (mut fabric, now) = self.shared.fabric();
+        self.done.drain(..).for_each(|packet| fabric.recycle(packet));
+        self.refused.drain(..).for_each(|arrival| fabric.refused(arrival));
+        fabric.strays(std::mem::take(&mut self.strays));
+        let others = self.sent.len();
+        for (host, at, packet) in self.sent.drain(..) {
+            fabric.input(at, host, packet);
+        }
+        while let Some(arrival) = fabric.output(now, self.number) {
+            self.arrived.push(arrival);
+        }
+        fabric.sample(now);
+        fabric.fill_up(&mut self.buffers, BATCH);
+        if others > 0 {
+            for (number, worker) in self.shared.workers.iter().enumerate().filter(|(n, _)| *n != self.number)
+            {
+                worker.expect(fabric.next_due(number));
+            }
+        }
+        let sample = (self.number == 0).then(|| fabric.next_sample()).flatten();
+        let due = [fabric.next_due(self.number), sample].into_iter().flatten().min();
+        // Said while the fabric is locked, so that nobody puts in something earlier unseen.
+        let until = due.map_or(u64::MAX, nanos);
+        self.shared.workers[self.number].sleeps_until.store(until, Ordering::Release);
+        due
+    }
+
+    fn hand_over(&mut self) {
+        for arrival in self.arrived.drain(..) {
+            match self.devices[arrival.host].write(&arrival.packet.parts()) {
+                Ok(()) => self.done.push(arrival.packet),
+                // The host's kernel has no room, or its user has taken the device down.
+                Err(_) => self.refused.push(arrival),
+            }
         }
     }
-    Ok(true)
+
+    fn until(&self, due: Option<Time>) -> Wait {
+        let Some(due) = due else { return Wait::Listening(IDLE) };
+        let wait = due.saturating_sub(self.shared.began.elapsed());
+        if wait < QUANTUM {
+            Wait::Asleep(QUANTUM)
+        } else {
+            Wait::Listening(wait.min(IDLE))
+        }
+    }
+
+    /// Waits for a device, the eventfd or the time. Epoll itself only waits for whole milliseconds.
+    fn listen(&self, time: Duration) -> Result<()> {
+        let mut polled = [PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN)];
+        match ppoll(&mut polled, Some(TimeSpec::from_duration(time)), None) {
+            // A signal is for the other threads.
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(error) => Err(failed("poll")(error)),
+        }
+    }
+
+    /// Sees which devices have something.
+    fn look(&mut self) -> Result<()> {
+        // Awake: it will decide again before it sleeps, and need not be woken.
+        self.shared.workers[self.number].sleeps_until.store(0, Ordering::Release);
+        self.events.resize(self.events.capacity(), EpollEvent::empty());
+        let ready = match self.epoll.wait(&mut self.events, EpollTimeout::ZERO) {
+            Err(Errno::EINTR) => 0,
+            count => count.map_err(failed("epoll"))?,
+        };
+        self.events.truncate(ready);
+        Ok(())
+    }
 }

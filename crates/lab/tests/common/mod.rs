@@ -16,7 +16,7 @@ pub fn spec(json: &str) -> Spec {
 }
 
 pub fn fabric(json: &str) -> Fabric {
-    Fabric::new(&spec(json)).unwrap()
+    Fabric::new(&spec(json), 1).unwrap()
 }
 
 /// A packet from one host to another.

@@ -106,7 +106,8 @@ impl Pipe {
         self.shape.jitter <= 0.0 && self.shape.reorder <= 0.0 && self.shape.duplicate <= 0.0
     }
 
-    /// Offers a packet of so many bytes at `now`, which never goes back.
+    /// Offers a packet of so many bytes at `now`. Time may step back a little between calls; a packet is never sent
+    /// before those offered earlier.
     pub fn offer(&mut self, now: Time, bytes: usize) -> Fate {
         if self.shape.down {
             return Fate::Dropped(Cause::Down);
