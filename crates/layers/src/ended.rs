@@ -23,7 +23,13 @@ impl Ended {
         outcome
     }
 
-    async fn wait(&self) {
+    /// Whether the link has ended.
+    pub(crate) fn is_set(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Waits until the link has ended.
+    pub(crate) async fn wait(&self) {
         let mut ended = self.0.subscribe();
         // An error means that the sender is gone, which it cannot be while we hold it.
         let _ = ended.wait_for(|ended| *ended).await;

@@ -1,13 +1,16 @@
 //! Wrappers over any transport, which are transports again: [`Fault`] loses, reorders, repeats, damages and
-//! delays chunks and cuts links, [`Throttle`] limits the rate, [`Trace`] records what passes.
+//! delays chunks and cuts links, [`Throttle`] limits the rate, [`Emulate`] makes a link like one of a network,
+//! [`Trace`] records what passes.
 //!
 //! A layer acts on what its own side sends (the trace: and receives); wrap both sides for both directions.
 //! What to do with which chunk is decided by small types without a clock and without IO; tokio only drives
 //! them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
 #![forbid(unsafe_code)]
 
+mod emulate;
 mod ended;
 mod fault;
+mod lane;
 mod pacer;
 mod rate;
 mod script;
@@ -15,7 +18,9 @@ mod throttle;
 mod trace;
 mod wrap;
 
+pub use emulate::{Directions, Emulate};
 pub use fault::Fault;
+pub use lane::{Crossing, Lane};
 pub use pacer::Pacer;
 pub use rate::Rate;
 pub use script::{DelayLine, Fate, Script, Step};

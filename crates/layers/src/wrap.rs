@@ -35,10 +35,19 @@ pub trait Layer: Clone + Send + Sync + 'static {
 }
 
 /// Wraps links.
+#[async_trait]
 pub trait Links: Send + Sync {
     /// Wraps one. Links are numbered as they are asked for: those that connect 0, 2, 4, ..., those that are
     /// accepted 1, 3, 5, ...
     fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link>;
+
+    /// The same for a layer whose two sides have to agree first.
+    ///
+    /// # Errors
+    /// What the link says, or that the other side is no such layer.
+    async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
+        Ok(self.wrap(inner, number))
+    }
 }
 
 struct Numbers(AtomicU64);
@@ -78,7 +87,7 @@ impl<L: Layer> Transport for Wrapped<L> {
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         let number = self.numbers[0].next();
-        Ok(self.connected.wrap(self.inner.connect(address, options).await?, number))
+        self.connected.open(self.inner.connect(address, options).await?, number).await
     }
 }
 
@@ -97,7 +106,7 @@ impl Listener for WrappedListener {
     async fn accept(&self) -> Result<Pending> {
         let pending = self.inner.accept().await?;
         let (links, number) = (self.links.clone(), self.numbers.next());
-        Ok(Box::pin(async move { Ok(links.wrap(pending.await?, number)) }))
+        Ok(Box::pin(async move { links.open(pending.await?, number).await }))
     }
 }
 

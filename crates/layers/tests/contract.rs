@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use thalweg_conformance::{suite, Factory};
-use thalweg_layers::{Fault, Layer, Rate, Throttle, Trace};
+use thalweg_layers::{Emulate, Fault, Layer, Rate, Throttle, Trace};
+use thalweg_proto::emulation::Shape;
 use thalweg_transport::memory::Memory;
 
 /// The memory transport within a layer, at a name of its own for each test.
@@ -49,6 +50,39 @@ mod throttle {
 mod shared_throttle {
     use super::*;
     suite!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
+}
+
+mod emulate_nothing {
+    use super::*;
+    suite!(wrapped(&Emulate::default()));
+}
+
+mod emulate {
+    use super::*;
+
+    fn link() -> Emulate {
+        let loss =
+            Shape { rate: Some(20_000_000_000), delay: 2e-3, jitter: 1e-3, loss: 1e-4, ..Shape::default() };
+        Emulate { seed: 5, up: loss.clone(), down: loss, ..Emulate::default() }
+    }
+
+    suite!(wrapped(&link()));
+}
+
+mod emulate_over_loss {
+    use super::*;
+
+    /// On a transport that is not reliable, chunks are lost, repeated and overtaken.
+    fn link() -> Factory {
+        let wild = Shape { loss: 0.002, jitter: 1e-3, delay: 1e-3, duplicate: 0.01, ..Shape::default() };
+        let layer = Emulate { seed: 5, up: wild.clone(), down: wild, ..Emulate::default() };
+        let mut factory = wrapped(&Fault::default());
+        factory.transport =
+            layer.wrap(Fault { loss: 0.01, seed: 4, ..Fault::default() }.wrap(Arc::new(Memory)));
+        factory
+    }
+
+    suite!(link());
 }
 
 mod trace {

@@ -14,7 +14,7 @@ use thalweg_wire::{Layout, Ranges};
 use tokio::sync::Notify;
 
 use crate::client_sink::ClientSink;
-use crate::options::{seconds, ClientOptions};
+use crate::options::{seconds, ClientOptions, Layers};
 use crate::outbox::Outbox;
 use crate::{lock, random, registry, Error};
 
@@ -84,7 +84,9 @@ impl Client {
         model: Option<(Arena, Layout)>,
     ) -> Result<Self, Error> {
         let address = Address::parse(address)?;
-        let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+        let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
+        let layers = Layers { emulate, ..options.layers };
+        let transport = registry::transport_for(&address, &layers, options.seed)?;
         let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
         let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
         let config = proto::ClientConfig {

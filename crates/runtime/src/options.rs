@@ -60,6 +60,8 @@ pub struct Layers {
     pub throttle: Option<String>,
     /// Seeded faults.
     pub fault: Option<thalweg_layers::Fault>,
+    /// Links like those of a network.
+    pub emulate: Option<thalweg_layers::Emulate>,
 }
 
 /// A server's options.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use thalweg_layers::{Fault, Layer, Rate, Throttle};
+use thalweg_layers::{Emulate, Fault, Layer, Rate, Throttle};
 use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Transport};
 
 use crate::{options::Layers, Error};
@@ -64,6 +64,10 @@ pub fn transport_for(address: &Address, wanted: &Layers, seed: u64) -> Result<Ar
 }
 
 fn wrap(mut transport: Arc<dyn Transport>, wanted: &Layers, seed: u64) -> Result<Arc<dyn Transport>, Error> {
+    if let Some(emulate) = &wanted.emulate {
+        emulate.check()?;
+        transport = Emulate { seed: emulate.seed ^ seed, ..emulate.clone() }.wrap(transport);
+    }
     if let Some(fault) = &wanted.fault {
         fault.check()?;
         let fault = Fault { seed: fault.seed ^ seed, ..fault.clone() };

@@ -55,6 +55,35 @@ fn loss_repetition_disorder_and_damage_change_nothing() {
     }
 }
 
+#[test]
+fn an_emulated_link_takes_its_time_both_ways_and_each_client_has_its_own() {
+    let layout = layout(50_000); // 200 kB, that is 16 ms at 100 Mbit/s
+    let link = |rate: u64, delay: f64| json!({ "rate": rate, "delay": delay, "loss": 0.01 });
+    let slow = json!({ "up": link(10_000_000, 0.0), "down": link(20_000_000, 0.0) });
+    let emulate = json!({ "seed": 3, "up": link(100_000_000, 0.01), "down": link(100_000_000, 0.02),
+                          "clients": { "slow": slow } });
+    let layers = json!({ "layers": { "emulate": emulate } });
+    let mut options = json!({ "expected": 2, "enough": 2, "chunk": 8192 });
+    options["layers"] = layers["layers"].clone();
+    let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
+    let clients = [("fast", 1.0), ("slow", 5.0)]
+        .map(|(n, value)| client(&server.address(), n, layers.clone(), value, 1));
+    server.wait(2, Some(LIMIT), || true);
+    let outcome = round(&server, 1).unwrap();
+    assert_eq!(outcome["complete"], true, "{outcome}");
+    assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
+    // No less than the bytes at the rate and the delay: a loaded machine may well take longer.
+    for (name, direction, least) in
+        [("fast", "up", 0.026), ("fast", "down", 0.036), ("slow", "up", 0.16), ("slow", "down", 0.08)]
+    {
+        let transfer = transfers(&outcome, name, direction);
+        let took = transfer["send_end"].as_f64().unwrap() - transfer["send_start"].as_f64().unwrap();
+        assert!(took >= least, "{name} {direction}: {took} of {transfer}");
+    }
+    server.close("done");
+    clients.into_iter().for_each(|c| assert_eq!(c.join().unwrap(), Ok(vec![Verdict::Accepted])));
+}
+
 /// Passes everything on, but only so much of what the client sends; then one byte whenever `pace` is over.
 fn trickle(to: &str, free: usize, pace: Duration) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,0 +1,349 @@
+//! A link of a given shape without root: rate, delay, jitter and loss at the level of messages.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use thalweg_proto::emulation::{Dice, Shape, ShapeError};
+use thalweg_transport::{
+    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
+};
+use thalweg_wire::{ChunkHeader, WireError, HEADER_BYTES};
+use tokio::time::Instant;
+
+use crate::ended::Ended;
+use crate::lane::Lane;
+use crate::wrap::{add, nothing, piece};
+use crate::{Layer, Links, Side};
+
+/// Chunks of an update that are under way at most.
+const UNDER_WAY: usize = 4096;
+/// Longer than anybody waits.
+const NEVER: Duration = Duration::from_secs(1 << 30);
+/// What the message of this layer begins with; no control message of the protocol does.
+const HELLO: &[u8] = b"\xffthalweg emulate\xff";
+
+/// Makes links like those of a network: `up` from the side that connects, `down` from the side that listens.
+///
+/// Frames are cut into packets of 1500 bytes, with headers, in thought only; see [`Lane`]. The sender waits while
+/// the link is busy, so a queue's length means nothing here, and no congestion control sees a loss.
+///
+/// A client of its own shape is in `clients`. The side that connects tells the other one what the link is to be like,
+/// with a message of the layer's own before any other.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Emulate {
+    /// Where all chance comes from.
+    pub seed: u64,
+    /// From the side that connects.
+    pub up: Shape,
+    /// To the side that connects.
+    pub down: Shape,
+    /// Clients whose links are another.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub clients: BTreeMap<String, Directions>,
+}
+
+/// The two directions of a client's link.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Directions {
+    /// From the client.
+    pub up: Shape,
+    /// To the client.
+    pub down: Shape,
+}
+
+impl Emulate {
+    /// Checks every shape.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming the key.
+    pub fn check(&self) -> Result<()> {
+        self.shapes().try_for_each(Shape::check).map_err(impossible)
+    }
+
+    fn shapes(&self) -> impl Iterator<Item = &Shape> {
+        let own = self.clients.values().flat_map(|client| [&client.up, &client.down]);
+        [&self.up, &self.down].into_iter().chain(own)
+    }
+
+    /// What the link of one client is like. Its chances are its own.
+    #[must_use]
+    pub fn of_client(&self, name: &str) -> Self {
+        let own = self.clients.get(name);
+        let (up, down) = own.map_or((&self.up, &self.down), |client| (&client.up, &client.down));
+        let mut seeds = vec![self.seed];
+        seeds.extend(name.bytes().map(u64::from));
+        let seed = Dice::new(&seeds).draw();
+        Self { seed, up: up.clone(), down: down.clone(), clients: BTreeMap::new() }
+    }
+
+    /// The way of one side's frames.
+    fn lane(&self, side: Side, number: u64) -> Result<Lane> {
+        let (there, back, stream) = match side {
+            Side::Connected => (&self.up, &self.down, number),
+            Side::Accepted => (&self.down, &self.up, number + 1),
+        };
+        Lane::new(there, back.delay, self.seed, stream).map_err(impossible)
+    }
+}
+
+fn impossible(error: ShapeError) -> Error {
+    Error::new(ErrorKind::Unsupported, "emulate a link", error.to_string()).mend("correct the network's keys")
+}
+
+impl Layer for Emulate {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        let keeps = self.shapes().all(|s| s.jitter <= 0.0 && s.reorder <= 0.0 && s.duplicate <= 0.0);
+        Capabilities { ordered: inner.ordered && (inner.reliable || keeps), fan_out: false, ..inner }
+    }
+
+    fn links(&self, side: Side) -> Arc<dyn Links> {
+        Arc::new(Emulated { layer: self.clone(), side })
+    }
+}
+
+struct Emulated {
+    layer: Emulate,
+    side: Side,
+}
+
+#[async_trait]
+impl Links for Emulated {
+    fn wrap(&self, inner: Arc<dyn Link>, number: u64) -> Arc<dyn Link> {
+        // Shapes are checked before anything connects; an impossible one would be none.
+        let Ok(lane) = self.layer.lane(self.side, number) else { return inner };
+        let (layer, lane) = (self.layer.clone(), Mutex::new(lane));
+        let (start, ended) = (Instant::now(), Ended::new());
+        let (lost, repeated) = Default::default();
+        Arc::new(EmulatedLink { inner, layer, lane, start, lost, repeated, ended })
+    }
+
+    async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
+        if self.side == Side::Connected {
+            inner.send_control(Hello { link: self.layer.clone(), number }.encode()?).await?;
+            return Ok(self.wrap(inner, number));
+        }
+        let Hello { link, number } = Hello::decode(&inner.receive(&Nowhere).await?)?;
+        link.check()?;
+        Ok(Self { layer: link, side: self.side }.wrap(inner, number))
+    }
+}
+
+struct EmulatedLink {
+    inner: Arc<dyn Link>,
+    layer: Emulate,
+    lane: Mutex<Lane>,
+    start: Instant,
+    /// Bytes that the inner link has never seen.
+    lost: AtomicU64,
+    /// Bytes that it has seen twice.
+    repeated: AtomicU64,
+    ended: Ended,
+}
+
+/// What the side that connects says first: a listener does not know who will come.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hello {
+    link: Emulate,
+    number: u64,
+}
+
+impl Hello {
+    fn encode(&self) -> Result<Bytes> {
+        let system = |e: serde_json::Error| Error::new(ErrorKind::System, "emulate a link", e.to_string());
+        Ok([HELLO, &serde_json::to_vec(self).map_err(system)?].concat().into())
+    }
+
+    fn decode(message: &[u8]) -> Result<Self> {
+        let none =
+            || Error::new(ErrorKind::Corrupt, "emulate a link", "the peer does not say what it is like");
+        let json = message.strip_prefix(HELLO).ok_or_else(|| none().mend("give both sides the layer"))?;
+        serde_json::from_slice(json)
+            .map_err(|e| Error::new(ErrorKind::Corrupt, "emulate a link", e.to_string()))
+    }
+}
+
+/// Takes nothing: before the first message there is nothing to take.
+struct Nowhere;
+
+impl Sink for Nowhere {
+    fn place(&self, _chunk: &ChunkHeader) -> Option<Target> {
+        None
+    }
+
+    fn progress(&self, _bytes: u64) {}
+
+    fn stored(&self, _chunk: &ChunkHeader, _target: Target, _outcome: std::result::Result<(), WireError>) {}
+}
+
+/// A chunk on its way: when it arrives, which, and how often; in the order of arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Landed {
+    due: Duration,
+    chunk: usize,
+    copies: u8,
+}
+
+/// An update's chunks on their way.
+#[derive(Default)]
+struct Flight {
+    chunks: BTreeSet<Landed>,
+    /// When the first bit of the first left.
+    begun: Option<Duration>,
+    /// When the link is free for the next.
+    through: Duration,
+}
+
+impl Flight {
+    /// The next chunk that has arrived.
+    fn landed(&mut self, now: Duration) -> Option<Landed> {
+        let first = self.chunks.first().copied().filter(|landed| landed.due <= now)?;
+        self.chunks.remove(&first);
+        Some(first)
+    }
+
+    /// When there is something to do next; `more` says whether there is a chunk to put on its way.
+    fn wake(&self, more: bool) -> Duration {
+        let arrival = self.chunks.first().map(|landed| landed.due);
+        let free = (more && self.chunks.len() < UNDER_WAY).then_some(self.through);
+        arrival.into_iter().chain(free).min().unwrap_or_default()
+    }
+}
+
+impl EmulatedLink {
+    fn lane(&self) -> MutexGuard<'_, Lane> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn ready(&self) -> Duration {
+        self.lane().ready(self.now())
+    }
+
+    fn is_reliable(&self) -> bool {
+        self.inner.capabilities().reliable
+    }
+
+    /// Hands over a chunk that has come to the other end. What is lost counts as sent, as its sender cannot know.
+    async fn deliver(&self, update: &Outgoing, landed: Landed) -> Result<SendReport> {
+        let Landed { chunk, copies, .. } = landed;
+        if copies == 0 && self.is_reliable() {
+            // It never comes, and nobody is told: the link is there and carries nothing.
+            self.ended.sleep_sending(Instant::now() + NEVER, update).await?;
+            self.still_there()?;
+        }
+        if copies == 0 {
+            let payload = update.chunks()[chunk].range().len();
+            let wire = payload + HEADER_BYTES as u64;
+            self.lost.fetch_add(wire, Ordering::Relaxed);
+            return Ok(SendReport { chunks: 1, payload, wire, ..nothing() });
+        }
+        let report = self.inner.send_update(&piece(update, chunk)).await?;
+        for _ in 1..copies {
+            let again = self.inner.send_update(&piece(update, chunk)).await?;
+            self.repeated.fetch_add(again.wire, Ordering::Relaxed);
+        }
+        Ok(report)
+    }
+
+    /// Puts a chunk on its way.
+    fn launch(&self, flight: &mut Flight, update: &Outgoing, chunk: usize) {
+        let bytes = update.chunks()[chunk].range().len() + HEADER_BYTES as u64;
+        let crossing = self.lane().send(self.now(), flight.through, bytes, self.is_reliable());
+        flight.begun.get_or_insert(crossing.begun);
+        flight.through = crossing.through;
+        let copies = crossing.due.map_or(0, |_| 1 + u8::from(crossing.twice));
+        let due = crossing.due.unwrap_or(crossing.through);
+        flight.chunks.insert(Landed { due, chunk, copies });
+    }
+
+    /// Fails once the link has ended: what woke a sender may have been that.
+    fn still_there(&self) -> Result<()> {
+        match self.ended.is_set() {
+            true => Err(Error::closed("send update", "the link has ended")),
+            false => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Link for EmulatedLink {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.layer.capabilities(self.inner.capabilities())
+    }
+
+    /// Waits for the message's whole way, so that it has arrived before a link is closed. Control messages are
+    /// reliable on every transport.
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        let bytes = (HEADER_BYTES + message.len()) as u64;
+        let crossing = {
+            let (mut lane, now) = (self.lane(), self.now());
+            let ready = lane.ready(now);
+            lane.send(now, ready, bytes, true)
+        };
+        match crossing.due {
+            Some(due) => self.ended.sleep_until(self.start + due).await,
+            None => self.ended.wait().await,
+        }
+        let sent = self.ended.note(self.inner.send_control(message).await);
+        self.lane().returned(self.now(), crossing.through);
+        sent
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        let (count, mut next, mut report) = (update.chunks().len(), 0, nothing());
+        let mut flight = Flight { through: self.ready(), ..Flight::default() };
+        while next < count || !flight.chunks.is_empty() {
+            let now = self.now();
+            if next < count && flight.through <= now && flight.chunks.len() < UNDER_WAY {
+                // One at a time, as the link comes free, so that other updates and control messages take turns.
+                self.launch(&mut flight, update, next);
+                next += 1;
+            } else if let Some(landed) = flight.landed(now) {
+                let sent = self.deliver(update, landed).await;
+                add(&mut report, &self.ended.note(sent)?);
+            } else {
+                let wake = flight.wake(next < count);
+                self.ended.sleep_sending(self.start + wake, update).await?;
+                self.still_there()?;
+            }
+        }
+        // The link is busy until the last chunk is through, whether it arrives or not.
+        self.ended.sleep_sending(self.start + flight.through, update).await?;
+        self.still_there()?;
+        self.lane().returned(self.now(), flight.through);
+        report.ended = report.ended.max(nothing().ended);
+        // Earlier than this call, if its sender waited for a message in front of it to arrive.
+        report.started = flight.begun.map_or(report.started, |begun| (self.start + begun).into_std());
+        Ok(report)
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        self.ended.note(self.inner.receive(sink).await)
+    }
+
+    fn counters(&self) -> Counters {
+        let inner = self.inner.counters();
+        let (lost, repeated) = (self.lost.load(Ordering::Relaxed), self.repeated.load(Ordering::Relaxed));
+        Counters { sent: (inner.sent + lost).saturating_sub(repeated), ..inner }
+    }
+
+    async fn close(&self) {
+        self.ended.set();
+        self.inner.close().await;
+    }
+}
