@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from tests.record.conftest import round_entry
 from thalweg.bound import Bound
+from thalweg.host import Result
+from thalweg.plan import Plan
 from thalweg.progress import Bars, Lines, round_line
-from thalweg.summary import summary
+from thalweg.summary import network_line, summary
 
 
 def rendered(bound: Bound) -> str:
@@ -34,6 +38,26 @@ def test_the_table_holds_goodput_against_the_bound() -> None:
     assert "51.00 %" in text
     assert "19.2 kbit/s       50 %" in text
     assert "bound: raw TCP" in text
+
+
+def test_the_bound_of_a_network_is_of_whole_rounds() -> None:
+    # The round's transfers have 1200 bytes.
+    assert "50 %" in rendered(Bound("links", round_seconds=0.25, round_bytes=1200))
+    assert "19.2 kbit/s          -" in rendered(Bound("links", round_seconds=0.25, round_bytes=1600))
+
+
+def test_the_table_says_how_links_were_emulated() -> None:
+    def line(emulation: str, reason: str | None, **sections: object) -> str | None:
+        plan = Plan.of(sections)
+        return network_line(cast("Result", SimpleNamespace(plan=plan, emulation=emulation, emulation_reason=reason)))
+
+    assert line("none", None) is None
+    assert line("packet level", None, network={"profile": "lan"}) == "emulated at packet level"
+    said = line('message level: {"emulate": {}}', "no root", network={"profile": "lan"})
+    assert said == "emulated at message level, because no root"
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary([round_entry(1)], Bound("links"), said))
+    assert "network: emulated at message level" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_without_a_bound_there_is_no_share() -> None:

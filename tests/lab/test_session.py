@@ -99,7 +99,7 @@ def test_without_root_auto_is_at_message_level_and_says_why(monkeypatch: pytest.
     with sessions.session(plan(network={"profile": "lan"}), NAMES, notes.append) as made:
         assert made.lab is None
         assert made.layers == LAYERS
-        assert made.emulation == f"message level: {json.dumps(LAYERS)}"
+        assert made.emulation == f"message level: {json.dumps({'emulate': LAYERS})}"
         assert made.reason == "no"
         assert made.url == "tcp://127.0.0.1:0"
         network_facts = made.facts()["network"]
