@@ -108,7 +108,10 @@ def test_several_findings_are_counted() -> None:
         ("[network.clients.client-9]\nloss = 1", "no client 'client-9'"),
         ("[network]\nprofile = 'wan'\n[hosts]\nserver = '10.0.0.1:7'", "[hosts] names '10.0.0.1:7'"),
         ("[network]\nprofile = 'wan'\n[hosts]\nclients = ['127.0.0.1', 'far']", "[hosts] names 'far'"),
-        ("[network]\nemulator = 'message'\ntopology = 'mesh'", "has no topology = 'mesh'"),
+        (
+            "[network]\nemulator = 'message'\ntopology = 'mesh'",
+            "message level puts a layer around each link and has no topology = 'mesh'",
+        ),
         ("[network]\nemulator = 'message'\n[[network.changes]]\nat = 1\nloss = 1", "has no [[network.changes]]"),
         ("[network]\nemulator = 'message'\n[network.trace]\nfile = 'a.csv'", "has no [network.trace]"),
         ("[stress]", "[stress] says no stress"),

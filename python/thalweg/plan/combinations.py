@@ -118,27 +118,14 @@ def _network(plan: Plan) -> None:
             f"[network] emulates links on this machine, but [hosts] names {far!r}", "Remove [network], or [hosts]"
         )
     if network.emulator == "message":
-        _message_level(network)
+        from thalweg.network import message
+
+        message.check(network)
     # Files that a plan names may be on another machine: what is in them is looked at when it runs.
     if not _names_files(network):
         from thalweg.network import spec
 
         spec.build(plan)
-
-
-def _message_level(network: NetworkSection) -> None:
-    """Refuse what only packets show."""
-    asked = {
-        f"topology = '{network.topology}'": network.topology != "star",
-        "[[network.changes]]": bool(network.changes),
-        "[network.trace]": network.trace is not None,
-    }
-    for what, wanted in asked.items():
-        if wanted:
-            raise PlanError(
-                f"emulator = 'message' puts a layer around each link and has no {what}",
-                f"Remove {what}, or take emulator = 'packet', which needs root",
-            )
 
 
 def _names_files(network: NetworkSection) -> bool:

@@ -1,0 +1,34 @@
+"""A network at message level: what the layer around each link is told, and what only packets show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from thalweg.errors import PlanError
+from thalweg.network.spec import Spec
+from thalweg.plan.network import NetworkSection
+
+
+def check(network: NetworkSection) -> None:
+    """Refuse what a layer around each link cannot be. Raises PlanError."""
+    asked = {
+        f"topology = '{network.topology}'": network.topology != "star",
+        "[[network.changes]]": bool(network.changes),
+        "[network.trace]": network.trace is not None,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            raise PlanError(
+                f"emulation at message level puts a layer around each link and has no {what}",
+                f"Remove {what}, or take emulator = 'packet', which needs root",
+            )
+
+
+def layers(spec: Spec) -> dict[str, Any]:
+    """Return the core's layer for a star: ``up`` and ``down`` of most links, and ``clients`` that have others."""
+    ways = {link.name: {"up": link.ab.table(), "down": link.ba.table()} for link in spec.links}
+    most = Counter((link.ab, link.ba) for link in spec.links).most_common(1)[0][0]
+    common = {"up": most[0].table(), "down": most[1].table()}
+    others = {name: way for name, way in ways.items() if way != common}
+    return {"seed": spec.seed, **common, **({"clients": others} if others else {})}
