@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from thalweg.errors import LabError
-from thalweg.lab import reaper
+from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
 
 
@@ -97,6 +97,22 @@ def test_the_reaper_takes_the_dead_and_leaves_the_living(runtime: Path) -> None:
     assert sorted(reaper.reap()) == sorted([f".{pid}-{started}", "dead", "strange"])
     assert [path.name for path in states.labs_folder().iterdir()] == ["alive"]
     assert reaper.reap() == []
+
+
+def test_folders_of_other_users_are_not_believed(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written("dead", *gone())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert states.live() == []
+    assert reaper.reap() == []
+    with pytest.raises(LabError, match="another user's"):
+        states.claim("wan", unique=True)
+    assert (states.labs_folder() / "dead").is_dir()
+
+
+def test_processes_outside_of_labs_are_left_alone() -> None:
+    own = Path("/proc/self/ns/net").stat().st_ino
+    host = {"inode": own, "cookie": namespaces.own_cookie()}
+    assert namespaces.inside([host]) == [], "whatever a folder says"
 
 
 def test_hosts_have_two_names() -> None:

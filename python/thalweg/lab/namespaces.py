@@ -46,15 +46,16 @@ def within(namespace: str, do: Callable[[], T]) -> T:
 
 def cookie_of(namespace: str) -> int | None:
     """Return the number that no other namespace has had since the machine started; None on kernels without it."""
+    return within(namespace, own_cookie)
 
-    def ask() -> int | None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            try:
-                return int.from_bytes(any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8), "little")
-            except OSError:
-                return None
 
-    return within(namespace, ask)
+def own_cookie() -> int | None:
+    """Return the number of the calling thread's namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            return int.from_bytes(any_socket.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8), "little")
+        except OSError:
+            return None
 
 
 def congestion_control(namespace: str) -> str | None:
@@ -64,8 +65,11 @@ def congestion_control(namespace: str) -> str | None:
 
 
 def inside(hosts: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the ids of the processes whose namespace is that of one of a lab's hosts."""
+    """Return the ids of the processes whose namespace is that of one of a lab's hosts; never of the machine's own."""
     cookies = {host["inode"]: host.get("cookie") for host in hosts}
+    for own in ("self", "1"):
+        with suppress(OSError):
+            cookies.pop(Path(f"/proc/{own}/ns/net").stat().st_ino, None)
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdecimal() or int(path.name) == os.getpid():

@@ -87,6 +87,8 @@ def claim(wanted: str, *, unique: bool) -> State:
     root = labs_folder()
     try:
         root.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if not _is_own(root):
+            raise PermissionError(errno.EPERM, "it is another user's")
         part = root / f".{state.pid}-{state.started}"
         part.mkdir(mode=0o700, exist_ok=True)
         _write(part, state)
@@ -202,9 +204,16 @@ def _states() -> list[State]:
 
 
 def _folders() -> list[Path]:
+    root = labs_folder()
     with suppress(OSError):
-        return sorted(path for path in labs_folder().iterdir() if path.is_dir())
+        # What another user wrote is not believed: processes are ended by it.
+        if _is_own(root):
+            return sorted(path for path in root.iterdir() if path.is_dir() and _is_own(path))
     return []
+
+
+def _is_own(folder: Path) -> bool:
+    return folder.stat(follow_symlinks=False).st_uid == os.geteuid()
 
 
 def _read(folder: Path) -> State | None:
