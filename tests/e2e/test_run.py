@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +86,42 @@ def test_encrypted(result: Run, tmp_path: Path) -> None:
     done = result("run", "--tls", "on", "--model", "payload:1MiB", "--clients", "2", "--rounds", "1")
     assert done["rounds"][0]["complete"]
     assert Record(tmp_path / done["record"]).manifest["tls"] is True
+
+
+def test_links_at_message_level_as_the_plan_says(result: Run, tmp_path: Path) -> None:
+    options = ["--model", "payload:512KiB", "--clients", "2", "--rounds", "1", "--emulator", "message"]
+    done = result("run", *options, "--network", "rate=50mbit,rtt=20ms,loss=1%")
+    assert done["emulation"].startswith("message level: ")
+    assert done["emulation_reason"] is None
+    record = Record(tmp_path / done["record"])
+    layer = json.loads(record.manifest["emulation"].removeprefix("message level: "))["emulate"]
+    assert (layer["up"]["rate"], layer["up"]["delay"], layer["up"]["loss"]) == (50_000_000, 0.01, 0.01)
+    least = record.manifest["bound"]["round_seconds"]
+    assert done["rounds"][0]["communication_seconds"] > least > 0.16, "two times 4.2 Mbit over 50 Mbit/s"
+    assert record.manifest["network"]["lab"] is None
+
+
+def test_links_at_message_level_for_want_of_permission(tmp_path: Path) -> None:
+    # Root without the capabilities is as good as anybody else.
+    drop = ["setpriv", "--bounding-set=-net_admin,-sys_admin"] if os.geteuid() == 0 else []
+    if drop and shutil.which(drop[0]) is None:
+        pytest.skip("setpriv is not installed")
+    program = [sys.executable, "-m", "thalweg", "run", "--model", "payload:256KiB", "--clients", "2", "--rounds", "1"]
+    run = [*drop, *program, "--network", "rate=50mbit"]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "network: emulated at message level, because packets cannot be emulated here: " in done.stderr
+    assert "network: emulated at message level, because" in done.stdout
+    (folder,) = (tmp_path / "runs").iterdir()
+    manifest = Record(folder).manifest
+    assert manifest["emulation"].startswith("message level: ")
+    assert manifest["network"]["reason"] in done.stderr
+    refused = subprocess.run(
+        [*run, "--emulator", "packet"], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path
+    )
+    assert refused.returncode == 1
+    assert "mend: " in refused.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "and nothing is started"
 
 
 def test_deterministic_gives_the_same_bits(result: Run, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Tables:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither labs nor groups of the machine."""
     monkeypatch.setattr(reaper, "reap", list)
-    monkeypatch.setattr(network, "message_layers", lambda _: LAYERS, raising=False)
+    monkeypatch.setattr(network, "message_layers", lambda _: LAYERS)
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:

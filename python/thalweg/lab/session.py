@@ -231,7 +231,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     network = made.plan.network
     if network is None or network.emulator == "none":
         return
-    from thalweg.network import spec
+    from thalweg.network import message_layers, spec
 
     made.spec = spec.build(made.plan)
     if network.emulator in ("auto", "packet"):
@@ -246,19 +246,9 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
         made.congestion = namespaces.congestion_control(made.lab.hosts[SERVER]["namespace"])
         note(f"network: emulated at packet level, lab {made.lab.name}")
         return
-    made.layers = _message_layers(made.plan)
+    made.layers = message_layers(made.plan)
     why = "as the plan says" if made.reason is None else f"because packets cannot be emulated here: {made.reason}"
     note(f"network: emulated at message level, {why}")
-
-
-def _message_layers(plan: Plan) -> Mapping[str, Any]:
-    from thalweg import network
-
-    make = getattr(network, "message_layers", None)
-    if make is None:
-        raise LabError("this version emulates links at packet level only", "Start it as root, or remove [network]")
-    layers: Mapping[str, Any] = make(plan)
-    return layers
 
 
 def cannot(error: LabError) -> bool:
