@@ -137,7 +137,7 @@ fn check_summary(layout: &Layout, case: &Case, summary: &Summary) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn f64_sums_are_the_reference_bit_by_bit(layout in layouts(), seed in any::<u64>(), zero in any::<bool>()) {
