@@ -21,9 +21,14 @@ mod ioctls {
 impl Device {
     /// Makes a device called `name` in the calling thread's namespace, with as much offload as the kernel has.
     pub(crate) fn new(name: &str) -> Result<Self> {
+        Self::by(PATH, name)
+    }
+
+    /// The same, by the kernel's interface at `path`.
+    fn by(path: &str, name: &str) -> Result<Self> {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(PATH);
-        let file = file.map_err(|e| Error::io("lab", PATH, &e))?;
+        let file = options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path);
+        let file = file.map_err(|e| Error::io("lab", path, &e))?;
         if name.len() >= libc::IFNAMSIZ {
             return Err(crate::spec::impossible(format!(
                 "the device name {name:?}; it has at most 15 bytes"
@@ -72,5 +77,55 @@ impl Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ErrorKind, Namespace};
+
+    /// Does something in a namespace of its own, or says why that cannot be.
+    fn inside(work: impl FnOnce() + Send) {
+        if let Err(error) = Namespace::with(|| {
+            work();
+            Ok(())
+        }) {
+            println!("skipped: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_refused() {
+        inside(|| {
+            let first = match Device::new("one") {
+                Err(error) if error.kind() == ErrorKind::Unsupported => return println!("skipped: {error}"),
+                made => made.unwrap(),
+            };
+            let error = Device::new("one").err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::InUse);
+            assert!(error.to_string().contains("\"one\""), "{error}");
+            drop(first);
+            Device::new("one").unwrap();
+        });
+    }
+
+    #[test]
+    fn a_name_that_no_device_can_have_is_refused() {
+        let error = Device::new("a-name-that-is-too-long").err().unwrap();
+        assert!(
+            [ErrorKind::Config, ErrorKind::Unsupported, ErrorKind::Permission].contains(&error.kind()),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_machine_without_tun_says_so() {
+        let error = Device::by("/dev/net/no-such-tun", "eth0").err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error.to_string().contains("no-such-tun") && error.to_string().contains("emulator"),
+            "{error}"
+        );
     }
 }
