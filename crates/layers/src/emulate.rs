@@ -12,7 +12,9 @@ use thalweg_proto::emulation::{Dice, Shape, ShapeError};
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
 };
-use thalweg_wire::{ChunkHeader, WireError, HEADER_BYTES};
+use thalweg_wire::{ChunkHeader, WireError, HEADER_BYTES, MAX_CONTROL};
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::ended::Ended;
@@ -20,8 +22,13 @@ use crate::lane::Lane;
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Side};
 
-/// Chunks of an update that are under way at most.
+/// Chunks of an update, or control messages, that are under way at most.
 const UNDER_WAY: usize = 4096;
+/// How long a link that is closed may take to hand over the messages that are under way, and the patience after that.
+const FLUSH: Duration = Duration::from_secs(1);
+const MOMENT: Duration = Duration::from_millis(100);
+/// How much ahead of the link a message may be.
+const GRAIN: Duration = Duration::from_millis(1);
 /// Longer than anybody waits.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 /// What the message of this layer begins with; no control message of the protocol does.
@@ -119,9 +126,10 @@ impl Links for Emulated {
         // Shapes are checked before anything connects; an impossible one would be none.
         let Ok(lane) = self.layer.lane(self.side, number) else { return inner };
         let (layer, lane) = (self.layer.clone(), Mutex::new(lane));
-        let (start, ended) = (Instant::now(), Ended::new());
+        let (start, ended) = (Instant::now(), Arc::new(Ended::new()));
+        let messages = Messages::start(inner.clone(), ended.clone());
         let (lost, repeated) = Default::default();
-        Arc::new(EmulatedLink { inner, layer, lane, start, lost, repeated, ended })
+        Arc::new(EmulatedLink { inner, layer, lane, start, messages, lost, repeated, ended })
     }
 
     async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
@@ -140,11 +148,12 @@ struct EmulatedLink {
     layer: Emulate,
     lane: Mutex<Lane>,
     start: Instant,
+    messages: Messages,
     /// Bytes that the inner link has never seen.
     lost: AtomicU64,
     /// Bytes that it has seen twice.
     repeated: AtomicU64,
-    ended: Ended,
+    ended: Arc<Ended>,
 }
 
 /// What the side that connects says first: a listener does not know who will come.
@@ -240,7 +249,7 @@ impl EmulatedLink {
         if copies == 0 && self.is_reliable() {
             // It never comes, and nobody is told: the link is there and carries nothing.
             self.ended.sleep_sending(Instant::now() + NEVER, update).await?;
-            self.still_there()?;
+            self.still_there("send update")?;
         }
         if copies == 0 {
             let payload = update.chunks()[chunk].range().len();
@@ -268,11 +277,56 @@ impl EmulatedLink {
     }
 
     /// Fails once the link has ended: what woke a sender may have been that.
-    fn still_there(&self) -> Result<()> {
+    fn still_there(&self, operation: &'static str) -> Result<()> {
         match self.ended.is_set() {
-            true => Err(Error::closed("send update", "the link has ended")),
+            true => Err(Error::closed(operation, "the link has ended")),
             false => Ok(()),
         }
+    }
+}
+
+/// Control messages on their way, handed over in order by a task of their own when they arrive.
+struct Messages {
+    queue: mpsc::Sender<(Instant, Bytes)>,
+    /// When the last of them arrives, and how many have not.
+    under_way: Arc<watch::Sender<(Option<Instant>, usize)>>,
+    task: AbortHandle,
+}
+
+impl Messages {
+    fn start(inner: Arc<dyn Link>, ended: Arc<Ended>) -> Self {
+        let (queue, mut messages) = mpsc::channel::<(Instant, Bytes)>(UNDER_WAY);
+        let under_way = Arc::new(watch::Sender::new((None, 0)));
+        let arrived = under_way.clone();
+        let task = tokio::spawn(async move {
+            while let Some((due, message)) = messages.recv().await {
+                tokio::time::sleep_until(due).await;
+                // Whatever went wrong, later messages cannot be in order any more.
+                if inner.send_control(message).await.is_err() {
+                    ended.set();
+                    messages.close();
+                }
+                arrived.send_modify(|(_, count)| *count -= 1);
+            }
+        });
+        Self { queue, under_way, task: task.abort_handle() }
+    }
+
+    /// Puts a message on its way. It waits while there are too many.
+    async fn push(&self, due: Instant, message: Bytes) {
+        if let Ok(place) = self.queue.reserve().await {
+            self.under_way.send_modify(|(last, count)| (*last, *count) = (Some(due), *count + 1));
+            place.send((due, message));
+        }
+    }
+
+    /// Waits until all have arrived, or a moment longer than they should have taken.
+    async fn arrived(&self) {
+        let (last, _) = *self.under_way.borrow();
+        let limit = last.unwrap_or_else(Instant::now).min(Instant::now() + FLUSH) + MOMENT;
+        let mut under_way = self.under_way.subscribe();
+        // An error means that the sender is gone, which it cannot be while we hold it.
+        let _ = tokio::time::timeout_at(limit, under_way.wait_for(|(_, count)| *count == 0)).await;
     }
 }
 
@@ -286,22 +340,28 @@ impl Link for EmulatedLink {
         self.layer.capabilities(self.inner.capabilities())
     }
 
-    /// Waits for the message's whole way, so that it has arrived before a link is closed. Control messages are
+    /// Waits until the message has left, not for its way: the next one may follow at once. Control messages are
     /// reliable on every transport.
     async fn send_control(&self, message: Bytes) -> Result<()> {
-        let bytes = (HEADER_BYTES + message.len()) as u64;
+        self.still_there("send control")?;
+        if message.len() > MAX_CONTROL as usize {
+            return self.inner.send_control(message).await;
+        }
         let crossing = {
             let (mut lane, now) = (self.lane(), self.now());
             let ready = lane.ready(now);
-            lane.send(now, ready, bytes, true)
+            lane.send(now, ready, (HEADER_BYTES + message.len()) as u64, true)
         };
+        // A timer is no finer than that; the lane keeps account of it.
+        if crossing.through > self.now() + GRAIN {
+            self.ended.sleep_until(self.start + crossing.through).await;
+            self.still_there("send control")?;
+        }
         match crossing.due {
-            Some(due) => self.ended.sleep_until(self.start + due).await,
+            Some(due) => self.messages.push(self.start + due, message).await,
             None => self.ended.wait().await,
         }
-        let sent = self.ended.note(self.inner.send_control(message).await);
-        self.lane().returned(self.now(), crossing.through);
-        sent
+        self.still_there("send control")
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
@@ -319,15 +379,15 @@ impl Link for EmulatedLink {
             } else {
                 let wake = flight.wake(next < count);
                 self.ended.sleep_sending(self.start + wake, update).await?;
-                self.still_there()?;
+                self.still_there("send update")?;
             }
         }
         // The link is busy until the last chunk is through, whether it arrives or not.
         self.ended.sleep_sending(self.start + flight.through, update).await?;
-        self.still_there()?;
+        self.still_there("send update")?;
         self.lane().returned(self.now(), flight.through);
         report.ended = report.ended.max(nothing().ended);
-        // Earlier than this call, if its sender waited for a message in front of it to arrive.
+        // Earlier than this call, if its sender waited for an update in front of it to arrive.
         report.started = flight.begun.map_or(report.started, |begun| (self.start + begun).into_std());
         Ok(report)
     }
@@ -342,8 +402,11 @@ impl Link for EmulatedLink {
         Counters { sent: (inner.sent + lost).saturating_sub(repeated), ..inner }
     }
 
+    /// What was sent before arrives before the link ends.
     async fn close(&self) {
         self.ended.set();
+        self.messages.arrived().await;
         self.inner.close().await;
+        self.messages.task.abort();
     }
 }

@@ -9,8 +9,8 @@ const PACKET: u64 = 1500;
 const HEADERS: u64 = 52;
 /// Rounds of retransmission after which a frame counts as never to come.
 const MOST_ROUNDS: u32 = 1000;
-/// A frame that comes so soon after another one returned was waiting for it: its sender sends one at a time.
-const AT_ONCE: Duration = Duration::from_millis(1);
+/// A frame that comes so soon after an update was handed over was waiting for that: its sender sends one at a time.
+const AT_ONCE: Duration = Duration::from_millis(5);
 /// How late a timer may be and the lane still keep to its rate.
 const SLACK: Duration = Duration::from_millis(5);
 
@@ -55,7 +55,7 @@ pub struct Lane {
     free: Duration,
     /// The latest arrival so far.
     latest: Duration,
-    /// When a call returned, and from when on its sender could have had the next frame ready.
+    /// When an update was handed over, and from when on its sender could have had the next frame ready.
     returned: Option<(Duration, Duration)>,
 }
 
@@ -74,7 +74,7 @@ impl Lane {
         self.returned.as_ref().and_then(waited).unwrap_or(now)
     }
 
-    /// A call returned `now`; its sender could have had the next frame ready since `ready`.
+    /// An update has been handed over `now`; its sender could have had the next frame ready since `ready`.
     pub fn returned(&mut self, now: Duration, ready: Duration) {
         self.returned = Some((now, ready));
     }
@@ -188,7 +188,7 @@ mod tests {
         lane.returned(back, first.through);
         let second = lane.send(back, lane.ready(back), 1448, true);
         assert_eq!(second.due, Some(back + MS), "one packet behind, not a delay behind");
-        assert_eq!(lane.ready(back + 2 * MS), back + 2 * MS);
+        assert_eq!(lane.ready(back + 6 * MS), back + 6 * MS);
     }
 
     #[test]
