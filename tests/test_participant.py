@@ -20,6 +20,7 @@ class Script:
         self.tasks = [(number, json.dumps({"round": number})) for number in range(1, len(answers) + 1)]
         self.sent: list[tuple[int, int, dict[str, Any]]] = []
         self.arena = "the arena"
+        self.congestion = "cubic"
         self.joined = False
 
     def join(self) -> None:
@@ -70,6 +71,7 @@ def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
     _, _, metrics = script.sent[0]
     assert metrics["loss"] == 0.5
     assert metrics["train_seconds"] >= 0
+    assert metrics["congestion_control"] == "cubic"
     assert metrics["peak_rss_bytes"] > 1 << 20
     assert metrics["cpu_seconds"] > 0
 

@@ -17,8 +17,9 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
     """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
 
     ``status`` is accepted, late, rejected or done. A refused update is told to ``note`` and does not end the job.
-    To the party's metrics are added ``train_seconds``, ``peak_rss_bytes`` and ``cpu_seconds``. Raises CoreError if
-    the server does not let the client in or is gone for good, and whatever training raises.
+    To the party's metrics are added ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and
+    ``congestion_control``. Raises CoreError if the server does not let the client in or is gone for good, and
+    whatever training raises.
     """
     client.join()
     party = None
@@ -32,6 +33,7 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
         metrics["train_seconds"] = time.perf_counter() - started
         metrics["peak_rss_bytes"] = machine.peak_rss_bytes()
         metrics["cpu_seconds"] = machine.cpu_seconds()
+        metrics["congestion_control"] = client.congestion
         status = _submit(client, number, samples, json.dumps(metrics), note)
         rounds.append({"round": number, "samples": samples, "status": status})
         note(f"round {number}: {samples} samples, {status}")

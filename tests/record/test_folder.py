@@ -14,7 +14,7 @@ from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
 from thalweg.record.export import export
-from thalweg.record.tables import JOURNALED, TABLES, read_table
+from thalweg.record.tables import JOURNALED, TABLES, entry, read_table
 
 PARTY = {"party": "server", "cpu_seconds": 1.0, "peak_rss_bytes": 1, "congestion_control": "cubic", "stress": "{}"}
 LINK = {"link": "client-1", "direction": "ab", "nominal": "{}", "packets_in": 3, "delay_p50": 0.02}
@@ -165,3 +165,18 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, plan: Plan) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="--record"):
         RunRecord.create(plan.merge({"record.folder": str(tmp_path / "file" / "runs")}), {})
+
+
+def test_a_transfer_has_the_congestion_control_of_who_sent_it() -> None:
+    outcome = {
+        **dict.fromkeys(("round", "seconds", "communication_seconds", "bytes_down", "bytes_up", "expected"), 1),
+        "complete": True,
+        "congestion_control": "bbr",
+        "participants": [
+            {"client": "a", "state": "whole", "metrics": {"congestion_control": "cubic"}},
+            {"client": "b", "state": "whole", "metrics": {"congestion_control": 7}},
+        ],
+        "transfers": [{"client": c, "direction": d} for c in "abc" for d in ("down", "up")],
+    }
+    said = [way["congestion_control"] for way in entry(outcome, {}, None)["transfers"]]
+    assert said == ["bbr", "cubic", "bbr", None, "bbr", None]

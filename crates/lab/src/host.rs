@@ -5,7 +5,8 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use nix::net::if_::if_nametoindex;
-use rtnetlink::{new_connection, LinkUnspec};
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteProtocol, RouteScope};
+use rtnetlink::{new_connection, LinkUnspec, RouteMessageBuilder};
 use serde::Serialize;
 
 use crate::device::Device;
@@ -21,6 +22,9 @@ const LOOPBACK: &str = "lo";
 const QUEUE: u32 = 10_000;
 const PREFIX_V4: u8 = 16;
 const PREFIX_V6: u8 = 64;
+/// Of the kernel's own routes (ip-route(8)).
+const IPV6_PRIORITY: u32 = 256;
+const CONGESTION: &str = "net.ipv4.tcp_congestion_control";
 
 pub(crate) struct Host {
     pub name: String,
@@ -48,10 +52,17 @@ impl Host {
         let (namespace, device) = Namespace::with(|| {
             let device = Device::new(DEVICE)?;
             quiet_ipv6()?;
+            let mut congestion = None;
             for (key, value) in &spec.sysctls {
-                set(&spec.name, key, value)?;
+                match set(&spec.name, key, value) {
+                    // Only what every user may choose can be a namespace's default; a route's may be any.
+                    Err(error) if key == CONGESTION && error.kind() == ErrorKind::Permission => {
+                        congestion = Some(value.as_str());
+                    }
+                    done => done?,
+                }
             }
-            configure(mtu, ipv4, ipv6)?;
+            configure(&spec.name, mtu, ipv4, ipv6, congestion)?;
             Ok(device)
         })?;
         Ok((Self { name: spec.name.clone(), namespace, ipv4, ipv6 }, device))
@@ -110,25 +121,28 @@ fn set(host: &str, key: &str, value: &str) -> Result<()> {
     fs::write(&path, value).map_err(|e| {
         let error = |kind| Error::new(kind, "lab", format!("{key} = {value:?} of host {host:?}: {e}"));
         match e.raw_os_error() {
-            // Only what every user may choose can be a namespace's own default (tcp_allowed_congestion_control).
-            Some(libc::EPERM) if key.ends_with("tcp_congestion_control") => error(ErrorKind::Unsupported)
-                .mend("set it on the sockets (transport.congestion), or take one of net.ipv4.tcp_allowed_congestion_control"),
+            Some(libc::EPERM) => {
+                error(ErrorKind::Permission).mend("take a setting that a namespace may change")
+            }
             Some(libc::EINVAL) => error(ErrorKind::Config).mend("take a value that the setting can have"),
             _ => error(ErrorKind::Unsupported).mend("take a setting that this kernel has in a namespace"),
         }
     })
 }
 
-fn configure(mtu: usize, ipv4: Ipv4Addr, ipv6: Ipv6Addr) -> Result<()> {
+fn configure(host: &str, mtu: usize, ipv4: Ipv4Addr, ipv6: Ipv6Addr, congestion: Option<&str>) -> Result<()> {
     let failed = |e: std::io::Error| Error::io("lab", "netlink", &e);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
     let index = |name: &str| if_nametoindex(name).map_err(|e| Error::io("lab", name, &e.into()));
     let (loopback, device) = (index(LOOPBACK)?, index(DEVICE)?);
     let has_ipv6 = fs::exists("/proc/sys/net/ipv6").unwrap_or(false);
+    let refused = |what: String| {
+        move |e: rtnetlink::Error| Error::new(ErrorKind::System, "lab", format!("{what}: {e}"))
+    };
     runtime.block_on(async {
         let (connection, handle, _) = new_connection().map_err(failed)?;
         let connection = tokio::spawn(connection);
-        let done = async {
+        let up = async {
             handle.link().set(LinkUnspec::new_with_index(loopback).up().build()).execute().await?;
             handle.address().add(device, ipv4.into(), PREFIX_V4).execute().await?;
             if has_ipv6 {
@@ -137,10 +151,39 @@ fn configure(mtu: usize, ipv4: Ipv4Addr, ipv6: Ipv6Addr) -> Result<()> {
             let link = LinkUnspec::new_with_index(device).mtu(mtu as u32).txqueuelen(QUEUE).up().build();
             handle.link().set(link).execute().await
         };
-        let done: std::result::Result<(), rtnetlink::Error> = done.await;
+        let done: std::result::Result<(), rtnetlink::Error> = up.await;
+        let mut done = done.map_err(refused(format!("netlink of {DEVICE}")));
+        if let (Ok(()), Some(name)) = (&done, congestion) {
+            let set = choose_congestion(&handle, device, ipv4, has_ipv6.then_some(ipv6), name).await;
+            done = set.map_err(refused(format!("congestion control {name:?} of host {host:?}")));
+        }
         connection.abort();
-        done.map_err(|e| Error::new(ErrorKind::System, "lab", format!("netlink of {DEVICE}: {e}")))
+        done
     })
+}
+
+/// Makes a congestion control that of all connections over the device, by its routes (ip-route(8), "congctl").
+async fn choose_congestion(
+    handle: &rtnetlink::Handle,
+    device: u32,
+    ipv4: Ipv4Addr,
+    ipv6: Option<Ipv6Addr>,
+    name: &str,
+) -> std::result::Result<(), rtnetlink::Error> {
+    let metric = || RouteAttribute::Metrics(vec![RouteMetric::CcAlgo(name.to_owned())]);
+    let builder = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(device).scope(RouteScope::Link);
+    let network = Ipv4Addr::from(u32::from(ipv4) & (u32::MAX << (32 - PREFIX_V4)));
+    let builder = builder.protocol(RouteProtocol::Kernel).pref_source(ipv4);
+    let mut route = builder.destination_prefix(network, PREFIX_V4).build();
+    route.attributes.push(metric());
+    handle.route().add(route).replace().execute().await?;
+    let Some(ipv6) = ipv6 else { return Ok(()) };
+    let network = Ipv6Addr::from(u128::from(ipv6) & (u128::MAX << (128 - PREFIX_V6)));
+    let builder =
+        RouteMessageBuilder::<Ipv6Addr>::new().output_interface(device).protocol(RouteProtocol::Kernel);
+    let mut route = builder.destination_prefix(network, PREFIX_V6).priority(IPV6_PRIORITY).build();
+    route.attributes.push(metric());
+    handle.route().add(route).replace().execute().await
 }
 
 /// Tables of /proc/net/snmp and netstat: a line of keys, then one of values, each after its group.

@@ -176,6 +176,39 @@ fn settings_are_the_namespaces_and_bad_ones_are_refused() {
 }
 
 #[test]
+fn a_congestion_control_is_that_of_all_connections_of_a_host() {
+    let mut spec = two(json!({}), json!({}));
+    spec["hosts"][0]["sysctls"] = json!({"net.ipv4.tcp_congestion_control": "cubic"});
+    let Some(lab) = lab(&spec) else { return };
+    for (address, bind) in [("10.77.0.2", "10.77.0.1"), ("fd77::2", "fd77::1")] {
+        let (ready, told) = std::sync::mpsc::channel();
+        let name = |stream: &TcpStream| SockRef::from(stream).tcp_congestion().unwrap();
+        let is_cubic = move |stream: &TcpStream| name(stream).starts_with(b"cubic");
+        // It connects from there, and accepts there.
+        let peer = inside(&lab, "b", move || {
+            let listener = TcpListener::bind((address, 0)).unwrap();
+            ready.send(listener.local_addr().unwrap()).unwrap();
+            listener.accept().unwrap();
+        });
+        let to = told.recv().unwrap();
+        assert!(inside(&lab, "a", move || is_cubic(&TcpStream::connect(to).unwrap())).join().unwrap());
+        peer.join().unwrap();
+        let (ready, told) = std::sync::mpsc::channel();
+        let accepted = inside(&lab, "a", move || {
+            let listener = TcpListener::bind((bind, 0)).unwrap();
+            ready.send(listener.local_addr().unwrap()).unwrap();
+            is_cubic(&listener.accept().unwrap().0)
+        });
+        let to = told.recv().unwrap();
+        inside(&lab, "b", move || drop(TcpStream::connect(to).unwrap())).join().unwrap();
+        assert!(accepted.join().unwrap());
+    }
+    spec["hosts"][0]["sysctls"] = json!({"net.ipv4.tcp_congestion_control": "none-such"});
+    let error = Lab::new(&Spec::parse(&spec.to_string()).unwrap()).err().unwrap().to_string();
+    assert!(error.contains("none-such"), "{error}");
+}
+
+#[test]
 fn a_lab_leaves_nothing_and_two_stand_side_by_side() {
     let spec = two(json!({}), json!({}));
     let (Some(one), Some(two)) = (lab(&spec), lab(&spec)) else { return };

@@ -107,6 +107,12 @@ impl Client {
         self.with(|c| Ok(c.traffic()))
     }
 
+    /// Congestion control of the current connection; None where there is none.
+    #[getter]
+    fn congestion(&self) -> PyResult<Option<String>> {
+        self.with(|c| Ok(c.congestion()))
+    }
+
     /// Leaves for good.
     fn close(&self, py: Python<'_>, reason: &str) {
         py.detach(|| {

@@ -161,6 +161,11 @@ impl Client {
         link.map_or((0, 0), |c| (c.sent, c.received))
     }
 
+    /// Congestion control of the current connection, as the kernel names it.
+    pub fn congestion(&self) -> Option<String> {
+        lock(&self.shared.connection).as_ref().and_then(|c| c.outbox.link().counters().congestion)
+    }
+
     /// Leaves for good.
     pub fn close(&mut self, reason: &str) {
         let Some(runtime) = self.runtime.take() else { return };

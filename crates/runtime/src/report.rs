@@ -3,8 +3,13 @@
 use serde_json::{json, Value};
 use thalweg_proto::{Outcome, Participation, Span, Transfer};
 
-/// The outcome, with the seconds the whole round took and what the fold says.
-pub(crate) fn outcome_json(outcome: &Outcome, seconds: f64, fold: Value) -> Value {
+/// The outcome, with the seconds the whole round took, what the fold says, and the server's congestion control.
+pub(crate) fn outcome_json(
+    outcome: &Outcome,
+    seconds: f64,
+    fold: Value,
+    congestion: Option<String>,
+) -> Value {
     json!({
         "round": outcome.round,
         "expected": outcome.expected,
@@ -16,6 +21,7 @@ pub(crate) fn outcome_json(outcome: &Outcome, seconds: f64, fold: Value) -> Valu
         "bytes_up": outcome.bytes_up,
         "participants": outcome.participants.iter().map(participant).collect::<Vec<_>>(),
         "transfers": outcome.transfers.iter().map(transfer).collect::<Vec<_>>(),
+        "congestion_control": congestion,
         "fold": fold,
     })
 }

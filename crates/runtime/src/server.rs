@@ -462,7 +462,10 @@ impl Shared {
         self.accumulator.reset();
         let seconds = self.now().saturating_sub(outcome.span.start).as_secs_f64();
         let fold = json!({ "uncovered_bytes": summary.uncovered_bytes });
-        Ok(outcome_json(outcome, seconds, fold).to_string())
+        // All its links are made with the same options.
+        let congestion =
+            lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion);
+        Ok(outcome_json(outcome, seconds, fold, congestion).to_string())
     }
 
     /// The mean of what was folded, into the model; every core takes a part of it.

@@ -243,7 +243,8 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
                 raise
             made.reason = error.cause
     if made.lab is not None:
-        made.congestion = namespaces.congestion_control(made.lab.hosts[SERVER]["namespace"])
+        own = namespaces.congestion_control(made.lab.hosts[SERVER]["namespace"])
+        made.congestion = network.tcp.congestion or own
         note(f"network: emulated at packet level, lab {made.lab.name}")
         return
     made.layers = message_layers(made.plan)

@@ -240,7 +240,7 @@ class TcpSection(Section):
     """Settings of TCP in all emulated hosts, never on the machine itself."""
 
     congestion: Annotated[str, Field(pattern=r"^[a-z0-9_]{1,15}$")] | None = Field(
-        None, description="congestion control, one that the system allows to all; without it the system's"
+        None, description="congestion control of all connections, as cubic or reno; without it the system's"
     )
     send_buffer: Annotated[Buffer, Field(ge=4096)] | None = Field(
         None, description="most bytes of a send buffer; without it four bandwidth-delay products, 6MiB to 64MiB"

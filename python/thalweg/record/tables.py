@@ -51,6 +51,7 @@ TRANSFERS: Final = (
     Column("receive_start", "float64", "first byte received"),
     Column("receive_end", "float64", "last byte received"),
     Column("retransmissions", "uint64", "segments the sender sent again; null where nobody counts them"),
+    Column("congestion_control", "string", "of the sender's connection, as its kernel names it"),
     Column("duplicates", "uint64", "chunks that came more than once"),
     Column("corrupt", "uint64", "chunks that came damaged"),
     Column("copied", "uint64", "bytes of payload copied in user space at the server"),
@@ -145,8 +146,18 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
         "complete": outcome["complete"],
         "fold": outcome.get("fold"),
         "clients": outcome["participants"],
-        "transfers": outcome["transfers"],
+        "transfers": [{**way, "congestion_control": _congestion(way, outcome)} for way in outcome["transfers"]],
     }
+
+
+def _congestion(transfer: Mapping[str, Any], outcome: Mapping[str, Any]) -> str | None:
+    """Return the congestion control of who sent: the server knows its own, a client reports it."""
+    if transfer["direction"] == "down":
+        own: str | None = outcome.get("congestion_control")
+        return own
+    said = (metrics_of(part) for part in outcome["participants"] if part["client"] == transfer["client"])
+    reported = next((metrics.get("congestion_control") for metrics in said), None)
+    return reported if isinstance(reported, str) else None
 
 
 def metrics_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
