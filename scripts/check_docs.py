@@ -4,7 +4,8 @@ In every Markdown file
 - relative links lead to a file, and to a heading of it;
 - commands in ```` ```console ```` blocks (lines that begin with ``$ ``) name targets of the Makefile, or commands and
   options that thalweg has; those in ```` ```console run ```` blocks are run, in order, in a folder of the file's own;
-- ```` ```toml plan ```` blocks are plans, and ```` ```python run ```` blocks run to their end in that folder too;
+- ```` ```toml plan ```` blocks are plans, ```` ```toml bench ```` blocks bench plans, and ```` ```python run ````
+  blocks run to their end in that folder too;
 - text between ``<!-- begin NAME -->`` and ``<!-- end NAME -->`` is what scripts/docs_tables.py makes.
 
 ``--write`` puts the made text in, ``--quick`` runs nothing.
@@ -25,6 +26,7 @@ from typing import Final, NamedTuple
 
 from docs_tables import GENERATED, leaves
 
+from thalweg.bench import BenchPlan, Matrix
 from thalweg.errors import ThalwegError
 from thalweg.plan import Plan
 
@@ -137,6 +139,14 @@ def plan_faults(block: Block) -> Iterator[str]:
         yield str(error)
 
 
+def bench_faults(block: Block) -> Iterator[str]:
+    """Yield why a bench plan is none."""
+    try:
+        Matrix.of(BenchPlan.loads(block.text, block.place), block.place)
+    except ThalwegError as error:
+        yield str(error)
+
+
 def made_faults(path: Path, *, write: bool) -> Iterator[str]:
     """Yield generated parts that are out of date; with ``write`` bring them up to date."""
     text = path.read_text()
@@ -180,6 +190,7 @@ def main() -> int:
             kind = " ".join(block.words[:2])
             faults += command_faults(block) if kind.startswith("console") else ()
             faults += plan_faults(block) if kind == "toml plan" else ()
+            faults += bench_faults(block) if kind == "toml bench" else ()
             ran += block.words[1:] == ["run"]
         faults += () if quick else run_faults(path)
     for fault in faults:

@@ -15,6 +15,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from thalweg import registry
+from thalweg.bench import BenchPlan
+from thalweg.bench.axes import SHORT
 from thalweg.cli import app
 from thalweg.network import profiles
 from thalweg.plan import Plan, toml
@@ -38,6 +40,15 @@ def plan() -> str:
     told: dict[type[BaseModel], str] = {}
     sections = ((name, _model(field.annotation)) for name, field in Plan.model_fields.items())
     return "\n\n".join(_section(f"[{name}]", model, told) for name, model in sections if model is not None)
+
+
+def bench() -> str:
+    """Return the keys of a bench plan and the short names of its axes."""
+    keys = table(
+        ("key", "type", "default", "meaning"), [_key(key, field) for key, field in BenchPlan.model_fields.items()]
+    )
+    short = table(("short name", "key"), [(f"`{name}`", f"`{key}`") for name, key in SHORT.items()])
+    return f"{keys}\n\n{short}"
 
 
 def _section(place: str, model: type[BaseModel], told: dict[type[BaseModel], str]) -> str:
@@ -224,6 +235,7 @@ def errors() -> str:
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "plan": plan,
+    "bench": bench,
     "commands": commands,
     "record": record,
     "profiles": shipped,

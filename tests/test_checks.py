@@ -121,6 +121,7 @@ def test_impure_code_is_found_and_comments_are_not(script: Any) -> None:
         ("```console\n$ make tset\n```", "no target tset"),
         ("```console\n$ thalweg lab exec --hots a -- nosuch --host\n```", "lab exec has no option --hots"),
         ("```toml plan\n[job]\nrunds = 1\n```", "unknown key 'runds'"),
+        ("```toml bench\n[matrix]\ntransprot = ['tcp']\n```", "'transprot', which is no axis"),
         ("<!-- begin plan -->\n| old |\n<!-- end plan -->", "out of date"),
         ("```console run\n$ false\n```", "ended with 1"),
         ("```python run\nraise SystemExit(3)\n```", "ended with 3"),
@@ -136,7 +137,8 @@ def test_faults_of_a_document(
     path.write_text(text + "\n")
     faults = [*docs.made_faults(path, write=False), *docs.link_faults(path), *docs.run_faults(path)]
     for block in docs.blocks(path):
-        faults += [*docs.command_faults(block), *(docs.plan_faults(block) if block.words[1:] == ["plan"] else [])]
+        of_plans = {"plan": docs.plan_faults, "bench": docs.bench_faults}
+        faults += [*docs.command_faults(block), *of_plans.get(" ".join(block.words[1:]), lambda _: ())(block)]
     assert len(faults) == 1
     assert fault in faults[0]
 

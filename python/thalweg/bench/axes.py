@@ -1,0 +1,151 @@
+"""The axes of a matrix: what each is called, and what a value of it does to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from difflib import get_close_matches
+from typing import Any, Final
+
+from thalweg.errors import PlanError
+from thalweg.network import inline
+from thalweg.plan import Plan
+
+NONE: Final = "none"
+# Short names, in the order in which they are applied, and the key that each stands for.
+SHORT: Final[Mapping[str, str]] = {
+    "transport": "transport.url",
+    "model": "model.name",
+    "network": "network",
+    "loss": "network.loss",
+    "stress": "stress",
+}
+# Set by the bench itself.
+OWN: Final = "record.folder"
+
+Table = dict[str, Any]
+
+
+def flat(matrix: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the axes of a matrix with their values: ``job.clients`` may be a key in quotes, or a key of a table."""
+    for name, values in matrix.items():
+        if isinstance(values, Mapping):
+            yield from flat(values, f"{prefix}{name}.")
+        else:
+            yield prefix + name, values
+
+
+def axes(matrix: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
+    """Return each axis with its values, checked: what they are called and that there are some. Raises PlanError."""
+    found: dict[str, list[Any]] = {}
+    meant: dict[str, str] = {}
+    for name, values in flat(matrix):
+        key = SHORT.get(name, name)
+        _check_name(name, source)
+        if key in meant:
+            raise PlanError(f"{source}: [matrix] has both {meant[key]} and {name}, which are one", "Keep one of them")
+        if not isinstance(values, list) or not values:
+            raise PlanError(f"{source}: {name} in [matrix] is not a list of values", f"Write {name} = [VALUE, ...]")
+        twice = next((value for at, value in enumerate(values) if value in values[:at]), None)
+        if twice is not None:
+            raise PlanError(f"{source}: {name} in [matrix] has {shown(twice)} twice", "Say it once")
+        meant[key] = name
+        found[name] = values
+    order = [name for name in SHORT if name in found]
+    return {name: found[name] for name in (*order, *(name for name in found if name not in SHORT))}
+
+
+def _check_name(name: str, source: str) -> None:
+    section = name.partition(".")[0]
+    if name == OWN:
+        raise PlanError(f"{source}: [matrix] has {name}, but records go to the bench's folder", "Remove it")
+    if name not in SHORT and (section not in Plan.model_fields or "." not in name):
+        known = [*SHORT, *Plan.model_fields]
+        near = get_close_matches(section, known, n=1)
+        guess = f"Did you mean {near[0]!r}? " if near else ""
+        raise PlanError(
+            f"{source}: [matrix] has {name!r}, which is no axis",
+            f"{guess}Give a plan's key as job.clients in quotes, or one of {', '.join(SHORT)}",
+        )
+
+
+def apply(table: Table, axis: str, value: Any) -> None:
+    """Set an axis to a value in a plan's table. Raises PlanError if the value means nothing."""
+    special = _SPECIAL.get(axis)
+    if special is None:
+        _put(table, SHORT.get(axis, axis), value)
+    else:
+        special(table, value)
+
+
+def shown(value: Any) -> str:
+    """Return a value as people write it, on one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={shown(one)}" for key, one in value.items()) or NONE
+    return "+".join(map(shown, value)) if isinstance(value, list) else str(value)
+
+
+def _put(table: Table, path: str, value: Any) -> None:
+    *sections, key = path.split(".")
+    for section in sections:
+        inner = table.get(section)
+        # What is no table is refused by the plan's own check.
+        table[section] = dict(inner) if isinstance(inner, Mapping) else {}
+        table = table[section]
+    table[key] = value
+
+
+def _network(table: Table, value: Any) -> None:
+    if isinstance(value, Mapping):
+        table["network"] = dict(value)
+    elif not isinstance(value, str):
+        raise PlanError(f"a network cannot be {value!r}", f"Write it as --network takes it, as a table, or {NONE!r}")
+    elif value.strip() == NONE:
+        table.pop("network", None)
+    else:
+        table["network"] = inline.over(_section(table, "network"), value)
+
+
+def _loss(table: Table, value: Any) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number and not isinstance(value, str):
+        raise PlanError(f"a loss cannot be {value!r}", "Give a fraction as 0.01, or text in percent as '1%'")
+    # Without an exponent, which the words for a network do not have.
+    text = format(Decimal(repr(value)), "f") if number else value
+    table["network"] = inline.over(_section(table, "network"), f"loss={text}")
+
+
+def _stress(table: Table, value: Any) -> None:
+    if isinstance(value, Mapping):
+        said = dict(value)
+    elif isinstance(value, str):
+        said = {} if value.strip() == NONE else dict(_pair(word, value) for word in value.split(","))
+    else:
+        raise PlanError(f"stress cannot be {value!r}", f"Write it as cpu=99, as a table, or {NONE!r}")
+    table.pop("stress", None)
+    if said:
+        table["stress"] = said
+
+
+def _pair(word: str, text: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in word.partition("="))
+    if not equals or not value:
+        raise PlanError(
+            f"the stress {text!r} has {word!r}", f"Write KEY=VALUE, as cpu=99 or network=250mbit, or {NONE!r}"
+        )
+    if key == "parties":
+        return key, value.split("+")
+    try:
+        return key, float(value)
+    except ValueError:
+        return key, value
+
+
+def _section(table: Table, name: str) -> Mapping[str, Any]:
+    section = table.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+_SPECIAL: Final[Mapping[str, Callable[[Table, Any], None]]] = {"network": _network, "loss": _loss, "stress": _stress}

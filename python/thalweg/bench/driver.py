@@ -1,0 +1,195 @@
+"""Runs what of a bench has not been run yet, one run after the other, and writes the results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from thalweg import machine
+from thalweg.bench import results
+from thalweg.bench.estimate import Estimate
+from thalweg.bench.folder import PAGE, RESULTS, TABLE, Folder
+from thalweg.bench.matrix import Cell, Matrix
+from thalweg.bench.measure import measure
+from thalweg.bench.process import execute
+from thalweg.bench.show import Progress, duration, run_line
+from thalweg.errors import PlanError, RecordError, ThalwegError
+
+# Runs a plan, with a file for what it says and a limit in seconds, and returns what ``process.execute`` does.
+Execute: TypeAlias = Callable[[Path, Path, float | None], Mapping[str, Any]]
+
+
+def name_of(cell: Cell, repetition: int) -> str:
+    """Return what the files of a run are called."""
+    return f"{cell.number:04}.{repetition}"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A bench in its folder."""
+
+    folder: Folder
+    matrix: Matrix
+
+    def outcomes(self) -> dict[str, dict[str, Any]]:
+        """Return how each run that has ended did, by name. Raises RecordError for a damaged one."""
+        names = (name_of(cell, repetition) for repetition, cell in self.matrix.runs())
+        found = ((name, self.folder.outcome(name)) for name in names)
+        return {name: outcome for name, outcome in found if outcome is not None}
+
+    def missing(self, outcomes: Mapping[str, Mapping[str, Any]], *, retry: bool = False) -> list[tuple[int, Cell]]:
+        """Return the runs that are left, in their order; with ``retry`` also those that failed."""
+
+        def done(name: str) -> bool:
+            return name in outcomes and not (retry and outcomes[name]["status"] == "failed")
+
+        runs = self.matrix.runs()
+        return [(repetition, cell) for repetition, cell in runs if not done(name_of(cell, repetition))]
+
+    def estimate(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Estimate:
+        """Return what is known of how long runs take."""
+        made = Estimate(self.matrix.cells)
+        for outcome in outcomes.values():
+            if outcome["status"] == "complete":
+                made.took(outcome["cell"], outcome["seconds"])
+        return made
+
+    def run(self, progress: Progress, *, retry: bool = False, execute: Execute = execute) -> dict[str, Any]:
+        """Run what is left and return the results. One that fails is kept with its reason, and the rest goes on.
+
+        If it is interrupted the results so far are written. Raises RecordError if nothing can be kept.
+        """
+        with self.folder.alone():
+            outcomes = self.outcomes()
+            missing = self.missing(outcomes, retry=retry)
+            estimate = self.estimate(outcomes)
+            total = len(outcomes) + sum(name_of(cell, number) not in outcomes for number, cell in missing)
+            try:
+                for at, (repetition, cell) in enumerate(missing):
+                    done, what = total - len(missing) + at, f"repetition {repetition}: {cell.label}"
+                    progress.begin(done, total, what, left_words(estimate, missing[at:]))
+                    outcome = self._one(cell, repetition, execute)
+                    outcomes[name_of(cell, repetition)] = outcome
+                    if outcome["status"] == "complete":
+                        estimate.took(cell.number, outcome["seconds"])
+                    left = left_words(estimate, missing[at + 1 :])
+                    progress.note(run_line(done + 1, total, what, outcome, left))
+            finally:
+                progress.close()
+                found = self.write()
+        return found
+
+    def _one(self, cell: Cell, repetition: int, execute: Execute) -> dict[str, Any]:
+        """Run a cell once and keep how it ended. An interruption keeps nothing, so that it is run anew."""
+        name = name_of(cell, repetition)
+        records = self.folder.under_way(name)
+        text = cell.in_repetition(repetition, str(records)).to_toml()
+        plan = self.folder.write(f"cells/{name}.toml", text)
+        started, began = datetime.now(timezone.utc), time.monotonic()
+        said = execute(plan, self.folder.cells / f"{name}.log", self.matrix.plan.limit)
+        seconds = time.monotonic() - began
+        record = self.folder.settle(name)
+        outcome = {
+            "cell": cell.number,
+            "repetition": repetition,
+            "settings": dict(cell.settings),
+            **_judge(said, record),
+            "started": started.isoformat(timespec="milliseconds"),
+            "seconds": seconds,
+            "record": None if record is None else str(record.relative_to(self.folder.path)),
+        }
+        self.folder.end(name, outcome)
+        return outcome
+
+    def results(self) -> dict[str, Any]:
+        """Return what is known so far, as ``bench.json`` has it. Raises RecordError if a run's file is damaged."""
+        outcomes = self.outcomes()
+        plan = self.matrix.plan
+        left = len(self.missing(outcomes))
+        return {
+            "folder": str(self.folder.path),
+            "status": "incomplete" if left else "complete",
+            "left": left,
+            "failed": sum(outcome["status"] == "failed" for outcome in outcomes.values()),
+            "repetitions": plan.repetitions,
+            "seed": plan.seed,
+            "accounting": plan.accounting,
+            "axes": {axis: list(values) for axis, values in self.matrix.axes.items()},
+            "cells": results.cells(self.matrix, outcomes.values()),
+            "runs": [outcome for _, outcome in sorted(outcomes.items())],
+            "thalweg": machine.build(),
+            **machine.facts(),
+        }
+
+    def write(self) -> dict[str, Any]:
+        """Write ``bench.json`` and ``bench.csv`` and return what is in the former. Raises RecordError."""
+        found = self.results()
+        self.folder.write(RESULTS, json.dumps(found, indent=1) + "\n")
+        self.folder.write(TABLE, results.to_csv(self.matrix.axes, found["cells"]))
+        return found
+
+    def page(self) -> Path | None:
+        """Make the page of all records that can be read; None if there is none. Raises RecordError."""
+        from thalweg.report import report
+
+        records = [self.folder.path / outcome["record"] for outcome in self.outcomes().values() if outcome["record"]]
+        if not records:
+            return None
+        report(sorted(records), self.folder.path / PAGE)
+        return self.folder.path / PAGE
+
+    def preview(self) -> dict[str, Any]:
+        """Return what would be run and how long that may take."""
+        outcomes = self.outcomes() if self.folder.is_bench else {}
+        missing = self.missing(outcomes)
+        estimate = self.estimate(outcomes)
+        counts = Counter(cell.number for _, cell in missing)
+        return {
+            "repetitions": self.matrix.plan.repetitions,
+            "runs": len(missing),
+            "estimate_seconds": estimate.left(counts),
+            "estimate_is_measured": estimate.is_measured,
+            "cells": [
+                {
+                    "cell": cell.number,
+                    "settings": dict(cell.settings),
+                    "runs": counts[cell.number],
+                    "estimate_seconds": estimate.cell(cell.number),
+                }
+                for cell in self.matrix.cells
+            ],
+            "skipped": [
+                {"cell": one.number, "settings": dict(one.settings), "reason": one.reason}
+                for one in self.matrix.skipped
+            ],
+        }
+
+
+def left_words(estimate: Estimate, missing: Sequence[tuple[int, Cell]]) -> str:
+    """Return how long the runs that are left may take, in words."""
+    if not missing:
+        return "nothing left"
+    seconds = estimate.left(Counter(cell.number for _, cell in missing))
+    if estimate.is_measured:
+        return f"about {duration(seconds)} left"
+    return f"at least {duration(seconds)} left" if seconds else "no estimate yet"
+
+
+def _judge(said: Mapping[str, Any], record: Path | None) -> dict[str, Any]:
+    """Return how a run ended: with numbers, or a reason."""
+    error = said.get("error")
+    if error is None and record is None:
+        error = {"cause": "it left no record", "mend": "See its log"}
+    if error is None and record is not None:
+        try:
+            return {"status": "complete", "reason": None, "numbers": measure(record)}
+        except (RecordError, PlanError) as broken:
+            error = {"cause": broken.cause, "mend": broken.mend}
+    words = error if isinstance(error, dict) else {"cause": str(error), "mend": ""}
+    return {"status": "failed", "reason": str(ThalwegError(words["cause"], words["mend"])), "numbers": None}

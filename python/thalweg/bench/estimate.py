@@ -1,0 +1,61 @@
+"""How long runs will take: what their links need at least, and what runs took beyond that so far."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+
+from thalweg import models
+from thalweg.bench.matrix import Cell
+from thalweg.plan import Plan
+
+
+def update_bytes(plan: Plan) -> int:
+    """Return the bytes of a plan's update; of a trained model without its few counters."""
+    payload = plan.payload
+    return models.find(plan.model.name).values * 4 if payload is None else payload
+
+
+def least(plan: Plan) -> float:
+    """Return the seconds that a job's links need for its updates; zero where nothing limits them.
+
+    Raises PlanError if a file that its network names cannot be read.
+    """
+    size, clients = update_bytes(plan), plan.job.clients
+    each = 0.0
+    if plan.network is not None and plan.network.emulator != "none":
+        from thalweg.network import bound, spec
+
+        each = bound.seconds(spec.build(plan), size, clients)
+    elif plan.layers.throttle is not None:
+        each = 2 * size * 8 / plan.layers.throttle
+    return each * plan.job.rounds
+
+
+class Estimate:
+    """Seconds of runs to come. A cell that was run takes as long again; another what runs took beyond their least."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        self._least = {cell.number: least(cell.plan) for cell in cells}
+        self._taken: dict[int, list[float]] = defaultdict(list)
+
+    def took(self, number: int, seconds: float) -> None:
+        """Take in that a run of a cell took so long."""
+        self._taken[number].append(seconds)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether any run has ended."""
+        return bool(self._taken)
+
+    def cell(self, number: int) -> float:
+        """Return the seconds of a cell's next run; without any measurement the least."""
+        if number in self._taken:
+            return fmean(self._taken[number])
+        beyond = [fmean(taken) - self._least[other] for other, taken in self._taken.items()]
+        return self._least[number] + (max(0.0, fmean(beyond)) if beyond else 0.0)
+
+    def left(self, runs: Mapping[int, int]) -> float:
+        """Return the seconds of so many runs of each cell."""
+        return sum(count * self.cell(number) for number, count in runs.items())

@@ -1,0 +1,124 @@
+"""From a bench plan to its cells, each an ordinary plan, and to the order in which they are run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Final
+
+from thalweg import registry
+from thalweg.bench import axes
+from thalweg.bench.plan import BenchPlan
+from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
+from thalweg.plan import Plan, check_transport
+
+MOST: Final = 10_000
+LARGEST_SEED: Final = 2**63
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place in the matrix. ``settings``: axis and value, in words."""
+
+    number: int
+    settings: Mapping[str, str]
+    plan: Plan
+
+    @property
+    def label(self) -> str:
+        """Return what tells it from the others."""
+        return label(self.settings)
+
+    def in_repetition(self, repetition: int, folder: str) -> Plan:
+        """Return the plan that is run: in each repetition all cells have one seed, and the next one another."""
+        seed = (self.plan.job.seed + repetition - 1) % LARGEST_SEED
+        return self.plan.merge({"job.seed": seed, axes.OWN: folder}, f"cell {self.number}")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A place in the matrix that cannot be, and why."""
+
+    number: int
+    settings: Mapping[str, str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells of a bench plan. ``runs`` says in which order they are run."""
+
+    plan: BenchPlan
+    axes: Mapping[str, Sequence[str]]
+    cells: Sequence[Cell]
+    skipped: Sequence[Skipped]
+
+    @classmethod
+    def of(cls, plan: BenchPlan, source: str = "the bench plan") -> Matrix:
+        """Return the matrix of a bench plan, every cell checked as a plan is. Raises PlanError."""
+        _check_base(plan, source)
+        chosen = axes.axes(plan.matrix, source)
+        count = math.prod(len(values) for values in chosen.values())
+        if count > MOST:
+            raise PlanError(f"{source}: the matrix has {count} cells, more than {MOST}", "Split it, or leave axes out")
+        cells: list[Cell] = []
+        skipped: list[Skipped] = []
+        for number, values in enumerate(itertools.product(*chosen.values()), 1):
+            settings = dict(zip(chosen, values, strict=True))
+            words = {axis: axes.shown(value) for axis, value in settings.items()}
+            try:
+                cells.append(Cell(number, words, _plan(plan.base, settings)))
+            except (PlanError, ModelError, DataError) as error:
+                if plan.impossible == "refuse":
+                    raise _refusal(number, words, error, source) from error
+                skipped.append(Skipped(number, words, str(error)))
+        if not cells:
+            raise PlanError(f"{source}: none of its {count} cells can be; cell 1: {skipped[0].reason}", "Correct that")
+        return cls(
+            plan, {axis: [axes.shown(value) for value in values] for axis, values in chosen.items()}, cells, skipped
+        )
+
+    def runs(self) -> list[tuple[int, Cell]]:
+        """Return repetition and cell of each run: all cells in an order drawn from the seed, then all again.
+
+        So a machine that becomes slower meanwhile does not count against one cell.
+        """
+        found = []
+        for repetition in range(1, self.plan.repetitions + 1):
+            order = list(self.cells)
+            random.Random(f"{self.plan.seed}/{repetition}").shuffle(order)
+            found += [(repetition, cell) for cell in order]
+        return found
+
+
+def label(settings: Mapping[str, str]) -> str:
+    """Return settings as words."""
+    return ", ".join(f"{axis} {value}" for axis, value in settings.items()) or "the plan"
+
+
+def _check_base(plan: BenchPlan, source: str) -> None:
+    record = plan.base.get("record")
+    if isinstance(record, Mapping) and "folder" in record:
+        raise PlanError(
+            f"{source}: [base.record] has folder, but records go to the bench's folder", "Remove it, or give --folder"
+        )
+
+
+def _plan(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
+    table = deepcopy(dict(base))
+    for axis, value in settings.items():
+        axes.apply(table, axis, deepcopy(value))
+    made = Plan.of(table, "its plan")
+    check_transport(made, registry.transports())
+    return made
+
+
+def _refusal(number: int, settings: Mapping[str, str], error: ThalwegError, source: str) -> PlanError:
+    return PlanError(
+        f"{source}: cell {number} ({label(settings)}) cannot be: {error.cause}",
+        f"{error.mend}. Or leave such cells out with impossible = 'skip'",
+    )

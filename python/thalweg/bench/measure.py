@@ -1,0 +1,84 @@
+"""What one run came to, from its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.report.numbers import bound_of, divided, payload, retransmissions, rounds, total
+from thalweg.report.source import Run, read_run
+
+SERVER: Final = "server"
+Numbers = dict[str, Any]
+
+
+def measure(path: Path) -> Numbers:
+    """Return the numbers of the record in folder ``path``. Raises RecordError or PlanError if it cannot be read."""
+    return numbers(read_run(path))
+
+
+def numbers(run: Run) -> Numbers:
+    """Return what a run's record says of its rounds, bytes, CPU time and memory; null is not known."""
+    each = rounds(run)
+    said = {row["round"]: row for row in run.rounds}
+    moved = payload(run.transfers)
+    wire, counted = _wire(run, each)
+    bound = bound_of(run)
+    return {
+        "rounds": [
+            {
+                "round": row["round"],
+                "seconds": row["seconds"],
+                "communication_seconds": row["communication_seconds"],
+                "fedcomm_communication_seconds": said[row["round"]]["fedcomm_communication_seconds"],
+                "bound_seconds": row["bound_seconds"],
+                "complete": row["complete"],
+            }
+            for row in each
+        ],
+        "accuracy": next((row["accuracy"] for row in reversed(each) if row["accuracy"] is not None), None),
+        "update_bytes": None if moved is None else moved[0] + moved[1],
+        "wire_bytes": wire,
+        "wire_counted": counted,
+        "wire_ratio": divided(wire, None if moved is None else moved[0] + moved[1]),
+        "retransmissions": retransmissions(run, each),
+        "cpu_seconds": _by_kind(run, "cpu_seconds", sum),
+        "peak_rss_bytes": _by_kind(run, "peak_rss_bytes", max),
+        "congestion_control": _congestion(run),
+        "emulation": run.emulation.partition(":")[0],
+        "bound_source": None if bound is None else bound.source,
+    }
+
+
+def _wire(run: Run, each: Iterable[Numbers]) -> tuple[int | None, str | None]:
+    """Return the bytes that crossed clients' links both ways, and who counted them.
+
+    On an emulated network those of IP with all headers, repeats and control messages; else the transport's own.
+    """
+    names = _clients(run)
+    crossed = [row["bytes_in"] for row in run.links if row["source"] in names or row["target"] in names]
+    if crossed:
+        return total(crossed), "ip"
+    count = total(row[way] for row in each for way in ("bytes_down", "bytes_up"))
+    return count, None if count is None else "transport"
+
+
+def _clients(run: Run) -> frozenset[str]:
+    return frozenset(f"client-{number}" for number in range(1, run.plan.job.clients + 1))
+
+
+def _by_kind(run: Run, key: str, join: Any) -> dict[str, Any]:
+    """Return a party's number for the server, the clients together, and others (as a broker) together."""
+    names = _clients(run)
+    kinds: dict[str, list[Any]] = {SERVER: [], "clients": [], "others": []}
+    for row in run.parties:
+        kind = SERVER if row["party"] == SERVER else "clients" if row["party"] in names else "others"
+        if row[key] is not None:
+            kinds[kind].append(row[key])
+    return {kind: join(values) if values else None for kind, values in kinds.items()}
+
+
+def _congestion(run: Run) -> str | None:
+    found = sorted({row["congestion_control"] for row in run.transfers if row["congestion_control"]})
+    return ", ".join(found) or None

@@ -1,0 +1,39 @@
+"""One run of a cell: ``python -m thalweg.bench.worker``, a process of its own as ``thalweg run`` is.
+
+It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints what ``thalweg run --json`` does. It never
+outlives its parent; SIGINT ends it in good order.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from thalweg.worker import die_with
+
+
+def main() -> int:
+    """Run the plan. Returns the exit code."""
+    order = json.load(sys.stdin)
+    die_with(order["parent"])
+    from thalweg import _core
+    from thalweg.cli.output import output
+    from thalweg.errors import ThalwegError
+    from thalweg.explain import INTERRUPTED, exit_code
+    from thalweg.plan import Plan
+    from thalweg.progress import Lines
+    from thalweg.run import run
+
+    try:
+        with output(as_json=True) as emit:
+            emit(run(Plan.load(Path(order["plan"])), Lines()).table())
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (ThalwegError, _core.CoreError) as error:
+        return exit_code(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""``thalweg bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from thalweg.cli.output import Json, output
+
+if TYPE_CHECKING:
+    from thalweg.bench.driver import Bench
+
+File = Annotated[Path | None, typer.Argument(metavar="PLAN.toml", help="Bench plan.")]
+
+
+def command(
+    plan: File = None,
+    *,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with a bench: what has been run is not run again.")
+    ] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="With --resume: run again what failed.")] = False,
+    repetitions: Annotated[int | None, typer.Option(help="Times that each cell is run; overrides the plan.")] = None,
+    folder: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that gets the bench's folder.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cells and how long they may take, and run nothing.")
+    ] = False,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Do not make the page of all records.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a matrix of jobs several times by turns, and compare them in one table.
+
+    Each run is a process of its own and leaves a record. A run that fails is kept with its reason.
+    """
+    with output(as_json=as_json) as emit:
+        bench = _bench(plan, resume, repetitions, folder, dry_run=dry_run)
+        found = bench.preview() if dry_run else _run(bench, retry=retry, page=not no_report)
+        emit(found)
+    if not as_json:
+        (_show_preview if dry_run else _show)(found)
+    if not dry_run and not any(row["repetitions"] for row in found["cells"]):
+        raise typer.Exit(1)
+
+
+def _bench(
+    plan: Path | None, resume: Path | None, repetitions: int | None, into: str | None, *, dry_run: bool
+) -> Bench:
+    from thalweg.bench.driver import Bench
+    from thalweg.bench.folder import Folder
+    from thalweg.bench.matrix import Matrix
+    from thalweg.bench.plan import BenchPlan
+    from thalweg.errors import PlanError
+
+    if plan is not None and resume is None:
+        asked = BenchPlan.load(plan).with_repetitions(repetitions)
+        matrix = Matrix.of(asked, str(plan))
+        parent = Path(into or asked.folder)
+        return Bench(Folder(parent) if dry_run else Folder.create(parent, plan.stem, asked), matrix)
+    if plan is not None or resume is None:
+        raise PlanError("a bench needs its plan, or the folder of one to resume", "Give PLAN.toml, or --resume FOLDER")
+    folder = Folder(resume)
+    asked = folder.plan().with_repetitions(repetitions)
+    matrix = Matrix.of(asked, str(resume))
+    if not dry_run:
+        folder.keep(asked)
+    return Bench(folder, matrix)
+
+
+def _run(bench: Bench, *, retry: bool, page: bool) -> dict[str, Any]:
+    from thalweg.bench.show import progress_on_stderr
+    from thalweg.errors import PlanError, RecordError
+
+    progress = progress_on_stderr()
+    progress.note(f"bench: {bench.folder.path}")
+    for one in bench.matrix.skipped:
+        progress.note(f"cell {one.number} is skipped: {one.reason}")
+    try:
+        found = bench.run(progress, retry=retry)
+    except KeyboardInterrupt:
+        progress.note(f"to go on: thalweg bench --resume {bench.folder.path}")
+        raise
+    made = None
+    if page:
+        try:
+            made = bench.page()
+        except (RecordError, PlanError) as error:
+            typer.echo(f"no page: {error}", err=True)
+    return {**found, "report": None if made is None else str(made)}
+
+
+def _show(found: dict[str, Any]) -> None:
+    from thalweg import terminal
+    from thalweg.bench.show import tables
+
+    console = terminal.console()
+    for table in tables(found["cells"], list(found["axes"]), found["accounting"]):
+        console.print(table)
+    for row in found["cells"]:
+        for reason in row["reasons"]:
+            typer.echo(f"cell {row['cell']} {'was skipped' if row['status'] == 'skipped' else 'failed'}: {reason}")
+    folder = found["folder"]
+    typer.echo(f"results: {folder}/bench.json, {folder}/bench.csv")
+    if found["report"] is not None:
+        typer.echo(f"page: {found['report']}")
+    typer.echo(f"figures of chosen records: thalweg report {folder}/records/* --figures figures")
+
+
+def _show_preview(found: dict[str, Any]) -> None:
+    from thalweg import terminal
+    from thalweg.bench.matrix import label
+    from thalweg.bench.show import duration
+
+    known = found["estimate_is_measured"] or found["estimate_seconds"] > 0
+    about = "about" if found["estimate_is_measured"] else "at least"
+    table = terminal.table("cell", "", "runs", f"seconds a run, {about}")
+    for row in found["cells"]:
+        seconds = f"{row['estimate_seconds']:.1f}" if row["estimate_seconds"] else "-"
+        table.add_row(str(row["cell"]), label(row["settings"]), str(row["runs"]), seconds)
+    terminal.console().print(table)
+    for row in found["skipped"]:
+        typer.echo(f"cell {row['cell']} ({label(row['settings'])}) is skipped: {row['reason']}")
+    why = "" if found["estimate_is_measured"] else " for the links alone: nothing has been measured yet"
+    long = f"{about} {duration(found['estimate_seconds'])}{why}" if known else "nothing has been measured yet"
+    typer.echo(f"{found['runs']} runs; {long}")

@@ -1,0 +1,68 @@
+"""Runs that never were: records with known numbers, made where a worker would leave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.report.records import make
+from thalweg.bench import BenchPlan, Matrix
+from thalweg.bench.driver import Bench
+from thalweg.bench.folder import Folder
+from thalweg.plan import Plan
+
+AXES = {"transport": ["tcp", "memory"]}
+
+
+class Quiet:
+    """Keeps what a person would see."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.closed = False
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+    def begin(self, done: int, total: int, what: str, left: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Fake:
+    """Stands in for the worker process. ``fail``: seeds and schemes of runs that fail, ``stop``: runs until Ctrl-C."""
+
+    def __init__(self, *, fail: tuple[tuple[str, int], ...] = (), stop: int | None = None) -> None:
+        self.fail = fail
+        self.stop = stop
+        self.ran: list[tuple[str, int]] = []
+
+    def __call__(self, path: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+        plan = Plan.load(path)
+        log.write_text("said\n")
+        made = make(
+            Path(plan.record.folder) / "a-record",
+            rounds=2,
+            plan=plan.model_dump(exclude_none=True, include={"transport"}),
+        )
+        if self.stop is not None and len(self.ran) == self.stop:
+            raise KeyboardInterrupt
+        self.ran.append((plan.scheme, plan.job.seed))
+        if self.ran[-1] in self.fail:
+            return {"error": {"cause": "it broke", "mend": "Mend it"}}
+        return {"record": str(made)}
+
+
+def bench(folder: Path, **settings: Any) -> Bench:
+    """Return a bench in a new folder."""
+    plan = BenchPlan.of({"matrix": AXES, "repetitions": 2, **settings})
+    return Bench(Folder.create(folder, "name", plan), Matrix.of(plan))
+
+
+def again(bench: Bench) -> Bench:
+    """Return the same bench as another process would find it."""
+    folder = Folder(bench.folder.path)
+    return Bench(folder, Matrix.of(folder.plan()))

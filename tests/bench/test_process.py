@@ -1,0 +1,35 @@
+"""A worker process ends in one of several ways, and each has its words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from thalweg.bench import process
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "its process was killed by signal 9"),
+        ("raise SystemExit(3)", "its process ended with exit code 3"),
+        ("print('no JSON')", "its process ended with exit code 0"),
+        ("""print('{"error": {"cause": "c", "mend": "m"}}'); raise SystemExit(1)""", "c"),
+        ("import time; time.sleep(600)", "it took longer than 500.0 ms"),
+    ],
+)
+def test_failures(script: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "COMMAND", (sys.executable, "-c", script))
+    limit = 0.5 if "sleep" in script else None
+    assert process.execute(tmp_path / "plan.toml", tmp_path / "log", limit)["error"]["cause"] == cause
+
+
+def test_a_result_and_what_was_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import json, sys; print('words', file=sys.stderr); print(json.dumps({'plan': json.load(sys.stdin)['plan']}))"
+    )
+    monkeypatch.setattr(process, "COMMAND", (sys.executable, "-c", script))
+    assert process.execute(tmp_path / "plan.toml", tmp_path / "log", None) == {"plan": str(tmp_path / "plan.toml")}
+    assert (tmp_path / "log").read_text() == "words\n"

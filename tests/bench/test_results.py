@@ -1,0 +1,100 @@
+"""The numbers of runs and cells, from records in which every number is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.cells import Fake, Quiet, bench
+from tests.report.records import UPDATE, make, party, write
+from thalweg import terminal
+from thalweg.bench import BenchPlan, Matrix
+from thalweg.bench.estimate import Estimate, least
+from thalweg.bench.measure import measure
+from thalweg.bench.show import duration, tables
+from thalweg.plan import Plan
+
+
+def test_the_numbers_of_a_run(tmp_path: Path) -> None:
+    found = measure(make(tmp_path / "a", rounds=2))
+    assert [row["communication_seconds"] for row in found["rounds"]] == pytest.approx([0.2, 0.4])
+    assert [row["seconds"] for row in found["rounds"]] == pytest.approx([1.2, 1.4])
+    assert [row["fedcomm_communication_seconds"] for row in found["rounds"]] == pytest.approx([0.2, 0.4])
+    # Two clients and two directions a round; links carried 15 MB each way at each client, headers included.
+    assert found["update_bytes"] == 2 * 4 * UPDATE
+    assert (found["wire_bytes"], found["wire_counted"]) == (4 * 15_000_000, "ip")
+    assert found["wire_ratio"] == pytest.approx(60 / 8)
+    assert found["retransmissions"] == 2 * 2 * 3
+    assert found["cpu_seconds"] == {"server": 1.25, "clients": 2.5, "others": None}
+    assert found["peak_rss_bytes"] == {"server": 100 << 20, "clients": 100 << 20, "others": None}
+    assert found["accuracy"] == 0.75
+
+
+def test_without_a_lab_the_transport_counts(tmp_path: Path) -> None:
+    found = measure(make(tmp_path / "a", rounds=2, lab=False))
+    assert (found["wire_bytes"], found["wire_counted"]) == (2 * 4 * UPDATE, "transport")
+    assert found["cpu_seconds"] == {"server": None, "clients": None, "others": None}
+
+
+def test_a_broker_is_neither_server_nor_client(tmp_path: Path) -> None:
+    folder = make(tmp_path / "a")
+    write(folder, "parties", [party(name) for name in ("server", "client-1", "client-2", "broker")])
+    assert measure(folder)["cpu_seconds"] == {"server": 1.25, "clients": 2.5, "others": 1.25}
+
+
+def test_the_figures_of_a_cell(tmp_path: Path) -> None:
+    found = bench(tmp_path).run(Quiet(), execute=Fake())
+    for row in found["cells"]:
+        assert (row["repetitions"], row["rounds"], row["incomplete_rounds"]) == (2, 4, 0)
+        assert row["communication_seconds"] == pytest.approx({"count": 4, "min": 0.2, "median": 0.3, "max": 0.4})
+        assert row["communication_seconds_by_run"] == pytest.approx([0.3, 0.3])
+        assert row["bound_seconds"] == pytest.approx(2 * UPDATE * 8 / 80e6)
+        assert row["share_of_bound"] == pytest.approx((1 + 0.5) / 2)
+        assert row["wire_ratio"] == pytest.approx(7.5)
+        assert row["seconds_a_run"] >= 0
+
+
+def test_the_tables_show_every_cell(tmp_path: Path) -> None:
+    found = bench(tmp_path, matrix={"transport": ["tcp", "memory"], "network": ["none", "wifi"]}, impossible="skip")
+    done = found.run(Quiet(), execute=Fake(fail=(("memory", 0), ("memory", 1))))
+    console = terminal.console()
+    with console.capture() as caught:
+        for accounting in ("measured", "fedcomm"):
+            for table in tables(done["cells"], list(done["axes"]), accounting):
+                console.print(table)
+    text = caught.get()
+    assert "300 ms (200 to 400)" in text
+    assert "1.3 s (1.2 to 1.4)" in text
+    for word in ("tcp, wifi", "skipped", "failed", "7.500", "2.50 s", "100.0 MiB", "mean computation"):
+        assert word in text, word
+    assert "others" not in text, "a column of nothing"
+
+
+def test_the_least_a_job_needs() -> None:
+    slow = {"job": {"clients": 2, "rounds": 3}, "model": {"name": "payload:1MB"}}
+    assert least(Plan.of(slow)) == 0
+    assert least(Plan.of({**slow, "layers": {"throttle": "8mbit"}})) == pytest.approx(3 * 2 * 1.0)
+    emulated = Plan.of({**slow, "network": {"rate": "8mbit", "rtt": "100ms"}})
+    assert 3 * 2.1 < least(emulated) < 3 * 2.3, "headers come on top"
+    assert least(emulated.merge({"network.emulator": "none"})) == 0
+
+
+def test_estimates_follow_what_was_measured() -> None:
+    plan = {"job": {"clients": 1, "rounds": 1}, "model": {"name": "payload:1MB"}}
+    made = Matrix.of(BenchPlan.of({"base": plan, "matrix": {"layers.throttle": ["8mbit", "4mbit", "80mbit"]}}))
+    estimate = Estimate(made.cells)
+    before = estimate.is_measured
+    assert estimate.left({1: 1, 2: 2}) == pytest.approx(2 + 2 * 4)
+    estimate.took(1, 3.0)
+    estimate.took(1, 4.0)
+    assert (before, estimate.is_measured) == (False, True)
+    assert estimate.cell(1) == 3.5
+    assert estimate.cell(2) == pytest.approx(4 + 1.5), "its links' least, and what the other took beyond its own"
+    estimate.took(2, 4.5)
+    assert estimate.cell(3) == pytest.approx(0.2 + 1.0)
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (90, "90 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
