@@ -29,7 +29,7 @@ fn entry(transport: impl Transport + 'static) -> Entry {
     Entry { name, available: true, reason: String::new(), capabilities, make: Some(make) }
 }
 
-#[cfg(not(all(feature = "tcp")))]
+#[cfg(not(all(feature = "tcp", feature = "udp")))]
 fn absent(name: &'static str, reason: &str) -> Entry {
     let capabilities = Capabilities::default();
     Entry { name, available: false, reason: reason.into(), capabilities, make: None }
@@ -43,6 +43,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_tcp::Tcp),
         #[cfg(not(feature = "tcp"))]
         absent("tcp", "built without the feature `tcp`; build with --features tcp"),
+        #[cfg(feature = "udp")]
+        entry(thalweg_udp::Udp),
+        #[cfg(not(feature = "udp"))]
+        absent("udp", "built without the feature `udp`; build with --features udp"),
     ]
 }
 

@@ -86,6 +86,8 @@ impl Server {
         options.check()?;
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+        let chunk = options.chunk.min(transport.capabilities().max_chunk);
+        let options = ServerOptions { chunk, ..options };
         let peers = Peers::default();
         let gate = Gate::new(&options, address.is_local(), peers.clone())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -99,7 +101,7 @@ impl Server {
         let config = proto::ServerConfig {
             job: options.job,
             layout: layout.clone(),
-            chunk: options.chunk.min(transport.capabilities().max_chunk),
+            chunk,
             partial: options.partial.into(),
             staging: options.staging_bytes(layout.bytes()),
             liveness: seconds(options.liveness),

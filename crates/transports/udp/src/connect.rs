@@ -1,0 +1,55 @@
+//! Connecting: the control connection first, then the datagrams' sockets.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use thalweg_tcp::Tcp;
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Transport};
+use tokio::net::lookup_host;
+use tokio::time::timeout;
+
+use crate::hello;
+use crate::link::UdpLink;
+
+const CONNECT: &str = "connect";
+
+pub(crate) async fn connect(address: &Address, options: &Options) -> Result<UdpLink> {
+    let candidates = resolve(CONNECT, address).await?;
+    let share = options.connect_timeout() / candidates.len() as u32;
+    let mut last = silent(address, share);
+    for &to in &candidates {
+        match timeout(share, reach(to, options)).await {
+            Ok(Ok(link)) => return Ok(link),
+            Ok(Err(error)) => last = error,
+            Err(_) => last = silent(address, share),
+        }
+    }
+    Err(last)
+}
+
+async fn reach(to: SocketAddr, options: &Options) -> Result<UdpLink> {
+    let inner = Tcp.connect(&control_address(to), options).await?;
+    hello::ask(inner, to.ip(), options).await
+}
+
+fn silent(address: &Address, limit: Duration) -> Error {
+    let context = format!("{address} did not answer within {} ms", limit.as_millis());
+    Error::new(ErrorKind::Timeout, CONNECT, context)
+        .mend("let TCP and UDP through the firewall, take tcp, or raise connect_timeout_ms")
+}
+
+/// Where the control connection goes for datagrams to the same host.
+pub(crate) fn control_address(to: SocketAddr) -> Address {
+    Address { scheme: Tcp.name().into(), host: to.ip().to_string(), port: Some(to.port()) }
+}
+
+/// What `address` stands for, at least one.
+pub(crate) async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
+    let none = |why: String| {
+        Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))
+            .mend("check the host name, or write the address as a number")
+    };
+    let found = lookup_host(address.authority()).await.map_err(|e| none(format!(": {e}")))?;
+    let found: Vec<SocketAddr> = found.collect();
+    (!found.is_empty()).then_some(found).ok_or_else(|| none(String::new()))
+}

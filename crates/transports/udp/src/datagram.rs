@@ -1,0 +1,151 @@
+//! What a datagram begins with.
+//!
+//! | byte | field | |
+//! |---|---|---|
+//! | 0 | key | 16 random bytes, told to the peer over the control connection |
+//! | 16 | kind | 1 chunk, 2 probe, 3 report, 4 hello |
+//! | 17 | flags | bit 0: a report is wanted |
+//! | 18 | reserved | 6 bytes, 0 |
+//! | 24 | position | u64; what the sender has sent up to and with this datagram, by [`cost`](crate::window::cost) |
+//! | 32 | | a chunk: its frame, header and payload; a report: u64, what has come, by cost |
+//!
+//! A report's position is the greatest that has come; a hello's is the number of the socket pair.
+
+use thalweg_wire::{FrameHeader, Kind as Frame, HEADER_BYTES};
+
+use crate::MAX_CHUNK;
+
+/// Bytes before a chunk's frame.
+pub(crate) const PREFIX_BYTES: usize = 32;
+/// Bytes before a chunk's payload.
+pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
+/// The longest datagram there is.
+pub(crate) const LONGEST: usize = CHUNK_HEADER_BYTES + MAX_CHUNK as usize;
+
+/// Shows that a datagram is of the link. Whoever cannot see the link's traffic cannot guess it.
+pub(crate) type Key = [u8; 16];
+
+/// What a datagram is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A chunk, whole, with its frame's header.
+    Chunk(FrameHeader),
+    /// Asks for a report.
+    Probe,
+    /// What has come, by cost.
+    Report(u64),
+    /// Says where the sender's socket can be reached.
+    Hello,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Datagram {
+    pub kind: Kind,
+    pub report_wanted: bool,
+    pub position: u64,
+}
+
+impl Datagram {
+    /// Appends all but a chunk's payload.
+    pub(crate) fn encode(&self, key: &Key, out: &mut Vec<u8>) {
+        let kind = match self.kind {
+            Kind::Chunk(_) => 1,
+            Kind::Probe => 2,
+            Kind::Report(_) => 3,
+            Kind::Hello => 4,
+        };
+        out.extend_from_slice(key);
+        out.extend_from_slice(&[kind, self.report_wanted.into(), 0, 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&self.position.to_le_bytes());
+        match self.kind {
+            Kind::Chunk(header) => out.extend_from_slice(&header.encode()),
+            Kind::Report(received) => out.extend_from_slice(&received.to_le_bytes()),
+            Kind::Probe | Kind::Hello => {}
+        }
+    }
+
+    /// Decodes and checks; a chunk's payload is what follows [`CHUNK_HEADER_BYTES`], as long as its header says.
+    /// `None` for whatever is not of this link: it is dropped, as anybody can send us anything.
+    pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {
+        let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES)?;
+        if prefix[..16] != key[..] || prefix[17] > 1 || prefix[18..24] != [0; 6] {
+            return None;
+        }
+        let kind = match (prefix[16], rest.len()) {
+            (1, _) => Kind::Chunk(chunk(rest)?),
+            (2, 0) => Kind::Probe,
+            (3, 8) => Kind::Report(u64_of(rest)?),
+            (4, 0) => Kind::Hello,
+            _ => return None,
+        };
+        Some(Self { kind, report_wanted: prefix[17] == 1, position: u64_of(&prefix[24..])? })
+    }
+}
+
+fn chunk(rest: &[u8]) -> Option<FrameHeader> {
+    let header = FrameHeader::decode(rest).ok()?;
+    let whole = header.length() <= MAX_CHUNK as usize && rest.len() == HEADER_BYTES + header.length();
+    (whole && header.kind == Frame::Chunk).then_some(header)
+}
+
+fn u64_of(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use thalweg_wire::{checksum, ChunkHeader, LayoutHash};
+
+    const KEY: Key = [7; 16];
+
+    fn whole(payload: &[u8]) -> Vec<u8> {
+        let length = payload.len() as u32;
+        let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length };
+        let kind = Kind::Chunk(FrameHeader::chunk(chunk, checksum(payload)));
+        let mut out = Vec::new();
+        Datagram { kind, report_wanted: true, position: 9 }.encode(&KEY, &mut out);
+        out.extend_from_slice(payload);
+        out
+    }
+
+    #[test]
+    fn round_trips() {
+        for kind in [Kind::Probe, Kind::Report(77), Kind::Hello] {
+            let datagram = Datagram { kind, report_wanted: false, position: u64::MAX };
+            let mut bytes = Vec::new();
+            datagram.encode(&KEY, &mut bytes);
+            assert_eq!(Datagram::decode(&KEY, &bytes), Some(datagram));
+            assert_eq!(Datagram::decode(&[8; 16], &bytes), None);
+        }
+        let came = Datagram::decode(&KEY, &whole(b"payload")).unwrap();
+        assert!(matches!(came.kind, Kind::Chunk(header) if header.length() == 7) && came.report_wanted);
+    }
+
+    #[test]
+    fn a_length_that_lies_is_refused() {
+        let bytes = whole(&[1; 100]);
+        assert_eq!(Datagram::decode(&KEY, &bytes[..bytes.len() - 1]), None);
+        assert_eq!(Datagram::decode(&KEY, &[&bytes[..], &[0]].concat()), None);
+        assert_eq!(Datagram::decode(&KEY, &whole(&[1; MAX_CHUNK as usize + 1])), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_bit_of_the_header_but_position_and_flag_is_seen(
+            at in (0..CHUNK_HEADER_BYTES).prop_filter("checked", |at| *at != 17 && !(24..32).contains(at)),
+            bit in 0..8_u8,
+        ) {
+            let mut bytes = whole(&[3; 64]);
+            bytes[at] ^= 1 << bit;
+            prop_assert_eq!(Datagram::decode(&KEY, &bytes), None);
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Datagram::decode(&KEY, &bytes);
+            let _ = Datagram::decode(&KEY, &[&KEY[..], &bytes].concat());
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The udp transport: chunks travel as datagrams, control messages over a TCP connection (FedComm, section 3.2,
+//! sends END over TCP for the same reason: it must not be lost).
+//!
+//! A link is one inner `tcp` link and two pairs of UDP sockets, one for each direction of chunks, so that whoever
+//! sends reads the reports of its own direction and nobody else's. Every datagram carries the link's
+//! [key](datagram) and one whole chunk; nothing is split, so what is lost is exactly one chunk, and nothing is
+//! sent again here: the session asks for what is missing. A [window](window) bounds what is under way.
+#![forbid(unsafe_code)]
+
+mod connect;
+mod datagram;
+mod hello;
+mod link;
+mod listener;
+mod receive;
+mod send;
+mod shared;
+mod socket;
+mod window;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thalweg_transport::{
+    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Transport,
+};
+
+/// Most bytes of payload in one chunk: with all headers it fits an Ethernet frame, under IPv6 too, and it is a
+/// multiple of 64 as chunks are.
+pub const MAX_CHUNK: u32 = 1344;
+
+/// Datagrams over UDP: `udp://host:port`. The port is the control connection's.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Udp;
+
+#[async_trait]
+impl Transport for Udp {
+    fn name(&self) -> &'static str {
+        "udp"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { remote: true, max_chunk: MAX_CHUNK, ..Capabilities::default() }
+    }
+
+    async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
+        check("listen", address, options)?;
+        Ok(Box::new(listener::listen(address, options).await?))
+    }
+
+    async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
+        check("connect", address, options)?;
+        Ok(Arc::new(connect::connect(address, options).await?))
+    }
+}
+
+fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
+    if address.scheme != "udp" || address.port.is_none() {
+        return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not udp://host:port"))
+            .mend("write it as udp://127.0.0.1:7070"));
+    }
+    let unsupported = |what: &str, mend| Err(Error::new(ErrorKind::Unsupported, operation, what).mend(mend));
+    if options.tls.is_some() {
+        let mend = "use tcp where links must be encrypted, or leave tls out on a network you trust";
+        return unsupported("udp links are not encrypted, so they take no tls", mend);
+    }
+    if options.congestion.is_some() {
+        return unsupported("the udp transport has no choice of congestion", "leave that option out");
+    }
+    if options.streams != 1 {
+        return unsupported("a udp link has one stream", "leave streams at 1");
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! A link: an inner tcp link for control messages, and a pair of sockets for each direction's chunks.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use tokio::sync::{mpsc, Mutex};
+use tokio::task::AbortHandle;
+
+use crate::receive::{pass_on, Intake};
+use crate::send::{self, Sender};
+use crate::shared::Shared;
+use crate::socket::Lane;
+use crate::Udp;
+
+/// Control messages that wait to be received; beyond that they wait in the kernel.
+const CONTROL: usize = 1;
+
+pub(crate) struct UdpLink {
+    inner: Arc<dyn Link>,
+    sender: Mutex<Sender>,
+    intake: Mutex<Intake>,
+    shared: Arc<Shared>,
+    control: AbortHandle,
+}
+
+impl UdpLink {
+    /// Joins the control link, the pair to send on with the peer's window, and the pair to receive on.
+    pub(crate) fn new(inner: Arc<dyn Link>, outgoing: Lane, window: u64, incoming: Lane) -> Self {
+        let shared = Arc::new(Shared::new(inner.peer().address.clone()));
+        let (pass, control) = mpsc::channel(CONTROL);
+        let task = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
+        let (sender, intake) = (Sender::new(outgoing, window), Intake::new(incoming, control));
+        let (sender, intake) = (Mutex::new(sender), Mutex::new(intake));
+        Self { inner, sender, intake, shared, control: task.abort_handle() }
+    }
+}
+
+#[async_trait]
+impl Link for UdpLink {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Udp.capabilities()
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        self.shared.check("send control")?;
+        self.inner.send_control(message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        send::update(&self.shared, &self.sender, update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        let outcome = self.intake.lock().await.next(sink, &self.shared).await;
+        if let Err(error) = &outcome {
+            self.shared.refuse(&error.to_string());
+        }
+        outcome
+    }
+
+    fn counters(&self) -> Counters {
+        let control = self.inner.counters();
+        let measured = self.sender.try_lock().ok().and_then(|sender| sender.round_trip());
+        Counters {
+            sent: control.sent + self.shared.sent.load(Relaxed),
+            received: control.received + self.shared.received.load(Relaxed),
+            copied: control.copied + self.shared.copied.load(Relaxed),
+            retransmissions: None,
+            round_trip: measured.or(control.round_trip),
+            congestion: None,
+        }
+    }
+
+    async fn close(&self) {
+        self.shared.refuse("the link was closed here");
+        self.inner.close().await;
+    }
+}
+
+impl Drop for UdpLink {
+    fn drop(&mut self) {
+        self.shared.refuse("the link was dropped");
+        self.control.abort(); // and with it the last hold on the control connection
+    }
+}

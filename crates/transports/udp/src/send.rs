@@ -1,0 +1,165 @@
+//! Sending chunks: batches of datagrams, as many as the window permits.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use tokio::sync::Mutex;
+use tokio::time::sleep_until;
+
+use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
+use crate::shared::Shared;
+use crate::socket::{Buffer, Lane};
+use crate::window::{cost, Permit, Window};
+use crate::MAX_CHUNK;
+
+const SEND: &str = "send update";
+
+/// One direction's sending side. Its lock is fair and held for one batch.
+pub(crate) struct Sender {
+    lane: Lane,
+    window: Window,
+    batch: Vec<u8>,
+    reports: Buffer,
+}
+
+/// What a batch holds.
+#[derive(Default)]
+struct Batch {
+    chunks: usize,
+    /// Bytes of each datagram but the last, which may have less.
+    length: usize,
+    position: u64,
+    reported: Vec<u64>,
+}
+
+impl Sender {
+    pub(crate) fn new(lane: Lane, window: u64) -> Self {
+        let window = Window::new(window, Instant::now());
+        Self { lane, window, batch: Vec::new(), reports: Buffer::new() }
+    }
+
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.window.round_trip()
+    }
+
+    /// Takes the reports that are there.
+    fn hear(&mut self, shared: &Shared, timely: bool) {
+        while self.lane.receive(&mut self.reports).is_ok() {
+            let now = Instant::now();
+            for bytes in self.reports.datagrams() {
+                let Some(report) = Datagram::decode(&self.lane.key, bytes) else { continue };
+                if let Kind::Report(received) = report.kind {
+                    shared.received.fetch_add(bytes.len() as u64, Relaxed);
+                    self.window.reported(now, report.position, received, timely);
+                }
+            }
+        }
+    }
+
+    /// Waits until something may be sent; says how much, by cost. Asks for a report where none comes, for as
+    /// long as the link lives: a peer that does not read stops us, it does not make us lose anything.
+    async fn room(&mut self, shared: &Shared) -> u64 {
+        loop {
+            self.hear(shared, true);
+            match self.window.permit(Instant::now()) {
+                Permit::Now(room) => return room,
+                Permit::At(at) => sleep_until(at.into()).await,
+                Permit::Report(by) => {
+                    tokio::select! {
+                        biased;
+                        // An error is an ICMP message's: the next call goes on.
+                        _ = self.lane.readable() => {}
+                        () = sleep_until(by.into()) => self.probe(shared),
+                    }
+                }
+            }
+        }
+    }
+
+    fn probe(&mut self, shared: &Shared) {
+        let probe = Datagram { kind: Kind::Probe, report_wanted: true, position: self.window.sent() };
+        shared.sent.fetch_add(self.lane.tell(&probe) as u64, Relaxed);
+        self.window.probed(Instant::now());
+    }
+
+    /// Puts together the chunks of `update` from `next` on: of one length, but for a last shorter one, as a
+    /// system call takes no others. `None` once cancelled.
+    fn gather(&mut self, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
+        self.batch.clear();
+        let chunks = update.chunks().get(next..)?;
+        let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
+        let bytes = |chunk: &thalweg_transport::ChunkRef| CHUNK_HEADER_BYTES + chunk.range().len() as usize;
+        let first = chunks.first().map_or(0, bytes);
+        let most = self.lane.most_segments(first);
+        let until = batch.position + room;
+        for (index, chunk) in chunks.iter().enumerate().take(most) {
+            let (length, next) = (bytes(chunk), chunks.get(index + 1).map(bytes));
+            let position = batch.position + cost(length);
+            let ends = index + 1 == most
+                || length < first
+                || next.is_none_or(|next| next > first || position + cost(next) > until);
+            let (header, payload) = update.frame(chunk)?;
+            let report_wanted = next.is_none() || (ends && self.window.wants_report(position));
+            Datagram { kind: Kind::Chunk(header), report_wanted, position }
+                .encode(&self.lane.key, &mut self.batch);
+            self.batch.extend_from_slice(&payload);
+            batch.position = position;
+            batch.chunks += 1;
+            if report_wanted {
+                batch.reported.push(position);
+            }
+            if ends {
+                break;
+            }
+        }
+        batch.length = first;
+        Some(batch)
+    }
+
+    /// Sends one batch; says how many chunks and bytes it had.
+    async fn send(&mut self, shared: &Shared, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
+        let room = self.room(shared).await;
+        let batch = self.gather(update, next, room).ok_or_else(SendReport::cancelled)?;
+        self.lane.send(&self.batch, batch.length).await?;
+        self.window.sent_to(Instant::now(), batch.position, &batch.reported);
+        let bytes = self.batch.len();
+        shared.sent.fetch_add(bytes as u64, Relaxed);
+        shared.copied.fetch_add((bytes - batch.chunks * CHUNK_HEADER_BYTES) as u64, Relaxed);
+        Ok((batch.chunks, bytes))
+    }
+}
+
+/// Sends the chunks of an update.
+pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<SendReport> {
+    if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
+        let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
+        return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
+    }
+    shared.check(SEND)?;
+    let started = Instant::now();
+    let wire = tokio::select! {
+        biased;
+        () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+        error = shared.ended(SEND) => Err(error),
+        wire = send_all(shared, sender, update) => wire,
+    }?;
+    let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+}
+
+async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<u64> {
+    let (mut next, mut wire) = (0, 0);
+    while next < update.chunks().len() {
+        let mut sender = sender.lock().await;
+        if next == 0 {
+            sender.hear(shared, false); // what came meanwhile says nothing about the round trip
+        }
+        let (chunks, bytes) = sender.send(shared, update, next).await?;
+        drop(sender);
+        (next, wire) = (next + chunks, wire + bytes as u64);
+        // A link that is never held up leaves room for the others, batch by batch.
+        tokio::task::yield_now().await;
+    }
+    Ok(wire)
+}

@@ -1,0 +1,71 @@
+//! What both directions know of the link.
+
+use std::sync::atomic::AtomicU64;
+
+use thalweg_transport::{Error, Result};
+use tokio::sync::watch;
+
+#[derive(Debug, Clone)]
+struct End {
+    why: String,
+    /// Whether what still comes is refused too: closed at this end, or the peer broke the protocol.
+    refused: bool,
+}
+
+pub(crate) struct Shared {
+    who: String,
+    end: watch::Sender<Option<End>>,
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    pub copied: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(who: String) -> Self {
+        let zero = AtomicU64::default;
+        Self { who, end: watch::Sender::new(None), sent: zero(), received: zero(), copied: zero() }
+    }
+
+    /// The peer has ended the link; what came before can still be received.
+    pub(crate) fn ended_by_peer(&self, why: &str) {
+        self.set(why, false);
+    }
+
+    /// The link ends, and nothing more is taken from the peer.
+    pub(crate) fn refuse(&self, why: &str) {
+        self.set(why, true);
+    }
+
+    fn set(&self, why: &str, refused: bool) {
+        self.end.send_modify(|end| match end {
+            Some(end) => end.refused |= refused,
+            None => *end = Some(End { why: why.into(), refused }),
+        });
+    }
+
+    fn closed(&self, operation: &'static str) -> Error {
+        let why = self.end.borrow().as_ref().map_or("the link has ended".into(), |end| end.why.clone());
+        Error::closed(operation, format!("{}: {why}", self.who))
+    }
+
+    /// Whether sending makes sense.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if self.end.borrow().is_some() {
+            return Err(self.closed(operation));
+        }
+        Ok(())
+    }
+
+    /// Waits until sending makes no sense any more.
+    pub(crate) async fn ended(&self, operation: &'static str) -> Error {
+        // It cannot fail: we hold the sender.
+        let _ = self.end.subscribe().wait_for(Option::is_some).await;
+        self.closed(operation)
+    }
+
+    /// Waits until receiving makes no sense any more.
+    pub(crate) async fn refused(&self, operation: &'static str) -> Error {
+        let _ = self.end.subscribe().wait_for(|end| end.as_ref().is_some_and(|end| end.refused)).await;
+        self.closed(operation)
+    }
+}

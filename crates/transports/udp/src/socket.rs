@@ -1,0 +1,179 @@
+//! One UDP socket of a link: it sends batches by GSO and receives them by GRO, where the system has these.
+
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+
+use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use thalweg_transport::{Error, ErrorKind, Options, Result};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+
+use crate::datagram::{Datagram, Key, Kind, LONGEST};
+
+/// Bytes that one receive may bring: what the kernel joins at most.
+const SLOT: usize = 64 << 10;
+/// Receives in one system call.
+const SLOTS: usize = 4;
+/// Most bytes of one send.
+const MOST: usize = 65_000;
+/// What we ask the kernel for where the options say nothing; it grants less if net.core.rmem_max is.
+const WANTED: usize = 8 << 20;
+
+pub(crate) struct Lane {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    peer: SocketAddr,
+    pub key: Key,
+}
+
+/// A socket that has no peer yet.
+pub(crate) struct Unbound {
+    socket: UdpSocket,
+    /// What its receive buffer holds, by [`cost`](crate::window::cost).
+    pub window: u64,
+    pub port: u16,
+}
+
+impl Unbound {
+    /// A socket at `ip` with buffers as the options say, else as large as they are granted.
+    pub(crate) fn new(operation: &'static str, ip: IpAddr, options: &Options) -> Result<Self> {
+        let failed = |e: &io::Error| Error::io(operation, format!("a UDP socket at {ip}"), e);
+        let make = || -> io::Result<Socket> {
+            let domain = Domain::for_address(SocketAddr::new(ip, 0));
+            let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
+            socket.set_nonblocking(true)?;
+            socket.set_recv_buffer_size(options.receive_buffer.map_or(WANTED, |bytes| bytes as usize))?;
+            socket.set_send_buffer_size(options.send_buffer.map_or(WANTED, |bytes| bytes as usize))?;
+            socket.bind(&SockAddr::from(SocketAddr::new(ip, 0)))?;
+            Ok(socket)
+        };
+        let socket = make().map_err(|e| failed(&e))?;
+        let granted = socket.recv_buffer_size().map_err(|e| failed(&e))?;
+        let socket = UdpSocket::from_std(socket.into()).map_err(|e| failed(&e))?;
+        let port = socket.local_addr().map_err(|e| failed(&e))?.port();
+        // Half: the kernel frees what was read by quarters of the buffer.
+        Ok(Self { socket, window: granted as u64 / 2, port })
+    }
+
+    /// Waits for the peer's hello and takes its source as the peer.
+    pub(crate) async fn greeted(self, operation: &'static str, key: Key, number: u64) -> Result<Lane> {
+        let mut buffer = [0; LONGEST];
+        loop {
+            let came = self.socket.recv_from(&mut buffer).await;
+            let (length, from) = came.map_err(|e| Error::io(operation, "waiting for a hello", &e))?;
+            let hello = Datagram::decode(&key, &buffer[..length]);
+            if hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number) {
+                return self.joined(operation, from, key).await;
+            }
+        }
+    }
+
+    /// Takes datagrams of `peer` alone from now on.
+    pub(crate) async fn joined(self, operation: &'static str, peer: SocketAddr, key: Key) -> Result<Lane> {
+        let failed = |e: io::Error| Error::io(operation, format!("a UDP socket to {peer}"), &e);
+        self.socket.connect(peer).await.map_err(failed)?;
+        let state = UdpSocketState::new(UdpSockRef::from(&self.socket)).map_err(failed)?;
+        Ok(Lane { socket: self.socket, state, peer, key })
+    }
+}
+
+impl Lane {
+    /// Datagrams of one length, but the last which may be shorter, that one send takes.
+    pub(crate) fn most_segments(&self, length: usize) -> usize {
+        self.state.max_gso_segments().min(MOST / length.max(1)).max(1)
+    }
+
+    /// Sends datagrams of `length` bytes each, but the last which may be shorter. What the system refuses for
+    /// reasons of the network is as good as lost.
+    pub(crate) async fn send(&self, contents: &[u8], length: usize) -> Result<()> {
+        match self.send_once(contents, length).await {
+            Ok(()) => Ok(()),
+            // Whoever knows better what this system can do now sends one at a time.
+            Err(_) if contents.len() > length && self.state.max_gso_segments() == 1 => {
+                for one in contents.chunks(length) {
+                    self.send_once(one, length).await.or_else(|e| self.judge(&e))?;
+                }
+                Ok(())
+            }
+            // An ICMP message about an earlier datagram; this one has not been sent.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                self.send_once(contents, length).await.or_else(|e| self.judge(&e))
+            }
+            Err(error) => self.judge(&error),
+        }
+    }
+
+    fn judge(&self, error: &io::Error) -> Result<()> {
+        if quinn_udp::is_msg_size_err(error) {
+            let context = format!("{}: the path takes no datagrams of {LONGEST} bytes", self.peer);
+            return Err(Error::new(ErrorKind::Unsupported, "send update", context)
+                .mend("set a smaller chunk, or raise the MTU"));
+        }
+        Ok(())
+    }
+
+    async fn send_once(&self, contents: &[u8], length: usize) -> io::Result<()> {
+        loop {
+            match self.try_send(contents, length) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.writable().await?,
+                done => return done,
+            }
+        }
+    }
+
+    /// Sends at once or not at all.
+    pub(crate) fn try_send(&self, contents: &[u8], length: usize) -> io::Result<()> {
+        let segment_size = (contents.len() > length).then_some(length);
+        let transmit = Transmit { destination: self.peer, ecn: None, contents, segment_size, src_ip: None };
+        self.socket
+            .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit))
+    }
+
+    /// Sends one datagram without a payload if there is room for it.
+    pub(crate) fn tell(&self, datagram: &Datagram) -> usize {
+        let mut bytes = Vec::with_capacity(64);
+        datagram.encode(&self.key, &mut bytes);
+        self.try_send(&bytes, bytes.len()).map_or(0, |()| bytes.len())
+    }
+
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        self.socket.readable().await
+    }
+
+    /// Receives what is there into `buffer`; the datagrams' places in it go to `places`.
+    pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<()> {
+        buffer.places.clear();
+        let mut slices: [IoSliceMut; SLOTS] = {
+            let mut slots = buffer.bytes.chunks_mut(SLOT);
+            std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()))
+        };
+        let mut metas = [RecvMeta::default(); SLOTS];
+        let count = self.socket.try_io(Interest::READABLE, || {
+            self.state.recv(UdpSockRef::from(&self.socket), &mut slices, &mut metas)
+        })?;
+        for (slot, meta) in metas.iter().take(count).enumerate() {
+            let (start, end) = (slot * SLOT, slot * SLOT + meta.len.min(SLOT));
+            let places = (start..end).step_by(meta.stride.max(1));
+            buffer.places.extend(places.map(|at| (at, (at + meta.stride).min(end))));
+        }
+        Ok(())
+    }
+}
+
+/// What one receive brings.
+pub(crate) struct Buffer {
+    bytes: Vec<u8>,
+    places: Vec<(usize, usize)>,
+}
+
+impl Buffer {
+    pub(crate) fn new() -> Self {
+        Self { bytes: vec![0; SLOTS * SLOT], places: Vec::new() }
+    }
+
+    /// The datagrams that came.
+    pub(crate) fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
+        self.places.iter().filter_map(|&(start, end)| self.bytes.get(start..end))
+    }
+}

@@ -1,0 +1,193 @@
+//! Datagrams and handshakes that are not as they should be harm nobody. The peer is made by hand.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_conformance::{Recorder, GUARD};
+use thalweg_tcp::Tcp;
+use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, Transport};
+use thalweg_udp::{Udp, MAX_CHUNK};
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
+use tokio::net::UdpSocket;
+
+mod common;
+use common::{link, listen};
+
+const HEADER: usize = 84;
+
+/// A connecting end whose datagrams the test makes.
+struct Peer {
+    control: Arc<dyn Link>,
+    key: Vec<u8>,
+    up: UdpSocket,
+    down: UdpSocket,
+}
+
+async fn knock(listener: &dyn Listener) -> (Arc<dyn Link>, Bytes) {
+    let address = Address { scheme: "tcp".into(), ..listener.address() };
+    let control = Tcp.connect(&address, &Options::default()).await.unwrap();
+    let offer = control.receive(&Recorder::new(0)).await.unwrap();
+    assert_eq!(&offer[..5], b"tlwu\x01");
+    (control, offer)
+}
+
+async fn socket_to(port: &[u8]) -> UdpSocket {
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(("127.0.0.1", u16::from_le_bytes([port[0], port[1]]))).await.unwrap();
+    socket
+}
+
+fn datagram(key: &[u8], kind: u8, position: u64, rest: &[u8]) -> Vec<u8> {
+    [key, &[kind, 0, 0, 0, 0, 0, 0, 0], &position.to_le_bytes(), rest].concat()
+}
+
+fn chunk(key: &[u8], offset: u64, payload: &[u8]) -> Vec<u8> {
+    let length = payload.len() as u32;
+    let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset, length };
+    let header = FrameHeader::chunk(chunk, checksum(payload)).encode();
+    datagram(key, 1, 0, &[&header[..], payload].concat())
+}
+
+async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let shake = async {
+        let (control, offer) = knock(listener).await;
+        let answer = [&b"tlwu\x01"[..], &1_000_000_u64.to_le_bytes()].concat();
+        control.send_control(answer.into()).await.unwrap();
+        let key = offer[5..21].to_vec();
+        let (up, down) = (socket_to(&offer[21..23]).await, socket_to(&offer[23..25]).await);
+        // Strangers, and hellos that are not what they should be, first.
+        let stranger = socket_to(&offer[21..23]).await;
+        for wrong in [datagram(&[0; 16], 4, 0, &[]), datagram(&key, 4, 1, &[]), vec![], vec![0; 3000]] {
+            stranger.send(&wrong).await.unwrap();
+        }
+        up.send(&datagram(&key, 4, 0, &[])).await.unwrap();
+        down.send(&datagram(&key, 4, 1, &[])).await.unwrap();
+        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwu\x01"[..]);
+        Peer { control, key, up, down }
+    };
+    tokio::join!(shake, accept)
+}
+
+/// Numbers that look random and are the same each time (xorshift64).
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn bytes(&mut self, most: u64) -> Vec<u8> {
+        let length = self.roll() % (most + 1);
+        (0..length).map(|_| self.roll() as u8).collect()
+    }
+}
+
+/// The `n`-th damaged datagram.
+fn damaged(n: usize, key: &[u8], dice: &mut Dice) -> Vec<u8> {
+    let mut good = chunk(key, dice.roll() % 1000, &[7; 50]);
+    match n % 6 {
+        0 => dice.bytes(2_000),
+        1 => [key, &dice.bytes(1_500)].concat(),
+        2 => datagram(key, dice.roll() as u8, dice.roll(), &dice.bytes(200)),
+        3 => {
+            // Not the flag or the position, which may have any value.
+            let at = [0, 15, 16, 18, 23, 32, 40, 50, 60, 70, HEADER - 1][dice.roll() as usize % 11];
+            good[at] ^= 1 << (dice.roll() % 8);
+            good
+        }
+        4 => good[..dice.roll() as usize % good.len()].to_vec(),
+        _ => chunk(key, u64::MAX - 10, &vec![1; MAX_CHUNK as usize + 1]),
+    }
+}
+
+#[tokio::test]
+async fn random_datagrams_are_dropped() {
+    let listener = listen(&Udp, &Options::default()).await;
+    let (peer, server) = by_hand(&*listener).await;
+    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let sink = Recorder::new(2_000);
+    let mut receive = server.receive(&sink);
+    for round in 0..40_u64 {
+        for n in 0..60 {
+            for socket in [&peer.up, &peer.down] {
+                // An ICMP message about another one may be told here.
+                let _ = socket.send(&damaged(n, &peer.key, &mut dice)).await;
+            }
+        }
+        peer.up.send(&chunk(&peer.key, round * 50, &[round as u8; 50])).await.unwrap();
+        let came = sink.until(|seen| seen.stored.len() as u64 == round + 1);
+        tokio::select! {
+            biased;
+            ended = &mut receive => assert!(ended.is_err(), "nobody has sent a message"),
+            came = tokio::time::timeout(GUARD / 4, came) => came.unwrap(),
+        }
+    }
+    peer.control.send_control(Bytes::from_static(b"end")).await.unwrap();
+    assert_eq!(receive.await.unwrap(), "end");
+    assert_eq!(sink.seen().placed.len(), 40, "a damaged datagram was given a place");
+    assert_eq!(sink.seen().ranges.bytes(), 2_000);
+}
+
+#[tokio::test]
+async fn a_damaged_payload_is_reported_and_the_link_goes_on() {
+    let listener = listen(&Udp, &Options::default()).await;
+    let (peer, server) = by_hand(&*listener).await;
+    let mut damaged = chunk(&peer.key, 0, &[1; 100]);
+    damaged[HEADER + 7] ^= 1;
+    peer.up.send(&damaged).await.unwrap();
+    peer.up.send(&chunk(&peer.key, 0, &[2; 100])).await.unwrap();
+    let sink = Recorder::new(100);
+    let mut receive = server.receive(&sink);
+    tokio::select! {
+        () = sink.until(|seen| seen.stored.len() == 2) => {}
+        came = &mut receive => assert!(came.is_err(), "nobody has sent a message"),
+    }
+    assert!(sink.seen().stored[0].1.is_err() && sink.seen().stored[1].1.is_ok());
+    assert_eq!(&sink.bytes(thalweg_wire::Range::new(0, 100))[..], &[2; 100]);
+}
+
+async fn refused(listener: &dyn Listener, answer: Option<&'static [u8]>) -> Error {
+    let (knocked, accepted) = tokio::join!(knock(listener), listener.accept());
+    if let Some(answer) = answer {
+        knocked.0.send_control(Bytes::from_static(answer)).await.unwrap();
+    }
+    accepted.unwrap().await.map(|_| ()).unwrap_err()
+}
+
+#[tokio::test]
+async fn a_false_handshake_is_refused() {
+    let options = Options { connect_timeout_ms: 100, ..Options::default() };
+    let listener = listen(&Udp, &options).await;
+    for answer in [&b""[..], b"tlwu\x01", b"tlwu\x02........", b"tlwu\x01........x", b"GET / HTTP/1.1\r\n"] {
+        assert_eq!(refused(&*listener, Some(answer)).await.kind(), ErrorKind::Corrupt);
+    }
+    assert_eq!(refused(&*listener, None).await.kind(), ErrorKind::Timeout);
+    let no_datagrams = refused(&*listener, Some(b"tlwu\x01\0\0\x10\0\0\0\0\0")).await;
+    assert_eq!(no_datagrams.kind(), ErrorKind::Timeout);
+    assert!(no_datagrams.to_string().contains("firewall"), "{no_datagrams}");
+    let (client, server) = link(&*listener, &Options::default()).await;
+    client.send_control(Bytes::from_static(b"still here")).await.unwrap();
+    assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "still here");
+}
+
+#[tokio::test]
+async fn a_server_of_another_transport_is_no_udp_server() {
+    let address = Address::parse("tcp://127.0.0.1:0").unwrap();
+    let listener = Tcp.listen(&address, &Options::default()).await.unwrap();
+    let greet = async {
+        let link = listener.accept().await.unwrap().await.unwrap();
+        link.send_control(Bytes::from_static(b"welcome")).await.unwrap();
+        link
+    };
+    let to = Address { scheme: "udp".into(), ..listener.address() };
+    let options = Options::default();
+    let (_server, connected) = tokio::join!(greet, Udp.connect(&to, &options));
+    let error = connected.map(|_| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("both ends use udp"), "{error}");
+}

@@ -1,0 +1,112 @@
+//! What is lost, and what is not.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
+use thalweg_layers::{Fault, Layer};
+use thalweg_transport::{Cancel, Link, Options, Outgoing};
+use thalweg_udp::{Udp, MAX_CHUNK};
+
+mod common;
+use common::{link, listen, small};
+
+const CLIENTS: u64 = 4;
+const UPDATE: u64 = 8 << 20;
+
+/// An update from one end to the other; all of it must come, and nothing is sent twice.
+async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: Arena) {
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let _pump = Pump::start(&to, &recorder);
+    let report = from.send_update(&outgoing(&source, update_id(1), MAX_CHUNK)).await.unwrap();
+    let all = recorder.until(|seen| seen.stored.len() as u64 == report.chunks);
+    let outcome = tokio::time::timeout(GUARD / 2, all).await;
+    let came = recorder.seen().stored.len() as u64;
+    assert!(outcome.is_ok(), "{came} of {} datagrams came", report.chunks);
+    recorder.check(&source);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_datagram_is_lost_at_loopback() {
+    for options in [Options::default(), small()] {
+        let listener = listen(&Udp, &options).await;
+        let mut tasks = Vec::new();
+        for number in 0..CLIENTS {
+            let (client, server) = link(&*listener, &options).await;
+            tasks.push(tokio::spawn(async move {
+                let (up, down) = (pattern(UPDATE, number), pattern(UPDATE, number + CLIENTS));
+                tokio::join!(whole(client.clone(), server.clone(), up), whole(server, client, down));
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
+
+/// The peer stops to read for longer than any timer of ours, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_datagram_is_lost_while_the_peer_does_not_read() {
+    let listener = listen(&Udp, &small()).await;
+    let (client, server) = link(&*listener, &small()).await;
+    let source = pattern(UPDATE / 4, 1);
+    let update = outgoing(&source, update_id(1), MAX_CHUNK);
+    let chunks = update.chunks().len();
+    let sending = tokio::spawn(async move {
+        client.send_update(&update).await.unwrap();
+        client.send_control(Bytes::from_static(b"end")).await.unwrap();
+        client
+    });
+    let recorder = Recorder::new(source.len());
+    let mut receive = server.receive(&recorder);
+    for part in 1..=4 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::select! {
+            biased;
+            () = recorder.until(|seen| seen.stored.len() >= chunks * part / 5) => {}
+            came = &mut receive => assert!(came.is_err(), "the end overtook most of the update"),
+        }
+    }
+    assert_eq!(receive.await.unwrap(), "end");
+    let mut rest = server.receive(&recorder);
+    tokio::select! {
+        biased;
+        () = recorder.until(|seen| seen.stored.len() == chunks) => {}
+        came = &mut rest => assert!(came.is_err(), "there is no second message"),
+    }
+    recorder.check(&source);
+    drop(sending.await.unwrap());
+}
+
+#[tokio::test]
+async fn what_the_fault_layer_loses_comes_when_it_is_asked_for_again() {
+    let lossy = Fault { loss: 0.2, seed: 3, ..Fault::default() }.wrap(Arc::new(Udp));
+    let listener = listen(&*lossy, &small()).await;
+    let address = listener.address();
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let options = small();
+    let (client, server) = tokio::join!(lossy.connect(&address, &options), accept);
+    let client = client.unwrap();
+    let source = pattern(500_000, 2);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let mut pump = Pump::start(&server, &recorder);
+    let mut sendings = 0;
+    loop {
+        let wanted = recorder.seen().ranges.holes(source.len());
+        if wanted.is_empty() {
+            break;
+        }
+        let bytes = source.lend(source.range()).unwrap();
+        let update = Outgoing::new(update_id(1), bytes, &wanted, MAX_CHUNK, Cancel::default());
+        client.send_update(&update).await.unwrap();
+        client.send_control(Bytes::from_static(b"end")).await.unwrap();
+        assert_eq!(pump.next().await.unwrap(), "end");
+        sendings += 1;
+        assert!(sendings < 100, "{} bytes never come", wanted.bytes());
+    }
+    assert!(sendings > 1, "nothing was lost");
+    recorder.check(&source);
+}

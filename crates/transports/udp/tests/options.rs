@@ -1,0 +1,49 @@
+//! Options, and what the counters say.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
+use thalweg_transport::{Address, ErrorKind, Options, Tls, Transport};
+use thalweg_udp::{Udp, MAX_CHUNK};
+
+mod common;
+use common::{link, listen, small};
+
+#[tokio::test]
+async fn what_it_cannot_do_it_refuses_with_the_mend() {
+    let tls = Tls { authority: String::new(), identity: None, require_client: false, server_name: None };
+    let wanted = [
+        (Options { tls: Some(tls), ..small() }, "use tcp"),
+        (Options { congestion: Some("cubic".into()), ..small() }, "leave that option out"),
+        (Options { streams: 2, ..small() }, "leave streams at 1"),
+        (Options { receive_buffer: Some(1 << 30), ..small() }, "mem_max"),
+    ];
+    for (options, mend) in wanted {
+        let at = Address::parse("udp://127.0.0.1:0").unwrap();
+        let error = Udp.listen(&at, &options).await.map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains(mend), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn addresses_are_of_udp_and_have_a_port() {
+    for text in ["udp://127.0.0.1", "tcp://127.0.0.1:0"] {
+        let error = Udp.connect(&Address::parse(text).unwrap(), &small()).await.map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Address, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_byte_is_copied_once_at_each_end() {
+    let listener = listen(&Udp, &small()).await;
+    let (client, server) = link(&*listener, &small()).await;
+    let source = pattern(100_000, 1);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let _pump = Pump::start(&server, &recorder);
+    client.send_update(&outgoing(&source, update_id(1), MAX_CHUNK)).await.unwrap();
+    recorder.until(|seen| seen.ranges.bytes() == 100_000).await;
+    assert_eq!((client.counters().copied, server.counters().copied), (100_000, 100_000));
+    assert_eq!(client.counters().retransmissions, None);
+}
