@@ -41,11 +41,13 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     *text, heavy = done.stdout.splitlines()
     assert heavy == "[]"
-    for command in ("run", "server", "client", "pki", "doctor", "transports", "export", "lab"):
+    for command in ("run", "server", "client", "pki", "doctor", "transports", "export", "lab", "bench", "advise"):
         assert any(line.split()[:1] == [command] for line in text), command
 
 
-@pytest.mark.parametrize("command", ["run", "server", "client", "pki", "doctor", "transports", "export", "lab"])
+@pytest.mark.parametrize(
+    "command", ["run", "server", "client", "pki", "doctor", "transports", "export", "lab", "bench", "advise"]
+)
 def test_every_command_has_help(command: str) -> None:
     code, out, _ = invoke(command, "--help")
     assert code == 0

@@ -63,6 +63,6 @@ class BenchPlan(Section):
     def to_toml(self) -> str:
         """Return it as TOML that loads to an equal one. Raises PlanError for values that no plan has, as dates."""
         try:
-            return toml.dumps(self.model_dump(exclude_none=True))
+            return toml.dumps(self.model_dump(exclude_none=True)).replace("\n[", "\n\n[", 1)
         except TypeError as error:
             raise PlanError(f"the bench plan has a value of a wrong kind: {error}", "Give text or a number") from error

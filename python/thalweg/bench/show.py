@@ -114,8 +114,8 @@ def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str], accounti
         done = str(row["repetitions"]) + (f", {row['failed']} failed" if row["failed"] else "")
         cells = [
             done if row["repetitions"] else row["status"],
-            _times(row[SHOWN[accounting]]),
-            _times(row["round_seconds"]),
+            times(row[SHOWN[accounting]]),
+            times(row["round_seconds"]),
             _part(row["bound_seconds"], format_seconds),
             _part(row[share], lambda value: f"{100 * value:.0f} %"),
         ]
@@ -155,7 +155,8 @@ def _label(row: Mapping[str, Any]) -> str:
     return ", ".join(row["settings"].values()) or label({})
 
 
-def _times(of: Mapping[str, float] | None) -> str:
+def times(of: Mapping[str, float] | None) -> str:
+    """Return the median of times with the least and the most, as ``2.3 ms (1.1 to 3.0)``."""
     if of is None:
         return "-"
     factor, unit = next(scale for scale in SCALES if of["median"] * scale[0] >= 1 or scale is SCALES[-1])

@@ -1,0 +1,187 @@
+"""``thalweg advise``: from measured records to the transport for a network and a model, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from thalweg import registry
+from thalweg.advise import evidence, judge
+from thalweg.advise.condition import Condition, Difference, condition_of, differences, distance
+from thalweg.advise.evidence import Group, Measured
+from thalweg.bench import BenchPlan
+from thalweg.bench import axes as words
+from thalweg.bench.estimate import least, update_bytes
+from thalweg.plan import Plan
+from thalweg.report.numbers import spread
+
+__all__ = ["Question", "advise", "bench_plan"]
+
+# Questions, and what has to be least.
+VALUES: Final = {
+    "fastest": evidence.communication,
+    "least_bytes": evidence.wire,
+    "least_cpu": evidence.cpu,
+    "least_memory": evidence.memory,
+}
+REPETITIONS: Final = 5
+ROUNDS: Final = 3
+CLIENTS: Final = 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a network in words, a model, and, where they matter, the number of clients and stress."""
+
+    network: str
+    model: str
+    clients: int | None = None
+    stress: str = words.NONE
+
+    def plan(self) -> Plan:
+        """Return a plan of it. Raises PlanError or ModelError if there is no such thing."""
+        return Plan.of(self.base(), "the question")
+
+    def base(self) -> dict[str, Any]:
+        """Return the plan's table: an update of the model's size is moved, and nothing trained."""
+        table: dict[str, Any] = {"job": {"clients": self.clients or CLIENTS, "rounds": ROUNDS}}
+        words.apply(table, "model", self.model)
+        words.apply(table, "network", self.network)
+        words.apply(table, "stress", self.stress)
+        size = update_bytes(Plan.of(table, "the question"))
+        return {**table, "model": {"name": f"payload:{size}B"}}
+
+
+def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
+    """Answer a question from the records in folders: those of runs, benches, or folders of either.
+
+    Raises PlanError or ModelError for a question that means nothing, RecordError for a damaged bench.
+    """
+    plan = question.plan()
+    asked = condition_of(plan)
+    runs, left_out = evidence.gather(records)
+    # What stays within a process is no advice for a network.
+    can = {entry["name"]: entry["capabilities"]["remote"] for entry in registry.transports()}
+    found = evidence.groups(run for run in runs if not asked.topology or can.get(run.scheme, True))
+    ranked = sorted(((_apart(asked, group, question), group) for group in found), key=lambda pair: _rank(*pair))
+    ranked = [pair for pair in ranked if pair[1].compared]
+    nearest = ranked[0] if ranked else None
+    return {
+        "asked": {
+            "network": question.network,
+            "model": question.model,
+            **_words(asked, clients=question.clients is not None),
+        },
+        "records": len(runs),
+        "left_out": left_out,
+        "nearest": None if nearest is None else _nearest(*nearest),
+        "answers": {} if nearest is None else _answers(nearest[1], distance(nearest[0])),
+        "unconstrained": _unconstrained(ranked),
+        "conditions": [_condition(group, distance(apart)) for apart, group in ranked],
+        "cost": None if nearest is None else _cost(plan, nearest[1]),
+        "plan": bench_plan(question).to_toml(),
+    }
+
+
+def bench_plan(question: Question) -> BenchPlan:
+    """Return the bench plan that measures what was asked with every transport that this build has."""
+    table = {"repetitions": REPETITIONS, "impossible": "skip", "base": question.base()}
+    return BenchPlan.of({**table, "matrix": {"transport": _ways()}})
+
+
+def _apart(asked: Condition, group: Group, question: Question) -> list[Difference]:
+    return differences(asked, group.condition, clients=question.clients is not None)
+
+
+def _rank(apart: Sequence[Difference], group: Group) -> tuple[bool, bool, float, int]:
+    """Order groups: those not far off, those in which something is compared, the nearest, those with most runs."""
+    away = distance(apart)
+    return away > judge.FAR, len(group.compared) < 2, away, -sum(len(runs) for runs in group.runs.values())
+
+
+def _words(condition: Condition, *, clients: bool = True) -> dict[str, Any]:
+    return {
+        "condition": condition.words(clients=clients),
+        "update_bytes": condition.update_bytes,
+        "clients": condition.clients if clients else None,
+    }
+
+
+def _nearest(apart: Sequence[Difference], group: Group) -> dict[str, Any]:
+    return {
+        **_words(group.condition),
+        "emulation": group.emulation,
+        "distance": distance(apart),
+        "differences": [one.words for one in apart],
+        "transports": [_transport(name, runs) for name, runs in sorted(group.runs.items())],
+    }
+
+
+def _transport(name: str, runs: Sequence[Measured]) -> dict[str, Any]:
+    known = {entry["name"]: entry["capabilities"] for entry in registry.transports()}
+    done = [run for run in runs if run.numbers is not None]
+    values = {key: spread(map(value, done)) for key, value in VALUES.items()}
+    return {
+        "transport": name,
+        "runs": len(done),
+        "failed": len(runs) - len(done),
+        "broker": known.get(runs[0].scheme, {}).get("broker"),
+        "communication_seconds": values["fastest"],
+        "wire_ratio": values["least_bytes"],
+        "cpu_seconds": values["least_cpu"],
+        "peak_rss_bytes": values["least_memory"],
+        "retransmissions": spread(run.numbers["retransmissions"] for run in done if run.numbers is not None),
+    }
+
+
+def _answers(group: Group, away: float) -> dict[str, Any]:
+    found = {key: judge.least(group, value, away) for key, value in VALUES.items()}
+    return {key: None if answer is None else answer.table() for key, answer in found.items()}
+
+
+def _unconstrained(ranked: Sequence[tuple[Sequence[Difference], Group]]) -> dict[str, Any] | None:
+    """Answer which transport is fastest where nothing limits it: on loopback, with the most similar update."""
+    free = next((group for _, group in ranked if group.condition.is_free), None)
+    answer = None if free is None else judge.least(free, evidence.communication, 0.0)
+    return None if free is None or answer is None else {**_words(free.condition), **answer.table()}
+
+
+def _condition(group: Group, away: float) -> dict[str, Any]:
+    answer = judge.least(group, evidence.communication, away)
+    return {
+        **_words(group.condition),
+        "emulation": group.emulation,
+        "distance": away,
+        "runs": sum(len(runs) for runs in group.runs.values()),
+        "fastest": None if answer is None else answer.table(),
+    }
+
+
+def _cost(asked: Plan, group: Group) -> dict[str, Any]:
+    """Return what more runs would cost: of what was measured, and of what was asked.
+
+    A run of what was asked takes what its links need, and what the measured runs took beyond that.
+    """
+    more = seconds = 0.0
+    beyond: list[float] = []
+    for name in group.compared:
+        runs = [run for run in group.runs[name] if run.numbers is not None]
+        taken = [run.seconds for run in runs if run.seconds is not None]
+        missing = max(0, REPETITIONS - len(runs)) or len(runs)
+        more += missing
+        seconds += missing * fmean(taken) if taken else 0.0
+        beyond += [max(0.0, run.seconds - run.least_seconds) for run in runs if run.seconds is not None]
+    ways = len(_ways())
+    each = least(asked) + (fmean(beyond) if beyond else 0.0)
+    return {
+        "again": {"runs": int(more), "seconds": seconds if beyond else None},
+        "as_asked": {"runs": ways * REPETITIONS, "seconds": ways * REPETITIONS * each if beyond else None},
+    }
+
+
+def _ways() -> list[str]:
+    """Return the transports that a bench plan compares: those that this build has and that cross a network."""
+    return [one["name"] for one in registry.transports() if one["available"] and one["capabilities"]["remote"]]

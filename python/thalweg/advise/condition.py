@@ -1,0 +1,216 @@
+"""What a job was measured under, as numbers that can be compared with what somebody asks about."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.bench.estimate import update_bytes
+from thalweg.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from thalweg.network.routes import Hop
+    from thalweg.network.shape import Shape
+    from thalweg.network.spec import Spec
+    from thalweg.plan import Plan
+
+# Below these, delays and losses hardly tell networks apart.
+LEAST_DELAY: Final = 0.001
+LEAST_LOSS: Final = 0.001
+# Distances of what has no size, in doublings.
+NO_LIMIT: Final = 10.0
+OTHER_STRESS: Final = 3.0
+OTHER_TOPOLOGY: Final = 2.0
+OTHER_LAYERS: Final = 3.0
+OTHER_REST: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Path:
+    """One direction between a client and the server: bits a second (None: no limit), seconds, share of packets."""
+
+    rate: int | None = None
+    delay: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a transport worked under. ``rest`` holds what else was said of the links, as text."""
+
+    update_bytes: int
+    clients: int
+    up: Path
+    down: Path
+    topology: str = ""
+    rest: str = ""
+    stress: str = ""
+    layers: str = ""
+    is_trained: bool = False
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing limits network or computation."""
+        free = Path()
+        return (self.up, self.down, self.stress, self.layers) == (free, free, "", "")
+
+    def words(self, *, clients: bool = True) -> str:
+        """Return it on one line, with or without the number of clients."""
+        ways = [_path(self.up)] if self.up == self.down else [f"up {_path(self.up)}", f"down {_path(self.down)}"]
+        network = "; ".join(ways) if self.topology else "loopback"
+        if self.layers and not self.topology:
+            network = f"{ways[0]} (layers)"
+        parts = [network, self.topology if self.topology not in ("", "star") else ""]
+        parts += [f"updates of {format_bytes(self.update_bytes)}" + (", trained" if self.is_trained else "")]
+        parts += [f"{self.clients} clients"] * clients + [f"stress {self.stress}"] * bool(self.stress)
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """In what, and by how many doublings, what was measured is not what was asked."""
+
+    doublings: float
+    words: str
+
+
+def condition_of(plan: Plan) -> Condition:
+    """Return what a plan's job works under. Raises PlanError if a file that its network names cannot be read."""
+    stress = plan.stress
+    said = {} if stress is None else stress.model_dump(exclude_none=True, exclude_unset=True)
+    fault = plan.layers.fault
+    up = down = Path(rate=plan.layers.throttle)
+    topology = rest = ""
+    network = plan.network
+    if network is not None and network.emulator != "none":
+        from thalweg.network import spec
+
+        # Ranges are drawn from the seed, which differs between repetitions of one condition.
+        built = spec.build(plan.merge({"job.seed": 0}))
+        up, down, rest = _links(built)
+        topology = network.topology
+    return Condition(
+        update_bytes=update_bytes(plan),
+        clients=plan.job.clients,
+        up=up,
+        down=down,
+        topology=topology,
+        rest=rest,
+        stress=" ".join(f"{key}={value}" for key, value in sorted(said.items())),
+        layers=json.dumps(plan.layers.model_dump(exclude_none=True)) if fault or plan.layers.throttle else "",
+        is_trained=not plan.is_payload,
+    )
+
+
+def differences(asked: Condition, measured: Condition, *, clients: bool) -> list[Difference]:
+    """Return in what a measured condition differs from the asked one; ``clients``: whether their number counts."""
+    found = [
+        *_rates(asked, measured),
+        _ratio("round trip", _rtt(asked), _rtt(measured), LEAST_DELAY, format_seconds),
+        _ratio("loss", _loss(asked), _loss(measured), LEAST_LOSS, lambda share: f"{100 * share:.3g} %"),
+        _ratio("update", asked.update_bytes, measured.update_bytes, 0.0, format_bytes),
+        _other("stress", asked.stress, measured.stress, OTHER_STRESS),
+        _other("topology", asked.topology or "star", measured.topology or "star", OTHER_TOPOLOGY),
+        _other("layers", asked.layers, measured.layers, OTHER_LAYERS),
+    ]
+    if clients:
+        found.append(_ratio("clients", asked.clients, measured.clients, 0.0, lambda count: f"{count:.0f}"))
+    if asked.rest != measured.rest and asked.topology and measured.topology:
+        found.append(Difference(OTHER_REST, "jitter, queues, bursts, TCP's settings or changes of the links differ"))
+    return [one for one in found if one.doublings]
+
+
+def distance(found: Sequence[Difference]) -> float:
+    """Return the sum of differences, in doublings."""
+    return sum(one.doublings for one in found)
+
+
+def _path(path: Path) -> str:
+    rate = "no limit" if path.rate is None else format_rate(path.rate)
+    loss = f", loss {100 * path.loss:.3g} %" if path.loss else ""
+    return f"{rate}, {format_seconds(path.delay)} one way{loss}"
+
+
+def _links(spec: Spec) -> tuple[Path, Path, str]:
+    """Return the middle of all clients' paths up and down, and what else their links are."""
+    from thalweg.network.routes import routes
+    from thalweg.network.topology import SERVER
+
+    paths = routes(spec)
+    ways = [[_along(paths[ends]) for ends in pairs] for pairs in _pairs(spec.clients, SERVER)]
+    shapes = sorted({json.dumps(_rest(getattr(link, way))) for path in paths.values() for link, way in path})
+    sysctls = sorted(
+        {f"{key}={value}" for host in spec.hosts for key, value in host.sysctls.items() if "mem" not in key}
+    )
+    changes = [(change.at, change.link, change.direction, change.shape.table()) for change in spec.changes]
+    return _middle(ways[0]), _middle(ways[1]), json.dumps([shapes, sysctls, changes])
+
+
+def _pairs(clients: Sequence[str], server: str) -> list[list[tuple[str, str]]]:
+    return [[(client, server) for client in clients], [(server, client) for client in clients]]
+
+
+def _along(path: Sequence[Hop]) -> Path:
+    shapes = [getattr(link, way) for link, way in path]
+    rates = [shape.rate for shape in shapes if shape.rate is not None]
+    arrives = math.prod(1 - _lost(shape) for shape in shapes)
+    return Path(min(rates, default=None), sum(shape.delay for shape in shapes), 1 - arrives)
+
+
+def _lost(shape: Shape) -> float:
+    burst = shape.burst
+    if burst is None or not burst.enter + burst.leave:
+        return shape.loss if burst is None else burst.loss_good
+    bad = burst.enter / (burst.enter + burst.leave)
+    return bad * burst.loss_bad + (1 - bad) * burst.loss_good
+
+
+def _middle(paths: Sequence[Path]) -> Path:
+    rates = [path.rate for path in paths if path.rate is not None]
+    return Path(
+        round(median(rates)) if len(rates) == len(paths) else None,
+        median(path.delay for path in paths),
+        round(median(path.loss for path in paths), 9),
+    )
+
+
+def _rest(shape: Shape) -> dict[str, Any]:
+    return {key: value for key, value in shape.table().items() if key not in ("rate", "delay", "loss")}
+
+
+def _rates(asked: Condition, measured: Condition) -> list[Difference]:
+    found = []
+    for name in ("up", "down"):
+        one, other = getattr(asked, name).rate, getattr(measured, name).rate
+        if (one is None) != (other is None):
+            words = f"rate {name}: {_rate(other)} measured, {_rate(one)} asked"
+            found.append(Difference(NO_LIMIT / 2, words))
+        elif one is not None:
+            found.append(_ratio(f"rate {name}", one, other, 0.0, format_rate))
+    return found
+
+
+def _rate(rate: int | None) -> str:
+    return "no limit" if rate is None else format_rate(rate)
+
+
+def _rtt(condition: Condition) -> float:
+    return condition.up.delay + condition.down.delay
+
+
+def _loss(condition: Condition) -> float:
+    return max(condition.up.loss, condition.down.loss)
+
+
+def _ratio(name: str, asked: float, measured: float, least: float, form: Any) -> Difference:
+    doublings = abs(math.log2((measured + least) / (asked + least)))
+    return Difference(doublings, f"{name}: {form(measured)} measured, {form(asked)} asked")
+
+
+def _other(name: str, asked: str, measured: str, doublings: float) -> Difference:
+    words = f"{name}: {measured or 'none'} measured, {asked or 'none'} asked"
+    return Difference(0.0 if asked == measured else doublings, words)

@@ -1,0 +1,158 @@
+"""Measured runs: found in folders, and grouped by what they were measured under."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from thalweg.advise.condition import Condition, condition_of
+from thalweg.bench.estimate import least
+from thalweg.bench.folder import Folder
+from thalweg.bench.measure import numbers
+from thalweg.errors import RecordError, ThalwegError
+from thalweg.report.numbers import divided, network, transport
+from thalweg.report.source import Run, read_run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run. ``numbers`` are those of ``bench.measure``; None if it failed."""
+
+    transport: str
+    scheme: str
+    emulation: str
+    condition: Condition
+    numbers: Mapping[str, Any] | None
+    seconds: float | None
+    least_seconds: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """All runs of one condition with one kind of emulation, by transport."""
+
+    condition: Condition
+    emulation: str
+    runs: Mapping[str, Sequence[Measured]]
+
+    @property
+    def compared(self) -> list[str]:
+        """Transports that have a run with numbers."""
+        return [name for name, runs in self.runs.items() if any(run.numbers is not None for run in runs)]
+
+
+def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
+    """Return the runs in folders, and by path why others cannot be used.
+
+    Raises RecordError for what is no folder, and for a bench that is damaged.
+    """
+    found: list[Measured] = []
+    left_out: dict[str, str] = {}
+    for path, seconds in {path.resolve(): seconds for path, seconds in _records(paths)}.items():
+        try:
+            run = read_run(path)
+            why = _why_not(run)
+            if why is None:
+                found.append(_measured(run, seconds))
+        except ThalwegError as error:
+            why = str(error)
+        if why is not None:
+            left_out[str(path)] = why
+    return found, left_out
+
+
+def groups(runs: Iterable[Measured]) -> list[Group]:
+    """Return runs by condition, emulation and transport."""
+    found: dict[tuple[Condition, str], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        found[run.condition, run.emulation][run.transport].append(run)
+    return [Group(condition, level, dict(by)) for (condition, level), by in found.items()]
+
+
+def _records(paths: Iterable[Path]) -> Iterator[tuple[Path, float | None]]:
+    """Yield records with the seconds that their runs took in all, where a bench knows that."""
+    for path in paths:
+        folder = Folder(path)
+        if not path.is_dir():
+            raise RecordError(f"{path} is not a folder", "Name the folder of a bench, of a run's record, or of several")
+        if folder.is_bench:
+            yield from _of_bench(folder)
+        elif (path / "plan.toml").is_file():
+            yield path, None
+        else:
+            inner = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
+            for one in inner:
+                if Folder(one).is_bench:
+                    yield from _of_bench(Folder(one))
+                elif (one / "plan.toml").is_file():
+                    yield one, None
+
+
+def _of_bench(folder: Folder) -> Iterator[tuple[Path, float | None]]:
+    if not folder.records.is_dir():
+        return
+    for path in sorted(folder.records.iterdir()):
+        if not path.name.startswith("."):
+            outcome = folder.outcome(path.name)
+            yield path, None if outcome is None else outcome["seconds"]
+
+
+def _why_not(run: Run) -> str | None:
+    if network(run) == "real network":
+        return "it ran over a real network, of which the record says too little"
+    return f"it is {run.status}" if run.status not in ("complete", "failed") else None
+
+
+def _measured(run: Run, seconds: float | None) -> Measured:
+    return Measured(
+        transport=transport(run),
+        scheme=run.plan.scheme,
+        emulation=run.emulation.partition(":")[0],
+        condition=condition_of(run.plan),
+        numbers=numbers(run) if run.status == "complete" else None,
+        seconds=seconds if seconds is not None else _elapsed(run.manifest),
+        least_seconds=least(run.plan),
+    )
+
+
+def _elapsed(manifest: Mapping[str, Any]) -> float | None:
+    try:
+        begin, end = (datetime.fromisoformat(str(manifest[key])) for key in ("started", "ended"))
+    except (KeyError, ValueError):
+        return None
+    return (end - begin).total_seconds()
+
+
+def communication(run: Measured) -> float | None:
+    """Return the median seconds of communication in a run's rounds, or None."""
+    rounds = [] if run.numbers is None else run.numbers["rounds"]
+    known = [row["communication_seconds"] for row in rounds if row["communication_seconds"] is not None]
+    return median(known) if known else None
+
+
+def wire(run: Measured) -> float | None:
+    """Return the bytes on the wire by bytes of updates, or None."""
+    ratio: float | None = None if run.numbers is None else run.numbers["wire_ratio"]
+    return ratio
+
+
+def cpu(run: Measured) -> float | None:
+    """Return the CPU seconds of all parties together by rounds, or None."""
+    used = _joined(run, "cpu_seconds", sum)
+    rounds = 0 if run.numbers is None else len(run.numbers["rounds"])
+    return divided(used, rounds)
+
+
+def memory(run: Measured) -> float | None:
+    """Return the most memory that any party had, or None."""
+    return _joined(run, "peak_rss_bytes", max)
+
+
+def _joined(run: Measured, key: str, join: Any) -> float | None:
+    known = [] if run.numbers is None else [value for value in run.numbers[key].values() if value is not None]
+    return float(join(known)) if known else None

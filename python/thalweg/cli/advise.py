@@ -1,0 +1,146 @@
+"""``thalweg advise``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from thalweg.cli.output import Json, output
+
+# Questions in words, and how their values are written.
+QUESTIONS: Final = {
+    "fastest": "least communication time",
+    "least_bytes": "fewest bytes on the wire",
+    "least_cpu": "least CPU time a round",
+    "least_memory": "least memory",
+}
+
+
+def command(
+    *,
+    network: Annotated[
+        str, typer.Option(metavar="NETWORK", help="As of `thalweg run`: wifi, rate=5mbit, ..., or none.")
+    ],
+    model: Annotated[str, typer.Option(help="vgg5, vgg8, ..., or payload:SIZE.")],
+    record: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Of a bench, of a run's record, or of several of these.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; without it any number is as good.")] = None,
+    stress: Annotated[str, typer.Option(help="As of a bench plan: cpu=99, network=250mbit, ..., or none.")] = "none",
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Print only the bench plan that measures what is asked.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say which transport measured records speak for, how sure that is, and what measuring more would cost.
+
+    Without records it prints the bench plan that would measure it.
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg.advise import Question, advise
+
+        found = advise(Question(network, model, clients, stress), record or [])
+        emit(found)
+    if as_json:
+        return
+    if not plan and found["nearest"] is not None:
+        _show(found)
+        return
+    if not plan:
+        typer.echo(f"{_why_nothing(found)}; this bench plan would measure it (thalweg bench PLAN.toml):", err=True)
+    typer.echo(found["plan"], nl=False)
+
+
+def _why_nothing(found: dict[str, Any]) -> str:
+    for path, why in found["left_out"].items():
+        typer.echo(f"left out: {path}: {why}", err=True)
+    return "no records were given" if not found["records"] and not found["left_out"] else "no record can answer this"
+
+
+def _show(found: dict[str, Any]) -> None:
+    from thalweg import terminal
+
+    asked, nearest = found["asked"], found["nearest"]
+    typer.echo(f"asked: {asked['condition']}")
+    typer.echo(f"nearest measured: {nearest['condition']} (emulation: {nearest['emulation']})")
+    for words in nearest["differences"]:
+        typer.echo(f"  {words}")
+    console = terminal.console()
+    console.print(_transports(nearest["transports"]))
+    for key, question in QUESTIONS.items():
+        answer = found["answers"][key]
+        typer.echo(f"{question}: {'not known' if answer is None else _answer(key, answer)}")
+    free = found["unconstrained"]
+    words = "not measured" if free is None else f"{_answer('fastest', free)} ({free['condition']})"
+    typer.echo(f"fastest with no limits at all: {words}")
+    if len(found["conditions"]) > 1:
+        console.print(_conditions(found["conditions"]))
+    for path, why in found["left_out"].items():
+        typer.echo(f"left out: {path}: {why}", err=True)
+    _show_cost(found["cost"])
+
+
+def _transports(rows: list[dict[str, Any]]) -> Any:
+    from thalweg import terminal
+    from thalweg.bench.show import times
+    from thalweg.units import format_bytes, format_seconds
+
+    made = terminal.table(
+        "transport", "runs", "communication", "wire/update", "CPU a round", "memory", "resent", "broker"
+    )
+    for row in rows:
+        made.add_row(
+            row["transport"],
+            str(row["runs"]) + (f", {row['failed']} failed" if row["failed"] else ""),
+            times(row["communication_seconds"]),
+            _middle(row["wire_ratio"], lambda value: f"{value:.3f}"),
+            _middle(row["cpu_seconds"], format_seconds),
+            _middle(row["peak_rss_bytes"], format_bytes),
+            _middle(row["retransmissions"], lambda value: f"{value:.0f}"),
+            {True: "yes", False: "no", None: "-"}[row["broker"]],
+        )
+    return made
+
+
+def _conditions(rows: list[dict[str, Any]]) -> Any:
+    from thalweg import terminal
+    from thalweg.units import format_seconds
+
+    made = terminal.table("measured", "runs", "fastest", "time", "next", "times as long", "sure")
+    for row in rows:
+        best = row["fastest"] or {"transport": "-", "value": None, "next": None, "factor": None, "sure": "-"}
+        seconds, factor = best["value"], best["factor"]
+        made.add_row(
+            row["condition"],
+            str(row["runs"]),
+            best["transport"],
+            "-" if seconds is None else format_seconds(seconds),
+            best["next"] or "-",
+            "-" if factor is None else f"{factor:.2f}",
+            best["sure"],
+        )
+    return made
+
+
+def _answer(key: str, answer: dict[str, Any]) -> str:
+    from thalweg.units import format_bytes, format_seconds
+
+    forms: dict[str, Any] = {"fastest": format_seconds, "least_cpu": format_seconds, "least_memory": format_bytes}
+    form = forms.get(key, lambda value: f"{value:.3f} times the update")
+    more = f"; next {answer['next']}, {form(answer['next_value'])}" if answer["next"] else ""
+    return f"{answer['transport']}, {form(answer['value'])}{more}; sure: {answer['sure']} ({'; '.join(answer['why'])})"
+
+
+def _show_cost(cost: dict[str, Any]) -> None:
+    from thalweg.bench.show import duration
+
+    again, asked = cost["again"], cost["as_asked"]
+    for what, runs in (("more of what was measured", again), ("exactly what was asked (--plan)", asked)):
+        long = "not known how long" if runs["seconds"] is None else f"about {duration(runs['seconds'])}"
+        typer.echo(f"to measure {what}: {runs['runs']} runs, {long}")
+
+
+def _middle(of: dict[str, float] | None, form: Any) -> str:
+    return "-" if of is None else str(form(of["median"]))

@@ -1,0 +1,243 @@
+"""Advice from records in which every number is known. In made-up records more rounds mean longer ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.bench.cells import Fake, Quiet, bench
+from tests.report.records import make
+from thalweg.advise import Question, advise, bench_plan
+from thalweg.advise.condition import condition_of, differences, distance
+from thalweg.advise.evidence import groups
+from thalweg.advise.judge import chance
+from thalweg.bench import Matrix
+from thalweg.bench.plan import BenchPlan
+from thalweg.cli import app
+from thalweg.errors import ModelError, PlanError, RecordError
+from thalweg.plan import Plan
+
+MB = {"name": "payload:1MB"}
+WIFI = {"profile": "wifi"}
+FAST, SLOW = 2, 6
+ENDED = {"ended": "2026-01-01T12:00:10.000+00:00"}
+
+
+def record(folder: Path, name: str, congestion: str, rounds: int, network: Any = WIFI, **given: Any) -> None:
+    """Write a run whose communication takes 0.1 (rounds + 1) seconds in the median."""
+    plan = {"model": MB, "transport": {"url": "tcp", "congestion": congestion}, "network": network, **given}
+    plan = {key: value for key, value in plan.items() if value is not None}
+    make(folder / name, rounds=rounds, plan=plan, train=None, manifest=ENDED)
+
+
+@pytest.fixture
+def wifi(tmp_path: Path) -> Path:
+    """Three runs each of two ways over one network, the first twice as fast."""
+    for number in range(3):
+        record(tmp_path, f"a{number}", "cubic", FAST)
+        record(tmp_path, f"b{number}", "reno", SLOW)
+    return tmp_path
+
+
+def test_what_was_measured_is_answered(wifi: Path) -> None:
+    found = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert (found["records"], found["left_out"], found["nearest"]["distance"]) == (6, {}, 0)
+    answer = found["answers"]["fastest"]
+    assert (answer["transport"], answer["next"]) == ("tcp cubic", "tcp reno")
+    assert (answer["value"], answer["next_value"]) == pytest.approx((0.3, 0.7))
+    assert answer["factor"] == pytest.approx(7 / 3)
+    assert answer["chance"] == pytest.approx(1 / 20), "one of the ways to deal six runs out to two"
+    assert answer["sure"] == "high"
+    transports = {row["transport"]: row for row in found["nearest"]["transports"]}
+    assert transports["tcp cubic"]["runs"] == 3
+    assert transports["tcp cubic"]["cpu_seconds"]["median"] == pytest.approx(3 * 1.25 / FAST)
+    assert found["answers"]["least_cpu"]["transport"] == "tcp reno", "as much in more rounds"
+    memory = found["answers"]["least_memory"]
+    assert "they differ by no more than 2 %" in memory["why"]
+    assert memory["sure"] == "low"
+    assert found["unconstrained"] is None
+    assert found["cost"]["again"] == {"runs": 4, "seconds": pytest.approx(40)}
+    assert found["cost"]["as_asked"]["seconds"] > 0
+
+
+def test_the_nearest_condition_is_taken_and_named(wifi: Path) -> None:
+    record(wifi, "far", "cubic", FAST, {"rate": "1gbit"})
+    record(wifi, "far2", "reno", SLOW, {"rate": "1gbit"})
+    found = advise(Question("rate=45mbit", "payload:2MB"), [wifi])
+    assert found["nearest"]["distance"] > 1
+    words = "; ".join(found["nearest"]["differences"])
+    assert "rate up: 60.0 Mbit/s measured, 45.0 Mbit/s asked" in words
+    assert "update: 976.6 KiB measured, 1.9 MiB asked" in words
+    assert found["answers"]["fastest"]["sure"] == "fair"
+    assert [row["distance"] for row in found["conditions"]] == sorted(row["distance"] for row in found["conditions"])
+    assert len(found["conditions"]) == 2
+
+
+def test_few_runs_and_far_ones_are_no_certainty(tmp_path: Path) -> None:
+    record(tmp_path, "a", "cubic", FAST)
+    assert advise(Question("wifi", "payload:1MB"), [tmp_path])["answers"]["fastest"]["sure"] == "none"
+    record(tmp_path, "b", "reno", SLOW)
+    assert advise(Question("wifi", "payload:1MB"), [tmp_path])["answers"]["fastest"]["sure"] == "low"
+    for number in range(4):
+        record(tmp_path, f"a{number}", "cubic", FAST)
+        record(tmp_path, f"b{number}", "reno", SLOW)
+    assert advise(Question("wifi", "payload:1MB"), [tmp_path])["answers"]["fastest"]["sure"] == "high"
+    far = advise(Question("rate=5mbit", "payload:1MB"), [tmp_path])
+    assert far["nearest"]["distance"] > 2
+    assert far["answers"]["fastest"]["sure"] == "low"
+
+
+def test_failures_are_counted_and_running_ones_left_out(wifi: Path) -> None:
+    for name, status in (("c", "failed"), ("d", "running"), ("e", "interrupted")):
+        record(wifi, name, "cubic", FAST)
+        manifest = json.loads((wifi / name / "manifest.json").read_text())
+        (wifi / name / "manifest.json").write_text(json.dumps({**manifest, "status": status}))
+    found = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert {row["transport"]: row["failed"] for row in found["nearest"]["transports"]} == {
+        "tcp cubic": 1,
+        "tcp reno": 0,
+    }
+    assert sorted(found["left_out"].values()) == ["it is interrupted", "it is running"]
+
+
+def test_the_fastest_without_limits(wifi: Path) -> None:
+    record(wifi, "free", "reno", FAST, None)
+    record(wifi, "free2", "cubic", SLOW, None)
+    found = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert found["answers"]["fastest"]["transport"] == "tcp cubic"
+    assert (found["unconstrained"]["transport"], found["unconstrained"]["sure"]) == ("tcp reno", "low")
+
+
+def test_a_transport_within_one_process_is_no_advice_for_a_network(tmp_path: Path) -> None:
+    made = bench(tmp_path, repetitions=3)
+    made.run(Quiet(), execute=Fake())
+    free = advise(Question("none", "lenet"), [made.folder.path])
+    assert {row["transport"] for row in free["nearest"]["transports"]} == {"memory", "tcp"}
+    assert free["nearest"]["condition"].startswith("loopback, updates of 350.9 KiB, trained")
+    wifi = advise(Question("wifi", "lenet"), [tmp_path])
+    assert {row["transport"] for row in wifi["nearest"]["transports"]} == {"tcp"}
+
+
+def test_a_bench_knows_how_long_its_runs_took(tmp_path: Path) -> None:
+    made = bench(tmp_path, repetitions=1)
+    made.run(Quiet(), execute=Fake())
+    for path in made.folder.cells.glob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": 50.0}))
+    cost = advise(Question("none", "lenet"), [made.folder.path])["cost"]
+    assert cost["again"] == {"runs": 8, "seconds": pytest.approx(400)}
+    assert cost["as_asked"]["seconds"] == pytest.approx(50 * cost["as_asked"]["runs"])
+
+
+def test_without_records_there_is_a_plan() -> None:
+    found = advise(Question("wifi,loss=1%", "vgg5", clients=3, stress="cpu=99"), [])
+    assert (found["nearest"], found["answers"], found["cost"]) == (None, {}, None)
+    matrix = Matrix.of(BenchPlan.loads(found["plan"]))
+    assert [cell.plan.scheme for cell in matrix.cells][:1] == ["tcp"]
+    plan = matrix.cells[0].plan
+    assert plan.payload == found["asked"]["update_bytes"] == 582_669 * 4
+    assert plan.job.clients == 3
+    assert plan.network is not None
+    assert (plan.network.profile, plan.network.loss) == ("wifi", 0.01)
+    assert plan.stress is not None
+    assert bench_plan(Question("none", "payload:1MB")).base["model"] == {"name": "payload:1000000B"}
+
+
+@pytest.mark.parametrize(
+    ("question", "error"),
+    [
+        (Question("wfi", "vgg5"), PlanError),
+        (Question("wifi", "vgg55"), ModelError),
+        (Question("wifi", "vgg5", stress="cpu"), PlanError),
+        (Question("wifi", "vgg5", clients=-1), PlanError),
+    ],
+)
+def test_questions_that_mean_nothing(question: Question, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        advise(question, [])
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="is not a folder"):
+        advise(Question("wifi", "vgg5"), [tmp_path / "none"])
+
+
+def plan(**given: Any) -> Plan:
+    return Plan.of({"model": MB, "job": {"clients": 4}, **given})
+
+
+def apart(one: Plan, other: Plan, *, clients: bool = False) -> float:
+    return distance(differences(condition_of(one), condition_of(other), clients=clients))
+
+
+def test_distances_are_doublings() -> None:
+    wifi = plan(network=WIFI)
+    assert apart(wifi, wifi) == 0
+    assert apart(plan(network={"rate": "10mbit"}), plan(network={"rate": "40mbit"})) == pytest.approx(4), "both ways"
+    assert apart(plan(), plan(model={"name": "payload:4MB"})) == pytest.approx(2)
+    assert apart(plan(), plan(job={"clients": 8})) == 0
+    assert apart(plan(), plan(job={"clients": 8}), clients=True) == pytest.approx(1)
+    assert apart(plan(), plan(stress={"cpu": 99})) == 3
+    assert apart(plan(network={"loss": "1%"}), plan(network={"loss": "2%"})) == pytest.approx(0.93, abs=0.01)
+    assert apart(plan(network={"rtt": "40ms"}), plan(network={"rtt": "40ms", "jitter": "2ms"})) == 0.5
+    assert apart(plan(), wifi) == 10
+
+
+def test_conditions_in_words() -> None:
+    network = {"rate": "10mbit", "rtt": "40ms", "up": {"loss": "1%"}, "topology": "bottleneck"}
+    text = condition_of(plan(network=network, stress={"cpu": 99})).words()
+    for words in ("up 10.0 Mbit/s", "loss 1 %", "bottleneck", "updates of 976.6 KiB", "4 clients", "stress cpu=99.0"):
+        assert words in text
+    assert condition_of(plan(layers={"throttle": "8mbit"})).words().startswith("8.0 Mbit/s")
+    assert condition_of(plan(network={"emulator": "none"})).is_free
+
+
+def test_bursts_count_with_their_mean() -> None:
+    burst = condition_of(plan(network={"burst": "1%/24%"}))
+    assert burst.up.loss == pytest.approx(0.04)
+
+
+def test_seeds_of_repetitions_make_no_other_condition() -> None:
+    ranges = {"rate": ["10mbit", "20mbit"]}
+    one, other = (condition_of(plan(network=ranges, job={"seed": seed})) for seed in (1, 2))
+    assert one == other
+    assert groups([]) == []
+
+
+def test_the_chance_of_a_difference() -> None:
+    assert chance([1.0, 2.0], [3.0, 4.0]) == pytest.approx(1 / 6)
+    assert chance([3.0, 4.0], [1.0, 2.0]) == 1
+    assert chance([1.0], [1.0]) == 1
+    many = chance([0.001 * number for number in range(12)], [1.0 + 0.001 * number for number in range(12)])
+    assert many < 0.001, "drawn, for there are too many ways"
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["advise", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_says_it_in_words(wifi: Path) -> None:
+    record(wifi, "free", "reno", FAST, None)
+    code, out, err = invoke("--network", "wifi", "--model", "payload:1MB", "--record", str(wifi))
+    assert code == 0, err
+    for words in (
+        "least communication time: tcp cubic, 300.0 ms; next tcp reno, 700.0 ms; sure: high",
+        "fastest with no limits at all: tcp reno",
+        "to measure more of what was measured: 4 runs, about 40 s",
+        "least CPU time a round: tcp reno",
+    ):
+        assert words in out, out
+
+
+def test_the_command_without_records_prints_a_plan_alone(tmp_path: Path) -> None:
+    for extra in ([], ["--record", str(tmp_path)], ["--plan"]):
+        code, out, err = invoke("--network", "wifi", "--model", "vgg5", *extra)
+        assert code == 0
+        assert BenchPlan.loads(out).repetitions == 5
+        assert ("would measure it" in err) == ("--plan" not in extra)
+    code, out, _ = invoke("--network", "wifi", "--model", "vgg5", "--json")
+    assert json.loads(out)["nearest"] is None
