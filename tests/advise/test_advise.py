@@ -104,6 +104,16 @@ def test_failures_are_counted_and_running_ones_left_out(wifi: Path) -> None:
     assert sorted(found["left_out"].values()) == ["it is interrupted", "it is running"]
 
 
+def test_rounds_that_lack_updates_are_told(wifi: Path) -> None:
+    journal = wifi / "a0" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"complete": true', '"complete": false'))
+    (wifi / "a0" / "rounds.parquet").unlink()
+    found = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert {row["transport"]: row["incomplete_rounds"] for row in found["nearest"]["transports"]}["tcp cubic"] == FAST
+    assert f"{FAST} rounds of tcp cubic lacked some of their updates" in found["answers"]["fastest"]["why"]
+    assert "3, 2 rounds short" in invoke("--network", "wifi", "--model", "payload:1MB", "--record", str(wifi))[1]
+
+
 def test_the_fastest_without_limits(wifi: Path) -> None:
     record(wifi, "free", "reno", FAST, None)
     record(wifi, "free2", "cubic", SLOW, None)

@@ -12,7 +12,7 @@ from thalweg import terminal
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.estimate import Estimate, least
 from thalweg.bench.measure import measure
-from thalweg.bench.show import duration, tables
+from thalweg.bench.show import duration, runs, tables
 from thalweg.plan import Plan
 
 
@@ -93,6 +93,12 @@ def test_estimates_follow_what_was_measured() -> None:
     assert estimate.cell(2) == pytest.approx(4 + 1.5), "its links' least, and what the other took beyond its own"
     estimate.took(2, 4.5)
     assert estimate.cell(3) == pytest.approx(0.2 + 1.0)
+
+
+def test_runs_in_words() -> None:
+    row = {"repetitions": 3, "failed": 0, "incomplete_rounds": 0}
+    assert runs(row) == "3"
+    assert runs({**row, "failed": 1, "incomplete_rounds": 4}) == "3, 1 failed, 4 rounds short"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (90, "90 s"), (600, "10 min"), (9000, "2.5 h")])

@@ -128,6 +128,7 @@ def _transport(name: str, runs: Sequence[Measured]) -> dict[str, Any]:
         "transport": name,
         "runs": len(done),
         "failed": len(runs) - len(done),
+        "incomplete_rounds": sum(map(evidence.incomplete, done)),
         "broker": known.get(runs[0].scheme, {}).get("broker"),
         "communication_seconds": values["fastest"],
         "wire_ratio": values["least_bytes"],

@@ -135,6 +135,11 @@ def communication(run: Measured) -> float | None:
     return median(known) if known else None
 
 
+def incomplete(run: Measured) -> int:
+    """Return how many of a run's rounds ended without all updates whole."""
+    return 0 if run.numbers is None else sum(not row["complete"] for row in run.numbers["rounds"])
+
+
 def wire(run: Measured) -> float | None:
     """Return the bytes on the wire by bytes of updates, or None."""
     ratio: float | None = None if run.numbers is None else run.numbers["wire_ratio"]

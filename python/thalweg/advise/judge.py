@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final
 
-from thalweg.advise.evidence import Group, Measured
+from thalweg.advise.evidence import Group, Measured, incomplete
 from thalweg.report.numbers import divided
 
 # Of more ways to deal runs out to two transports than this, so many are drawn.
@@ -65,6 +65,9 @@ def least(group: Group, value: Value, away: float) -> Answer | None:
         return Answer(best, median(known[best]), None, None, None, "none", (f"only {best} was measured there",))
     odds = chance(known[best], known[following])
     sure, why = _sure(known, (best, following), odds, away)
+    # What never came took no time.
+    short = sum(map(incomplete, group.runs[best]))
+    why += (f"{short} rounds of {best} lacked some of their updates",) if short else ()
     return Answer(best, median(known[best]), following, median(known[following]), odds, sure, why)
 
 

@@ -111,9 +111,8 @@ def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str], accounti
     made = _started(axes, ("runs", "communication", "round", "bound", "share"), caption)
     share = "share_of_bound" if accounting == "measured" else "fedcomm_share_of_bound"
     for row in rows:
-        done = str(row["repetitions"]) + (f", {row['failed']} failed" if row["failed"] else "")
         cells = [
-            done if row["repetitions"] else row["status"],
+            runs(row) if row["repetitions"] else row["status"],
             times(row[SHOWN[accounting]]),
             times(row["round_seconds"]),
             _part(row["bound_seconds"], format_seconds),
@@ -121,6 +120,14 @@ def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str], accounti
         ]
         made.add_row(str(row["cell"]), _label(row), *cells)
     return made
+
+
+def runs(row: Mapping[str, Any]) -> str:
+    """Return how many runs came to their end, how many failed, and how many of their rounds lacked something."""
+    told = [
+        f"{row[key]} {word}" for key, word in (("failed", "failed"), ("incomplete_rounds", "rounds short")) if row[key]
+    ]
+    return ", ".join([str(row["repetitions"]), *told])
 
 
 def _cost_table(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table:

@@ -84,7 +84,7 @@ def _show(found: dict[str, Any]) -> None:
 
 def _transports(rows: list[dict[str, Any]]) -> Any:
     from thalweg import terminal
-    from thalweg.bench.show import times
+    from thalweg.bench.show import runs, times
     from thalweg.units import format_bytes, format_seconds
 
     made = terminal.table(
@@ -93,7 +93,7 @@ def _transports(rows: list[dict[str, Any]]) -> Any:
     for row in rows:
         made.add_row(
             row["transport"],
-            str(row["runs"]) + (f", {row['failed']} failed" if row["failed"] else ""),
+            runs({**row, "repetitions": row["runs"]}),
             times(row["communication_seconds"]),
             _middle(row["wire_ratio"], lambda value: f"{value:.3f}"),
             _middle(row["cpu_seconds"], format_seconds),
