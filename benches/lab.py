@@ -178,7 +178,8 @@ def one_way(net: Net, count: int) -> list[float]:
 def arrival(receiver: socket.socket) -> float:
     payload, extra, _, _ = receiver.recvmsg(100, 100)
     seconds, nanoseconds = next(struct.unpack("qq", data) for _, kind, data in extra if kind == SO_TIMESTAMPNS)
-    return (seconds * 10**9 + nanoseconds - struct.unpack("!q", payload)[0]) / 1e9
+    (sent,) = struct.unpack("!q", payload)
+    return float(seconds * 10**9 + nanoseconds - sent) / 1e9
 
 
 def goodputs() -> Iterator[Figure]:
