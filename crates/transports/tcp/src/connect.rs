@@ -1,8 +1,6 @@
 //! Connecting: one kernel connection for each stream, all with the same link's name.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use rustls::pki_types::ServerName;
@@ -10,12 +8,12 @@ use rustls::ClientConfig;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use crate::dial::{in_time, open, reach};
 use crate::link::{Shaken, TcpLink};
 use crate::preamble::{new_id, Preamble};
-use crate::socket::{prepare, resolve, Socket};
+use crate::socket::Socket;
 use crate::tls;
 
 const CONNECT: &str = "connect";
@@ -24,17 +22,10 @@ type ClientTls = Option<(Arc<ClientConfig>, ServerName<'static>)>;
 
 pub(crate) async fn connect(address: &Address, options: &Options) -> Result<TcpLink> {
     let tls = options.tls.as_ref().map(|tls| tls::client(address, tls)).transpose()?;
-    let limit = options.connect_timeout();
-    timeout(limit, dial(address, options, &tls)).await.unwrap_or_else(|_| Err(late(address, limit)))
+    in_time(address, options, gather(address, options, &tls)).await
 }
 
-fn late(address: &Address, limit: Duration) -> Error {
-    let context = format!("{address} did not answer within {} ms", limit.as_millis());
-    Error::new(ErrorKind::Timeout, CONNECT, context)
-        .mend("check the address and the firewall, or raise connect_timeout_ms")
-}
-
-async fn dial(address: &Address, options: &Options, tls: &ClientTls) -> Result<TcpLink> {
+async fn gather(address: &Address, options: &Options, tls: &ClientTls) -> Result<TcpLink> {
     let id = new_id()?;
     let preamble = |stream| Preamble { id, stream, streams: options.streams };
     let (stream, to) = reach(address, options).await?;
@@ -45,27 +36,6 @@ async fn dial(address: &Address, options: &Options, tls: &ClientTls) -> Result<T
     });
     connections.extend(try_join_all(more).await?);
     Ok(TcpLink::new(connections))
-}
-
-/// The first of the host's addresses that answers; each gets its share of the time.
-async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, SocketAddr)> {
-    let candidates = resolve(CONNECT, address).await?;
-    let share = options.connect_timeout() / candidates.len() as u32;
-    let mut last = late(address, options.connect_timeout());
-    for &to in &candidates {
-        prepare(CONNECT, to, options)?; // an option that cannot be had is no matter of which address
-        match timeout(share, open(to, options)).await {
-            Ok(Ok(stream)) => return Ok((stream, to)),
-            Ok(Err(error)) => last = Error::io(CONNECT, address, &error),
-            Err(_) => {}
-        }
-    }
-    Err(last)
-}
-
-async fn open(to: SocketAddr, options: &Options) -> std::io::Result<TcpStream> {
-    let socket = prepare(CONNECT, to, options).map_err(std::io::Error::other)?;
-    socket.connect(to).await
 }
 
 async fn shake(stream: TcpStream, address: &Address, tls: &ClientTls, preamble: Preamble) -> Result<Shaken> {

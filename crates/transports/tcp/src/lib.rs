@@ -4,9 +4,13 @@
 //! carries [frames](thalweg_wire::FrameHeader). A payload goes from the sender's arena into the kernel and
 //! from the kernel into the receiver's place; nothing of it is copied in between (TLS copies it once a
 //! direction, and counts that). Control messages go on the first connection, chunks on whichever is free.
+//!
+//! [`dial`], [`door`], [`socket`] and [`tls`] know nothing of links: other transports over TCP are made of them too.
 #![deny(unsafe_code)] // `kernel` has it, for two calls
 
 mod connect;
+pub mod dial;
+pub mod door;
 mod gather;
 mod inlet;
 mod kernel;
@@ -15,8 +19,8 @@ mod listener;
 mod preamble;
 mod receive;
 mod send;
-mod socket;
-mod tls;
+pub mod socket;
+pub mod tls;
 
 use std::sync::Arc;
 

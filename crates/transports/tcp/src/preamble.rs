@@ -16,7 +16,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{Error, ErrorKind, Result};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::MAX_STREAMS;
+use crate::{tls, MAX_STREAMS};
 
 pub(crate) const PREAMBLE_BYTES: usize = 24;
 const MAGIC: [u8; 4] = *b"tlwp";
@@ -80,14 +80,11 @@ impl Preamble {
 }
 
 fn check_magic(operation: &'static str, magic: [u8; 4]) -> Result<()> {
+    if let Some(error) = tls::unexpected(operation, &magic) {
+        return Err(error);
+    }
     match magic {
         MAGIC => Ok(()),
-        // A TLS record (RFC 8446 section 5.1) of type handshake or alert, version 3.x.
-        [0x15 | 0x16, 3, ..] => {
-            let context = "the peer speaks TLS, this end does not";
-            Err(Error::new(ErrorKind::Security, operation, context)
-                .mend("set tls at both ends, or at neither"))
-        }
         other => {
             let context = format!("the peer is not a thalweg tcp link (it began with {other:02x?})");
             Err(Error::new(ErrorKind::Corrupt, operation, context).mend("check the address and the port"))

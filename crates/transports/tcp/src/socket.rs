@@ -7,24 +7,30 @@ use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 
 use socket2::SockRef;
-use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use thalweg_transport::{Address, Counters, Error, ErrorKind, Options, Result};
 #[cfg(target_os = "linux")]
 use tokio::io::Interest;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{lookup_host, TcpSocket, TcpStream};
 
+use crate::kernel::info;
+
 /// A connection whose clones read, write, shut down and ask the kernel independently.
 #[derive(Clone)]
-pub(crate) struct Socket(pub Arc<TcpStream>);
+pub struct Socket(pub(crate) Arc<TcpStream>);
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream) -> io::Result<Self> {
+    /// Takes a connection, without Nagle's delay.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self(Arc::new(stream)))
     }
 
     /// Ends both directions; wakes whoever reads or writes. What was written before still goes out.
-    pub(crate) fn shut(&self) {
+    pub fn shut(&self) {
         // It fails where the peer has ended the connection already: nothing is left to do then.
         let _ = SockRef::from(&*self.0).shutdown(Shutdown::Both);
     }
@@ -40,6 +46,14 @@ impl Socket {
     #[cfg(not(target_os = "linux"))]
     pub(crate) async fn hung_up(&self) {
         std::future::pending().await
+    }
+
+    /// Adds what the kernel knows of the connection.
+    pub fn tell(&self, counters: &mut Counters) {
+        let known = info(&self.0);
+        counters.retransmissions = known.as_ref().map(|info| info.retransmissions);
+        counters.round_trip = known.map(|info| info.round_trip);
+        counters.congestion = self.congestion();
     }
 
     /// Name of the congestion control in use.
@@ -105,7 +119,10 @@ impl AsyncWrite for Socket {
 }
 
 /// What `address` stands for, at least one.
-pub(crate) async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
+///
+/// # Errors
+/// [`ErrorKind::Address`].
+pub async fn resolve(operation: &'static str, address: &Address) -> Result<Vec<SocketAddr>> {
     let none = |why: String| {
         Error::new(ErrorKind::Address, operation, format!("{address} does not resolve{why}"))
             .mend("check the host name, or write the address as a number")
@@ -116,7 +133,10 @@ pub(crate) async fn resolve(operation: &'static str, address: &Address) -> Resul
 }
 
 /// A socket for `to` with the options that must be set before it listens or connects.
-pub(crate) fn prepare(operation: &'static str, to: SocketAddr, options: &Options) -> Result<TcpSocket> {
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for what the system does not have or grant.
+pub fn prepare(operation: &'static str, to: SocketAddr, options: &Options) -> Result<TcpSocket> {
     let made = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() };
     let socket = made.map_err(|e| Error::io(operation, to, &e))?;
     if let Some(name) = &options.congestion {

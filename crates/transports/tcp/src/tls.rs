@@ -61,7 +61,10 @@ fn roots(operation: &'static str, authority: &str) -> Result<RootCertStore> {
 }
 
 /// What a listener needs. A client's certificate is checked if it shows one, and asked for if `require_client`.
-pub(crate) fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
+///
+/// # Errors
+/// [`ErrorKind::Security`] for certificates and keys that cannot be used.
+pub fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
     let operation = "listen";
     let own = tls.identity.as_ref().ok_or_else(|| {
         let mend = "make one with `thalweg pki issue` and set tls.identity";
@@ -85,7 +88,10 @@ pub(crate) fn server(tls: &Tls) -> Result<Arc<ServerConfig>> {
 }
 
 /// What a connection needs: the configuration, and the name the server's certificate must carry.
-pub(crate) fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, ServerName<'static>)> {
+///
+/// # Errors
+/// [`ErrorKind::Security`] for certificates, keys and names that cannot be used.
+pub fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, ServerName<'static>)> {
     let operation = "connect";
     let builder = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(VERSIONS)
@@ -108,7 +114,10 @@ pub(crate) fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>,
 }
 
 /// Who the other end has shown to be, and the secret shared with it.
-pub(crate) fn peer(operation: &'static str, address: String, stream: &TlsStream<Socket>) -> Result<Peer> {
+///
+/// # Errors
+/// [`ErrorKind::Security`] if the handshake is not done.
+pub fn peer(operation: &'static str, address: String, stream: &TlsStream<Socket>) -> Result<Peer> {
     let (_, session) = stream.get_ref();
     let certified = session.peer_certificates().and_then(|chain| chain.first()).and_then(|c| name_of(c));
     let binding = match stream {
@@ -131,8 +140,16 @@ fn name_of(certificate: &[u8]) -> Option<String> {
     common.or(dns).map(str::to_owned)
 }
 
+/// What to say of a peer whose first bytes came in the clear, if they are TLS's: a record (RFC 8446 section 5.1) of
+/// type handshake or alert, version 3.x.
+pub fn unexpected(operation: &'static str, first: &[u8]) -> Option<Error> {
+    matches!(first, [0x15 | 0x16, 3, ..]).then(|| {
+        security(operation, "the peer speaks TLS, this end does not", "set tls at both ends, or at neither")
+    })
+}
+
 /// An error while a connection to `who` was made or used, in words a person understands.
-pub(crate) fn explain(operation: &'static str, who: impl std::fmt::Display, error: &io::Error) -> Error {
+pub fn explain(operation: &'static str, who: impl std::fmt::Display, error: &io::Error) -> Error {
     let Some(cause) = error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) else {
         return Error::io(operation, who, error);
     };

@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 
-use thalweg_pki::Authority;
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Identity, Link, Listener, Options, Result, Tls, Transport};
+use thalweg_transport::{Address, Link, Listener, Options, Result, Transport};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+
+#[path = "trust.rs"]
+mod certificates;
+#[allow(unused_imports)]
+pub use certificates::{identity, Trust};
 
 /// Small socket buffers, so that a peer that does not receive soon blocks its sender.
 pub const BUFFER: u32 = 256 << 10;
@@ -18,44 +22,6 @@ pub fn plain() -> Options {
 
 pub fn streams(streams: u8) -> Options {
     Options { streams, ..plain() }
-}
-
-/// An authority and what it has issued for a server on this machine.
-pub struct Trust {
-    pub authority: Authority,
-    pub server: Identity,
-}
-
-impl Trust {
-    pub fn new() -> Self {
-        let authority = Authority::new("test authority", 30).unwrap();
-        let hosts = ["127.0.0.1".to_owned(), "::1".into(), "localhost".into()];
-        let server = identity(authority.issue("server", &hosts, 30, true).unwrap());
-        Self { authority, server }
-    }
-
-    pub fn client(&self, name: &str, days: i64) -> Identity {
-        identity(self.authority.issue(name, &[], days, false).unwrap())
-    }
-
-    /// Options of a server.
-    pub fn listen(&self, require_client: bool) -> Options {
-        self.options(Some(self.server.clone()), require_client)
-    }
-
-    /// Options of a client.
-    pub fn connect(&self, own: Option<Identity>) -> Options {
-        self.options(own, false)
-    }
-
-    fn options(&self, identity: Option<Identity>, require_client: bool) -> Options {
-        let authority = self.authority.certificate_pem().to_owned();
-        Options { tls: Some(Tls { authority, identity, require_client, server_name: None }), ..plain() }
-    }
-}
-
-pub fn identity(made: thalweg_pki::Identity) -> Identity {
-    Identity { certificate: made.certificate, key: made.key }
 }
 
 pub async fn listen(options: &Options) -> Box<dyn Listener> {

@@ -1,0 +1,56 @@
+//! Connections to a host that may have several addresses, within the time there is.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::socket::{prepare, resolve};
+
+const CONNECT: &str = "connect";
+
+/// What `connecting` comes to, if that is within the options' time.
+///
+/// # Errors
+/// Its own, or [`ErrorKind::Timeout`].
+pub async fn in_time<T>(
+    address: &Address,
+    options: &Options,
+    connecting: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let limit = options.connect_timeout();
+    timeout(limit, connecting).await.unwrap_or_else(|_| Err(late(address, limit)))
+}
+
+fn late(address: &Address, limit: Duration) -> Error {
+    let context = format!("{address} did not answer within {} ms", limit.as_millis());
+    Error::new(ErrorKind::Timeout, CONNECT, context)
+        .mend("check the address and the firewall, or raise connect_timeout_ms")
+}
+
+/// The first of the host's addresses that answers; each gets its share of the time.
+///
+/// # Errors
+/// Why the last of them did not.
+pub async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, SocketAddr)> {
+    let candidates = resolve(CONNECT, address).await?;
+    let share = options.connect_timeout() / candidates.len() as u32;
+    let mut last = late(address, options.connect_timeout());
+    for &to in &candidates {
+        prepare(CONNECT, to, options)?; // an option that cannot be had is no matter of which address
+        match timeout(share, open(to, options)).await {
+            Ok(Ok(stream)) => return Ok((stream, to)),
+            Ok(Err(error)) => last = Error::io(CONNECT, address, &error),
+            Err(_) => {}
+        }
+    }
+    Err(last)
+}
+
+pub(crate) async fn open(to: SocketAddr, options: &Options) -> std::io::Result<TcpStream> {
+    let socket = prepare(CONNECT, to, options).map_err(std::io::Error::other)?;
+    socket.connect(to).await
+}

@@ -1,0 +1,132 @@
+//! Accepting connections. A task of its own takes them and shakes hands with each in another one, so a slow or
+//! hostile peer holds up nobody.
+
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use socket2::SockRef;
+use thalweg_transport::{Address, Error, ErrorKind, Listener, Options, Pending, Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, Mutex};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::socket::{prepare, resolve};
+
+/// Connections the kernel keeps for us.
+const BACKLOG: u32 = 1024;
+/// Handshakes at a time; beyond that, connections wait in the kernel.
+const MAX_HANDSHAKES: usize = 512;
+/// Links that wait to be accepted; beyond that, handshakes wait.
+const MAX_READY: usize = 256;
+/// Pause after the system could not give us a connection (no more descriptors), so as not to spin.
+const PAUSE: Duration = Duration::from_millis(50);
+const ACCEPT: &str = "accept";
+
+/// Who lets peers in.
+#[async_trait]
+pub trait Doorkeeper: Send + Sync + 'static {
+    /// Shakes hands, and gives the link that is pending; `None` if the connection belongs to one that is already.
+    /// Ended where it stands when it takes longer than `connect_timeout`.
+    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>>;
+}
+
+/// A listener whose links a [`Doorkeeper`] makes.
+pub struct Door {
+    address: Address,
+    socket: Arc<TcpListener>,
+    ready: Mutex<mpsc::Receiver<Pending>>,
+    task: AbortHandle,
+}
+
+/// Listens at `address` with the options of a socket.
+///
+/// # Errors
+/// As [`thalweg_transport::Transport::listen`].
+pub async fn open(address: &Address, options: &Options, keeper: impl Doorkeeper) -> Result<Door> {
+    let at = resolve("listen", address).await?[0];
+    let socket = prepare("listen", at, options)?;
+    let failed = |e: std::io::Error| Error::io("listen", address, &e);
+    socket.set_reuseaddr(true).map_err(failed)?;
+    socket.bind(at).map_err(failed)?;
+    let socket = Arc::new(socket.listen(BACKLOG).map_err(failed)?);
+    let port = socket.local_addr().map_err(failed)?.port();
+    let (sender, ready) = mpsc::channel(MAX_READY);
+    let admission = Admission { keeper, limit: options.connect_timeout(), ready: sender };
+    let task = tokio::spawn(keep_open(socket.clone(), Arc::new(admission)));
+    let address = Address { port: Some(port), ..address.clone() };
+    Ok(Door { address, socket, ready: Mutex::new(ready), task: task.abort_handle() })
+}
+
+#[async_trait]
+impl Listener for Door {
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    async fn accept(&self) -> Result<Pending> {
+        let next = self.ready.lock().await.recv().await;
+        next.ok_or_else(|| Error::closed(ACCEPT, "the listener has ended"))
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // Frees the port now; the task ends a little later.
+        let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Both);
+        self.task.abort();
+    }
+}
+
+async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doorkeeper>>) {
+    let mut handshakes = JoinSet::new(); // dropped with this task, and they with it
+    loop {
+        tokio::select! {
+            Some(_) = handshakes.join_next() => {}
+            accepted = socket.accept(), if handshakes.len() < MAX_HANDSHAKES => match accepted {
+                Ok((stream, from)) => _ = handshakes.spawn(admission.clone().admit(stream, from)),
+                Err(error) if gone_again(&error) => {}
+                Err(error) => {
+                    let error = Error::io(ACCEPT, "no new connection", &error)
+                        .mend("if there are too many open files, raise the limit (ulimit -n)");
+                    if admission.ready.send(Box::pin(std::future::ready(Err(error)))).await.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+/// The peer left between connecting and our taking it.
+fn gone_again(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind as Io;
+    matches!(error.kind(), Io::ConnectionAborted | Io::ConnectionReset | Io::Interrupted)
+}
+
+struct Admission<K> {
+    keeper: K,
+    limit: Duration,
+    ready: mpsc::Sender<Pending>,
+}
+
+impl<K: Doorkeeper> Admission<K> {
+    /// Hands over the link that is pending, or the failure.
+    async fn admit(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
+        let late = |_| {
+            let context = format!("{from} did not finish its handshake in time");
+            Err(Error::new(ErrorKind::Timeout, ACCEPT, context))
+        };
+        let pending: Pending =
+            match timeout(self.limit, self.keeper.admit(stream, from)).await.unwrap_or_else(late) {
+                Ok(None) => return,
+                Ok(Some(pending)) => pending,
+                Err(error) => Box::pin(std::future::ready(Err(error))),
+            };
+        // It fails once the listener is gone: the connection ends then too.
+        let _ = self.ready.send(pending).await;
+    }
+}
