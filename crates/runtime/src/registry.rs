@@ -29,7 +29,7 @@ fn entry(transport: impl Transport + 'static) -> Entry {
     Entry { name, available: true, reason: String::new(), capabilities, make: Some(make) }
 }
 
-#[cfg(not(all(feature = "tcp", feature = "udp")))]
+#[cfg(not(all(feature = "grpc", feature = "tcp", feature = "udp")))]
 fn absent(name: &'static str, reason: &str) -> Entry {
     let capabilities = Capabilities::default();
     Entry { name, available: false, reason: reason.into(), capabilities, make: None }
@@ -47,6 +47,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_udp::Udp),
         #[cfg(not(feature = "udp"))]
         absent("udp", "built without the feature `udp`; build with --features udp"),
+        #[cfg(feature = "grpc")]
+        entry(thalweg_grpc::Grpc),
+        #[cfg(not(feature = "grpc"))]
+        absent("grpc", "built without the feature `grpc`; build with --features grpc"),
     ]
 }
 

@@ -7,7 +7,8 @@ use common::{client, count, floats, layout, part, round, server, transfers, LIMI
 use serde_json::json;
 use thalweg_proto::Verdict;
 
-const ADDRESSES: [&str; 3] = ["memory://rounds:0", "tcp://127.0.0.1:0", "udp://127.0.0.1:0"];
+const ADDRESSES: [&str; 4] =
+    ["memory://rounds:0", "tcp://127.0.0.1:0", "udp://127.0.0.1:0", "grpc://127.0.0.1:0"];
 
 #[test]
 fn the_mean_is_weighted_and_counters_take_the_maximum() {
@@ -41,8 +42,8 @@ fn the_mean_is_weighted_and_counters_take_the_maximum() {
 }
 
 #[test]
-fn tcp_copies_nothing_and_the_others_once() {
-    for (address, copies) in ADDRESSES.into_iter().zip([1, 0, 1]) {
+fn copies_are_counted() {
+    for (address, copies) in ADDRESSES.into_iter().zip([1, 0, 1, 2]) {
         let layout = layout(100_000);
         let (server, _) = server(&layout, address, json!({}));
         let thread = client(&server.address(), "c", json!({}), 1.0, 1);

@@ -1,0 +1,65 @@
+//! A link over one stream of gRPC.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_tcp::socket::Socket;
+use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use tokio::sync::Mutex;
+
+use crate::receive::Inbox;
+use crate::shared::Shared;
+use crate::{send, Grpc};
+
+pub(crate) struct GrpcLink {
+    pub peer: Peer,
+    pub socket: Socket,
+    pub inbox: Mutex<Inbox>,
+    pub shared: Arc<Shared>,
+}
+
+#[async_trait]
+impl Link for GrpcLink {
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Grpc.capabilities()
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        send::control(&self.shared, message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        send::update(&self.shared, update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        self.inbox.lock().await.receive(sink, &self.shared).await
+    }
+
+    fn counters(&self) -> Counters {
+        let mut counters = Counters {
+            sent: self.shared.sent.load(Ordering::Relaxed),
+            received: self.shared.received.load(Ordering::Relaxed),
+            copied: self.shared.copied.load(Ordering::Relaxed),
+            ..Counters::default()
+        };
+        self.socket.tell(&mut counters);
+        counters
+    }
+
+    async fn close(&self) {
+        self.shared.refuse("the link was closed here");
+    }
+}
+
+impl Drop for GrpcLink {
+    fn drop(&mut self) {
+        self.shared.refuse("the link was dropped");
+    }
+}

@@ -1,0 +1,170 @@
+//! Receiving: messages as gRPC gives them, put where the sink says.
+
+use std::error::Error as _;
+use std::sync::atomic::Ordering;
+
+use bytes::{Bytes, BytesMut};
+use thalweg_transport::{Error, ErrorKind, Result, Sink};
+use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES};
+use tonic::{Code, Status, Streaming};
+
+use crate::frame::Frame;
+use crate::shared::Shared;
+
+const RECEIVE: &str = "receive";
+
+/// A link's receiving side.
+pub(crate) struct Inbox {
+    stream: Streaming<Frame>,
+    /// A control message of which more is to come. It grows with what has come, not with what it says.
+    part: Option<(FrameHeader, BytesMut)>,
+}
+
+fn corrupt<T>(what: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Corrupt, RECEIVE, what))
+}
+
+impl Inbox {
+    pub(crate) fn new(stream: Streaming<Frame>) -> Self {
+        Self { stream, part: None }
+    }
+
+    /// The next control message; chunks go to `sink` meanwhile. Dropping the future loses nothing.
+    pub(crate) async fn receive(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+        shared.check_open(RECEIVE)?;
+        let outcome = tokio::select! {
+            biased;
+            () = shared.refused() => return Err(shared.closed(RECEIVE)),
+            outcome = self.next(sink, shared) => outcome,
+        };
+        match outcome {
+            Ok(Some(message)) => Ok(message),
+            Ok(None) => {
+                shared.end("the peer has closed the link");
+                Err(Error::closed(RECEIVE, format!("{} has closed the link", shared.who)))
+            }
+            Err(error) => {
+                shared.refuse(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
+        loop {
+            let next = self.stream.message().await.map_err(|status| explain(shared, &status))?;
+            let Some(frame) = next else {
+                return Ok(None);
+            };
+            if let Some(message) = self.take(frame, sink, shared)? {
+                return Ok(Some(message));
+            }
+            // A link that never runs dry leaves room for the others, message by message.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Takes in one message; the control message that it makes whole.
+    fn take(
+        &mut self,
+        Frame { header, payload }: Frame,
+        sink: &dyn Sink,
+        shared: &Shared,
+    ) -> Result<Option<Bytes>> {
+        if header.is_empty() {
+            return self.further(&payload);
+        }
+        if header.len() != HEADER_BYTES {
+            return corrupt(format!("a header of {} bytes, not {HEADER_BYTES}", header.len()));
+        }
+        let header = FrameHeader::decode(&header)?;
+        match header.kind {
+            Kind::Chunk => deliver(&header, &payload, sink, shared).map(|()| None),
+            Kind::Control if self.part.is_some() => corrupt("a control message in the middle of another"),
+            Kind::Control if payload.len() < header.length() => {
+                self.part = Some((header, BytesMut::from(&payload[..])));
+                Ok(None)
+            }
+            Kind::Control => {
+                header.verify(&payload)?;
+                Ok(Some(payload))
+            }
+        }
+    }
+
+    /// Takes in a further part of a control message.
+    fn further(&mut self, payload: &[u8]) -> Result<Option<Bytes>> {
+        let Some((header, mut message)) = self.part.take() else {
+            return corrupt("a message without a header");
+        };
+        if payload.is_empty() || payload.len() > header.length() - message.len() {
+            return corrupt(format!("{} bytes for the rest of a control message", payload.len()));
+        }
+        message.extend_from_slice(payload);
+        if message.len() < header.length() {
+            self.part = Some((header, message));
+            return Ok(None);
+        }
+        header.verify(&message)?;
+        Ok(Some(message.freeze()))
+    }
+}
+
+fn deliver(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared) -> Result<()> {
+    let length = header.length();
+    if payload.len() != length {
+        return corrupt(format!("{} bytes in a chunk that says {length}", payload.len()));
+    }
+    let mut copies = if shared.tls { 2 } else { 1 }; // gRPC's buffer, and before it that of TLS
+    match sink.place(&header.chunk) {
+        None => sink.progress(length as u64),
+        Some(mut target) => {
+            let place = target.bytes_mut();
+            if place.len() != length {
+                let context = format!("a place of {} bytes for {length}", place.len());
+                return Err(Error::new(ErrorKind::System, RECEIVE, context));
+            }
+            place.copy_from_slice(payload);
+            copies += 1;
+            sink.progress(length as u64);
+            let outcome = header.verify(target.bytes());
+            sink.stored(&header.chunk, target, outcome);
+        }
+    }
+    shared.copied.fetch_add(copies * length as u64, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Why no more messages come: the peer or the network has ended the stream, or what came is not of the protocol.
+pub(crate) fn explain(shared: &Shared, status: &Status) -> Error {
+    if let Some(fault) = shared.fault() {
+        return fault;
+    }
+    let context = format!("{}: {}", shared.who, words(status));
+    let broken = match http2_error(status) {
+        Some(error) => !(error.is_io() || error.is_remote()),
+        None => matches!(status.code(), Code::OutOfRange | Code::Internal | Code::Unimplemented),
+    };
+    if broken {
+        Error::new(ErrorKind::Corrupt, RECEIVE, context)
+    } else {
+        Error::closed(RECEIVE, context)
+    }
+}
+
+/// What HTTP/2 has failed with, wherever in the chain of causes.
+fn http2_error(status: &Status) -> Option<&h2::Error> {
+    let mut cause = status.source();
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref::<h2::Error>() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+fn words(status: &Status) -> String {
+    http2_error(status)
+        .map_or_else(|| format!("{:?}, {}", status.code(), status.message()), ToString::to_string)
+}

@@ -1,0 +1,173 @@
+//! Sending: one frame at a time, whoever wants to send.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::Stream;
+use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_wire::MAX_CONTROL;
+use tokio::sync::oneshot;
+
+use crate::frame::{self, Frame};
+use crate::shared::Shared;
+use crate::MAX_CHUNK;
+
+/// Where a frame waits for HTTP/2 to have room. The turn is fair and goes on with each frame, so that a control message
+/// waits for the chunk before it and not for the update.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    turn: tokio::sync::Mutex<()>,
+    slot: Mutex<Slot>,
+}
+
+#[derive(Default)]
+struct Slot {
+    waiting: Option<Waiting>,
+    stream: Option<Waker>,
+    ended: bool,
+    /// Bytes of the stream in all messages taken so far.
+    taken: u64,
+}
+
+struct Waiting {
+    messages: VecDeque<Frame>,
+    /// Hears where in the stream the last message ends.
+    taken: oneshot::Sender<u64>,
+}
+
+impl Outbox {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        // Nothing panics while it is changed, so a poisoned one is whole.
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nothing more is sent: what waits is dropped, and the stream ends behind what it has taken.
+    pub(crate) fn end(&self) {
+        let mut slot = self.slot();
+        slot.ended = true;
+        slot.waiting = None;
+        if let Some(stream) = slot.stream.take() {
+            stream.wake();
+        }
+    }
+
+    fn put(&self, messages: VecDeque<Frame>) -> Put<'_> {
+        let (taken, when_taken) = oneshot::channel();
+        let mut slot = self.slot();
+        slot.waiting = (!slot.ended).then_some(Waiting { messages, taken });
+        if let Some(stream) = slot.stream.take() {
+            stream.wake();
+        }
+        Put { outbox: self, when_taken }
+    }
+}
+
+/// A frame that waits. Dropped, it is withdrawn, unless it is on its way already: then it goes out whole.
+struct Put<'a> {
+    outbox: &'a Outbox,
+    when_taken: oneshot::Receiver<u64>,
+}
+
+impl Drop for Put<'_> {
+    fn drop(&mut self) {
+        // The turn is still ours, so whatever waits is too.
+        self.outbox.slot().waiting = None;
+    }
+}
+
+/// What gRPC draws its messages from, whenever HTTP/2 has room.
+pub(crate) struct Messages {
+    shared: Arc<Shared>,
+    /// The further parts of what was begun.
+    rest: VecDeque<Frame>,
+}
+
+impl Messages {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, rest: VecDeque::new() }
+    }
+}
+
+impl Stream for Messages {
+    type Item = Frame;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Frame>> {
+        if let Some(part) = self.rest.pop_front() {
+            return Poll::Ready(Some(part));
+        }
+        let shared = self.shared.clone();
+        let mut slot = shared.outbox.slot();
+        let Some(Waiting { messages, taken }) = slot.waiting.take() else {
+            slot.stream = Some(cx.waker().clone());
+            return if slot.ended { Poll::Ready(None) } else { Poll::Pending };
+        };
+        slot.taken += messages.iter().map(Frame::wire_bytes).sum::<u64>();
+        // It fails if the sender no longer waits: the frame goes out all the same.
+        let _ = taken.send(slot.taken);
+        self.rest = messages;
+        Poll::Ready(self.rest.pop_front())
+    }
+}
+
+/// Waits for its turn, then until `messages` are taken; where in the stream they end.
+async fn hand_over(
+    shared: &Shared,
+    operation: &'static str,
+    messages: impl FnOnce() -> Result<VecDeque<Frame>>,
+) -> Result<u64> {
+    let _turn = shared.outbox.turn.lock().await;
+    shared.check(operation)?;
+    let mut put = shared.outbox.put(messages()?);
+    let taken = (&mut put.when_taken).await;
+    taken.map_err(|_| shared.closed(operation))
+}
+
+/// Sends one control message; done when the kernel has it.
+pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
+    let operation = "send control";
+    if message.len() > MAX_CONTROL as usize {
+        let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
+        return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("send less metrics"));
+    }
+    let end = hand_over(shared, operation, || Ok(frame::control(message))).await?;
+    shared.until_flushed(operation, end).await
+}
+
+/// Sends the chunks of an update; done when the kernel has the last.
+pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+    if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
+        let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
+        return Err(Error::new(ErrorKind::Unsupported, "send update", context).mend("set a smaller chunk"));
+    }
+    shared.check("send update")?;
+    tokio::select! {
+        biased;
+        // Nothing is lent to whatever is on its way: gRPC has its own copy.
+        () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+        report = chunks(shared, update) => report,
+    }
+}
+
+async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+    let operation = "send update";
+    let (started, mut wire, mut end) = (Instant::now(), 0, 0);
+    for chunk in update.chunks() {
+        let messages = || {
+            let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+            let messages = frame::chunk(&header, payload);
+            wire += messages.iter().map(Frame::wire_bytes).sum::<u64>();
+            Ok(messages)
+        };
+        end = hand_over(shared, operation, messages).await?;
+        let copies = if shared.tls { 2 } else { 1 };
+        shared.copied.fetch_add(copies * chunk.range().len(), Ordering::Relaxed);
+    }
+    shared.until_flushed(operation, end).await?;
+    let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+}

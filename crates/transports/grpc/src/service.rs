@@ -1,0 +1,100 @@
+//! The service of `proto/thalweg.proto`, by hand: its path, its codec, and the answers to calls of it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::stream::{Map, StreamExt};
+use http::{header, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use thalweg_transport::{Error, ErrorKind, Result};
+use tokio::sync::oneshot;
+use tonic::body::Body;
+use tonic::server::StreamingService;
+use tonic::{Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use crate::frame::Frame;
+use crate::send::Messages;
+use crate::shared::Shared;
+use crate::MAX_MESSAGE;
+
+/// The method's path.
+pub(crate) const EXCHANGE: &str = "/thalweg.v1.Link/Exchange";
+
+pub(crate) type Codec = ProstCodec<Frame, Frame>;
+
+/// Who waits for the first call of a connection.
+type Caller = oneshot::Sender<Result<Streaming<Frame>>>;
+
+/// Answers the calls of one connection: the first is its link.
+#[derive(Clone)]
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+    caller: Arc<Mutex<Option<Caller>>>,
+}
+
+impl Service {
+    pub(crate) fn new(shared: Arc<Shared>, caller: Caller) -> Self {
+        Self { shared, caller: Arc::new(Mutex::new(Some(caller))) }
+    }
+
+    fn caller(&self) -> Option<Caller> {
+        self.caller.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+        let kind = request.headers().get(header::CONTENT_TYPE).map(|kind| kind.as_bytes());
+        if !kind.is_some_and(|kind| kind.starts_with(b"application/grpc")) {
+            self.refuse("sent a request that is not gRPC".into());
+            let mut answer = Response::new(Body::empty());
+            *answer.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE; // as gRPC over HTTP/2 wants it
+            return answer;
+        }
+        if request.uri().path() != EXCHANGE {
+            self.refuse(format!("called {:?}, which this server does not have", request.uri().path()));
+            return Status::unimplemented(format!("this server has {EXCHANGE}")).into_http();
+        }
+        let Some(caller) = self.caller() else {
+            return Status::resource_exhausted("a connection carries one link").into_http();
+        };
+        let exchange = Exchange { shared: self.shared, caller: Some(caller) };
+        tonic::server::Grpc::new(Codec::default())
+            .max_decoding_message_size(MAX_MESSAGE)
+            .max_encoding_message_size(MAX_MESSAGE)
+            .streaming(exchange, request)
+            .await
+    }
+
+    /// Ends the handshake, if it still goes on.
+    fn refuse(&self, what: String) {
+        if let Some(caller) = self.caller() {
+            let context = format!("{} {what}", self.shared.who);
+            let error = Error::new(ErrorKind::Corrupt, "accept", context);
+            // It fails if nobody waits for the link any more.
+            let _ = caller.send(Err(error.mend("check the address and the port")));
+        }
+    }
+}
+
+/// The one call that is a link.
+struct Exchange {
+    shared: Arc<Shared>,
+    caller: Option<Caller>,
+}
+
+type Answers = Map<Messages, fn(Frame) -> std::result::Result<Frame, Status>>;
+
+impl StreamingService<Frame> for Exchange {
+    type Response = Frame;
+    type ResponseStream = Answers;
+    type Future = std::future::Ready<std::result::Result<tonic::Response<Answers>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<Frame>>) -> Self::Future {
+        let taken = self.caller.take().is_some_and(|caller| caller.send(Ok(request.into_inner())).is_ok());
+        let answers = Messages::new(self.shared.clone()).map(Ok as fn(Frame) -> _);
+        std::future::ready(if taken {
+            Ok(tonic::Response::new(answers))
+        } else {
+            Err(Status::unavailable("the listener has ended"))
+        })
+    }
+}

@@ -1,0 +1,141 @@
+//! What both directions know of the link.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use thalweg_transport::{Error, ErrorKind, Result};
+use tokio::sync::watch;
+
+use crate::send::Outbox;
+
+/// How far a link's end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+enum State {
+    Open,
+    /// Nothing more can be sent; what came before can still be received.
+    Ended,
+    /// Nothing more is received either: closed at this end, or the peer broke the protocol.
+    Refused,
+}
+
+pub(crate) struct Shared {
+    pub who: String,
+    pub tls: bool,
+    pub outbox: Outbox,
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    pub copied: AtomicU64,
+    state: watch::Sender<State>,
+    /// Why it has ended.
+    why: OnceLock<String>,
+    /// What the connection itself has failed with.
+    fault: OnceLock<Error>,
+    /// Bytes of the stream that the kernel has taken.
+    flushed: watch::Sender<u64>,
+}
+
+impl Shared {
+    pub(crate) fn new(who: String, tls: bool) -> Arc<Self> {
+        let zero = AtomicU64::default;
+        Arc::new(Self {
+            who,
+            tls,
+            outbox: Outbox::default(),
+            sent: zero(),
+            received: zero(),
+            copied: zero(),
+            state: watch::Sender::new(State::Open),
+            why: OnceLock::new(),
+            fault: OnceLock::new(),
+            flushed: watch::Sender::new(0),
+        })
+    }
+
+    fn advance(&self, to: State, why: &str) {
+        let _ = self.why.set(why.to_owned()); // the first reason counts
+        self.state.send_if_modified(|state| {
+            let further = *state < to;
+            *state = if further { to } else { *state };
+            further
+        });
+        self.outbox.end();
+    }
+
+    /// Ends the link; wakes whoever sends. What the peer sent before can still be received.
+    pub(crate) fn end(&self, why: &str) {
+        self.advance(State::Ended, why);
+    }
+
+    /// Ends the link, and takes nothing more from the peer.
+    pub(crate) fn refuse(&self, why: &str) {
+        self.advance(State::Refused, why);
+    }
+
+    async fn reached(&self, state: State) {
+        // It fails when the sender is gone, which lives as long as we do.
+        let _ = self.state.subscribe().wait_for(|now| *now >= state).await;
+    }
+
+    /// Waits until nothing more can be sent.
+    pub(crate) async fn ended(&self) {
+        self.reached(State::Ended).await;
+    }
+
+    /// Waits until nothing more is received.
+    pub(crate) async fn refused(&self) {
+        self.reached(State::Refused).await;
+    }
+
+    pub(crate) fn closed(&self, operation: &'static str) -> Error {
+        let why = self.why.get().map_or("the link has ended", String::as_str);
+        Error::closed(operation, format!("{}: {why}", self.who))
+    }
+
+    /// Whether sending makes sense.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if *self.state.borrow() >= State::Ended {
+            Err(self.closed(operation))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether receiving makes sense.
+    pub(crate) fn check_open(&self, operation: &'static str) -> Result<()> {
+        if *self.state.borrow() >= State::Refused {
+            Err(self.closed(operation))
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The connection has failed with `error`. Of several, one about trust says most.
+    pub(crate) fn blame(&self, error: Error) {
+        if error.kind() == ErrorKind::Security {
+            let _ = self.fault.set(error); // the first counts
+        }
+    }
+
+    /// Why there is no trust, if that is what the connection has failed with.
+    pub(crate) fn fault(&self) -> Option<Error> {
+        self.fault.get().cloned()
+    }
+
+    /// The kernel has the stream's first `bytes` bytes.
+    pub(crate) fn flushed(&self, bytes: u64) {
+        self.flushed.send_if_modified(|flushed| std::mem::replace(flushed, bytes) != bytes);
+    }
+
+    /// Waits until the kernel has the stream's first `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] if the link ends before.
+    pub(crate) async fn until_flushed(&self, operation: &'static str, bytes: u64) -> Result<()> {
+        let mut flushed = self.flushed.subscribe();
+        tokio::select! {
+            biased;
+            _ = flushed.wait_for(|flushed| *flushed >= bytes) => Ok(()),
+            () = self.ended() => Err(self.closed(operation)),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! A connection's bytes, looked at as they pass: how many, how far the stream has come, and what went wrong.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::task::{ready, Context, Poll};
+
+use thalweg_tcp::tls;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::shared::Shared;
+
+/// A connection's bytes, in the clear or under TLS.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// What a client says first (RFC 9113 section 3.4).
+pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+pub(crate) struct Wire {
+    stream: Box<dyn Duplex>,
+    shared: Arc<Shared>,
+    outgoing: Frames,
+    operation: &'static str,
+}
+
+impl Wire {
+    pub(crate) fn of_client(stream: Box<dyn Duplex>, shared: Arc<Shared>) -> Self {
+        Self { stream, shared, outgoing: Frames::after(PREFACE.len()), operation: "connect" }
+    }
+
+    pub(crate) fn of_server(stream: Box<dyn Duplex>, shared: Arc<Shared>) -> Self {
+        Self { stream, shared, outgoing: Frames::after(0), operation: "accept" }
+    }
+
+    fn note<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
+        outcome.inspect_err(|error| self.shared.blame(tls::explain(self.operation, &self.shared.who, error)))
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
+        self.note(outcome)?;
+        let came = &buf.filled()[before..];
+        if self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed) == 0 {
+            if let Some(error) = tls::unexpected(self.operation, came) {
+                self.shared.blame(error);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
+        let wrote = self.note(outcome)?;
+        let mut left = wrote;
+        for buf in bufs {
+            let part = buf.len().min(left);
+            self.outgoing.pass(&buf[..part]);
+            left -= part;
+        }
+        self.shared.sent.fetch_add(wrote as u64, Ordering::Relaxed);
+        Poll::Ready(Ok(wrote))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        self.note(outcome)?;
+        self.shared.flushed(self.outgoing.data);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Follows the frames of HTTP/2 (RFC 9113 section 4.1) in what is written: the stream's bytes are those in DATA.
+struct Frames {
+    header: [u8; 9],
+    have: usize,
+    /// Bytes before the next header, and whether they are the stream's.
+    left: usize,
+    is_data: bool,
+    /// The stream's bytes so far.
+    data: u64,
+}
+
+impl Frames {
+    fn after(skip: usize) -> Self {
+        Self { header: [0; 9], have: 0, left: skip, is_data: false, data: 0 }
+    }
+
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let part = if self.left > 0 { self.inside(bytes) } else { self.between(bytes) };
+            bytes = &bytes[part..];
+        }
+    }
+
+    fn inside(&mut self, bytes: &[u8]) -> usize {
+        let part = bytes.len().min(self.left);
+        self.left -= part;
+        self.data += if self.is_data { part as u64 } else { 0 };
+        part
+    }
+
+    fn between(&mut self, bytes: &[u8]) -> usize {
+        let part = bytes.len().min(self.header.len() - self.have);
+        self.header[self.have..self.have + part].copy_from_slice(&bytes[..part]);
+        self.have += part;
+        if self.have == self.header.len() {
+            let [a, b, c, kind, ..] = self.header;
+            self.have = 0;
+            self.left = u32::from_be_bytes([0, a, b, c]) as usize;
+            self.is_data = kind == 0;
+        }
+        part
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+        let length = (payload.len() as u32).to_be_bytes();
+        [&length[1..], &[kind, 0, 0, 0, 0, 1], payload].concat()
+    }
+
+    #[test]
+    fn counts_what_is_in_data_however_it_is_cut() {
+        let written = [
+            PREFACE,
+            &frame(4, &[0; 12]),
+            &frame(0, &[7; 300]),
+            &frame(0, b""),
+            &frame(8, &[0; 4]),
+            &frame(0, &[9; 5]),
+        ]
+        .concat();
+        for step in [1, 2, 9, 10, 100, written.len()] {
+            let mut frames = Frames::after(PREFACE.len());
+            written.chunks(step).for_each(|part| frames.pass(part));
+            assert_eq!((frames.data, frames.left, frames.have), (305, 0, 0), "{step} at a time");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The transport contract over every way to make a grpc link.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+use std::sync::Arc;
+
+use thalweg_conformance::{suite, Factory};
+use thalweg_grpc::Grpc;
+use thalweg_transport::Options;
+use tokio::io::AsyncWriteExt;
+
+mod common;
+use common::{plain, Trust};
+
+fn factory(host: &str, listen: Options, connect: Options) -> Factory {
+    let mut factory = Factory::new(Arc::new(Grpc), &format!("grpc://{host}:0")).options(listen, connect);
+    factory.intruder = Some(Arc::new(|address| {
+        Box::pin(async move {
+            let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
+            // The other end may have hung up in the middle of it.
+            let _ = stream.write_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n").await;
+        })
+    }));
+    factory
+}
+
+mod in_the_clear {
+    use super::*;
+    suite!(factory("127.0.0.1", plain(), plain()));
+}
+
+mod with_the_systems_buffers {
+    use super::*;
+    suite!(factory("127.0.0.1", Options::default(), Options::default()));
+}
+
+mod over_ipv6 {
+    use super::*;
+    suite!(factory("[::1]", plain(), plain()));
+}
+
+mod under_tls {
+    use super::*;
+
+    fn encrypted() -> Factory {
+        let (trust, other) = (Trust::new(), Trust::new());
+        let mut factory = factory("localhost", trust.listen(false), trust.connect(None));
+        factory.stranger = Some(other.connect(None));
+        factory
+    }
+
+    suite!(encrypted());
+}
+
+mod under_mutual_tls {
+    use super::*;
+
+    fn mutual() -> Factory {
+        let trust = Trust::new();
+        let known = trust.connect(Some(trust.client("clinic-3", 1)));
+        let mut factory = factory("127.0.0.1", trust.listen(true), known);
+        factory.stranger = Some(trust.connect(None));
+        factory
+    }
+
+    suite!(mutual());
+}
