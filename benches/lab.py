@@ -270,8 +270,23 @@ def fates(shape: Mapping[str, object], count: int) -> list[int]:
 
 
 def many_links() -> Figure:
-    """One stream on each of 64 links at once, all driven by one loop."""
-    rate, clients, seconds = 20 * 10**6, 64, 5.0
+    """One stream on each of 64 links at once, all driven by one loop; each link's median over the repetitions."""
+    rate, clients, repetitions = 20 * 10**6, 64, 5
+    runs = [all_at_once(rate, clients, 5.0) for _ in range(repetitions)]
+    shares = [statistics.median(link) for link in zip(*(wire for wire, _ in runs), strict=True)]
+    single = [share for wire, _ in runs for share in wire]
+    goodputs = [share for _, good in runs for share in good]
+    value = (
+        f"{min(shares):.3f} to {max(shares):.3f} of nominal on the wire (single runs {min(single):.3f} to "
+        f"{max(single):.3f}), goodput {Spread.of(goodputs).text(digits=3)}"
+    )
+    reached = min(shares) >= 0.95 and max(shares) <= 1.05
+    details = {"shares": shares, "runs": [wire for wire, _ in runs]}
+    return Figure("64 links of 20 Mbit/s at once", value, "all within 5 %", reached, details)
+
+
+def all_at_once(rate: int, clients: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Return what each link carried and the goodput over it, as shares of nominal."""
     with star({"rate": rate, "delay": 0.01}, clients) as net:
         pairs = [net.stream(f"client-{number}", "server") for number in range(1, clients + 1)]
         selector = selectors.DefaultSelector()
@@ -283,8 +298,9 @@ def many_links() -> Figure:
             receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 64 << 10)
             selector.register(sender, selectors.EVENT_WRITE, (number, False))
             selector.register(receiver, selectors.EVENT_READ, (number, True))
-        drive(selector, got, time.perf_counter() + RAMP)
-        lines, began = wire_bytes(net, clients), time.perf_counter()
+        # Cubic leaves slow start early where delays vary (HyStart, RFC 9406), and then takes seconds to fill a link.
+        drive(selector, got, time.perf_counter() + 3 * RAMP)
+        before, began = wire_bytes(net, clients), time.perf_counter()
         got[:] = [0] * clients
         drive(selector, got, began + seconds)
         after, took = wire_bytes(net, clients), time.perf_counter() - began
@@ -292,13 +308,8 @@ def many_links() -> Figure:
         for pair in pairs:
             for end in pair:
                 end.close()
-    shares = [(b - a) * 8 / took / rate for a, b in zip(lines, after, strict=True)]
-    goodputs = [x * 8 / took / rate / HEADERS_LEAVE for x in got]
-    value = (
-        f"{min(shares):.3f} to {max(shares):.3f} of nominal on the wire, goodput {Spread.of(goodputs).text(digits=3)}"
-    )
-    reached = min(shares) >= 0.95 and max(shares) <= 1.05
-    return Figure("64 links of 20 Mbit/s at once", value, "all within 5 %", reached, {"shares": shares})
+    shares = [(b - a) * 8 / took / rate for a, b in zip(before, after, strict=True)]
+    return shares, [x * 8 / took / rate / HEADERS_LEAVE for x in got]
 
 
 def wire_bytes(net: Net, clients: int) -> list[int]:
