@@ -2,13 +2,13 @@
 //! that is all the links between them.
 //!
 //! ```text
-//!   namespace "client-1"        relay, one thread          namespace "server"
+//!   namespace "client-1"        relay, two threads         namespace "server"
 //!   TCP/IP stack - eth0 (TUN) <-> fabric: queue, rate, <-> eth0 (TUN) - TCP/IP stack
 //!                                 delay, loss, routes
 //! ```
 //!
 //! [`Spec`] says what a lab is made of, [`Fabric`] is the network without IO or clock, [`Packet`] knows superpackets.
-//! [`Lab`] makes it live: namespaces by netlink, TUN devices with segmentation offload, the relay's thread.
+//! [`Lab`] makes it live: namespaces by netlink, TUN devices with segmentation offload, the relay's threads.
 //! Namespaces are held by nothing but file descriptors, so the kernel frees all of a lab when its process ends,
 //! however it ends.
 

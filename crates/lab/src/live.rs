@@ -1,7 +1,6 @@
 //! A lab that runs.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use serde_json::{json, Value};
 use thalweg_proto::emulation::Shape;
@@ -100,10 +99,5 @@ impl Lab {
     /// Why the relay has ended, if it has.
     pub fn failure(&self) -> Option<String> {
         self.relay.failure()
-    }
-
-    /// How long the relay has computed.
-    pub fn relay_cpu(&self) -> Duration {
-        self.relay.shared.cpu()
     }
 }
