@@ -30,7 +30,7 @@ setup: ## prepare everything: .venv, its packages, the compiled core
 	@$(STEP) "set-up" scripts/setup.sh
 
 .PHONY: system
-system: ## as root on Debian or Ubuntu: chromium, stress-ng and iperf3, which some tests and the lab use
+system: ## as root on Debian or Ubuntu: programs that some tests, the lab and brokers use
 	@$(STEP) "programs of the system" scripts/system.sh
 
 .PHONY: run
@@ -38,7 +38,7 @@ run: setup ## train a federated model on this machine: thalweg run $(ARGS)
 	@.venv/bin/thalweg run $(ARGS)
 
 .PHONY: test
-test: setup ## all tests: Rust, documents, Python; make test ARGS="-k plan" hands arguments to pytest
+test: system setup ## all tests: Rust, documents, Python; make test ARGS="-k plan" hands arguments to pytest
 	@$(PYTHON) scripts/run_tests.py $(ARGS)
 
 .PHONY: lint

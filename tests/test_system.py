@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "system.sh"
-TOOLS = ("bash", "mktemp", "rm", "grep", "tail")
-APT = 'echo "$@" >>"$LOG"; [ "${@: -1}" != "$BAD" ] || { echo "E: Unable to locate package"; exit 100; }'
+TOOLS = ("bash", "chmod", "mktemp", "rm", "grep", "tail")
+WANTED = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server"]
+# Says what a package's own scripts would be told when they ask whether they may start its services.
+ASKED = '[ ! -x "$POLICY_RC_D" ] || { "$POLICY_RC_D"; echo "policy $?" >>"$LOG"; }; '
+APT = f'{ASKED}echo "$@" >>"$LOG"; [ "${{@: -1}}" != "$BAD" ] || {{ echo "E: Unable to locate package"; exit 100; }}'
 
 
 @pytest.fixture
@@ -29,9 +32,18 @@ def write(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
+def policy(programs: Path) -> Path:
+    return programs.parent / "policy-rc.d"
+
+
+def told(programs: Path) -> list[str]:
+    lines = (programs.parent / "apt.log").read_text().splitlines()
+    return [line.removeprefix("policy ") for line in lines if line.startswith("policy ")]
+
+
 def run(programs: Path, bad: str = "none") -> tuple[str, list[str]]:
     log = programs.parent / "apt.log"
-    environment = {"PATH": str(programs), "LOG": str(log), "BAD": bad}
+    environment = {"PATH": str(programs), "LOG": str(log), "BAD": bad, "POLICY_RC_D": str(policy(programs))}
     done = subprocess.run([str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -43,15 +55,40 @@ def test_what_is_missing_is_installed(programs: Path) -> None:
     write(programs / "apt-get", APT)
     write(programs / "iperf3", "true")
     said, installed = run(programs)
-    assert installed == ["chromium", "stress-ng"]
+    assert installed == [name for name in WANTED if name != "iperf3"]
     assert f"iperf3 is there: {programs / 'iperf3'}" in said
     assert "not installed" not in said
+
+
+def test_no_service_is_started(programs: Path) -> None:
+    write(programs / "apt-get", APT)
+    disabled = programs.parent / "disabled"
+    write(programs / "systemctl", f'echo "$@" >>{disabled}')
+    run(programs)
+    assert set(told(programs)) == {"101"}
+    assert not policy(programs).exists()
+    services = disabled.read_text().split()
+    assert services[:2] == ["disable", "--now"]
+    assert {"mosquitto.service", "rabbitmq-server.service", "epmd.service", "epmd.socket"} <= set(services)
+
+
+def test_the_administrators_policy_and_services_stay(programs: Path) -> None:
+    write(programs / "apt-get", APT)
+    write(policy(programs), "exit 42")
+    for name in ("mosquitto", "rabbitmq-server", "epmd"):
+        write(programs / name, "true")
+    disabled = programs.parent / "disabled"
+    write(programs / "systemctl", f'echo "$@" >>{disabled}')
+    run(programs)
+    assert set(told(programs)) == {"42"}
+    assert policy(programs).exists()
+    assert not disabled.exists()
 
 
 def test_one_that_cannot_be_installed_is_named_with_the_cause(programs: Path) -> None:
     write(programs / "apt-get", APT)
     said, installed = run(programs, bad="chromium")
-    assert installed == ["chromium", "stress-ng", "iperf3"]
+    assert installed == WANTED
     assert "chromium: E: Unable to locate package" in said
     assert "not installed: chromium\n" in said
     assert "mend: " in said
@@ -64,5 +101,5 @@ def test_where_it_cannot_install_it_says_why(programs: Path, apt: bool, user: in
     write(programs / "id", f"echo {user}")
     said, installed = run(programs)
     assert installed == []
-    assert "not installed: chromium stress-ng iperf3" in said
+    assert f"not installed: {' '.join(WANTED)}" in said
     assert cause in said
