@@ -1,11 +1,12 @@
 //! The server's side: who is connected, what each is told, and the round they take part in.
 
+mod fanout;
+mod joining;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{
-    Challenge, Control, Hello, Holding, Interval, Nonce, Refusal, Welcome, MAX_HOLES, MAX_NAME, VERSIONS,
-};
+use thalweg_wire::control::{Challenge, Control, Hello, Interval, Nonce, Refusal, MAX_HOLES, VERSIONS};
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
 use crate::round::Part;
@@ -330,139 +331,6 @@ impl Server {
         self.send(link, Control::Pong { clock });
     }
 
-    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
-        if let Err((code, reason)) = self.admissible(link, hello) {
-            return self.refuse(now, link, code, &reason);
-        }
-        let (sender, same) = self.enrol(now, link, hello);
-        let heartbeat = micros(self.heartbeat());
-        if let Some(state) = self.links.get_mut(&link) {
-            let (sent, heard) = (micros(state.opened), micros(now));
-            state.offset = (sent.saturating_add(heard) / 2).wrapping_sub(hello.clock) as i64;
-            state.sender = Some(sender);
-        }
-        let layout = (*self.config.layout).clone();
-        let (job, chunk) = (self.config.job, self.config.chunk);
-        let liveness = micros(self.config.liveness);
-        self.send(link, Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness }));
-        self.actions.push_back(Action::Joined { client: hello.name.clone() });
-        self.resume(now, link, sender, same, &hello.holding);
-    }
-
-    fn admissible(&self, link: LinkId, hello: &Hello) -> Result<(), (Refusal, String)> {
-        if hello.version < VERSIONS.0 || hello.version > VERSIONS.1 {
-            let (low, high) = VERSIONS;
-            let reason =
-                format!("session version {} is not within {low}..={high}; use one release", hello.version);
-            return Err((Refusal::Version, reason));
-        }
-        if hello.name.is_empty() || hello.name.len() > MAX_NAME {
-            return Err((Refusal::Protocol, format!("a client's name must have 1 to {MAX_NAME} bytes")));
-        }
-        let nonce = self.links.get(&link).map_or([0; 32], |l| l.nonce);
-        self.admission.admit(link, &nonce, hello).map_err(|why| (Refusal::Authentication, why))?;
-        if let Some(reason) = &self.finished {
-            return Err((Refusal::Job, format!("the job is over: {reason}")));
-        }
-        let ours = self.config.layout.hash();
-        if let Some(theirs) = hello.layout.filter(|&l| l != ours) {
-            let reason = format!(
-                "client {:?} has layout {theirs}, the server {ours}: another model, or other shapes or dtypes; \
-                 use the same model at both ends",
-                hello.name
-            );
-            return Err((Refusal::Layout, reason));
-        }
-        let namesake = self.members.values().find(|m| m.name == hello.name);
-        if namesake.is_some_and(|m| m.link.is_some() && m.instance != hello.instance) {
-            let reason = format!("a client named {:?} is connected; choose another name", hello.name);
-            return Err((Refusal::Name, reason));
-        }
-        if namesake.is_none() && self.members.len() >= self.config.max_clients as usize {
-            return Err((Refusal::Job, format!("the job has its {} clients", self.config.max_clients)));
-        }
-        Ok(())
-    }
-
-    /// The client's number, and whether it is a process that we know.
-    fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> (u32, bool) {
-        let known = self.members.iter().find(|(_, m)| m.name == hello.name).map(|(&s, m)| (s, m.link));
-        if let Some((sender, old)) = known {
-            if let Some(old) = old {
-                self.drop_link(now, old, "it connected anew");
-                self.actions.push_back(Action::Close { link: old });
-            }
-            let mut same = false;
-            if let Some(member) = self.members.get_mut(&sender) {
-                same = member.instance == hello.instance;
-                member.instance = hello.instance;
-                member.link = Some(link);
-                member.gone = false;
-            }
-            return (sender, same);
-        }
-        let sender = self.members.keys().next_back().map_or(1, |s| s + 1);
-        let (name, instance) = (hello.name.clone(), hello.instance);
-        let (link, duty) = (Some(link), Duty::Idle);
-        self.members.insert(sender, Member { name, instance, link, duty, gone: false, accepted: None });
-        (sender, false)
-    }
-
-    /// Goes on where a client that came back left off. What it holds counts only if we gave it to this very
-    /// process for the round under way; the round may have ended, or the server have been restarted.
-    fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
-        let takes_part = |r: &&Round| same && r.parts.contains_key(&sender);
-        let current = self.round.as_ref().filter(takes_part).map(|r| r.plan.number);
-        let accepted = self.members.get(&sender).and_then(|m| m.accepted).filter(|_| same);
-        match holding {
-            Holding::Round { round } if current == Some(*round) => self.go_on(now, link, sender, *round),
-            Holding::Round { round } if accepted == Some(*round) => {
-                self.accept(link, sender, *round);
-                self.assign(now, sender, None);
-            }
-            Holding::Round { round } => {
-                self.set_duty(sender, Duty::Behind);
-                self.send(link, Control::Closed { round: *round });
-            }
-            Holding::Model { round, holes } if current == Some(*round) => {
-                self.start_over(now, sender, Some(holes.clone()));
-            }
-            Holding::Model { round, .. } => {
-                self.send(link, Control::Closed { round: *round }); // or it would keep what it has of it
-                self.start_over(now, sender, None);
-            }
-            Holding::Nothing => self.start_over(now, sender, None),
-        }
-    }
-
-    fn start_over(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
-        self.set_duty(sender, Duty::Idle);
-        self.drop_staging_of(sender);
-        self.assign(now, sender, holes);
-    }
-
-    fn go_on(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
-        if !self.answered(link, sender, number) {
-            if let Some(round) = &mut self.round {
-                round.back(now, sender);
-            }
-            self.set_duty(sender, Duty::Round);
-        }
-    }
-
-    /// Tells a client again whose update is in, or was refused; `false` if it is neither.
-    fn answered(&mut self, link: LinkId, sender: u32, round: u32) -> bool {
-        match self.part(sender, round).map(|p| (p.state, p.reason.clone())) {
-            Some((State::Whole | State::Staged, _)) => self.accept(link, sender, round),
-            Some((State::Rejected, reason)) => {
-                self.set_duty(sender, Duty::Idle);
-                self.send(link, Control::Rejected { round, reason: reason.unwrap_or_default() });
-            }
-            _ => return false,
-        }
-        true
-    }
-
     fn drop_staging_of(&mut self, sender: u32) {
         let staged = |r: &Round| {
             r.credits.holds(sender) && r.parts.get(&sender).is_some_and(|p| p.state != State::Staged)
@@ -499,86 +367,6 @@ impl Server {
         self.send_model(now, links, Ranges::full(total));
         self.advance(now);
         Ok(())
-    }
-
-    /// Takes one client into the round; returns its link.
-    fn enlist(&mut self, now: Time, sender: u32) -> Option<LinkId> {
-        let round = self.round.as_mut()?;
-        let member = self.members.get_mut(&sender).filter(|m| m.duty == Duty::Idle)?;
-        let link = member.link?;
-        if !round.assign(now, sender, &member.name, member.instance) {
-            return None;
-        }
-        member.duty = Duty::Round;
-        member.accepted = None;
-        let (number, config) = (round.plan.number, round.plan.config.clone());
-        self.send(link, Control::Begin { round: number, config });
-        Some(link)
-    }
-
-    /// Takes a late or returning client in; `holes`: what it lacks of the model, `None` all of it.
-    fn assign(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
-        let Some(link) = self.enlist(now, sender) else { return };
-        if holes.is_some() {
-            if let Some(part) = self.round.as_mut().and_then(|r| r.parts.get_mut(&sender)) {
-                part.down.resumed += 1;
-            }
-        }
-        let wanted = holes.unwrap_or_else(|| Ranges::full(self.config.layout.bytes()));
-        self.send_model(now, vec![link], wanted);
-    }
-
-    fn send_model(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
-        let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
-        for link in &links {
-            if let Some(state) = self.links.get_mut(link) {
-                state.sending = Some((round, now));
-                state.base = state.traffic;
-                state.download = Some(Liveness::new(now, self.config.liveness));
-            }
-        }
-        if !links.is_empty() {
-            self.actions.push_back(Action::SendUpdate { links, round, wanted });
-        }
-    }
-
-    /// The model, or the part of it asked for, has been sent, or `Err` why not.
-    pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
-        let Some(state) = self.links.get_mut(&link) else { return };
-        let Some((_, since)) = state.sending.take_if(|(number, _)| *number == round) else { return };
-        let Some(sender) = state.sender else { return };
-        let again = retransmitted(state.traffic, state.base);
-        let span = outcome.as_ref().map_or(Span { start: since, end: now }, |span| *span);
-        let (wire, copied) = download_traffic(state);
-        if let Some(part) = self.part(sender, round) {
-            part.down.wire_bytes += wire;
-            part.down.copied += copied;
-            part.down.retransmissions = sum(part.down.retransmissions, again);
-            part.down.extend_send(span);
-        }
-        if outcome.is_ok() {
-            let sent = Interval { start: micros(span.start), end: micros(span.end) };
-            self.send(link, Control::End { round, sent, retransmissions: again });
-        }
-        self.advance(now);
-    }
-
-    fn resend(&mut self, now: Time, link: LinkId, round: u32, holes: Ranges) {
-        let current = self.round.as_ref().is_some_and(|r| r.plan.number == round);
-        let Some(state) = self.links.get_mut(&link) else { return };
-        if current && state.sending.is_none() {
-            state.sending = Some((round, now));
-            state.base = state.traffic;
-            self.actions.push_back(Action::SendUpdate { links: vec![link], round, wanted: holes });
-        }
-    }
-
-    fn received(&mut self, now: Time, link: LinkId, sender: u32, round: u32, at: Interval, duplicates: u64) {
-        let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) else { return };
-        let Some(state) = self.links.get_mut(&link) else { return };
-        state.download = None;
-        let span = on_our_clock(at, state.offset, Span { start: current.started, end: now });
-        current.received(now, sender, span, duplicates);
     }
 
     fn offer(
