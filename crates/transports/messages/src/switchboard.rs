@@ -1,0 +1,436 @@
+//! A carrier within a process, for tests: with a group or without, and with bad luck by seed.
+//!
+//! Each carrier has a bounded outbox, and a task that carries from it to the mailboxes, as a connection to a broker
+//! would. Mailboxes have no bound but remember the most they have held, which is what a test of windows asks.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Result};
+use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
+
+use crate::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
+
+/// Messages that an outbox holds before its publisher waits.
+const OUTBOX: usize = 16;
+/// What a message takes on this wire beside its own bytes.
+const FRAMING: u64 = 2;
+
+/// How a switchboard behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct Habits {
+    /// What its carriers say of themselves.
+    pub nature: Nature,
+    /// Of a million bulk messages, how many vanish.
+    pub loss: u32,
+    /// Of a million other messages, how many vanish.
+    pub control_loss: u32,
+    /// Of a million messages, how many come twice.
+    pub duplication: u32,
+    /// What decides which.
+    pub seed: u64,
+    /// Whether the end of a member is told.
+    pub tells_end: bool,
+}
+
+impl Default for Habits {
+    fn default() -> Self {
+        let nature = Nature {
+            max_message: (1 << 20) + HEAD_BYTES,
+            group: true,
+            lossy: false,
+            window: 4 << 20,
+            copies_out: 1,
+            copies_in: 0,
+        };
+        Self { nature, loss: 0, control_loss: 0, duplication: 0, seed: 1, tells_end: true }
+    }
+}
+
+/// The exchange that all carriers are plugged into; clones are the same one. Addresses are `board://NAME:PORT`.
+#[derive(Clone)]
+pub struct Switchboard(Arc<Board>);
+
+struct Board {
+    habits: Habits,
+    offices: Mutex<HashMap<Address, Office>>,
+    peak: AtomicU64,
+    group_publishes: AtomicU64,
+}
+
+/// All that goes on at one address.
+#[derive(Default)]
+struct Office {
+    listener: Option<Inbox>,
+    members: HashMap<MemberId, (Inbox, bool)>,
+    dice: u64,
+}
+
+/// Where a carrier is written to.
+#[derive(Clone)]
+struct Inbox {
+    put: mpsc::UnboundedSender<Event>,
+    held: Arc<AtomicU64>,
+    end: Arc<watch::Sender<Option<String>>>,
+}
+
+enum Order {
+    Carry(Mailbox, Bytes, bool),
+    Flush(oneshot::Sender<()>),
+}
+
+impl Switchboard {
+    /// A new one.
+    pub fn new(habits: Habits) -> Self {
+        let zero = AtomicU64::default;
+        let board = Board { habits, offices: Mutex::default(), peak: zero(), group_publishes: zero() };
+        Self(Arc::new(board))
+    }
+
+    /// Ends carriers as a broker's restart does: those of `mailbox`, or all if it is the group.
+    pub fn cut(&self, mailbox: Mailbox, why: &str) {
+        for office in self.0.offices().values_mut() {
+            let members = office.members.iter().map(|(id, (inbox, _))| (Mailbox::Member(*id), inbox.clone()));
+            let all: Vec<_> =
+                members.chain(office.listener.clone().map(|inbox| (Mailbox::Listener, inbox))).collect();
+            for (whose, inbox) in all {
+                if mailbox == Mailbox::Group || mailbox == whose {
+                    inbox.end.send_if_modified(|end| end.replace(why.into()).is_none());
+                    office.unplug(whose);
+                }
+            }
+        }
+    }
+
+    /// The members that are plugged in.
+    pub fn members(&self) -> Vec<MemberId> {
+        self.0.offices().values().flat_map(|office| office.members.keys().copied()).collect()
+    }
+
+    /// Puts something into a mailbox that nobody of the protocol has said.
+    pub fn forge(&self, to: Mailbox, bytes: Bytes) {
+        for office in self.0.offices().values() {
+            office.readers(to).for_each(|inbox| self.0.put(inbox, &bytes, None));
+        }
+    }
+
+    /// Most bytes that any mailbox has held.
+    pub fn peak(&self) -> u64 {
+        self.0.peak.load(Ordering::Relaxed)
+    }
+
+    /// Messages published to groups.
+    pub fn group_publishes(&self) -> u64 {
+        self.0.group_publishes.load(Ordering::Relaxed)
+    }
+}
+
+impl Office {
+    fn readers(&self, to: Mailbox) -> impl Iterator<Item = &Inbox> {
+        let joined = move |(id, (_, joined)): &(&MemberId, &(Inbox, bool))| match to {
+            Mailbox::Group => *joined,
+            _ => Mailbox::Member(**id) == to,
+        };
+        let listener = self.listener.iter().filter(move |_| to == Mailbox::Listener);
+        self.members.iter().filter(joined).map(|(_, (inbox, _))| inbox).chain(listener)
+    }
+
+    fn unplug(&mut self, whose: Mailbox) {
+        match whose {
+            Mailbox::Member(id) => drop(self.members.remove(&id)),
+            _ => self.listener = None,
+        }
+    }
+
+    /// Whether something happens that does `rate` times in a million (splitmix64; Steele et al., OOPSLA 2014).
+    fn happens(&mut self, rate: u32) -> bool {
+        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.dice;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % 1_000_000 < rate.into()
+    }
+}
+
+impl Board {
+    fn offices(&self) -> MutexGuard<'_, HashMap<Address, Office>> {
+        self.offices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, inbox: &Inbox, bytes: &Bytes, from: Option<MemberId>) {
+        let length = bytes.len() as u64;
+        let held = inbox.held.fetch_add(length, Ordering::Relaxed) + length;
+        self.peak.fetch_max(held, Ordering::Relaxed);
+        let letter = Letter { bytes: bytes.clone(), from, wire: length + FRAMING, receipt: None };
+        let _ = inbox.put.send(Event::Letter(letter)); // it fails if the reader has gone
+    }
+
+    fn carry(&self, address: &Address, from: Option<MemberId>, to: Mailbox, bytes: &Bytes, bulk: bool) {
+        let mut offices = self.offices();
+        let Some(office) = offices.get_mut(address) else { return };
+        let loss = if bulk { self.habits.loss } else { self.habits.control_loss };
+        let readers: Vec<Inbox> = office.readers(to).cloned().collect();
+        for inbox in readers {
+            if office.happens(loss) {
+                continue;
+            }
+            self.put(&inbox, bytes, from);
+            if office.happens(self.habits.duplication) {
+                self.put(&inbox, bytes, from);
+            }
+        }
+    }
+
+    fn leave(&self, address: &Address, side: Side) {
+        let mut offices = self.offices();
+        let Some(office) = offices.get_mut(address) else { return };
+        let (whose, hears) = match side {
+            Side::Listener => (Mailbox::Listener, Vec::new()),
+            Side::Member(id) => (Mailbox::Member(id), office.listener.iter().cloned().collect()),
+        };
+        let there = office.readers(whose).next().is_some();
+        office.unplug(whose);
+        for inbox in hears.into_iter().filter(|_| there && self.habits.tells_end) {
+            let _ = inbox.put.send(Event::Gone { mailbox: whose, why: "the member has hung up".into() });
+        }
+    }
+}
+
+#[async_trait]
+impl Post for Switchboard {
+    fn name(&self) -> &'static str {
+        "board"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let nature = self.0.habits.nature;
+        Capabilities {
+            reliable: !nature.lossy,
+            ordered: true,
+            fan_out: nature.group,
+            broker: true,
+            max_chunk: u32::try_from(nature.max_message - HEAD_BYTES).unwrap_or(u32::MAX),
+            ..Capabilities::default()
+        }
+    }
+
+    async fn open(&self, side: Side, address: &Address, _options: &Options) -> Result<Arc<dyn Carrier>> {
+        let (put, inbox) = mpsc::unbounded_channel();
+        let (outbox, mut orders) = mpsc::channel(OUTBOX);
+        let end = Arc::new(watch::Sender::new(None));
+        let mine = Inbox { put, held: Arc::default(), end: end.clone() };
+        let address = self.plug(side, address, mine.clone())?;
+        let (board, place) = (self.0.clone(), address.clone());
+        let from = match side {
+            Side::Listener => None,
+            Side::Member(id) => Some(id),
+        };
+        tokio::spawn(async move {
+            while let Some(order) = orders.recv().await {
+                match order {
+                    Order::Carry(to, bytes, bulk) => board.carry(&place, from, to, &bytes, bulk),
+                    Order::Flush(done) => drop(done.send(())),
+                }
+                tokio::task::yield_now().await;
+            }
+            board.leave(&place, side);
+        });
+        let held = mine.held;
+        let inbox = AsyncMutex::new(inbox);
+        Ok(Arc::new(Plug {
+            board: self.0.clone(),
+            side,
+            address,
+            outbox: Mutex::new(Some(outbox)),
+            inbox,
+            held,
+            end,
+        }))
+    }
+}
+
+impl Switchboard {
+    fn plug(&self, side: Side, address: &Address, inbox: Inbox) -> Result<Address> {
+        let mut offices = self.0.offices();
+        let with = |port| Address { port: Some(port), ..address.clone() };
+        let address = match (side, address.port) {
+            (Side::Listener, Some(0)) => (1..=u16::MAX).map(with).find(|a| !offices.contains_key(a)),
+            _ => Some(address.clone()),
+        };
+        let used = || Error::new(ErrorKind::InUse, "listen", "the switchboard's port has a listener");
+        let address = address.ok_or_else(used)?;
+        let office = offices.entry(address.clone()).or_default();
+        match side {
+            Side::Listener if office.listener.is_some() => {
+                return Err(used().mend("choose another port"));
+            }
+            Side::Listener => (office.listener, office.dice) = (Some(inbox), self.0.habits.seed),
+            Side::Member(id) => drop(office.members.insert(id, (inbox, true))),
+        }
+        Ok(address)
+    }
+}
+
+/// A carrier of a switchboard.
+struct Plug {
+    board: Arc<Board>,
+    side: Side,
+    address: Address,
+    outbox: Mutex<Option<mpsc::Sender<Order>>>,
+    inbox: AsyncMutex<mpsc::UnboundedReceiver<Event>>,
+    held: Arc<AtomicU64>,
+    end: Arc<watch::Sender<Option<String>>>,
+}
+
+impl Plug {
+    async fn ended(&self, operation: &'static str) -> Error {
+        let mut end = self.end.subscribe();
+        // It fails if the sender has gone, which we hold.
+        let why = end.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        Error::closed(operation, why.unwrap_or_default())
+    }
+
+    async fn order(&self, operation: &'static str, order: Order) -> Result<()> {
+        let outbox = self.outbox.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(outbox) = outbox else { return Err(self.ended(operation).await) };
+        tokio::select! {
+            biased;
+            error = self.ended(operation) => Err(error),
+            sent = outbox.send(order) => sent.map_err(|_| Error::closed(operation, "the switchboard has gone")),
+        }
+    }
+}
+
+#[async_trait]
+impl Carrier for Plug {
+    fn nature(&self) -> Nature {
+        self.board.habits.nature
+    }
+
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
+        let bytes = Bytes::from(message.joined());
+        let wire = bytes.len() as u64 + FRAMING;
+        if to == Mailbox::Group {
+            self.board.group_publishes.fetch_add(1, Ordering::Relaxed);
+        }
+        self.order("publish", Order::Carry(to, bytes, message.bulk)).await.map(|()| wire)
+    }
+
+    async fn flush(&self) -> Result<()> {
+        let (done, carried) = oneshot::channel();
+        self.order("flush", Order::Flush(done)).await?;
+        carried.await.map_err(|_| Error::closed("flush", "the switchboard has gone"))
+    }
+
+    async fn next(&self) -> Result<Event> {
+        let mut inbox = self.inbox.lock().await;
+        let event = tokio::select! {
+            biased;
+            error = self.ended("receive") => return Err(error),
+            event = inbox.recv() => event,
+        };
+        let Some(event) = event else { return Err(self.ended("receive").await) };
+        if let Event::Letter(letter) = &event {
+            self.held.fetch_sub(letter.bytes.len() as u64, Ordering::Relaxed);
+        }
+        Ok(event)
+    }
+
+    async fn join_group(&self, join: bool) -> Result<()> {
+        if let (Side::Member(id), Some(office)) = (self.side, self.board.offices().get_mut(&self.address)) {
+            office.members.entry(id).and_modify(|(_, joined)| *joined = join);
+        }
+        Ok(())
+    }
+
+    async fn close(&self) {
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert_with(|| "the carrier was closed here".into());
+            first
+        });
+        // The task that carries goes on with what was ordered, then leaves.
+        self.outbox.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address() -> Address {
+        Address::parse("board://test:0").unwrap()
+    }
+
+    async fn read(carrier: &Arc<dyn Carrier>) -> Bytes {
+        match carrier.next().await.unwrap() {
+            Event::Letter(letter) => letter.bytes,
+            Event::Gone { why, .. } => Bytes::from(why),
+        }
+    }
+
+    fn message(body: &[u8]) -> Message<'_> {
+        Message { head: b"head ", body, bulk: true }
+    }
+
+    #[tokio::test]
+    async fn carries_to_one_to_all_and_to_the_listener() {
+        let board = Switchboard::new(Habits::default());
+        let listener = board.open(Side::Listener, &address(), &Options::default()).await.unwrap();
+        let place = listener.address();
+        let ids = [MemberId::random().unwrap(), MemberId::random().unwrap()];
+        let mut members = Vec::new();
+        for id in ids {
+            members.push(board.open(Side::Member(id), &place, &Options::default()).await.unwrap());
+        }
+        listener.publish(Mailbox::Group, message(b"all")).await.unwrap();
+        listener.publish(Mailbox::Member(ids[1]), message(b"one")).await.unwrap();
+        assert_eq!(read(&members[0]).await, "head all");
+        assert_eq!(read(&members[1]).await, "head all");
+        assert_eq!(read(&members[1]).await, "head one");
+        members[0].publish(Mailbox::Listener, message(b"back")).await.unwrap();
+        members[0].close().await;
+        assert_eq!(read(&listener).await, "head back");
+        assert_eq!(read(&listener).await, "the member has hung up");
+        board.cut(Mailbox::Group, "the broker restarts");
+        for carrier in [&members[1], &listener] {
+            let error = carrier.next().await.unwrap_err();
+            assert_eq!((error.kind(), error.to_string().contains("restarts")), (ErrorKind::Closed, true));
+            assert!(carrier.publish(Mailbox::Listener, message(b"late")).await.is_err());
+        }
+    }
+
+    #[tokio::test]
+    async fn loses_and_repeats_by_seed() {
+        let habits = Habits { loss: 200_000, duplication: 100_000, seed: 7, ..Habits::default() };
+        let run = async || {
+            let board = Switchboard::new(habits);
+            let listener = board.open(Side::Listener, &address(), &Options::default()).await.unwrap();
+            let id = MemberId::random().unwrap();
+            let member =
+                board.open(Side::Member(id), &listener.address(), &Options::default()).await.unwrap();
+            for n in 0..200_u8 {
+                member.publish(Mailbox::Listener, message(&[n])).await.unwrap();
+            }
+            member.flush().await.unwrap();
+            member.close().await;
+            let mut came = Vec::new();
+            while let Event::Letter(letter) = listener.next().await.unwrap() {
+                came.push(letter.bytes[5]);
+            }
+            came
+        };
+        let came = run().await;
+        let twice = came.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        let lost = (0..200).filter(|n| !came.contains(n)).count();
+        assert!((20..60).contains(&lost) && (8..30).contains(&twice), "{lost} lost, {twice} twice");
+        assert_eq!(came, run().await);
+    }
+}
