@@ -20,6 +20,7 @@ from thalweg.bench.axes import SHORT
 from thalweg.cli import app
 from thalweg.network import profiles
 from thalweg.plan import Plan, toml
+from thalweg.plan.combinations import setting_words
 from thalweg.plan.network import Words
 from thalweg.record.tables import TABLES
 
@@ -212,6 +213,24 @@ def transports() -> str:
     return table(("transport", *(f"`{name}`" for name in names)), rows)
 
 
+def settings() -> str:
+    """Return what only one transport can be told, for each that has such options."""
+    rows = []
+    for entry in registry.transports():
+        for setting in entry["settings"]:
+            default = _toml(setting["kind"]["default"])
+            rows.append(
+                (
+                    f"`{entry['name']}`",
+                    f"`{setting['name']}`",
+                    setting_words(setting["kind"]),
+                    f"`{default}`",
+                    setting["meaning"],
+                )
+            )
+    return table(("transport", "option", "type", "default", "meaning"), rows)
+
+
 def _cell(value: object) -> str:
     return "yes" if value is True else "no" if value is False else str(value)
 
@@ -241,5 +260,6 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "profiles": shipped,
     "transports": transports,
     "capabilities": capabilities,
+    "settings": settings,
     "errors": errors,
 }

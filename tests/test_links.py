@@ -98,3 +98,20 @@ def test_a_local_run_makes_its_own_trust() -> None:
     server, client = links.local_trust(Plan.of({"security": {"tls": "on"}}), "tcp://127.0.0.1:0")
     assert server["tls"]["authority"] == client["tls"]["authority"]
     assert client["tls"]["identity"] is None
+
+
+def test_a_login_comes_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "login"
+    file.write_text("ada:pass:word\n")
+    plan = Plan.of({"security": {"login_file": str(file)}, "transport": {"options": {"qos": 1}}})
+    transport = links.client_options(plan, {}, seed=0)["transport"]
+    assert transport["login"] == {"user": "ada", "password": "pass:word"}
+    assert transport["own"] == {"qos": 1}
+
+
+@pytest.mark.parametrize("text", ["", "ada", ":word", "ada:one\nbea:two\n"])
+def test_a_file_without_a_login_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "login"
+    file.write_text(text)
+    with pytest.raises(LinkError, match="user:password"):
+        links.login(file)

@@ -65,6 +65,8 @@ def test_a_plan_says_where_the_server_and_the_token_are(tmp_path: Path) -> None:
         key=None,
         tls="auto",
         congestion=None,
+        login_file=None,
+        own={},
         patience=0,
     )
     with pytest.raises(ThalwegError, match=r"own\.token"):

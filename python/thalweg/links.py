@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def is_local(url: str) -> bool:
     """Return whether only this machine can reach ``url``: a loopback address, or a transport within the machine."""
-    scheme, _, authority = url.partition("://")
+    scheme, _, rest = url.partition("://")
+    authority = rest.partition("/")[0]
     host = authority.rpartition(":")[0] if authority.count(":") else authority
     try:
         return not registry.can(scheme)["remote"] or host == "localhost" or ip_address(host.strip("[]")).is_loopback
@@ -129,8 +130,22 @@ def local_trust(plan: Plan, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"token": token, "tls": server_tls}, {"token": token, "tls": client_tls}
 
 
+def login(path: Path | None) -> dict[str, str] | None:
+    """Return ``{"user", "password"}`` from the one line of a file, user:password. Raises LinkError."""
+    if path is None:
+        return None
+    from thalweg import pki
+
+    user, colon, password = pki.read(path).strip().partition(":")
+    if not user or not colon or "\n" in password:
+        raise LinkError(f"{path} is no login", "It has one line, user:password")
+    return {"user": user, "password": password}
+
+
 def _transport(plan: Plan) -> dict[str, Any]:
     chosen = plan.transport.model_dump(include={"congestion", "streams", "send_buffer", "receive_buffer"})
+    named = plan.security.login_file
+    chosen |= {"own": plan.transport.options, "login": login(None if named is None else Path(named))}
     return {name: value for name, value in chosen.items() if value is not None}
 
 

@@ -12,7 +12,7 @@ from thalweg.errors import PlanError
 
 @lru_cache(maxsize=1)
 def transports() -> list[dict[str, Any]]:
-    """Return the list of ``{"name", "available", "reason", "capabilities"}``."""
+    """Return the list of ``{"name", "available", "reason", "capabilities", "settings"}``."""
     entries: list[dict[str, Any]] = json.loads(_core.transports())
     return entries
 

@@ -70,6 +70,8 @@ class Membership:
     key: Path | None
     tls: str
     congestion: str | None
+    login_file: Path | None
+    own: Mapping[str, object]
     patience: float
 
 
@@ -147,7 +149,12 @@ def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[
         identity = {"certificate": pki.read(membership.cert), "key": pki.read(membership.key)}
     authority = None if membership.ca is None else pki.read(membership.ca)
     trust = links.remote_trust(url, token, authority, identity, membership.tls)
-    transport = {"tls": trust.get("tls"), "congestion": membership.congestion}
+    transport = {
+        "tls": trust.get("tls"),
+        "congestion": membership.congestion,
+        "login": links.login(membership.login_file),
+        "own": membership.own,
+    }
     return {"transport": transport, "token": trust.get("token"), "patience": membership.patience}
 
 

@@ -114,7 +114,7 @@ def test_transports() -> None:
     entries = document("transports")
     assert {entry["name"] for entry in entries} >= {"memory", "tcp"}
     for entry in entries:
-        assert set(entry) == {"name", "available", "reason", "capabilities"}
+        assert set(entry) == {"name", "available", "reason", "capabilities", "settings"}
     code, out, _ = invoke("transports")
     assert code == 0
     assert "tcp" in out

@@ -31,6 +31,12 @@ def test_merging_a_payload_over_defaults_is_fine_but_not_over_given_data() -> No
         Plan.loads("[data]\nname = 'digits'").merge({"model.name": "payload:1MiB"})
 
 
+def test_options_of_the_transport_are_merged_one_by_one() -> None:
+    plan = Plan.loads("[transport.options]\nqos = 1\nretain = true").merge({"transport.options.qos": 2})
+    assert plan.transport.options == {"qos": 2, "retain": True}
+    assert Plan.of({}).merge({"transport.options.mode": "unary"}).transport.options == {"mode": "unary"}
+
+
 def test_deterministic_chooses_exact() -> None:
     plan = Plan.of({}).merge({"aggregation.deterministic": True})
     assert plan.precision == "exact"

@@ -12,9 +12,20 @@ from thalweg.plan import Plan, check_transport
 ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
 NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False}
 REGISTRY: list[dict[str, Any]] = [
-    {"name": "river", "available": True, "reason": None, "capabilities": ALL},
-    {"name": "pond", "available": True, "reason": None, "capabilities": NONE},
-    {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL},
+    {"name": "river", "available": True, "reason": None, "capabilities": ALL, "settings": []},
+    {"name": "pond", "available": True, "reason": None, "capabilities": NONE, "settings": []},
+    {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL, "settings": []},
+    {
+        "name": "lock",
+        "available": True,
+        "reason": None,
+        "capabilities": ALL,
+        "settings": [
+            {"name": "gates", "kind": {"type": "number", "default": 2, "least": 1, "most": 4}, "meaning": ""},
+            {"name": "mode", "kind": {"type": "choice", "default": "up", "choices": ["up", "down"]}, "meaning": ""},
+            {"name": "shut", "kind": {"type": "flag", "default": False}, "meaning": ""},
+        ],
+    },
 ]
 
 
@@ -27,6 +38,8 @@ def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("pond"), REGISTRY)
     check_transport(plan("river", network="wan"), REGISTRY)
     check_transport(plan("pond", network="none"), REGISTRY)
+    own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
+    check_transport(own, REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +51,12 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("pond", transport__streams=2), "transport.streams"),
         (plan("pond", security__tls="on"), "security.tls"),
         (plan("pond", network="wan"), "crosses no network"),
+        (plan("pond", transport__options__gates=1), "no options of its own"),
+        (plan("lock", transport__options__speed=1), "Known: gates, mode, shut"),
+        (plan("lock", transport__options__gates=5), "a whole number from 1 to 4"),
+        (plan("lock", transport__options__gates=True), "a whole number from 1 to 4"),
+        (plan("lock", transport__options__mode="left"), "one of up, down"),
+        (plan("lock", transport__options__shut=1), "true or false"),
     ],
 )
 def test_what_it_cannot_do_is_refused(chosen: Plan, words: str) -> None:

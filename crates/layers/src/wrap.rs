@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    Address, Capabilities, Link, Listener, Options, Outgoing, Pending, Result, SendReport, Transport,
+    Address, Capabilities, Link, Listener, Options, Outgoing, Pending, Result, SendReport, Setting, Transport,
 };
 
 /// Where a link came from.
@@ -77,6 +77,10 @@ impl<L: Layer> Transport for Wrapped<L> {
 
     fn capabilities(&self) -> Capabilities {
         self.layer.capabilities(self.inner.capabilities())
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        self.inner.settings()
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {

@@ -86,7 +86,7 @@ impl Client {
         let address = Address::parse(address)?;
         let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
         let layers = Layers { emulate, ..options.layers };
-        let transport = registry::transport_for(&address, &layers, options.seed)?;
+        let transport = registry::transport_for(&address, &options.transport, &layers, options.seed)?;
         let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
         let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
         let config = proto::ClientConfig {

@@ -109,7 +109,7 @@ fn serve_and(
         let what = "probes are answered beyond loopback only with client certificates: give --pki";
         return Err(Error::new("security", "serve probes", what));
     }
-    let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+    let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
     let runtime = runtime()?;
     let listener = runtime.block_on(transport.listen(&address, &options.transport))?;
     let host = listener.address().host;
@@ -277,7 +277,7 @@ fn median(values: &mut [f64]) -> f64 {
 pub fn peer(url: &str, config: &str, bytes: u64, streams: usize) -> Result<String, Error> {
     let options: ClientOptions = serde_json::from_str(config)?;
     let address = Address::parse(url)?;
-    let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+    let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
     let bytes = bytes.clamp(1, MOST);
     runtime()?.block_on(measure(&*transport, &address, &options, bytes, streams.clamp(1, MOST_STREAMS)))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use thalweg_layers::{Emulate, Fault, Layer, Rate, Throttle};
-use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Transport};
+use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Options, Setting, Transport};
 
 use crate::{options::Layers, Error};
 
@@ -19,20 +19,22 @@ pub struct Entry {
     pub reason: String,
     /// What it can do; nothing if it is not in this build.
     pub capabilities: Capabilities,
+    /// What only it can be told.
+    pub settings: &'static [Setting],
     #[serde(skip)]
     make: Option<Arc<dyn Transport>>,
 }
 
 fn entry(transport: impl Transport + 'static) -> Entry {
     let make: Arc<dyn Transport> = Arc::new(transport);
-    let (name, capabilities) = (make.name(), make.capabilities());
-    Entry { name, available: true, reason: String::new(), capabilities, make: Some(make) }
+    let (name, capabilities, settings) = (make.name(), make.capabilities(), make.settings());
+    Entry { name, available: true, reason: String::new(), capabilities, settings, make: Some(make) }
 }
 
 #[cfg(not(all(feature = "grpc", feature = "tcp", feature = "udp")))]
 fn absent(name: &'static str, reason: &str) -> Entry {
     let capabilities = Capabilities::default();
-    Entry { name, available: false, reason: reason.into(), capabilities, make: None }
+    Entry { name, available: false, reason: reason.into(), capabilities, settings: &[], make: None }
 }
 
 /// Every transport this release knows.
@@ -58,7 +60,12 @@ pub fn registry() -> Vec<Entry> {
 ///
 /// # Errors
 /// `unsupported` naming the transports there are; `options` for an impossible layer.
-pub fn transport_for(address: &Address, wanted: &Layers, seed: u64) -> Result<Arc<dyn Transport>, Error> {
+pub fn transport_for(
+    address: &Address,
+    options: &Options,
+    wanted: &Layers,
+    seed: u64,
+) -> Result<Arc<dyn Transport>, Error> {
     let entries = registry();
     let names: Vec<&str> = entries.iter().filter(|e| e.available).map(|e| e.name).collect();
     let found = entries.iter().find(|e| e.name == address.scheme);
@@ -68,6 +75,12 @@ pub fn transport_for(address: &Address, wanted: &Layers, seed: u64) -> Result<Ar
         let context = format!("transport {:?}: {why}; this build has {}", address.scheme, names.join(", "));
         Error::new(&kind, "choose transport", context)
     })?;
+    options.own.read(transport.settings())?;
+    if address.job.is_some() && !transport.capabilities().broker {
+        let context =
+            format!("{address}: only a broker knows jobs by name; leave out what is behind the slash");
+        return Err(Error::new("address", "choose transport", context));
+    }
     wrap(transport, wanted, seed)
 }
 

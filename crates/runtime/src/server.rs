@@ -85,7 +85,7 @@ impl Server {
     pub fn start(model: Arena, layout: Layout, address: &str, options: ServerOptions) -> Result<Self, Error> {
         options.check()?;
         let address = Address::parse(address)?;
-        let transport = registry::transport_for(&address, &options.layers, options.seed)?;
+        let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
         let chunk = options.chunk.min(transport.capabilities().max_chunk);
         let options = ServerOptions { chunk, ..options };
         let peers = Peers::default();

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, ErrorKind, Result};
 
-/// A parsed transport URL such as `tcp://10.0.0.1:7070`, `tcp://[::1]:0` or `memory://job`.
+/// A parsed transport URL such as `tcp://10.0.0.1:7070`, `tcp://[::1]:0`, `memory://job` or `mqtt://broker:1883/job`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Address {
@@ -14,6 +14,9 @@ pub struct Address {
     pub host: String,
     /// Port; 0 lets the system choose when listening.
     pub port: Option<u16>,
+    /// The job's name at a broker, which several jobs may share.
+    #[serde(default)]
+    pub job: Option<String>,
 }
 
 impl Address {
@@ -30,12 +33,16 @@ impl Address {
         if scheme.is_empty() || !scheme.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {
             return Err(bad("the scheme must be lower-case letters"));
         }
+        let (rest, job) = rest.split_once('/').map_or((rest, None), |(rest, job)| (rest, Some(job)));
+        if job.is_some_and(|job| !is_name(job)) {
+            return Err(bad("after the slash stands a job's name: up to 64 letters, digits, - or _"));
+        }
         let (host, port) =
             split_port(rest).ok_or_else(|| bad("the port must be a number from 0 to 65535"))?;
-        if host.is_empty() || host.contains(['/', '@', ' ']) {
-            return Err(bad("the host is missing, or has a path or user in it"));
+        if host.is_empty() || host.contains(['@', ' ']) {
+            return Err(bad("the host is missing, or has a user in it"));
         }
-        Ok(Self { scheme: scheme.into(), host: host.into(), port })
+        Ok(Self { scheme: scheme.into(), host: host.into(), port, job: job.map(Into::into) })
     }
 
     /// Whether both ends are on this machine for certain: a loopback address or an in-process transport.
@@ -49,6 +56,11 @@ impl Address {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         self.port.map_or(host.clone(), |port| format!("{host}:{port}"))
     }
+}
+
+fn is_name(text: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'-' || b == b'_';
+    (1..=64).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 fn split_port(rest: &str) -> Option<(&str, Option<u16>)> {
@@ -65,7 +77,8 @@ fn split_port(rest: &str) -> Option<(&str, Option<u16>)> {
 
 impl std::fmt::Display for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}://{}", self.scheme, self.authority())
+        write!(f, "{}://{}", self.scheme, self.authority())?;
+        self.job.as_ref().map_or(Ok(()), |job| write!(f, "/{job}"))
     }
 }
 
@@ -88,7 +101,13 @@ mod tests {
 
     #[test]
     fn parses_and_prints() {
-        for text in ["tcp://127.0.0.1:7070", "tcp://[::1]:0", "memory://job-1", "tcp://example.org:1"] {
+        for text in [
+            "tcp://127.0.0.1:7070",
+            "tcp://[::1]:0",
+            "memory://job-1",
+            "tcp://example.org:1",
+            "mqtt://[::1]:9/a_job-1",
+        ] {
             assert_eq!(Address::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(Address::parse("tcp://[::1]:9").unwrap().host, "::1");
@@ -103,9 +122,16 @@ mod tests {
 
     #[test]
     fn refuses_with_the_mend() {
-        for text in
-            ["127.0.0.1:7070", "TCP://h:1", "tcp://h:99999", "tcp://:1", "tcp://u@h:1", "tcp://[::1]x"]
-        {
+        for text in [
+            "127.0.0.1:7070",
+            "TCP://h:1",
+            "tcp://h:99999",
+            "tcp://:1",
+            "tcp://u@h:1",
+            "tcp://[::1]x",
+            "mqtt://h:1/a b",
+            "mqtt://h:1/",
+        ] {
             let error = Address::parse(text).unwrap_err();
             assert!(error.to_string().contains("scheme://host:port"), "{text}: {error}");
         }

@@ -17,12 +17,14 @@ mod link;
 pub mod memory;
 mod options;
 mod outgoing;
+mod settings;
 mod sink;
 
 pub use address::Address;
 pub use capabilities::Capabilities;
 pub use error::{Error, ErrorKind, Result};
 pub use link::{send_group_each, Counters, Link, Listener, Peer, Pending, SendReport, Transport};
-pub use options::{Identity, Options, Tls};
+pub use options::{Identity, Login, Options, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
+pub use settings::{Chosen, Kind, Setting, Settings, Value};
 pub use sink::{Sink, Target};

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use crate::{Address, Capabilities, Error, ErrorKind, Options, Outgoing, Result, Sink};
+use crate::{Address, Capabilities, Error, ErrorKind, Options, Outgoing, Result, Setting, Sink};
 
 /// A link that is still shaking hands. Await it in a task of its own: a slow peer holds up nobody else.
 pub type Pending = Pin<Box<dyn Future<Output = Result<Arc<dyn Link>>> + Send>>;
@@ -22,6 +22,11 @@ pub trait Transport: Send + Sync {
 
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
+
+    /// What only this transport can be told. It refuses settings in [`Options::own`] that are not among them.
+    fn settings(&self) -> &'static [Setting] {
+        &[]
+    }
 
     /// Listens at `address`; port 0 lets the system choose.
     ///

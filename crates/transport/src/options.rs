@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::Settings;
+
 /// Choices for a listener or a connection. Those a transport cannot honour it refuses, by capability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -18,6 +20,10 @@ pub struct Options {
     pub receive_buffer: Option<u32>,
     /// Encryption; `None` sends in the clear.
     pub tls: Option<Tls>,
+    /// Who one is to a broker.
+    pub login: Option<Login>,
+    /// What only this transport can be told, as [`crate::Transport::settings`] declares it.
+    pub own: Settings,
     /// How long one attempt to connect and shake hands may take, in milliseconds.
     pub connect_timeout_ms: u64,
 }
@@ -37,6 +43,8 @@ impl Default for Options {
             send_buffer: None,
             receive_buffer: None,
             tls: None,
+            login: None,
+            own: Settings::default(),
             connect_timeout_ms: 10_000,
         }
     }
@@ -72,5 +80,21 @@ pub struct Identity {
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Identity(..)") // a key never gets into a log
+    }
+}
+
+/// A user of a broker.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Login {
+    /// The user's name.
+    pub user: String,
+    /// The user's password.
+    pub password: String,
+}
+
+impl std::fmt::Debug for Login {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Login({:?}, ..)", self.user) // a password never gets into a log
     }
 }

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import DataRoot
+from thalweg.cli.plans import DataRoot, LoginFile, Options, own_options
 
 PemFile = Path | None
 
@@ -24,6 +24,8 @@ def command(
     cert: Annotated[PemFile, typer.Option(help="This client's certificate, PEM.")] = None,
     key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,
     tls: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
+    login_file: LoginFile = None,
+    option: Options = None,
     data_root: DataRoot = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to train with.")] = None,
     congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
@@ -43,6 +45,8 @@ def command(
             key=key,
             tls=tls,
             congestion=congestion,
+            login_file=login_file,
+            own=own_options(option),
             patience=patience,
         )
         emit(join_job(membership, app, data_root, threads, _note))

@@ -20,6 +20,29 @@ Resume: TypeAlias = Annotated[
 ]
 DataRoot: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the files of the data set.")]
 
+Options: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="KEY=VALUE", help="What only this transport can be told; may be repeated."),
+]
+LoginFile: TypeAlias = Annotated[Path | None, typer.Option(help="File with one line user:password, for a broker.")]
+
+
+def own_options(given: list[str] | None) -> dict[str, object]:
+    """Return a transport's options from ``KEY=VALUE`` texts, by key: true, false, whole numbers, else text.
+
+    Raises PlanError for what is not of that form.
+    """
+    from thalweg.errors import PlanError
+
+    words: dict[str, bool] = {"true": True, "false": False}
+    found: dict[str, object] = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise PlanError(f"--option {text!r} is not KEY=VALUE", "Write it as --option qos=1")
+        found[key] = words.get(value, int(value) if value.isdecimal() and value.isascii() else value)
+    return found
+
 
 def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, object]) -> Plan:
     """Return the plan: the file's, or the record's that is resumed, or the defaults; with the overrides."""

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
+from thalweg.cli.plans import (
+    Clients,
+    DataRoot,
+    LoginFile,
+    Options,
+    PlanFile,
+    Record,
+    Resume,
+    Rounds,
+    assemble,
+    own_options,
+)
 
 Network = Annotated[
     str | None,
@@ -30,6 +41,8 @@ def command(
     partition: Annotated[str | None, typer.Option(help="contiguous, iid, kshard:N or dirichlet:A.")] = None,
     congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
     streams: Annotated[int | None, typer.Option(help="Parallel connections of one link.")] = None,
+    option: Options = None,
+    login_file: LoginFile = None,
     partial: Annotated[str | None, typer.Option(help="What a broken-off update counts: discard or keep.")] = None,
     precision: Annotated[str | None, typer.Option(help="Accumulator: f32, f64 or exact.")] = None,
     deterministic: Deterministic = None,
@@ -71,12 +84,14 @@ def command(
         "security.tls": tls,
         "job.seed": seed,
         "record.folder": record,
+        "security.login_file": None if login_file is None else str(login_file),
     }
     with output(as_json=as_json) as emit:
         from thalweg.progress import progress_on_stderr
         from thalweg.run import run
 
-        result = run(assemble(plan, resume, overrides), progress_on_stderr(), resume=resume)
+        own = {f"transport.options.{key}": value for key, value in own_options(option).items()}
+        result = run(assemble(plan, resume, overrides | own), progress_on_stderr(), resume=resume)
         emit(result.table())
     if not as_json:
         from thalweg.summary import show

@@ -15,10 +15,11 @@ def command(*, as_json: Json = False) -> None:
     if not as_json:
         from thalweg import terminal
 
-        table = terminal.table("name", "available", "capabilities")
+        table = terminal.table("name", "available", "capabilities", "options")
         for entry in entries:
             can = [
                 name if value is True else f"{name} {value}" for name, value in entry["capabilities"].items() if value
             ]
-            table.add_row(entry["name"], "yes" if entry["available"] else f"no: {entry['reason']}", ", ".join(can))
+            own = ", ".join(setting["name"] for setting in entry["settings"])
+            table.add_row(entry["name"], "yes" if entry["available"] else f"no: {entry['reason']}", ", ".join(can), own)
         terminal.console().print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -176,14 +176,28 @@ def overlay(table: Mapping[str, Any], overrides: Mapping[str, object]) -> dict[s
 
     A network in words, as ``{"network": "wan,loss=2%"}``, goes over the table's. Raises PlanError if it is none.
     """
-    merged = {key: dict(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+    merged = _copy(table)
     for path, value in overrides.items():
-        section, _, key = path.partition(".")
+        *sections, key = path.split(".")
         if path == "network" and isinstance(value, str):
             merged[path] = _network_over(merged.get(path), value)
-        elif value is not None and isinstance(merged.setdefault(section, {}), dict):
-            merged[section][key] = value
+        elif value is not None:
+            _section(merged, sections)[key] = value
     return merged
+
+
+def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in table.items()}
+
+
+def _section(table: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """Return the section at ``path``, made where there is none."""
+    for name in path:
+        if table.get(name) is None:
+            table[name] = {}
+        inner = table[name]
+        table = inner if isinstance(inner, dict) else {}
+    return table
 
 
 def _network_over(table: object, text: str) -> dict[str, Any]:

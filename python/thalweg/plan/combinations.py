@@ -49,11 +49,43 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
     for what, (wanted, able, key) in asked.items():
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
+    _options(plan, name, entry["settings"])
     if plan.network is not None and plan.network.emulator != "none" and not can["remote"]:
         raise PlanError(
             f"the transport {name!r} stays within one process and crosses no network",
             "Remove [network], or take another transport as tcp",
         )
+
+
+def _options(plan: Plan, name: str, settings: Sequence[Mapping[str, Any]]) -> None:
+    known = {setting["name"]: setting["kind"] for setting in settings}
+    for key, value in (plan.transport.options or {}).items():
+        if key not in known:
+            raise PlanError(
+                f"transport.options.{key} is not among those of the transport {name!r}",
+                f"Known: {', '.join(known)}" if known else "Remove it: this transport has no options of its own",
+            )
+        if not _fits(value, known[key]):
+            raise PlanError(f"transport.options.{key} is {value!r}", f"It is {setting_words(known[key])}")
+
+
+def _fits(value: object, kind: Mapping[str, Any]) -> bool:
+    if kind["type"] == "flag":
+        return isinstance(value, bool)
+    if kind["type"] == "number":
+        return isinstance(value, int) and not isinstance(value, bool) and kind["least"] <= value <= kind["most"]
+    return isinstance(value, str) and (kind["type"] != "choice" or value in kind["choices"])
+
+
+def setting_words(kind: Mapping[str, Any]) -> str:
+    """Return what a setting of a transport may be, in words."""
+    words = {
+        "flag": "true or false",
+        "number": f"a whole number from {kind.get('least')} to {kind.get('most')}",
+        "choice": f"one of {', '.join(kind.get('choices', ()))}",
+        "text": "text",
+    }
+    return words[kind["type"]]
 
 
 def _names(plan: Plan) -> None:

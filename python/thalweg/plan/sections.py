@@ -88,6 +88,9 @@ class TransportSection(Section):
     chunk: Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None = Field(
         None, description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it 256KiB"
     )
+    options: dict[Text, bool | int | Text] | None = Field(
+        None, description="table of what only this transport can be told; `thalweg transports` lists it"
+    )
 
 
 class AggregationSection(Section):
@@ -114,6 +117,7 @@ class SecuritySection(Section):
     )
     pki: Text | None = Field(None, description="folder that `thalweg pki init` made, for the server")
     token_file: Text | None = Field(None, description="file that `thalweg pki issue` made, for a client")
+    login_file: Text | None = Field(None, description="file with one line user:password, for a broker")
 
 
 class FaultLayer(Section):

@@ -40,7 +40,7 @@ fn silent(address: &Address, limit: Duration) -> Error {
 
 /// Where the control connection goes for datagrams to the same host.
 pub(crate) fn control_address(to: SocketAddr) -> Address {
-    Address { scheme: Tcp.name().into(), host: to.ip().to_string(), port: Some(to.port()) }
+    Address { scheme: Tcp.name().into(), host: to.ip().to_string(), port: Some(to.port()), job: None }
 }
 
 /// What `address` stands for, at least one.

@@ -1,0 +1,216 @@
+//! What only one transport can be told. It declares these settings as data: plans are checked by it, documents list it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, ErrorKind, Result};
+
+/// Most bytes of a text.
+const TEXT: usize = 200;
+
+/// A setting of a transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// Its key in a plan's `[transport.options]`.
+    pub name: &'static str,
+    /// What it may be, and what it is unless said.
+    pub kind: Kind,
+    /// What it does, for people.
+    pub meaning: &'static str,
+}
+
+/// What a setting may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Kind {
+    /// True or false.
+    Flag {
+        /// Without one.
+        default: bool,
+    },
+    /// A whole number.
+    Number {
+        /// Without one.
+        default: u64,
+        /// At least.
+        least: u64,
+        /// At most.
+        most: u64,
+    },
+    /// One of several words.
+    Choice {
+        /// Without one.
+        default: &'static str,
+        /// The words.
+        choices: &'static [&'static str],
+    },
+    /// Any text of up to 200 bytes.
+    Text {
+        /// Without one.
+        default: &'static str,
+    },
+}
+
+impl Kind {
+    fn default(self) -> Value {
+        match self {
+            Kind::Flag { default } => Value::Flag(default),
+            Kind::Number { default, .. } => Value::Number(default),
+            Kind::Choice { default, .. } | Kind::Text { default } => Value::Text(default.into()),
+        }
+    }
+
+    fn allows(self, value: &Value) -> bool {
+        match (self, value) {
+            (Kind::Flag { .. }, Value::Flag(_)) => true,
+            (Kind::Number { least, most, .. }, Value::Number(n)) => (least..=most).contains(n),
+            (Kind::Choice { choices, .. }, Value::Text(text)) => choices.contains(&text.as_str()),
+            (Kind::Text { .. }, Value::Text(text)) => text.len() <= TEXT,
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kind::Flag { .. } => f.write_str("true or false"),
+            Kind::Number { least, most, .. } => write!(f, "a whole number from {least} to {most}"),
+            Kind::Choice { choices, .. } => write!(f, "one of {}", choices.join(", ")),
+            Kind::Text { .. } => write!(f, "text of up to {TEXT} bytes"),
+        }
+    }
+}
+
+/// What a setting was set to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Value {
+    /// True or false.
+    Flag(bool),
+    /// A whole number.
+    Number(u64),
+    /// A word or any text.
+    Text(String),
+}
+
+/// The settings somebody has set, by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Settings(BTreeMap<String, Value>);
+
+impl Settings {
+    /// The same settings with one more.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: Value) -> Self {
+        self.0.insert(name.into(), value);
+        self
+    }
+
+    /// Whether nothing was set.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of `declared`, as set or by default.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming a setting that is not among them, or that cannot be what it was set to.
+    pub fn read(&self, declared: &'static [Setting]) -> Result<Chosen> {
+        let bad = |context: String| Err(Error::new(ErrorKind::Unsupported, "read options", context));
+        let mut chosen: BTreeMap<_, _> = declared.iter().map(|s| (s.name, s.kind.default())).collect();
+        for (name, value) in &self.0 {
+            match declared.iter().find(|setting| setting.name == name) {
+                None if declared.is_empty() => {
+                    return bad(format!("{name:?} is not known, this transport has no options of its own"))
+                }
+                None => {
+                    let known: Vec<&str> = declared.iter().map(|setting| setting.name).collect();
+                    return bad(format!("{name:?} is not among its options: {}", known.join(", ")));
+                }
+                Some(setting) if !setting.kind.allows(value) => {
+                    return bad(format!("{name} must be {}", setting.kind))
+                }
+                Some(setting) => chosen.insert(setting.name, value.clone()),
+            };
+        }
+        Ok(Chosen(chosen))
+    }
+}
+
+/// Every setting of a transport with its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen(BTreeMap<&'static str, Value>);
+
+impl Chosen {
+    /// A flag; false for what was not declared as one.
+    pub fn flag(&self, name: &str) -> bool {
+        matches!(self.0.get(name), Some(Value::Flag(true)))
+    }
+
+    /// A number; 0 for what was not declared as one.
+    pub fn number(&self, name: &str) -> u64 {
+        if let Some(Value::Number(number)) = self.0.get(name) {
+            *number
+        } else {
+            0
+        }
+    }
+
+    /// A word or text; empty for what was not declared as either.
+    pub fn text(&self, name: &str) -> &str {
+        if let Some(Value::Text(text)) = self.0.get(name) {
+            text
+        } else {
+            ""
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DECLARED: &[Setting] = &[
+        Setting { name: "qos", kind: Kind::Number { default: 1, least: 0, most: 2 }, meaning: "" },
+        Setting { name: "retain", kind: Kind::Flag { default: false }, meaning: "" },
+        Setting {
+            name: "mode",
+            kind: Kind::Choice { default: "stream", choices: &["stream", "unary"] },
+            meaning: "",
+        },
+        Setting { name: "topic", kind: Kind::Text { default: "thalweg" }, meaning: "" },
+    ];
+
+    fn set(json: &str) -> Result<Chosen> {
+        serde_json::from_str::<Settings>(json).unwrap().read(DECLARED)
+    }
+
+    #[test]
+    fn what_is_not_set_has_its_default() {
+        let chosen = set("{}").unwrap();
+        assert_eq!((chosen.number("qos"), chosen.flag("retain")), (1, false));
+        assert_eq!((chosen.text("mode"), chosen.text("topic")), ("stream", "thalweg"));
+    }
+
+    #[test]
+    fn what_is_set_counts() {
+        let chosen = set(r#"{"qos": 2, "retain": true, "mode": "unary", "topic": "x"}"#).unwrap();
+        assert_eq!((chosen.number("qos"), chosen.flag("retain")), (2, true));
+        assert_eq!((chosen.text("mode"), chosen.text("topic")), ("unary", "x"));
+    }
+
+    #[test]
+    fn refuses_with_what_there_is() {
+        let said = |json| set(json).unwrap_err().to_string();
+        assert!(said(r#"{"qos": 3}"#).contains("qos must be a whole number from 0 to 2"));
+        assert!(said(r#"{"retain": 1}"#).contains("true or false"));
+        assert!(said(r#"{"mode": "other"}"#).contains("one of stream, unary"));
+        assert!(said(r#"{"speed": 1}"#).contains("qos, retain, mode, topic"));
+        let long = serde_json::to_string(&BTreeMap::from([("topic", "x".repeat(201))])).unwrap();
+        assert!(said(&long).contains("up to 200 bytes"));
+        let none = serde_json::from_str::<Settings>(r#"{"qos": 1}"#).unwrap().read(&[]).unwrap_err();
+        assert!(none.to_string().contains("no options of its own"), "{none}");
+    }
+}

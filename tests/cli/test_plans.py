@@ -1,0 +1,27 @@
+"""What the commands make of their arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from thalweg.cli.plans import own_options
+from thalweg.errors import PlanError
+
+
+def test_options_are_flags_numbers_or_text() -> None:
+    given = ["retain=true", "confirms=false", "qos=2", "pattern=pubsub", "topic=a=b", "empty="]
+    assert own_options(given) == {
+        "retain": True,
+        "confirms": False,
+        "qos": 2,
+        "pattern": "pubsub",
+        "topic": "a=b",
+        "empty": "",
+    }
+    assert own_options(None) == {}
+
+
+@pytest.mark.parametrize("text", ["qos", "=1", ""])
+def test_what_is_no_option_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match="--option qos=1"):
+        own_options([text])
