@@ -54,5 +54,9 @@ class LabError(ThalwegError):
         self.kind = kind
 
 
+class BrokerError(ThalwegError):
+    """A broker cannot be started, is not installed, or is gone."""
+
+
 def _unstopped(sentence: str) -> str:
     return sentence.rstrip().removesuffix(".")

@@ -1,0 +1,435 @@
+"""Private brokers: started for a run with a configuration and a login of their own, watched, and ended with it.
+
+A broker program is a ``Program``, in a file of its own. It gets a ``Site``: a folder that only this user can read, an
+address, a port and a login; it writes its configuration there, says how it is started, and reads its log's lines.
+``Broker`` does the rest for all of them. Neither a run that ends nor one that is killed leaves a process or a folder:
+the broker lives under a keeper (``keeper.py``), which ends with the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Protocol, TypeVar
+
+from thalweg.errors import BrokerError
+from thalweg.lab.state import is_alive, start_time
+
+READY_SECONDS: Final = 60.0
+ANSWER_SECONDS: Final = 5.0
+# A port that was free may be taken before the broker listens.
+MOST_TRIES: Final = 5
+# Times that a broker which died by itself is started again in one run.
+MOST_RESTARTS: Final = 3
+KEPT_LINES: Final = 50
+# Of those, how many an error quotes.
+LAST_LINES: Final = 3
+LONGEST_LINE: Final = 1 << 12
+SBIN: Final = ("/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/lib/rabbitmq/bin")
+_FOLDER: Final = re.compile(r"thalweg-broker-([0-9]{1,10})-([0-9]{1,20})-\w+", re.ASCII)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who a party is to a broker. It is never printed."""
+
+    user: str
+    password: str = field(repr=False)
+
+    @classmethod
+    def make(cls) -> Login:
+        """Return a login nobody else knows."""
+        return cls("thalweg", secrets.token_hex(24))
+
+    def write(self, path: Path) -> None:
+        """Write it as one line ``user:password`` that only this user can read. Raises OSError."""
+        write_private(path, f"{self.user}:{self.password}\n")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a broker is: the address clients reach it at, the namespace of its host in a lab, its group.
+
+    ``party`` is the host it is on. FedComm has it on the server's (section IV.A).
+    """
+
+    address: str = "127.0.0.1"
+    namespace: str | None = None
+    cgroup: str | None = None
+    party: str = "server"
+
+    def within(self, do: Callable[[], T]) -> T:
+        """Return what ``do`` returns where the broker is."""
+        from thalweg.lab import namespaces
+
+        return do() if self.namespace is None else namespaces.within(self.namespace, do)
+
+    def free_port(self) -> int:
+        """Return a port of the address that nobody has now."""
+
+        def look() -> int:
+            host = self.address.strip("[]")
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as any_socket:
+                any_socket.bind((host, 0))
+                return int(any_socket.getsockname()[1])
+
+        return self.within(look)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a broker shows and whom it trusts, in PEM. With ``require_client`` clients must show a certificate."""
+
+    authority: str
+    certificate: str
+    key: str = field(repr=False)
+    require_client: bool = False
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a broker is configured with. ``folder`` is its own: only this user can read it, and it goes at the end."""
+
+    folder: Path
+    place: Place
+    port: int
+    login: Login
+    tls: Tls | None = None
+    # Most bytes of one message, and of those that wait for one client.
+    message_bytes: int = 8 << 20
+    queue_bytes: int = 64 << 20
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file that only this user can read and return its path. Raises OSError."""
+        path = self.folder / name
+        write_private(path, text)
+        return path
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a broker is started: the command, what its environment has besides, and its seconds to end by itself."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    grace: float = 5.0
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a line of a broker's log means: ``ready``, ``port taken``, or an ``event`` that the record names."""
+
+    kind: str
+    text: str = ""
+
+
+class Program(Protocol):
+    """A broker program."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which is that of its package."""
+
+    def find(self) -> str | None:
+        """Return where it is installed, or None."""
+
+    def version(self) -> str | None:
+        """Return its version, or None if it does not say."""
+
+    def launch(self, site: Site) -> Launch:
+        """Write its configuration and say how it is started. Raises OSError, BrokerError."""
+
+    def read(self, line: str) -> Sign | None:
+        """Return what a line of its log means, if that matters."""
+
+
+class Broker:
+    """A broker that runs. Use it as a context manager: at the end nothing of it is left.
+
+    One that dies by itself is started again at the same port, ``MOST_RESTARTS`` times at most. ``heard`` gets each
+    event in words, from a thread of its own.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        place: Place,
+        *,
+        tls: Tls | None = None,
+        limits: Mapping[str, int] | None = None,
+        heard: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Start it and wait until it takes connections. ``limits`` are those of ``Site``. Raises BrokerError."""
+        if program.find() is None:
+            raise BrokerError(
+                f"{program.name} is not installed", f"Install it (on Debian: apt install {program.name}), or give a URL"
+            )
+        reap()
+        self.program, self.place, self.login = program, place, Login.make()
+        self.events: list[dict[str, Any]] = []
+        self._tls, self._limits, self._heard = tls, dict(limits or {}), heard
+        self._began = time.monotonic()
+        self._ending = threading.Event()
+        self._used = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
+        self._run = self._start(None)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._run.site.port
+
+    @property
+    def pid(self) -> int:
+        """The process id of its main process."""
+        return self._run.pid
+
+    @property
+    def folder(self) -> Path:
+        """Where its configuration is."""
+        return self._run.site.folder
+
+    def url(self, scheme: str) -> str:
+        """Return where parties connect."""
+        return f"{scheme}://{self.place.address}:{self.port}"
+
+    def use(self) -> dict[str, Any]:
+        """Return ``cpu_seconds`` since it was ready and ``peak_rss_bytes`` of all its processes, restarts included."""
+        with suppress(BrokerError):
+            self._run.ask_use()
+        now = self._run.used
+        return {
+            "cpu_seconds": self._used["cpu_seconds"] + now["cpu_seconds"],
+            "peak_rss_bytes": max(self._used["peak_rss_bytes"], now["peak_rss_bytes"]),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest says of it."""
+        return {
+            "program": self.program.name,
+            "version": self.program.version(),
+            "party": self.place.party,
+            "encrypted": self._tls is not None,
+            "events": list(self.events),
+        }
+
+    def stop(self) -> None:
+        """End it and remove its folder. Idempotent."""
+        self._ending.set()
+        self._run.stop()
+        self._watcher.join()
+
+    def _start(self, port: int | None) -> _Run:
+        """Start it at a port, or at any that is free."""
+        for _ in range(MOST_TRIES):
+            run = _Run(self.program, self._site(port or self.place.free_port()), self._event)
+            if run.wait():
+                return run
+            run.stop()
+            if port is not None or not run.port_taken:
+                break
+        last = "; ".join(list(run.lines)[-LAST_LINES:]) or "it said nothing"
+        raise BrokerError(f"{self.program.name} did not start: {last}", "Mend what it says, or give a broker's URL")
+
+    def _site(self, port: int) -> Site:
+        own = f"thalweg-broker-{os.getpid()}-{start_time(os.getpid()) or 0}-"
+        return Site(Path(tempfile.mkdtemp(prefix=own)), self.place, port, self.login, self._tls, **self._limits)
+
+    def _watch(self) -> None:
+        """Start it again whenever it dies."""
+        for restarts in range(MOST_RESTARTS + 1):
+            self._run.ended.wait()
+            if self._ending.is_set():
+                return
+            self._run.stop()
+            self._event(f"the broker {self.program.name} {self._run.how}")
+            if restarts == MOST_RESTARTS:
+                self._event(f"it is not started again: it has died {restarts + 1} times")
+                return
+            self._keep_use()
+            try:
+                again = self._start(self.port)
+            except (BrokerError, OSError) as error:
+                self._event(str(error))
+                return
+            self._run = again
+            if self._ending.is_set():  # who ended it may have ended the one before
+                again.stop()
+                return
+            self._event(f"the broker {self.program.name} was started again")
+
+    def _keep_use(self) -> None:
+        used = self._run.used
+        self._used["cpu_seconds"] += used["cpu_seconds"]
+        self._used["peak_rss_bytes"] = max(self._used["peak_rss_bytes"], used["peak_rss_bytes"])
+
+    def _event(self, text: str) -> None:
+        self.events.append({"seconds": time.monotonic() - self._began, "what": text})
+        self._heard(text)
+
+
+class _Run:
+    """One process of a broker, under its keeper, from its start to its end."""
+
+    def __init__(self, program: Program, site: Site, event: Callable[[str], None]) -> None:
+        self.site, self.pid, self.port_taken = site, 0, False
+        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.used: dict[str, Any] = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
+        self.how = "ended"
+        self.ended = threading.Event()
+        self._program, self._event = program, event
+        self._settled = threading.Event()  # it is ready, or never will be
+        self._ready = False
+        self._answered = threading.Event()
+        self._keeper = self._spawn()
+        self._threads = [
+            threading.Thread(target=read, args=(stream,), daemon=True)
+            for read, stream in ((self._hear, self._keeper.stdout), (self._read, self._keeper.stderr))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self) -> bool:
+        """Wait until it takes connections; False if it never will."""
+        self._settled.wait(READY_SECONDS)
+        if self._ready:
+            self._say("count")
+        elif not self._settled.is_set():
+            self.lines.append(f"it was not ready after {READY_SECONDS:.0f} s")
+        return self._ready
+
+    def ask_use(self) -> None:
+        """Have ``used`` brought up to date. Raises BrokerError."""
+        self._answered.clear()
+        self._say("use")
+        if not self._answered.wait(ANSWER_SECONDS) and not self.ended.is_set():
+            raise BrokerError("the keeper of the broker does not answer", "Start again")
+
+    def stop(self) -> None:
+        """End it. Idempotent."""
+        self._say("stop")
+        with suppress(OSError, ValueError):
+            if self._keeper.stdin is not None:
+                self._keeper.stdin.close()
+        self._keeper.wait()
+        for thread in self._threads:
+            thread.join()
+        shutil.rmtree(self.site.folder, ignore_errors=True)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        try:
+            launch = self._program.launch(self.site)
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "thalweg.brokers.keeper"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except BaseException:
+            shutil.rmtree(self.site.folder, ignore_errors=True)
+            raise
+        order = {
+            "command": list(launch.command),
+            "environment": {**os.environ, **launch.environment},
+            "folder": str(self.site.folder),
+            "place": {"namespace": self.site.place.namespace, "cgroup": self.site.place.cgroup},
+            "grace": launch.grace,
+        }
+        _write(keeper.stdin, order)
+        return keeper
+
+    def _say(self, word: str) -> None:
+        _write(self._keeper.stdin, word)
+
+    def _hear(self, stream: IO[bytes]) -> None:
+        """Hear the keeper, until it ends with the broker."""
+        with stream:
+            for line in stream:
+                self._told(json.loads(line))
+        self._keeper.wait()
+        self._settled.set()
+        self.ended.set()
+        self._answered.set()
+
+    def _told(self, words: Mapping[str, Any]) -> None:
+        self.pid = words.get("started", self.pid)
+        if "error" in words:
+            self.lines.append(words["error"])
+        if "ended" in words:
+            code = words["ended"]
+            self.how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        used = words if "ended" in words else words.get("use")
+        if used is not None:
+            self.used = {key: used[key] for key in self.used}
+            self._answered.set()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        """Read the broker's log."""
+        with stream:
+            while line := stream.readline(LONGEST_LINE):
+                text = line.decode(errors="replace").strip()
+                if text:
+                    self.lines.append(text)
+                    self._heed(self._program.read(text))
+
+    def _heed(self, sign: Sign | None) -> None:
+        if sign is None:
+            return
+        if sign.kind == "ready":
+            self._ready = True
+            self._settled.set()
+        elif sign.kind == "port taken":
+            self.port_taken = True
+        else:
+            self._event(sign.text)
+
+
+def reap() -> None:
+    """Remove the folders of runs that were killed together with their keepers."""
+    for folder in Path(tempfile.gettempdir()).iterdir():
+        owner = _FOLDER.fullmatch(folder.name)
+        with suppress(OSError):
+            if owner and folder.stat().st_uid == os.geteuid() and not is_alive(int(owner[1]), int(owner[2])):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def installed(name: str) -> str | None:
+    """Return where a program is, also where only root's PATH leads; None if it is not."""
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *SBIN]))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only this user can read. Raises OSError, also if it is there already."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
+        stream.write(text)
+
+
+def _write(stream: IO[bytes] | None, words: object) -> None:
+    # A keeper that has ended says so itself.
+    with suppress(OSError, ValueError):
+        if stream is not None:
+            stream.write(json.dumps(words).encode() + b"\n")
+            stream.flush()

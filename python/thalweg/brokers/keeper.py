@@ -1,0 +1,209 @@
+"""The process that a broker lives under: ``python -m thalweg.brokers.keeper``.
+
+It reads one line of JSON from standard input, ``{"command", "environment", "folder", "place", "grace"}``, starts the
+broker in a session of its own, where ``place`` says, and prints ``{"started": pid}`` or ``{"error": reason}``. The
+broker writes its log to this process's standard error. Then it answers ``"count"``, from where on CPU time counts, and
+``"use"`` with ``{"cpu_seconds", "peak_rss_bytes"}``. It ends with the broker, after printing ``{"ended": code, ...}``
+with the same; or ends the broker with ``"stop"``, SIGTERM, SIGINT, or the end of standard input, which is that of its
+parent. Whatever the broker started ends too, also what left its session, and ``folder`` is removed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg import machine
+
+LOOK_SECONDS: Final = 1.0
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+# Of /proc/PID/stat after the name: parent, and time in user space and the kernel, own and of children waited for.
+_PARENT: Final = 1
+_TIMES: Final = slice(11, 15)
+
+
+class Keeper:
+    """A broker that runs, and what it has used."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        """Start it. Raises OSError."""
+        self._grace = float(order["grace"])
+        self._counted = 0.0
+        self._used = {"cpu_seconds": 0.0, "peak_rss_bytes": 0}
+        self._process = subprocess.Popen(
+            order["command"],
+            env=order["environment"],
+            cwd=order["folder"],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,
+            stderr=sys.stderr,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - there is one thread
+        )
+        self.pid = self._process.pid
+
+    def serve(self) -> int:
+        """Answer until the broker ends or is to end; return how."""
+        requests, rest = sys.stdin.fileno(), b""
+        watch = os.pidfd_open(self.pid)
+        while True:
+            ready = select.select([requests, watch], [], [], LOOK_SECONDS)[0]
+            if watch in ready:
+                return self.end()
+            self._look()
+            if requests not in ready:
+                continue
+            read = os.read(requests, 4096)
+            lines = (rest + read).split(b"\n")
+            rest = lines.pop()
+            for line in lines:
+                self._answer(line)
+            if not read or b'"stop"' in lines:
+                return self.end()
+
+    def end(self) -> int:
+        """End the broker and all that it started, and return its exit code. Idempotent."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for ask in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                self._look()
+                os.killpg(self.pid, ask)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(self._grace)
+        self._end_orphans()
+        return self._process.wait()
+
+    @property
+    def used(self) -> dict[str, float | int]:
+        """What it has used, as last seen."""
+        return {**self._used, "cpu_seconds": max(0.0, self._used["cpu_seconds"] - self._counted)}
+
+    def _answer(self, line: bytes) -> None:
+        if line == b'"count"':
+            self._look()
+            self._counted = self._used["cpu_seconds"]
+        elif line == b'"use"':
+            self._look()
+            say({"use": self.used})
+
+    def _look(self) -> None:
+        """See what the broker's processes have used: what is gone with one of them stays counted."""
+        cpu, peak = 0.0, 0
+        for pid in descendants(os.getpid()):
+            cpu += cpu_of(pid)
+            peak += machine.peak_rss_bytes(pid) or 0
+        self._used = {
+            "cpu_seconds": max(self._used["cpu_seconds"], cpu),
+            "peak_rss_bytes": max(self._used["peak_rss_bytes"], peak),
+        }
+
+    def _end_orphans(self) -> None:
+        """End what left the broker's session: it became a child of this process when its parent ended."""
+        deadline = time.monotonic() + self._grace
+        while left := [pid for pid in descendants(os.getpid()) if pid != self.pid]:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if time.monotonic() > deadline:
+                return
+            select.select([], [], [], 0.01)
+
+
+def descendants(root: int) -> list[int]:
+    """Return the processes below one, at this moment."""
+    parents: dict[int, int] = {}
+    for pid, fields in _stats():
+        parents[pid] = int(fields[_PARENT])
+    found, new = [], [root]
+    while new:
+        new = [pid for pid, parent in parents.items() if parent in new]
+        found += new
+    return found
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU time of a process and of its children that have ended, in seconds."""
+    fields = _stat(pid)
+    return 0.0 if fields is None else sum(int(field) for field in fields[_TIMES]) / _TICKS
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process with its parent: if the keeper is killed, so is the broker."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def say(words: Mapping[str, Any]) -> None:
+    """Tell the run. One that has ended needs no words."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(words) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> int:
+    """Keep a broker until it ends. Returns the exit code of this process."""
+    # The run ends its broker in good order when it hears Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line = bytearray()
+    while not line.endswith(b"\n"):  # not through a buffer, which would hide what comes after
+        if not (byte := os.read(sys.stdin.fileno(), 1)):
+            return 1
+        line += byte
+    order = json.loads(line)
+    try:
+        return keep(order)
+    finally:
+        shutil.rmtree(order["folder"], ignore_errors=True)
+
+
+def keep(order: Mapping[str, Any]) -> int:
+    """Start a broker, answer for it until it ends, and leave nothing of it."""
+    from thalweg.lab import inside
+
+    try:
+        inside.settle(order["place"])
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        keeper = Keeper(order)
+    except OSError as error:
+        say({"error": f"{order['command'][0]}: {error.strerror or error}"})
+        return 1
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        say({"started": keeper.pid})
+        code = keeper.serve()
+    finally:
+        keeper.end()
+    say({"ended": code, **keeper.used})
+    return 0
+
+
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal() and (fields := _stat(int(path.name))) is not None:
+            yield int(path.name), fields
+
+
+def _stat(pid: int) -> list[str] | None:
+    text = machine.read_text(Path(f"/proc/{pid}/stat"))
+    return None if text is None else text.rpartition(")")[2].split()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
