@@ -69,6 +69,12 @@ impl Credits {
         Some(sender)
     }
 
+    /// Lets in this sender, if it waits and there is a place.
+    pub fn grant_to(&mut self, sender: u32) -> bool {
+        let at = self.queue.iter().position(|&s| s == sender).filter(|_| self.holders.len() < self.places);
+        at.and_then(|at| self.queue.remove(at)).is_some_and(|sender| self.holders.insert(sender))
+    }
+
     fn slow(&self) -> BTreeSet<u32> {
         let mut rates: Vec<f64> = self.rates.values().copied().collect();
         rates.sort_by(f64::total_cmp);
@@ -128,6 +134,19 @@ mod tests {
         assert_eq!(credits.grant(&[5]), None, "fast 5 is still to come");
         assert_eq!(credits.grant(&[3]), None);
         assert_eq!(grants(&mut credits), [2], "nobody else waits or comes");
+    }
+
+    #[test]
+    fn one_that_is_named_is_let_in_before_others_if_there_is_a_place() {
+        let mut credits = Credits::new(1, 1);
+        assert!(!credits.grant_to(1), "it has not asked");
+        for sender in [1, 2, 3] {
+            credits.request(sender);
+        }
+        assert!(credits.grant_to(2) && credits.holds(2));
+        assert!(!credits.grant_to(3), "there is no place");
+        credits.release(2);
+        assert_eq!(grants(&mut credits), [1]);
     }
 
     #[test]

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use thalweg_wire::Ranges;
 
+use crate::order::by_name;
 use crate::outcome::union_seconds;
-use crate::{Credits, Direction, Outcome, Participation, Reassembly, Span, State, Time, Transfer};
+use crate::{
+    Credits, Direction, Fanout, Gather, Outcome, Participation, Reassembly, Span, State, Time, Transfer,
+};
 
 /// What a client counts for that dies, or turns out bad, in the middle of its update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,6 +35,10 @@ pub struct RoundPlan {
     pub deadline: Option<Time>,
     /// How long a lost client may take to come back.
     pub grace: Time,
+    /// How the model goes out.
+    pub fanout: Fanout,
+    /// How updates come in.
+    pub gather: Gather,
 }
 
 /// How a round that is over ended.
@@ -152,16 +159,17 @@ impl Round {
         part.metrics = metrics;
         part.enter(now, State::Offered);
         self.credits.request(sender);
-        if self.credits.holds(sender) {
+        if self.credits.holds(sender) && self.plan.gather == Gather::Concurrent {
             part.enter(now, State::Sending); // it kept its place while its link was broken
         }
     }
 
     /// Clients that may send now, and what.
     pub(crate) fn grants(&mut self, now: Time) -> Vec<(u32, Ranges)> {
-        let comes = |p: &Part| matches!(p.state, State::Receiving | State::Training);
-        let coming: Vec<u32> = self.parts.iter().filter(|(_, p)| comes(p)).map(|(&s, _)| s).collect();
-        let granted: Vec<u32> = std::iter::from_fn(|| self.credits.grant(&coming)).collect();
+        let granted = match self.plan.gather {
+            Gather::Concurrent => self.next_by_place(),
+            Gather::InOrder => self.next_in_order(),
+        };
         for sender in granted {
             if let Some(part) = self.parts.get_mut(&sender) {
                 part.enter(now, State::Sending);
@@ -169,6 +177,24 @@ impl Round {
         }
         let fresh = self.parts.iter().filter(|(_, p)| p.state == State::Sending && p.since == now);
         fresh.map(|(&sender, part)| (sender, part.incoming.holes())).collect()
+    }
+
+    fn next_by_place(&mut self) -> Vec<u32> {
+        let comes = |p: &Part| matches!(p.state, State::Receiving | State::Training);
+        let coming: Vec<u32> = self.parts.iter().filter(|(_, p)| comes(p)).map(|(&s, _)| s).collect();
+        std::iter::from_fn(|| self.credits.grant(&coming)).collect()
+    }
+
+    /// The first client whose update is still to come, if it is ready and nobody else sends. A lost one holds
+    /// up nobody; back in time, it is first again.
+    fn next_in_order(&mut self) -> Vec<u32> {
+        use State::{Offered, Receiving, Sending, Training};
+        let awaited = self.parts.iter().filter(|(_, p)| matches!(p.state, Receiving | Training | Offered));
+        let first = awaited.min_by(|(_, a), (_, b)| by_name(&a.client, &b.client));
+        let ready = first.filter(|(_, p)| p.state == Offered).map(|(&sender, _)| sender);
+        let free = self.parts.values().all(|p| p.state != Sending);
+        let next = ready.filter(|&s| free && (self.credits.holds(s) || self.credits.grant_to(s)));
+        next.into_iter().collect()
     }
 
     /// All of the client's update has come. Staged updates still have to be folded.
@@ -391,8 +417,16 @@ mod tests {
     const SECOND: Time = Time::from_secs(1);
 
     fn round(expected: u32, enough: u32, deadline: Option<Time>, partial: Partial) -> Round {
-        let plan =
-            RoundPlan { number: 1, config: "{}".into(), expected, enough, deadline, grace: 10 * SECOND };
+        let plan = RoundPlan {
+            number: 1,
+            config: "{}".into(),
+            expected,
+            enough,
+            deadline,
+            grace: 10 * SECOND,
+            fanout: Fanout::Concurrent,
+            gather: Gather::Concurrent,
+        };
         let mut round = Round::new(Time::ZERO, plan, 100, partial, Credits::unbounded());
         for sender in 1..=expected {
             assert!(round.assign(Time::ZERO, sender, &format!("c{sender}"), 7));

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use thalweg_wire::control::{Challenge, Control, Hello, Interval, Nonce, Refusal, MAX_HOLES, VERSIONS};
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
+use crate::order::by_name;
 use crate::round::Part;
 use crate::{micros, Credits, Ending, Fit, Liveness, Outcome, Partial, Round, RoundPlan, Span, State, Time};
 
@@ -195,6 +196,9 @@ pub struct Server {
     members: BTreeMap<u32, Member>,
     links: BTreeMap<LinkId, LinkState>,
     round: Option<Round>,
+    /// Where clients get the model one after the other: whose turn it is, and who waits for what of it.
+    turn: Option<LinkId>,
+    turns: VecDeque<(LinkId, Ranges)>,
     rates: Credits,
     actions: VecDeque<Action>,
     absent_since: Option<Time>,
@@ -213,6 +217,8 @@ impl Server {
             members: BTreeMap::new(),
             links: BTreeMap::new(),
             round: None,
+            turn: None,
+            turns: VecDeque::new(),
             rates,
             actions: VecDeque::new(),
             absent_since: None,
@@ -361,8 +367,14 @@ impl Server {
             Partial::Keep => Credits::unbounded(),
         };
         self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
-        let ready: Vec<u32> =
-            self.members.iter().filter(|(_, m)| m.link.is_some()).map(|(&s, _)| s).collect();
+        let mut ready: Vec<(&str, u32)> = self
+            .members
+            .iter()
+            .filter(|(_, m)| m.link.is_some())
+            .map(|(&s, m)| (m.name.as_str(), s))
+            .collect();
+        ready.sort_by(|(one, _), (other, _)| by_name(one, other));
+        let ready: Vec<u32> = ready.into_iter().map(|(_, s)| s).collect();
         let links: Vec<LinkId> = ready.iter().filter_map(|&s| self.enlist(now, s)).collect();
         self.send_model(now, links, Ranges::full(total));
         self.advance(now);
@@ -573,6 +585,7 @@ impl Server {
 
     fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
         let Some(mut state) = self.links.remove(&link) else { return };
+        self.end_turn(now, link);
         let Some(sender) = state.sender else { return };
         let current = self.members.get_mut(&sender).filter(|m| m.link == Some(link));
         let Some(member) = current else { return };
@@ -593,6 +606,7 @@ impl Server {
     /// The job is over: everybody is told, nobody is let in any more.
     pub fn finish(&mut self, now: Time, reason: &str) {
         self.finished = Some(reason.into());
+        self.end_turns();
         for link in self.links.keys().copied().collect::<Vec<_>>() {
             self.actions.push_back(Action::CancelUpdate { link });
             self.send(link, Control::Bye { reason: reason.into() });
@@ -717,6 +731,7 @@ impl Server {
     fn end_round(&mut self, now: Time, ending: &Ending) {
         let Some(round) = self.round.take() else { return };
         let number = round.plan.number;
+        self.end_turns();
         self.rates = round.credits.clone();
         for &sender in round.parts.keys() {
             self.rates.release(sender);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{plan, profile, Path, Profile, Rng, Setup, World, MS, SECOND};
-use thalweg_proto::{Partial, RoundPlan, State, Verdict};
+use thalweg_proto::{Fanout, Gather, Partial, RoundPlan, State, Verdict};
 
 /// A path with every fault, drawn from `rng`.
 fn faulty(rng: &mut Rng, ordered: bool) -> Path {
@@ -56,13 +56,20 @@ fn faulty_world(seed: u64) -> (World, u32) {
     (world, clients as u32)
 }
 
+/// All four ways to serve clients take their turn.
+fn in_some_order(seed: u64, plan: RoundPlan) -> RoundPlan {
+    let fanout = if seed.is_multiple_of(2) { Fanout::Concurrent } else { Fanout::Sequential };
+    let gather = if seed % 4 < 2 { Gather::Concurrent } else { Gather::InOrder };
+    RoundPlan { fanout, gather, ..plan }
+}
+
 /// Links break and come back; every client comes back in time, so every round ends complete.
 #[test]
 fn every_round_ends_complete_over_faulty_links() {
     for seed in 0..300 {
         let (mut world, clients) = faulty_world(seed);
         for number in 1..=2 {
-            let result = world.round(plan(number, clients), 300 * SECOND);
+            let result = world.round(in_some_order(seed, plan(number, clients)), 300 * SECOND);
             world.check(&result);
             assert!(result.outcome.complete, "seed {seed}: {:?}", result.outcome);
         }
@@ -84,7 +91,8 @@ fn every_round_ends_and_says_how_when_processes_die_as_well() {
             let enough = 1 + rng.below(u64::from(clients)) as u32;
             let deadline = rng.chance(0.7).then(|| rng.time(6 * SECOND));
             let before = world.server.results.len();
-            world.start(RoundPlan { enough, deadline, grace: rng.time(6 * SECOND), ..plan(number, clients) });
+            let asked = RoundPlan { enough, deadline, grace: rng.time(6 * SECOND), ..plan(number, clients) };
+            world.start(in_some_order(seed, asked));
             while world.server.results.len() == before && rng.chance(0.6) {
                 world.pass(rng.time(SECOND));
                 let victim = rng.below(u64::from(clients)) as usize;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use thalweg_fold::Precision;
-use thalweg_proto::Partial;
+use thalweg_proto::{Fanout, Gather, Partial};
 use thalweg_transport::Options;
 
 use crate::Error;
@@ -52,6 +52,46 @@ impl From<PrecisionRule> for Precision {
     }
 }
 
+/// How the global model goes out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FanoutRule {
+    /// To all clients at the same time.
+    #[default]
+    Concurrent,
+    /// To one client after the other.
+    Sequential,
+}
+
+impl From<FanoutRule> for Fanout {
+    fn from(rule: FanoutRule) -> Self {
+        match rule {
+            FanoutRule::Concurrent => Fanout::Concurrent,
+            FanoutRule::Sequential => Fanout::Sequential,
+        }
+    }
+}
+
+/// How updates come in.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GatherRule {
+    /// From all clients at the same time.
+    #[default]
+    Concurrent,
+    /// From one client after the other, in order.
+    InOrder,
+}
+
+impl From<GatherRule> for Gather {
+    fn from(rule: GatherRule) -> Self {
+        match rule {
+            GatherRule::Concurrent => Gather::Concurrent,
+            GatherRule::InOrder => Gather::InOrder,
+        }
+    }
+}
+
 /// Wrappers around the transport.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -80,6 +120,10 @@ pub struct ServerOptions {
     pub grace: f64,
     /// Bytes of payload in a chunk.
     pub chunk: u32,
+    /// How the global model goes out.
+    pub fanout: FanoutRule,
+    /// How updates come in.
+    pub gather: GatherRule,
     /// What partial updates count.
     pub partial: PartialRule,
     /// What sums are kept in.
@@ -109,6 +153,8 @@ impl Default for ServerOptions {
             deadline: None,
             grace: 10.0,
             chunk: DEFAULT_CHUNK,
+            fanout: FanoutRule::default(),
+            gather: GatherRule::default(),
             partial: PartialRule::default(),
             precision: PrecisionRule::default(),
             staging: None,

@@ -180,6 +180,8 @@ impl Server {
             enough: options.enough,
             deadline: options.deadline.map(seconds),
             grace: seconds(options.grace),
+            fanout: options.fanout.into(),
+            gather: options.gather.into(),
         };
         lock(&self.shared.board).outcome = None;
         let now = self.shared.now();

@@ -72,6 +72,35 @@ fn staging_smaller_than_the_clients_serves_them_in_turn() {
 }
 
 #[test]
+fn clients_are_served_one_after_the_other_where_asked() {
+    for address in ADDRESSES {
+        let layout = layout(100_000);
+        let options = json!({ "expected": 4, "enough": 4, "fanout": "sequential", "gather": "in-order", "chunk": 65536 });
+        let (mut server, model) = server(&layout, address, options);
+        let names = ["c1", "c2", "c3", "c10"];
+        let clients: Vec<_> = names
+            .iter()
+            .rev()
+            .map(|name| client(&server.address(), name, json!({}), name.len() as f32, 1))
+            .collect();
+        assert_eq!(server.wait(4, Some(LIMIT), || true), 4);
+        let outcome = round(&server, 1).unwrap();
+        assert_eq!(outcome["complete"], true, "{address}: {outcome}");
+        assert!(floats(&model, &layout).iter().all(|&x| x == 2.25), "{address}");
+        for (direction, start, end) in
+            [("down", "send_start", "send_end"), ("up", "receive_start", "receive_end")]
+        {
+            let at = |name, key: &str| transfers(&outcome, name, direction)[key].as_f64().unwrap();
+            for two in names.windows(2) {
+                assert!(at(two[0], end) <= at(two[1], start), "{address}: {direction}, {two:?}: {outcome}");
+            }
+        }
+        server.close("done");
+        clients.into_iter().for_each(|c| assert_eq!(c.join().unwrap(), Ok(vec![Verdict::Accepted])));
+    }
+}
+
+#[test]
 fn a_value_no_update_may_hold_is_refused_by_name() {
     for partial in ["keep", "discard"] {
         let layout = layout(1000);

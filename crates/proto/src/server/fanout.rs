@@ -4,7 +4,7 @@ use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::Ranges;
 
 use super::{download_traffic, on_our_clock, retransmitted, sum, Action, Duty, LinkId, Server};
-use crate::{micros, Liveness, Span, Time};
+use crate::{micros, Fanout, Liveness, Span, Time};
 
 impl Server {
     /// Takes one client into the round; returns its link.
@@ -35,6 +35,39 @@ impl Server {
     }
 
     pub(super) fn send_model(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
+        if self.round.as_ref().is_none_or(|r| r.plan.fanout == Fanout::Concurrent) {
+            return self.send_to(now, links, wanted);
+        }
+        self.turns.retain(|(link, _)| !links.contains(link));
+        self.turns.extend(links.into_iter().map(|link| (link, wanted.clone())));
+        self.next_turn(now);
+    }
+
+    /// The model goes to the next one in turn, if nobody else's is being sent.
+    fn next_turn(&mut self, now: Time) {
+        while self.turn.is_none() {
+            let Some((link, wanted)) = self.turns.pop_front() else { return };
+            if self.links.contains_key(&link) {
+                self.turn = Some(link);
+                self.send_to(now, vec![link], wanted);
+            }
+        }
+    }
+
+    /// The model has been sent to this link, or will not be.
+    pub(super) fn end_turn(&mut self, now: Time, link: LinkId) {
+        if self.turn.take_if(|turn| *turn == link).is_some() {
+            self.next_turn(now);
+        }
+    }
+
+    /// Nobody is sent this round's model any more.
+    pub(super) fn end_turns(&mut self) {
+        self.turn = None;
+        self.turns.clear();
+    }
+
+    fn send_to(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
         let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
         for link in &links {
             if let Some(state) = self.links.get_mut(link) {
@@ -66,6 +99,7 @@ impl Server {
             let sent = Interval { start: micros(span.start), end: micros(span.end) };
             self.send(link, Control::End { round, sent, retransmissions: again });
         }
+        self.end_turn(now, link);
         self.advance(now);
     }
 

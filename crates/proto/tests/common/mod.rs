@@ -11,7 +11,7 @@ pub mod party;
 pub mod senseless;
 pub mod world;
 
-use thalweg_proto::{Admission, LinkId, Partial, RoundPlan, Time};
+use thalweg_proto::{Admission, Fanout, Gather, LinkId, Partial, RoundPlan, Time};
 use thalweg_wire::control::{Hello, Nonce, Proof};
 
 pub use network::{End, Path, Rng};
@@ -73,7 +73,16 @@ pub fn profile(name: &str) -> Profile {
 
 /// All `expected` clients are wanted, without a deadline, and a lost one has ten seconds.
 pub fn plan(number: u32, expected: u32) -> RoundPlan {
-    RoundPlan { number, config: "{}".into(), expected, enough: expected, deadline: None, grace: 10 * SECOND }
+    RoundPlan {
+        number,
+        config: "{}".into(),
+        expected,
+        enough: expected,
+        deadline: None,
+        grace: 10 * SECOND,
+        fanout: Fanout::Concurrent,
+        gather: Gather::Concurrent,
+    }
 }
 
 /// Lets in whoever knows the token.
