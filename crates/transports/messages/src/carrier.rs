@@ -20,7 +20,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
-use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Peer, Result};
+use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Peer, Result, Setting};
 
 /// A protocol: opens carriers.
 #[async_trait]
@@ -28,9 +28,14 @@ pub trait Post: Send + Sync + 'static {
     /// Name of the transport, also the scheme of its addresses.
     fn name(&self) -> &'static str;
 
-    /// What links over it can do. `fan_out` if [`Nature::group`] can be; `max_chunk` leaves room for
+    /// What links over it can do. `fan_out` if [`Nature::group`] can be; a link says what its carrier's nature makes of it; `max_chunk` leaves room for
     /// [`crate::HEAD_BYTES`] in the largest message.
     fn capabilities(&self) -> Capabilities;
+
+    /// What only this protocol can be told, in [`Options::own`].
+    fn settings(&self) -> &'static [Setting] {
+        &[]
+    }
 
     /// Opens a carrier: connects, logs in, makes its mailboxes. What is published to these once it is open arrives.
     /// Waits at most [`Options::connect_timeout`].
@@ -87,15 +92,6 @@ pub trait Carrier: Send + Sync {
     /// away, [`Carrier::close`] was called. It does not connect again by itself: another one is opened.
     async fn next(&self) -> Result<Event>;
 
-    /// A member leaves the group's mailbox, so that what others get does not cross its link; or comes back. Ends when
-    /// the broker has confirmed it. Only members of carriers with [`Nature::group`] are asked.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Closed`] with the reason.
-    async fn join_group(&self, _join: bool) -> Result<()> {
-        Ok(())
-    }
-
     /// Who is at `mailbox` (the listener, or a member), as far as the protocol knows by its own means: an address
     /// for people, a name that a certificate vouches for. [`Peer::binding`] stays empty.
     fn peer(&self, mailbox: Mailbox) -> Peer {
@@ -125,7 +121,9 @@ pub struct Nature {
     /// Whether messages may be lost without the carrier's end. One that is not lossy and loses one all the same (a
     /// broker that drops from a full queue) is noticed by its number, and the link breaks.
     pub lossy: bool,
-    /// Most bytes that may be under way to one reader, in queues of brokers and of libraries. Receivers grant no more.
+    /// Bytes of chunks that may be under way on a link, in queues of brokers and of libraries. Receivers grant no more.
+    /// So a member's mailbox holds at most these, [`crate::CONTROL_WINDOW`] bytes of other messages and some heads; the
+    /// listener's mailbox as much for each member. In the group's, besides, is what is not addressed to a member.
     pub window: u64,
     /// Times each byte of a body is copied in user space on its way out, between [`Message::body`] and the kernel.
     pub copies_out: u64,
@@ -191,6 +189,8 @@ pub enum Event {
         /// Why, for people.
         why: String,
     },
+    /// Somebody did not get in, for the listener: refused by the protocol's own handshake.
+    Refused(Error),
 }
 
 /// A message that came.
@@ -201,7 +201,8 @@ pub struct Letter {
     pub from: Option<MemberId>,
     /// Bytes that it took on the wire, as well as the protocol can tell.
     pub wire: u64,
-    /// Dropped once the message has been dealt with: the place of an acknowledgement.
+    /// Dropped once the message is in the queue of its link, which is bounded: the place of an acknowledgement. The
+    /// message does not wait for a link that does not receive, so that others' behind it come through.
     pub receipt: Option<Box<dyn Any + Send + Sync>>,
 }
 

@@ -11,3 +11,6 @@ pub use carrier::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Ne
 
 /// Most bytes of a message's head. A carrier's largest message less this is its largest chunk.
 pub const HEAD_BYTES: usize = 256;
+
+/// Cost of messages that are no chunks, under way on a link: their bytes, and 64 more for each.
+pub const CONTROL_WINDOW: u64 = 1 << 20;

@@ -65,7 +65,7 @@ struct Board {
 #[derive(Default)]
 struct Office {
     listener: Option<Inbox>,
-    members: HashMap<MemberId, (Inbox, bool)>,
+    members: HashMap<MemberId, Inbox>,
     dice: u64,
 }
 
@@ -93,7 +93,7 @@ impl Switchboard {
     /// Ends carriers as a broker's restart does: those of `mailbox`, or all if it is the group.
     pub fn cut(&self, mailbox: Mailbox, why: &str) {
         for office in self.0.offices().values_mut() {
-            let members = office.members.iter().map(|(id, (inbox, _))| (Mailbox::Member(*id), inbox.clone()));
+            let members = office.members.iter().map(|(id, inbox)| (Mailbox::Member(*id), inbox.clone()));
             let all: Vec<_> =
                 members.chain(office.listener.clone().map(|inbox| (Mailbox::Listener, inbox))).collect();
             for (whose, inbox) in all {
@@ -130,12 +130,12 @@ impl Switchboard {
 
 impl Office {
     fn readers(&self, to: Mailbox) -> impl Iterator<Item = &Inbox> {
-        let joined = move |(id, (_, joined)): &(&MemberId, &(Inbox, bool))| match to {
-            Mailbox::Group => *joined,
+        let meant = move |(id, _): &(&MemberId, &Inbox)| match to {
+            Mailbox::Group => true,
             _ => Mailbox::Member(**id) == to,
         };
         let listener = self.listener.iter().filter(move |_| to == Mailbox::Listener);
-        self.members.iter().filter(joined).map(|(_, (inbox, _))| inbox).chain(listener)
+        self.members.iter().filter(meant).map(|(_, inbox)| inbox).chain(listener)
     }
 
     fn unplug(&mut self, whose: Mailbox) {
@@ -242,7 +242,6 @@ impl Post for Switchboard {
         let inbox = AsyncMutex::new(inbox);
         Ok(Arc::new(Plug {
             board: self.0.clone(),
-            side,
             address,
             outbox: Mutex::new(Some(outbox)),
             inbox,
@@ -268,7 +267,7 @@ impl Switchboard {
                 return Err(used().mend("choose another port"));
             }
             Side::Listener => (office.listener, office.dice) = (Some(inbox), self.0.habits.seed),
-            Side::Member(id) => drop(office.members.insert(id, (inbox, true))),
+            Side::Member(id) => drop(office.members.insert(id, inbox)),
         }
         Ok(address)
     }
@@ -277,7 +276,6 @@ impl Switchboard {
 /// A carrier of a switchboard.
 struct Plug {
     board: Arc<Board>,
-    side: Side,
     address: Address,
     outbox: Mutex<Option<mpsc::Sender<Order>>>,
     inbox: AsyncMutex<mpsc::UnboundedReceiver<Event>>,
@@ -343,13 +341,6 @@ impl Carrier for Plug {
         Ok(event)
     }
 
-    async fn join_group(&self, join: bool) -> Result<()> {
-        if let (Side::Member(id), Some(office)) = (self.side, self.board.offices().get_mut(&self.address)) {
-            office.members.entry(id).and_modify(|(_, joined)| *joined = join);
-        }
-        Ok(())
-    }
-
     async fn close(&self) {
         self.end.send_if_modified(|end| {
             let first = end.is_none();
@@ -373,6 +364,7 @@ mod tests {
         match carrier.next().await.unwrap() {
             Event::Letter(letter) => letter.bytes,
             Event::Gone { why, .. } => Bytes::from(why),
+            Event::Refused(error) => panic!("{error}"),
         }
     }
 
