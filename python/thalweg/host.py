@@ -30,6 +30,7 @@ SHOWN: Final = (
     "loss",
     "seconds",
     "communication_seconds",
+    "fedcomm_communication_seconds",
     "bytes_down",
     "bytes_up",
     "participants",

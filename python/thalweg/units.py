@@ -106,6 +106,6 @@ def format_rate(bits: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Return a duration with three figures or so, as ``85.2 ms`` or ``12.3 s``."""
-    if seconds < 1e-3:
+    if abs(seconds) < 1e-3:
         return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"

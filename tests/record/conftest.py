@@ -38,6 +38,7 @@ def outcome(number: int) -> dict[str, Any]:
         "round": number,
         "expected": 2,
         "complete": False,
+        "start": 0.1,
         "seconds": 3.0,
         "communication_seconds": 0.5,
         "bytes_down": 800,

@@ -72,6 +72,7 @@ def round_entry(number: int, names: Sequence[str], train: float | None) -> dict[
         "round": number,
         "expected": len(names),
         "complete": True,
+        "start": begin,
         "seconds": 0.2 * number + (train or 0.0),
         "communication_seconds": 0.2 * number,
         "bytes_down": UPDATE * len(names),

@@ -21,7 +21,6 @@ def measure(path: Path) -> Numbers:
 def numbers(run: Run) -> Numbers:
     """Return what a run's record says of its rounds, bytes, CPU time and memory; null is not known."""
     each = rounds(run)
-    said = {row["round"]: row for row in run.rounds}
     moved = payload(run.transfers)
     wire, counted = _wire(run, each)
     bound = bound_of(run)
@@ -31,7 +30,7 @@ def numbers(run: Run) -> Numbers:
                 "round": row["round"],
                 "seconds": row["seconds"],
                 "communication_seconds": row["communication_seconds"],
-                "fedcomm_communication_seconds": said[row["round"]]["fedcomm_communication_seconds"],
+                "fedcomm_communication_seconds": row["fedcomm_communication_seconds"],
                 "bound_seconds": row["bound_seconds"],
                 "complete": row["complete"],
             }

@@ -14,12 +14,12 @@ from thalweg.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-ACCOUNTING: Final = {
-    "measured": "communication: in which at least one update was under way",
-    "fedcomm": "communication: the round less the clients' mean computation, as FedComm's code has it",
-}
-
-
+CAPTION: Final = (
+    "median over rounds (least to most); measured: while at least one update was under way; FedComm: from the model's "
+    "having been sent to the mean, less the clients' mean computation, as FedComm's code counts; share: of {} that is "
+    "the bound"
+)
+NAMES: Final = {"measured": "measured", "fedcomm": "FedComm"}
 LABEL: Final = 20
 SCALES: Final = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
 
@@ -107,19 +107,23 @@ def tables(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], accounting: s
 
 
 def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str], accounting: str) -> Table:
-    caption = f"{ACCOUNTING[accounting]}; median (least to most) over rounds; share: of it that is the bound"
-    made = _started(axes, ("runs", "communication", "round", "bound", "share"), caption)
+    made = _started(axes, ("runs", *NAMES.values(), "round", "bound", "share"), CAPTION.format(NAMES[accounting]))
     share = "share_of_bound" if accounting == "measured" else "fedcomm_share_of_bound"
     for row in rows:
         cells = [
             runs(row) if row["repetitions"] else row["status"],
-            times(row[SHOWN[accounting]]),
-            times(row["round_seconds"]),
+            times(row[SHOWN["measured"]]),
+            *(_part(middle(row[key]), format_seconds) for key in (SHOWN["fedcomm"], "round_seconds")),
             _part(row["bound_seconds"], format_seconds),
             _part(row[share], lambda value: f"{100 * value:.0f} %"),
         ]
         made.add_row(str(row["cell"]), _label(row), *cells)
     return made
+
+
+def middle(of: Mapping[str, float] | None) -> float | None:
+    """Return the median of times."""
+    return None if of is None else of["median"]
 
 
 def runs(row: Mapping[str, Any]) -> str:

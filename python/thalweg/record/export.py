@@ -63,13 +63,10 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     """
     entries = record.entries
     content: dict[str, list[Any]] = {
-        "training_time": [entry["seconds"] for entry in entries],
+        "training_time": [_or(entry.get("fedcomm_seconds"), entry["seconds"]) for entry in entries],
         "test_acc_record": [_percent(entry["accuracy"]) for entry in entries],
         "communication_time": [
-            entry["communication_seconds"]
-            if entry["fedcomm_communication_seconds"] is None
-            else entry["fedcomm_communication_seconds"]
-            for entry in entries
+            _or(entry["fedcomm_communication_seconds"], entry["communication_seconds"]) for entry in entries
         ],
         "retransmissions": [_retransmissions(entry) for entry in entries],
     }
@@ -77,6 +74,10 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     with path.open("wb") as stream:
         pickle.dump(content, stream, protocol=4)
     return [path]
+
+
+def _or(value: float | None, other: float | None) -> float | None:
+    return other if value is None else value
 
 
 def _parquet(record: Record, output: Path | None) -> list[Path]:

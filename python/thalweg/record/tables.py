@@ -31,7 +31,16 @@ ROUNDS: Final = (
     Column("seconds", "float64", "from the begin of the round to its mean, without the evaluation"),
     Column("communication_seconds", "float64", "in which at least one update was under way"),
     Column("compute_seconds", "float64", "that clients trained, their mean"),
-    Column("fedcomm_communication_seconds", "float64", "seconds less compute_seconds: what FedComm's code reports"),
+    Column(
+        "fedcomm_seconds",
+        "float64",
+        "from when the model had been sent to all to the mean: what FedComm's code takes for a round's time",
+    ),
+    Column(
+        "fedcomm_communication_seconds",
+        "float64",
+        "fedcomm_seconds less compute_seconds: what FedComm's code reports as communication",
+    ),
     Column("evaluation_seconds", "float64", "that the evaluation took"),
     Column("bytes_down", "uint64", "on all links towards clients"),
     Column("bytes_up", "uint64", "on all links from clients"),
@@ -129,6 +138,7 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
     """Return the journal's entry of a round from the core's outcome and the global model's evaluation."""
     compute = [m["train_seconds"] for m in map(metrics_of, outcome["participants"]) if "train_seconds" in m]
     mean = fmean(compute) if compute else None
+    window = _fedcomm_seconds(outcome)
     counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
     return {
         "round": outcome["round"],
@@ -137,7 +147,8 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
         "seconds": outcome["seconds"],
         "communication_seconds": outcome["communication_seconds"],
         "compute_seconds": mean,
-        "fedcomm_communication_seconds": None if mean is None else outcome["seconds"] - mean,
+        "fedcomm_seconds": window,
+        "fedcomm_communication_seconds": None if mean is None or window is None else window - mean,
         "evaluation_seconds": evaluation_seconds,
         "bytes_down": outcome["bytes_down"],
         "bytes_up": outcome["bytes_up"],
@@ -148,6 +159,19 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
         "clients": outcome["participants"],
         "transfers": [{**way, "congestion_control": _congestion(way, outcome)} for way in outcome["transfers"]],
     }
+
+
+def _fedcomm_seconds(outcome: Mapping[str, Any]) -> float | None:
+    """Return the seconds from the last byte of the model that was given to the transport to the round's mean.
+
+    FedComm's server takes the time of train() and aggregate(). It has sent the model before, to all clients, when its
+    last call that did so returned; what of it was still under way then counts.
+    """
+    sent = [way.get("send_end") for way in outcome["transfers"] if way["direction"] == "down"]
+    known = [float(end) for end in sent if end is not None]
+    if not known or outcome.get("start") is None:
+        return None
+    return max(0.0, float(outcome["start"]) + float(outcome["seconds"]) - max(known))
 
 
 def _congestion(transfer: Mapping[str, Any], outcome: Mapping[str, Any]) -> str | None:

@@ -44,6 +44,10 @@ FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("accuracy, best", lambda run: share(run["best_accuracy"])),
     ("time of a round", lambda run: spread(format_seconds)(run["seconds"])),
     ("communication", lambda run: spread(format_seconds)(run["communication_seconds"])),
+    (
+        "communication, FedComm's count",
+        lambda run: spread(format_seconds)(run["fedcomm_communication_seconds"]),
+    ),
     ("lower bound", lambda run: spread(format_seconds)(run["bound_seconds"])),
     ("how it is known", lambda run: word(run["bound_source"])),
     ("share of lower bound", lambda run: spread(percent)(run["share_of_bound"])),
