@@ -21,7 +21,7 @@ from thalweg.cli import app
 from thalweg.network import profiles
 from thalweg.plan import Plan, toml
 from thalweg.plan.combinations import setting_words
-from thalweg.plan.network import Words
+from thalweg.plan.sections import Words
 from thalweg.record.tables import TABLES
 
 ROOT: Final = Path(__file__).parents[1]

@@ -39,6 +39,8 @@ def test_options_follow_from_the_plan() -> None:
         [transport]
         congestion = "reno"
         streams = 2
+        fanout = "sequential"
+        gather = "in-order"
         chunk = "64KiB"
         [aggregation]
         deterministic = true
@@ -52,6 +54,7 @@ def test_options_follow_from_the_plan() -> None:
     assert options["transport"] == {"congestion": "reno", "streams": 2, "tls": None}
     assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
     assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
+    assert (options["fanout"], options["gather"]) == ("sequential", "in-order")
     assert options["layers"]["throttle"] == "5000000bit"
     assert options["layers"]["fault"]["loss"] == 0.5
     assert "secret" not in options

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from thalweg import errors, models
+from thalweg.arena import Arena
 from thalweg.errors import ModelError
 
 # Name: (trainable parameters, elements of the state, tensors of the state).
@@ -45,6 +46,12 @@ def test_sizes_are_those_of_the_papers(name: str) -> None:
     assert (parameters, values, len(state)) == SIZES[name]
     assert (spec.parameters, spec.values, spec.tensors) == SIZES[name]
     assert logits.shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["vgg5", "vgg8", "lenet", "resnet18"])
+def test_a_payload_of_a_network_has_the_size_of_what_is_sent_of_it(name: str) -> None:
+    layout = Arena.bind(models.build(name)).core.layout
+    assert models.payload_bytes(f"payload:{name}") == models.MODELS[name].layout_bytes == layout.bytes
 
 
 @pytest.mark.parametrize("name", ["vgg5", "vgg8", "lenet", "resnet18"])

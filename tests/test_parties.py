@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,28 @@ def test_a_payload_plan_has_a_payload_on_both_sides() -> None:
     assert config == {"round": 7, "model": "payload:4KB"}
     client = Described("a", data_root=None, threads=None)(config, party.arena)
     assert client.train(config) == (1, {})
+
+
+def test_a_payload_may_take_its_time() -> None:
+    plan = Plan.of({"model": {"name": "payload:4KB"}, "training": {"compute": "20ms"}})
+    config = round_config(plan, 1, ["a"])
+    assert config["training"] == {"compute": 0.02, "compute_load": "none"}
+    party = server_party(plan)
+    client = Described("a", data_root=None, threads=None)(config, party.arena)
+    before, started = bytes(bytes_of(party.arena)), time.monotonic()
+    assert client.train(config) == (1, {})
+    assert time.monotonic() - started >= 0.02
+    assert bytes(bytes_of(party.arena)) == before
+    used = time.thread_time()
+    client.train({**config, "training": {"compute": 0.02, "compute_load": "cpu"}})
+    assert time.thread_time() - used >= 0.02
+
+
+@pytest.mark.parametrize("said", [{"compute": -1}, {"compute": True}, {"compute": 1, "compute_load": "gpu"}, {"a": 1}])
+def test_a_computation_that_means_nothing_is_refused(said: dict[str, Any]) -> None:
+    party = Payload.of(64, 0)
+    with pytest.raises(PlanError, match="the server says compute"):
+        party.train({"training": said})
 
 
 def test_what_the_server_says_is_enough_to_train() -> None:

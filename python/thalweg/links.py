@@ -47,6 +47,8 @@ def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, A
         "grace": job.grace,
         "liveness": job.liveness,
         "chunk": plan.transport.chunk,
+        "fanout": plan.transport.fanout,
+        "gather": plan.transport.gather,
         "partial": chosen.partial,
         "precision": plan.precision,
         "staging": chosen.staging,

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from thalweg import _core, models
+from thalweg import _core, computing, models
 from thalweg.errors import PlanError
 
 Metrics = dict[str, Any]
@@ -56,6 +56,10 @@ class Payload:
         return cls(arena)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        """Take as long as ``config["training"]`` says, and change nothing."""
+        asked = _table(config, "training")
+        if asked:
+            computing.compute(asked)
         return 1, {}
 
     def evaluate(self) -> Metrics:
@@ -147,7 +151,7 @@ def image_settings(plan: Any) -> dict[str, Any]:
         "data_root": plan.data.root,
         "clients": plan.job.clients,
         "seed": plan.job.seed,
-        **plan.training.model_dump(),
+        **plan.training.model_dump(exclude=computing.KEYS),
     }
 
 
@@ -173,7 +177,9 @@ def server_party(plan: Any) -> ServerParty:
 def round_config(plan: Any, number: int, names: Sequence[str]) -> dict[str, Any]:
     """Return what the server tells clients with round ``number``: all they need to take part."""
     if plan.is_payload:
-        return {"round": number, "model": plan.model.name}
+        told = {"round": number, "model": plan.model.name}
+        compute = plan.training.model_dump(include=computing.KEYS)
+        return told if compute["compute"] is None else {**told, "training": compute}
     return {
         "round": number,
         "rounds": plan.job.rounds,
@@ -182,7 +188,7 @@ def round_config(plan: Any, number: int, names: Sequence[str]) -> dict[str, Any]
         "clients": plan.job.clients,
         "names": list(names),
         "seed": plan.job.seed,
-        "training": plan.training.model_dump(exclude={"threads"}),
+        "training": plan.training.model_dump(exclude=computing.KEYS | {"threads"}),
     }
 
 

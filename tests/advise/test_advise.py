@@ -148,7 +148,7 @@ def test_without_records_there_is_a_plan() -> None:
     matrix = Matrix.of(BenchPlan.loads(found["plan"]))
     assert [cell.plan.scheme for cell in matrix.cells][:1] == ["tcp"]
     plan = matrix.cells[0].plan
-    assert plan.payload == found["asked"]["update_bytes"] == 582_669 * 4
+    assert plan.payload == found["asked"]["update_bytes"] == 2_330_856
     assert plan.job.clients == 3
     assert plan.network is not None
     assert (plan.network.profile, plan.network.loss) == ("wifi", 0.01)

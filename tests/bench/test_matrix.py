@@ -49,6 +49,29 @@ def test_networks_in_words_as_tables_and_none() -> None:
     assert said == [("wifi", None, None, "star"), (None, 5_000_000, 0.01, "star"), ("4g", None, None, "bottleneck")]
 
 
+def test_transports_with_options_of_their_own() -> None:
+    made = matrix({"transport": ["tcp", "udp"]}, {**BASE, "transport": {"congestion": "reno"}}, impossible="skip")
+    assert made.cells[0].plan.transport.congestion == "reno"
+    with pytest.raises(PlanError, match=r"transport\.options\.mode is not among those of the transport 'tcp'"):
+        matrix({"transport": ["tcp,mode=unary"]})
+
+
+def test_how_clients_are_served_and_how_long_they_compute() -> None:
+    axes = {
+        "fanout": ["concurrent", "sequential"],
+        "gather": ["in-order"],
+        "compute": ["2s", 0],
+        "congestion": ["reno"],
+    }
+    found = [
+        (one.fanout, one.gather, one.congestion, cell.plan.training.compute)
+        for cell in matrix(axes).cells
+        for one in [cell.plan.transport]
+    ]
+    ways = [(way, seconds) for way in ("concurrent", "sequential") for seconds in (2.0, 0.0)]
+    assert sorted(found) == sorted((way, "in-order", "reno", seconds) for way, seconds in ways)
+
+
 def test_loss_goes_over_the_network() -> None:
     made = matrix({"loss": [0, 0.00001, "5%"], "network": ["none", "wifi"]})
     found = [(one.profile, one.loss) for cell in made.cells if (one := cell.plan.network) is not None]
@@ -83,6 +106,8 @@ def test_stress_in_words_as_a_table_and_none() -> None:
         ({"job.clients": [0]}, "cell 1 (job.clients 0) cannot be", "impossible = 'skip'"),
         ({"transport": ["tcp", "tpc"]}, "cell 2 (transport tpc) cannot be: unknown transport 'tpc'", "tcp"),
         ({"transport": ["memory"], "network": ["wifi"]}, "stays within one process", "Remove [network]"),
+        ({"transport": [3]}, "a transport cannot be 3", "grpc,mode=unary"),
+        ({"transport": ["tcp,fast"]}, "the transport 'tcp,fast' has 'fast'", "grpc,mode=unary"),
         ({"network": [3]}, "a network cannot be 3", "none"),
         ({"loss": [True]}, "a loss cannot be True", "1%"),
         ({"stress": ["cpu"]}, "the stress 'cpu' has 'cpu'", "KEY=VALUE"),

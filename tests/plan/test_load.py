@@ -100,6 +100,7 @@ def test_several_findings_are_counted() -> None:
         ("[aggregation]\npartial = 'keep'\nstaging = '1GiB'", "stages nothing"),
         ("[model]\nname = 'payload:8MiB'\n[data]\nname = 'mnist'", "not trained, but the plan has [data]"),
         ("[model]\nname = 'payload:8MiB'\n[training]\nbatch = 1", "not trained, but the plan has [training]"),
+        ("[training]\ncompute = '2s'", "vgg5 is trained, and computes as long as that takes"),
         ("[model]\nname = 'payload:8MiB'\n[record]\ncheckpoint_every = 1", "no state to check-point"),
         ("[job]\nclients = 3\n[hosts]\nclients = ['a', 'b']", "[hosts] names 2 clients where job.clients is 3"),
         ("[network]\nemulator = 'netem'", "netem is not there yet"),

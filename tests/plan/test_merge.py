@@ -59,6 +59,14 @@ def _optional(key: str, values: st.SearchStrategy[Any]) -> st.SearchStrategy[dic
     return st.fixed_dictionaries({}, optional={key: values})
 
 
+def test_a_payload_keeps_its_computation() -> None:
+    plan = Plan.of({"model": {"name": "payload:vgg5"}, "training": {"compute": "2s", "compute_load": "cpu"}})
+    assert plan.payload == 2_330_856
+    again = Plan.loads(plan.to_toml())
+    assert again == plan
+    assert (again.training.compute, again.training.compute_load) == (2.0, "cpu")
+
+
 _words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 _sizes = st.integers(1, 2**63 - 1)
 _seconds = st.floats(min_value=0, max_value=1e9, exclude_min=True)

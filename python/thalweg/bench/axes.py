@@ -19,6 +19,10 @@ SHORT: Final[Mapping[str, str]] = {
     "network": "network",
     "loss": "network.loss",
     "stress": "stress",
+    "congestion": "transport.congestion",
+    "fanout": "transport.fanout",
+    "gather": "transport.gather",
+    "compute": "training.compute",
 }
 # Set by the bench itself.
 OWN: Final = "record.folder"
@@ -97,6 +101,25 @@ def _put(table: Table, path: str, value: Any) -> None:
     table[key] = value
 
 
+def _transport(table: Table, value: Any) -> None:
+    if not isinstance(value, str):
+        raise PlanError(
+            f"a transport cannot be {value!r}", "Write it as tcp, or with its own options as grpc,mode=unary"
+        )
+    url, *options = (word.strip() for word in value.split(","))
+    _put(table, "transport.url", url)
+    for word in options:
+        key, equals, said = word.partition("=")
+        if not key or not equals:
+            raise PlanError(f"the transport {value!r} has {word!r}", "Write its own options as grpc,mode=unary")
+        _put(table, f"transport.options.{key.strip()}", _option(said.strip()))
+
+
+def _option(said: str) -> bool | int | str:
+    words: dict[str, bool] = {"true": True, "false": False}
+    return words.get(said, int(said) if said.isdecimal() and said.isascii() else said)
+
+
 def _network(table: Table, value: Any) -> None:
     if isinstance(value, Mapping):
         table["network"] = dict(value)
@@ -148,4 +171,9 @@ def _section(table: Table, name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-_SPECIAL: Final[Mapping[str, Callable[[Table, Any], None]]] = {"network": _network, "loss": _loss, "stress": _stress}
+_SPECIAL: Final[Mapping[str, Callable[[Table, Any], None]]] = {
+    "transport": _transport,
+    "network": _network,
+    "loss": _loss,
+    "stress": _stress,
+}

@@ -12,13 +12,13 @@ from thalweg.plan import Plan
 
 
 def update_bytes(plan: Plan) -> int:
-    """Return the bytes of a plan's update; of a trained model without its few counters."""
+    """Return the bytes of a plan's update; gaps between tensors included."""
     payload = plan.payload
-    return models.find(plan.model.name).values * 4 if payload is None else payload
+    return models.find(plan.model.name).layout_bytes if payload is None else payload
 
 
 def least(plan: Plan) -> float:
-    """Return the seconds that a job's links need for its updates; zero where nothing limits them.
+    """Return the seconds that a job's links need for its updates, and a payload's computation.
 
     Raises PlanError if a file that its network names cannot be read.
     """
@@ -30,7 +30,7 @@ def least(plan: Plan) -> float:
         each = bound.seconds(spec.build(plan), size, clients)
     elif plan.layers.throttle is not None:
         each = 2 * size * 8 / plan.layers.throttle
-    return each * plan.job.rounds
+    return (each + (plan.training.compute or 0.0)) * plan.job.rounds
 
 
 class Estimate:

@@ -1,7 +1,8 @@
 """The models a plan can name.
 
 ``MODELS`` is a table of facts and imports no framework; ``build`` imports PyTorch when it is called.
-``payload:SIZE`` is not a network: it is an update of that many bytes that nobody trains, for measuring.
+``payload:SIZE`` is not a network: it is an update of that many bytes that nobody trains, for measuring;
+``payload:NAME`` one of as many as the network of that name has.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class ModelSpec:
     """What is known of a model without building it. Counts are for ten classes and 3x32x32 input.
 
     ``parameters`` counts trainable values; ``values`` the elements and ``tensors`` the entries of ``state_dict()``,
-    so also running means and variances and the int64 batch counters. ``minimum_batch`` is the smallest batch that
-    training accepts.
+    so also running means and variances and the int64 batch counters. ``layout_bytes`` is the size of the layout that
+    is sent, gaps between tensors included. ``minimum_batch`` is the smallest batch that training accepts.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModelSpec:
     parameters: int
     values: int
     tensors: int
+    layout_bytes: int
     source: str
     minimum_batch: int = 1
 
@@ -48,14 +50,14 @@ _LIFL = "LIFL section 6.1"
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
-        ModelSpec("vgg5", "vgg", 582_346, 582_669, 25, _FEDCOMM),
-        ModelSpec("vgg8", "vgg", 1_337_898, 1_338_800, 46, _FEDCOMM),
-        ModelSpec("lenet", "lenet", 89_834, 89_834, 14, "DecentralizePy over UDP, experimental setup"),
+        ModelSpec("vgg5", "vgg", 582_346, 582_669, 25, 2_330_856, _FEDCOMM),
+        ModelSpec("vgg8", "vgg", 1_337_898, 1_338_800, 46, 5_355_560, _FEDCOMM),
+        ModelSpec("lenet", "lenet", 89_834, 89_834, 14, 359_336, "DecentralizePy over UDP, experimental setup"),
         # At 32x32 the last stage is one pixel wide, and batch normalisation needs two values a channel.
-        ModelSpec("resnet18", "torchvision_models", 11_181_642, 11_191_262, 122, _LIFL, minimum_batch=2),
-        ModelSpec("resnet34", "torchvision_models", 21_289_802, 21_306_862, 218, _LIFL, minimum_batch=2),
-        ModelSpec("resnet152", "torchvision_models", 58_164_298, 58_315_877, 932, _LIFL, minimum_batch=2),
-        ModelSpec("vgg16", "torchvision_models", 134_301_514, 134_301_514, 32, "torchvision"),
+        ModelSpec("resnet18", "torchvision_models", 11_181_642, 11_191_262, 122, 44_766_248, _LIFL, minimum_batch=2),
+        ModelSpec("resnet34", "torchvision_models", 21_289_802, 21_306_862, 218, 85_229_608, _LIFL, minimum_batch=2),
+        ModelSpec("resnet152", "torchvision_models", 58_164_298, 58_315_877, 932, 233_272_808, _LIFL, minimum_batch=2),
+        ModelSpec("vgg16", "torchvision_models", 134_301_514, 134_301_514, 32, 537_206_056, "torchvision"),
     )
 }
 
@@ -92,13 +94,17 @@ def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
 def payload_bytes(name: str) -> int | None:
     """Return the size in bytes that ``payload:SIZE`` asks for, or None if ``name`` is not a payload.
 
-    SIZE is as in ``8MiB``. Raises ModelError unless it is a positive multiple of 4, the bytes of one float32.
+    SIZE is as in ``8MiB``, or the name of a network: then it is the size of that network's layout. Raises ModelError
+    unless it is a positive multiple of 4, the bytes of one float32.
     """
     if not name.startswith(PAYLOAD):
         return None
-    mend = "Give a positive multiple of 4 bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
+    said = name.removeprefix(PAYLOAD)
+    if said in MODELS:
+        return MODELS[said].layout_bytes
+    mend = "Give a positive multiple of 4 bytes, with a unit of B KB MB GB KiB MiB GiB, or a network, as payload:8MiB"
     try:
-        size = parse_size(name.removeprefix(PAYLOAD))
+        size = parse_size(said)
     except ValueError as error:
         raise ModelError(f"the payload {name!r} has no size: {error}", mend) from error
     if size == 0 or size % PAYLOAD_ELEMENT_BYTES:

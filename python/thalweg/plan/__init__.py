@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import Field, ValidationError, model_validator
 
-from thalweg import models
+from thalweg import computing, models
 from thalweg.errors import PlanError
 from thalweg.plan import combinations, explain, toml
 from thalweg.plan.combinations import check_transport
@@ -113,8 +113,11 @@ class Plan(Section):
 
     def to_toml(self) -> str:
         """Return the whole plan, defaults included, as TOML that loads to an equal plan."""
-        unused = {"data", "training"} if self.is_payload else set()
+        unused: dict[str, Any] = {"data": True, "training": self._unused_training()} if self.is_payload else {}
         return toml.dumps(self.model_dump(exclude_none=True, exclude=unused))
+
+    def _unused_training(self) -> bool | set[str]:
+        return True if self.training.compute is None else set(TrainingSection.model_fields) - computing.KEYS
 
     @property
     def payload(self) -> int | None:

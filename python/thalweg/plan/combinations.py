@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from thalweg import data, models
+from thalweg import computing, data, models
 from thalweg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -96,7 +96,13 @@ def _names(plan: Plan) -> None:
 
 
 def _payload(plan: Plan) -> None:
-    given = [section for section in ("data", "training") if getattr(plan, section).model_fields_set]
+    given = ["data"] if plan.data.model_fields_set else []
+    given += ["training"] if plan.training.model_fields_set - computing.KEYS else []
+    if not plan.is_payload and plan.training.compute is not None:
+        raise PlanError(
+            f"{plan.model.name} is trained, and computes as long as that takes",
+            f"Remove training.compute, or take payload:{plan.model.name}, an update of the same size",
+        )
     if plan.is_payload and given:
         raise PlanError(
             f"{plan.model.name} is not trained, but the plan has [{given[0]}]",

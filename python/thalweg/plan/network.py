@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from thalweg.plan.sections import Buffer, Section, Text
+from thalweg.plan.sections import Buffer, Section, Text, Words
 from thalweg.plan.sections import Rate as PlainRate
 from thalweg.units import FRACTION_FORM, RATES, TIME_FORM, parse_fraction, parse_rate, parse_seconds, parse_size
 
@@ -29,13 +28,6 @@ RANGE_FORM: Final = "or two of them as [low, high], one of which is drawn for ea
 _PACKETS: Final = re.compile(r"([0-9]{1,9}) *packets?", re.ASCII)
 
 Number: TypeAlias = float | int | str
-
-
-@dataclass(frozen=True)
-class Words:
-    """How the reference names a key's type."""
-
-    kind: str
 
 
 def quantity(read: Callable[[object], Number], form: str) -> PlainValidator:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from thalweg.units import LARGEST, RATE_FORM, SIZE_FORM, parse_rate, parse_size
+from thalweg.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
 
 
-def _parsed(parse: Callable[[str], int]) -> BeforeValidator:
+@dataclass(frozen=True)
+class Words:
+    """How the reference names a key's type."""
+
+    kind: str
+
+
+def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
     return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
 
 
@@ -23,6 +31,12 @@ def _numbered(value: Any) -> Any:
 Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
 Buffer: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, lt=1 << 31, description=SIZE_FORM)]
 Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=10**15, description=RATE_FORM)]
+Time: TypeAlias = Annotated[
+    float,
+    _parsed(parse_seconds),
+    Field(ge=0, le=1e6, allow_inf_nan=False, description=TIME_FORM),
+    Words("seconds, or text as 2s"),
+]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
@@ -75,6 +89,12 @@ class TrainingSection(Section):
     decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
     local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
     threads: int | None = Field(None, ge=1, description="threads of a client; without it, its share of the cores")
+    compute: Time | None = Field(
+        None, description="of a payload: time that a client computes in a round before it sends; without it none"
+    )
+    compute_load: Literal["none", "cpu"] = Field(
+        "none", description="none: it waits that long; cpu: it works for that much CPU time, which stress makes longer"
+    )
 
 
 class TransportSection(Section):
@@ -85,6 +105,13 @@ class TransportSection(Section):
     streams: int = Field(1, ge=1, le=16, description="parallel connections of one link")
     send_buffer: Buffer | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
     receive_buffer: Buffer | None = Field(None, description="kernel receive buffer in bytes; likewise")
+    fanout: Literal["concurrent", "sequential"] = Field(
+        "concurrent",
+        description="the model to all clients at the same time, or to one after the other (FedComm's code)",
+    )
+    gather: Literal["concurrent", "in-order"] = Field(
+        "concurrent", description="updates from all clients at the same time, or from one after the other, by name"
+    )
     chunk: Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None = Field(
         None, description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it 256KiB"
     )

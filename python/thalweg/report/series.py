@@ -120,7 +120,7 @@ def _transfer(row: Row) -> Bar | None:
 
 def _training(run: Run, transfers: Sequence[Row]) -> list[Bar]:
     """Return the stretches between the two transfers of clients that say that they trained."""
-    if run.plan.is_payload:
+    if run.plan.is_payload and not run.plan.training.compute:
         return []
     trained = {(part["round"], part["client"]) for part in run.participants if part["train_seconds"] is not None}
     begins = {(t["round"], t["client"]): t["receive_end"] for t in transfers if t["direction"] == "down"}

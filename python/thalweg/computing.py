@@ -1,0 +1,36 @@
+"""A client's computation as a parameter: so long in each round, of a payload that nobody trains."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thalweg.errors import PlanError
+
+# The keys of [training] that say it.
+KEYS: Final = frozenset({"compute", "compute_load"})
+LONGEST: Final = 1e6
+_BLOCK: Final = bytes(1 << 16)
+
+
+def compute(asked: Mapping[str, Any]) -> None:
+    """Take as long as the table from the server says.
+
+    Either ``compute`` seconds pass, or with ``compute_load`` cpu this thread works until it has had that much CPU
+    time. Raises PlanError if the table means nothing.
+    """
+    seconds: Any = asked.get("compute")
+    load = asked.get("compute_load", "none")
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= LONGEST or load not in ("none", "cpu"):
+        raise PlanError(
+            f"the server says compute = {seconds!r}, compute_load = {load!r}", "Use the same version on both sides"
+        )
+    if load == "none":
+        time.sleep(seconds)
+        return
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        hashlib.sha256(_BLOCK)
