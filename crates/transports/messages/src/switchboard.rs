@@ -217,7 +217,10 @@ impl Post for Switchboard {
         }
     }
 
-    async fn open(&self, side: Side, address: &Address, _options: &Options) -> Result<Arc<dyn Carrier>> {
+    async fn open(&self, side: Side, address: &Address, options: &Options) -> Result<Arc<dyn Carrier>> {
+        if options.tls.is_some() || options.congestion.is_some() {
+            return Err(Error::new(ErrorKind::Unsupported, "open", "a switchboard has no such option"));
+        }
         let (put, inbox) = mpsc::unbounded_channel();
         let (outbox, mut orders) = mpsc::channel(OUTBOX);
         let end = Arc::new(watch::Sender::new(None));

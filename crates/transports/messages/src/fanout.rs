@@ -1,0 +1,234 @@
+//! One update to a group: each chunk is published once, to those who have room for it.
+//!
+//! The group goes at the pace of its slowest member as long as nobody has to wait for it. As soon as another member has
+//! taken in nearly all that was sent to it, those without room leave, and get the rest each by itself.
+
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use thalweg_transport::{ChunkRef, Error, Outgoing, Result, SendReport};
+
+use crate::envelope::{encode, Kind, Slots, Tag, MAX_SLOTS};
+use crate::listener::Office;
+use crate::send;
+use crate::shared::{lock, words, Shared};
+use crate::{Mailbox, MemberId, Message};
+
+type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
+type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
+
+/// Whether to publish to the group: what is not addressed to a member crosses its link all the same.
+pub(crate) fn is_worth(office: &Office, members: &[Arc<Shared>]) -> bool {
+    office.carrier.nature().group && members.len() > 1 && 2 * members.len() >= lock(&office.links).len()
+}
+
+/// Sends `update` to `members`, all of this office's. `done` hears of each once, by its place.
+pub(crate) async fn send(office: &Office, members: Vec<Arc<Shared>>, update: &Outgoing, done: Done<'_>) {
+    let told: Vec<AtomicBool> = members.iter().map(|_| AtomicBool::new(false)).collect();
+    let tell = |index: usize, outcome| {
+        told[index].store(true, Ordering::Relaxed);
+        done(index, outcome);
+    };
+    tokio::select! {
+        biased;
+        () = update.cancel().cancelled() => {}
+        () = Sending::new(office, members, update, &tell).run() => {}
+    }
+    for (index, told) in told.iter().enumerate() {
+        if !told.load(Ordering::Relaxed) {
+            done(index, Err(SendReport::cancelled()));
+        }
+    }
+}
+
+/// A member that still goes with the group.
+struct Member {
+    index: usize,
+    shared: Arc<Shared>,
+    wire: u64,
+}
+
+struct Sending<'a> {
+    office: &'a Office,
+    update: &'a Outgoing,
+    tell: Done<'a>,
+    together: Vec<Member>,
+    alone: FuturesUnordered<Alone>,
+    started: Instant,
+}
+
+impl<'a> Sending<'a> {
+    fn new(office: &'a Office, members: Vec<Arc<Shared>>, update: &'a Outgoing, tell: Done<'a>) -> Self {
+        let (together, alone) = (Vec::new(), FuturesUnordered::new());
+        let mut sending = Self { office, update, tell, together, alone, started: Instant::now() };
+        for (index, shared) in members.into_iter().enumerate() {
+            let member = Member { index, shared, wire: 0 };
+            if member.shared.ends.slot >= MAX_SLOTS {
+                sending.leave(member, 0);
+            } else if let Err(error) = send::check_chunks(&member.shared, update) {
+                (sending.tell)(index, Err(error));
+            } else {
+                sending.together.push(member);
+            }
+        }
+        sending
+    }
+
+    async fn run(mut self) {
+        for at in 0..self.update.chunks().len() {
+            let chunk = &self.update.chunks()[at];
+            while !self.together.is_empty() {
+                self.gather(at, chunk.range().len()).await;
+                if self.together.is_empty() {
+                    break;
+                }
+                match self.publish(chunk).await {
+                    Ok(true) => break,
+                    Ok(false) => {} // another sender was quicker
+                    Err(error) => self.fail(&error),
+                }
+            }
+        }
+        if !self.together.is_empty() && !self.update.chunks().is_empty() {
+            if let Err(error) = self.office.carrier.flush().await {
+                self.fail(&error);
+            }
+        }
+        let (chunks, payload) = (self.update.chunks().len() as u64, self.update.payload_bytes());
+        for Member { index, wire, .. } in self.together.drain(..) {
+            let report = SendReport { chunks, payload, wire, started: self.started, ended: Instant::now() };
+            (self.tell)(index, Ok(report));
+        }
+        while let Some((index, outcome)) = self.alone.next().await {
+            (self.tell)(index, outcome);
+        }
+    }
+
+    fn fail(&mut self, error: &Error) {
+        for member in self.together.drain(..) {
+            (self.tell)(member.index, Err(Error::new(error.kind(), send::UPDATE, words(error))));
+        }
+    }
+
+    /// Waits until all who go together have room for `bytes`; who keeps another waiting goes alone from chunk `at`.
+    async fn gather(&mut self, at: usize, bytes: u64) {
+        loop {
+            let moved = self.office.moved.notified();
+            tokio::pin!(moved);
+            moved.as_mut().enable();
+            let (open, ended): (Vec<_>, Vec<_>) =
+                self.together.drain(..).partition(|member| !member.shared.has_ended());
+            self.together = open;
+            for member in ended {
+                (self.tell)(member.index, Err(member.shared.closed(send::UPDATE)));
+            }
+            let has_room = |member: &Member| member.shared.bulk.has(bytes);
+            if self.together.iter().all(has_room) {
+                return;
+            }
+            if self.together.iter().any(|member| has_room(member) && member.shared.bulk.is_drained()) {
+                let (quick, slow): (Vec<_>, Vec<_>) = self.together.drain(..).partition(has_room);
+                self.together = quick;
+                slow.into_iter().for_each(|member| self.leave(member, at));
+                if self.together.len() == 1 {
+                    // What goes to the group crosses the links of all.
+                    self.together.pop().into_iter().for_each(|member| self.leave(member, at));
+                }
+                return;
+            }
+            tokio::select! {
+                () = &mut moved => {}
+                Some((index, outcome)) = self.alone.next() => (self.tell)(index, outcome),
+            }
+        }
+    }
+
+    /// Sends a member the chunks from `at` on by itself.
+    fn leave(&mut self, member: Member, at: usize) {
+        let (whole, started) = (self.update.clone(), self.started);
+        let rest = whole.with_chunks(whole.chunks()[at..].iter().cloned());
+        self.alone.push(Box::pin(async move {
+            let sent = send::update(&member.shared, &rest).await;
+            let report = sent.map(|report| SendReport {
+                chunks: whole.chunks().len() as u64,
+                payload: whole.payload_bytes(),
+                wire: member.wire + report.wire,
+                started,
+                ..report
+            });
+            (member.index, report)
+        }));
+    }
+
+    /// Publishes one chunk, while those who go alone go on. Whether it has: there must be room for all.
+    async fn publish(&mut self, chunk: &ChunkRef) -> Result<bool> {
+        let (office, update, tell) = (self.office, self.update, self.tell);
+        let publishing = publish(office, update, &mut self.together, chunk);
+        tokio::pin!(publishing);
+        loop {
+            tokio::select! {
+                biased;
+                published = &mut publishing => return published,
+                Some((index, outcome)) = self.alone.next() => tell(index, outcome),
+            }
+        }
+    }
+}
+
+async fn publish(
+    office: &Office,
+    update: &Outgoing,
+    members: &mut [Member],
+    chunk: &ChunkRef,
+) -> Result<bool> {
+    let mut numbers = office.group.lock().await;
+    let bytes = chunk.range().len();
+    let taken: Vec<_> = members.iter().filter_map(|member| member.shared.bulk.try_take(bytes)).collect();
+    if taken.len() < members.len() {
+        return Ok(false);
+    }
+    let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+    let mut slots = Slots::default();
+    members.iter().for_each(|member| slots.insert(member.shared.ends.slot));
+    numbers.begun += 1;
+    let (number, previous) = (numbers.begun, numbers.certain);
+    taken.into_iter().for_each(|credit| credit.keep());
+    let tag = Tag { instance: office.instance, member: MemberId([0; 16]) };
+    let head = encode(tag, &Kind::GroupChunk { number, previous, slots, header });
+    let placed = Placed { members, bytes };
+    let message = Message { head: &head, body: &payload, bulk: true };
+    let wire = office.carrier.publish(Mailbox::Group, message).await?;
+    drop(placed);
+    numbers.certain = number;
+    office.certain.store(number, Ordering::Release);
+    share(members, wire, office.carrier.nature().copies_out * bytes);
+    Ok(true)
+}
+
+/// Counts a chunk as sent once it is published, or given up halfway.
+struct Placed<'a> {
+    members: &'a [Member],
+    bytes: u64,
+}
+
+impl Drop for Placed<'_> {
+    fn drop(&mut self) {
+        for member in self.members {
+            member.shared.position.fetch_add(self.bytes, Ordering::AcqRel);
+        }
+    }
+}
+
+/// What was sent and copied once counts once, in equal parts.
+fn share(members: &mut [Member], wire: u64, copied: u64) {
+    let count = members.len() as u64;
+    let part = |of: u64, index: usize| of / count + u64::from((index as u64) < of % count);
+    for (index, member) in members.iter_mut().enumerate() {
+        member.wire += part(wire, index);
+        member.shared.sent.fetch_add(part(wire, index), Ordering::Relaxed);
+        member.shared.copied.fetch_add(part(copied, index), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,283 @@
+//! What comes on a link: numbers are checked, credit is kept, and it waits for whoever receives.
+
+use std::sync::Mutex;
+
+use bytes::{Bytes, BytesMut};
+use thalweg_wire::{checksum, FrameHeader, MAX_CONTROL};
+use tokio::sync::mpsc;
+
+use crate::credit::Allowance;
+use crate::envelope::{Before, Ledger};
+use crate::shared::lock;
+
+/// What a control message costs beside its bytes.
+pub(crate) const CONTROL_COST: u64 = 64;
+
+/// Something to receive.
+pub(crate) enum Item {
+    Chunk(FrameHeader, Bytes),
+    Control(Part),
+    /// Nothing comes any more.
+    End,
+}
+
+/// A part of a control message.
+pub(crate) struct Part {
+    pub total: u32,
+    pub offset: u32,
+    pub checksum: u32,
+    pub bytes: Bytes,
+}
+
+impl Part {
+    pub(crate) fn cost(length: usize) -> u64 {
+        length as u64 + CONTROL_COST
+    }
+}
+
+/// What became of a message.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It waits to be received, or says nothing new.
+    Fine,
+    /// The other end is to hear of a grant.
+    Grant,
+    /// Something was lost that must not be.
+    Lost(String),
+    /// The other end does not keep to the protocol.
+    Corrupt(String),
+}
+
+/// What has come. The queue holds no more than was granted.
+pub(crate) struct Intake {
+    ledger: Mutex<Came>,
+    put: mpsc::UnboundedSender<Item>,
+    get: tokio::sync::Mutex<Inbox>,
+}
+
+struct Came {
+    control: u64,
+    bulk: u64,
+    group: u64,
+    /// Bytes of chunks that came, that were taken, and that never will.
+    seen: u64,
+    taken: u64,
+    written_off: u64,
+    control_waiting: u64,
+    bulk_allowance: Allowance,
+    control_allowance: Allowance,
+}
+
+impl Intake {
+    /// Nothing has come yet; the group's numbers begin behind `group`.
+    pub(crate) fn new(bulk_allowance: Allowance, control_allowance: Allowance, group: u64) -> Self {
+        let (put, get) = mpsc::unbounded_channel();
+        let came = Came {
+            control: 0,
+            bulk: 0,
+            group,
+            seen: 0,
+            taken: 0,
+            written_off: 0,
+            control_waiting: 0,
+            bulk_allowance,
+            control_allowance,
+        };
+        let get = tokio::sync::Mutex::new(Inbox { items: get, part: None, ended: false });
+        Self { ledger: Mutex::new(came), put, get }
+    }
+
+    /// What has been granted: bytes of chunks, cost of control messages.
+    pub(crate) fn granted(&self) -> (u64, u64) {
+        let came = lock(&self.ledger);
+        (came.bulk_allowance.granted(), came.control_allowance.granted())
+    }
+
+    /// Who receives; one at a time.
+    pub(crate) async fn inbox(&self) -> tokio::sync::MutexGuard<'_, Inbox> {
+        self.get.lock().await
+    }
+
+    /// Nothing comes any more, behind what has come.
+    pub(crate) fn end(&self) {
+        let _ = self.put.send(Item::End); // the receiver lives as long as we do
+    }
+
+    /// A chunk to this end's own mailbox.
+    pub(crate) fn chunk(
+        &self,
+        lossy: bool,
+        numbers: (u64, u64),
+        header: FrameHeader,
+        payload: Bytes,
+    ) -> Verdict {
+        let mut came = lock(&self.ledger);
+        if let Err(verdict) = in_order(&mut came.bulk, lossy, numbers, "chunks") {
+            return verdict;
+        }
+        self.accept(&mut came, lossy, header, payload)
+    }
+
+    /// A chunk to the group; `None` if it is for others.
+    pub(crate) fn group_chunk(
+        &self,
+        lossy: bool,
+        numbers: (u64, u64),
+        chunk: Option<(FrameHeader, Bytes)>,
+    ) -> Verdict {
+        let mut came = lock(&self.ledger);
+        if let Err(verdict) = in_order(&mut came.group, lossy, numbers, "chunks to the group") {
+            return verdict;
+        }
+        chunk.map_or(Verdict::Fine, |(header, payload)| self.accept(&mut came, lossy, header, payload))
+    }
+
+    fn accept(&self, came: &mut Came, lossy: bool, header: FrameHeader, payload: Bytes) -> Verdict {
+        let length = payload.len() as u64;
+        if length != header.length() as u64 {
+            return Verdict::Corrupt(format!("{length} bytes in a chunk that says {}", header.length()));
+        }
+        came.seen = came.seen.saturating_add(length);
+        let (waiting, window) = (came.seen - came.taken, came.bulk_allowance.window());
+        // What was written off may still come, where messages of different care overtake each other.
+        if waiting > if lossy { 2 * window } else { window } {
+            return Verdict::Corrupt(format!("{waiting} bytes of chunks under way; {window} were granted"));
+        }
+        let _ = self.put.send(Item::Chunk(header, payload));
+        Verdict::Fine
+    }
+
+    /// A part of a control message.
+    pub(crate) fn control(&self, lossy: bool, number: u64, before: &Before, part: Part) -> Verdict {
+        let mut came = lock(&self.ledger);
+        if number <= came.control {
+            return Verdict::Fine; // again
+        }
+        if number != came.control + 1 {
+            let lost = number - came.control - 1;
+            return Verdict::Lost(format!("{lost} control messages were lost on the way"));
+        }
+        came.control = number;
+        came.control_waiting += Part::cost(part.bytes.len());
+        let (waiting, window) = (came.control_waiting, came.control_allowance.window());
+        if waiting > window {
+            return Verdict::Corrupt(format!(
+                "control messages of {waiting} bytes under way; {window} were granted"
+            ));
+        }
+        let verdict = came.reconcile(lossy, before);
+        let _ = self.put.send(Item::Control(part));
+        verdict
+    }
+
+    /// How things stand at the other end.
+    pub(crate) fn ledger(&self, lossy: bool, ledger: &Ledger) -> Verdict {
+        let mut came = lock(&self.ledger);
+        if ledger.control > came.control {
+            let lost = ledger.control - came.control;
+            return Verdict::Lost(format!("{lost} control messages were lost on the way"));
+        }
+        came.reconcile(lossy, &ledger.before)
+    }
+
+    /// A chunk was taken. Whether to tell of a grant.
+    pub(crate) fn take_chunk(&self, length: usize) -> bool {
+        let mut came = lock(&self.ledger);
+        came.taken += length as u64;
+        came.bulk_allowance.take_in(length as u64)
+    }
+
+    /// A part of a control message was taken. Whether to tell of a grant.
+    pub(crate) fn take_control(&self, length: usize) -> bool {
+        let mut came = lock(&self.ledger);
+        let cost = Part::cost(length);
+        came.control_waiting -= cost;
+        came.control_allowance.take_in(cost)
+    }
+}
+
+/// Checks the number of a chunk against the last one that came.
+fn in_order(last: &mut u64, lossy: bool, (number, previous): (u64, u64), what: &str) -> Result<(), Verdict> {
+    if number <= *last {
+        return Err(Verdict::Fine); // again
+    }
+    if !lossy && previous > *last {
+        return Err(Verdict::Lost(format!("{} {what} were lost on the way", previous - *last)));
+    }
+    *last = number;
+    Ok(())
+}
+
+impl Came {
+    /// Sets what was sent against what came: what is missing never will.
+    fn reconcile(&mut self, lossy: bool, before: &Before) -> Verdict {
+        if !lossy {
+            let lost = before.bulk.saturating_sub(self.bulk) + before.group.saturating_sub(self.group);
+            if lost > 0 {
+                return Verdict::Lost(format!("{lost} chunks were lost on the way"));
+            }
+        }
+        let missing = before.position.saturating_sub(self.seen.saturating_add(self.written_off));
+        self.written_off = self.written_off.saturating_add(missing);
+        if missing > 0 && self.bulk_allowance.take_in(missing) {
+            Verdict::Grant
+        } else {
+            Verdict::Fine
+        }
+    }
+}
+
+/// The receiving end of the queue, and the control message that is not yet whole.
+pub(crate) struct Inbox {
+    items: mpsc::UnboundedReceiver<Item>,
+    part: Option<(Part, BytesMut)>,
+    ended: bool,
+}
+
+impl Inbox {
+    /// The next thing; `None` behind the last, again and again.
+    pub(crate) async fn next(&mut self) -> Option<Item> {
+        if self.ended {
+            return None;
+        }
+        let item = self.items.recv().await.filter(|item| !matches!(item, Item::End));
+        self.ended = item.is_none();
+        item
+    }
+
+    /// Takes in a part of a control message; the message, if that makes it whole.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub(crate) fn join(&mut self, part: Part) -> Result<Option<Bytes>, String> {
+        let whole = part.total as usize;
+        if whole > MAX_CONTROL as usize {
+            return Err(format!("a control message of {whole} bytes; one has at most {MAX_CONTROL}"));
+        }
+        if part.offset == 0 && part.bytes.len() == whole && self.part.is_none() {
+            return verify(part.checksum, part.bytes).map(Some);
+        }
+        let (first, mut message) = match self.part.take() {
+            Some(begun) => begun,
+            None => (Part { bytes: Bytes::new(), offset: 0, ..part }, BytesMut::new()),
+        };
+        let fits = part.offset as usize == message.len() && message.len() + part.bytes.len() <= whole;
+        if !fits || part.bytes.is_empty() || (part.total, part.checksum) != (first.total, first.checksum) {
+            return Err("parts of a control message do not fit together".into());
+        }
+        message.extend_from_slice(&part.bytes);
+        if message.len() == whole {
+            return verify(first.checksum, message.freeze()).map(Some);
+        }
+        self.part = Some((first, message));
+        Ok(None)
+    }
+}
+
+fn verify(sum: u32, message: Bytes) -> Result<Bytes, String> {
+    if checksum(&message) == sum {
+        Ok(message)
+    } else {
+        Err("a control message was damaged on the way".into())
+    }
+}

@@ -1,0 +1,87 @@
+//! A link over a carrier, and the transport that makes them.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_transport::{
+    Address, Capabilities, Counters, Link, Listener, Options, Outgoing, Peer, Result, SendReport, Setting,
+    Sink, Transport,
+};
+
+use crate::shared::Shared;
+use crate::{listener, member, receive, send, Post};
+
+/// The transport over a protocol.
+#[derive(Debug, Clone)]
+pub struct Messages<P>(Arc<P>);
+
+impl<P: Post> Messages<P> {
+    /// Links over `post`.
+    pub fn new(post: P) -> Self {
+        Self(Arc::new(post))
+    }
+}
+
+#[async_trait]
+impl<P: Post> Transport for Messages<P> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        self.0.settings()
+    }
+
+    async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
+        Ok(Box::new(listener::listen(self.0.clone(), address, options).await?))
+    }
+
+    async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
+        Ok(Arc::new(member::connect(&*self.0, address, options).await?))
+    }
+}
+
+/// One end of a link. Dropped, it ends.
+pub(crate) struct MessageLink(pub Arc<Shared>);
+
+#[async_trait]
+impl Link for MessageLink {
+    fn peer(&self) -> &Peer {
+        &self.0.ends.peer
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.ends.capabilities
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        send::control(&self.0, message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        send::update(&self.0, update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        receive::receive(&self.0, sink).await
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    async fn close(&self) {
+        self.0.refuse("the link was closed here");
+    }
+}
+
+impl Drop for MessageLink {
+    fn drop(&mut self) {
+        self.0.refuse("the link was dropped");
+    }
+}

@@ -1,0 +1,338 @@
+//! Accepting links: one task reads the listener's inbox for all of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use thalweg_transport::{
+    send_group_each, Address, Capabilities, Error, Link, Listener, Options, Outgoing, Peer, Pending, Result,
+    SendReport,
+};
+use tokio::sync::{mpsc, Mutex as AsyncMutex, Notify};
+
+use crate::envelope::{decode, encode, Kind, Tag};
+use crate::keeper::{keep, Greeting, GroupNumbers};
+use crate::link::MessageLink;
+use crate::receive::dispatch;
+use crate::secret::Half;
+use crate::shared::{lock, words, Ends, Shared};
+use crate::{fanout, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
+
+/// Links that wait to be accepted; a member beyond them says hello again.
+const BACKLOG: usize = 1024;
+/// Members that were told of the end of a link, and are not told again.
+const TOLD: usize = 64;
+/// Bytes of chunks that a listener grants to all its members together, and the least it grants to one.
+const BUDGET: u64 = 64 << 20;
+const LEAST_WINDOW: u64 = 1 << 20;
+/// Most bytes that are believed to be granted.
+pub(crate) const MAX_WINDOW: u64 = 1 << 32;
+/// Pauses between attempts to open a carrier again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// What links over a carrier can do.
+pub(crate) fn capabilities(post: &dyn Post, nature: &Nature) -> Capabilities {
+    let said = post.capabilities();
+    let room = u32::try_from(nature.max_message.saturating_sub(HEAD_BYTES)).unwrap_or(u32::MAX);
+    Capabilities {
+        reliable: said.reliable && !nature.lossy,
+        fan_out: said.fan_out && nature.group,
+        max_chunk: said.max_chunk.min(room),
+        ..said
+    }
+}
+
+/// One opened carrier of the listener, and the links over it.
+pub(crate) struct Office {
+    pub carrier: Arc<dyn Carrier>,
+    pub instance: u64,
+    pub links: Mutex<HashMap<MemberId, Entry>>,
+    pub group: Arc<AsyncMutex<GroupNumbers>>,
+    /// The group's last number that was published for certain.
+    pub certain: Arc<AtomicU64>,
+    pub moved: Arc<Notify>,
+    told: Mutex<VecDeque<MemberId>>,
+}
+
+pub(crate) struct Entry {
+    pub shared: Arc<Shared>,
+    /// The link that was given out, to know it again.
+    pub link: Weak<MessageLink>,
+}
+
+struct Hub {
+    post: Arc<dyn Post>,
+    options: Options,
+    address: Address,
+    backlog: mpsc::Sender<Pending>,
+    office: Mutex<Arc<Office>>,
+    /// Nobody accepts any more.
+    deaf: AtomicBool,
+    changed: Notify,
+}
+
+pub(crate) struct MessageListener {
+    hub: Arc<Hub>,
+    backlog: AsyncMutex<mpsc::Receiver<Pending>>,
+}
+
+pub(crate) async fn listen(
+    post: Arc<dyn Post>,
+    address: &Address,
+    options: &Options,
+) -> Result<MessageListener> {
+    let office = open(&*post, address, options).await?;
+    let address = office.carrier.address();
+    let (backlog, accepted) = mpsc::channel(BACKLOG);
+    let (deaf, changed) = (AtomicBool::new(false), Notify::new());
+    let office = Mutex::new(Arc::new(office));
+    let hub = Arc::new(Hub { post, options: options.clone(), address, backlog, office, deaf, changed });
+    tokio::spawn(hub.clone().run());
+    Ok(MessageListener { hub, backlog: AsyncMutex::new(accepted) })
+}
+
+async fn open(post: &dyn Post, address: &Address, options: &Options) -> Result<Office> {
+    let carrier = post.open(Side::Listener, address, options).await?;
+    let [instance, _] = MemberId::random()?.halves();
+    Ok(Office {
+        carrier,
+        instance,
+        links: Mutex::default(),
+        group: Arc::default(),
+        certain: Arc::default(),
+        moved: Arc::default(),
+        told: Mutex::default(),
+    })
+}
+
+#[async_trait]
+impl Listener for MessageListener {
+    fn address(&self) -> Address {
+        self.hub.address.clone()
+    }
+
+    async fn accept(&self) -> Result<Pending> {
+        let pending = self.backlog.lock().await.recv().await;
+        pending
+            .ok_or_else(|| Error::closed("accept", format!("{}: the listener has ended", self.hub.address)))
+    }
+
+    async fn send_group(
+        &self,
+        links: &[Arc<dyn Link>],
+        update: &Outgoing,
+        done: &(dyn Fn(usize, Result<SendReport>) + Send + Sync),
+    ) {
+        let office = self.hub.office();
+        match office.members(links).filter(|members| fanout::is_worth(&office, members)) {
+            Some(members) => fanout::send(&office, members, update, done).await,
+            None => send_group_each(links, update, done).await,
+        }
+    }
+}
+
+impl Drop for MessageListener {
+    fn drop(&mut self) {
+        self.hub.deaf.store(true, Ordering::Release);
+        self.hub.changed.notify_one();
+    }
+}
+
+impl Office {
+    /// The members behind links that this office has given out; `None` if one of them is not.
+    fn members(&self, links: &[Arc<dyn Link>]) -> Option<Vec<Arc<Shared>>> {
+        let given = lock(&self.links);
+        let place = |link: *const ()| given.values().find(|entry| entry.link.as_ptr().cast::<()>() == link);
+        links.iter().map(|link| place(Arc::as_ptr(link).cast()).map(|entry| entry.shared.clone())).collect()
+    }
+
+    fn free_slot(links: &HashMap<MemberId, Entry>) -> u32 {
+        let mut taken: Vec<u32> = links.values().map(|entry| entry.shared.ends.slot).collect();
+        taken.sort_unstable();
+        (0..).zip(&taken).find(|(free, slot)| free != *slot).map_or(taken.len() as u32, |(free, _)| free)
+    }
+
+    /// Tells somebody that there is no such link, once.
+    fn turn_away(self: &Arc<Self>, tag: Tag, why: &'static str) {
+        let mut told = lock(&self.told);
+        if told.contains(&tag.member) {
+            return;
+        }
+        told.push_back(tag.member);
+        if told.len() > TOLD {
+            told.pop_front();
+        }
+        let office = self.clone();
+        tokio::spawn(async move {
+            let head = encode(tag, &Kind::Bye);
+            let message = Message { head: &head, body: why.as_bytes(), bulk: false };
+            // An error ends the carrier, which its reader sees.
+            let _ = office.carrier.publish(Mailbox::Member(tag.member), message).await;
+        });
+    }
+}
+
+impl Hub {
+    fn office(&self) -> Arc<Office> {
+        lock(&self.office).clone()
+    }
+
+    fn is_deaf(&self) -> bool {
+        self.deaf.load(Ordering::Acquire)
+    }
+
+    /// Reads for all links, and opens another carrier when one has ended.
+    async fn run(self: Arc<Self>) {
+        loop {
+            let office = self.office();
+            let why = self.serve(&office).await;
+            let links: Vec<_> = lock(&office.links).drain().map(|(_, entry)| entry.shared).collect();
+            let Some(error) = why else {
+                let _ = office.carrier.flush().await; // it has ended if this fails
+                return office.carrier.close().await;
+            };
+            links.iter().for_each(|shared| shared.end(&words(&error)));
+            office.carrier.close().await;
+            let Some(office) = self.reopen().await else { return };
+            *lock(&self.office) = Arc::new(office);
+        }
+    }
+
+    /// Opens a carrier at the same address, as often as it takes. `None` once nobody accepts any more.
+    async fn reopen(&self) -> Option<Office> {
+        let (mut pause, mut said) = (PAUSES.0, String::new());
+        while !self.is_deaf() {
+            match open(&*self.post, &self.address, &self.options).await {
+                Ok(office) => return Some(office),
+                Err(error) if error.to_string() != said => {
+                    said = error.to_string();
+                    // Whoever accepts hears why there are no links, unless there is plenty to accept.
+                    let _ = self.backlog.try_send(Box::pin(std::future::ready(Err(error))));
+                }
+                Err(_) => {}
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSES.1),
+                () = self.changed.notified() => {}
+            }
+        }
+        None
+    }
+
+    /// Reads until the carrier has ended; `None` when nobody accepts any more and the last link has ended.
+    async fn serve(self: &Arc<Self>, office: &Arc<Office>) -> Option<Error> {
+        loop {
+            if self.is_deaf() && lock(&office.links).is_empty() {
+                return None;
+            }
+            let event = tokio::select! {
+                biased;
+                event = office.carrier.next() => event,
+                () = self.changed.notified() => continue,
+            };
+            match event {
+                Ok(Event::Letter(letter)) => self.take(office, &letter),
+                Ok(Event::Gone { mailbox: Mailbox::Member(member), why }) => {
+                    if let Some(entry) = lock(&office.links).get(&member) {
+                        entry.shared.end(&why);
+                    }
+                }
+                Ok(Event::Gone { .. }) => {}
+                Ok(Event::Refused(error)) => {
+                    // With plenty to accept, one refused need not be told of.
+                    let _ = self.backlog.try_send(Box::pin(std::future::ready(Err(error))));
+                }
+                Err(error) => return Some(error),
+            }
+        }
+    }
+
+    /// Takes in one message.
+    fn take(self: &Arc<Self>, office: &Arc<Office>, letter: &Letter) {
+        let Some((tag, kind, head)) = decode(&letter.bytes) else { return };
+        if letter.from.is_some_and(|from| from != tag.member) {
+            return; // somebody who gives another's name
+        }
+        let known = lock(&office.links).get(&tag.member).map(|entry| entry.shared.clone());
+        match (known, kind) {
+            (Some(shared), Kind::Hello { .. }) => shared.hear(letter.wire), // its greeting is repeated anyway
+            (Some(shared), kind) if shared.ends.tag == tag => {
+                shared.make_ready();
+                dispatch(&shared, kind, head, letter);
+            }
+            (None, Kind::Hello { window, key }) => self.welcome(office, tag.member, window, key, letter.wire),
+            (_, Kind::Bye) => {}
+            _ => {
+                office.turn_away(tag, "there is no such link: it has ended, or the listener was started anew")
+            }
+        }
+    }
+
+    /// Somebody new says hello: a link that waits to be accepted.
+    fn welcome(
+        self: &Arc<Self>,
+        office: &Arc<Office>,
+        member: MemberId,
+        window: u64,
+        key: [u8; 32],
+        wire: u64,
+    ) {
+        let tag = Tag { instance: office.instance, member };
+        if self.is_deaf() {
+            return office.turn_away(Tag { instance: 0, member }, "nobody accepts links any more");
+        }
+        let Ok(place) = self.backlog.try_reserve() else { return };
+        let mut links = lock(&office.links);
+        let nature = office.carrier.nature();
+        let capabilities = capabilities(&*self.post, &nature);
+        let share = BUDGET / (links.len() as u64 + 1);
+        let least = LEAST_WINDOW.max(capabilities.max_chunk.into());
+        let secret = Half::new(self.options.tls.is_some()).and_then(|half| {
+            let public = half.public;
+            half.agree(&key, tag, [key, public]).map(|binding| (public, binding))
+        });
+        let (public, binding) = match secret {
+            Ok(secret) => secret,
+            Err(error) => return place.send(Box::pin(std::future::ready(Err(error)))),
+        };
+        let shared = Shared::new(Ends {
+            carrier: office.carrier.clone(),
+            to: Mailbox::Member(member),
+            tag,
+            slot: Office::free_slot(&links),
+            peer: Peer { binding, ..office.carrier.peer(Mailbox::Member(member)) },
+            capabilities,
+            windows: (share.max(least).min(nature.window), window.min(MAX_WINDOW)),
+            group: office.certain.clone(),
+            moved: office.moved.clone(),
+        });
+        shared.hear(wire);
+        let link = Arc::new(MessageLink(shared.clone()));
+        links.insert(member, Entry { shared: shared.clone(), link: Arc::downgrade(&link) });
+        drop(links);
+        let deadline = Instant::now() + self.options.connect_timeout();
+        let greeting = Greeting { group: office.group.clone(), key: public, deadline };
+        tokio::spawn(self.clone().keep(office.clone(), shared, greeting));
+        place.send(Box::pin(async move {
+            link.0.until_ready("accept").await?;
+            Ok(link as Arc<dyn Link>)
+        }));
+    }
+
+    async fn keep(self: Arc<Self>, office: Arc<Office>, shared: Arc<Shared>, greeting: Greeting) {
+        let member = shared.ends.tag.member;
+        keep(shared, Some(greeting)).await;
+        lock(&office.links).remove(&member);
+        office.carrier.forget(member);
+        self.changed.notify_one();
+    }
+}
+
+impl MemberId {
+    fn halves(self) -> [u64; 2] {
+        let number = u128::from_le_bytes(self.0);
+        [number as u64, (number >> 64) as u64]
+    }
+}

@@ -1,0 +1,159 @@
+//! Connecting: a member says hello until the listener answers.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::envelope::{decode, encode, Kind, Tag};
+use crate::keeper::{keep, AGAIN};
+use crate::link::MessageLink;
+use crate::listener::{capabilities, MAX_WINDOW};
+use crate::receive::{dispatch, said};
+use crate::secret::Half;
+use crate::shared::{words, Ends, Shared};
+use crate::{Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side};
+
+const CONNECT: &str = "connect";
+/// How long what was published before the end may take to go out.
+const LINGER: Duration = Duration::from_secs(5);
+
+pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Options) -> Result<MessageLink> {
+    let deadline = Instant::now() + options.connect_timeout();
+    let member = MemberId::random()?;
+    let carrier = post.open(Side::Member(member), address, options).await?;
+    let closing = CloseOnDrop(Some(carrier.clone()));
+    let half = Half::new(options.tls.is_some())?;
+    let hello = Hello { address, carrier: &carrier, member, half: &half };
+    let asked = tokio::time::timeout_at(deadline, hello.ask()).await;
+    let welcome = asked.unwrap_or_else(|_| Err(nobody(address, "nobody answers")))?;
+    let tag = Tag { instance: welcome.instance, member };
+    let halves = [half.public, welcome.key];
+    let binding = half.agree(&welcome.key, tag, halves)?;
+    let window = carrier.nature().window;
+    let shared = Shared::new(Ends {
+        to: Mailbox::Listener,
+        tag,
+        slot: welcome.slot,
+        peer: Peer { binding, ..carrier.peer(Mailbox::Listener) },
+        capabilities: capabilities(post, &carrier.nature()),
+        windows: (window, welcome.window.min(MAX_WINDOW)),
+        group: Arc::new(AtomicU64::new(welcome.group)),
+        moved: Arc::new(Notify::new()),
+        carrier,
+    });
+    closing.keep();
+    shared.tell.notify_one(); // the listener waits for a word
+    tokio::spawn(serve(shared.clone()));
+    Ok(MessageLink(shared))
+}
+
+/// What the listener has answered.
+struct Welcome {
+    instance: u64,
+    slot: u32,
+    group: u64,
+    window: u64,
+    key: [u8; 32],
+}
+
+struct Hello<'a> {
+    address: &'a Address,
+    carrier: &'a Arc<dyn Carrier>,
+    member: MemberId,
+    half: &'a Half,
+}
+
+impl Hello<'_> {
+    async fn ask(&self) -> Result<Welcome> {
+        let (window, key) = (self.carrier.nature().window, self.half.public);
+        let head = encode(Tag { instance: 0, member: self.member }, &Kind::Hello { window, key });
+        let failed =
+            |error: Error| Error::new(error.kind(), CONNECT, format!("{}: {}", self.address, words(&error)));
+        loop {
+            let message = Message { head: &head, body: &[], bulk: false };
+            self.carrier.publish(Mailbox::Listener, message).await.map_err(failed)?;
+            let again = Instant::now() + AGAIN;
+            while let Ok(event) = tokio::time::timeout_at(again, self.carrier.next()).await {
+                if let Some(welcome) = self.answer(event.map_err(failed)?)? {
+                    return Ok(welcome);
+                }
+            }
+        }
+    }
+
+    /// What an event says to a hello; `None` if it is of something else.
+    fn answer(&self, event: Event) -> Result<Option<Welcome>> {
+        let letter = match event {
+            Event::Letter(letter) => letter,
+            Event::Gone { mailbox: Mailbox::Listener, why } => return Err(nobody(self.address, &why)),
+            Event::Gone { .. } => return Ok(None),
+            Event::Refused(error) => return Err(error),
+        };
+        match decode(&letter.bytes) {
+            Some((Tag { instance, member }, Kind::Welcome { slot, group, window, key }, _))
+                if member == self.member =>
+            {
+                Ok(Some(Welcome { instance, slot, group, window, key }))
+            }
+            Some((tag, Kind::Bye, head)) if tag.member == self.member => {
+                Err(nobody(self.address, &said(&letter.bytes[head..])))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+fn nobody(address: &Address, why: &str) -> Error {
+    Error::new(ErrorKind::Unreachable, CONNECT, format!("{address}: {why}"))
+        .mend("start the server first, or check the address")
+}
+
+/// Reads what comes until the link has ended, then ends the carrier.
+async fn serve(shared: Arc<Shared>) {
+    let keeper = tokio::spawn(keep(shared.clone(), None));
+    let carrier = shared.ends.carrier.clone();
+    loop {
+        let event = tokio::select! {
+            biased;
+            () = shared.ended() => break,
+            event = carrier.next() => event,
+        };
+        match event {
+            Ok(Event::Letter(letter)) => take(&shared, &letter),
+            Ok(Event::Gone { mailbox: Mailbox::Listener, why }) => shared.end(&why),
+            Ok(Event::Gone { .. } | Event::Refused(_)) => {}
+            Err(error) => shared.end(&words(&error)),
+        }
+    }
+    let _ = keeper.await; // it fails if the runtime ends, and then all does
+    let _ = tokio::time::timeout(LINGER, carrier.close()).await;
+}
+
+fn take(shared: &Shared, letter: &Letter) {
+    let Some((tag, kind, head)) = decode(&letter.bytes) else { return };
+    let group = matches!(kind, Kind::GroupChunk { .. });
+    if tag == shared.ends.tag || group && tag.instance == shared.ends.tag.instance {
+        dispatch(shared, kind, head, letter);
+    }
+}
+
+/// Ends a carrier if no link comes of it.
+struct CloseOnDrop(Option<Arc<dyn Carrier>>);
+
+impl CloseOnDrop {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        if let Some(carrier) = self.0.take() {
+            tokio::spawn(async move { carrier.close().await });
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Receiving on a link: what the carrier brings is sorted, and given to whoever receives.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use thalweg_transport::{Error, ErrorKind, Result, Sink};
+use thalweg_wire::FrameHeader;
+
+use crate::envelope::Kind;
+use crate::intake::{Item, Part, Verdict};
+use crate::shared::Shared;
+use crate::{Letter, Mailbox};
+
+const RECEIVE: &str = "receive";
+
+/// Takes in a message of this link from the carrier. It never waits.
+pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter) {
+    shared.hear(letter.wire);
+    let (lossy, body) = (shared.nature.lossy, letter.bytes.slice(head..));
+    let member = shared.ends.to == Mailbox::Listener;
+    let verdict = match kind {
+        Kind::Chunk { number, previous, header } => {
+            shared.intake.chunk(lossy, (number, previous), header, body)
+        }
+        Kind::GroupChunk { number, previous, slots, header } if member => {
+            let mine = slots.contains(shared.ends.slot).then_some((header, body));
+            shared.intake.group_chunk(lossy, (number, previous), mine)
+        }
+        Kind::Control { number, before, total, offset, checksum } => {
+            shared.intake.control(lossy, number, &before, Part { total, offset, checksum, bytes: body })
+        }
+        Kind::Ledger(ledger) => {
+            shared.settle(&ledger);
+            shared.intake.ledger(lossy, &ledger)
+        }
+        Kind::Bye => return shared.end(&format!("the other end has closed the link ({})", said(&body))),
+        Kind::Welcome { .. } if member => Verdict::Grant, // it has not heard of us yet
+        _ => Verdict::Fine,
+    };
+    match verdict {
+        Verdict::Fine => {}
+        Verdict::Grant => shared.tell.notify_one(),
+        Verdict::Lost(what) => shared.end(&what),
+        Verdict::Corrupt(what) => shared.corrupt(&what),
+    }
+}
+
+/// What the other end says, made fit for a message to people.
+pub(crate) fn said(body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// The next control message; chunks before it go to the sink.
+pub(crate) async fn receive(shared: &Shared, sink: &dyn Sink) -> Result<Bytes> {
+    let mut inbox = shared.intake.inbox().await;
+    loop {
+        let item = tokio::select! {
+            biased;
+            () = shared.refused() => None,
+            item = inbox.next() => item,
+        };
+        match item.ok_or_else(|| shared.fault(RECEIVE))? {
+            Item::Chunk(header, payload) => {
+                deliver(shared, &header, &payload, sink)?;
+                if shared.intake.take_chunk(payload.len()) {
+                    shared.tell.notify_one();
+                }
+            }
+            Item::Control(part) => {
+                let length = part.bytes.len();
+                let whole = inbox.join(part).map_err(|what| {
+                    shared.corrupt(&what);
+                    shared.fault(RECEIVE)
+                })?;
+                if shared.intake.take_control(length) {
+                    shared.tell.notify_one();
+                }
+                if let Some(message) = whole {
+                    return Ok(message);
+                }
+            }
+            Item::End => return Err(shared.fault(RECEIVE)),
+        }
+        // A link that never runs dry leaves room for the others, message by message.
+        tokio::task::yield_now().await;
+    }
+}
+
+fn deliver(shared: &Shared, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) -> Result<()> {
+    let length = payload.len() as u64;
+    let mut copies = shared.nature.copies_in;
+    match sink.place(&header.chunk) {
+        None => sink.progress(length),
+        Some(mut target) => {
+            let place = target.bytes_mut();
+            if place.len() != payload.len() {
+                let context = format!("a place of {} bytes for {length}", place.len());
+                return Err(Error::new(ErrorKind::System, RECEIVE, context));
+            }
+            place.copy_from_slice(payload);
+            copies += 1;
+            sink.progress(length);
+            let outcome = header.verify(target.bytes());
+            sink.stored(&header.chunk, target, outcome);
+        }
+    }
+    shared.copied.fetch_add(copies * length, Ordering::Relaxed);
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! Sending on a link: chunks within what is granted, control messages between them.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use bytes::Bytes;
+use thalweg_transport::{ChunkRef, Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_wire::{checksum, MAX_CONTROL};
+
+use crate::envelope::Kind;
+use crate::intake::Part;
+use crate::shared::Shared;
+use crate::HEAD_BYTES;
+
+const CONTROL: &str = "send control";
+pub(crate) const UPDATE: &str = "send update";
+/// Most bytes of a control message in one message: a chunk's worth, so that it holds up others as little.
+const PART: usize = 256 << 10;
+
+/// Sends one control message, in as many parts as it takes.
+pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
+    if message.len() > MAX_CONTROL as usize {
+        let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
+        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).mend("send less metrics"));
+    }
+    tokio::select! {
+        biased;
+        () = shared.ended() => Err(shared.closed(CONTROL)),
+        sent = parts(shared, &message) => sent,
+    }
+}
+
+async fn parts(shared: &Shared, message: &Bytes) -> Result<()> {
+    let _whole = shared.whole.lock().await;
+    let most = (shared.nature.max_message - HEAD_BYTES).min(PART);
+    let (total, sum) = (message.len() as u32, checksum(message));
+    let mut begun = BreakOnDrop(None);
+    let mut offset = 0;
+    loop {
+        let body = message.slice(offset..message.len().min(offset + most));
+        let credit = shared.control.take(Part::cost(body.len())).await;
+        let mut numbers = shared.turn.lock().await;
+        shared.check(CONTROL)?;
+        numbers.control += 1;
+        begun.0 = Some(shared);
+        let (number, before, offset_) = (numbers.control, shared.before(&numbers), offset as u32);
+        let kind = Kind::Control { number, before, total, offset: offset_, checksum: sum };
+        credit.keep();
+        shared.publish(&kind, &body).await.map_err(|_| shared.closed(CONTROL))?;
+        drop(numbers);
+        offset += body.len();
+        if offset == message.len() {
+            begun.0 = None;
+            return Ok(());
+        }
+    }
+}
+
+/// A message that was begun and not ended has broken its link: the other end waits for the rest.
+struct BreakOnDrop<'a>(Option<&'a Shared>);
+
+impl Drop for BreakOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take().filter(|shared| !shared.has_ended()) {
+            shared.refuse("a control message was given up halfway");
+        }
+    }
+}
+
+/// The chunk's size must be one that the carrier takes.
+pub(crate) fn check_chunks(shared: &Shared, update: &Outgoing) -> Result<()> {
+    let most = shared.ends.capabilities.max_chunk;
+    match update.chunks().iter().find(|c| c.range().len() > most.into()) {
+        None => Ok(()),
+        Some(chunk) => {
+            let context = format!("a chunk of {} bytes; one has at most {most}", chunk.range().len());
+            Err(Error::new(ErrorKind::Unsupported, UPDATE, context).mend("set a smaller transport.chunk"))
+        }
+    }
+}
+
+/// Sends the chunks of an update; done when the post has the last.
+pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+    check_chunks(shared, update)?;
+    shared.check(UPDATE)?;
+    tokio::select! {
+        biased;
+        // Nothing is lent to whatever is on its way: the carrier has its own copy.
+        () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+        () = shared.ended() => Err(shared.closed(UPDATE)),
+        report = chunks(shared, update) => report,
+    }
+}
+
+async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+    let (started, mut wire) = (Instant::now(), 0);
+    for chunk in update.chunks() {
+        wire += send_chunk(shared, update, chunk).await?;
+    }
+    if !update.chunks().is_empty() {
+        shared.ends.carrier.flush().await.map_err(|_| shared.closed(UPDATE))?;
+    }
+    let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+}
+
+/// Sends one chunk. Dropped while it is published, it leaves a gap that the other end does not mind.
+async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef) -> Result<u64> {
+    let credit = shared.bulk.take(chunk.range().len()).await;
+    let mut numbers = shared.turn.lock().await;
+    shared.check(UPDATE)?;
+    let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+    numbers.bulk += 1;
+    let (number, previous) = (numbers.bulk, numbers.certain);
+    credit.keep();
+    shared.position.fetch_add(payload.len() as u64, Ordering::AcqRel);
+    let copies = shared.nature.copies_out * payload.len() as u64;
+    shared.copied.fetch_add(copies, Ordering::Relaxed);
+    let kind = Kind::Chunk { number, previous, header };
+    let wire = shared.publish(&kind, &payload).await.map_err(|_| shared.closed(UPDATE))?;
+    numbers.certain = number;
+    Ok(wire)
+}

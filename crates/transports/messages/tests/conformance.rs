@@ -1,0 +1,44 @@
+//! The transport contract over the carrier within a process: with a group, without, and with bad luck.
+
+use std::sync::Arc;
+
+use thalweg_conformance::Factory;
+use thalweg_messages::switchboard::{Habits, Switchboard};
+use thalweg_messages::Messages;
+
+fn factory(change: impl FnOnce(&mut Habits)) -> Factory {
+    let mut habits = Habits::default();
+    change(&mut habits);
+    Factory::new(Arc::new(Messages::new(Switchboard::new(habits))), "board://test:0")
+}
+
+mod group {
+    thalweg_conformance::suite!(crate::factory(|_| {}));
+}
+
+mod no_group {
+    thalweg_conformance::suite!(crate::factory(|habits| habits.nature.group = false));
+}
+
+/// Each message may come twice, and nobody is told of a member's end.
+mod duplicates {
+    thalweg_conformance::suite!(crate::factory(|habits| {
+        habits.duplication = 300_000;
+        habits.tells_end = false;
+    }));
+}
+
+/// Chunks may be lost, as in MQTT with QoS 0.
+mod lossy {
+    thalweg_conformance::suite!(crate::factory(|habits| {
+        habits.loss = 50_000;
+        habits.nature.lossy = true;
+    }));
+}
+
+/// Small messages and a small window: control messages have many parts.
+mod small {
+    thalweg_conformance::suite!(crate::factory(|habits| {
+        habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
+    }));
+}
