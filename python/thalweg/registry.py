@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -25,3 +26,18 @@ def can(scheme: str) -> dict[str, Any]:
             return capabilities
     known = ", ".join(entry["name"] for entry in transports())
     raise PlanError(f"unknown transport {scheme!r}", f"Known: {known}")
+
+
+def own_options(given: Iterable[str]) -> dict[str, bool | int | str]:
+    """Return a transport's own options from texts ``KEY=VALUE``, by key: true, false, whole numbers, else text.
+
+    Raises PlanError for what is not of that form.
+    """
+    words: dict[str, bool] = {"true": True, "false": False}
+    found: dict[str, bool | int | str] = {}
+    for text in given:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not key or not equals:
+            raise PlanError(f"{text!r} is no option of a transport", "Write it as KEY=VALUE, as qos=1")
+        found[key] = words.get(value, int(value) if value.isdecimal() and value.isascii() else value)
+    return found

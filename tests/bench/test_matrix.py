@@ -107,7 +107,7 @@ def test_stress_in_words_as_a_table_and_none() -> None:
         ({"transport": ["tcp", "tpc"]}, "cell 2 (transport tpc) cannot be: unknown transport 'tpc'", "tcp"),
         ({"transport": ["memory"], "network": ["wifi"]}, "stays within one process", "Remove [network]"),
         ({"transport": [3]}, "a transport cannot be 3", "grpc,mode=unary"),
-        ({"transport": ["tcp,fast"]}, "the transport 'tcp,fast' has 'fast'", "grpc,mode=unary"),
+        ({"transport": ["tcp,fast"]}, "'fast' is no option of a transport", "KEY=VALUE"),
         ({"network": [3]}, "a network cannot be 3", "none"),
         ({"loss": [True]}, "a loss cannot be True", "1%"),
         ({"stress": ["cpu"]}, "the stress 'cpu' has 'cpu'", "KEY=VALUE"),
@@ -179,3 +179,26 @@ def test_a_bench_plan_is_written_as_it_was_read() -> None:
     assert BenchPlan.loads(plan.to_toml()) == plan
     assert plan.with_repetitions(9).repetitions == 9
     assert plan.with_repetitions(None) is plan
+
+
+def test_a_case_goes_over_several_sections_and_has_a_name() -> None:
+    case = {"name": "slow start", "transport": {"url": "tcp", "congestion": "reno"}, "loss": "1%"}
+    other = {"name": "plain", "transport": {"url": "tcp"}}
+    made = Matrix.of(
+        BenchPlan.of(
+            {
+                "base": {"model": {"name": "payload:1KiB"}, "transport": {"streams": 2}},
+                "matrix": {"case": [case, other], "network": [{"name": "far", "is": "rtt=40ms"}]},
+            }
+        )
+    )
+    assert made.axes == {"case": ["slow start", "plain"], "network": ["far"]}
+    first, second = (cell.plan for cell in made.cells)
+    assert (first.transport.congestion, first.transport.streams, second.transport.congestion) == ("reno", 2, None)
+    assert first.network is not None
+    assert first.network.model_dump(exclude_none=True)["loss"] == 0.01
+
+
+def test_a_case_is_a_table() -> None:
+    with pytest.raises(PlanError, match="a table of a plan's sections"):
+        Matrix.of(BenchPlan.of({"matrix": {"case": ["tcp"]}}))

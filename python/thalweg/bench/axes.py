@@ -7,13 +7,19 @@ from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, Final
 
+from thalweg import registry
 from thalweg.errors import PlanError
 from thalweg.network import inline
 from thalweg.plan import Plan
 
 NONE: Final = "none"
+# What a value that is a table may be called, for people.
+NAME: Final = "name"
+# What it then means, if that is no table.
+IS: Final = "is"
 # Short names, in the order in which they are applied, and the key that each stands for.
 SHORT: Final[Mapping[str, str]] = {
+    "case": "several sections",
     "transport": "transport.url",
     "model": "model.name",
     "network": "network",
@@ -24,6 +30,8 @@ SHORT: Final[Mapping[str, str]] = {
     "gather": "transport.gather",
     "compute": "training.compute",
 }
+# An axis whose values go over several sections of a plan at once.
+CASE: Final = "case"
 # Set by the bench itself.
 OWN: Final = "record.folder"
 
@@ -50,9 +58,10 @@ def axes(matrix: Mapping[str, Any], source: str) -> dict[str, list[Any]]:
             raise PlanError(f"{source}: [matrix] has both {meant[key]} and {name}, which are one", "Keep one of them")
         if not isinstance(values, list) or not values:
             raise PlanError(f"{source}: {name} in [matrix] is not a list of values", f"Write {name} = [VALUE, ...]")
-        twice = next((value for at, value in enumerate(values) if value in values[:at]), None)
+        called = [named(value) for value in values]
+        twice = next((label for at, label in enumerate(called) if label in called[:at]), None)
         if twice is not None:
-            raise PlanError(f"{source}: {name} in [matrix] has {shown(twice)} twice", "Say it once")
+            raise PlanError(f"{source}: {name} in [matrix] has {twice} twice", "Say it once, or name them apart")
         meant[key] = name
         found[name] = values
     order = [name for name in SHORT if name in found]
@@ -75,11 +84,19 @@ def _check_name(name: str, source: str) -> None:
 
 def apply(table: Table, axis: str, value: Any) -> None:
     """Set an axis to a value in a plan's table. Raises PlanError if the value means nothing."""
+    if isinstance(value, Mapping):
+        plain = {key: one for key, one in value.items() if key != NAME}
+        value = plain[IS] if set(plain) == {IS} else plain
     special = _SPECIAL.get(axis)
     if special is None:
         _put(table, SHORT.get(axis, axis), value)
     else:
         special(table, value)
+
+
+def named(value: Any) -> str:
+    """Return what a value of an axis is called: the name that its table has, or the value as people write it."""
+    return str(value[NAME]) if isinstance(value, Mapping) and NAME in value else shown(value)
 
 
 def shown(value: Any) -> str:
@@ -108,16 +125,18 @@ def _transport(table: Table, value: Any) -> None:
         )
     url, *options = (word.strip() for word in value.split(","))
     _put(table, "transport.url", url)
-    for word in options:
-        key, equals, said = word.partition("=")
-        if not key or not equals:
-            raise PlanError(f"the transport {value!r} has {word!r}", "Write its own options as grpc,mode=unary")
-        _put(table, f"transport.options.{key.strip()}", _option(said.strip()))
+    for key, chosen in registry.own_options(options).items():
+        _put(table, f"transport.options.{key}", chosen)
 
 
-def _option(said: str) -> bool | int | str:
-    words: dict[str, bool] = {"true": True, "false": False}
-    return words.get(said, int(said) if said.isdecimal() and said.isascii() else said)
+def _case(table: Table, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise PlanError(f"a case cannot be {value!r}", "Write it as a table of a plan's sections, with a name")
+    for section, keys in value.items():
+        if isinstance(keys, Mapping):
+            table[section] = {**_section(table, section), **keys}
+        else:
+            apply(table, section, keys)
 
 
 def _network(table: Table, value: Any) -> None:
@@ -172,6 +191,7 @@ def _section(table: Table, name: str) -> Mapping[str, Any]:
 
 
 _SPECIAL: Final[Mapping[str, Callable[[Table, Any], None]]] = {
+    "case": _case,
     "transport": _transport,
     "network": _network,
     "loss": _loss,

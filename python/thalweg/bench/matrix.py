@@ -69,7 +69,7 @@ class Matrix:
         skipped: list[Skipped] = []
         for number, values in enumerate(itertools.product(*chosen.values()), 1):
             settings = dict(zip(chosen, values, strict=True))
-            words = {axis: axes.shown(value) for axis, value in settings.items()}
+            words = {axis: axes.named(value) for axis, value in settings.items()}
             try:
                 cells.append(Cell(number, words, _plan(plan.base, settings)))
             except (PlanError, ModelError, DataError) as error:
@@ -79,7 +79,7 @@ class Matrix:
         if not cells:
             raise PlanError(f"{source}: none of its {count} cells can be; cell 1: {skipped[0].reason}", "Correct that")
         return cls(
-            plan, {axis: [axes.shown(value) for value in values] for axis, values in chosen.items()}, cells, skipped
+            plan, {axis: [axes.named(value) for value in values] for axis, values in chosen.items()}, cells, skipped
         )
 
     def runs(self) -> list[tuple[int, Cell]]:

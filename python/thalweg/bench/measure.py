@@ -33,6 +33,7 @@ def numbers(run: Run) -> Numbers:
                 "fedcomm_communication_seconds": row["fedcomm_communication_seconds"],
                 "bound_seconds": row["bound_seconds"],
                 "complete": row["complete"],
+                "accuracy": row["accuracy"],
             }
             for row in each
         ],

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import DataRoot, LoginFile, Options, own_options
+from thalweg.cli.plans import DataRoot, LoginFile, Options
 
 PemFile = Path | None
 
@@ -34,6 +34,7 @@ def command(
 ) -> None:
     """Take part in a server's job."""
     with output(as_json=as_json) as emit:
+        from thalweg import registry
         from thalweg.remote import Membership, join_job
 
         membership = Membership(
@@ -46,7 +47,7 @@ def command(
             tls=tls,
             congestion=congestion,
             login_file=login_file,
-            own=own_options(option),
+            own=registry.own_options(option or ()),
             patience=patience,
         )
         emit(join_job(membership, app, data_root, threads, _note))

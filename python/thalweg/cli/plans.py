@@ -27,23 +27,6 @@ Options: TypeAlias = Annotated[
 LoginFile: TypeAlias = Annotated[Path | None, typer.Option(help="File with one line user:password, for a broker.")]
 
 
-def own_options(given: list[str] | None) -> dict[str, object]:
-    """Return a transport's options from ``KEY=VALUE`` texts, by key: true, false, whole numbers, else text.
-
-    Raises PlanError for what is not of that form.
-    """
-    from thalweg.errors import PlanError
-
-    words: dict[str, bool] = {"true": True, "false": False}
-    found: dict[str, object] = {}
-    for text in given or ():
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise PlanError(f"--option {text!r} is not KEY=VALUE", "Write it as --option qos=1")
-        found[key] = words.get(value, int(value) if value.isdecimal() and value.isascii() else value)
-    return found
-
-
 def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, object]) -> Plan:
     """Return the plan: the file's, or the record's that is resumed, or the defaults; with the overrides."""
     from thalweg.plan import Plan

@@ -17,7 +17,6 @@ from thalweg.cli.plans import (
     Resume,
     Rounds,
     assemble,
-    own_options,
 )
 
 Network = Annotated[
@@ -62,7 +61,7 @@ def command(
 
     The server is this process, each client one of its own.
     """
-    overrides = {
+    overrides: dict[str, object] = {
         "transport.url": transport,
         "job.clients": clients,
         "job.rounds": rounds,
@@ -87,10 +86,11 @@ def command(
         "security.login_file": None if login_file is None else str(login_file),
     }
     with output(as_json=as_json) as emit:
+        from thalweg import registry
         from thalweg.progress import progress_on_stderr
         from thalweg.run import run
 
-        own = {f"transport.options.{key}": value for key, value in own_options(option).items()}
+        own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
         result = run(assemble(plan, resume, overrides | own), progress_on_stderr(), resume=resume)
         emit(result.table())
     if not as_json:

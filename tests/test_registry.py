@@ -1,11 +1,11 @@
-"""What the commands make of their arguments."""
+"""Options of transports in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from thalweg.cli.plans import own_options
 from thalweg.errors import PlanError
+from thalweg.registry import own_options
 
 
 def test_options_are_flags_numbers_or_text() -> None:
@@ -18,10 +18,10 @@ def test_options_are_flags_numbers_or_text() -> None:
         "topic": "a=b",
         "empty": "",
     }
-    assert own_options(None) == {}
+    assert own_options([]) == {}
 
 
 @pytest.mark.parametrize("text", ["qos", "=1", ""])
 def test_what_is_no_option_is_refused(text: str) -> None:
-    with pytest.raises(PlanError, match="--option qos=1"):
+    with pytest.raises(PlanError, match="KEY=VALUE"):
         own_options([text])
