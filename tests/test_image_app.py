@@ -301,3 +301,15 @@ def test_threads_are_set_when_work_starts(monkeypatch: pytest.MonkeyPatch) -> No
         call(app(threads=3))
         call(app(threads=None))
     assert asked == [3, 3, 3]
+
+
+def test_part_of_the_training_set_is_drawn_by_the_seed_and_cut_among_the_clients() -> None:
+    parts = [app(samples=200, clients=4, client=client).train_data() for client in range(4)]
+    assert [len(part) for part in parts] == [50] * 4
+    again = app(samples=200, clients=4, client=1).train_data()
+    assert torch.equal(torch.from_numpy(again.images.copy()), torch.from_numpy(parts[1].images.copy()))
+    other = app(samples=200, clients=4, client=1, seed=1).train_data()
+    assert not torch.equal(torch.from_numpy(other.images.copy()), torch.from_numpy(parts[1].images.copy()))
+    assert len(app(samples=200).test_data()) == len(app().test_data())
+    with pytest.raises(DataError, match=r"data\.samples at most 1438"):
+        app(samples=1439).train_data()

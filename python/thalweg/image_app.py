@@ -39,6 +39,7 @@ class ImageApp:
         client: int | None,
         seed: int,
         data_root: str | None,
+        samples: int | None = None,
         batch: int = 100,
         learning_rate: float = 0.01,
         momentum: float = 0.9,
@@ -50,7 +51,8 @@ class ImageApp:
         """Note the settings; nothing is loaded yet.
 
         ``client`` is 0..clients-1, or None for a server, whose training data are the whole set. ``data_root`` is the
-        folder of the data set. ``threads`` is the number of PyTorch's threads, for the whole process; None leaves
+        folder of the data set. ``samples`` of the training set are used, drawn by the seed; None takes all of it.
+        ``threads`` is the number of PyTorch's threads, for the whole process; None leaves
         it as it is. Raises ModelError, DataError or PlanError for a setting that cannot work.
         """
         self._spec = models.find(model)
@@ -65,6 +67,7 @@ class ImageApp:
             raise PlanError(f"seed is {seed}", f"Give 0 to {SEED_END - 1}")
         self._seed = seed
         self._root = None if data_root is None else Path(data_root)
+        self._samples = None if samples is None else _at_least("samples", samples, 1)
         self._batch = _at_least("batch", batch, 1)
         self._learning_rate = _positive("learning_rate", learning_rate)
         if not 0.0 <= momentum < 1.0:
@@ -123,6 +126,8 @@ class ImageApp:
     def _load(self) -> tuple[Dataset, Dataset]:
         if self._loaded is None:
             train, test = datasets.load(self._data, root=self._root)
+            if self._samples is not None:
+                train = train.subset(datasets.drawn(len(train), self._samples, self._seed))
             if self._client is not None:
                 parts = datasets.partition(train.labels, self._clients, self._partition, self._seed)
                 train = train.subset(parts[self._client])

@@ -7,11 +7,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import cast
 
-from thalweg.data.dataset import Dataset, Split
+from thalweg.data.dataset import Dataset, Split, drawn
 from thalweg.data.partition import Partition, describe, parse_partition, partition
 from thalweg.errors import DataError
 
-__all__ = ["CLASSES", "DATASETS", "Dataset", "Partition", "describe", "find", "load", "parse_partition", "partition"]
+__all__ = [
+    "CLASSES",
+    "DATASETS",
+    "Dataset",
+    "Partition",
+    "describe",
+    "drawn",
+    "find",
+    "load",
+    "parse_partition",
+    "partition",
+]
 
 CLASSES = 10
 

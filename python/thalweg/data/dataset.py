@@ -86,3 +86,11 @@ def stratified_split(labels: Labels, test_fraction: float, seed: int) -> tuple[L
     train = generator.permutation(np.flatnonzero(~in_test))
     test = generator.permutation(np.flatnonzero(in_test))
     return train.astype(np.int64), test.astype(np.int64)
+
+
+def drawn(count: int, wanted: int, seed: int) -> Labels:
+    """Return ``wanted`` of the indices 0..count-1 (int64), drawn by ``seed``, in their order. Raises DataError."""
+    if wanted > count:
+        raise DataError(f"{wanted} samples are wanted of {count}", f"Make data.samples at most {count}")
+    order = np.random.default_rng((seed, count)).permutation(count)
+    return np.sort(order[:wanted]).astype(np.int64)

@@ -77,6 +77,9 @@ class DataSection(Section):
     name: Text = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
     partition: Text = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
     root: Text | None = Field(None, description="folder with the files, on this machine")
+    samples: int | None = Field(
+        None, ge=1, description="samples of the training set that are used, drawn by the seed; without it all"
+    )
 
 
 class TrainingSection(Section):
