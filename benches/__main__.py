@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 
+from benches import transports
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import many_clients
 from benches.folding import fold
@@ -35,6 +36,9 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "crowd": lambda: [many_clients()],
     "control": control,
     "lab": lab,
+    "transports": transports.loopback,
+    "bounds": transports.bounds,
+    "footprint": transports.memory,
 }
 
 

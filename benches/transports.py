@@ -1,0 +1,120 @@
+"""Each transport: rounds over loopback, the share of the lower bound over emulated links, memory, datagrams lost."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from benches.common import MIB, Figure, note
+from thalweg import registry
+from thalweg.bench import BenchPlan, Matrix
+from thalweg.bench.driver import Bench
+from thalweg.bench.folder import Folder
+from thalweg.bench.show import progress_on_stderr
+from thalweg.report.source import read_run
+
+# Seconds that a round of 8 MiB with 4 clients may take over loopback.
+LIMITS: Final = {"tcp": 0.150, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc": 0.400, "amqp": 0.800}
+NETWORKS: Final = ("wifi", "4g", "3g")
+# A round takes at most so much longer than its lower bound.
+OVER: Final = 1.10
+Row = Mapping[str, Any]
+
+
+def known() -> list[str]:
+    """Return the transports of this build that have a limit."""
+    names = [entry["name"] for entry in registry.transports() if entry["available"]]
+    return [name for name in LIMITS if name in names]
+
+
+@contextmanager
+def benched(base: Mapping[str, Any], matrix: Mapping[str, Sequence[Any]], repetitions: int) -> Iterator[list[Row]]:
+    """Run a matrix by turns; give its cells with the paths of their records. The folder is gone afterwards."""
+    plan = BenchPlan.of({"repetitions": repetitions, "base": base, "matrix": matrix})
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder.create(Path(place), "bench", plan)
+        found = Bench(folder, Matrix.of(plan)).run(progress_on_stderr())
+        yield [{**row, "records": [folder.path / record for record in row["records"]]} for row in found["cells"]]
+
+
+def payload(size: int, rounds: int) -> dict[str, Any]:
+    return {"job": {"clients": 4, "rounds": rounds}, "model": {"name": f"payload:{size}"}}
+
+
+def loopback() -> list[Figure]:
+    """Seconds of a round of 8 MiB with 4 clients, all transports by turns."""
+    note("rounds of payload:8MiB over loopback, each transport")
+    figures = []
+    with benched(payload(8 * MIB, 10), {"transport": known()}, 5) as rows:
+        for row in rows:
+            name = row["settings"]["transport"]
+            label, limit = f"round of payload:8MiB, 4 clients, loopback, {name}", LIMITS[name]
+            figures.append(timed(label, row, f"median under {limit * 1e3:.0f} ms", limit))
+    return figures
+
+
+def timed(label: str, row: Row, asked: str, limit: float) -> Figure:
+    """A figure of the seconds of a round."""
+    if row["round_seconds"] is None:
+        return Figure(label, f"failed: {'; '.join(row['reasons'])}", asked, reached=False)
+    spread = row["round_seconds"]
+    cpu = " + ".join(f"{kind} {value:.2f}" for kind, value in row["cpu_seconds"].items() if value is not None)
+    value = (
+        f"{spread['median'] * 1e3:.1f} ({spread['min'] * 1e3:.1f}..{spread['max'] * 1e3:.1f}) ms; CPU s a run: {cpu}"
+    )
+    return Figure(label, value, asked, spread["median"] < limit, dict(row["round_seconds"]))
+
+
+def bounds() -> list[Figure]:
+    """Communication over emulated links by its lower bound, all transports by turns."""
+    note("payload:2MiB over wifi, 4g and 3g, each transport")
+    figures = []
+    axes = {"transport": known(), "network": list(NETWORKS)}
+    with benched(payload(2 * MIB, 3), axes, 3) as rows:
+        for row in rows:
+            label = f"communication over {row['settings']['network']}, 4 clients, {row['settings']['transport']}"
+            share = row["share_of_bound"]
+            if share is None:
+                figures.append(Figure(label, f"failed: {'; '.join(row['reasons'])}", f"{OVER} of the bound", False))
+                continue
+            value = (
+                f"{1 / share:.3f} of the bound, {row['retransmissions']} resent, wire/update {row['wire_ratio']:.3f}"
+            )
+            figures.append(Figure(label, value, f"at most {OVER}", share >= 1 / OVER, {"share": share}))
+            if row["settings"]["transport"] == "udp":
+                figures.append(lost(row))
+    return figures
+
+
+def lost(row: Row) -> Figure:
+    """Datagrams that udp lost on links that lose none."""
+    runs = [read_run(record) for record in row["records"]]
+    links, parties = [link for run in runs for link in run.links], [party for run in runs for party in run.parties]
+    drops = {key: sum(link[key] or 0 for link in links) for key in ("queue_drops", "overflow_drops")}
+    drops["receive_buffer_drops"] = sum(party["receive_buffer_drops"] or 0 for party in parties)
+    label = f"packets dropped over {row['settings']['network']}, loss-free, udp"
+    return Figure(label, ", ".join(f"{key} {count}" for key, count in drops.items()), "none", not any(drops.values()))
+
+
+def memory() -> list[Figure]:
+    """Peak memory of server and clients with an update of 64 MiB, beside tcp's."""
+    note("memory of payload:64MiB, each transport")
+    figures = []
+    with benched(payload(64 * MIB, 3), {"transport": known()}, 3) as rows:
+        peaks = {row["settings"]["transport"]: row["peak_rss_bytes"] for row in rows}
+        for name, peak in peaks.items():
+            if name == "tcp":
+                continue
+            over = {kind: (peak[kind] - peaks["tcp"][kind]) / MIB for kind in ("server", "clients") if peak[kind]}
+            value = ", ".join(
+                f"{kind} {peak[kind] / MIB:.0f} MiB ({more:+.0f} of tcp's)" for kind, more in over.items()
+            )
+            # A transport may keep a window for each of its links, not an update.
+            reached = bool(over) and all(more <= 64 for more in over.values())
+            figures.append(
+                Figure(f"peak memory, payload:64MiB, 4 clients, {name}", value, "64 MiB over tcp's", reached)
+            )
+    return figures
