@@ -15,26 +15,33 @@ if TYPE_CHECKING:
 HEADER: Final = 40
 TIMESTAMPS: Final = 12
 SOURCE: Final = (
-    "every client's update through the emulated links, down and then up: bytes and TCP's headers by the rate, "
-    "and the path's delay"
+    "every client's update through the emulated links, down and then up, one client's way up beside another's down: "
+    "bytes and TCP's headers by the rate, and the path's delay"
 )
 
 
 def seconds(spec: Spec, update_bytes: int, clients: int) -> float:
     """Return the least seconds in which ``clients`` clients each receive and send ``update_bytes`` bytes over TCP.
 
-    Down and then up. Each direction takes as long as its slowest link needs for all that crosses it, and the delay
-    of the quickest path over it. A link counts with the highest rate and the least delay that it ever has, and
-    nothing is lost; of more clients than asked for, those with the quickest paths count.
+    The greatest of: what each client needs alone, down and then up; what a link needs for all that crosses it down,
+    and then the quickest client for its way up; and the quickest client's way down, and then what a link needs for all
+    that crosses it up. So it holds if some clients still receive while others send. A link counts with the highest
+    rate and the least delay that it ever has, and nothing is lost; of more clients than asked for, those with the
+    quickest paths count.
     """
     paths = routes(spec)
-    down = {client: paths[SERVER, client] for client in spec.clients}
-    up = {client: paths[client, SERVER] for client in spec.clients}
-    alone = {
-        client: _phase(spec, [down[client]], update_bytes) + _phase(spec, [up[client]], update_bytes) for client in up
-    }
-    chosen = sorted(alone, key=lambda client: alone[client])[:clients]
-    return sum(_phase(spec, [way[client] for client in chosen], update_bytes) for way in (down, up))
+    down = {client: _phase(spec, [paths[SERVER, client]], update_bytes) for client in spec.clients}
+    up = {client: _phase(spec, [paths[client, SERVER]], update_bytes) for client in spec.clients}
+    chosen = sorted(spec.clients, key=lambda client: down[client] + up[client])[:clients]
+    if not chosen:
+        return 0.0
+    all_down = _phase(spec, [paths[SERVER, client] for client in chosen], update_bytes)
+    all_up = _phase(spec, [paths[client, SERVER] for client in chosen], update_bytes)
+    return max(
+        *(down[client] + up[client] for client in chosen),
+        all_down + min(up[client] for client in chosen),
+        min(down[client] for client in chosen) + all_up,
+    )
 
 
 def goodput(spec: Spec, rate: int) -> float:
