@@ -25,10 +25,10 @@ use crate::connection::{drive, MAX_FRAME, MAX_HEADERS, SEND_BUFFER};
 use crate::link::GrpcLink;
 use crate::receive::{explain, Inbox};
 use crate::send::Messages;
-use crate::service::{Codec, EXCHANGE};
+use crate::service::{Codec, ALIKE, EXCHANGE, UNARY};
 use crate::shared::Shared;
 use crate::wire::{Duplex, Wire};
-use crate::{MAX_MESSAGE, WINDOW};
+use crate::{calls, unary, MAX_MESSAGE, WINDOW};
 
 const CONNECT: &str = "connect";
 /// HTTP/2's name in a TLS handshake (RFC 9113 section 3.2), which other gRPC implementations ask for.
@@ -60,7 +60,7 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
     let (stream, _) = reach(address, options).await?;
     let socket = Socket::new(stream).map_err(|e| Error::io(CONNECT, address, &e))?;
     let (stream, peer) = secure(socket.clone(), address, tls).await?;
-    let shared = Shared::new(address.to_string(), tls.is_some());
+    let shared = Shared::new(address.to_string(), tls.is_some(), unary(options)?);
     let ending = EndOnDrop(Some(shared.clone()));
     let wire = TokioIo::new(Wire::of_client(stream, shared.clone()));
     let failed = |error: &dyn Fn() -> Error| no_answer(shared.fault().unwrap_or_else(error), tls.is_some());
@@ -68,18 +68,26 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
         .handshake(wire)
         .await
         .map_err(|e| failed(&|| Error::closed(CONNECT, format!("{address}: {e}"))))?;
-    let mut calling =
-        tonic::client::Grpc::with_origin(Sender(sender.clone()), origin(address, tls.is_some())?)
-            .max_decoding_message_size(MAX_MESSAGE)
-            .max_encoding_message_size(MAX_MESSAGE);
-    let driven = drive(shared.clone(), socket.clone(), connection, move |_| drop(sender));
+    let origin = origin(address, tls.is_some())?;
+    let mut calling = tonic::client::Grpc::with_origin(Sender(sender.clone()), origin.clone())
+        .max_decoding_message_size(MAX_MESSAGE)
+        .max_encoding_message_size(MAX_MESSAGE);
+    let kept = sender.clone();
+    let driven = drive(shared.clone(), socket.clone(), connection, move |_| drop(kept));
     tokio::spawn(driven);
     let messages = Messages::new(shared.clone());
     let path = http::uri::PathAndQuery::from_static(EXCHANGE);
-    let answer = calling.streaming(tonic::Request::new(messages), path, Codec::default()).await;
+    let mut request = tonic::Request::new(messages);
+    if shared.unary.is_some() {
+        request.metadata_mut().insert(UNARY, tonic::metadata::MetadataValue::from_static("1"));
+    }
+    let answer = calling.streaming(request, path, Codec::default()).await;
     let answer = answer.map_err(|status| failed(&|| refused(&shared, &status)))?;
     ending.keep();
-    Ok(GrpcLink { peer, socket, inbox: Mutex::new(Inbox::new(answer.into_inner())), shared })
+    if shared.unary.is_some() {
+        calls::start(&shared, &sender, &origin);
+    }
+    Ok(GrpcLink { peer, socket, inbox: Mutex::new(Inbox::new(answer.into_inner(), &shared)), shared })
 }
 
 /// Ends the connection's task if the link does not come to be.
@@ -119,6 +127,10 @@ fn origin(address: &Address, tls: bool) -> Result<Uri> {
 /// The server has answered with something else than a link.
 fn refused(shared: &Shared, status: &Status) -> Error {
     let error = explain(shared, status);
+    if status.code() == tonic::Code::FailedPrecondition {
+        let context = format!("{}: {}", shared.who, status.message());
+        return Error::new(ErrorKind::Unsupported, CONNECT, context).mend(ALIKE);
+    }
     match error.kind() {
         ErrorKind::Corrupt => {
             let context = format!("{} is not a thalweg grpc server ({})", shared.who, status.message());

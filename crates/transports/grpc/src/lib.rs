@@ -1,27 +1,32 @@
 //! The grpc transport: a link is one bidirectional stream of gRPC, over an HTTP/2 connection of its own, in the clear
-//! or under TLS 1.3.
+//! or under TLS 1.3. In unary mode updates are not in the stream: each is the one message of a unary call beside it,
+//! as most frameworks have it.
 //!
 //! Messages are [`frame::Frame`]s, real protobuf; `proto/thalweg.proto` says so to others. gRPC's own code (tonic)
 //! copies a payload once on the way out and twice with us on the way in; all of that is counted. HTTP/2's windows keep
 //! a sender from running ahead of its receiver.
 #![forbid(unsafe_code)]
 
+mod body;
+mod calls;
 mod connect;
 mod connection;
 mod frame;
 mod link;
 mod listener;
+mod parcel;
 mod receive;
 mod send;
 mod service;
 mod shared;
+mod unary;
 mod wire;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Transport,
+    Address, Capabilities, Error, ErrorKind, Kind, Link, Listener, Options, Result, Setting, Transport,
 };
 
 /// Most bytes of a message, set at both ends; what gRPC's implementations take unless told otherwise.
@@ -31,6 +36,22 @@ pub const MAX_CHUNK: u32 = (4 << 20) - 4096;
 /// HTTP/2's window of a stream and of its connection: what may be on its way, and what a receiver keeps that nobody
 /// takes from it. 1 Gbit/s over a round trip of 67 ms, 100 Mbit/s over 670 ms.
 pub const WINDOW: u32 = 8 << 20;
+
+/// What only grpc can be told.
+const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "mode",
+        kind: Kind::Choice { default: "stream", choices: &["stream", "unary"] },
+        meaning:
+            "stream: chunks are messages of one stream; unary: a whole update is the one message of a call",
+    },
+    Setting {
+        name: "largest",
+        kind: Kind::Number { default: 512 << 20, least: 4 << 20, most: (2 << 30) - 1 },
+        meaning:
+            "unary: most bytes of a message, which both ends hold whole, with a copy of it at the sender",
+    },
+];
 
 /// gRPC: `grpc://host:port`.
 #[derive(Debug, Clone, Copy, Default)]
@@ -56,6 +77,10 @@ impl Transport for Grpc {
         }
     }
 
+    fn settings(&self) -> &'static [Setting] {
+        SETTINGS
+    }
+
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         check("listen", address, options)?;
         Ok(Box::new(listener::listen(address, options).await?))
@@ -77,5 +102,12 @@ fn check(operation: &'static str, address: &Address, options: &Options) -> Resul
         return Err(Error::new(ErrorKind::Unsupported, operation, context)
             .mend("leave streams out, or take the tcp transport"));
     }
-    Ok(())
+    options.own.read(SETTINGS).map(drop)
+}
+
+/// What a link has for unary calls, if they were chosen.
+fn unary(options: &Options) -> Result<Option<unary::Unary>> {
+    let chosen = options.own.read(SETTINGS)?;
+    let largest = usize::try_from(chosen.number("largest")).unwrap_or(usize::MAX);
+    Ok((chosen.text("mode") == "unary").then(|| unary::Unary::new(largest)))
 }

@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 
 use crate::receive::Inbox;
 use crate::shared::Shared;
-use crate::{send, Grpc};
+use crate::{send, unary, Grpc};
 
 pub(crate) struct GrpcLink {
     pub peer: Peer,
@@ -35,7 +35,17 @@ impl Link for GrpcLink {
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
-        send::update(&self.shared, update).await
+        send::check(update)?;
+        self.shared.check("send update")?;
+        if update.chunks().is_empty() && !update.cancel().is_cancelled() {
+            return Ok(send::nothing());
+        }
+        tokio::select! {
+            biased;
+            // Nothing is lent to whatever is on its way: gRPC has its own copy.
+            () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+            report = self.send_uncancelled(update) => report,
+        }
     }
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
@@ -55,6 +65,15 @@ impl Link for GrpcLink {
 
     async fn close(&self) {
         self.shared.refuse("the link was closed here");
+    }
+}
+
+impl GrpcLink {
+    async fn send_uncancelled(&self, update: &Outgoing) -> Result<SendReport> {
+        match &self.shared.unary {
+            Some(unary) => unary::update(&self.shared, unary, update).await,
+            None => send::update(&self.shared, update).await,
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use crate::receive::Inbox;
 use crate::service::Service;
 use crate::shared::Shared;
 use crate::wire::{Duplex, Wire};
-use crate::WINDOW;
+use crate::{unary, WINDOW};
 
 const ACCEPT: &str = "accept";
 /// Calls at a time; beyond the one that is the link they are refused, which takes a moment.
@@ -35,11 +35,12 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Door>
         config.alpn_protocols = vec![crate::connect::ALPN.to_vec()];
         Arc::new(config)
     });
-    door::open(address, options, Keeper { tls }).await
+    door::open(address, options, Keeper { tls, options: options.clone() }).await
 }
 
 struct Keeper {
     tls: Option<Arc<ServerConfig>>,
+    options: Options,
 }
 
 #[async_trait]
@@ -65,7 +66,7 @@ impl Keeper {
     async fn shake(&self, stream: TcpStream, from: SocketAddr) -> Result<GrpcLink> {
         let socket = Socket::new(stream).map_err(|e| tls::explain(ACCEPT, from, &e))?;
         let (stream, peer) = self.secure(socket.clone(), from).await?;
-        let shared = Shared::new(peer.address.clone(), self.tls.is_some());
+        let shared = Shared::new(peer.address.clone(), self.tls.is_some(), unary(&self.options)?);
         let (caller, mut call) = oneshot::channel();
         let service = Service::new(shared.clone(), caller);
         let answer = service_fn(move |request| {
@@ -85,7 +86,7 @@ impl Keeper {
         let driven =
             drive(shared.clone(), socket.clone(), connection, |c| c.get_mut().as_mut().graceful_shutdown());
         tokio::spawn(driven);
-        Ok(GrpcLink { peer, socket, inbox: Mutex::new(Inbox::new(called?)), shared })
+        Ok(GrpcLink { peer, socket, inbox: Mutex::new(Inbox::new(called?, &shared)), shared })
     }
 }
 

@@ -10,12 +10,15 @@ use tonic::{Code, Status, Streaming};
 
 use crate::frame::Frame;
 use crate::shared::Shared;
+use crate::unary::{Arrival, Arrivals, Unary};
 
 const RECEIVE: &str = "receive";
 
 /// A link's receiving side.
 pub(crate) struct Inbox {
     stream: Streaming<Frame>,
+    /// Updates that come by unary calls.
+    arrivals: Option<Arrivals>,
     /// A control message of which more is to come. It grows with what has come, not with what it says.
     part: Option<(FrameHeader, BytesMut)>,
 }
@@ -25,8 +28,8 @@ fn corrupt<T>(what: impl Into<String>) -> Result<T> {
 }
 
 impl Inbox {
-    pub(crate) fn new(stream: Streaming<Frame>) -> Self {
-        Self { stream, part: None }
+    pub(crate) fn new(stream: Streaming<Frame>, shared: &Shared) -> Self {
+        Self { stream, arrivals: shared.unary.as_ref().and_then(Unary::arrivals), part: None }
     }
 
     /// The next control message; chunks go to `sink` meanwhile. Dropping the future loses nothing.
@@ -52,8 +55,16 @@ impl Inbox {
 
     async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
         loop {
-            let next = self.stream.message().await.map_err(|status| explain(shared, &status))?;
-            let Some(frame) = next else {
+            let next = tokio::select! {
+                biased; // a message that was sent before an update is there before it
+                next = self.stream.message() => next,
+                arrival = arrival(&mut self.arrivals) => {
+                    self.take_in(arrival?, sink, shared)?;
+                    tokio::task::yield_now().await;
+                    continue;
+                }
+            };
+            let Some(frame) = next.map_err(|status| explain(shared, &status))? else {
                 return Ok(None);
             };
             if let Some(message) = self.take(frame, sink, shared)? {
@@ -61,6 +72,23 @@ impl Inbox {
             }
             // A link that never runs dry leaves room for the others, message by message.
             tokio::task::yield_now().await;
+        }
+    }
+
+    /// Takes in what has come of an update by a unary call.
+    fn take_in(&mut self, arrival: Arrival, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+        match (arrival, &mut self.arrivals) {
+            (Arrival::Chunk(header, payload), Some(arrivals)) => {
+                let progress = arrivals.untold(payload.len() as u64);
+                deliver(&header, &payload, progress, sink, shared)
+            }
+            (Arrival::Chunk(header, payload), None) => {
+                deliver(&header, &payload, payload.len() as u64, sink, shared)
+            }
+            (Arrival::Progress(bytes), _) => {
+                sink.progress(bytes);
+                Ok(())
+            }
         }
     }
 
@@ -79,7 +107,10 @@ impl Inbox {
         }
         let header = FrameHeader::decode(&header)?;
         match header.kind {
-            Kind::Chunk => deliver(&header, &payload, sink, shared).map(|()| None),
+            Kind::Chunk => {
+                deliver(&header, &payload, payload.len() as u64, sink, shared)?;
+                Ok(None)
+            }
             Kind::Control if self.part.is_some() => corrupt("a control message in the middle of another"),
             Kind::Control if payload.len() < header.length() => {
                 self.part = Some((header, BytesMut::from(&payload[..])));
@@ -110,14 +141,29 @@ impl Inbox {
     }
 }
 
-fn deliver(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared) -> Result<()> {
+/// The next of updates by unary calls; never, where there are none.
+async fn arrival(arrivals: &mut Option<Arrivals>) -> Result<Arrival> {
+    match arrivals {
+        Some(arrivals) => arrivals.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Puts a chunk where it belongs; `progress` is what of it has not been told as such.
+fn deliver(
+    header: &FrameHeader,
+    payload: &[u8],
+    progress: u64,
+    sink: &dyn Sink,
+    shared: &Shared,
+) -> Result<()> {
     let length = header.length();
     if payload.len() != length {
         return corrupt(format!("{} bytes in a chunk that says {length}", payload.len()));
     }
     let mut copies = if shared.tls { 2 } else { 1 }; // gRPC's buffer, and before it that of TLS
     match sink.place(&header.chunk) {
-        None => sink.progress(length as u64),
+        None => sink.progress(progress),
         Some(mut target) => {
             let place = target.bytes_mut();
             if place.len() != length {
@@ -126,7 +172,7 @@ fn deliver(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Share
             }
             place.copy_from_slice(payload);
             copies += 1;
-            sink.progress(length as u64);
+            sink.progress(progress);
             let outcome = header.verify(target.bytes());
             sink.stored(&header.chunk, target, outcome);
         }

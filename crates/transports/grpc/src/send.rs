@@ -138,22 +138,23 @@ pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
     shared.until_flushed(operation, end).await
 }
 
-/// Sends the chunks of an update; done when the kernel has the last.
-pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+/// Refuses chunks that fit no message.
+pub(crate) fn check(update: &Outgoing) -> Result<()> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
         return Err(Error::new(ErrorKind::Unsupported, "send update", context).mend("set a smaller chunk"));
     }
-    shared.check("send update")?;
-    tokio::select! {
-        biased;
-        // Nothing is lent to whatever is on its way: gRPC has its own copy.
-        () = update.cancel().cancelled() => Err(SendReport::cancelled()),
-        report = chunks(shared, update) => report,
-    }
+    Ok(())
 }
 
-async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+/// How the sending of nothing went.
+pub(crate) fn nothing() -> SendReport {
+    let now = Instant::now();
+    SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now }
+}
+
+/// Sends the chunks of an update; done when the kernel has the last.
+pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
     let operation = "send update";
     let (started, mut wire, mut end) = (Instant::now(), 0, 0);
     for chunk in update.chunks() {

@@ -12,6 +12,7 @@ use tonic::server::StreamingService;
 use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::calls;
 use crate::frame::Frame;
 use crate::send::Messages;
 use crate::shared::Shared;
@@ -19,6 +20,18 @@ use crate::MAX_MESSAGE;
 
 /// The method's path.
 pub(crate) const EXCHANGE: &str = "/thalweg.v1.Link/Exchange";
+
+/// A header of the first call: updates are to come and go by unary calls.
+pub(crate) const UNARY: &str = "thalweg-unary";
+pub(crate) const ALIKE: &str = "set transport.options.mode alike at both ends";
+
+pub(crate) fn mode(unary: bool) -> &'static str {
+    if unary {
+        "unary"
+    } else {
+        "stream"
+    }
+}
 
 pub(crate) type Codec = ProstCodec<Frame, Frame>;
 
@@ -50,18 +63,37 @@ impl Service {
             return answer;
         }
         if request.uri().path() != EXCHANGE {
+            if self.has_link() {
+                let answer = calls::answer(&self.shared, request).await;
+                return answer
+                    .unwrap_or_else(|| Status::unimplemented("this server has no such call").into_http());
+            }
             self.refuse(format!("called {:?}, which this server does not have", request.uri().path()));
             return Status::unimplemented(format!("this server has {EXCHANGE}")).into_http();
         }
         let Some(caller) = self.caller() else {
             return Status::resource_exhausted("a connection carries one link").into_http();
         };
+        let (asked, ours) = (request.headers().contains_key(UNARY), self.shared.unary.is_some());
+        if asked != ours {
+            let (theirs, ours) = (mode(asked), mode(ours));
+            let context = format!("{} asks for mode {theirs}; this server has {ours}", self.shared.who);
+            let error = Error::new(ErrorKind::Unsupported, "accept", context);
+            let _ = caller.send(Err(error.mend(ALIKE)));
+            return Status::failed_precondition(format!("the server has mode {ours}, not {theirs}"))
+                .into_http();
+        }
         let exchange = Exchange { shared: self.shared, caller: Some(caller) };
         tonic::server::Grpc::new(Codec::default())
             .max_decoding_message_size(MAX_MESSAGE)
             .max_encoding_message_size(MAX_MESSAGE)
             .streaming(exchange, request)
             .await
+    }
+
+    /// Whether the first call has come.
+    fn has_link(&self) -> bool {
+        self.caller.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Ends the handshake, if it still goes on.

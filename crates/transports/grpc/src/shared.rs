@@ -7,6 +7,7 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use tokio::sync::watch;
 
 use crate::send::Outbox;
+use crate::unary::Unary;
 
 /// How far a link's end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
@@ -22,6 +23,8 @@ pub(crate) struct Shared {
     pub who: String,
     pub tls: bool,
     pub outbox: Outbox,
+    /// Where updates are messages of unary calls.
+    pub unary: Option<Unary>,
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
@@ -35,12 +38,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(who: String, tls: bool) -> Arc<Self> {
+    pub(crate) fn new(who: String, tls: bool, unary: Option<Unary>) -> Arc<Self> {
         let zero = AtomicU64::default;
         Arc::new(Self {
             who,
             tls,
             outbox: Outbox::default(),
+            unary,
             sent: zero(),
             received: zero(),
             copied: zero(),

@@ -96,9 +96,11 @@ impl AsyncWrite for Wire {
     }
 }
 
-/// Follows the frames of HTTP/2 (RFC 9113 section 4.1) in what is written: the stream's bytes are those in DATA.
+/// Follows the frames of HTTP/2 (RFC 9113 section 4.1) in what is written: the stream's bytes are those in its DATA. The
+/// stream is the first that has HEADERS: that of the link's call.
 struct Frames {
     header: [u8; 9],
+    stream: Option<u32>,
     have: usize,
     /// Bytes before the next header, and whether they are the stream's.
     left: usize,
@@ -109,7 +111,7 @@ struct Frames {
 
 impl Frames {
     fn after(skip: usize) -> Self {
-        Self { header: [0; 9], have: 0, left: skip, is_data: false, data: 0 }
+        Self { header: [0; 9], stream: None, have: 0, left: skip, is_data: false, data: 0 }
     }
 
     fn pass(&mut self, mut bytes: &[u8]) {
@@ -131,10 +133,14 @@ impl Frames {
         self.header[self.have..self.have + part].copy_from_slice(&bytes[..part]);
         self.have += part;
         if self.have == self.header.len() {
-            let [a, b, c, kind, ..] = self.header;
+            let [a, b, c, kind, _, stream @ ..] = self.header;
+            let stream = u32::from_be_bytes(stream);
             self.have = 0;
             self.left = u32::from_be_bytes([0, a, b, c]) as usize;
-            self.is_data = kind == 0;
+            if kind == 1 {
+                self.stream.get_or_insert(stream);
+            }
+            self.is_data = kind == 0 && self.stream == Some(stream);
         }
         part
     }
@@ -144,20 +150,23 @@ impl Frames {
 mod tests {
     use super::*;
 
-    fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
+    fn frame(kind: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
         let length = (payload.len() as u32).to_be_bytes();
-        [&length[1..], &[kind, 0, 0, 0, 0, 1], payload].concat()
+        [&length[1..], &[kind, 0, 0, 0, 0, stream], payload].concat()
     }
 
     #[test]
     fn counts_what_is_in_data_however_it_is_cut() {
         let written = [
             PREFACE,
-            &frame(4, &[0; 12]),
-            &frame(0, &[7; 300]),
-            &frame(0, b""),
-            &frame(8, &[0; 4]),
-            &frame(0, &[9; 5]),
+            &frame(4, 0, &[0; 12]),
+            &frame(1, 1, &[0; 30]),
+            &frame(0, 1, &[7; 300]),
+            &frame(1, 3, &[0; 30]),
+            &frame(0, 3, &[7; 1000]),
+            &frame(0, 1, b""),
+            &frame(8, 0, &[0; 4]),
+            &frame(0, 1, &[9; 5]),
         ]
         .concat();
         for step in [1, 2, 9, 10, 100, written.len()] {

@@ -9,7 +9,7 @@ use thalweg_transport::Options;
 use tokio::io::AsyncWriteExt;
 
 mod common;
-use common::{plain, Trust};
+use common::{plain, unary, Trust};
 
 fn factory(host: &str, listen: Options, connect: Options) -> Factory {
     let mut factory = Factory::new(Arc::new(Grpc), &format!("grpc://{host}:0")).options(listen, connect);
@@ -45,6 +45,36 @@ mod under_tls {
         let (trust, other) = (Trust::new(), Trust::new());
         let mut factory = factory("localhost", trust.listen(false), trust.connect(None));
         factory.stranger = Some(other.connect(None));
+        factory
+    }
+
+    suite!(encrypted());
+}
+
+/// In unary mode all of an update is in memory before the first chunk is placed: placing this much takes far longer than
+/// a message needs to overtake it.
+const BULK: u64 = 128 << 20;
+
+mod in_unary_mode {
+    use super::*;
+
+    fn unary_factory() -> Factory {
+        let mut factory = factory("127.0.0.1", unary(plain()), unary(plain()));
+        factory.bulk = BULK;
+        factory
+    }
+
+    suite!(unary_factory());
+}
+
+mod in_unary_mode_under_tls {
+    use super::*;
+
+    fn encrypted() -> Factory {
+        let (trust, other) = (Trust::new(), Trust::new());
+        let mut factory = factory("localhost", unary(trust.listen(false)), unary(trust.connect(None)));
+        factory.stranger = Some(unary(other.connect(None)));
+        factory.bulk = BULK;
         factory
     }
 

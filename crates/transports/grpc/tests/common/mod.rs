@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use thalweg_grpc::Grpc;
-use thalweg_transport::{Address, Link, Listener, Options, Result, Transport};
+use thalweg_transport::{Address, Link, Listener, Options, Result, Transport, Value};
 
 #[path = "../../../tcp/tests/common/trust.rs"]
 mod certificates;
@@ -16,6 +16,11 @@ pub const BUFFER: u32 = 256 << 10;
 
 pub fn plain() -> Options {
     Options { send_buffer: Some(BUFFER), receive_buffer: Some(BUFFER), ..Options::default() }
+}
+
+/// The same with a whole update in a message.
+pub fn unary(options: Options) -> Options {
+    Options { own: options.own.with("mode", Value::Text("unary".into())), ..options }
 }
 
 pub async fn listen(options: &Options) -> Box<dyn Listener> {

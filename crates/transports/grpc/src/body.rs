@@ -1,0 +1,114 @@
+//! Bodies of unary calls as they pass: going out in pieces, so that they can be stopped; coming in counted.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{ready, Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use tokio::sync::watch;
+use tonic::body::Body;
+use tonic::Status;
+
+use crate::shared::Shared;
+
+/// What of a message HTTP/2 gets at a time.
+const PIECE: usize = 64 << 10;
+
+/// Stops a message on its way. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stop(Arc<watch::Sender<bool>>);
+
+impl Stop {
+    pub(crate) fn stop(&self) {
+        self.0.send_replace(true);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    pub(crate) async fn stopped(&self) {
+        // It fails when the sender is gone, which lives as long as we do.
+        let _ = self.0.subscribe().wait_for(|stopped| *stopped).await;
+    }
+}
+
+/// A body that goes out piece by piece until it is stopped: then HTTP/2 resets its stream.
+pub(crate) struct Pieces {
+    body: Body,
+    rest: Bytes,
+    stop: Stop,
+}
+
+impl Pieces {
+    pub(crate) fn of(body: Body, stop: Stop) -> Body {
+        Body::new(Self { body, rest: Bytes::new(), stop })
+    }
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.stop.is_stopped() {
+            return Poll::Ready(Some(Err(Status::cancelled("nobody wants it any more"))));
+        }
+        if self.rest.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                end => return Poll::Ready(end),
+            }
+        }
+        let piece = self.rest.len().min(PIECE);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(piece)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+}
+
+/// A body that comes in, with its bytes told to the link as they come.
+pub(crate) struct Counted {
+    body: Incoming,
+    shared: Arc<Shared>,
+}
+
+impl Counted {
+    pub(crate) fn new(body: Incoming, shared: Arc<Shared>) -> Self {
+        Self { body, shared }
+    }
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        if let (Some(data), Some(unary)) = (data, &self.shared.unary) {
+            unary.arrived(data.len() as u64);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
