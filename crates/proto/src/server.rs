@@ -610,7 +610,7 @@ impl Server {
         for link in self.links.keys().copied().collect::<Vec<_>>() {
             self.actions.push_back(Action::CancelUpdate { link });
             self.send(link, Control::Bye { reason: reason.into() });
-            self.drop_link(now, link, "the job is over");
+            self.drop_link(now, link, &format!("the job is over: {reason}"));
             self.actions.push_back(Action::Close { link });
         }
         for sender in self.members.keys().copied().collect::<Vec<_>>() {

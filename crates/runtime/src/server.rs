@@ -10,7 +10,9 @@ use thalweg_arena::Arena;
 use thalweg_fold::{Accumulator, Repair, Summary};
 use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Outcome, Span, Time, Traffic};
-use thalweg_transport::{Address, Cancel, Link, Listener, Outgoing, Pending, SendReport, UpdateId};
+use thalweg_transport::{
+    Address, Cancel, ErrorKind, Link, Listener, Outgoing, Pending, SendReport, UpdateId,
+};
 use thalweg_wire::control::Control;
 use thalweg_wire::{Layout, Ranges};
 use tokio::sync::{Notify, Semaphore};
@@ -414,6 +416,12 @@ impl Shared {
         report: thalweg_transport::Result<SendReport>,
     ) {
         let at = |instant: Instant| instant.saturating_duration_since(self.started);
+        // Trying again would not help anybody: a model that fits no message never will.
+        if let Some(error) = report.as_ref().err().filter(|e| e.kind() == ErrorKind::Unsupported) {
+            self.note(error.to_string());
+            lock(&self.machine).finish(self.now(), &error.to_string());
+            return self.wake();
+        }
         let outcome = report
             .map(|r| Span { start: at(r.started), end: at(r.ended) })
             .map_err(|error| error.to_string());
