@@ -31,6 +31,8 @@ pub struct Factory {
     /// Bytes of an update that fits in no buffer on the way, so that a peer that does not receive blocks
     /// its sender. A transport over sockets sets small socket buffers in its options, or raises this.
     pub bulk: u64,
+    /// What this machine lacks to test it, such as a broker: each test is then skipped with these words.
+    pub missing: Option<String>,
     _keep: Option<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -49,6 +51,7 @@ impl Factory {
             stranger: None,
             intruder: None,
             bulk: 32 << 20,
+            missing: None,
             _keep: None,
         }
     }
