@@ -1,0 +1,166 @@
+//! Consuming: messages as they come, and their acknowledgements in batches.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use lapin::message::Delivery;
+use lapin::options::BasicAckOptions;
+use lapin::{Channel, Consumer};
+use thalweg_messages::{Event, Letter, Mailbox};
+use thalweg_transport::{Address, Error, ErrorKind, Result};
+use tokio::sync::mpsc;
+
+use crate::ending::Ending;
+use crate::explain::explain;
+use crate::presence::KNOCK;
+use crate::{wire_bytes, RECEIVE};
+
+/// What comes from one queue.
+pub(crate) struct Inbox {
+    consumer: Consumer,
+    absent: mpsc::UnboundedReceiver<Mailbox>,
+    receipts: mpsc::UnboundedSender<u64>, // the prefetch is its bound
+    /// The last message that came.
+    last: Arc<AtomicU64>,
+    place: Address,
+    ending: Arc<Ending>,
+    max_message: usize,
+}
+
+impl Inbox {
+    /// Takes what `consumer` gets, and acknowledges on its `channel`.
+    pub(crate) fn new(
+        consumer: Consumer,
+        channel: Channel,
+        prefetch: u16,
+        absent: mpsc::UnboundedReceiver<Mailbox>,
+        (place, ending, max_message): (Address, Arc<Ending>, usize),
+    ) -> Self {
+        let (receipts, dealt_with) = mpsc::unbounded_channel();
+        let last = Arc::new(AtomicU64::new(0));
+        tokio::spawn(acknowledge(channel, prefetch, dealt_with, last.clone()));
+        Self { consumer, absent, receipts, last, place, ending, max_message }
+    }
+
+    /// What comes next. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// Why the carrier has ended.
+    pub(crate) async fn next(&mut self) -> Result<Event> {
+        loop {
+            tokio::select! {
+                biased;
+                error = self.ending.wait() => return Err(error),
+                came = self.consumer.next() => {
+                    if let Some(letter) = self.take(came)? {
+                        return Ok(Event::Letter(letter));
+                    }
+                }
+                Some(mailbox) = self.absent.recv() => {
+                    let why = "the broker has no queue of it any more".into();
+                    return Ok(Event::Gone { mailbox, why });
+                }
+            }
+        }
+    }
+
+    /// A message; `None` for a knock.
+    fn take(&self, came: Option<lapin::Result<Delivery>>) -> Result<Option<Letter>> {
+        let delivery = match came {
+            Some(Ok(delivery)) => delivery,
+            Some(Err(error)) => return self.end(explain(RECEIVE, &self.place, &error)),
+            None => {
+                let context =
+                    format!("{}: the broker ended our subscription: the queue was deleted", self.place);
+                return self.end(Error::closed(RECEIVE, context));
+            }
+        };
+        self.last.fetch_max(delivery.delivery_tag, Relaxed);
+        let receipt = Receipt { tag: delivery.delivery_tag, to: self.receipts.clone() };
+        if delivery.properties.kind().as_ref().is_some_and(|kind| kind.as_str() == KNOCK) {
+            return Ok(None);
+        }
+        if delivery.data.len() > self.max_message {
+            let context = format!("{}: a message of {} bytes", self.place, delivery.data.len());
+            return self.end(Error::new(ErrorKind::Corrupt, RECEIVE, context));
+        }
+        let wire = wire_bytes(delivery.data.len(), delivery.exchange.as_str(), delivery.routing_key.as_str());
+        let bytes = Bytes::from(delivery.data);
+        Ok(Some(Letter { bytes, from: None, wire, receipt: Some(Box::new(receipt)) }))
+    }
+
+    fn end<T>(&self, error: Error) -> Result<T> {
+        self.ending.set(error);
+        self.ending.check()?;
+        Err(Error::closed(RECEIVE, "the carrier has ended"))
+    }
+}
+
+/// Dropped when its message has been dealt with.
+struct Receipt {
+    tag: u64,
+    to: mpsc::UnboundedSender<u64>,
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        // Nobody takes it if the carrier is gone: the queue is gone too.
+        let _ = self.to.send(self.tag);
+    }
+}
+
+/// Which messages have been dealt with; an acknowledgement covers all up to one.
+#[derive(Default)]
+struct Dealt {
+    upto: u64,
+    beyond: BTreeSet<u64>,
+}
+
+impl Dealt {
+    fn add(&mut self, tag: u64) {
+        self.beyond.insert(tag);
+        while self.beyond.remove(&(self.upto + 1)) {
+            self.upto += 1;
+        }
+    }
+}
+
+/// Acknowledges half a prefetch at once, or all there are if nothing else is on the way to the reader.
+async fn acknowledge(
+    channel: Channel,
+    prefetch: u16,
+    mut dealt_with: mpsc::UnboundedReceiver<u64>,
+    last: Arc<AtomicU64>,
+) {
+    let batch = u64::from(prefetch / 2).max(1);
+    let (mut dealt, mut told, mut tags) = (Dealt::default(), 0, Vec::new());
+    while dealt_with.recv_many(&mut tags, usize::from(prefetch)).await > 0 {
+        tags.drain(..).for_each(|tag| dealt.add(tag));
+        let due = dealt.upto >= told + batch || dealt.upto >= last.load(Relaxed);
+        if dealt.upto == told || !due {
+            continue;
+        }
+        told = dealt.upto;
+        if channel.basic_ack(told, BasicAckOptions { multiple: true }).await.is_err() {
+            return; // the consumer says why
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_complete_is_acknowledged() {
+        let mut dealt = Dealt::default();
+        for (tag, upto) in [(2, 0), (3, 0), (1, 3), (5, 3), (4, 5)] {
+            dealt.add(tag);
+            assert_eq!(dealt.upto, upto);
+        }
+        assert!(dealt.beyond.is_empty());
+    }
+}

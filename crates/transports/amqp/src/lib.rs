@@ -1,0 +1,128 @@
+//! The amqp transport: messages through a RabbitMQ broker by AMQP 0-9-1, as FedComm has it (section III.B.2).
+//!
+//! Each party has an exclusive queue of its own, which the broker deletes with the party's connection. The server's
+//! model goes to a fan-out exchange that all clients' queues are bound to, once; what one party tells another goes to
+//! its queue by the default exchange. See the [README](../README.md).
+#![forbid(unsafe_code)]
+
+mod broker;
+mod carrier;
+mod ending;
+mod explain;
+mod inbox;
+mod names;
+mod outbox;
+mod presence;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use thalweg_messages::{Carrier, Messages, Post, Side};
+use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Kind, Options, Result, Setting};
+
+use crate::carrier::AmqpCarrier;
+
+/// Most bytes of payload in one chunk.
+pub const MAX_CHUNK: u32 = 4 << 20;
+
+/// Bytes of an AMQP frame asked for. lapin keeps 32 of them for each direction of a connection.
+const FRAME_MAX: u32 = 32 << 10;
+/// What an AMQP frame has beside its payload.
+const FRAME_EXTRA: usize = 8;
+/// Either end counts as dead after twice this without a byte. RabbitMQ's own suggestion.
+const HEARTBEAT_SECONDS: u16 = 60;
+/// How long an end in good order may take.
+const CLOSING: Duration = Duration::from_secs(2);
+/// Bytes of messages that wait for the connection.
+const ROOM: usize = 1 << 20;
+/// Most bytes that may be under way to one reader. They wait in the broker's memory.
+const WINDOW: u64 = 8 << 20;
+const RECEIVE: &str = "receive";
+
+/// What only this transport can be told.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "exchange",
+        kind: Kind::Choice { default: "fanout", choices: &["fanout", "direct", "topic"] },
+        meaning: "the exchange that messages are routed by; the same for all parties",
+    },
+    Setting {
+        name: "confirms",
+        kind: Kind::Flag { default: true },
+        meaning: "whether the broker confirms what it has taken",
+    },
+    Setting {
+        name: "prefetch",
+        kind: Kind::Number { default: 16, least: 1, most: 1024 },
+        meaning: "messages the broker sends ahead of their acknowledgements",
+    },
+    Setting {
+        name: "max_message",
+        kind: Kind::Number { default: 16 << 20, least: 4 << 10, most: 128 << 20 },
+        meaning: "bytes of the largest message; the broker's max_message_size, or less",
+    },
+    Setting { name: "vhost", kind: Kind::Text { default: "/" }, meaning: "the virtual host at the broker" },
+];
+
+/// AMQP 0-9-1: `amqp://host:port/job`, where a broker is.
+pub fn transport() -> Messages<AmqpPost> {
+    Messages::new(AmqpPost)
+}
+
+/// Opens carriers at a broker.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct AmqpPost;
+
+#[async_trait]
+impl Post for AmqpPost {
+    fn name(&self) -> &'static str {
+        "amqp"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            reliable: true,
+            ordered: true,
+            fan_out: true,
+            broker: true,
+            encrypted: true,
+            sender_unmodified: true,
+            remote: true,
+            congestion: cfg!(target_os = "linux"),
+            retransmissions: cfg!(target_os = "linux"),
+            max_chunk: MAX_CHUNK,
+            ..Capabilities::default()
+        }
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        SETTINGS
+    }
+
+    async fn open(&self, side: Side, address: &Address, options: &Options) -> Result<Arc<dyn Carrier>> {
+        let chosen = options.own.read(SETTINGS)?;
+        if address.scheme != "amqp" || address.port.is_none_or(|port| port == 0) {
+            return Err(Error::new(ErrorKind::Address, "open", format!("{address} is not amqp://host:port"))
+                .mend(
+                    "write the broker's address as amqp://127.0.0.1:5672, with a /job if several share it",
+                ));
+        }
+        if options.streams != 1 {
+            return Err(Error::new(ErrorKind::Unsupported, "open", "an amqp link has one stream")
+                .mend("leave streams at 1"));
+        }
+        Ok(Arc::new(AmqpCarrier::open(side, address, options, &chosen).await?))
+    }
+}
+
+/// Bytes that a message of `length` bytes takes on the wire: a method frame with both names, a header, frames of body.
+fn wire_bytes(length: usize, exchange: &str, key: &str) -> u64 {
+    // Class, method, reserved; two lengths; flags: AMQP 0-9-1, section 1.8.3.7. Class, weight, size, property flags.
+    const METHOD: usize = 2 + 2 + 2 + 1 + 1 + 1;
+    const HEADER: usize = 2 + 2 + 8 + 2;
+    let names = exchange.len() + key.len();
+    let frames = length.div_ceil(FRAME_MAX as usize - FRAME_EXTRA);
+    (FRAME_EXTRA + METHOD + names + FRAME_EXTRA + HEADER + frames * FRAME_EXTRA + length) as u64
+}
