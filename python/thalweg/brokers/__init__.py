@@ -6,11 +6,12 @@ from typing import Final
 
 from thalweg.brokers.base import Broker, Launch, Login, Place, Program, Sign, Site, Tls
 from thalweg.brokers.mosquitto import Mosquitto
+from thalweg.brokers.rabbitmq import RabbitMq
 
 __all__ = ["Broker", "Launch", "Login", "Place", "Program", "Sign", "Site", "Tls", "programs"]
 
 # By scheme, in the order they are tried: the first that is installed is taken.
-_PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {"mqtt": (Mosquitto(),)}
+_PROGRAMS: Final[dict[str, tuple[Program, ...]]] = {"amqp": (RabbitMq(),), "mqtt": (Mosquitto(),)}
 
 
 def programs(scheme: str) -> tuple[Program, ...]:

@@ -1,0 +1,172 @@
+"""RabbitMQ, the broker of FedComm's AMQP (section IV.A): one private node, without plugins or peers.
+
+A node is an Erlang program that other nodes could join, so it asks for more ports than its own: that of its
+distribution and that of epmd, Erlang's register of names. Both are its own and on loopback, and its cookie is in its
+folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+from thalweg.brokers.base import Launch, Login, Sign, Site, installed
+from thalweg.errors import BrokerError
+
+NAME: Final = "rabbitmq-server"
+# Debian's program of this name becomes another user first; the node's own script is here.
+SCRIPTS: Final = Path("/usr/lib/rabbitmq/bin")
+ERLANG: Final = Path("/usr/lib/erlang/bin")
+NODE: Final = "thalweg@localhost"
+GRACE_SECONDS: Final = 10.0
+# Of the machine's memory, above which the node takes no more messages; RabbitMQ's own default.
+MEMORY_SHARE: Final = 0.4
+FREE_DISK_BYTES: Final = 64 << 20
+# Times the bytes that wait for one client: all clients' updates wait for the server in one queue.
+QUEUES: Final = 4
+# epmd stays the child of what the shell becomes, and ends with it.
+START: Final = '"$@" & exec "$THALWEG_NODE"'
+_READY: Final = re.compile(r"Server startup complete")
+_PORT_TAKEN: Final = re.compile(r"eaddrinuse|port_in_use|distribution port \d+ in use|already in use", re.IGNORECASE)
+# What a record should name: memory and disk it did not get, clients it did not let in, messages it did not take.
+_EVENTS: Final = re.compile(
+    r"resource limit alarm|alarm (?:set|cleared)|login refused|not found|missed heartbeats|larger than configured"
+    r"|has timed out|no space left",
+    re.IGNORECASE,
+)
+_STAMP: Final = re.compile(r"^\d{4}-\d\d-\d\d \S+ \[\w+\] <[\d.]+> ")
+_COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
+_VERSION: Final = re.compile(r"rabbitmq_server-([\d.]+)")
+
+
+class RabbitMq:
+    """The program of that name."""
+
+    name: str = NAME
+
+    def find(self) -> str | None:
+        """Return where it is installed, or None."""
+        own = SCRIPTS / NAME
+        return str(own) if own.is_file() else installed(NAME)
+
+    def version(self) -> str | None:
+        """Return its version, or None if its folder does not say. Asking the program takes seconds."""
+        program = self.find()
+        found = None if program is None else _VERSION.search(str(Path(program).resolve()))
+        return None if found is None else found[1]
+
+    def launch(self, site: Site) -> Launch:
+        """Write its configuration, user and cookie. Raises OSError, BrokerError."""
+        site.login.write(site.folder / "login")
+        site.write("definitions.json", definitions(site))
+        site.write("rabbitmq.conf", configuration(site))
+        site.write("enabled_plugins", "[].\n")
+        site.write("environment", "")
+        site.write(".erlang.cookie", secrets.token_hex(16))
+        register = site.place.free_port()
+        command = ["/bin/sh", "-c", START, "sh", *_register(), "-port", str(register), "-address", "127.0.0.1"]
+        return Launch(command, _environment(site, self.find() or NAME, register), GRACE_SECONDS)
+
+    def read(self, line: str) -> Sign | None:
+        """Return what a line of its log means, if that matters."""
+        text = _STAMP.sub("", _COLOUR.sub("", line))
+        if _READY.search(text):
+            return Sign("ready")
+        if _PORT_TAKEN.search(text):
+            return Sign("port taken", text)
+        return Sign("event", f"{NAME}: {text}") if _EVENTS.search(text) else None
+
+
+def _register() -> list[str]:
+    """Return how epmd is started: so that it ends with its node even if that is killed, where the system can."""
+    found = shutil.which("epmd") or (str(ERLANG / "epmd") if (ERLANG / "epmd").is_file() else None)
+    if found is None:
+        raise BrokerError("epmd is not installed, which a RabbitMQ node needs", "Install Erlang (erlang-base)")
+    tied = shutil.which("setpriv")
+    return [found] if tied is None else [tied, "--pdeathsig", "KILL", found]
+
+
+def _environment(site: Site, program: str, register: int) -> dict[str, str]:
+    """Return what the node's script reads. What a user has set for other nodes is not for this one."""
+    at = {name: str(site.folder / name) for name in ("mnesia", "log", "generated", "feature_flags", "pid")}
+    return {
+        **{name: "" for name in os.environ if name.startswith("RABBITMQ_")},
+        "THALWEG_NODE": program,
+        "HOME": str(site.folder),
+        # The script becomes the node, and is no parent that translates signals.
+        "detached": "yes",
+        "ERL_EPMD_PORT": str(register),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": NODE,
+        "RABBITMQ_DIST_PORT": str(site.place.free_port()),
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+        "RABBITMQ_CONFIG_FILE": str(site.folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(site.folder / "advanced.config"),
+        "RABBITMQ_CONF_ENV_FILE": str(site.folder / "environment"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(site.folder / "enabled_plugins"),
+        "RABBITMQ_MNESIA_BASE": at["mnesia"],
+        "RABBITMQ_LOG_BASE": at["log"],
+        "RABBITMQ_GENERATED_CONFIG_DIR": at["generated"],
+        "RABBITMQ_FEATURE_FLAGS_FILE": at["feature_flags"],
+        "RABBITMQ_PID_FILE": at["pid"],
+    }
+
+
+def configuration(site: Site) -> str:
+    """Return the text of rabbitmq.conf for a site, and write the files that it names. Raises OSError."""
+    listener = f"{site.place.address.strip('[]')}:{site.port}"
+    lines = [
+        f"load_definitions = {site.folder / 'definitions.json'}",
+        "log.console = true",
+        "log.console.level = info",
+        "log.file = false",
+        f"max_message_size = {site.message_bytes}",
+        f"vm_memory_high_watermark.relative = {MEMORY_SHARE}",
+        f"disk_free_limit.absolute = {FREE_DISK_BYTES}",
+    ]
+    if site.tls is None:
+        lines.append(f"listeners.tcp.1 = {listener}")
+    else:
+        lines += [
+            "listeners.tcp = none",
+            f"listeners.ssl.1 = {listener}",
+            f"ssl_options.cacertfile = {site.write('ca.crt', site.tls.authority)}",
+            f"ssl_options.certfile = {site.write('server.crt', site.tls.certificate)}",
+            f"ssl_options.keyfile = {site.write('server.key', site.tls.key)}",
+            "ssl_options.versions.1 = tlsv1.3",
+            "ssl_options.verify = verify_peer",
+            f"ssl_options.fail_if_no_peer_cert = {str(site.tls.require_client).lower()}",
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def definitions(site: Site) -> str:
+    """Return its users and limits as JSON: one user, and so no guest; no queue without a bound."""
+    bound = {"max-length-bytes": QUEUES * site.queue_bytes, "overflow": "reject-publish"}
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    words = {
+        "users": [user(site.login)],
+        "vhosts": [{"name": "/"}],
+        "permissions": [{"user": site.login.user, "vhost": "/", **everything}],
+        "policies": [{"vhost": "/", "name": "bound", "pattern": "", "apply-to": "queues", "definition": bound}],
+    }
+    return json.dumps(words)
+
+
+def user(login: Login) -> dict[str, str]:
+    """Return a user as RabbitMQ keeps it: four bytes of salt, then SHA-256 of these and the password."""
+    salt = secrets.token_bytes(4)
+    hashed = hashlib.sha256(salt + login.password.encode()).digest()
+    return {
+        "name": login.user,
+        "password_hash": base64.b64encode(salt + hashed).decode(),
+        "hashing_algorithm": "rabbit_password_hashing_sha256",
+        "tags": "",
+    }
