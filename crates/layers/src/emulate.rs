@@ -107,7 +107,8 @@ fn impossible(error: ShapeError) -> Error {
 impl Layer for Emulate {
     fn capabilities(&self, inner: Capabilities) -> Capabilities {
         let keeps = self.shapes().all(|s| s.jitter <= 0.0 && s.reorder <= 0.0 && s.duplicate <= 0.0);
-        Capabilities { ordered: inner.ordered && (inner.reliable || keeps), fan_out: false, ..inner }
+        let (ordered, settled) = (inner.ordered && (inner.reliable || keeps), inner.settled && keeps);
+        Capabilities { ordered, settled, fan_out: false, ..inner }
     }
 
     fn links(&self, side: Side) -> Arc<dyn Links> {

@@ -76,8 +76,9 @@ impl Fault {
 impl Layer for Fault {
     fn capabilities(&self, inner: Capabilities) -> Capabilities {
         let reliable = inner.reliable && self.loss == 0.0 && self.corrupt == 0.0;
-        let ordered = inner.ordered && self.reorder == 0.0 && self.duplicate == 0.0 && self.jitter_ms == 0.0;
-        Capabilities { reliable, ordered, fan_out: false, ..inner }
+        let keeps = self.reorder == 0.0 && self.duplicate == 0.0 && self.jitter_ms == 0.0;
+        let (ordered, settled) = (inner.ordered && keeps, inner.settled && keeps);
+        Capabilities { reliable, ordered, settled, fan_out: false, ..inner }
     }
 
     fn links(&self, _side: Side) -> Arc<dyn Links> {

@@ -325,7 +325,7 @@ async fn connect(shared: Arc<Shared>, after: Time) {
 
 fn attach(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<(), Error> {
     let nonce = random()?;
-    let ordered = link.capabilities().ordered;
+    let ordered = link.capabilities().settles();
     let generation = {
         let mut generations = lock(&shared.generations);
         *generations += 1;
@@ -340,7 +340,7 @@ fn attach(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<(), Error> {
 
 /// Reads one link until it ends.
 async fn read(shared: Arc<Shared>, generation: u64, link: Arc<dyn Link>) {
-    let sink = ClientSink { shared: shared.clone(), ordered: link.capabilities().ordered };
+    let sink = ClientSink { shared: shared.clone(), ordered: link.capabilities().settles() };
     let reason = loop {
         let message = match link.receive(&sink).await {
             Ok(message) => message,

@@ -118,8 +118,8 @@ pub struct ServerOptions {
     pub deadline: Option<f64>,
     /// Seconds a lost client may take to come back.
     pub grace: f64,
-    /// Bytes of payload in a chunk.
-    pub chunk: u32,
+    /// Bytes of payload in a chunk; `None`: what the transport prefers, else 256 KiB.
+    pub chunk: Option<u32>,
     /// How the global model goes out.
     pub fanout: FanoutRule,
     /// How updates come in.
@@ -152,7 +152,7 @@ impl Default for ServerOptions {
             enough: 1,
             deadline: None,
             grace: 10.0,
-            chunk: DEFAULT_CHUNK,
+            chunk: None,
             fanout: FanoutRule::default(),
             gather: GatherRule::default(),
             partial: PartialRule::default(),
@@ -187,7 +187,8 @@ impl ServerOptions {
         if self.expected == 0 || self.enough == 0 || self.enough > self.expected {
             return bad("enough must be between 1 and the number of clients expected");
         }
-        if self.chunk == 0 || !self.chunk.is_multiple_of(64) || self.chunk > thalweg_wire::MAX_CHUNK {
+        let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
+        if !self.chunk.is_none_or(possible) {
             return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
         }
         let times = [Some(self.grace), Some(self.liveness), self.deadline];

@@ -18,7 +18,7 @@ use thalweg_wire::{Layout, Ranges};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::admission::{Gate, Peers};
-use crate::options::{seconds, ServerOptions};
+use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::outbox::Outbox;
 use crate::report::outcome_json;
 use crate::server_sink::ServerSink;
@@ -64,6 +64,7 @@ pub(crate) struct Shared {
     options: ServerOptions,
     listener: Box<dyn Listener>,
     ordered: bool,
+    chunk: u32,
     links: Mutex<HashMap<LinkId, Outbox>>,
     next_link: AtomicU64,
     peers: Peers,
@@ -88,8 +89,7 @@ impl Server {
         options.check()?;
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
-        let chunk = options.chunk.min(transport.capabilities().max_chunk);
-        let options = ServerOptions { chunk, ..options };
+        let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
         let peers = Peers::default();
         let gate = Gate::new(&options, address.is_local(), peers.clone())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -116,7 +116,8 @@ impl Server {
             folding: RwLock::default(),
             staging: Staging::new(layout.bytes()),
             keep: options.partial == crate::PartialRule::Keep,
-            ordered: transport.capabilities().ordered,
+            chunk,
+            ordered: transport.capabilities().settles(),
             layout,
             model,
             options,
@@ -304,7 +305,7 @@ impl Shared {
         let handle = tokio::runtime::Handle::current();
         lock(&self.peers).insert(id, link.peer().clone());
         lock(&self.links).insert(id, Outbox::start(&handle, link.clone()));
-        let ordered = self.ordered && link.capabilities().ordered;
+        let ordered = self.ordered && link.capabilities().settles();
         lock(&self.machine).connected(self.now(), id, nonce, ordered);
         self.wake();
         tokio::spawn(read(self.clone(), id, link, ordered));
@@ -358,7 +359,7 @@ impl Shared {
         };
         let id = UpdateId { job: self.options.job, round, sender: 0, layout: self.layout.hash() };
         let cancel = Cancel::default();
-        let update = Outgoing::new(id, loan, wanted, self.options.chunk, cancel.clone());
+        let update = Outgoing::new(id, loan, wanted, self.chunk, cancel.clone());
         lock(&self.sendings).push(Sending { links: ids, cancel: cancel.clone() });
         let shared = self.clone();
         tokio::spawn(async move {

@@ -5,20 +5,22 @@
 //! | 0 | key | 16 random bytes, told to the peer over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 report, 4 hello |
 //! | 17 | flags | bit 0: a report is wanted |
-//! | 18 | reserved | 6 bytes, 0 |
+//! | 18 | told | 6 bytes; control messages that the sender had sent before, see [turns](crate::turns) |
 //! | 24 | position | u64; what the sender has sent up to and with this datagram, by [`cost`](crate::window::cost) |
 //! | 32 | | a chunk: its frame, header and payload; a report: u64, what has come, by cost |
 //!
-//! A report's position is the greatest that has come; a hello's is the number of the socket pair.
+//! A report's position and told are the greatest that have come; a hello's position is the number of the socket pair.
 
 use thalweg_wire::{FrameHeader, Kind as Frame, HEADER_BYTES};
 
-use crate::MAX_CHUNK;
+use crate::{CHUNK, MAX_CHUNK};
 
 /// Bytes before a chunk's frame.
 pub(crate) const PREFIX_BYTES: usize = 32;
 /// Bytes before a chunk's payload.
 pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
+/// The longest datagram that is not fragmented.
+pub(crate) const WHOLE: usize = CHUNK_HEADER_BYTES + CHUNK as usize;
 /// The longest datagram there is.
 pub(crate) const LONGEST: usize = CHUNK_HEADER_BYTES + MAX_CHUNK as usize;
 
@@ -42,6 +44,8 @@ pub(crate) enum Kind {
 pub(crate) struct Datagram {
     pub kind: Kind,
     pub report_wanted: bool,
+    /// Less than 2^48.
+    pub told: u64,
     pub position: u64,
 }
 
@@ -55,7 +59,8 @@ impl Datagram {
             Kind::Hello => 4,
         };
         out.extend_from_slice(key);
-        out.extend_from_slice(&[kind, self.report_wanted.into(), 0, 0, 0, 0, 0, 0]);
+        out.extend_from_slice(&[kind, self.report_wanted.into()]);
+        out.extend_from_slice(&self.told.to_le_bytes()[..6]);
         out.extend_from_slice(&self.position.to_le_bytes());
         match self.kind {
             Kind::Chunk(header) => out.extend_from_slice(&header.encode()),
@@ -68,7 +73,7 @@ impl Datagram {
     /// `None` for whatever is not of this link: it is dropped, as anybody can send us anything.
     pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES)?;
-        if prefix[..16] != key[..] || prefix[17] > 1 || prefix[18..24] != [0; 6] {
+        if prefix[..16] != key[..] || prefix[17] > 1 {
             return None;
         }
         let kind = match (prefix[16], rest.len()) {
@@ -78,7 +83,8 @@ impl Datagram {
             (4, 0) => Kind::Hello,
             _ => return None,
         };
-        Some(Self { kind, report_wanted: prefix[17] == 1, position: u64_of(&prefix[24..])? })
+        let told = u64_of(&prefix[16..24])? >> 16;
+        Some(Self { kind, report_wanted: prefix[17] == 1, told, position: u64_of(&prefix[24..])? })
     }
 }
 
@@ -105,7 +111,7 @@ mod tests {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length };
         let kind = Kind::Chunk(FrameHeader::chunk(chunk, checksum(payload)));
         let mut out = Vec::new();
-        Datagram { kind, report_wanted: true, position: 9 }.encode(&KEY, &mut out);
+        Datagram { kind, report_wanted: true, told: 8, position: 9 }.encode(&KEY, &mut out);
         out.extend_from_slice(payload);
         out
     }
@@ -113,7 +119,7 @@ mod tests {
     #[test]
     fn round_trips() {
         for kind in [Kind::Probe, Kind::Report(77), Kind::Hello] {
-            let datagram = Datagram { kind, report_wanted: false, position: u64::MAX };
+            let datagram = Datagram { kind, report_wanted: false, told: (1 << 48) - 1, position: u64::MAX };
             let mut bytes = Vec::new();
             datagram.encode(&KEY, &mut bytes);
             assert_eq!(Datagram::decode(&KEY, &bytes), Some(datagram));
@@ -133,8 +139,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_flipped_bit_of_the_header_but_position_and_flag_is_seen(
-            at in (0..CHUNK_HEADER_BYTES).prop_filter("checked", |at| *at != 17 && !(24..32).contains(at)),
+        fn any_flipped_bit_of_the_header_but_flag_told_and_position_is_seen(
+            at in (0..CHUNK_HEADER_BYTES).prop_filter("checked", |at| !(17..32).contains(at)),
             bit in 0..8_u8,
         ) {
             let mut bytes = whole(&[3; 64]);

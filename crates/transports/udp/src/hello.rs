@@ -21,9 +21,9 @@ use tokio::time::sleep;
 
 use crate::datagram::{Datagram, Key, Kind};
 use crate::link::UdpLink;
-use crate::socket::{Lane, Unbound};
+use crate::socket::{Lane, Unbound, Way};
 
-const MAGIC: [u8; 5] = *b"tlwu\x01";
+const MAGIC: [u8; 5] = *b"tlwu\x02";
 /// Between two hellos; doubled up to the second.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
@@ -38,8 +38,10 @@ pub(crate) async fn answer(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) 
     offer.extend_from_slice(&incoming.window.to_le_bytes());
     inner.send_control(offer.into()).await?;
     let [window] = numbers(operation, &inner.receive(&Nothing).await?, [8])?;
-    let (incoming, outgoing) =
-        tokio::try_join!(incoming.greeted(operation, key, 0), outgoing.greeted(operation, key, 1))?;
+    let (incoming, outgoing) = tokio::try_join!(
+        incoming.greeted(operation, key, 0, Way::In),
+        outgoing.greeted(operation, key, 1, Way::Out)
+    )?;
     inner.send_control(Bytes::copy_from_slice(&MAGIC)).await?;
     Ok(UdpLink::new(inner, outgoing, window, incoming))
 }
@@ -60,8 +62,8 @@ pub(crate) async fn ask(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> 
     let answer = [&MAGIC[..], &incoming.window.to_le_bytes()].concat();
     inner.send_control(answer.into()).await?;
     let at = |port: u64| SocketAddr::new(ip, port as u16);
-    let outgoing = outgoing.joined(operation, at(up), key).await?;
-    let incoming = incoming.joined(operation, at(down), key).await?;
+    let outgoing = outgoing.joined(operation, at(up), key, Way::Out).await?;
+    let incoming = incoming.joined(operation, at(down), key, Way::In).await?;
     let lanes = [&outgoing, &incoming];
     let ready = tokio::select! {
         ready = inner.receive(&Nothing) => ready?,
@@ -75,7 +77,7 @@ async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
     let (mut pause, most) = REPEAT;
     loop {
         for (number, lane) in (0..).zip(lanes) {
-            lane.tell(&Datagram { kind: Kind::Hello, report_wanted: false, position: number });
+            lane.tell(&Datagram { kind: Kind::Hello, report_wanted: false, told: 0, position: number });
         }
         sleep(pause).await;
         pause = (2 * pause).min(most);

@@ -16,6 +16,7 @@ mod receive;
 mod send;
 mod shared;
 mod socket;
+mod turns;
 mod window;
 
 use std::sync::Arc;
@@ -25,9 +26,11 @@ use thalweg_transport::{
     Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Transport,
 };
 
-/// Most bytes of payload in one chunk: with all headers it fits an Ethernet frame, under IPv6 too, and it is a
-/// multiple of 64 as chunks are.
-pub const MAX_CHUNK: u32 = 1344;
+/// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
+/// IPv6 too, and it is a multiple of 64 as chunks are.
+pub const CHUNK: u32 = 1344;
+/// Most bytes of payload in one chunk: one datagram, in fragments beyond [`CHUNK`], has less than 64 KiB.
+pub const MAX_CHUNK: u32 = 60 << 10;
 
 /// Datagrams over UDP: `udp://host:port`. The port is the control connection's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,7 +43,13 @@ impl Transport for Udp {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { remote: true, max_chunk: MAX_CHUNK, ..Capabilities::default() }
+        Capabilities {
+            settled: true,
+            remote: true,
+            max_chunk: MAX_CHUNK,
+            preferred_chunk: CHUNK,
+            ..Capabilities::default()
+        }
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {

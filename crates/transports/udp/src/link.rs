@@ -1,6 +1,6 @@
 //! A link: an inner tcp link for control messages, and a pair of sockets for each direction's chunks.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -20,10 +20,11 @@ const CONTROL: usize = 1;
 
 pub(crate) struct UdpLink {
     inner: Arc<dyn Link>,
-    sender: Mutex<Sender>,
+    sender: Arc<Mutex<Sender>>,
+    outgoing: Arc<Lane>,
     intake: Mutex<Intake>,
     shared: Arc<Shared>,
-    control: AbortHandle,
+    tasks: [AbortHandle; 2],
 }
 
 impl UdpLink {
@@ -31,10 +32,13 @@ impl UdpLink {
     pub(crate) fn new(inner: Arc<dyn Link>, outgoing: Lane, window: u64, incoming: Lane) -> Self {
         let shared = Arc::new(Shared::new(inner.peer().address.clone()));
         let (pass, control) = mpsc::channel(CONTROL);
-        let task = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
-        let (sender, intake) = (Sender::new(outgoing, window), Intake::new(incoming, control));
-        let (sender, intake) = (Mutex::new(sender), Mutex::new(intake));
-        Self { inner, sender, intake, shared, control: task.abort_handle() }
+        let outgoing = Arc::new(outgoing);
+        let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window)));
+        let intake = Mutex::new(Intake::new(incoming, control));
+        let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
+        let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));
+        let tasks = [reading.abort_handle(), telling.abort_handle()];
+        Self { inner, sender, outgoing, intake, shared, tasks }
     }
 }
 
@@ -50,7 +54,12 @@ impl Link for UdpLink {
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
         self.shared.check("send control")?;
-        self.inner.send_control(message).await
+        self.inner.send_control(message).await?;
+        // In the same poll as the message went out: a caller that gives up cannot come between.
+        self.shared.told.fetch_add(1, Release);
+        send::probe(&self.outgoing, &self.shared);
+        self.shared.spoke.notify_one();
+        Ok(())
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
@@ -87,6 +96,6 @@ impl Link for UdpLink {
 impl Drop for UdpLink {
     fn drop(&mut self) {
         self.shared.refuse("the link was dropped");
-        self.control.abort(); // and with it the last hold on the control connection
+        self.tasks.iter().for_each(AbortHandle::abort); // and with them the last hold on the control connection
     }
 }

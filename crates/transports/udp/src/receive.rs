@@ -1,5 +1,6 @@
 //! Receiving: datagrams into the places the sink names, and control messages from a task that reads them.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -12,54 +13,108 @@ use tokio::sync::mpsc;
 use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
+use crate::turns::Turns;
 use crate::window::cost;
 
 const RECEIVE: &str = "receive";
-/// Receives that a control message waits for at most: several times what a receive buffer holds.
-const BEFORE_CONTROL: usize = 256;
+/// Receives before the end of a link at most: several times what a receive buffer holds.
+const BEFORE_END: usize = 256;
 /// Receives before other tasks have their turn.
 const AT_ONCE: usize = 4;
+/// Bytes of chunks that may wait for a control message before we stop to read, so that the window stops the sender.
+/// One receive more may be read by then.
+const HELD: usize = 1 << 20;
 
 /// One direction's receiving side.
 pub(crate) struct Intake {
     lane: Lane,
     buffer: Buffer,
     control: mpsc::Receiver<Result<Bytes>>,
+    /// A control message that has come before what was sent before it.
+    early: Option<Result<Bytes>>,
+    /// Whether a message was given to our caller, who is not back yet.
+    given: bool,
+    turns: Turns,
+    held: Held,
     /// The greatest position that has come, and what has come in all, by cost.
     seen: u64,
     received: u64,
 }
 
+/// Chunks that wait for a control message.
+#[derive(Default)]
+struct Held {
+    chunks: VecDeque<(u64, FrameHeader, Vec<u8>)>,
+    bytes: usize,
+}
+
 impl Intake {
     pub(crate) fn new(lane: Lane, control: mpsc::Receiver<Result<Bytes>>) -> Self {
-        Self { lane, buffer: Buffer::new(), control, seen: 0, received: 0 }
+        Self {
+            lane,
+            buffer: Buffer::new(),
+            control,
+            early: None,
+            given: false,
+            turns: Turns::default(),
+            held: Held::default(),
+            seen: 0,
+            received: 0,
+        }
     }
 
     /// The next control message; chunks go to `sink` meanwhile.
     pub(crate) async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+        if std::mem::take(&mut self.given) {
+            self.turns.delivered();
+        }
+        self.release(sink, shared)?;
         loop {
-            let next = tokio::select! {
+            let due = matches!(self.early, Some(Err(_))) || self.turns.may_deliver();
+            if let Some(next) = self.early.take_if(|_| due) {
+                if next.is_err() {
+                    self.take(sink, shared, BEFORE_END)?;
+                }
+                self.given = true;
+                return next;
+            }
+            let (waits, room) = (self.early.is_some(), self.held.bytes < HELD);
+            tokio::select! {
                 biased;
                 error = shared.refused(RECEIVE) => return Err(error),
-                next = self.control.recv() => Some(next),
-                // An error is an ICMP message's, and the next call shows it.
-                _ = self.lane.readable() => None,
-            };
-            match next {
-                None => self.take(sink, shared, AT_ONCE)?,
-                Some(next) => {
-                    // What was sent before the message comes before it, as far as it is here.
-                    self.take(sink, shared, BEFORE_CONTROL)?;
-                    return next.unwrap_or_else(|| Err(Error::closed(RECEIVE, "the link has ended")));
+                next = self.control.recv(), if !waits => {
+                    let ended = || Err(Error::closed(RECEIVE, "the link has ended"));
+                    self.early = Some(next.unwrap_or_else(ended));
                 }
-            };
+                // An error is an ICMP message's, and the next call shows it.
+                _ = self.lane.readable(), if room => self.take(sink, shared, AT_ONCE)?,
+                // Nobody will tell any more what was sent before it.
+                _ = shared.ended(RECEIVE), if waits => {
+                    self.take(sink, shared, BEFORE_END)?;
+                    self.given = true;
+                    return self.early.take().unwrap_or_else(|| Err(Error::closed(RECEIVE, "the link has ended")));
+                }
+            }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Gives the chunks to `sink` whose turn it is now.
+    fn release(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+        while self.held.chunks.front().is_some_and(|(told, ..)| self.turns.is_due(*told)) {
+            let Some((_, header, payload)) = self.held.chunks.pop_front() else { break };
+            self.held.bytes -= payload.len();
+            store(&header, &payload, sink, shared)?;
+        }
+        Ok(())
     }
 
     /// Takes what the kernel holds for us, in at most `most` receives.
     fn take(&mut self, sink: &dyn Sink, shared: &Shared, most: usize) -> Result<()> {
         for _ in 0..most {
+            if self.held.bytes >= HELD {
+                return Ok(());
+            }
             match self.lane.receive(&mut self.buffer) {
                 Ok(()) => self.sort(sink, shared)?,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -81,6 +136,7 @@ impl Intake {
             }
             if matches!(found.kind, Kind::Chunk(_) | Kind::Probe) {
                 self.seen = self.seen.max(found.position);
+                self.turns.heard(found.told);
             }
         }
         shared.received.fetch_add(bytes as u64, Relaxed);
@@ -88,16 +144,22 @@ impl Intake {
             sink.progress(payload as u64);
         }
         for datagram in self.buffer.datagrams() {
-            if let Some(Datagram { kind: Kind::Chunk(header), .. }) =
-                Datagram::decode(&self.lane.key, datagram)
-            {
-                store(&header, &datagram[CHUNK_HEADER_BYTES..], sink, shared)?;
+            let Some(found) = Datagram::decode(&self.lane.key, datagram) else { continue };
+            let Kind::Chunk(header) = found.kind else { continue };
+            let payload = &datagram[CHUNK_HEADER_BYTES..];
+            if self.turns.is_due(found.told) {
+                store(&header, payload, sink, shared)?;
+            } else {
+                self.held.bytes += payload.len();
+                self.held.chunks.push_back((found.told, header, payload.to_vec()));
+                shared.copied.fetch_add(payload.len() as u64, Relaxed);
             }
         }
         if report {
             // What cannot be told now is asked for again.
-            let report =
-                Datagram { kind: Kind::Report(self.received), report_wanted: false, position: self.seen };
+            let (told, position) = (self.turns.told(), self.seen);
+            let kind = Kind::Report(self.received);
+            let report = Datagram { kind, report_wanted: false, told, position };
             shared.sent.fetch_add(self.lane.tell(&report) as u64, Relaxed);
         }
         Ok(())

@@ -1,6 +1,10 @@
 //! Sending chunks: batches of datagrams, as many as the window permits.
+//!
+//! After each control message a probe follows the chunks before it, again until a report says that it came: the
+//! peer delivers the message when the probe shows that nothing before it is still under way.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
@@ -10,17 +14,19 @@ use tokio::time::sleep_until;
 use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
-use crate::window::{cost, Permit, Window};
+use crate::window::{cost, Permit, Window, MOST_PATIENCE};
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
 
 /// One direction's sending side. Its lock is fair and held for one batch.
 pub(crate) struct Sender {
-    lane: Lane,
+    lane: Arc<Lane>,
     window: Window,
     batch: Vec<u8>,
     reports: Buffer,
+    /// Control messages whose probe, or a later datagram, has come, as the peer says.
+    known: u64,
 }
 
 /// What a batch holds.
@@ -34,9 +40,9 @@ struct Batch {
 }
 
 impl Sender {
-    pub(crate) fn new(lane: Lane, window: u64) -> Self {
+    pub(crate) fn new(lane: Arc<Lane>, window: u64) -> Self {
         let window = Window::new(window, Instant::now());
-        Self { lane, window, batch: Vec::new(), reports: Buffer::new() }
+        Self { lane, window, batch: Vec::new(), reports: Buffer::new(), known: 0 }
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {
@@ -52,6 +58,7 @@ impl Sender {
                 if let Kind::Report(received) = report.kind {
                     shared.received.fetch_add(bytes.len() as u64, Relaxed);
                     self.window.reported(now, report.position, received, timely);
+                    self.known = self.known.max(report.told);
                 }
             }
         }
@@ -78,17 +85,17 @@ impl Sender {
     }
 
     fn probe(&mut self, shared: &Shared) {
-        let probe = Datagram { kind: Kind::Probe, report_wanted: true, position: self.window.sent() };
-        shared.sent.fetch_add(self.lane.tell(&probe) as u64, Relaxed);
+        probe(&self.lane, shared);
         self.window.probed(Instant::now());
     }
 
     /// Puts together the chunks of `update` from `next` on: of one length, but for a last shorter one, as a
     /// system call takes no others. `None` once cancelled.
-    fn gather(&mut self, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
+    fn gather(&mut self, shared: &Shared, update: &Outgoing, next: usize, room: u64) -> Option<Batch> {
         self.batch.clear();
         let chunks = update.chunks().get(next..)?;
         let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
+        let told = shared.told.load(Acquire);
         let bytes = |chunk: &thalweg_transport::ChunkRef| CHUNK_HEADER_BYTES + chunk.range().len() as usize;
         let first = chunks.first().map_or(0, bytes);
         let most = self.lane.most_segments(first);
@@ -101,7 +108,7 @@ impl Sender {
                 || next.is_none_or(|next| next > first || position + cost(next) > until);
             let (header, payload) = update.frame(chunk)?;
             let report_wanted = next.is_none() || (ends && self.window.wants_report(position));
-            Datagram { kind: Kind::Chunk(header), report_wanted, position }
+            Datagram { kind: Kind::Chunk(header), report_wanted, told, position }
                 .encode(&self.lane.key, &mut self.batch);
             self.batch.extend_from_slice(&payload);
             batch.position = position;
@@ -120,13 +127,39 @@ impl Sender {
     /// Sends one batch; says how many chunks and bytes it had.
     async fn send(&mut self, shared: &Shared, update: &Outgoing, next: usize) -> Result<(usize, usize)> {
         let room = self.room(shared).await;
-        let batch = self.gather(update, next, room).ok_or_else(SendReport::cancelled)?;
+        let batch = self.gather(shared, update, next, room).ok_or_else(SendReport::cancelled)?;
         self.lane.send(&self.batch, batch.length).await?;
         self.window.sent_to(Instant::now(), batch.position, &batch.reported);
+        shared.position.store(batch.position, Release);
         let bytes = self.batch.len();
         shared.sent.fetch_add(bytes as u64, Relaxed);
         shared.copied.fetch_add((bytes - batch.chunks * CHUNK_HEADER_BYTES) as u64, Relaxed);
         Ok((batch.chunks, bytes))
+    }
+}
+
+/// Asks the peer what has come, if there is room for it.
+pub(crate) fn probe(lane: &Lane, shared: &Shared) {
+    let (told, position) = (shared.told.load(Acquire), shared.position.load(Acquire));
+    let probe = Datagram { kind: Kind::Probe, report_wanted: true, told, position };
+    shared.sent.fetch_add(lane.tell(&probe) as u64, Relaxed);
+}
+
+/// Probes again for as long as the peer has not reported the last control message's, however long that takes.
+pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>) {
+    loop {
+        shared.spoke.notified().await;
+        let mut pause = sender.lock().await.window.wait();
+        loop {
+            tokio::time::sleep(pause).await;
+            let mut sender = sender.lock().await;
+            sender.hear(&shared, false);
+            if sender.known >= shared.told.load(Acquire) {
+                break;
+            }
+            probe(&sender.lane, &shared);
+            pause = (2 * pause).min(MOST_PATIENCE);
+        }
     }
 }
 
@@ -150,8 +183,10 @@ pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Out
 
 async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) -> Result<u64> {
     let (mut next, mut wire) = (0, 0);
+    let longest = update.chunks().iter().map(|c| c.range().len()).max().unwrap_or_default();
     while next < update.chunks().len() {
         let mut sender = sender.lock().await;
+        sender.window.carry(CHUNK_HEADER_BYTES + longest as usize);
         if next == 0 {
             sender.hear(shared, false); // what came meanwhile says nothing about the round trip
         }

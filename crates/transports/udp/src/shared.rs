@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 
 use thalweg_transport::{Error, Result};
-use tokio::sync::watch;
+use tokio::sync::{watch, Notify};
 
 #[derive(Debug, Clone)]
 struct End {
@@ -15,6 +15,11 @@ struct End {
 pub(crate) struct Shared {
     who: String,
     end: watch::Sender<Option<End>>,
+    /// Control messages sent, and what has been sent of datagrams, by cost.
+    pub told: AtomicU64,
+    pub position: AtomicU64,
+    /// A control message has been sent.
+    pub spoke: Notify,
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub copied: AtomicU64,
@@ -23,7 +28,16 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(who: String) -> Self {
         let zero = AtomicU64::default;
-        Self { who, end: watch::Sender::new(None), sent: zero(), received: zero(), copied: zero() }
+        Self {
+            who,
+            end: watch::Sender::new(None),
+            told: zero(),
+            position: zero(),
+            spoke: Notify::new(),
+            sent: zero(),
+            received: zero(),
+            copied: zero(),
+        }
     }
 
     /// The peer has ended the link; what came before can still be received.

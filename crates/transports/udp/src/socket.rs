@@ -9,7 +9,7 @@ use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::datagram::{Datagram, Key, Kind, LONGEST};
+use crate::datagram::{Datagram, Key, Kind, LONGEST, WHOLE};
 
 /// Bytes that one receive may bring: what the kernel joins at most.
 const SLOT: usize = 64 << 10;
@@ -57,30 +57,61 @@ impl Unbound {
     }
 
     /// Waits for the peer's hello and takes its source as the peer.
-    pub(crate) async fn greeted(self, operation: &'static str, key: Key, number: u64) -> Result<Lane> {
+    pub(crate) async fn greeted(
+        self,
+        operation: &'static str,
+        key: Key,
+        number: u64,
+        way: Way,
+    ) -> Result<Lane> {
         let mut buffer = [0; LONGEST];
         loop {
             let came = self.socket.recv_from(&mut buffer).await;
             let (length, from) = came.map_err(|e| Error::io(operation, "waiting for a hello", &e))?;
             let hello = Datagram::decode(&key, &buffer[..length]);
             if hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number) {
-                return self.joined(operation, from, key).await;
+                return self.joined(operation, from, key, way).await;
             }
         }
     }
 
     /// Takes datagrams of `peer` alone from now on.
-    pub(crate) async fn joined(self, operation: &'static str, peer: SocketAddr, key: Key) -> Result<Lane> {
+    pub(crate) async fn joined(
+        self,
+        operation: &'static str,
+        peer: SocketAddr,
+        key: Key,
+        way: Way,
+    ) -> Result<Lane> {
         let failed = |e: io::Error| Error::io(operation, format!("a UDP socket to {peer}"), &e);
         self.socket.connect(peer).await.map_err(failed)?;
-        let state = UdpSocketState::new(UdpSockRef::from(&self.socket)).map_err(failed)?;
+        let state = match way {
+            Way::In => UdpSocketState::new(UdpSockRef::from(&self.socket)),
+            // It would forbid the kernel to fragment what this socket sends; what the kernel can do, any socket tells.
+            Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
+        };
+        let state = state.map_err(failed)?;
         Ok(Lane { socket: self.socket, state, peer, key })
     }
+}
+
+fn probe(peer: SocketAddr) -> io::Result<Socket> {
+    Socket::new(Domain::for_address(peer), Type::DGRAM, Some(Protocol::UDP))
+}
+
+/// Which way a socket's chunks go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way {
+    In,
+    Out,
 }
 
 impl Lane {
     /// Datagrams of one length, but the last which may be shorter, that one send takes.
     pub(crate) fn most_segments(&self, length: usize) -> usize {
+        if length > WHOLE {
+            return 1; // GSO cuts into packets, and this one is several
+        }
         self.state.max_gso_segments().min(MOST / length.max(1)).max(1)
     }
 
@@ -106,9 +137,9 @@ impl Lane {
 
     fn judge(&self, error: &io::Error) -> Result<()> {
         if quinn_udp::is_msg_size_err(error) {
-            let context = format!("{}: the path takes no datagrams of {LONGEST} bytes", self.peer);
+            let context = format!("{}: the system sends no datagrams of this length", self.peer);
             return Err(Error::new(ErrorKind::Unsupported, "send update", context)
-                .mend("set a smaller chunk, or raise the MTU"));
+                .mend("set a smaller chunk, or a larger send_buffer"));
         }
         Ok(())
     }

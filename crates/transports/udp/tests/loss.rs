@@ -9,7 +9,7 @@ use thalweg_arena::Arena;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
 use thalweg_layers::{Fault, Layer};
 use thalweg_transport::{Cancel, Link, Options, Outgoing};
-use thalweg_udp::{Udp, MAX_CHUNK};
+use thalweg_udp::{Udp, CHUNK, MAX_CHUNK};
 
 mod common;
 use common::{link, listen, small};
@@ -18,10 +18,10 @@ const CLIENTS: u64 = 4;
 const UPDATE: u64 = 8 << 20;
 
 /// An update from one end to the other; all of it must come, and nothing is sent twice.
-async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: Arena) {
+async fn whole(from: Arc<dyn Link>, to: Arc<dyn Link>, source: Arena, chunk: u32) {
     let recorder = Arc::new(Recorder::new(source.len()));
     let _pump = Pump::start(&to, &recorder);
-    let report = from.send_update(&outgoing(&source, update_id(1), MAX_CHUNK)).await.unwrap();
+    let report = from.send_update(&outgoing(&source, update_id(1), chunk)).await.unwrap();
     let all = recorder.until(|seen| seen.stored.len() as u64 == report.chunks);
     let outcome = tokio::time::timeout(GUARD / 2, all).await;
     let came = recorder.seen().stored.len() as u64;
@@ -38,11 +38,27 @@ async fn no_datagram_is_lost_at_loopback() {
             let (client, server) = link(&*listener, &options).await;
             tasks.push(tokio::spawn(async move {
                 let (up, down) = (pattern(UPDATE, number), pattern(UPDATE, number + CLIENTS));
-                tokio::join!(whole(client.clone(), server.clone(), up), whole(server, client, down));
+                tokio::join!(
+                    whole(client.clone(), server.clone(), up, CHUNK),
+                    whole(server, client, down, CHUNK)
+                );
             }));
         }
         for task in tasks {
             task.await.unwrap();
+        }
+    }
+}
+
+/// FedComm's chunks of 512 values, the other papers' of 4,000, and the longest there are: each a datagram, which the
+/// receive buffer holds though the kernel charges more for it than its bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chunks_of_any_size_are_datagrams_that_come() {
+    for chunk in [64, 2_048, 16_000, MAX_CHUNK] {
+        for options in [Options::default(), small()] {
+            let listener = listen(&Udp, &options).await;
+            let (client, server) = link(&*listener, &options).await;
+            whole(client, server, pattern(UPDATE / 8, u64::from(chunk)), chunk).await;
         }
     }
 }
@@ -53,7 +69,7 @@ async fn no_datagram_is_lost_while_the_peer_does_not_read() {
     let listener = listen(&Udp, &small()).await;
     let (client, server) = link(&*listener, &small()).await;
     let source = pattern(UPDATE / 4, 1);
-    let update = outgoing(&source, update_id(1), MAX_CHUNK);
+    let update = outgoing(&source, update_id(1), CHUNK);
     let chunks = update.chunks().len();
     let sending = tokio::spawn(async move {
         client.send_update(&update).await.unwrap();
@@ -100,7 +116,7 @@ async fn what_the_fault_layer_loses_comes_when_it_is_asked_for_again() {
             break;
         }
         let bytes = source.lend(source.range()).unwrap();
-        let update = Outgoing::new(update_id(1), bytes, &wanted, MAX_CHUNK, Cancel::default());
+        let update = Outgoing::new(update_id(1), bytes, &wanted, CHUNK, Cancel::default());
         client.send_update(&update).await.unwrap();
         client.send_control(Bytes::from_static(b"end")).await.unwrap();
         assert_eq!(pump.next().await.unwrap(), "end");

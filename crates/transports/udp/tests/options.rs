@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_transport::{Address, ErrorKind, Options, Tls, Transport};
-use thalweg_udp::{Udp, MAX_CHUNK};
+use thalweg_udp::{Udp, CHUNK};
 
 mod common;
 use common::{link, listen, small};
@@ -42,7 +42,7 @@ async fn a_byte_is_copied_once_at_each_end() {
     let source = pattern(100_000, 1);
     let recorder = Arc::new(Recorder::new(source.len()));
     let _pump = Pump::start(&server, &recorder);
-    client.send_update(&outgoing(&source, update_id(1), MAX_CHUNK)).await.unwrap();
+    client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
     recorder.until(|seen| seen.ranges.bytes() == 100_000).await;
     assert_eq!((client.counters().copied, server.counters().copied), (100_000, 100_000));
     assert_eq!(client.counters().retransmissions, None);
