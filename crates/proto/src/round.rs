@@ -186,15 +186,20 @@ impl Round {
     }
 
     /// The first client whose update is still to come, if it is ready and nobody else sends. A lost one holds
-    /// up nobody; back in time, it is first again.
+    /// up nobody. Back in time, it is first again; and before all others if it kept its place, which they may
+    /// have to wait for.
     fn next_in_order(&mut self) -> Vec<u32> {
         use State::{Offered, Receiving, Sending, Training};
-        let awaited = self.parts.iter().filter(|(_, p)| matches!(p.state, Receiving | Training | Offered));
-        let first = awaited.min_by(|(_, a), (_, b)| by_name(&a.client, &b.client));
-        let ready = first.filter(|(_, p)| p.state == Offered).map(|(&sender, _)| sender);
-        let free = self.parts.values().all(|p| p.state != Sending);
-        let next = ready.filter(|&s| free && (self.credits.holds(s) || self.credits.grant_to(s)));
-        next.into_iter().collect()
+        if self.parts.values().any(|p| p.state == Sending) {
+            return Vec::new();
+        }
+        let mut awaited: Vec<(&u32, &Part)> =
+            self.parts.iter().filter(|(_, p)| matches!(p.state, Receiving | Training | Offered)).collect();
+        awaited.sort_by(|(_, one), (_, other)| by_name(&one.client, &other.client));
+        let kept = awaited.iter().find(|(&sender, p)| p.state == Offered && self.credits.holds(sender));
+        let next = kept.or(awaited.first()).filter(|(_, p)| p.state == Offered).map(|(&sender, _)| sender);
+        let placed = next.filter(|&sender| self.credits.holds(sender) || self.credits.grant_to(sender));
+        placed.into_iter().collect()
     }
 
     /// All of the client's update has come. Staged updates still have to be folded.

@@ -544,8 +544,8 @@ impl Server {
 
     fn idle(&mut self, now: Time, _link: LinkId, sender: u32) {
         if self.members.get(&sender).is_some_and(|m| m.duty == Duty::Behind) {
-            self.set_duty(sender, Duty::Idle);
-            self.assign(now, sender, None);
+            // It may have been let off with a part of this very round, if it said that it holds another.
+            self.start_over(now, sender, None);
         }
     }
 

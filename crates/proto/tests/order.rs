@@ -122,6 +122,24 @@ fn a_lost_client_holds_up_nobody_and_is_first_again_when_it_is_back() {
     }
 }
 
+/// There is room for one update. client-2 gets it while client-1 is away, and is away itself for a moment: client-1 must
+/// not be waited for while it waits for the place.
+#[test]
+fn a_place_that_was_kept_is_used_before_others_wait_for_it() {
+    let setup = Setup { places: 1, ..Setup::default() };
+    let mut world =
+        World::joined(&setup, [Profile { train: 2 * SECOND, ..slow("client-1") }, slow("client-2")]);
+    world.pass(SECOND);
+    world.start(in_order(2));
+    world.run("client-2 waits for its turn", 2 * SECOND, |w| w.clients[1].seen.offers > 0);
+    world.cut(0);
+    world.run("client-2 sends", 2 * SECOND, |w| w.clients[1].seen.update_chunks >= 2);
+    world.cut(1);
+    let result = world.finish_round(10 * SECOND);
+    world.check(&result);
+    assert!(result.outcome.complete, "{:?}", result.outcome);
+}
+
 #[test]
 fn a_dead_client_is_waited_for_only_so_long() {
     let mut world = joined(Partial::Discard, NAMES.map(slow).into_iter());

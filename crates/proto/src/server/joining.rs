@@ -112,7 +112,7 @@ impl Server {
         }
     }
 
-    fn start_over(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
+    pub(super) fn start_over(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
         self.set_duty(sender, Duty::Idle);
         self.drop_staging_of(sender);
         self.assign(now, sender, holes);
