@@ -197,3 +197,28 @@ async fn a_put_that_is_broken_off_leaves_the_link() {
     assert_eq!(pump.next().await.unwrap(), "still here");
     assert!(recorder.seen().placed.is_empty());
 }
+
+/// A client that takes little at a time: what it has not taken when the update is cancelled is not sent.
+#[tokio::test]
+async fn an_update_that_is_cancelled_goes_no_further() {
+    let listener = listen(&unary(plain())).await;
+    let (mut requests, _stream, server) = by_hand(&*listener).await;
+    let (answer, mut asking) = requests.send_request(request("/thalweg.v1.Link/Get"), false).unwrap();
+    asking.send_data(Bytes::from_static(&[0; 5]), true).unwrap();
+    let source = pattern(8 << 20, 1);
+    let update = outgoing(&source, update_id(1), 1 << 20);
+    let cancel = update.cancel().clone();
+    let sending = tokio::spawn(async move { server.send_update(&update).await });
+    let mut answer = answer.await.unwrap();
+    let body = answer.body_mut();
+    let mut came = body.data().await.unwrap().unwrap().len();
+    cancel.cancel();
+    assert_eq!(sending.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    body.flow_control().release_capacity(came).unwrap();
+    while let Some(Ok(more)) = body.data().await {
+        came += more.len();
+        body.flow_control().release_capacity(more.len()).unwrap();
+    }
+    assert!(came < 1 << 20, "{came} bytes of 8 MiB came");
+    assert!(source.claim(source.range()).is_ok(), "nothing is lent any more");
+}
