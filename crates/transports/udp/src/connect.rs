@@ -18,7 +18,7 @@ pub(crate) async fn connect(address: &Address, options: &Options) -> Result<UdpL
     let share = options.connect_timeout() / candidates.len() as u32;
     let mut last = silent(address, share);
     for &to in &candidates {
-        match timeout(share, reach(to, options)).await {
+        match timeout(share, reach(address, to, options)).await {
             Ok(Ok(link)) => return Ok(link),
             Ok(Err(error)) => last = error,
             Err(_) => last = silent(address, share),
@@ -27,8 +27,13 @@ pub(crate) async fn connect(address: &Address, options: &Options) -> Result<UdpL
     Err(last)
 }
 
-async fn reach(to: SocketAddr, options: &Options) -> Result<UdpLink> {
-    let inner = Tcp.connect(&control_address(to), options).await?;
+async fn reach(address: &Address, to: SocketAddr, options: &Options) -> Result<UdpLink> {
+    let mut control = crate::control(options);
+    if let Some(tls) = &mut control.tls {
+        // The certificate is of the name that was asked for.
+        tls.server_name.get_or_insert_with(|| address.host.clone());
+    }
+    let inner = Tcp.connect(&control_address(to), &control).await?;
     hello::ask(inner, to.ip(), options).await
 }
 

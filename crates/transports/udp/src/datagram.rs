@@ -9,8 +9,9 @@
 //! | 24 | position | u64; what the sender has sent up to and with this datagram, by [`cost`](crate::window::cost) |
 //! | 32 | | a chunk: its frame, header and payload; a report: u64, what has come, by cost |
 //!
-//! A report's position and told are the greatest that have come; a hello's position is the number of the socket pair.
+//! Under TLS datagrams are [sealed](crate::secure). A report's position and told are the greatest that have come; a hello's position is the number of the socket pair.
 
+use thalweg_seal::TAG_BYTES;
 use thalweg_wire::{FrameHeader, Kind as Frame, HEADER_BYTES};
 
 use crate::{CHUNK, MAX_CHUNK};
@@ -20,9 +21,10 @@ pub(crate) const PREFIX_BYTES: usize = 32;
 /// Bytes before a chunk's payload.
 pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
 /// The longest datagram that is not fragmented.
-pub(crate) const WHOLE: usize = CHUNK_HEADER_BYTES + CHUNK as usize;
+pub(crate) const WHOLE: usize = CHUNK_HEADER_BYTES + CHUNK as usize + TAG_BYTES;
 /// The longest datagram there is.
-pub(crate) const LONGEST: usize = CHUNK_HEADER_BYTES + MAX_CHUNK as usize;
+pub(crate) const LONGEST: usize = CHUNK_HEADER_BYTES + MAX_CHUNK as usize + TAG_BYTES;
+const _: () = assert!(LONGEST <= 65_507, "longer than UDP over IPv4 takes");
 
 /// Shows that a datagram is of the link. Whoever cannot see the link's traffic cannot guess it.
 pub(crate) type Key = [u8; 16];

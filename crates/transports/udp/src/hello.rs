@@ -1,7 +1,7 @@
 //! The first messages on the control connection, and what both ends make of them.
 //!
 //! 1. The listener's end opens two UDP sockets and says the link's key, their ports, and what the receiving one
-//!    holds: `tlwu`, version, key (16 bytes), two ports (u16), window (u64).
+//!    holds: `tlwu`, version, key (16 bytes), how datagrams are sealed (a byte), two ports (u16), window (u64).
 //! 2. The connecting end opens two sockets and says what its receiving one holds: `tlwu`, version, window (u64).
 //!    It sends a hello from each until it hears the next message, so that the listener's end learns where they are
 //!    behind address translation, and that datagrams pass at all.
@@ -21,9 +21,10 @@ use tokio::time::sleep;
 
 use crate::datagram::{Datagram, Key, Kind};
 use crate::link::UdpLink;
+use crate::secure::{self, End, Seal};
 use crate::socket::{Lane, Unbound, Way};
 
-const MAGIC: [u8; 5] = *b"tlwu\x02";
+const MAGIC: [u8; 5] = *b"tlwu\x03";
 /// Between two hellos; doubled up to the second.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
@@ -32,15 +33,18 @@ pub(crate) async fn answer(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) 
     let operation = "accept";
     let key = new_key(operation)?;
     let (incoming, outgoing) = (Unbound::new(operation, ip, options)?, Unbound::new(operation, ip, options)?);
-    let mut offer = [&MAGIC[..], &key].concat();
+    let choice = secure::choice(options)?;
+    let secret = secure::secret(operation, choice, inner.peer(), &key)?;
+    let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, pair, End::Listening));
+    let mut offer = [&MAGIC[..], &key, &[choice]].concat();
     offer.extend_from_slice(&incoming.port.to_le_bytes());
     offer.extend_from_slice(&outgoing.port.to_le_bytes());
     offer.extend_from_slice(&incoming.window.to_le_bytes());
     inner.send_control(offer.into()).await?;
     let [window] = numbers(operation, &inner.receive(&Nothing).await?, [8])?;
     let (incoming, outgoing) = tokio::try_join!(
-        incoming.greeted(operation, key, 0, Way::In),
-        outgoing.greeted(operation, key, 1, Way::Out)
+        incoming.greeted(operation, key, seal(0), 0, Way::In),
+        outgoing.greeted(operation, key, seal(1), 1, Way::Out)
     )?;
     inner.send_control(Bytes::copy_from_slice(&MAGIC)).await?;
     Ok(UdpLink::new(inner, outgoing, window, incoming))
@@ -52,7 +56,9 @@ pub(crate) async fn ask(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> 
     let offer = inner.receive(&Nothing).await?;
     let key = offer.get(MAGIC.len()..MAGIC.len() + 16).and_then(|key| Key::try_from(key).ok());
     let key = key.ok_or_else(|| strange(operation))?;
-    let [_, _, up, down, window] = numbers(operation, &offer, [8, 8, 2, 2, 8])?;
+    let [_, _, choice, up, down, window] = numbers(operation, &offer, [8, 8, 1, 2, 2, 8])?;
+    let secret = secure::secret(operation, choice as u8, inner.peer(), &key)?;
+    let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, pair, End::Connecting));
     let any = match ip {
         IpAddr::V4(_) => IpAddr::from([0; 4]),
         IpAddr::V6(_) => IpAddr::from([0; 16]),
@@ -62,8 +68,8 @@ pub(crate) async fn ask(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> 
     let answer = [&MAGIC[..], &incoming.window.to_le_bytes()].concat();
     inner.send_control(answer.into()).await?;
     let at = |port: u64| SocketAddr::new(ip, port as u16);
-    let outgoing = outgoing.joined(operation, at(up), key, Way::Out).await?;
-    let incoming = incoming.joined(operation, at(down), key, Way::In).await?;
+    let outgoing = outgoing.joined(operation, at(up), key, seal(0), Way::Out).await?;
+    let incoming = incoming.joined(operation, at(down), key, seal(1), Way::In).await?;
     let lanes = [&outgoing, &incoming];
     let ready = tokio::select! {
         ready = inner.receive(&Nothing) => ready?,

@@ -4,7 +4,8 @@
 //! A link is one inner `tcp` link and two pairs of UDP sockets, one for each direction of chunks, so that whoever
 //! sends reads the reports of its own direction and nobody else's. Every datagram carries the link's
 //! [key](datagram) and one whole chunk; nothing is split, so what is lost is exactly one chunk, and nothing is
-//! sent again here: the session asks for what is missing. A [window](window) bounds what is under way.
+//! sent again here: the session asks for what is missing. A [window](window) bounds what is under way. With TLS the
+//! control connection is encrypted and each datagram [sealed](secure).
 #![forbid(unsafe_code)]
 
 mod connect;
@@ -13,6 +14,7 @@ mod hello;
 mod link;
 mod listener;
 mod receive;
+mod secure;
 mod send;
 mod shared;
 mod socket;
@@ -23,7 +25,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Transport,
+    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Setting, Settings, Transport,
 };
 
 /// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
@@ -45,11 +47,16 @@ impl Transport for Udp {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             settled: true,
+            encrypted: true,
             remote: true,
             max_chunk: MAX_CHUNK,
             preferred_chunk: CHUNK,
             ..Capabilities::default()
         }
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        secure::SETTINGS
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
@@ -63,21 +70,22 @@ impl Transport for Udp {
     }
 }
 
+/// What the control connection is made with.
+fn control(options: &Options) -> Options {
+    Options { own: Settings::default(), ..options.clone() }
+}
+
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
     if address.scheme != "udp" || address.port.is_none() {
         return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not udp://host:port"))
             .mend("write it as udp://127.0.0.1:7070"));
     }
     let unsupported = |what: &str, mend| Err(Error::new(ErrorKind::Unsupported, operation, what).mend(mend));
-    if options.tls.is_some() {
-        let mend = "use tcp where links must be encrypted, or leave tls out on a network you trust";
-        return unsupported("udp links are not encrypted, so they take no tls", mend);
-    }
     if options.congestion.is_some() {
         return unsupported("the udp transport has no choice of congestion", "leave that option out");
     }
     if options.streams != 1 {
         return unsupported("a udp link has one stream", "leave streams at 1");
     }
-    Ok(())
+    options.own.read(secure::SETTINGS).map(drop)
 }

@@ -23,7 +23,7 @@ pub(crate) struct UdpListener {
 
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<UdpListener> {
     let at = resolve("listen", address).await?[0];
-    let inner = Tcp.listen(&control_address(at), options).await?;
+    let inner = Tcp.listen(&control_address(at), &crate::control(options)).await?;
     let address = Address { port: inner.address().port, ..address.clone() };
     Ok(UdpListener { address, inner, ip: at.ip(), options: options.clone() })
 }

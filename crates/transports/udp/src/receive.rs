@@ -126,13 +126,14 @@ impl Intake {
 
     fn sort(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         let (mut bytes, mut report, mut payload) = (0, false, 0);
+        let extra = self.lane.extra();
         for datagram in self.buffer.datagrams() {
             let Some(found) = Datagram::decode(&self.lane.key, datagram) else { continue };
-            bytes += datagram.len();
+            bytes += datagram.len() + extra;
             report |= found.report_wanted;
             if let Kind::Chunk(header) = found.kind {
                 payload += header.length();
-                self.received = self.received.saturating_add(cost(datagram.len()));
+                self.received = self.received.saturating_add(cost(datagram.len() + extra));
             }
             if matches!(found.kind, Kind::Chunk(_) | Kind::Probe) {
                 self.seen = self.seen.max(found.position);

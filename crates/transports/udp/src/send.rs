@@ -96,7 +96,8 @@ impl Sender {
         let chunks = update.chunks().get(next..)?;
         let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
         let told = shared.told.load(Acquire);
-        let bytes = |chunk: &thalweg_transport::ChunkRef| CHUNK_HEADER_BYTES + chunk.range().len() as usize;
+        let around = CHUNK_HEADER_BYTES + self.lane.extra();
+        let bytes = |chunk: &thalweg_transport::ChunkRef| around + chunk.range().len() as usize;
         let first = chunks.first().map_or(0, bytes);
         let most = self.lane.most_segments(first);
         let until = batch.position + room;
@@ -108,9 +109,8 @@ impl Sender {
                 || next.is_none_or(|next| next > first || position + cost(next) > until);
             let (header, payload) = update.frame(chunk)?;
             let report_wanted = next.is_none() || (ends && self.window.wants_report(position));
-            Datagram { kind: Kind::Chunk(header), report_wanted, told, position }
-                .encode(&self.lane.key, &mut self.batch);
-            self.batch.extend_from_slice(&payload);
+            let datagram = Datagram { kind: Kind::Chunk(header), report_wanted, told, position };
+            self.lane.append(&datagram, &payload, &mut self.batch);
             batch.position = position;
             batch.chunks += 1;
             if report_wanted {
@@ -133,7 +133,8 @@ impl Sender {
         shared.position.store(batch.position, Release);
         let bytes = self.batch.len();
         shared.sent.fetch_add(bytes as u64, Relaxed);
-        shared.copied.fetch_add((bytes - batch.chunks * CHUNK_HEADER_BYTES) as u64, Relaxed);
+        let copied = bytes.saturating_sub(batch.chunks * (CHUNK_HEADER_BYTES + self.lane.extra()));
+        shared.copied.fetch_add(copied as u64, Relaxed);
         Ok((batch.chunks, bytes))
     }
 }
@@ -186,7 +187,8 @@ async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) ->
     let longest = update.chunks().iter().map(|c| c.range().len()).max().unwrap_or_default();
     while next < update.chunks().len() {
         let mut sender = sender.lock().await;
-        sender.window.carry(CHUNK_HEADER_BYTES + longest as usize);
+        let around = CHUNK_HEADER_BYTES + sender.lane.extra();
+        sender.window.carry(around + longest as usize);
         if next == 0 {
             sender.hear(shared, false); // what came meanwhile says nothing about the round trip
         }

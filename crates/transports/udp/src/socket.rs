@@ -5,11 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use thalweg_seal::TAG_BYTES;
 use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::datagram::{Datagram, Key, Kind, LONGEST, WHOLE};
+use crate::datagram::{Datagram, Key, Kind, WHOLE};
+use crate::secure::Seal;
 
 /// Bytes that one receive may bring: what the kernel joins at most.
 const SLOT: usize = 64 << 10;
@@ -25,6 +27,7 @@ pub(crate) struct Lane {
     state: UdpSocketState,
     peer: SocketAddr,
     pub key: Key,
+    seal: Option<Seal>,
 }
 
 /// A socket that has no peer yet.
@@ -61,16 +64,21 @@ impl Unbound {
         self,
         operation: &'static str,
         key: Key,
+        seal: Option<Seal>,
         number: u64,
         way: Way,
     ) -> Result<Lane> {
-        let mut buffer = [0; LONGEST];
+        let mut buffer = [0; WHOLE];
         loop {
             let came = self.socket.recv_from(&mut buffer).await;
             let (length, from) = came.map_err(|e| Error::io(operation, "waiting for a hello", &e))?;
+            let length = match &seal {
+                Some(seal) => seal.open(&key, &mut buffer[..length]).unwrap_or(0),
+                None => length,
+            };
             let hello = Datagram::decode(&key, &buffer[..length]);
             if hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number) {
-                return self.joined(operation, from, key, way).await;
+                return self.joined(operation, from, key, seal, way).await;
             }
         }
     }
@@ -81,6 +89,7 @@ impl Unbound {
         operation: &'static str,
         peer: SocketAddr,
         key: Key,
+        seal: Option<Seal>,
         way: Way,
     ) -> Result<Lane> {
         let failed = |e: io::Error| Error::io(operation, format!("a UDP socket to {peer}"), &e);
@@ -91,7 +100,7 @@ impl Unbound {
             Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
         };
         let state = state.map_err(failed)?;
-        Ok(Lane { socket: self.socket, state, peer, key })
+        Ok(Lane { socket: self.socket, state, peer, key, seal })
     }
 }
 
@@ -161,10 +170,29 @@ impl Lane {
             .try_io(Interest::WRITABLE, || self.state.try_send(UdpSockRef::from(&self.socket), &transmit))
     }
 
+    /// Bytes that sealing adds to a datagram.
+    pub(crate) fn extra(&self) -> usize {
+        if self.seal.is_some() {
+            TAG_BYTES
+        } else {
+            0
+        }
+    }
+
+    /// Appends a datagram as it goes on the wire; `payload` is a chunk's.
+    pub(crate) fn append(&self, datagram: &Datagram, payload: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        datagram.encode(&self.key, out);
+        out.extend_from_slice(payload);
+        if let Some(seal) = &self.seal {
+            seal.close(out, start);
+        }
+    }
+
     /// Sends one datagram without a payload if there is room for it.
     pub(crate) fn tell(&self, datagram: &Datagram) -> usize {
         let mut bytes = Vec::with_capacity(64);
-        datagram.encode(&self.key, &mut bytes);
+        self.append(datagram, &[], &mut bytes);
         self.try_send(&bytes, bytes.len()).map_or(0, |()| bytes.len())
     }
 
@@ -172,7 +200,7 @@ impl Lane {
         self.socket.readable().await
     }
 
-    /// Receives what is there into `buffer`; the datagrams' places in it go to `places`.
+    /// Receives what is there into `buffer`, opened; the datagrams' places in it go to `places`.
     pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<()> {
         buffer.places.clear();
         let mut slices: [IoSliceMut; SLOTS] = {
@@ -187,6 +215,13 @@ impl Lane {
             let (start, end) = (slot * SLOT, slot * SLOT + meta.len.min(SLOT));
             let places = (start..end).step_by(meta.stride.max(1));
             buffer.places.extend(places.map(|at| (at, (at + meta.stride).min(end))));
+        }
+        if let Some(seal) = &self.seal {
+            let Buffer { bytes, places } = buffer;
+            places.retain_mut(|(start, end)| {
+                let opened = bytes.get_mut(*start..*end).and_then(|sealed| seal.open(&self.key, sealed));
+                opened.map(|length| *end = *start + length).is_some()
+            });
         }
         Ok(())
     }

@@ -4,16 +4,20 @@
 use std::sync::Arc;
 
 use thalweg_conformance::{suite, Factory};
-use thalweg_transport::Options;
+use thalweg_transport::{Options, Value};
 use thalweg_udp::Udp;
 use tokio::io::AsyncWriteExt;
 
 mod common;
-use common::small;
+use common::{small, Trust};
 
 fn factory(host: &str, options: &Options) -> Factory {
+    between(host, options.clone(), options.clone())
+}
+
+fn between(host: &str, listen: Options, connect: Options) -> Factory {
     let mut factory = Factory::new(Arc::new(Udp), &format!("udp://{host}:0"));
-    factory = factory.options(options.clone(), options.clone());
+    factory = factory.options(listen, connect);
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
@@ -27,6 +31,35 @@ fn factory(host: &str, options: &Options) -> Factory {
 mod in_the_clear {
     use super::*;
     suite!(factory("127.0.0.1", &small()));
+}
+
+mod sealed_under_tls {
+    use super::*;
+
+    fn sealed() -> Factory {
+        let (trust, other) = (Trust::new(), Trust::new());
+        let mut factory = between("localhost", trust.listen(false), trust.connect(None));
+        factory.stranger = Some(other.connect(None));
+        factory
+    }
+
+    suite!(sealed());
+}
+
+mod sealed_with_chacha_under_mutual_tls {
+    use super::*;
+
+    fn sealed() -> Factory {
+        let trust = Trust::new();
+        let known = trust.connect(Some(trust.client("clinic-3", 1)));
+        let listen = trust.listen(true);
+        let own = listen.own.clone().with("cipher", Value::Text("chacha20-poly1305".into()));
+        let mut factory = between("127.0.0.1", Options { own, ..listen }, known);
+        factory.stranger = Some(trust.connect(None));
+        factory
+    }
+
+    suite!(sealed());
 }
 
 mod over_ipv6 {

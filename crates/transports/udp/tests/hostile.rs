@@ -28,7 +28,7 @@ async fn knock(listener: &dyn Listener) -> (Arc<dyn Link>, Bytes) {
     let address = Address { scheme: "tcp".into(), ..listener.address() };
     let control = Tcp.connect(&address, &Options::default()).await.unwrap();
     let offer = control.receive(&Recorder::new(0)).await.unwrap();
-    assert_eq!(&offer[..5], b"tlwu\x02");
+    assert_eq!(&offer[..5], b"tlwu\x03");
     (control, offer)
 }
 
@@ -59,18 +59,18 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
     let accept = async { listener.accept().await.unwrap().await.unwrap() };
     let shake = async {
         let (control, offer) = knock(listener).await;
-        let answer = [&b"tlwu\x02"[..], &1_000_000_u64.to_le_bytes()].concat();
+        let answer = [&b"tlwu\x03"[..], &1_000_000_u64.to_le_bytes()].concat();
         control.send_control(answer.into()).await.unwrap();
         let key = offer[5..21].to_vec();
-        let (up, down) = (socket_to(&offer[21..23]).await, socket_to(&offer[23..25]).await);
+        let (up, down) = (socket_to(&offer[22..24]).await, socket_to(&offer[24..26]).await);
         // Strangers, and hellos that are not what they should be, first.
-        let stranger = socket_to(&offer[21..23]).await;
+        let stranger = socket_to(&offer[22..24]).await;
         for wrong in [datagram(&[0; 16], 4, 0, &[]), datagram(&key, 4, 1, &[]), vec![], vec![0; 3000]] {
             stranger.send(&wrong).await.unwrap();
         }
         up.send(&datagram(&key, 4, 0, &[])).await.unwrap();
         down.send(&datagram(&key, 4, 1, &[])).await.unwrap();
-        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwu\x02"[..]);
+        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwu\x03"[..]);
         Peer { control, key, up, down }
     };
     tokio::join!(shake, accept)
@@ -226,11 +226,11 @@ async fn refused(listener: &dyn Listener, answer: Option<&'static [u8]>) -> Erro
 async fn a_false_handshake_is_refused() {
     let options = Options { connect_timeout_ms: 100, ..Options::default() };
     let listener = listen(&Udp, &options).await;
-    for answer in [&b""[..], b"tlwu\x02", b"tlwu\x03........", b"tlwu\x02........x", b"GET / HTTP/1.1\r\n"] {
+    for answer in [&b""[..], b"tlwu\x03", b"tlwu\x04........", b"tlwu\x03........x", b"GET / HTTP/1.1\r\n"] {
         assert_eq!(refused(&*listener, Some(answer)).await.kind(), ErrorKind::Corrupt);
     }
     assert_eq!(refused(&*listener, None).await.kind(), ErrorKind::Timeout);
-    let no_datagrams = refused(&*listener, Some(b"tlwu\x02\0\0\x10\0\0\0\0\0")).await;
+    let no_datagrams = refused(&*listener, Some(b"tlwu\x03\0\0\x10\0\0\0\0\0")).await;
     assert_eq!(no_datagrams.kind(), ErrorKind::Timeout);
     assert!(no_datagrams.to_string().contains("firewall"), "{no_datagrams}");
     let (client, server) = link(&*listener, &Options::default()).await;

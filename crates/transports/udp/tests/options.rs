@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
-use thalweg_transport::{Address, ErrorKind, Options, Tls, Transport};
+use thalweg_transport::{Address, ErrorKind, Options, Transport};
 use thalweg_udp::{Udp, CHUNK};
 
 mod common;
@@ -12,9 +12,7 @@ use common::{link, listen, small};
 
 #[tokio::test]
 async fn what_it_cannot_do_it_refuses_with_the_mend() {
-    let tls = Tls { authority: String::new(), identity: None, require_client: false, server_name: None };
     let wanted = [
-        (Options { tls: Some(tls), ..small() }, "use tcp"),
         (Options { congestion: Some("cubic".into()), ..small() }, "leave that option out"),
         (Options { streams: 2, ..small() }, "leave streams at 1"),
         (Options { receive_buffer: Some(1 << 30), ..small() }, "mem_max"),

@@ -3,8 +3,18 @@
 
 use std::sync::Arc;
 
+#[path = "../../../tcp/tests/common/trust.rs"]
+mod certificates;
+#[allow(unused_imports)]
+pub use certificates::Trust;
+
 use thalweg_transport::{Address, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
+
+/// What certificates are added to.
+pub fn plain() -> Options {
+    small()
+}
 
 /// Small socket buffers, so that a peer that does not receive soon blocks its sender.
 pub fn small() -> Options {

@@ -1,0 +1,165 @@
+//! Datagrams sealed one by one, where the control connection runs under TLS.
+//!
+//! The keys follow from the secret that TLS gives both ends of the control connection (RFC 5705) and from the link's
+//! key: one for each direction of each socket pair, so that a datagram sent back, or to the other pair, is refused. Of
+//! the 16 bytes of the link's key a sealed datagram has the first 8; in place of the others is its number, from which
+//! the nonce follows. The 32 bytes before the contents stay readable and are authenticated; a tag follows the contents.
+
+use std::sync::{Mutex, PoisonError};
+
+use thalweg_seal::{Cipher, Opener, Sealer, Secret, TAG_BYTES};
+use thalweg_transport::{Error, ErrorKind, Kind, Options, Peer, Result, Setting};
+
+use crate::datagram::{Key, PREFIX_BYTES};
+
+const KEY: usize = 8;
+const NUMBER: std::ops::Range<usize> = KEY..16;
+
+pub(crate) const SETTINGS: &[Setting] = &[Setting {
+    name: "cipher",
+    kind: Kind::Choice { default: "aes-256-gcm", choices: &["aes-256-gcm", "chacha20-poly1305"] },
+    meaning: "what seals datagrams under TLS; the listening side's choice counts",
+}];
+
+/// The listening end's choice, as the hello has it: 0 in the clear.
+pub(crate) fn choice(options: &Options) -> Result<u8> {
+    let chosen = options.own.read(SETTINGS)?;
+    Ok(match (&options.tls, chosen.text("cipher")) {
+        (None, _) => 0,
+        (Some(_), "chacha20-poly1305") => 2,
+        (Some(_), _) => 1,
+    })
+}
+
+/// What keys are made from, if the hello's choice is not to send in the clear.
+///
+/// # Errors
+/// [`ErrorKind::Security`] for a choice that does not fit the control connection.
+pub(crate) fn secret(operation: &'static str, choice: u8, peer: &Peer, key: &Key) -> Result<Option<Secret>> {
+    let cipher = match choice {
+        0 => None,
+        1 => Some(Cipher::Aes256Gcm),
+        2 => Some(Cipher::ChaCha20Poly1305),
+        _ => return Err(disagree(operation)),
+    };
+    match (cipher, peer.binding) {
+        (None, None) => Ok(None),
+        (Some(cipher), Some(shared)) => Ok(Some(Secret::new(cipher, &shared, key))),
+        _ => Err(disagree(operation)),
+    }
+}
+
+fn disagree(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Security, operation, "the ends do not agree whether and how datagrams are sealed")
+        .mend("set tls at both ends, or at neither, and use the same release")
+}
+
+/// Which end of a link one is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Connecting,
+    Listening,
+}
+
+/// One socket's keys.
+pub(crate) struct Seal {
+    sealer: Sealer,
+    opener: Mutex<Opener>,
+}
+
+impl Seal {
+    /// Of the socket of `pair` at `end`.
+    pub(crate) fn new(secret: &Secret, pair: u8, end: End) -> Self {
+        let label = |end| [&b"thalweg udp "[..], &[pair, u8::from(end == End::Listening)]].concat();
+        let peer = if end == End::Listening { End::Connecting } else { End::Listening };
+        Self { sealer: secret.sealer(&label(end)), opener: Mutex::new(secret.opener(&label(peer))) }
+    }
+
+    /// Seals the datagram that `out` has from `start` on.
+    pub(crate) fn close(&self, out: &mut Vec<u8>, start: usize) {
+        let sealed = (|| {
+            let number = self.sealer.number().ok()?;
+            let (header, contents) = out.get_mut(start..)?.split_at_mut_checked(PREFIX_BYTES)?;
+            header[NUMBER].copy_from_slice(&number.to_le_bytes());
+            self.sealer.seal(number, header, contents).ok()
+        })();
+        match sealed {
+            Some(tag) => out.extend_from_slice(&tag),
+            None => out.truncate(start), // there are no numbers left, after 2^63: as good as lost
+        }
+    }
+
+    /// Opens a datagram in place, so that it is as one in the clear; returns its length. `None` if it is not of this
+    /// link and direction, came before, or was changed.
+    pub(crate) fn open(&self, key: &Key, datagram: &mut [u8]) -> Option<usize> {
+        let length = datagram.len().checked_sub(TAG_BYTES)?;
+        let (header, sealed) = datagram.split_at_mut_checked(PREFIX_BYTES)?;
+        if header[..KEY] != key[..KEY] {
+            return None;
+        }
+        let number = u64::from_le_bytes(header[NUMBER].try_into().ok()?);
+        let mut opener = self.opener.lock().unwrap_or_else(PoisonError::into_inner);
+        opener.open(number, header, sealed).ok()?;
+        header[NUMBER].copy_from_slice(&key[NUMBER]);
+        Some(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datagram::{Datagram, Kind as What};
+    use proptest::prelude::*;
+
+    const LINK: Key = *b"a link\'s own key";
+
+    fn ends() -> (Seal, Seal) {
+        let secret = Secret::new(Cipher::Aes256Gcm, &[9; 32], &LINK);
+        (Seal::new(&secret, 0, End::Connecting), Seal::new(&secret, 0, End::Listening))
+    }
+
+    fn report(seal: &Seal) -> Vec<u8> {
+        let mut out = Vec::new();
+        let datagram = Datagram { kind: What::Report(5), report_wanted: false, told: 6, position: 7 };
+        datagram.encode(&LINK, &mut out);
+        seal.close(&mut out, 0);
+        out
+    }
+
+    #[test]
+    fn what_is_opened_is_as_it_was_and_comes_once() {
+        let (here, there) = ends();
+        let sealed = report(&here);
+        let mut copy = sealed.clone();
+        let length = there.open(&LINK, &mut copy).unwrap();
+        let found = Datagram::decode(&LINK, &copy[..length]).unwrap();
+        assert_eq!((found.kind, found.told, found.position), (What::Report(5), 6, 7));
+        assert_eq!(there.open(&LINK, &mut sealed.clone()), None, "replayed");
+        assert_eq!(here.open(&LINK, &mut report(&here)), None, "sent back");
+        let secret = Secret::new(Cipher::Aes256Gcm, &[9; 32], &LINK);
+        let other = Seal::new(&secret, 1, End::Listening);
+        assert_eq!(other.open(&LINK, &mut report(&here)), None, "of the other pair");
+        assert_eq!(there.open(&[0; 16], &mut report(&here)), None, "of another link");
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_bit_and_any_cut_is_refused(at in any::<prop::sample::Index>(), bit in 0..8_u8) {
+            let (here, there) = ends();
+            let sealed = report(&here);
+            let mut flipped = sealed.clone();
+            let at = at.index(flipped.len());
+            flipped[at] ^= 1 << bit;
+            prop_assert_eq!(there.open(&LINK, &mut flipped), None);
+            prop_assert_eq!(there.open(&LINK, &mut sealed[..at].to_vec()), None);
+            prop_assert!(there.open(&LINK, &mut sealed.clone()).is_some());
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let (here, _) = ends();
+            prop_assert_eq!(here.open(&LINK, &mut bytes.clone()), None);
+            prop_assert_eq!(here.open(&LINK, &mut [&LINK[..8], &bytes].concat()), None);
+        }
+    }
+}
