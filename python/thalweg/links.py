@@ -34,13 +34,13 @@ def uses_tls(plan: Plan, url: str) -> bool:
 
 
 def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``.
+    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``, ``login``.
 
     ``emulate`` is a layer that makes links like those of a network.
     """
     job, chosen = plan.job, plan.aggregation
     options = {
-        "transport": {**_transport(plan), "tls": trust.get("tls")},
+        "transport": {**_transport(plan, trust), "tls": trust.get("tls")},
         "expected": job.clients,
         "enough": job.enough or 1,
         "deadline": job.deadline,
@@ -65,7 +65,7 @@ def client_options(
     plan: Plan, trust: Mapping[str, Any], *, seed: int, emulate: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
-    transport = {**_transport(plan), "tls": trust.get("tls")}
+    transport = {**_transport(plan, trust), "tls": trust.get("tls")}
     return {"transport": transport, "token": trust.get("token"), "seed": seed, "layers": _layers(plan, emulate)}
 
 
@@ -144,10 +144,11 @@ def login(path: Path | None) -> dict[str, str] | None:
     return {"user": user, "password": password}
 
 
-def _transport(plan: Plan) -> dict[str, Any]:
+def _transport(plan: Plan, trust: Mapping[str, Any]) -> dict[str, Any]:
     chosen = plan.transport.model_dump(include={"congestion", "streams", "send_buffer", "receive_buffer"})
     named = plan.security.login_file
-    chosen |= {"own": plan.transport.options, "login": login(None if named is None else Path(named))}
+    known = trust.get("login") or login(None if named is None else Path(named))
+    chosen |= {"own": plan.transport.options, "login": known}
     return {name: value for name, value in chosen.items() if value is not None}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg import _core, links, machine, registry
+from thalweg.brokers.attached import Attached, attached
 from thalweg.errors import RecordError
 from thalweg.fleet import END_SECONDS, Fleet, Orders, client_threads
 from thalweg.host import Host, Result, hosting, peak_of, use_of
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result:
     """Run a job on this machine and return what it came to.
 
-    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError, ModelError or LabError
-    before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError if the
-    job cannot go on; all clients have ended then.
+    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError, ModelError, LabError or
+    BrokerError before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError
+    if the job cannot go on; all clients have ended then.
     """
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
     in_process = not registry.can(plan.scheme)["remote"]
@@ -33,17 +34,18 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     server_trust, client_trust = links.local_trust(plan, plan.url)
     with (
         session(plan, names, progress.note) as network,
-        hosting(plan, network.url, server_trust, progress, resume, session=network) as host,
+        attached(plan, network, server_trust, progress.note) as post,
+        hosting(plan, post.url, post.trusting(server_trust), progress, resume, session=network) as host,
     ):
         progress.note(f"record: {host.record.path}")
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
             progress.note(f"starting {len(names)} clients")
-            fleet.start(names, _orders(host, network, client_trust, names, in_process=in_process))
+            fleet.start(names, _orders(host, network, post.trusting(client_trust), names, in_process=in_process))
             host.wait(lambda: _look(fleet, network))
             host.serve(lambda: names)
         finally:
-            _end(host, fleet, network, in_process=in_process)
+            _end(host, fleet, network, post, in_process=in_process)
         # Before the tables are written: the library that does it is not part of the server's work.
         server_peak = machine.peak_rss_bytes()
     return host.result(server_peak, _peaks(host, fleet, names))
@@ -54,7 +56,7 @@ def _look(fleet: Fleet, network: Session) -> None:
     network.check()
 
 
-def _end(host: Host, fleet: Fleet, network: Session, *, in_process: bool) -> None:
+def _end(host: Host, fleet: Fleet, network: Session, post: Attached, *, in_process: bool) -> None:
     """End all clients and keep what they and the network leave. No error here hides what ended the job."""
     network.end_stress()
     fleet.release()
@@ -63,7 +65,8 @@ def _end(host: Host, fleet: Fleet, network: Session, *, in_process: bool) -> Non
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
     reports = {name: use_of(host.record.entries, name) for name in network.names if not in_process} | fleet.reports()
     try:
-        network.finish(host.record, reports)
+        host.record.note(**post.facts())
+        network.finish(host.record, reports | post.reports())
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")
 

@@ -64,6 +64,7 @@ class Keeper:
             if watch in ready:
                 return self.end()
             self._look()
+            self._reap()
             if requests not in ready:
                 continue
             read = os.read(requests, 4096)
@@ -109,6 +110,13 @@ class Keeper:
             "cpu_seconds": max(self._used["cpu_seconds"], cpu),
             "peak_rss_bytes": max(self._used["peak_rss_bytes"], peak),
         }
+
+    def _reap(self) -> None:
+        """Let go of orphans that have ended: a RabbitMQ node starts epmd again every minute, which ends at once."""
+        peek = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, peek)) is not None and ended.si_pid != self.pid:
+                os.waitpid(ended.si_pid, 0)
 
     def _end_orphans(self) -> None:
         """End what left the broker's session: it became a child of this process when its parent ended."""

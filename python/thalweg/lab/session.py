@@ -130,7 +130,10 @@ class Session:
         return {"emulation": self.emulation, "network": self._network(None)}
 
     def finish(self, record: RunRecord, reports: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the lab down and leave tables and facts in the record. ``reports``: what clients said at their end."""
+        """Take the lab down and leave tables and facts in the record.
+
+        ``reports``: what clients, and others such as a broker, said at their end.
+        """
         self.end_stress()
         status = self._last_status()
         self._done.set()
@@ -138,7 +141,8 @@ class Session:
             self._sampler.join()
         own = {"cpu_seconds": machine.cpu_seconds() - self._cpu, "peak_rss_bytes": machine.peak_rss_bytes()}
         known = {SERVER: own, **reports}
-        record.table("parties", [self._party(party, known.get(party, {}), status) for party in (SERVER, *self.names)])
+        parties = dict.fromkeys((SERVER, *self.names, *reports))
+        record.table("parties", [self._party(party, known.get(party, {}), status) for party in parties])
         if self.lab is not None:
             record.table("links", self._links(status))
             record.note(network=self._network(status))
