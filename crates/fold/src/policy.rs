@@ -1,0 +1,138 @@
+//! What stands in for the parts of an update that did not come, before it is folded.
+//!
+//! Of client `i` with weight `w`, some elements came (`v`) and others did not. `g` is the global model that it was
+//! sent. An element of which any byte is missing did not come. The new mean of an element is then
+//!
+//! | policy | the mean is over | with, where it did not come |
+//! |---|---|---|
+//! | [`Policy::Renormalise`] | those clients whose element came | nothing: the weights are those of the others |
+//! | [`Policy::KeepLocal`] | all | `g` |
+//! | [`Policy::Zero`] | all | 0 |
+//! | [`Policy::Last`] | all | what the client sent last, else `g` |
+//! | [`Policy::Rescale`] | all | `g`, and `g + (v - g) / f` where it came, of a fraction `f` of all elements |
+//! | [`Policy::FedcommLegacy`] | all | what has slipped there from further on |
+//!
+//! Rescaling keeps the expected change of the model when elements are lost at random (inverse probability weighting;
+//! of gradients, where `g` is 0, that is `v / f`).
+
+use thalweg_wire::{Layout, Range, Ranges, Tensor};
+
+use crate::reference::{decode, encode};
+use crate::FoldError;
+
+/// What stands in for the parts of an update that did not come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Policy {
+    /// Nothing: each element's mean is over those who sent it.
+    #[default]
+    Renormalise,
+    /// The global model's own value.
+    KeepLocal,
+    /// Zero.
+    Zero,
+    /// What the client sent last.
+    Last,
+    /// The global model's own value, and the changes that came count for those that did not.
+    Rescale,
+    /// For comparison only, as it is wrong: FedComm's chunks have no index, so that what comes after a hole slips
+    /// into it, and the tensor's end is filled with zeros. A tensor of which nothing came keeps the global value.
+    FedcommLegacy,
+}
+
+impl Policy {
+    /// Puts into `update`, which came but for `holes`, what stands in for them. Returns what of it is to be folded.
+    ///
+    /// `update`, `global` and `last` are bytes of the whole layout; what `update` has in its holes does not matter.
+    ///
+    /// # Errors
+    /// [`FoldError::Part`] if one of them is not of the layout's size. `update` is unchanged then.
+    pub fn mend(
+        self,
+        layout: &Layout,
+        update: &mut [u8],
+        holes: &Ranges,
+        global: &[u8],
+        last: Option<&[u8]>,
+    ) -> Result<Ranges, FoldError> {
+        let bytes = layout.bytes();
+        let mut sizes = [update.len(), global.len(), last.map_or(global.len(), <[u8]>::len)].into_iter();
+        if let Some(found) = sizes.find(|&found| found as u64 != bytes) {
+            return Err(FoldError::Part { offset: 0, found: found as u64, bytes });
+        }
+        let missing = in_elements(layout, holes);
+        match self {
+            Self::Renormalise => return Ok(missing.holes(bytes)),
+            Self::KeepLocal => take(update, &missing, global),
+            Self::Zero => missing.iter().for_each(|range| update[within(range)].fill(0)),
+            Self::Last => take(update, &missing, last.unwrap_or(global)),
+            Self::Rescale => rescale(layout, update, &missing, global),
+            Self::FedcommLegacy => slip(layout, update, &missing, global),
+        }
+        Ok(Ranges::full(bytes))
+    }
+}
+
+fn within(range: Range) -> std::ops::Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+/// The elements of which any byte is missing; padding between tensors is left out.
+fn in_elements(layout: &Layout, holes: &Ranges) -> Ranges {
+    let mut missing = Ranges::new();
+    for hole in holes.iter() {
+        for tensor in layout.overlapping(hole) {
+            let (size, part) = (tensor.dtype.size(), hole.intersect(tensor.range()));
+            let start = tensor.offset + (part.start - tensor.offset) / size * size;
+            let end = tensor.offset + (part.end - tensor.offset).div_ceil(size) * size;
+            if part.start < part.end {
+                missing.insert(Range::new(start, end));
+            }
+        }
+    }
+    missing
+}
+
+fn take(update: &mut [u8], missing: &Ranges, from: &[u8]) {
+    for range in missing.iter() {
+        update[within(range)].copy_from_slice(&from[within(range)]);
+    }
+}
+
+fn rescale(layout: &Layout, update: &mut [u8], missing: &Ranges, global: &[u8]) {
+    take(update, missing, global);
+    let tensors = || layout.tensors().iter().filter(|t| t.dtype.is_float());
+    let all: u64 = tensors().map(|t| t.elements()).sum();
+    let came = |tensor: &Tensor| missing.missing_in(tensor.range());
+    let here: u64 = tensors().map(|t| came(t).iter().map(|r| r.len()).sum::<u64>() / t.dtype.size()).sum();
+    if here == 0 || here == all {
+        return;
+    }
+    let factor = all as f64 / here as f64;
+    for tensor in tensors() {
+        let size = tensor.dtype.size() as usize;
+        for range in came(tensor) {
+            let pairs =
+                update[within(range)].chunks_exact_mut(size).zip(global[within(range)].chunks_exact(size));
+            for (element, own) in pairs {
+                let own = decode(tensor.dtype, own);
+                let value = own + (decode(tensor.dtype, element) - own) * factor;
+                encode(tensor.dtype, value, element);
+            }
+        }
+    }
+}
+
+fn slip(layout: &Layout, update: &mut [u8], missing: &Ranges, global: &[u8]) {
+    for tensor in layout.tensors() {
+        let (mut to, all) = (tensor.offset as usize, within(tensor.range()));
+        for range in missing.missing_in(tensor.range()) {
+            update.copy_within(within(range), to);
+            to += range.len() as usize;
+        }
+        if to == all.start {
+            update[all.clone()].copy_from_slice(&global[all]);
+        } else {
+            update[to..all.end].fill(0);
+        }
+    }
+}
