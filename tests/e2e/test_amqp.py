@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,47 @@ def test_a_refused_login_ends_the_run_with_the_mend(start: Start, broker: Broker
     assert code == 1
     assert "ACCESS_REFUSED" in err
     assert "security.login_file" in err
+
+
+def test_an_alarm_counts_against_nobody_and_the_record_names_it(start: Start, broker: Broker, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        """
+        [job]
+        clients = 2
+        rounds = 50
+        liveness = 2
+        deadline = 12
+        [model]
+        name = "payload:8MiB"
+        [layers]
+        throttle = "100mbit"
+        """
+    )
+    program = start("run", str(plan), *given(broker, tmp_path))
+    program.until("round 1/50")
+    try:
+        evaluate(broker, "vm_memory_monitor:set_vm_memory_high_watermark({absolute, 1048576}).")
+        code, _, err = program.end()
+    finally:
+        evaluate(broker, "vm_memory_monitor:set_vm_memory_high_watermark(0.4).")
+    assert code == 1
+    assert "of 2 updates came" in err, "the round ended by its deadline"
+    assert "no progress" not in err
+    (folder,) = (tmp_path / "runs").iterdir()
+    log = (folder / "log.txt").read_text()
+    assert "the broker takes no messages at the moment: low on memory" in log
+    assert any("memory resource limit alarm set" in event["what"] for event in broker.events)
+
+
+def evaluate(broker: Broker, expression: str) -> None:
+    """Have the node evaluate an Erlang expression."""
+    environment = Path(f"/proc/{broker.pid}/environ").read_bytes().decode(errors="replace")
+    port = re.findall(r"RABBITMQ_DIST_PORT=(\d+)", environment)[0]
+    cookie = (broker.folder / ".erlang.cookie").read_text()
+    call = ["/usr/lib/erlang/bin/erl_call", "-address", f"localhost:{port}", "-c", cookie, "-e"]
+    said = subprocess.run(call, input=f"{expression}\n", capture_output=True, text=True, check=True).stdout
+    assert "{ok, ok}" in said
 
 
 def test_a_broker_that_dies_in_mid_run_is_come_back_to(start: Start, broker: Broker, tmp_path: Path) -> None:

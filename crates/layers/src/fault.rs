@@ -212,6 +212,10 @@ impl Link for FaultLink {
         self.ended.note(self.inner.receive(sink).await)
     }
 
+    fn held(&self) -> Option<String> {
+        self.inner.held()
+    }
+
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
         let (lost, repeated) = (self.lost.load(Ordering::Relaxed), self.repeated.load(Ordering::Relaxed));

@@ -128,6 +128,10 @@ impl Link for ThrottledLink {
         self.ended.note(self.inner.receive(sink).await)
     }
 
+    fn held(&self) -> Option<String> {
+        self.inner.held()
+    }
+
     fn counters(&self) -> Counters {
         self.inner.counters()
     }

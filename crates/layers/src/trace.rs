@@ -228,6 +228,10 @@ impl Link for TracedLink {
         Ok(message)
     }
 
+    fn held(&self) -> Option<String> {
+        self.inner.held()
+    }
+
     fn counters(&self) -> Counters {
         self.inner.counters()
     }

@@ -389,6 +389,13 @@ impl Client {
         }
     }
 
+    /// Nothing gets through at the moment, for no fault of the server: time does not count against it.
+    pub fn held(&mut self, now: Time) {
+        if let Some(link) = &mut self.link {
+            link.live.heard(now);
+        }
+    }
+
     /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
     pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
         let Some(model) = self.receiving(chunk) else { return Vec::new() };

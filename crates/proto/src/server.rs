@@ -448,6 +448,14 @@ impl Server {
         }
     }
 
+    /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
+    pub fn held(&mut self, now: Time, link: LinkId) {
+        if let Some(state) = self.links.get_mut(&link) {
+            let transfers = state.upload.iter_mut().chain(&mut state.download);
+            transfers.chain([&mut state.live]).for_each(|live| live.heard(now));
+        }
+    }
+
     /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`).
     /// Returns what of it is to be used; it must be used before the round's end is acted on.
     pub fn stored(

@@ -168,3 +168,20 @@ fn the_floor_is_the_servers_to_choose() {
     world.pass(100 * MS);
     assert_eq!(world.verdicts(0), [(1, Verdict::Accepted)]);
 }
+
+#[test]
+fn time_does_not_count_while_something_between_them_holds_a_link_up() {
+    let mut world = World::joined(&Setup::default(), [first_with("c", chunks_at(1), Path::PERFECT)]);
+    world.start(plan(1, 1));
+    world.run("it sends", SECOND, |w| w.clients[0].seen.offers > 0);
+    let link = world.clients[0].link.expect("it is connected");
+    for _ in 0..6 {
+        world.pass(9 * SECOND);
+        world.server.machine.held(world.now, link);
+        world.clients[0].machine.held(world.now);
+    }
+    assert_eq!(left(&world, "c"), Vec::<String>::new());
+    let released = world.now;
+    let waited = until_left(&mut world, 60 * SECOND) - released;
+    assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "then it counts again: {waited:?}");
+}

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use crate::client_sink::ClientSink;
 use crate::options::{seconds, ClientOptions, Layers};
 use crate::outbox::Outbox;
-use crate::{lock, random, registry, Error};
+use crate::{holding, lock, random, registry, Error};
 
 const CALLER_PATIENCE: Duration = Duration::from_millis(100);
 
@@ -341,6 +341,10 @@ fn attach(shared: &Arc<Shared>, link: Arc<dyn Link>) -> Result<(), Error> {
 /// Reads one link until it ends.
 async fn read(shared: Arc<Shared>, generation: u64, link: Arc<dyn Link>) {
     let sink = ClientSink { shared: shared.clone(), ordered: link.capabilities().settles() };
+    let holding = holding::watch(link.clone(), {
+        let shared = shared.clone();
+        move |_| lock(&shared.machine).held(shared.now())
+    });
     let reason = loop {
         let message = match link.receive(&sink).await {
             Ok(message) => message,
@@ -360,6 +364,7 @@ async fn read(shared: Arc<Shared>, generation: u64, link: Arc<dyn Link>) {
         lock(&shared.machine).control(shared.now(), message);
         shared.wake.notify_one();
     };
+    drop(holding); // another link may follow
     link.close().await;
     let mut connection = lock(&shared.connection);
     if connection.as_ref().is_some_and(|c| c.generation == generation) {

@@ -12,6 +12,7 @@ mod admission;
 mod client;
 mod client_sink;
 mod error;
+mod holding;
 mod options;
 mod outbox;
 pub mod probe;

@@ -23,7 +23,7 @@ use crate::outbox::Outbox;
 use crate::report::outcome_json;
 use crate::server_sink::ServerSink;
 use crate::staging::Staging;
-use crate::{lock, random, registry, Error};
+use crate::{holding, lock, random, registry, Error};
 
 /// Peers that may be shaking hands at a time; the next one waits.
 const HANDSHAKES: usize = 256;
@@ -258,6 +258,13 @@ impl Shared {
             board = self.changed.wait_timeout(board, limit).unwrap_or_else(PoisonError::into_inner).0;
         }
         board.outcome.take()
+    }
+
+    /// One note for all links that share a reason.
+    fn note_once(&self, note: String) {
+        if !lock(&self.board).notes.contains(&note) {
+            self.note(note);
+        }
     }
 
     fn note(&self, note: String) {
@@ -553,6 +560,15 @@ async fn welcome(shared: &Arc<Shared>, pending: Pending) {
 /// Reads one link until it ends.
 async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>, ordered: bool) {
     let sink = ServerSink::new(shared.clone(), id, ordered);
+    let _holding = holding::watch(link.clone(), {
+        let shared = shared.clone();
+        move |why| {
+            lock(&shared.machine).held(shared.now(), id);
+            if let Some(why) = why {
+                shared.note_once(format!("the broker takes no messages at the moment: {why}"));
+            }
+        }
+    });
     let reason = loop {
         let message = match link.receive(&sink).await {
             Ok(message) => message,

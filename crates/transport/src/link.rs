@@ -112,6 +112,12 @@ pub trait Link: Send + Sync {
     /// What the link has carried so far.
     fn counters(&self) -> Counters;
 
+    /// Why nothing gets through at the moment though the link lives, for people: an alarm of the broker between the
+    /// peers. Meanwhile neither of them can make progress, nor say a word.
+    fn held(&self) -> Option<String> {
+        None
+    }
+
     /// Ends the link: both sides' calls fail with [`ErrorKind::Closed`], those under way too. Idempotent.
     async fn close(&self);
 }

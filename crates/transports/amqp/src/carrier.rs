@@ -208,6 +208,10 @@ impl Carrier for AmqpCarrier {
         }
     }
 
+    fn held(&self) -> Option<String> {
+        self.publishing.alarm()
+    }
+
     fn forget(&self, member: MemberId) {
         self.known.remove(Mailbox::Member(member));
     }

@@ -103,6 +103,11 @@ pub trait Carrier: Send + Sync {
         Network::default()
     }
 
+    /// Why what is published waits at the moment, for people: an alarm of the broker.
+    fn held(&self) -> Option<String> {
+        None
+    }
+
     /// The link with a member has ended: whatever is kept for it may go.
     fn forget(&self, _member: MemberId) {}
 

@@ -48,7 +48,9 @@ pub(crate) async fn keep(shared: Arc<Shared>, greeting: Option<Greeting>) {
             () = shared.ended() => break,
             () = shared.tell.notified() => {}
             () = tokio::time::sleep(pause) => {
-                if shared.heard().elapsed() > SILENCE {
+                if shared.ends.carrier.held().is_some() {
+                    shared.hear(0); // nobody can say a word
+                } else if shared.heard().elapsed() > SILENCE {
                     shared.end(&format!("nothing was heard of the other end for {} s", SILENCE.as_secs()));
                 }
             }

@@ -75,6 +75,10 @@ impl Link for MessageLink {
         self.0.counters()
     }
 
+    fn held(&self) -> Option<String> {
+        self.0.ends.carrier.held()
+    }
+
     async fn close(&self) {
         self.0.refuse("the link was closed here");
     }

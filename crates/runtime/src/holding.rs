@@ -1,0 +1,34 @@
+//! Links that a broker's alarm holds up: meanwhile time does not count against their peers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_transport::Link;
+use tokio::task::JoinSet;
+use tokio::time::{interval, MissedTickBehavior};
+
+/// How often links are asked. Well below the least time without progress that ends one by default.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Calls `held` again and again while `link` is held up, the first time of each with the reason. Ends when dropped.
+pub(crate) fn watch(link: Arc<dyn Link>, held: impl Fn(Option<String>) + Send + 'static) -> JoinSet<()> {
+    let mut task = JoinSet::new();
+    if link.capabilities().broker {
+        task.spawn(look(link, held));
+    }
+    task
+}
+
+async fn look(link: Arc<dyn Link>, held: impl Fn(Option<String>) + Send + 'static) {
+    let mut clock = interval(LOOK);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut known = false;
+    loop {
+        clock.tick().await;
+        let why = link.held();
+        let first = !std::mem::replace(&mut known, why.is_some());
+        if let Some(why) = why {
+            held(first.then_some(why));
+        }
+    }
+}
