@@ -28,6 +28,7 @@ mod outcome;
 mod reassembly;
 mod round;
 mod server;
+pub mod unifl;
 
 pub use client::{Client, ClientAction, ClientConfig, Verdict};
 pub use credits::Credits;

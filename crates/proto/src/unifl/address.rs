@@ -1,0 +1,56 @@
+//! Addresses as plain bytes: this crate names no sockets.
+
+use std::fmt;
+
+/// An IP address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// IPv4.
+    V4([u8; 4]),
+    /// IPv6.
+    V6([u8; 16]),
+}
+
+impl Address {
+    /// Whether one host can have it: not unspecified, multicast or the limited broadcast (RFC 9293 section 3.9.2.3).
+    pub fn is_unicast(&self) -> bool {
+        match self {
+            Address::V4(bytes) => bytes[0] < 224 && *bytes != [0; 4],
+            Address::V6(bytes) => bytes[0] != 0xff && *bytes != [0; 16],
+        }
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Its address.
+    pub address: Address,
+    /// Its TCP port.
+    pub port: u16,
+}
+
+/// What tells connections apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tuple {
+    /// Who sends to us.
+    pub remote: Peer,
+    /// Us.
+    pub local: Peer,
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.address {
+            Address::V4([a, b, c, d]) => write!(f, "{a}.{b}.{c}.{d}:{}", self.port),
+            Address::V6(bytes) => {
+                write!(f, "[")?;
+                for (i, pair) in bytes.chunks_exact(2).enumerate() {
+                    let colon = if i > 0 { ":" } else { "" };
+                    write!(f, "{colon}{:x}", u16::from_be_bytes([pair[0], pair[1]]))?;
+                }
+                write!(f, "]:{}", self.port)
+            }
+        }
+    }
+}

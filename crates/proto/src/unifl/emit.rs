@@ -1,0 +1,66 @@
+//! What goes out: one TCP segment in an IP packet, checksums complete, so that a TUN device needs no help with them.
+//!
+//! (A TUN device ignores `DATA_VALID` on what is written to it: a packet needs a right checksum, or `NEEDS_CSUM`.)
+
+use super::checksum::{fold, pseudo, sum};
+use super::options::Written;
+use super::{Address, Tuple};
+
+/// A TCP segment to be sent from `tuple.local` to `tuple.remote`.
+pub(super) struct Outbound<'a> {
+    pub tuple: &'a Tuple,
+    pub sequence: u32,
+    pub acknowledgement: u32,
+    pub flags: u8,
+    pub window: u16,
+    pub options: Written,
+    /// Two pieces of one payload, as a ring buffer has them.
+    pub payload: (&'a [u8], &'a [u8]),
+    /// ECN-capable transport (RFC 3168 section 6.1.2): only on new data.
+    pub ect: bool,
+}
+
+impl Outbound<'_> {
+    /// Writes the packet into `out`, whatever was in it.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        out.clear();
+        let options = self.options.bytes();
+        let tcp_bytes = 20 + options.len() + self.payload.0.len() + self.payload.1.len();
+        let (from, to) = (self.tuple.local.address, self.tuple.remote.address);
+        let ect = u8::from(self.ect) * 2;
+        match (from, to) {
+            (Address::V6(from), Address::V6(to)) => {
+                out.extend([0x60, ect << 4, 0, 0]);
+                out.extend((tcp_bytes as u16).to_be_bytes());
+                out.extend([6, 64]);
+                out.extend(from);
+                out.extend(to);
+            }
+            (Address::V4(from), Address::V4(to)) => {
+                out.extend([0x45, ect]);
+                out.extend((20 + tcp_bytes as u16).to_be_bytes());
+                // Never fragmented, so the identification may be 0 (RFC 6864 section 4.1).
+                out.extend([0, 0, 0x40, 0, 64, 6, 0, 0]);
+                out.extend(from);
+                out.extend(to);
+                let checksum = !fold(sum(out));
+                out[10..12].copy_from_slice(&checksum.to_be_bytes());
+            }
+            // A tuple comes from one packet, whose addresses are of one kind.
+            _ => return,
+        }
+        let start = out.len();
+        out.extend(self.tuple.local.port.to_be_bytes());
+        out.extend(self.tuple.remote.port.to_be_bytes());
+        out.extend(self.sequence.to_be_bytes());
+        out.extend(self.acknowledgement.to_be_bytes());
+        out.extend([(5 + options.len() as u8 / 4) << 4, self.flags]);
+        out.extend(self.window.to_be_bytes());
+        out.extend([0; 4]);
+        out.extend(options);
+        out.extend(self.payload.0);
+        out.extend(self.payload.1);
+        let checksum = !fold(pseudo(&from, &to, tcp_bytes) + sum(&out[start..]));
+        out[start + 16..start + 18].copy_from_slice(&checksum.to_be_bytes());
+    }
+}

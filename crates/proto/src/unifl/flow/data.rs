@@ -1,0 +1,171 @@
+//! The bytes of a segment: into the stream, to the application, to the rate controller.
+
+use thalweg_wire::Range;
+
+use super::{Context, Flow, State};
+use crate::unifl::config::Ecn;
+use crate::unifl::event::{Ended, Happening, What};
+use crate::unifl::rate::Sample;
+use crate::unifl::segment::{Segment, CWR, FIN};
+use crate::Time;
+
+/// A silence shorter than this is no timeout: Linux's shortest.
+const TIMEOUT: Time = Time::from_millis(200);
+
+impl Flow {
+    /// Takes the payload and the end of a segment whose first byte is at `start`.
+    pub(super) fn data(&mut self, cx: &mut Context<'_>, segment: &Segment, start: i64) {
+        let length = segment.payload.len() as i64;
+        let fin = segment.has(FIN);
+        if (length == 0 && !fin) || matches!(self.state, State::SynReceived | State::Closed) {
+            return;
+        }
+        // A keep-alive may carry one byte that means nothing, in front of what is expected (RFC 9293 section 3.8.4).
+        if length <= 1 && !fin && start + 1 == self.acks.sent as i64 {
+            self.acks.now = true;
+            return;
+        }
+        let most = self.stream.fin.unwrap_or(self.edge.max(self.stream.highest()));
+        let range = Range::new(start.max(0) as u64, ((start + length).max(0) as u64).min(most));
+        if range.end < range.start || (range.is_empty() && !fin) {
+            self.acks.now = true;
+            return;
+        }
+        if range.start > self.stream.highest() && !self.is_ours(cx.now, segment) {
+            cx.counters.forged += 1;
+            return;
+        }
+        let end = (start + length).max(0) as u64;
+        let ends_here = fin && end == range.end && self.stream.fin.is_none_or(|known| known == end);
+        if fin && (!ends_here || end < self.stream.highest()) {
+            self.acks.now = true;
+            if range.is_empty() || end < self.stream.highest() {
+                return;
+            }
+        }
+        self.take(cx, segment, range, start);
+        if ends_here && self.stream.highest() == end {
+            self.stream.fin = Some(end);
+            self.acks.now = true;
+        }
+    }
+
+    /// Whether the segment echoes what only somebody on the path can know.
+    fn is_ours(&self, now: Time, segment: &Segment) -> bool {
+        match (&self.stamps, segment.options.stamps) {
+            (Some(stamps), Some((_, echo))) => stamps.is_ours(now, echo),
+            _ => true,
+        }
+    }
+
+    fn take(&mut self, cx: &mut Context<'_>, segment: &Segment, range: Range, start: i64) {
+        let held = self.stream.holding();
+        let progress = self.stream.acknowledged();
+        let floor = self.stamps.as_ref().map_or(0, |stamps| stamps.newest);
+        let Ok(arrival) = self.stream.arrive(cx.now, range, segment.segments, floor) else {
+            cx.counters.gaps += 1;
+            return;
+        };
+        self.acks.latest = range.start;
+        for &(piece, late) in &arrival.pieces {
+            let at = segment.payload.start + (piece.start as i64 - start) as usize;
+            let end = at + piece.len() as usize;
+            let bytes = Happening::Bytes { offset: piece.start, start: at, end, late };
+            cx.events.push_back((self.id, bytes));
+        }
+        let late = arrival.pieces.iter().find(|(_, late)| *late).map(|(piece, _)| *piece);
+        if late.is_some() || arrival.duplicate.is_some() {
+            self.acks.now = true;
+            // What was masked was acknowledged: to the sender it came twice (RFC 2883).
+            self.acks.duplicate = arrival.duplicate.or(late);
+        }
+        if held && arrival.moved_gaps && cx.config.undo.duplicates {
+            self.acks.duplicate = arrival.pieces.first().map(|(piece, _)| *piece);
+        }
+        self.mark(cx, segment);
+        let fresh = arrival.pieces.iter().any(|(_, late)| !late);
+        self.stamp(cx, segment, range, held || self.stream.holding(), fresh);
+        self.resolve(cx);
+        self.sample(cx.now, segment);
+        if self.stream.holding() || (arrival.moved_gaps && self.stream.acknowledged() > progress) {
+            self.acks.now = true;
+            self.acks.owed += if self.sack { 0 } else { segment.segments.min(3) };
+        }
+        self.acks.bytes += self.stream.acknowledged() - progress;
+        if self.acks.bytes >= 2 * u64::from(self.segment) {
+            self.acks.now = true;
+        } else if self.acks.bytes > 0 && self.acks.deadline.is_none() {
+            self.acks.deadline = Some(cx.now + cx.config.ack_delay);
+        }
+    }
+
+    /// Explicit congestion notification (RFC 3168 section 6.1.3).
+    fn mark(&mut self, cx: &Context<'_>, segment: &Segment) {
+        if self.ecn && cx.config.ecn == Ecn::Echo {
+            if segment.has(CWR) {
+                self.acks.ece = false;
+            }
+            if segment.ce {
+                self.acks.ece = true;
+                self.acks.now = true;
+            }
+        }
+    }
+
+    /// Sees to what the next acknowledgement echoes.
+    fn stamp(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, held: bool, fresh: bool) {
+        let silence = self.last_data.map_or(Time::ZERO, |last| cx.now.saturating_sub(last));
+        self.last_data = Some(cx.now);
+        let (Some(stamps), Some((value, _))) = (&mut self.stamps, segment.options.stamps) else { return };
+        if !fresh {
+            return;
+        }
+        let undo = &cx.config.undo;
+        // After a timeout the first thing to come is its retransmission: the echo from before it undoes it too.
+        let repair = undo.eifel && silence >= TIMEOUT && silence <= undo.silence;
+        let hold = if undo.eifel { held } else { held && range.start > self.acks.sent };
+        stamps.came(cx.now, value, hold || repair);
+    }
+
+    /// Masks what has waited long enough, holds what has to be repaired, and says so.
+    pub(super) fn resolve(&mut self, cx: &mut Context<'_>) {
+        let progress = self.stream.acknowledged();
+        let resolved = self.stream.resolve(cx.now, self.patience(cx.config));
+        for hole in resolved.holes {
+            self.push(cx, What::Hole(hole));
+        }
+        self.acks.now |= resolved.held || self.stream.acknowledged() > progress;
+        if let Some((lost, of)) = resolved.refused {
+            return self.abort(cx, Ended::Lossy { lost, of });
+        }
+        self.settle(cx);
+    }
+
+    /// What the rate controller learns from it.
+    fn sample(&mut self, now: Time, segment: &Segment) {
+        let (mut rtt, mut one_way) = (None, None);
+        if let (Some(stamps), Some((value, echo))) = (&mut self.stamps, segment.options.stamps) {
+            rtt = stamps.round_trip(now, echo);
+            one_way = stamps.one_way(now, value);
+        } else if let Some((mark, since)) = self.round {
+            // A window's worth takes a round trip at least.
+            rtt = (self.stream.highest() >= mark).then(|| now.saturating_sub(since));
+        }
+        if self.stamps.is_none() && (rtt.is_some() || self.round.is_none()) {
+            self.round = Some((self.edge + 1, now));
+        }
+        if let Some(rtt) = rtt {
+            self.rtt = Some(self.rtt.map_or(rtt, |least| least.min(rtt)));
+        }
+        self.control.arrived(&Sample {
+            now,
+            delivered: self.stream.delivered,
+            lost: self.stream.missing,
+            segment: self.segment,
+            rtt,
+            one_way,
+            ce: segment.ce,
+            share: self.share,
+        });
+    }
+}

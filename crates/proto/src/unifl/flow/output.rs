@@ -1,0 +1,199 @@
+//! What a flow sends: the answer to a SYN, bytes of the way back, acknowledgements.
+//!
+//! The right edge of the window never moves left (RFC 9293 section 3.8.6): a smaller window is reached by not moving it.
+//! It moves by a segment at least (section 3.8.6.2.2). The scaled field is rounded up, and what that adds counts as
+//! advertised, so that it is never 0 by rounding (RFC 7323 section 2.4); so each acknowledgement of a closing window may move the edge by
+//! less than one unit, as Linux's does. While a hole is held, the edge still follows
+//! the highest byte that has come: otherwise the sender would stand still for a round trip.
+
+use thalweg_wire::Range;
+
+use super::super::emit::Outbound;
+use super::super::options::Written;
+use super::super::sequence::number;
+use super::{Flow, State, UNSCALED};
+use crate::unifl::config::Config;
+use crate::unifl::segment::{ACK, ECE, FIN, PSH, SYN};
+use crate::Time;
+
+impl Flow {
+    /// The acknowledgement number for what has come or is masked.
+    pub(super) fn acknowledgement(&self) -> u32 {
+        let end = u64::from(self.stream.is_complete());
+        number(self.irs.wrapping_add(1), self.stream.acknowledged() + end)
+    }
+
+    /// Writes the next packet, if there is one to send.
+    pub fn poll(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> bool {
+        match self.state {
+            State::Closed => false,
+            State::SynReceived => self.answer(now, config, out),
+            _ => self.piece(now, out) || self.acknowledge(now, out),
+        }
+    }
+
+    /// SYN and ACK, with the options that both agree on. Its window is unscaled and small (RFC 7323 section 2.2).
+    fn answer(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> bool {
+        if !std::mem::take(&mut self.syn_due) {
+            return false;
+        }
+        if self.syn_sent.is_some() {
+            // Sent twice: its acknowledgement says nothing of the round trip.
+            self.syn_tries = self.syn_tries.max(1);
+        }
+        self.syn_sent = Some(now);
+        let mut options = Written::new();
+        let headers = if matches!(self.tuple.local.address, crate::unifl::Address::V4(_)) { 40 } else { 60 };
+        options.segment((config.mtu.clamp(576, 65_535) - headers) as u16);
+        if self.sack {
+            options.sack_permitted();
+        }
+        if let Some(stamps) = &self.stamps {
+            options.stamps(stamps.value(now), stamps.recent);
+        }
+        if let Some((ours, _)) = self.scales {
+            options.scale(ours);
+        }
+        let flags = SYN | ACK | if self.ecn { ECE } else { 0 };
+        let segment = Outbound {
+            tuple: &self.tuple,
+            sequence: self.iss,
+            acknowledgement: number(self.irs, 1),
+            flags,
+            window: self.edge.min(UNSCALED) as u16,
+            options,
+            payload: (&[], &[]),
+            ect: false,
+        };
+        segment.write(out);
+        true
+    }
+
+    /// A piece of the way back.
+    fn piece(&mut self, now: Time, out: &mut Vec<u8>) -> bool {
+        let Some(piece) = self.out.poll(now) else {
+            self.out.arm(now);
+            return false;
+        };
+        let window = self.advertise();
+        let mut options = Written::new();
+        if let Some(stamps) = &self.stamps {
+            options.stamps(stamps.value(now), stamps.recent);
+        }
+        let push = if piece.length > 0 { PSH } else { 0 };
+        let segment = Outbound {
+            tuple: &self.tuple,
+            sequence: number(self.iss.wrapping_add(1), piece.offset),
+            acknowledgement: self.acknowledgement(),
+            flags: ACK | push | if piece.fin { FIN } else { 0 } | if self.acks.ece { ECE } else { 0 },
+            window,
+            options,
+            payload: self.out.bytes(piece),
+            ect: false,
+        };
+        segment.write(out);
+        // Blocks have no place beside data; they follow.
+        if !self.stream.holding() && self.acks.duplicate.is_none() {
+            self.said();
+        }
+        true
+    }
+
+    fn acknowledge(&mut self, now: Time, out: &mut Vec<u8>) -> bool {
+        if !self.acks.now && self.acks.owed == 0 {
+            return false;
+        }
+        let window = self.advertise();
+        let mut options = Written::new();
+        if let Some(stamps) = &self.stamps {
+            options.stamps(stamps.value(now), stamps.recent);
+        }
+        let mut more = false;
+        if self.sack {
+            let (blocks, left) = self.blocks(options.room_for_blocks());
+            more = left;
+            let base = self.irs.wrapping_add(1);
+            let blocks: Vec<(u32, u32)> =
+                blocks.iter().map(|b| (number(base, b.start), number(base, b.end))).collect();
+            options.blocks(&blocks);
+        }
+        let segment = Outbound {
+            tuple: &self.tuple,
+            sequence: number(self.iss.wrapping_add(1), self.out.next()),
+            acknowledgement: self.acknowledgement(),
+            flags: ACK | if self.acks.ece { ECE } else { 0 },
+            window,
+            options,
+            payload: (&[], &[]),
+            ect: false,
+        };
+        segment.write(out);
+        let owed = self.acks.owed.saturating_sub(1);
+        self.said();
+        self.acks.owed = owed;
+        self.acks.now = more;
+        true
+    }
+
+    fn said(&mut self) {
+        self.acks.now = false;
+        self.acks.owed = 0;
+        self.acks.bytes = 0;
+        self.acks.deadline = None;
+        self.acks.sent = self.stream.acknowledged() + u64::from(self.stream.is_complete());
+        if let Some(stamps) = &mut self.stamps {
+            stamps.unsent = false;
+        }
+    }
+
+    /// Blocks to report, a duplicate first (RFC 2883), and whether more have never been reported.
+    fn blocks(&mut self, room: usize) -> (Vec<Range>, bool) {
+        let mut chosen: Vec<Range> = self.acks.duplicate.take().into_iter().collect();
+        let all = self.stream.blocks();
+        let room = room.saturating_sub(chosen.len());
+        let Some(top) = all.last() else {
+            self.acks.reported = self.stream.acknowledged();
+            return (chosen, false);
+        };
+        let fresh: Vec<Range> = all.iter().copied().filter(|b| b.end > self.acks.reported).collect();
+        if fresh.len() > room {
+            chosen.extend(&fresh[..room]);
+            self.acks.reported = fresh[..room].last().map_or(self.acks.reported, |b| b.end);
+            return (chosen, room > 0);
+        }
+        self.acks.reported = top.end;
+        let latest = all.iter().copied().find(|b| b.start <= self.acks.latest && self.acks.latest < b.end);
+        let others = fresh.iter().rev().chain(all.iter().rev()).copied();
+        let mut sent: Vec<Range> = Vec::with_capacity(room);
+        for block in latest.into_iter().chain(others) {
+            if sent.len() < room && !sent.contains(&block) {
+                sent.push(block);
+            }
+        }
+        chosen.extend(sent);
+        (chosen, false)
+    }
+
+    /// Where the right edge may be: never further than the field can say.
+    pub(super) fn grown_edge(&self) -> u64 {
+        let scale = self.scales.map_or(0, |(ours, _)| ours);
+        let sayable = self.stream.acknowledged() + (UNSCALED << scale);
+        let wanted = self.stream.highest() + self.control.window();
+        wanted.min(self.admitted).min(sayable)
+    }
+
+    /// The window field, and what it promises.
+    fn advertise(&mut self) -> u16 {
+        let scale = self.scales.map_or(0, |(ours, _)| ours);
+        let acknowledged = self.stream.acknowledged();
+        let grown = self.grown_edge();
+        let worth = u64::from(self.segment).min(self.control.window() / 2);
+        let last = grown == self.admitted;
+        if grown >= self.edge + worth || (last && grown > self.edge) {
+            self.edge = grown;
+        }
+        let field = (self.edge.saturating_sub(acknowledged)).div_ceil(1 << scale).min(UNSCALED);
+        self.edge = self.edge.max(acknowledged + (field << scale));
+        field as u16
+    }
+}

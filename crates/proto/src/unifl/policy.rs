@@ -1,0 +1,271 @@
+//! Which holes are masked and which are repaired: critical ranges, the dial, loss budgets (paper section 5.1,
+//! requirement U-O1).
+
+use std::collections::BTreeMap;
+
+use thalweg_wire::{Range, Ranges};
+
+/// What a flow may lose.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    critical: Steps,
+    /// From 0, every hole is masked, to 1, every hole is repaired: the share of the lost bytes that is repaired,
+    /// evenly spread.
+    pub reliable: f64,
+    /// The largest hole, in bytes, that is masked; a larger one is repaired. It bounds what one forged segment can
+    /// mask.
+    pub largest: u64,
+    budgets: Vec<Spent>,
+    owed: f64,
+}
+
+/// How much of a set of bytes may be lost.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    /// Which bytes: an update's, a tensor's.
+    pub ranges: Ranges,
+    /// Share of them that may be masked; holes beyond it are repaired.
+    pub mask: f64,
+    /// Share of them whose loss, masked or repaired, ends the flow.
+    pub refuse: f64,
+    /// No share counts as less than so many bytes.
+    pub at_least: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Spent {
+    budget: Budget,
+    masked: u64,
+    lost: u64,
+}
+
+/// What becomes of a hole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Mask,
+    Repair,
+    /// More is lost than the flow may lose at all.
+    Refuse {
+        lost: u64,
+        of: u64,
+    },
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { critical: Steps::new(true), reliable: 0.0, largest: 1 << 20, budgets: Vec::new(), owed: 0.0 }
+    }
+}
+
+impl Policy {
+    /// Everything is critical until it is permitted to be lost.
+    pub fn critical() -> Self {
+        Self::default()
+    }
+
+    /// Everything may be lost that is not protected.
+    pub fn lossy() -> Self {
+        Self { critical: Steps::new(false), ..Self::default() }
+    }
+
+    /// Holes in `range` are repaired, never masked. What has been masked stays so.
+    pub fn protect(&mut self, range: Range) {
+        self.critical.set(range, true);
+    }
+
+    /// Holes in `range` may be masked.
+    pub fn permit(&mut self, range: Range) {
+        self.critical.set(range, false);
+    }
+
+    /// Adds a budget. Holes from before do not count.
+    pub fn limit(&mut self, budget: Budget) {
+        self.budgets.push(Spent { budget, masked: 0, lost: 0 });
+    }
+
+    /// Whether a byte is critical.
+    pub fn is_critical(&self, offset: u64) -> bool {
+        self.critical.at(offset)
+    }
+
+    /// `range` in pieces, each all critical or all not.
+    pub(super) fn pieces(&self, range: Range) -> impl Iterator<Item = (Range, bool)> + '_ {
+        self.critical.pieces(range)
+    }
+
+    /// What becomes of a hole that is not critical, in a stream of which `seen` bytes have been seen. `again`: it
+    /// has been counted as lost before.
+    pub(super) fn judge(&mut self, hole: Range, seen: u64, again: bool) -> Verdict {
+        let mut repair = hole.len() > self.largest;
+        for spent in &mut self.budgets {
+            let bytes: u64 = spent.budget.ranges.iter().map(|r| r.intersect(hole).len()).sum();
+            if bytes == 0 {
+                continue;
+            }
+            let whole = spent.budget.bytes(seen);
+            let share = |share: f64| ((share * whole as f64) as u64).max(spent.budget.at_least);
+            if !again {
+                spent.lost += bytes;
+            }
+            if spent.lost > share(spent.budget.refuse) {
+                return Verdict::Refuse { lost: spent.lost, of: whole };
+            }
+            repair |= spent.masked + bytes > share(spent.budget.mask);
+        }
+        if !repair && self.reliable > 0.0 {
+            self.owed += self.reliable.min(1.0) * hole.len() as f64;
+            if self.owed >= hole.len() as f64 {
+                self.owed -= hole.len() as f64;
+                repair = true;
+            }
+        }
+        if repair {
+            return Verdict::Repair;
+        }
+        self.masked(hole, true);
+        Verdict::Mask
+    }
+
+    /// A masked hole has been filled after all.
+    pub(super) fn filled(&mut self, part: Range) {
+        self.masked(part, false);
+    }
+
+    fn masked(&mut self, part: Range, more: bool) {
+        for spent in &mut self.budgets {
+            let bytes: u64 = spent.budget.ranges.iter().map(|r| r.intersect(part).len()).sum();
+            if more {
+                spent.masked += bytes;
+            } else {
+                spent.masked = spent.masked.saturating_sub(bytes);
+                spent.lost = spent.lost.saturating_sub(bytes);
+            }
+        }
+    }
+
+    /// What is below `offset` will not be asked for again.
+    pub(super) fn forget(&mut self, offset: u64) {
+        self.critical.forget(offset);
+    }
+}
+
+impl Budget {
+    /// Bytes that its shares are of: all of a set that ends, what has been seen of one that does not.
+    fn bytes(&self, seen: u64) -> u64 {
+        let endless = self.ranges.iter().last().is_some_and(|last| last.end == u64::MAX);
+        let end = if endless { seen } else { u64::MAX };
+        self.ranges.iter().map(|r| r.intersect(Range::new(0, end)).len()).sum()
+    }
+}
+
+/// A flag for each offset, kept where it changes.
+#[derive(Debug, Clone)]
+struct Steps(BTreeMap<u64, bool>);
+
+impl Steps {
+    fn new(flag: bool) -> Self {
+        Self([(0, flag)].into())
+    }
+
+    fn at(&self, offset: u64) -> bool {
+        self.0.range(..=offset).next_back().is_some_and(|(_, &flag)| flag)
+    }
+
+    fn set(&mut self, range: Range, flag: bool) {
+        if range.is_empty() {
+            return;
+        }
+        let after = self.at(range.end);
+        let inside: Vec<u64> = self.0.range(range.start..=range.end).map(|(&at, _)| at).collect();
+        for at in inside {
+            self.0.remove(&at);
+        }
+        let before = range.start.checked_sub(1).map(|at| self.at(at));
+        if before != Some(flag) {
+            self.0.insert(range.start, flag);
+        }
+        if after != flag {
+            self.0.insert(range.end, after);
+        }
+    }
+
+    fn pieces(&self, range: Range) -> impl Iterator<Item = (Range, bool)> + '_ {
+        let mut start = range.start;
+        std::iter::from_fn(move || {
+            if start >= range.end {
+                return None;
+            }
+            let flag = self.at(start);
+            let changes = self.0.range(start + 1..range.end).find(|(_, &other)| other != flag);
+            let end = changes.map_or(range.end, |(&at, _)| at);
+            let piece = Range::new(start, end);
+            start = end;
+            Some((piece, flag))
+        })
+    }
+
+    fn forget(&mut self, offset: u64) {
+        let flag = self.at(offset);
+        self.0 = self.0.split_off(&offset);
+        self.0.insert(0, flag);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(policy: &Policy, start: u64, end: u64) -> Vec<(u64, u64, bool)> {
+        policy.pieces(Range::new(start, end)).map(|(r, flag)| (r.start, r.end, flag)).collect()
+    }
+
+    #[test]
+    fn ranges_are_protected_and_permitted() {
+        let mut policy = Policy::critical();
+        policy.permit(Range::new(100, 200));
+        policy.permit(Range::new(150, 300));
+        policy.protect(Range::new(120, 130));
+        let all = [(0, 100, true), (100, 120, false), (120, 130, true), (130, 300, false), (300, 400, true)];
+        assert_eq!(pieces(&policy, 0, 400), all);
+        assert_eq!(pieces(&policy, 125, 126), [(125, 126, true)]);
+        policy.forget(125);
+        assert_eq!(pieces(&policy, 125, 310), [(125, 130, true), (130, 300, false), (300, 310, true)]);
+        policy.permit(Range::new(0, u64::MAX));
+        assert_eq!(pieces(&policy, 0, u64::MAX), [(0, u64::MAX, false)]);
+    }
+
+    #[test]
+    fn the_dial_repairs_its_share() {
+        for reliable in [0.0, 0.1, 0.5, 1.0] {
+            let mut policy = Policy { reliable, ..Policy::lossy() };
+            let hole = |i: u64| Range::new(i * 3000, i * 3000 + 1448);
+            let repaired =
+                (0..1000).filter(|&i| policy.judge(hole(i), 1 << 30, false) == Verdict::Repair).count();
+            assert!((repaired as f64 - reliable * 1000.0).abs() <= 1.0, "{reliable}: {repaired}");
+        }
+    }
+
+    #[test]
+    fn a_budget_masks_then_repairs_then_refuses() {
+        let mut policy = Policy::lossy();
+        let ranges = [Range::new(1000, 11_000)].into_iter().collect();
+        policy.limit(Budget { ranges, mask: 0.02, refuse: 0.05, at_least: 0 });
+        let mut judge = |start: u64| policy.judge(Range::new(start, start + 100), 20_000, false);
+        let verdicts: Vec<Verdict> = (0..7).map(|i| judge(2000 + i * 1000)).collect();
+        let refuse = |lost| Verdict::Refuse { lost, of: 10_000 };
+        let (m, r) = (Verdict::Mask, Verdict::Repair);
+        assert_eq!(verdicts, [m, m, r, r, r, refuse(600), refuse(700)]);
+        assert_eq!(judge(12_000), Verdict::Mask);
+        // What comes late is spent no longer.
+        policy.filled(Range::new(2000, 2100));
+        policy.filled(Range::new(3000, 3100));
+        assert_eq!(policy.judge(Range::new(9000, 9100), 20_000, true), Verdict::Mask);
+    }
+
+    #[test]
+    fn a_large_hole_is_not_masked() {
+        let mut policy = Policy { largest: 5000, ..Policy::lossy() };
+        assert_eq!(policy.judge(Range::new(0, 5001), 9000, false), Verdict::Repair);
+        assert_eq!(policy.judge(Range::new(0, 5000), 9000, false), Verdict::Mask);
+    }
+}

@@ -1,0 +1,209 @@
+//! The default: enough under way to fill the path, and a short queue.
+//!
+//! Each quarter of a round trip it takes the delivered rate (the most of the last two round trips, as BBR's bandwidth
+//! filter), the shortest round trip, and the queueing delay: the least time on the way in that quarter, less the base.
+//! It begins with 64 segments and allows 2.5 times what a round trip carries until the queue shows, then steers so
+//! that about 8 ms stay queued. Both bases forget after half a minute to a minute, since clocks and routes drift. Should delay
+//! show nothing, heavy loss or marks by the queue (RFC 3168) are the backstop.
+
+use super::{Control, Least, Sample};
+use crate::Time;
+
+/// Ticks that rates are remembered for: two round trips.
+const TICKS: usize = 8;
+/// Ticks in a round trip.
+const QUARTERS: usize = 4;
+/// Segments in a round trip below which a loss rate says nothing.
+const ENOUGH: f64 = 64.0;
+
+/// What the controller aims at.
+#[derive(Debug, Clone)]
+pub struct DelaySettings {
+    /// The queueing delay that is kept.
+    pub queue: Time,
+    /// The first window, in segments.
+    pub initial: u32,
+    /// The smallest, in segments.
+    pub least: u32,
+    /// What a round trip carries, times this, is the window while starting.
+    pub gain: f64,
+    /// The shortest time between two decisions.
+    pub tick: Time,
+    /// How long the bases are good for.
+    pub base: Time,
+    /// Share of loss in a round trip at which the window shrinks to what the path carries.
+    pub loss: f64,
+}
+
+impl Default for DelaySettings {
+    fn default() -> Self {
+        Self {
+            queue: Time::from_millis(8),
+            initial: 64,
+            least: 16,
+            gain: 2.5,
+            tick: Time::from_millis(5),
+            base: Time::from_secs(30),
+            loss: 0.2,
+        }
+    }
+}
+
+/// The delay controller.
+#[derive(Debug, Clone)]
+pub struct Delay {
+    settings: DelaySettings,
+    window: f64,
+    least: f64,
+    most: f64,
+    starting: bool,
+    rtt: Least,
+    base: Least,
+    /// The least time on the way, and the shortest round trip, since the last tick.
+    way: f64,
+    trip: f64,
+    marked: bool,
+    last: Option<Time>,
+    /// Time, bytes that had come, bytes lost: the newest last.
+    ticks: Vec<(Time, u64, u64)>,
+    rates: [f64; TICKS],
+    turn: usize,
+    /// Ticks in a row whose queue was over the aim.
+    over: u32,
+}
+
+impl Delay {
+    /// For a flow whose handshake took `rtt`.
+    pub fn new(settings: DelaySettings, most: u64, segment: u32, rtt: Option<Time>) -> Self {
+        let segments = |count: u32| f64::from(count) * f64::from(segment);
+        let mut least = Least::new(settings.base);
+        if let Some(rtt) = rtt {
+            least.add(Time::ZERO, rtt.as_secs_f64());
+        }
+        Self {
+            window: segments(settings.initial).min(most as f64),
+            least: segments(settings.least).min(most as f64),
+            most: most as f64,
+            starting: true,
+            rtt: least,
+            base: Least::new(settings.base),
+            way: f64::INFINITY,
+            trip: f64::INFINITY,
+            marked: false,
+            last: None,
+            ticks: Vec::with_capacity(QUARTERS + 2),
+            rates: [0.0; TICKS],
+            turn: 0,
+            over: 0,
+            settings,
+        }
+    }
+
+    /// The queueing delay since the last tick in seconds: from one-way times, else from round trips.
+    fn queue(&self, rtt: f64) -> Option<f64> {
+        let way = self.base.get().filter(|_| self.way.is_finite()).map(|base| self.way - base);
+        way.or(self.trip.is_finite().then_some(self.trip - rtt))
+    }
+
+    /// Bytes a second over the last round trip, and the share of it that was lost.
+    fn measure(&mut self, sample: &Sample) -> Option<(f64, Option<f64>)> {
+        self.ticks.push((sample.now, sample.delivered, sample.lost));
+        if self.ticks.len() > QUARTERS + 1 {
+            self.ticks.remove(0);
+        }
+        let &(start, delivered, lost) = self.ticks.first()?;
+        let took = sample.now.saturating_sub(start).as_secs_f64();
+        if self.ticks.len() < 3 || took <= 0.0 {
+            return None;
+        }
+        let came = sample.delivered.saturating_sub(delivered) as f64;
+        let gone = sample.lost.saturating_sub(lost) as f64;
+        let enough = (came + gone) / f64::from(sample.segment.max(1)) >= ENOUGH;
+        Some((came / took, enough.then(|| gone / (came + gone))))
+    }
+
+    fn decide(&mut self, sample: &Sample, rtt: f64) {
+        let queue = self.queue(rtt);
+        let Some((rate, loss)) = self.measure(sample) else { return };
+        self.rates[self.turn % TICKS] = rate;
+        self.turn += 1;
+        let rate = self.rate();
+        let aim = self.settings.queue.as_secs_f64();
+        let full = rate * (rtt + aim);
+        self.over = if queue.is_some_and(|q| q > aim) || self.marked { self.over + 1 } else { 0 };
+        let heavy = loss.is_some_and(|loss| loss > self.settings.loss);
+        if self.starting {
+            self.window = self.window.max(self.settings.gain * rate * rtt);
+            if self.over >= 3 || heavy {
+                self.starting = false;
+                self.window = full;
+            }
+        } else if heavy {
+            self.window = self.window.min(full);
+        } else if let Some(queue) = queue {
+            self.steer(queue.max(0.0), full, rate, sample.share);
+        }
+        self.window = self.window.clamp(self.least, self.most.max(self.least));
+    }
+
+    /// A little more or less, so that the queue comes to its aim; flows above their share give way first.
+    fn steer(&mut self, queue: f64, full: f64, rate: f64, share: Option<f64>) {
+        let aim = self.settings.queue.as_secs_f64();
+        let (above, below) = share.map_or((false, false), |s| (rate > 1.1 * s, rate < 0.9 * s));
+        if self.marked || queue >= aim {
+            let far = if self.marked { 1.0 } else { ((queue - aim) / aim).min(1.0) };
+            let step = if above {
+                0.08
+            } else if below {
+                0.025
+            } else {
+                0.05
+            };
+            self.window *= 1.0 - step * far;
+            if self.over >= 4 && self.window > 1.2 * full {
+                self.window = 1.2 * full;
+            }
+        } else if queue < 0.3 * aim {
+            let step = if above { 1.04 } else { 1.08 };
+            self.window = (self.window * step).min((2.0 * full).max(self.window));
+        } else if !above {
+            let step = if below { 1.05 } else { 1.02 };
+            self.window = (self.window * step).min((1.5 * full).max(self.window));
+        }
+    }
+}
+
+impl Control for Delay {
+    fn arrived(&mut self, sample: &Sample) {
+        if let Some(rtt) = sample.rtt {
+            // A clock of milliseconds shows 0 on a short path.
+            let rtt = rtt.as_secs_f64().max(0.0005);
+            self.rtt.add(sample.now, rtt);
+            self.trip = self.trip.min(rtt);
+        }
+        if let Some(way) = sample.one_way {
+            self.base.add(sample.now, way);
+            self.way = self.way.min(way);
+        }
+        self.marked |= sample.ce;
+        let Some(rtt) = self.rtt.get() else { return };
+        let tick = (rtt / QUARTERS as f64).max(self.settings.tick.as_secs_f64());
+        let last = *self.last.get_or_insert(sample.now);
+        if sample.now.saturating_sub(last).as_secs_f64() < tick {
+            return;
+        }
+        self.last = Some(sample.now);
+        self.decide(sample, rtt);
+        self.way = f64::INFINITY;
+        self.trip = f64::INFINITY;
+        self.marked = false;
+    }
+
+    fn window(&self) -> u64 {
+        self.window as u64
+    }
+
+    fn rate(&self) -> f64 {
+        self.rates.iter().copied().fold(0.0, f64::max)
+    }
+}

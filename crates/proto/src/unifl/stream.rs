@@ -1,0 +1,330 @@
+//! The incoming stream: what has come, what waits for reordered packets, what is repaired, what is masked.
+//!
+//! A gap opens where a segment comes before those in front of it. It *waits* (nothing is said of it to the sender)
+//! for as long as reordering may explain it; then it is *masked*: acknowledged, reported, and remembered so that late
+//! data still fills it. A critical gap is *held*: the acknowledgement stays in front of it, and selective
+//! acknowledgements show it (RFC 2018), so that the sender repairs it. Up to the first waiting gap the stream is
+//! *visible*: acknowledgements speak of that part only, and in it masked holes count as received.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use thalweg_wire::Range;
+
+use super::policy::{Policy, Verdict};
+use crate::Time;
+
+/// A part of the stream below the highest byte seen that has neither come nor been masked.
+#[derive(Debug, Clone, Copy)]
+struct Gap {
+    range: Range,
+    since: Time,
+    /// Segments that had come when it opened.
+    seen: u64,
+    /// The sender's clock before it: what fills it cannot be older.
+    floor: u32,
+    held: bool,
+    /// Whether budgets have counted it as lost.
+    counted: bool,
+}
+
+/// How long a gap waits before it counts as a hole.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    pub time: Time,
+    pub packets: Option<u32>,
+}
+
+/// What came of a segment's bytes.
+#[derive(Debug, Default)]
+pub(super) struct Arrival {
+    /// Bytes that were not there before, and whether they fill a hole that was reported.
+    pub pieces: Vec<(Range, bool)>,
+    /// It opened a gap, or filled some of one.
+    pub moved_gaps: bool,
+    /// The first of its bytes that had come before.
+    pub duplicate: Option<Range>,
+}
+
+/// What came of waiting.
+#[derive(Debug, Default)]
+pub(super) struct Resolved {
+    /// Holes to be reported.
+    pub holes: Vec<Range>,
+    /// Gaps that are held from now on.
+    pub held: bool,
+    /// Bytes lost, and of how many, where that is too much.
+    pub refused: Option<(u64, u64)>,
+}
+
+/// Why a segment is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TooManyGaps;
+
+#[derive(Debug)]
+pub(super) struct Stream {
+    highest: u64,
+    gaps: VecDeque<Gap>,
+    most_gaps: usize,
+    /// start -> end, and the sender's clock before.
+    masks: BTreeMap<u64, (u64, u32)>,
+    most_masks: usize,
+    segments: u64,
+    pub fin: Option<u64>,
+    pub policy: Policy,
+    /// Bytes that came, each counted once.
+    pub delivered: u64,
+    /// Bytes that are masked and have not come.
+    pub missing: u64,
+    /// Bytes of holes that were held and then came.
+    pub repaired: u64,
+    /// Bytes that filled holes already reported.
+    pub late: u64,
+    pub duplicate: u64,
+}
+
+impl Stream {
+    pub fn new(policy: Policy, most_gaps: usize, most_masks: usize) -> Self {
+        Self {
+            highest: 0,
+            gaps: VecDeque::new(),
+            most_gaps: most_gaps.max(1),
+            masks: BTreeMap::new(),
+            most_masks,
+            segments: 0,
+            fin: None,
+            policy,
+            delivered: 0,
+            missing: 0,
+            repaired: 0,
+            late: 0,
+            duplicate: 0,
+        }
+    }
+
+    /// One past the highest byte that has come.
+    pub fn highest(&self) -> u64 {
+        self.highest
+    }
+
+    /// One past the last byte that may be acknowledged.
+    pub fn acknowledged(&self) -> u64 {
+        self.gaps.front().map_or(self.highest, |gap| gap.range.start)
+    }
+
+    /// Up to where acknowledgements say anything.
+    fn visible(&self) -> u64 {
+        self.gaps.iter().find(|gap| !gap.held).map_or(self.highest, |gap| gap.range.start)
+    }
+
+    /// Whether the sender has to repair something.
+    pub fn holding(&self) -> bool {
+        self.gaps.iter().any(|gap| gap.held)
+    }
+
+    /// Whether everything before the end has come or is masked.
+    pub fn is_complete(&self) -> bool {
+        self.fin.is_some_and(|end| self.acknowledged() >= end)
+    }
+
+    /// The sender's clock before a masked hole that `range` touches.
+    pub fn floor(&self, range: Range) -> Option<u32> {
+        let gap = self.gaps.iter().find(|gap| !gap.range.intersect(range).is_empty());
+        self.masks_in(range).next().map(|(_, floor)| floor).or(gap.map(|gap| gap.floor))
+    }
+
+    fn masks_in(&self, range: Range) -> impl Iterator<Item = (Range, u32)> + '_ {
+        let first = self.masks.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
+        let among = self.masks.range(first..range.end.max(first));
+        among
+            .map(|(&start, &(end, floor))| (Range::new(start, end), floor))
+            .filter(move |(mask, _)| !mask.intersect(range).is_empty())
+    }
+
+    /// Takes the bytes of a segment, in so many pieces on the network. `floor`: the sender's clock as last seen.
+    pub fn arrive(
+        &mut self,
+        now: Time,
+        range: Range,
+        segments: u32,
+        floor: u32,
+    ) -> Result<Arrival, TooManyGaps> {
+        let mut arrival = Arrival::default();
+        if range.start > self.highest && self.gaps.len() >= self.most_gaps {
+            return Err(TooManyGaps);
+        }
+        self.segments += u64::from(segments);
+        if range.start > self.highest {
+            let gap = Gap {
+                range: Range::new(self.highest, range.start),
+                since: now,
+                seen: self.segments - u64::from(segments),
+                floor,
+                held: false,
+                counted: false,
+            };
+            self.sort(gap);
+            arrival.moved_gaps = true;
+        }
+        let old = range.intersect(Range::new(0, self.highest));
+        if !old.is_empty() {
+            self.fill_gaps(old, &mut arrival);
+            self.fill_masks(old, &mut arrival);
+            arrival.pieces.sort_unstable();
+            arrival.duplicate = self.not_in(old, &arrival.pieces);
+        }
+        if range.end > self.highest {
+            let new = Range::new(range.start.max(self.highest), range.end);
+            self.highest = range.end;
+            self.delivered += new.len();
+            if !new.is_empty() {
+                arrival.pieces.push((new, false));
+            }
+        }
+        Ok(arrival)
+    }
+
+    /// The first part of `old` that is not among `pieces`, which rise.
+    fn not_in(&mut self, old: Range, pieces: &[(Range, bool)]) -> Option<Range> {
+        let fresh: u64 = pieces.iter().map(|(piece, _)| piece.len()).sum();
+        self.duplicate += old.len() - fresh;
+        let mut start = old.start;
+        for (piece, _) in pieces {
+            if piece.start > start {
+                return Some(Range::new(start, piece.start));
+            }
+            start = piece.end;
+        }
+        (start < old.end).then(|| Range::new(start, old.end))
+    }
+
+    /// Appends a gap, its critical parts held. A split may pass the bound on gaps by the caller's own ranges.
+    fn sort(&mut self, gap: Gap) {
+        for (range, critical) in self.policy.pieces(gap.range) {
+            self.gaps.push_back(Gap { range, held: critical, ..gap });
+        }
+    }
+
+    fn fill_gaps(&mut self, old: Range, arrival: &mut Arrival) {
+        let mut at = self.gaps.partition_point(|gap| gap.range.end <= old.start);
+        while let Some(&gap) = self.gaps.get(at) {
+            let part = gap.range.intersect(old);
+            if part.is_empty() {
+                break;
+            }
+            arrival.pieces.push((part, false));
+            arrival.moved_gaps = true;
+            self.delivered += part.len();
+            self.repaired += if gap.held { part.len() } else { 0 };
+            self.gaps.remove(at);
+            let left = Range::new(gap.range.start, part.start);
+            let right = Range::new(part.end, gap.range.end);
+            for rest in [right, left] {
+                if !rest.is_empty() {
+                    self.gaps.insert(at, Gap { range: rest, ..gap });
+                }
+            }
+            at += usize::from(!left.is_empty());
+        }
+    }
+
+    fn fill_masks(&mut self, old: Range, arrival: &mut Arrival) {
+        let touched: Vec<(Range, u32)> = self.masks_in(old).collect();
+        for (mask, floor) in touched {
+            let part = mask.intersect(old);
+            self.masks.remove(&mask.start);
+            for rest in [Range::new(mask.start, part.start), Range::new(part.end, mask.end)] {
+                if !rest.is_empty() {
+                    self.masks.insert(rest.start, (rest.end, floor));
+                }
+            }
+            self.delivered += part.len();
+            self.late += part.len();
+            self.missing -= part.len();
+            self.policy.filled(part);
+            arrival.pieces.push((part, true));
+        }
+    }
+
+    /// Masks or holds the gaps that have waited long enough.
+    pub fn resolve(&mut self, now: Time, patience: Patience) -> Resolved {
+        let mut resolved = Resolved::default();
+        let mut at = 0;
+        while let Some(&gap) = self.gaps.get(at) {
+            let later = self.segments.saturating_sub(gap.seen);
+            let enough = patience.packets.is_some_and(|most| later >= u64::from(most));
+            if gap.held || (!enough && now < gap.since + patience.time) {
+                at += 1;
+                continue;
+            }
+            match self.policy.judge(gap.range, self.highest, gap.counted) {
+                Verdict::Mask => {
+                    self.gaps.remove(at);
+                    self.missing += gap.range.len();
+                    self.remember(gap.range, gap.floor);
+                    resolved.holes.push(gap.range);
+                }
+                Verdict::Repair => {
+                    self.gaps[at] = Gap { held: true, counted: true, ..gap };
+                    resolved.held = true;
+                    at += 1;
+                }
+                Verdict::Refuse { lost, of } => {
+                    self.gaps[at].counted = true;
+                    resolved.refused = Some((lost, of));
+                    return resolved;
+                }
+            }
+        }
+        resolved
+    }
+
+    fn remember(&mut self, hole: Range, floor: u32) {
+        if self.most_masks == 0 {
+            return;
+        }
+        if self.masks.len() >= self.most_masks {
+            self.masks.pop_first();
+        }
+        self.masks.insert(hole.start, (hole.end, floor));
+    }
+
+    /// When the next gap will have waited long enough.
+    pub fn deadline(&self, patience: Patience) -> Option<Time> {
+        self.gaps.iter().find(|gap| !gap.held).map(|gap| gap.since + patience.time)
+    }
+
+    /// Changes what may be lost; gaps are sorted anew.
+    pub fn change(&mut self, change: impl FnOnce(&mut Policy)) {
+        change(&mut self.policy);
+        for gap in std::mem::take(&mut self.gaps) {
+            self.sort(gap);
+        }
+    }
+
+    /// Late data before `offset` is not wanted any longer.
+    pub fn forget(&mut self, offset: u64) {
+        let offset = offset.min(self.acknowledged());
+        let parts: Vec<(Range, u32)> = self.masks_in(Range::new(0, offset)).collect();
+        for (mask, floor) in parts {
+            self.masks.remove(&mask.start);
+            if mask.end > offset {
+                self.masks.insert(offset, (mask.end, floor));
+            }
+        }
+        self.policy.forget(offset);
+    }
+
+    /// What has come beyond the acknowledgement and may be said, rising (RFC 2018).
+    pub fn blocks(&self) -> Vec<Range> {
+        let visible = self.visible();
+        let held: Vec<Range> =
+            self.gaps.iter().map(|gap| gap.range).take_while(|r| r.start < visible).collect();
+        let ends = held.iter().skip(1).map(|gap| gap.start).chain([visible]);
+        held.iter().zip(ends).map(|(gap, end)| Range::new(gap.end, end)).filter(|r| !r.is_empty()).collect()
+    }
+
+    /// Gaps and masks in memory.
+    pub fn tables(&self) -> (usize, usize) {
+        (self.gaps.len(), self.masks.len())
+    }
+}

@@ -1,0 +1,466 @@
+//! The traps that were found by building it on real kernels, one test each, in their order.
+
+use thalweg_proto::unifl::{Budget, Checksum, Config, Ecn, Ended, Offload, Policy, Rate, Reorder};
+use thalweg_wire::Range;
+
+use super::client::{config, syn, Client, IRS, MS};
+use super::wire::*;
+
+const M: u64 = 1448;
+
+/// Everything is repaired.
+fn reliable() -> Config {
+    Config { policy: Policy::critical(), ..config() }
+}
+
+fn holes(c: &Client) -> Vec<(u64, u64)> {
+    c.app.holes.iter().map(|hole| (hole.start, hole.end)).collect()
+}
+
+#[test]
+fn trap_1_checksums_are_complete_when_sent_and_may_be_partial_when_received() {
+    // `Seg::decode` verifies every packet that is sent.
+    let mut c = Client::connected(config());
+    let mut packet = c.at(ACK, 0, &bytes(0, 100)).encode();
+    packet[36] ^= 0xff;
+    c.highest = c.highest.wrapping_add(100);
+    c.raw(&packet, Offload::default());
+    assert_eq!((c.stats().highest, c.endpoint.counters().checksum), (0, 1));
+    for checksum in [Checksum::Partial, Checksum::Verified] {
+        c.raw(&packet, Offload { checksum, segment: 0 });
+    }
+    assert_eq!(c.stats().highest, 100);
+    assert_eq!(Offload::read(&[1, 1, 0, 0, 0xa8, 5, 20, 0, 16, 0]).checksum, Checksum::Partial);
+}
+
+#[test]
+fn trap_2_the_first_window_is_small() {
+    let c = Client::new(Config { rate: Rate::default(), ..config() });
+    assert!(c.said[0].window > 0 && c.said[0].scale == Some(10));
+    let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
+    c.data(0, 2896);
+    let window = u64::from(c.said.last().unwrap().window) << 10;
+    assert!((64 * M..64 * M + 2 * M).contains(&window), "{window}");
+}
+
+#[test]
+fn trap_3_masked_bytes_are_not_delivered_bytes() {
+    let mut c = Client::connected(config());
+    for i in 0..10 {
+        c.data(2 * i * M, M as usize);
+    }
+    c.pass(100 * MS);
+    assert_eq!((c.stats().delivered, c.stats().missing, c.stats().acknowledged), (10 * M, 9 * M, 19 * M));
+}
+
+#[test]
+fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
+    let mut c = Client::connected(reliable());
+    c.data(0, M as usize);
+    c.data(M, M as usize);
+    let before = c.now.as_millis() as u32;
+    for i in 3..8 {
+        c.now += MS;
+        c.data(i * M, M as usize);
+        assert_eq!((c.acked(), c.blocks()), (Some(2 * M), vec![(3 * M, (i + 1) * M)]));
+    }
+    c.now += 40 * MS;
+    c.data(2 * M, M as usize);
+    let last = c.said.last().unwrap().clone();
+    assert_eq!((c.acked(), last.stamps.unwrap().1), (Some(8 * M), before));
+    c.now += MS;
+    c.data(8 * M, 2 * M as usize);
+    assert_eq!(
+        c.said.last().unwrap().stamps.unwrap().1,
+        c.now.as_millis() as u32,
+        "and then on with the new"
+    );
+    // Without it, the echo is the retransmission's (RFC 7323).
+    let mut undo = reliable();
+    undo.undo.eifel = false;
+    let mut c = Client::connected(undo);
+    c.data(M, M as usize);
+    c.now += 40 * MS;
+    c.data(0, M as usize);
+    assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32);
+}
+
+#[test]
+fn trap_4_a_repair_by_timeout_too() {
+    let mut c = Client::connected(config());
+    c.data(0, 2 * M as usize);
+    let before = c.now.as_millis() as u32;
+    c.now += 250 * MS;
+    c.data(2 * M, 2 * M as usize);
+    assert_eq!(c.said.last().unwrap().stamps.unwrap().1, before);
+}
+
+#[test]
+fn trap_5_late_data_fills_the_mask() {
+    let mut c = Client::connected(config());
+    c.data(0, M as usize);
+    let (late, stamp) = (bytes(M, 2 * M as usize), c.now.as_millis() as u32);
+    c.now += 3 * MS;
+    c.data(3 * M, 4 * M as usize);
+    c.data(7 * M, 4 * M as usize);
+    c.pass(20 * MS);
+    assert_eq!(holes(&c), [(M, 3 * M)]);
+    // Its timestamp is older than what has been echoed since: as old as the hole, so not too old.
+    let seg = Seg { stamps: Some((stamp, c.echo)), ..c.at(ACK, M, &late) };
+    c.hand_in(&seg);
+    assert_eq!((c.app.late, c.stats().missing, c.endpoint.counters().outdated), (2 * M, 0, 0));
+    // To the sender it came twice.
+    assert_eq!(c.blocks(), [(M, 3 * M)]);
+    c.hand_in(&Seg { stamps: Some((stamp - 1, c.echo)), ..c.at(ACK, M, &late) });
+    assert_eq!(c.endpoint.counters().outdated, 1);
+}
+
+#[test]
+fn trap_6_reordering_is_waited_out() {
+    let patient = Config { reorder: Reorder { packets: Some(3), ..Reorder::default() }, ..config() };
+    let mut c = Client::connected(patient.clone());
+    c.data(0, M as usize);
+    c.said.clear();
+    c.data(2 * M, M as usize);
+    c.data(3 * M, M as usize);
+    assert!(c.said.is_empty(), "nothing is said of it: neither masked nor shown");
+    c.data(M, M as usize);
+    assert_eq!((c.acked(), holes(&c)), (Some(4 * M), vec![]));
+    for i in 5..8 {
+        c.data(i * M, M as usize);
+    }
+    assert_eq!((c.acked(), holes(&c)), (Some(8 * M), vec![(4 * M, 5 * M)]), "three later ones");
+    c.data(9 * M, M as usize);
+    c.pass(9 * MS);
+    assert_eq!(holes(&c).len(), 1, "a quarter of 40 ms");
+    c.pass(2 * MS);
+    assert_eq!((c.acked(), holes(&c).len()), (Some(10 * M), 2));
+    assert!(c.said.iter().all(|seg| seg.sack.is_empty()), "masked holes are never shown");
+    // A superpacket counts as what it was on the network.
+    let mut c = Client::connected(patient);
+    let packet = c.at(ACK, M, &bytes(M, 4 * M as usize)).encode();
+    c.highest = c.highest.wrapping_add(5 * M as u32);
+    c.raw(&packet, Offload { checksum: Checksum::Complete, segment: M as u16 });
+    assert_eq!(holes(&c), [(0, M)]);
+}
+
+#[test]
+fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
+    let mut c = Client::connected(config());
+    c.data(0, 2 * M as usize);
+    c.say(ACK | FIN, 4 * M, &[]);
+    assert_eq!(c.app.finished, None);
+    c.pass(20 * MS);
+    assert_eq!((c.app.finished, holes(&c)), (Some(4 * M), vec![(2 * M, 4 * M)]), "the end tells");
+    // Nothing tells of the last segment; whoever knows the length ends the connection early.
+    let mut c = Client::connected(config());
+    c.data(0, 2 * M as usize);
+    c.pass(10_000 * MS);
+    assert_eq!((c.acked(), c.app.holes.bytes()), (Some(2 * M), 0));
+    let flow = c.app.flow.unwrap();
+    c.endpoint.abort(c.now, flow);
+    c.listen();
+    assert_eq!((c.app.ended, c.said.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
+}
+
+#[test]
+fn trap_8_and_9_the_window_is_the_only_brake_and_is_never_far_above_what_the_path_carries() {
+    // A path of 1448 bytes a millisecond and 40 ms, whose queue grows once more than 58 kB are under way: a sender
+    // in slow start for ever is held by the window.
+    let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
+    let (mut free, mut offset) = (c.now, 0);
+    let mut widest = 0;
+    for _ in 0..3000 {
+        let stats = c.stats();
+        // Everything up to the edge was sent a round trip ago, or waits.
+        let under_way = stats.edge - stats.highest;
+        widest = widest.max(under_way);
+        free += MS;
+        let sent = free.saturating_sub(MS * (under_way / M) as u32).max(c.now - 40 * MS);
+        c.pass(free.saturating_sub(c.now));
+        let seg = Seg {
+            stamps: Some((sent.as_millis() as u32, c.echo)),
+            ..c.at(ACK, offset, &bytes(offset, M as usize))
+        };
+        c.hand_in(&seg);
+        offset += M;
+    }
+    assert!(widest < 5 * 58_000, "{widest}");
+}
+
+#[test]
+fn trap_10_old_timestamps_and_missing_ones() {
+    let mut c = Client::connected(config());
+    c.data(0, 2 * M as usize);
+    let now = c.now.as_millis() as u32;
+    c.said.clear();
+    c.hand_in(&Seg { stamps: Some((now - 1, c.echo)), ..c.at(ACK, 2 * M, &bytes(2 * M, 10)) });
+    c.hand_in(&Seg { stamps: None, ..c.at(ACK, 2 * M, &bytes(2 * M, 10)) });
+    assert_eq!((c.endpoint.counters().outdated, c.stats().highest), (2, 2 * M));
+    assert!(c.said.iter().all(|seg| seg.flags == ACK && seg.ack == IRS.wrapping_add(1 + 2 * M as u32)));
+    // After a masked hole the echo is of the segment that showed it: it came first of those acknowledged.
+    let shown = c.now.as_millis() as u32 + 1;
+    for i in 3..6 {
+        c.now += MS;
+        c.data(i * M, M as usize);
+    }
+    assert_eq!((c.acked(), c.said.last().unwrap().stamps.unwrap().1), (Some(6 * M), shown));
+}
+
+#[test]
+fn trap_11_window_fields() {
+    // Unscaled with the SYN, rounded up after, never 0 by rounding; the client of the test sees to the right edge.
+    for (fixed, scaled) in [(100, 1), (1024, 1), (1025, 2), (5000, 5)] {
+        let mut c = Client::connected(Config { rate: Rate::Fixed(fixed), ..config() });
+        assert_eq!(c.endpoint.flows(), 1);
+        c.data(0, fixed as usize);
+        c.pass(10 * MS);
+        assert_eq!(c.said.last().map(|seg| seg.window), Some(scaled), "{fixed}");
+    }
+    // Without scale on both sides, 64 KiB at most.
+    let mut c = Client::with(config(), Seg { scale: None, ..syn() });
+    assert_eq!(c.said[0].scale, None);
+    c.finish_handshake();
+    c.data(0, 2 * M as usize);
+    assert_eq!(c.said.last().map(|seg| seg.window), Some(65_535));
+}
+
+#[test]
+fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
+    let mut c = Client::connected(config());
+    let flow = c.app.flow.unwrap();
+    // What has been advertised stays; then the window closes.
+    c.endpoint.admit(c.now, flow, 10);
+    let mut offset = 0;
+    while c.stats().edge > offset {
+        let length = (c.stats().edge - offset).min(M);
+        c.data(offset, length as usize);
+        offset += length;
+        c.pass(10 * MS);
+    }
+    // Rounding up adds half a unit to each acknowledgement.
+    assert!((65_535..2 * 65_535).contains(&offset), "{offset}");
+    assert_eq!(c.said.last().map(|seg| seg.window), Some(0));
+    c.said.clear();
+    // Probes: a byte beyond the window, and an empty one in front of it.
+    let highest = c.highest;
+    c.data(offset, 1);
+    c.highest = highest;
+    c.say(ACK, offset - 1, &[]);
+    assert_eq!(c.said.iter().map(|seg| (seg.window, seg.ack)).collect::<Vec<_>>(), [(0, highest); 2]);
+    assert_eq!(c.app.got.bytes(), offset);
+    c.said.clear();
+    c.endpoint.admit(c.now, flow, offset + 100_000);
+    c.listen();
+    assert_eq!(c.said.last().map(|seg| seg.window), Some(98), "an update without being asked");
+}
+
+#[test]
+fn trap_12_the_end_after_a_hole_waits_for_it() {
+    let mut c = Client::connected(config());
+    c.data(0, M as usize);
+    let end = c.at(ACK | FIN, 2 * M, &bytes(2 * M, M as usize));
+    c.hand_in(&end);
+    assert_eq!((c.app.finished, c.app.got.bytes()), (None, 2 * M));
+    c.data(M, M as usize);
+    assert_eq!((c.app.finished, c.acked()), (Some(3 * M), Some(3 * M + 1)));
+    // An end elsewhere, and bytes after the end, are refused.
+    c.say(ACK | FIN, 5 * M, &[]);
+    c.data(3 * M, 100);
+    c.say(ACK | FIN, M, &[]);
+    assert_eq!((c.app.got.bytes(), c.acked()), (3 * M, Some(3 * M + 1)));
+    // A critical hole before the end is repaired first.
+    let mut c = Client::connected(reliable());
+    c.say(ACK | FIN, M, &[]);
+    c.pass(1000 * MS);
+    assert_eq!((c.app.finished, c.acked()), (None, Some(0)));
+    c.data(0, M as usize);
+    assert_eq!((c.app.finished, c.acked()), (Some(M), Some(M + 1)));
+}
+
+#[test]
+fn trap_13_a_forged_segment_masks_at_most_a_bound() {
+    let mut policy = Policy::lossy();
+    policy.largest = 10 * M;
+    let mut c = Client::connected(Config { policy, ..config() });
+    c.data(0, 2 * M as usize);
+    // Without knowing what we have sent: nothing.
+    for echo in [0, c.echo.wrapping_add(1 << 30), c.echo.wrapping_sub(20_000), c.echo.wrapping_add(10_000)] {
+        let seg = Seg { stamps: Some((c.now.as_millis() as u32, echo)), ..c.at(ACK, 20_000, &[1; 10]) };
+        c.hand_in(&seg);
+    }
+    c.pass(100 * MS);
+    assert_eq!((c.endpoint.counters().forged, c.stats().highest, c.app.holes.bytes()), (4, 2 * M, 0));
+    // Knowing it, a jump over the bound is repaired, not masked.
+    c.data(13 * M, M as usize);
+    c.pass(100 * MS);
+    assert_eq!((c.app.holes.bytes(), c.acked(), c.blocks()), (0, Some(2 * M), vec![(13 * M, 14 * M)]));
+    c.data(2 * M, 11 * M as usize);
+    c.data(20 * M, M as usize);
+    c.pass(100 * MS);
+    assert_eq!((holes(&c), c.acked()), (vec![(14 * M, 20 * M)], Some(21 * M)));
+}
+
+#[test]
+fn trap_14_nothing_beyond_the_highest_byte_is_acknowledged() {
+    // The client of the test checks it at each segment; here with everything that could tempt.
+    let mut c = Client::connected(config());
+    c.data(0, M as usize);
+    c.data(3 * M, M as usize);
+    c.say(ACK | FIN, 6 * M, &[]);
+    c.pass(1000 * MS);
+    assert_eq!((c.acked(), c.app.finished), (Some(6 * M + 1), Some(6 * M)));
+    assert_eq!(holes(&c), [(M, 3 * M), (4 * M, 6 * M)]);
+}
+
+#[test]
+fn trap_15_marks_and_heavy_loss_stop_the_window_where_delay_shows_nothing() {
+    for (marked, every) in [(true, 1), (false, 3)] {
+        let ecn = if marked { Ecn::Ignore } else { Ecn::Refuse };
+        let mut c = Client::with(
+            Config { rate: Rate::default(), ecn, ..config() },
+            Seg { flags: SYN | ECE | CWR, ..syn() },
+        );
+        assert_eq!(c.said[0].flags & ECE > 0, marked);
+        c.finish_handshake();
+        let mut calm = 0;
+        for i in 0..6000_u64 {
+            if i % 2 == 0 {
+                c.pass(MS);
+            }
+            let ce = marked && i > 1000;
+            if i == 1000 {
+                calm = c.stats().window;
+            }
+            let lost = !marked && i > 1000 && i % every > 0;
+            if !lost {
+                let seg = Seg { ce, ..c.at(ACK, i * M, &bytes(i * M, M as usize)) };
+                c.hand_in(&seg);
+                assert!(c.said.iter().all(|seg| seg.flags & ECE == 0), "ignored: for the controller alone");
+                c.said.clear();
+            }
+        }
+        assert!(c.stats().window < calm, "{marked}: {} of {calm}", c.stats().window);
+    }
+}
+
+#[test]
+fn trap_15_marks_are_echoed_where_that_is_agreed() {
+    let mut c = Client::with(Config { ecn: Ecn::Echo, ..config() }, Seg { flags: SYN | ECE | CWR, ..syn() });
+    c.finish_handshake();
+    let seg = Seg { ce: true, ..c.at(ACK, 0, &bytes(0, 100)) };
+    c.hand_in(&seg);
+    assert_eq!(c.said.last().unwrap().flags & ECE, ECE);
+    c.data(100, 2 * M as usize);
+    assert_eq!(c.said.last().unwrap().flags & ECE, ECE, "until the sender has heard");
+    c.say(ACK | CWR, 100 + 2 * M, &bytes(100 + 2 * M, 2 * M as usize));
+    assert_eq!(c.said.last().unwrap().flags & ECE, 0);
+}
+
+#[test]
+fn trap_17_a_peer_without_timestamps_or_sack() {
+    for (stamps, sack_ok) in [(false, true), (true, false), (false, false)] {
+        let plain = Seg { stamps: syn().stamps.filter(|_| stamps), sack_ok, ..syn() };
+        let mut c = Client::with(reliable(), plain);
+        assert_eq!((c.said[0].stamps.is_some(), c.said[0].sack_ok), (stamps, sack_ok));
+        c.finish_handshake();
+        c.data(0, M as usize);
+        c.said.clear();
+        for i in 2..6 {
+            c.data(i * M, M as usize);
+        }
+        assert_eq!(c.said.len(), 4, "one duplicate for each");
+        assert!(c.said.iter().all(|seg| seg.sack.is_empty() != sack_ok && seg.stamps.is_some() == stamps));
+        c.data(M, M as usize);
+        assert_eq!(c.acked(), Some(6 * M));
+        let flow = c.app.flow.unwrap();
+        c.endpoint.permit(c.now, flow, Range::new(0, u64::MAX));
+        c.data(7 * M, 3 * M as usize);
+        c.pass(100 * MS);
+        assert_eq!((holes(&c), c.acked()), (vec![(6 * M, 7 * M)], Some(10 * M)));
+    }
+}
+
+#[test]
+fn keep_alives_are_answered_and_their_byte_means_nothing() {
+    let mut c = Client::connected(config());
+    c.data(0, M as usize);
+    c.data(2 * M, M as usize);
+    c.pass(100 * MS);
+    c.data(4 * M, 0);
+    for payload in [&[][..], b"x"] {
+        c.said.clear();
+        c.say(ACK, 3 * M - 1, payload);
+        assert_eq!((c.said.len(), c.acked()), (1, Some(3 * M)));
+    }
+}
+
+#[test]
+fn what_was_held_is_masked_once_it_is_permitted_and_the_other_way() {
+    let mut c = Client::connected(reliable());
+    let flow = c.app.flow.unwrap();
+    for i in [1, 3, 5] {
+        c.data(i * M, M as usize);
+    }
+    assert_eq!((c.acked(), c.blocks().len()), (Some(0), 3));
+    c.endpoint.permit(c.now, flow, Range::new(0, 3 * M + 100));
+    c.pass(100 * MS);
+    assert_eq!(
+        (holes(&c), c.acked(), c.blocks()),
+        (vec![(0, M), (2 * M, 3 * M)], Some(4 * M), vec![(5 * M, 6 * M)])
+    );
+    c.data(4 * M, M as usize);
+    c.endpoint.permit(c.now, flow, Range::new(0, u64::MAX));
+    c.data(7 * M, M as usize);
+    c.endpoint.protect(c.now, flow, Range::new(6 * M, 6 * M + 10));
+    c.pass(100 * MS);
+    assert_eq!((c.acked(), holes(&c).last().copied()), (Some(6 * M), Some((6 * M + 10, 7 * M))));
+    c.data(6 * M, M as usize);
+    assert_eq!((c.acked(), c.app.late), (Some(8 * M), M - 10));
+}
+
+#[test]
+fn over_its_budget_a_flow_is_repaired_and_over_the_limit_refused() {
+    let mut c = Client::connected(config());
+    let flow = c.app.flow.unwrap();
+    let ranges = [Range::new(0, 100 * M)].into_iter().collect();
+    c.endpoint.limit(c.now, flow, Budget { ranges, mask: 0.02, refuse: 0.05, at_least: 0 });
+    for i in 0..6 {
+        c.data((2 * i + 1) * M, M as usize);
+        c.pass(100 * MS);
+    }
+    assert_eq!(holes(&c), [(0, M), (2 * M, 3 * M)]);
+    assert_eq!(c.app.ended, Some(Ended::Lossy { lost: 6 * M, of: 100 * M }));
+    assert_eq!((c.said.last().unwrap().flags & RST, c.endpoint.flows()), (RST, 0));
+}
+
+#[test]
+fn many_blocks_are_each_reported() {
+    let mut c = Client::connected(reliable());
+    let packets: Vec<Vec<u8>> =
+        (0..20).map(|i| c.at(ACK, (2 * i + 1) * M, &bytes((2 * i + 1) * M, M as usize)).encode()).collect();
+    c.highest = c.highest.wrapping_add(60 * M as u32);
+    for packet in &packets {
+        let mut turn = c.endpoint.handle_packet(c.now, packet, Offload::default());
+        while let Some(event) = turn.poll_event() {
+            c.app.see(event);
+        }
+    }
+    c.listen();
+    let mut seen: Vec<(u32, u32)> = c.said.iter().flat_map(|seg| seg.sack.clone()).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 20);
+    assert_eq!(c.said.len(), 7, "three in each");
+}
+
+#[test]
+fn ipv6_is_the_same() {
+    let mut c = Client::with(config(), Seg { v6: true, ..syn() });
+    assert_eq!(c.said[0].mss, Some(1440));
+    c.finish_handshake();
+    for i in [0, 1, 3, 4, 5] {
+        c.data(i * 1428, 1428);
+    }
+    assert_eq!((holes(&c), c.acked()), (vec![(2 * 1428, 3 * 1428)], Some(6 * 1428)));
+}

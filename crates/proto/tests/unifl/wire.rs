@@ -1,0 +1,156 @@
+//! Segments as packets, and back, by code of its own: what both sides have wrong alike would not be seen otherwise.
+
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const RST: u8 = 4;
+pub const ACK: u8 = 16;
+pub const ECE: u8 = 64;
+pub const CWR: u8 = 128;
+/// The port that is listened on.
+pub const PORT: u16 = 9000;
+
+/// A segment, either way.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Seg {
+    pub v6: bool,
+    /// The client's port, and its host.
+    pub port: u16,
+    pub host: u8,
+    pub seq: u32,
+    pub ack: u32,
+    pub flags: u8,
+    pub window: u16,
+    pub mss: Option<u16>,
+    pub scale: Option<u8>,
+    pub sack_ok: bool,
+    pub stamps: Option<(u32, u32)>,
+    pub sack: Vec<(u32, u32)>,
+    pub payload: Vec<u8>,
+    pub ce: bool,
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks(2).map(|c| u32::from(c[0]) << 8 | u32::from(*c.get(1).unwrap_or(&0))).sum()
+}
+
+fn fold(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+impl Seg {
+    /// What a client sends.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut options = Vec::new();
+        if let Some(mss) = self.mss {
+            options.extend([2, 4]);
+            options.extend(mss.to_be_bytes());
+        }
+        if self.sack_ok {
+            options.extend([4, 2, 1, 1]);
+        }
+        if let Some((value, echo)) = self.stamps {
+            options.extend([1, 1, 8, 10]);
+            options.extend(value.to_be_bytes());
+            options.extend(echo.to_be_bytes());
+        }
+        if let Some(scale) = self.scale {
+            options.extend([1, 3, 3, scale]);
+        }
+        let mut tcp = Vec::with_capacity(60 + self.payload.len());
+        tcp.extend(self.port.to_be_bytes());
+        tcp.extend(PORT.to_be_bytes());
+        tcp.extend(self.seq.to_be_bytes());
+        tcp.extend(self.ack.to_be_bytes());
+        tcp.extend([(5 + options.len() as u8 / 4) << 4, self.flags]);
+        tcp.extend(self.window.to_be_bytes());
+        tcp.extend([0; 4]);
+        tcp.extend(options);
+        tcp.extend(&self.payload);
+        let (addresses, mut packet) = self.ip(tcp.len());
+        let checksum = !fold(sum(&addresses) + 6 + tcp.len() as u32 + sum(&tcp));
+        tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
+        packet.extend(tcp);
+        packet
+    }
+
+    fn ip(&self, length: usize) -> (Vec<u8>, Vec<u8>) {
+        let tos = if self.ce { 3 } else { 0 };
+        if self.v6 {
+            let host = |last: u8| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
+            let addresses = [host(self.host), host(1)].concat();
+            let mut packet = vec![0x60, tos << 4, 0, 0];
+            packet.extend((length as u16).to_be_bytes());
+            packet.extend([6, 64]);
+            packet.extend(&addresses);
+            return (addresses, packet);
+        }
+        let addresses = vec![10, 0, 0, self.host, 10, 0, 0, 1];
+        let mut packet = vec![0x45, tos];
+        packet.extend((20 + length as u16).to_be_bytes());
+        packet.extend([0, 1, 0x40, 0, 64, 6, 0, 0]);
+        packet.extend(&addresses);
+        let checksum = !fold(sum(&packet));
+        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
+        (addresses, packet)
+    }
+
+    /// What the endpoint sends. Its checksums must be right, and nothing left to a device.
+    pub fn decode(packet: &[u8]) -> Seg {
+        let v6 = packet[0] >> 4 == 6;
+        let (start, addresses, host, length) = if v6 {
+            let length = u16::from_be_bytes([packet[4], packet[5]]);
+            (40, &packet[8..40], packet[39], usize::from(length) + 40)
+        } else {
+            assert_eq!(fold(sum(&packet[..20])), 0xffff, "IP checksum");
+            (20, &packet[12..20], packet[19], usize::from(u16::from_be_bytes([packet[2], packet[3]])))
+        };
+        assert_eq!(length, packet.len(), "IP length");
+        let tcp = &packet[start..];
+        assert_eq!(fold(sum(addresses) + 6 + tcp.len() as u32 + sum(tcp)), 0xffff, "TCP checksum");
+        let number = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().expect("four bytes"));
+        let short = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
+        assert_eq!(short(0), PORT);
+        let end = usize::from(tcp[12] >> 4) * 4;
+        let mut seg = Seg {
+            v6,
+            port: short(2),
+            host,
+            seq: number(4),
+            ack: number(8),
+            flags: tcp[13],
+            window: short(14),
+            payload: tcp[end..].to_vec(),
+            ..Seg::default()
+        };
+        let mut at = 20;
+        while at < end {
+            let length = if tcp[at] < 2 { 1 } else { usize::from(tcp[at + 1]) };
+            match tcp[at] {
+                2 => seg.mss = Some(short(at + 2)),
+                3 => seg.scale = Some(tcp[at + 2]),
+                4 => seg.sack_ok = true,
+                8 => seg.stamps = Some((number(at + 2), number(at + 6))),
+                5 => {
+                    seg.sack =
+                        (at + 2..at + length).step_by(8).map(|at| (number(at), number(at + 4))).collect();
+                }
+                _ => {}
+            }
+            at += length;
+        }
+        seg
+    }
+}
+
+/// The byte of the stream at an offset.
+pub fn byte(offset: u64) -> u8 {
+    (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// The bytes of the stream from an offset on.
+pub fn bytes(offset: u64, length: usize) -> Vec<u8> {
+    (offset..offset + length as u64).map(byte).collect()
+}

@@ -1,0 +1,194 @@
+//! Senders, lossy links, perhaps a shared one, and the endpoint, in virtual time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use thalweg_proto::emulation::{Fate, Pipe, Shape};
+use thalweg_proto::unifl::{Config, Endpoint, Offload};
+use thalweg_proto::Time;
+use thalweg_wire::Ranges;
+
+use super::app::App;
+use super::sender::Sender;
+use super::wire::*;
+
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    /// At the shared link, from a sender.
+    Shared(usize, Vec<u8>),
+    Endpoint(usize, Vec<u8>),
+    Sender(usize, Vec<u8>),
+    Wake,
+}
+
+pub struct World {
+    pub now: Time,
+    pub endpoint: Endpoint,
+    pub senders: Vec<Sender>,
+    pub apps: Vec<App>,
+    pub ends: Vec<Option<Time>>,
+    /// Packets that the links lost, and that found a queue full.
+    pub lost: u64,
+    pub full: u64,
+    group: Option<u32>,
+    up: Vec<Pipe>,
+    down: Vec<Pipe>,
+    shared: Option<Pipe>,
+    events: BinaryHeap<Reverse<(Time, u64, What)>>,
+    count: u64,
+    flows: BTreeMap<thalweg_proto::unifl::FlowId, usize>,
+    /// What has come to the endpoint, and the right edge it has promised.
+    seen: Vec<(Ranges, u64, u64)>,
+}
+
+impl World {
+    pub fn new(config: Config, senders: Vec<Sender>, up: &Shape, shared: Option<Shape>, seed: u64) -> Self {
+        let count = senders.len();
+        let pipe = |shape: &Shape, stream| Pipe::new(shape.clone(), seed, stream).expect("a possible shape");
+        let back = Shape { delay: up.delay, ..Shape::default() };
+        Self {
+            now: Time::ZERO,
+            endpoint: Endpoint::new(config, [seed, 9]),
+            apps: (0..count).map(|_| App::default()).collect(),
+            ends: vec![None; count],
+            lost: 0,
+            full: 0,
+            group: None,
+            up: (0..count as u64).map(|i| pipe(up, i)).collect(),
+            down: (0..count as u64).map(|i| pipe(&back, 1000 + i)).collect(),
+            shared: shared.map(|shape| pipe(&shape, 2000)),
+            events: BinaryHeap::new(),
+            count: 0,
+            flows: BTreeMap::new(),
+            seen: (0..count).map(|_| (Ranges::new(), 0, 0)).collect(),
+            senders,
+        }
+    }
+
+    /// All flows share their path.
+    pub fn grouped(mut self) -> Self {
+        self.group = Some(1);
+        self
+    }
+
+    fn push(&mut self, at: Time, what: What) {
+        self.count += 1;
+        self.events.push(Reverse((at, self.count, what)));
+    }
+
+    /// Until everything is acknowledged, or `most` is over.
+    pub fn run(&mut self, most: Time) {
+        (0..self.senders.len()).for_each(|i| self.send(i));
+        while !self.senders.iter().all(|s| s.done || s.reset) {
+            let timers = self.senders.iter().filter(|s| !s.done && !s.reset).filter_map(|s| s.deadline);
+            let wake = timers.chain(self.endpoint.poll_timeout()).min();
+            let next = self.events.peek().map(|Reverse((at, ..))| *at);
+            let Some(at) = wake.into_iter().chain(next).min() else { panic!("nothing will ever happen") };
+            if at > most {
+                break;
+            }
+            self.now = self.now.max(at);
+            if next.is_some_and(|next| next <= self.now) {
+                let Some(Reverse((_, _, what))) = self.events.pop() else { break };
+                self.happen(what);
+            } else {
+                self.endpoint.handle_timeout(self.now);
+                (0..self.senders.len()).for_each(|i| {
+                    self.senders[i].expired(self.now);
+                    self.send(i);
+                });
+            }
+            self.listen();
+        }
+    }
+
+    fn happen(&mut self, what: What) {
+        match what {
+            What::Wake => {}
+            What::Shared(from, packet) => {
+                let Some(shared) = &mut self.shared else { return };
+                match shared.offer(self.now, packet.len()) {
+                    Fate::Passes(pass) => self.push(pass.due, What::Endpoint(from, packet)),
+                    Fate::Dropped(_) => self.full += 1,
+                }
+            }
+            What::Endpoint(from, packet) => {
+                let mut turn = self.endpoint.handle_packet(self.now, &packet, Offload::default());
+                let mut events = Vec::new();
+                while let Some(event) = turn.poll_event() {
+                    events.push(event);
+                }
+                drop(turn);
+                for event in events {
+                    if let (false, Some(group)) = (self.flows.contains_key(&event.flow), self.group) {
+                        self.endpoint.join(self.now, event.flow, group);
+                    }
+                    self.flows.insert(event.flow, from);
+                    self.apps[from].see(event);
+                }
+            }
+            What::Sender(to, packet) => {
+                let seg = Seg::decode(&packet);
+                self.senders[to].receive(self.now, &seg);
+                if self.senders[to].done && self.ends[to].is_none() {
+                    self.ends[to] = Some(self.now);
+                }
+                self.send(to);
+            }
+        }
+    }
+
+    /// What a sender has to send goes into its link.
+    fn send(&mut self, from: usize) {
+        while let Some(seg) = self.senders[from].poll(self.now) {
+            let packet = seg.encode();
+            match self.up[from].offer(self.now, packet.len()) {
+                Fate::Passes(pass) => {
+                    let shared = self.shared.is_some();
+                    let to = |packet| if shared { What::Shared(from, packet) } else { What::Endpoint(from, packet) };
+                    if pass.twice {
+                        self.push(pass.due, to(packet.clone()));
+                    }
+                    self.push(pass.due, to(packet));
+                }
+                Fate::Dropped(thalweg_proto::emulation::Cause::Queue) => self.full += 1,
+                Fate::Dropped(_) => self.lost += 1,
+            }
+        }
+    }
+
+    /// What the endpoint has to say goes to the senders.
+    fn listen(&mut self) {
+        while let Some(event) = self.endpoint.poll_event() {
+            let of = self.flows[&event.flow];
+            self.apps[of].see(event);
+        }
+        let mut packet = Vec::new();
+        while self.endpoint.poll_packet(self.now, &mut packet) {
+            let seg = Seg::decode(&packet);
+            let to = usize::from(seg.host) - 2;
+            self.check(to, &seg);
+            if let Fate::Passes(pass) = self.down[to].offer(self.now, packet.len()) {
+                self.push(pass.due, What::Sender(to, packet.clone()));
+            }
+        }
+    }
+
+    /// The right edge never moves left.
+    fn check(&mut self, of: usize, seg: &Seg) {
+        if seg.flags & (RST | SYN) > 0 {
+            return;
+        }
+        let (_, edge, _) = &mut self.seen[of];
+        let ack = seg.ack.wrapping_sub(0xfff0_0001);
+        let promised = u64::from(ack) + (u64::from(seg.window) << 10);
+        assert!(promised >= *edge, "{promised} after {edge}: {seg:?}");
+        *edge = promised;
+    }
+
+    /// Bytes that came, a second, for one flow.
+    pub fn goodput(&self, of: usize) -> f64 {
+        let took = self.ends[of].unwrap_or(self.now).as_secs_f64();
+        self.apps[of].got.bytes() as f64 * 8e-6 / took
+    }
+}
