@@ -31,7 +31,7 @@ fn entry(transport: impl Transport + 'static) -> Entry {
     Entry { name, available: true, reason: String::new(), capabilities, settings, make: Some(make) }
 }
 
-#[cfg(not(all(feature = "amqp", feature = "grpc", feature = "tcp", feature = "udp")))]
+#[cfg(not(all(feature = "amqp", feature = "grpc", feature = "mqtt", feature = "tcp", feature = "udp")))]
 fn absent(name: &'static str, reason: &str) -> Entry {
     let capabilities = Capabilities::default();
     Entry { name, available: false, reason: reason.into(), capabilities, settings: &[], make: None }
@@ -53,6 +53,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_grpc::Grpc),
         #[cfg(not(feature = "grpc"))]
         absent("grpc", "built without the feature `grpc`; build with --features grpc"),
+        #[cfg(feature = "mqtt")]
+        entry(thalweg_mqtt::transport()),
+        #[cfg(not(feature = "mqtt"))]
+        absent("mqtt", "built without the feature `mqtt`; build with --features mqtt"),
         #[cfg(feature = "amqp")]
         entry(thalweg_amqp::transport()),
         #[cfg(not(feature = "amqp"))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import registry
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 PARTY: Final = "broker"
+CONGESTION: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 @dataclass
@@ -69,9 +71,17 @@ def attached(
         )
     # With the server, as FedComm has it; not within what its processor is limited to.
     place = Place(network.address("server"), network.namespace("server"), network.groups.outside)
+    _choose_congestion(plan, place)
     with Broker(program, place, tls=_certificates(trust), heard=heard) as broker:
         heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
         yield Attached(broker.url(plan.scheme), broker, _told(broker, trust))
+
+
+def _choose_congestion(plan: Plan, place: Place) -> None:
+    """Have the broker's connections take the plan's congestion control too, where their namespace is the run's own."""
+    wanted = plan.transport.congestion
+    if wanted is not None and place.namespace is not None:
+        place.within(lambda: CONGESTION.write_text(wanted))
 
 
 def _certificates(trust: Mapping[str, Any]) -> Tls | None:

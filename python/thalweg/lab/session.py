@@ -171,10 +171,15 @@ class Session:
             "peak_rss_bytes": said.get("peak_rss_bytes"),
             "retransmitted_segments": host.get("retransmitted_segments"),
             "receive_buffer_drops": host.get("receive_buffer_drops"),
-            "congestion_control": self.plan.transport.congestion or self.congestion,
+            "congestion_control": self._congestion_of(party),
             "cpu_quota": asked.cpu_quota if asked is not None and party in parties_of(asked, self.names) else None,
             "stress": json.dumps(got) if got else None,
         }
+
+    def _congestion_of(self, party: str) -> str | None:
+        """Return what a party's connections have; a broker's the plan's only where their namespace is the run's."""
+        chosen = self.plan.transport.congestion if party in (SERVER, *self.names) or self.lab is not None else None
+        return chosen or self.congestion
 
     def _network(self, status: Mapping[str, Any] | None) -> dict[str, Any] | None:
         asked = self.plan.network

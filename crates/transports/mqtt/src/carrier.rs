@@ -1,0 +1,305 @@
+//! A party's connection to the broker, as links want it.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_messages::{Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side};
+use thalweg_tcp::socket::Socket;
+use thalweg_transport::{Address, Counters, Error, ErrorKind, Peer, Result};
+use tokio::sync::{mpsc, Mutex as AsyncMutex};
+
+use crate::inbox::Inbox;
+use crate::outbox::Outbox;
+use crate::packets::{publish, Incoming, Small, Version};
+use crate::topics::{Purpose, Topics};
+
+/// Messages that wait to be taken, before nothing more is read.
+const MAILS: usize = 1024;
+
+/// An open connection.
+pub(crate) struct MqttCarrier {
+    core: Arc<Core>,
+    mails: AsyncMutex<mpsc::Receiver<Seen>>,
+    /// What came while the carrier was opened.
+    early: Mutex<VecDeque<Event>>,
+}
+
+/// What a connection's reader and its users share.
+pub(crate) struct Core {
+    pub side: Side,
+    pub address: Address,
+    pub topics: Topics,
+    pub version: Version,
+    pub qos: u8,
+    pub nature: Nature,
+    /// Who the listener said it was: its client's name at the broker.
+    pub listener: Mutex<Bytes>,
+    pub socket: Socket,
+    pub outbox: Arc<Outbox>,
+    /// Messages of QoS 2 that came and that the broker has not released.
+    pub unreleased: Mutex<HashSet<u16>>,
+}
+
+/// Dropped when a message has been dealt with: the broker may forget it.
+struct Receipt {
+    outbox: Arc<Outbox>,
+    answer: Small,
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        self.outbox.send(self.answer);
+    }
+}
+
+/// What of a job's listener is seen on its retained topic.
+pub(crate) enum Seen {
+    Event(Event),
+    /// The listener that is here.
+    Here(Bytes),
+}
+
+impl MqttCarrier {
+    /// Begins to read.
+    pub(crate) fn begin(core: Core, inbox: Inbox) -> Self {
+        let core = Arc::new(core);
+        let (put, mails) = mpsc::channel(MAILS);
+        tokio::spawn(read(Arc::clone(&core), inbox, put));
+        Self { core, mails: AsyncMutex::new(mails), early: Mutex::default() }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Keeps what came while the carrier was opened.
+    pub(crate) fn keep(&self, event: Event) {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+    }
+
+    /// What comes next that is not the protocol's own. Dropping the future loses nothing.
+    pub(crate) async fn step(&self) -> Result<Seen> {
+        let mut mails = self.mails.lock().await;
+        let seen = tokio::select! {
+            biased;
+            error = self.core.outbox.ended("receive") => return Err(error),
+            seen = mails.recv() => seen,
+        };
+        match seen {
+            Some(seen) => Ok(seen),
+            None => Err(self.core.outbox.ended("receive").await),
+        }
+    }
+}
+
+/// Reads until the connection ends, whether or not somebody takes what comes: the protocol's own answers do not wait
+/// for that.
+async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<Seen>) {
+    loop {
+        let came = tokio::select! {
+            biased;
+            _ = core.outbox.ended("receive") => return,
+            came = inbox.next() => came,
+        };
+        let taken = came.and_then(|(incoming, wire)| core.take(incoming, wire));
+        core.outbox.heard();
+        match taken {
+            Ok(None) => {}
+            Ok(Some(seen)) => {
+                tokio::select! {
+                    biased;
+                    _ = core.outbox.ended("receive") => return,
+                    sent = put.send(seen) => if sent.is_err() { return },
+                }
+            }
+            Err(error) => return core.outbox.end(&words(&error)),
+        }
+    }
+}
+
+/// An error without what it was doing, which whoever waits says again.
+fn words(error: &Error) -> String {
+    let text = error.to_string();
+    text.split_once(": ").map_or(text.clone(), |(_, rest)| rest.to_owned())
+}
+
+impl Core {
+    fn take(&self, incoming: Incoming, wire: u64) -> Result<Option<Seen>> {
+        match incoming {
+            Incoming::Publish { topic, id, qos, payload } => {
+                return Ok(self.message(&topic, id, qos, payload, wire));
+            }
+            Incoming::Acknowledged(id, refused) => self.confirmed(id, refused)?,
+            Incoming::Received(id, None) => self.outbox.send(Small::Rel(id)),
+            Incoming::Received(id, refused) => self.confirmed(id, refused)?,
+            Incoming::Complete(id) => self.confirmed(id, None)?,
+            Incoming::Release(id) => {
+                self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                self.outbox.send(Small::Comp(id));
+            }
+            Incoming::Subscribed(id, done) => self.outbox.ordered(id, done),
+            Incoming::Pong => self.outbox.ponged(),
+            Incoming::Disconnect(why) => return Err(self.broken(format!("the broker hung up: {why}"))),
+            Incoming::Accepted(_) | Incoming::Refused(..) => {
+                return Err(self.broken("the broker answered a CONNECT that was not sent".into()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn confirmed(&self, id: u16, refused: Option<String>) -> Result<()> {
+        self.outbox.confirm(id);
+        match refused {
+            // The message is lost, so links would wait for it: better that they begin anew.
+            Some(why) => Err(self.broken(format!("the broker did not take a message: {why}"))),
+            None => Ok(()),
+        }
+    }
+
+    fn message(&self, topic: &[u8], id: u16, qos: u8, payload: Bytes, wire: u64) -> Option<Seen> {
+        let answer = match qos {
+            0 => None,
+            1 => Some(Small::Ack(id)),
+            _ => Some(Small::Rec(id)),
+        };
+        let receipt = answer.map(|answer| Receipt { outbox: Arc::clone(&self.outbox), answer });
+        let again = qos == 2 && !self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        let purpose = self.topics.purpose(topic).filter(|_| !again)?;
+        match (purpose, self.side) {
+            (Purpose::Mail, _) if payload.len() <= self.nature.max_message => {
+                let receipt = receipt.map(|r| Box::new(r) as Box<dyn std::any::Any + Send + Sync>);
+                Some(Seen::Event(Event::Letter(Letter { bytes: payload, from: None, wire, receipt })))
+            }
+            (Purpose::Here, _) => self.presence(payload),
+            (Purpose::Gone(member), Side::Listener) => {
+                let why = format!("it {}", String::from_utf8_lossy(&payload[..payload.len().min(200)]));
+                Some(Seen::Event(Event::Gone { mailbox: Mailbox::Member(member), why }))
+            }
+            _ => None,
+        }
+    }
+
+    /// The listener's topic has changed: for a member, its listener has gone, unless it is the one it knows.
+    fn presence(&self, who: Bytes) -> Option<Seen> {
+        let known = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if known.is_empty() {
+            return (!who.is_empty()).then_some(Seen::Here(who));
+        }
+        if known == who {
+            return None;
+        }
+        match self.side {
+            Side::Member(_) => {
+                let why =
+                    if who.is_empty() { "the listener has left the broker" } else { "another listener came" };
+                Some(Seen::Event(Event::Gone { mailbox: Mailbox::Listener, why: why.into() }))
+            }
+            // The last will of another that tried to take the name: this one is still here.
+            Side::Listener if who.is_empty() => {
+                let topic = self.topics.here();
+                self.outbox.assert(publish(self.version, &topic, (0, 0, true), &known, b""));
+                None
+            }
+            Side::Listener => {
+                self.outbox.end("another listener took this job's name at the broker");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn broken(&self, why: String) -> Error {
+        self.outbox.end(&why);
+        Error::closed("receive", why)
+    }
+
+    pub(crate) async fn put(&self, topic: &str, qos: u8, retain: bool, message: Message<'_>) -> Result<u64> {
+        let admitted = self.outbox.admit(message.length(), qos > 0).await?;
+        self.outbox.publish(admitted, |id| {
+            publish(self.version, topic, (qos, id, retain), message.head, message.body)
+        })
+    }
+
+    /// What this end says to others when it leaves in good order.
+    async fn leave(&self) -> Result<()> {
+        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Bytes::new();
+        let text = |body| Message { head: b"", body, bulk: false };
+        match self.side {
+            Side::Listener => self.put(&self.topics.here(), self.qos, true, text(b"")).await?,
+            Side::Member(id) => {
+                self.put(&self.topics.gone(id), self.qos, false, text(crate::connect::HUNG_UP.as_bytes()))
+                    .await?
+            }
+        };
+        if self.qos > 0 {
+            self.outbox.flush().await?; // a message of QoS 2 is only passed on once it is released
+        }
+        self.outbox.send(Small::Bye);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Carrier for MqttCarrier {
+    fn nature(&self) -> Nature {
+        self.core.nature
+    }
+
+    fn address(&self) -> Address {
+        self.core.address.clone()
+    }
+
+    async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
+        if message.length() > self.core.nature.max_message {
+            let (bytes, most) = (message.length(), self.core.nature.max_message);
+            let context = format!("a message of {bytes} bytes; the broker takes {most}");
+            return Err(Error::new(ErrorKind::Unsupported, "publish", context)
+                .mend("make transport.chunk smaller, or raise the broker's limit"));
+        }
+        self.core.put(&self.core.topics.mail(to), self.core.qos, false, message).await
+    }
+
+    async fn flush(&self) -> Result<()> {
+        self.core.outbox.flush().await
+    }
+
+    async fn next(&self) -> Result<Event> {
+        if let Some(event) = self.early.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+            return Ok(event);
+        }
+        loop {
+            if let Seen::Event(event) = self.step().await? {
+                return Ok(event);
+            }
+        }
+    }
+
+    fn peer(&self, mailbox: Mailbox) -> Peer {
+        Peer { address: format!("{mailbox} at {}", self.core.address), ..Peer::default() }
+    }
+
+    fn network(&self, _mailbox: Mailbox) -> Network {
+        let mut counters = Counters::default();
+        self.core.socket.tell(&mut counters);
+        let Counters { retransmissions, round_trip, congestion, .. } = counters;
+        Network { retransmissions, round_trip, congestion }
+    }
+
+    async fn close(&self) {
+        // A broker that takes nothing is not waited for: the last will says the same.
+        if !self.core.outbox.has_ended() {
+            let _ = tokio::time::timeout(crate::connect::LEAVE, self.core.leave()).await;
+        }
+        self.core.outbox.end("the carrier was closed here");
+    }
+}
+
+impl Drop for MqttCarrier {
+    fn drop(&mut self) {
+        if !self.core.outbox.has_ended() {
+            self.core.outbox.end("the carrier was dropped");
+            self.core.socket.shut(); // so that the broker publishes the last will
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What comes from the broker: bytes to packets, each into a buffer of its own size.
+
+use bytes::{BufMut, BytesMut};
+use thalweg_transport::{Error, ErrorKind, Result};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::packets::{length, Incoming, Version};
+
+/// Bytes that are read when a packet's length is not known: what comes after its end is moved once more.
+const FIRST: usize = 512;
+/// Most bytes of one read: the buffer is made ready for as many as are asked for.
+const READ: usize = 128 << 10;
+const RECEIVE: &str = "receive";
+
+/// The reading end of a connection.
+pub(crate) struct Inbox {
+    stream: Box<dyn AsyncRead + Send + Unpin>,
+    buffer: BytesMut,
+    version: Version,
+    most: usize,
+}
+
+impl Inbox {
+    /// `most` is the bytes of the longest packet that is taken.
+    pub(crate) fn new(stream: Box<dyn AsyncRead + Send + Unpin>, version: Version, most: usize) -> Self {
+        Self { stream, buffer: BytesMut::new(), version, most }
+    }
+
+    /// The next packet, and the bytes it took. Dropping the future loses nothing.
+    pub(crate) async fn next(&mut self) -> Result<(Incoming, u64)> {
+        let corrupt = |why: String| {
+            Error::new(ErrorKind::Corrupt, RECEIVE, format!("what is no MQTT: {why}"))
+                .mend("check that a broker listens at the address, and whether it wants TLS")
+        };
+        loop {
+            let whole = length(&self.buffer[..self.buffer.len().min(5)]).map_err(corrupt)?;
+            match whole {
+                Some(whole) if whole > self.most => {
+                    return Err(corrupt(format!("a packet of {whole} bytes, of {} at most", self.most)));
+                }
+                Some(whole) if self.buffer.len() >= whole => {
+                    let packet = self.buffer.split_to(whole);
+                    let read = self.version.read(packet).map_err(corrupt)?;
+                    return Ok((read, whole as u64));
+                }
+                whole => self.fill(whole).await?,
+            }
+        }
+    }
+
+    async fn fill(&mut self, whole: Option<usize>) -> Result<()> {
+        let missing = whole.map_or(FIRST, |whole| whole - self.buffer.len());
+        self.buffer.reserve(missing);
+        let mut room = (&mut self.buffer).limit(missing.min(READ));
+        match self.stream.read_buf(&mut room).await {
+            Ok(0) => Err(Error::closed(RECEIVE, "the broker hung up")),
+            Ok(_) => Ok(()),
+            Err(error) => Err(Error::io(RECEIVE, "the connection to the broker broke", &error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packets::publish;
+
+    #[tokio::test]
+    async fn packets_come_whole_however_they_are_cut() {
+        let sizes = [0, 1, 500, 600, 200_000, 3];
+        let bytes: Vec<u8> = sizes
+            .iter()
+            .flat_map(|&n| publish(Version::V5, "t", (0, 0, false), b"h", &vec![n as u8; n]))
+            .collect();
+        for cut in [1, 7, 511, 513, 1 << 20] {
+            let (mut far, near) = tokio::io::duplex(cut);
+            let copy = bytes.clone();
+            tokio::spawn(async move { tokio::io::AsyncWriteExt::write_all(&mut far, &copy).await });
+            let mut inbox = Inbox::new(Box::new(near), Version::V5, 1 << 20);
+            for n in sizes {
+                let (Incoming::Publish { payload, .. }, _) = inbox.next().await.unwrap() else { panic!() };
+                assert_eq!((payload.len(), payload[0]), (n + 1, b'h'));
+            }
+            assert_eq!(inbox.next().await.unwrap_err().kind(), ErrorKind::Closed);
+        }
+    }
+
+    #[tokio::test]
+    async fn too_long_a_packet_is_refused_before_it_is_read() {
+        let (mut far, near) = tokio::io::duplex(64);
+        tokio::io::AsyncWriteExt::write_all(&mut far, &[0x30, 0xff, 0xff, 0xff, 0x7f]).await.unwrap();
+        let mut inbox = Inbox::new(Box::new(near), Version::V311, 1 << 20);
+        assert_eq!(inbox.next().await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert!(inbox.buffer.capacity() < 4096);
+    }
+}

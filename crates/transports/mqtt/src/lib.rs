@@ -1,0 +1,85 @@
+//! The mqtt transport: links through a broker of MQTT 3.1.1 or 5.
+//!
+//! What links are, their windows, the order of what they carry and the group send are [`thalweg_messages`]'s; here is
+//! how messages get to a broker and from it. See the crate's README.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thalweg_messages::{Carrier, Messages, Post, Side};
+use thalweg_transport::{Address, Capabilities, Kind, Options, Result, Setting};
+
+mod carrier;
+mod connect;
+mod inbox;
+mod outbox;
+mod packets;
+mod topics;
+
+/// Most bytes of payload in one chunk.
+pub const MAX_CHUNK: u32 = 1 << 20;
+
+/// What only this transport can be told.
+const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "version",
+        kind: Kind::Choice { default: "5", choices: &["3.1.1", "5"] },
+        meaning: "of MQTT; with 5 the broker says its limits",
+    },
+    Setting {
+        name: "qos",
+        kind: Kind::Number { default: 0, least: 0, most: 2 },
+        meaning: "quality of service: 0 at most once, 1 at least once, 2 exactly once, between each end and the broker",
+    },
+    Setting {
+        name: "prefix",
+        kind: Kind::Text { default: "thalweg" },
+        meaning: "what all topics begin with; the job's name follows",
+    },
+    Setting {
+        name: "max_packet",
+        kind: Kind::Number { default: 0, least: 0, most: 268_435_455 },
+        meaning: "most bytes of a packet that the broker takes; 0 as it says, which only version 5 does",
+    },
+];
+
+/// The transport, for a registry of transports.
+pub fn transport() -> Messages<Mqtt> {
+    Messages::new(Mqtt)
+}
+
+/// Messages through an MQTT broker.
+#[derive(Debug, Clone, Copy)]
+pub struct Mqtt;
+
+#[async_trait]
+impl Post for Mqtt {
+    fn name(&self) -> &'static str {
+        "mqtt"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            reliable: true,
+            ordered: true,
+            fan_out: true,
+            broker: true,
+            encrypted: true,
+            sender_unmodified: true,
+            remote: true,
+            congestion: true,
+            retransmissions: cfg!(target_os = "linux"),
+            max_chunk: MAX_CHUNK,
+            ..Capabilities::default()
+        }
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        SETTINGS
+    }
+
+    async fn open(&self, side: Side, address: &Address, options: &Options) -> Result<Arc<dyn Carrier>> {
+        Ok(Arc::new(connect::open(side, address, options).await?))
+    }
+}

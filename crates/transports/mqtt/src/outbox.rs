@@ -1,0 +1,305 @@
+//! What this end sends: a bounded queue, a task that writes it, and the messages that the broker has yet to confirm.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use thalweg_transport::{Error, Result};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot, watch, OwnedSemaphorePermit, Semaphore};
+
+use crate::connect::LEAVE;
+use crate::packets::Small;
+
+/// Bytes of messages that wait to be written before who publishes waits.
+pub(crate) const ROOM: u32 = 1 << 20;
+/// Packets that are written with one wake-up.
+const BATCH: usize = 16;
+
+/// A packet on its way, with the room that it takes.
+struct Packet {
+    bytes: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// Where packets are put.
+pub(crate) struct Outbox {
+    queue: Mutex<Option<mpsc::UnboundedSender<Packet>>>,
+    room: Arc<Semaphore>,
+    /// How many messages of QoS 1 and 2 may be unconfirmed.
+    inflight: Arc<Semaphore>,
+    ledger: Mutex<Ledger>,
+    /// Number of the first message that is unconfirmed, or of the next one.
+    confirmed: watch::Sender<u64>,
+    spoke: AtomicBool,
+    end: watch::Sender<Option<String>>,
+}
+
+/// What the broker owes this end.
+#[derive(Default)]
+struct Ledger {
+    next_id: u16,
+    /// Messages by number: identifier, and the place that they take.
+    unconfirmed: BTreeMap<u64, (u16, OwnedSemaphorePermit)>,
+    published: u64,
+    pings: VecDeque<Option<oneshot::Sender<()>>>,
+    orders: BTreeMap<u16, oneshot::Sender<bool>>,
+}
+
+impl Ledger {
+    /// An identifier that nothing of this end has; 0 is none (section 2.3.1 of 3.1.1).
+    fn id(&mut self) -> u16 {
+        loop {
+            self.next_id = self.next_id.wrapping_add(1).max(1);
+            let id = self.next_id;
+            if !self.orders.contains_key(&id) && self.unconfirmed.values().all(|(other, _)| *other != id) {
+                return id;
+            }
+        }
+    }
+}
+
+/// A message that may be published: there is room for it.
+pub(crate) struct Admitted {
+    room: OwnedSemaphorePermit,
+    inflight: Option<OwnedSemaphorePermit>,
+}
+
+impl Outbox {
+    /// One that is written to `stream`. `keep_alive` is how long it may be silent.
+    pub(crate) fn open(stream: impl AsyncWrite + Send + Unpin + 'static, keep_alive: Duration) -> Arc<Self> {
+        let (queue, packets) = mpsc::unbounded_channel();
+        let outbox = Arc::new(Self {
+            queue: Mutex::new(Some(queue)),
+            room: Arc::new(Semaphore::new(ROOM as usize)),
+            inflight: Arc::new(Semaphore::new(0)),
+            ledger: Mutex::default(),
+            confirmed: watch::Sender::new(0),
+            spoke: AtomicBool::new(true),
+            end: watch::Sender::new(None),
+        });
+        tokio::spawn(write(Arc::clone(&outbox), packets, stream, keep_alive));
+        outbox
+    }
+
+    /// So many messages of QoS 1 and 2 may be unconfirmed from now on.
+    pub(crate) fn allow(&self, inflight: u16) {
+        self.inflight.add_permits(inflight.into());
+    }
+
+    /// Waits until there is room for a message of `bytes`, of QoS above 0 if `confirmed`.
+    pub(crate) async fn admit(&self, bytes: usize, confirmed: bool) -> Result<Admitted> {
+        let wanted = u32::try_from(bytes).unwrap_or(ROOM).min(ROOM);
+        let admitted = async {
+            let gone = |_| Error::closed("publish", "the outbox has gone");
+            let inflight = match confirmed {
+                true => Some(Arc::clone(&self.inflight).acquire_owned().await.map_err(gone)?),
+                false => None,
+            };
+            let room = Arc::clone(&self.room).acquire_many_owned(wanted).await.map_err(gone)?;
+            Ok(Admitted { room, inflight })
+        };
+        tokio::select! {
+            biased;
+            error = self.ended("publish") => Err(error),
+            admitted = admitted => admitted,
+        }
+    }
+
+    /// Publishes what `make` makes with an identifier, which is 0 at QoS 0. Waits for nothing.
+    pub(crate) fn publish(&self, admitted: Admitted, make: impl FnOnce(u16) -> Vec<u8>) -> Result<u64> {
+        let mut ledger = self.ledger();
+        let id = match admitted.inflight {
+            None => 0,
+            Some(permit) => {
+                let id = ledger.id();
+                let number = ledger.published;
+                ledger.unconfirmed.insert(number, (id, permit));
+                ledger.published += 1;
+                id
+            }
+        };
+        let bytes = make(id);
+        let length = bytes.len() as u64;
+        // Within the lock, so that messages go out in the order of their identifiers.
+        self.put(Packet { bytes, _room: Some(admitted.room) })?;
+        Ok(length)
+    }
+
+    /// Sends a packet of few bytes, of which there are few: those that answer, and those of this end's own orders.
+    pub(crate) fn send(&self, small: Small) {
+        // After the end nobody waits for it.
+        let _ = self.put(Packet { bytes: small.bytes(), _room: None });
+    }
+
+    /// Sends a message of few bytes at QoS 0, without waiting for room.
+    pub(crate) fn assert(&self, bytes: Vec<u8>) {
+        let _ = self.put(Packet { bytes, _room: None });
+    }
+
+    /// Sends a packet made with an identifier; what comes tells whether the broker has done so.
+    pub(crate) fn order(
+        &self,
+        make: impl FnOnce(u16) -> std::result::Result<Vec<u8>, String>,
+    ) -> Result<oneshot::Receiver<bool>> {
+        let (done, answer) = oneshot::channel();
+        let mut ledger = self.ledger();
+        let id = ledger.id();
+        let bytes = make(id).map_err(|why| Error::closed("subscribe", why))?;
+        ledger.orders.insert(id, done);
+        self.put(Packet { bytes, _room: None })?;
+        Ok(answer)
+    }
+
+    pub(crate) fn ordered(&self, id: u16, done: bool) {
+        if let Some(waiting) = self.ledger().orders.remove(&id) {
+            let _ = waiting.send(done); // who waited may have left
+        }
+    }
+
+    /// The broker has confirmed the message with an identifier. Whether it was one of ours.
+    pub(crate) fn confirm(&self, id: u16) -> bool {
+        let mut ledger = self.ledger();
+        let found = ledger.unconfirmed.iter().find(|(_, (own, _))| *own == id).map(|(number, _)| *number);
+        if let Some(number) = found {
+            ledger.unconfirmed.remove(&number);
+        }
+        let first = ledger.unconfirmed.keys().next().copied().unwrap_or(ledger.published);
+        self.confirmed.send_replace(first);
+        found.is_some()
+    }
+
+    /// Waits until the broker has what was published before: it has confirmed all of it, and has come to a PINGREQ
+    /// that was sent after it.
+    pub(crate) async fn flush(&self) -> Result<()> {
+        let (sent, pong) = oneshot::channel();
+        let upto = {
+            let mut ledger = self.ledger();
+            ledger.pings.push_back(Some(sent));
+            self.put(Packet { bytes: Small::Ping.bytes(), _room: None })?;
+            ledger.published
+        };
+        let mut confirmed = self.confirmed.subscribe();
+        let flushed = async {
+            let _ = pong.await; // it fails after the end alone
+            let _ = confirmed.wait_for(|first| *first >= upto).await;
+        };
+        tokio::select! {
+            biased;
+            error = self.ended("flush") => Err(error),
+            () = flushed => Ok(()),
+        }
+    }
+
+    pub(crate) fn ponged(&self) {
+        if let Some(Some(waiting)) = self.ledger().pings.pop_front() {
+            let _ = waiting.send(());
+        }
+    }
+
+    /// Something has come from the broker.
+    pub(crate) fn heard(&self) {
+        self.spoke.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends it: who waits fails with `why`. What was put before is still written, within the keep-alive.
+    pub(crate) fn end(&self, why: &str) {
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert_with(|| why.into());
+            first
+        });
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.end.borrow().is_some()
+    }
+
+    /// Waits for the end; the error that says why.
+    pub(crate) async fn ended(&self, operation: &'static str) -> Error {
+        let mut end = self.end.subscribe();
+        // It fails when the sender is gone, which we hold.
+        let why = end.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        Error::closed(operation, why.unwrap_or_default())
+    }
+
+    /// Waits until it has been ended for some time.
+    async fn ended_for(&self, time: Duration) {
+        self.ended("write").await;
+        tokio::time::sleep(time).await;
+    }
+
+    fn put(&self, packet: Packet) -> Result<()> {
+        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let put = queue.as_ref().map(|queue| queue.send(packet).is_ok());
+        if put == Some(true) {
+            return Ok(());
+        }
+        let why =
+            self.end.borrow().clone().unwrap_or_else(|| "the connection to the broker has ended".into());
+        Err(Error::closed("publish", why))
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Called each half of the keep-alive: asks for a sign of life; false if none came since the last two times.
+    fn look(&self, silent: &mut u32) -> bool {
+        *silent = if self.spoke.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
+        let mut ledger = self.ledger();
+        ledger.pings.push_back(None);
+        let asked = self.put(Packet { bytes: Small::Ping.bytes(), _room: None });
+        *silent < 3 && asked.is_ok()
+    }
+}
+
+/// Writes what is put into the queue until that is closed and empty.
+async fn write(
+    outbox: Arc<Outbox>,
+    mut packets: mpsc::UnboundedReceiver<Packet>,
+    mut stream: impl AsyncWrite + Send + Unpin,
+    keep_alive: Duration,
+) {
+    let mut batch = Vec::with_capacity(BATCH);
+    let mut ticks = tokio::time::interval(keep_alive / 2);
+    ticks.tick().await; // the first is at once
+    let mut silent = 0;
+    let failed = loop {
+        tokio::select! {
+            biased;
+            _ = ticks.tick(), if !outbox.has_ended() => {
+                if !outbox.look(&mut silent) {
+                    break Some(format!("the broker has not said anything for {} s", keep_alive.as_secs()));
+                }
+            }
+            came = packets.recv_many(&mut batch, BATCH) => {
+                if came == 0 {
+                    break None;
+                }
+                let written = tokio::select! {
+                    written = write_batch(&mut stream, &batch) => written,
+                    // After the end a broker that takes nothing is not waited for long.
+                    () = outbox.ended_for(LEAVE) => break None,
+                };
+                if let Err(error) = written {
+                    break Some(format!("the connection to the broker broke: {error}"));
+                }
+                batch.clear();
+            }
+        }
+    };
+    if let Some(why) = failed {
+        outbox.end(&why);
+    }
+    let _ = stream.shutdown().await; // it fails on a connection that has ended
+}
+
+async fn write_batch(stream: &mut (impl AsyncWrite + Unpin), batch: &[Packet]) -> std::io::Result<()> {
+    for packet in batch {
+        stream.write_all(&packet.bytes).await?;
+    }
+    stream.flush().await
+}

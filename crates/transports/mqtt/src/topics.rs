@@ -1,0 +1,79 @@
+//! Which topic is which mailbox. Several jobs share a broker, so all of a job's begin with its name.
+
+use thalweg_messages::{Mailbox, MemberId};
+
+/// The topics of a job.
+#[derive(Debug, Clone)]
+pub(crate) struct Topics {
+    base: String,
+}
+
+/// What a topic is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// A mailbox's messages.
+    Mail,
+    /// Retained: which listener is here. Empty once it has gone.
+    Here,
+    /// A member's last words.
+    Gone(MemberId),
+}
+
+impl Topics {
+    pub(crate) fn new(prefix: &str, job: &str) -> Self {
+        Self { base: format!("{prefix}/{job}") }
+    }
+
+    pub(crate) fn mail(&self, mailbox: Mailbox) -> String {
+        match mailbox {
+            Mailbox::Listener => format!("{}/listener", self.base),
+            Mailbox::Member(id) => format!("{}/member/{id}", self.base),
+            Mailbox::Group => format!("{}/group", self.base),
+        }
+    }
+
+    pub(crate) fn here(&self) -> String {
+        format!("{}/here", self.base)
+    }
+
+    pub(crate) fn gone(&self, member: MemberId) -> String {
+        format!("{}/gone/{member}", self.base)
+    }
+
+    /// The filter of all members' last words.
+    pub(crate) fn all_gone(&self) -> String {
+        format!("{}/gone/+", self.base)
+    }
+
+    /// What a message to `topic` is; `None` if it is not of this job.
+    pub(crate) fn purpose(&self, topic: &[u8]) -> Option<Purpose> {
+        let rest = topic.strip_prefix(self.base.as_bytes())?.strip_prefix(b"/")?;
+        if rest == b"here" {
+            return Some(Purpose::Here);
+        }
+        match rest.strip_prefix(b"gone/") {
+            None => Some(Purpose::Mail),
+            Some(id) => std::str::from_utf8(id).ok().and_then(MemberId::parse).map(Purpose::Gone),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_topic_says_what_it_is_for() {
+        let topics = Topics::new("thalweg", "job-1");
+        let id = MemberId::random().unwrap();
+        for mailbox in [Mailbox::Listener, Mailbox::Member(id), Mailbox::Group] {
+            assert_eq!(topics.purpose(topics.mail(mailbox).as_bytes()), Some(Purpose::Mail));
+        }
+        assert_eq!(topics.purpose(topics.here().as_bytes()), Some(Purpose::Here));
+        assert_eq!(topics.purpose(topics.gone(id).as_bytes()), Some(Purpose::Gone(id)));
+        for other in ["thalweg/job-2/here", "thalweg/job-1", "thalweg/job-1/gone/you", "thalweg/job-11/here"]
+        {
+            assert_eq!(topics.purpose(other.as_bytes()), None, "{other}");
+        }
+    }
+}
