@@ -60,7 +60,6 @@ impl App {
         assert_eq!(all.bytes(), length);
     }
 
-    #[allow(dead_code)]
     /// Bytes that are holes in the end.
     pub fn missing(&self) -> u64 {
         self.holes.iter().flat_map(|hole| self.got.missing_in(hole)).map(Range::len).sum()

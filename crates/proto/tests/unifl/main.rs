@@ -1,7 +1,21 @@
-//! The masking TCP endpoint: against a scripted client (`client`), against honest senders over lossy links (`world`).
+//! The masking TCP endpoint: against a scripted client (`client`), against honest senders over lossy links (`world`),
+//! against anything (`fuzz`).
 
+#[path = "../../../wire/tests/fuzz/allocator.rs"]
+mod allocator;
 mod app;
+mod choices;
 mod client;
+mod congestion;
+mod fuzz;
+mod properties;
+mod rounds;
+mod sender;
 mod states;
+mod table;
 mod traps;
 mod wire;
+mod world;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Counting = allocator::Counting;

@@ -46,7 +46,6 @@ pub struct Sender {
     pub base: Seg,
     pub total: u64,
     shift: u32,
-    pub kind: Kind,
     congestion: Congestion,
     sent: VecDeque<Sent>,
     pub una: u64,
@@ -65,8 +64,8 @@ pub struct Sender {
     timeout: Time,
     pub deadline: Option<Time>,
     limited: bool,
-    stamps: bool,
-    sack: bool,
+    pub stamps: bool,
+    pub sack: bool,
     pub tally: Tally,
     pub reset: bool,
 }
@@ -78,7 +77,6 @@ impl Sender {
             base,
             total,
             shift: 77_000,
-            kind,
             congestion: Congestion::new(kind),
             sent: VecDeque::new(),
             una: 0,
@@ -130,7 +128,14 @@ impl Sender {
             }
             self.deadline = Some(now + Time::from_secs(1));
             let (mss, scale) = (Some(1460), Some(7));
-            let syn = Seg { seq: self.iss, ack: 0, mss, scale, sack_ok: self.sack, ..self.seg(now, SYN, 0, Vec::new()) };
+            let syn = Seg {
+                seq: self.iss,
+                ack: 0,
+                mss,
+                scale,
+                sack_ok: self.sack,
+                ..self.seg(now, SYN, 0, Vec::new())
+            };
             return Some(syn);
         }
         let flight = self.sent.iter().filter(|s| !s.sacked && !s.lost).count() as f64;
@@ -233,7 +238,8 @@ impl Sender {
     /// Marks what is reported; whether a duplicate is.
     fn blocks(&mut self, seg: &Seg, ack: u64) -> bool {
         let base = self.iss.wrapping_add(1);
-        let offset = |n: u32| self.una as i64 + i64::from(n.wrapping_sub(base).wrapping_sub(self.una as u32) as i32);
+        let offset =
+            |n: u32| self.una as i64 + i64::from(n.wrapping_sub(base).wrapping_sub(self.una as u32) as i32);
         let mut twice = false;
         for &(start, end) in &seg.sack {
             let (start, end) = (offset(start), offset(end));
@@ -272,7 +278,9 @@ impl Sender {
         let Some(rtt) = rtt.map(|ms| f64::from(ms.max(1)) / 1000.0) else { return };
         let (smooth, spread) = match self.smooth {
             None => (rtt, rtt / 2.0),
-            Some((smooth, spread)) => (smooth * 0.875 + rtt * 0.125, spread * 0.75 + (smooth - rtt).abs() * 0.25),
+            Some((smooth, spread)) => {
+                (smooth * 0.875 + rtt * 0.125, spread * 0.75 + (smooth - rtt).abs() * 0.25)
+            }
         };
         self.smooth = Some((smooth, spread));
         self.timeout = Time::from_secs_f64(smooth + (4.0 * spread).max(0.2));
@@ -287,7 +295,8 @@ impl Sender {
                 // Needless after all.
                 self.tally.undone += 1;
                 let window = self.congestion.window.max(recovery.before.window);
-                self.congestion = Congestion { window, ..recovery.before };
+                self.congestion = recovery.before;
+                self.congestion.window = window;
                 self.sent.iter_mut().for_each(|s| s.lost = false);
                 self.recovery = None;
             } else if ack >= recovery.high {

@@ -13,6 +13,8 @@ pub const PORT: u16 = 9000;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seg {
     pub v6: bool,
+    /// The endpoint's port, of what it sends.
+    pub local: u16,
     /// The client's port, and its host.
     pub port: u16,
     pub host: u8,
@@ -112,10 +114,10 @@ impl Seg {
         assert_eq!(fold(sum(addresses) + 6 + tcp.len() as u32 + sum(tcp)), 0xffff, "TCP checksum");
         let number = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().expect("four bytes"));
         let short = |at: usize| u16::from_be_bytes([tcp[at], tcp[at + 1]]);
-        assert_eq!(short(0), PORT);
         let end = usize::from(tcp[12] >> 4) * 4;
         let mut seg = Seg {
             v6,
+            local: short(0),
             port: short(2),
             host,
             seq: number(4),

@@ -3,14 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use thalweg_proto::emulation::{Fate, Pipe, Shape};
-use thalweg_proto::unifl::{Config, Endpoint, Offload};
-use thalweg_proto::Time;
-use thalweg_wire::Ranges;
-
 use super::app::App;
 use super::sender::Sender;
 use super::wire::*;
+use thalweg_proto::emulation::{Fate, Pipe, Shape};
+use thalweg_proto::unifl::{Config, Endpoint, Offload};
+use thalweg_proto::Time;
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
@@ -18,7 +16,6 @@ enum What {
     Shared(usize, Vec<u8>),
     Endpoint(usize, Vec<u8>),
     Sender(usize, Vec<u8>),
-    Wake,
 }
 
 pub struct World {
@@ -37,8 +34,8 @@ pub struct World {
     events: BinaryHeap<Reverse<(Time, u64, What)>>,
     count: u64,
     flows: BTreeMap<thalweg_proto::unifl::FlowId, usize>,
-    /// What has come to the endpoint, and the right edge it has promised.
-    seen: Vec<(Ranges, u64, u64)>,
+    /// One past the highest offset that has come to the endpoint, and the right edge it has promised.
+    seen: Vec<(u64, u64)>,
 }
 
 impl World {
@@ -60,7 +57,7 @@ impl World {
             events: BinaryHeap::new(),
             count: 0,
             flows: BTreeMap::new(),
-            seen: (0..count).map(|_| (Ranges::new(), 0, 0)).collect(),
+            seen: vec![(0, 0); count],
             senders,
         }
     }
@@ -83,7 +80,7 @@ impl World {
             let timers = self.senders.iter().filter(|s| !s.done && !s.reset).filter_map(|s| s.deadline);
             let wake = timers.chain(self.endpoint.poll_timeout()).min();
             let next = self.events.peek().map(|Reverse((at, ..))| *at);
-            let Some(at) = wake.into_iter().chain(next).min() else { panic!("nothing will ever happen") };
+            let at = wake.into_iter().chain(next).min().expect("something will happen");
             if at > most {
                 break;
             }
@@ -104,7 +101,6 @@ impl World {
 
     fn happen(&mut self, what: What) {
         match what {
-            What::Wake => {}
             What::Shared(from, packet) => {
                 let Some(shared) = &mut self.shared else { return };
                 match shared.offer(self.now, packet.len()) {
@@ -113,6 +109,7 @@ impl World {
                 }
             }
             What::Endpoint(from, packet) => {
+                self.note(from, &packet);
                 let mut turn = self.endpoint.handle_packet(self.now, &packet, Offload::default());
                 let mut events = Vec::new();
                 while let Some(event) = turn.poll_event() {
@@ -145,7 +142,13 @@ impl World {
             match self.up[from].offer(self.now, packet.len()) {
                 Fate::Passes(pass) => {
                     let shared = self.shared.is_some();
-                    let to = |packet| if shared { What::Shared(from, packet) } else { What::Endpoint(from, packet) };
+                    let to = |packet| {
+                        if shared {
+                            What::Shared(from, packet)
+                        } else {
+                            What::Endpoint(from, packet)
+                        }
+                    };
                     if pass.twice {
                         self.push(pass.due, to(packet.clone()));
                     }
@@ -174,13 +177,24 @@ impl World {
         }
     }
 
-    /// The right edge never moves left.
+    fn note(&mut self, from: usize, packet: &[u8]) {
+        let seq = u32::from_be_bytes([packet[24], packet[25], packet[26], packet[27]]);
+        let payload = packet.len() - 20 - usize::from(packet[32] >> 4) * 4;
+        let length = payload as u32 + u32::from(packet[33] & FIN);
+        let end = u64::from(seq.wrapping_sub(0xfff0_0001).wrapping_add(length));
+        if packet[33] & SYN == 0 {
+            self.seen[from].0 = self.seen[from].0.max(end);
+        }
+    }
+
+    /// Never beyond what has come; the right edge never moves left.
     fn check(&mut self, of: usize, seg: &Seg) {
         if seg.flags & (RST | SYN) > 0 {
             return;
         }
-        let (_, edge, _) = &mut self.seen[of];
+        let (highest, edge) = &mut self.seen[of];
         let ack = seg.ack.wrapping_sub(0xfff0_0001);
+        assert!(u64::from(ack) <= *highest, "acknowledges {ack} of {highest}");
         let promised = u64::from(ack) + (u64::from(seg.window) << 10);
         assert!(promised >= *edge, "{promised} after {edge}: {seg:?}");
         *edge = promised;

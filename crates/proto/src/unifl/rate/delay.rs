@@ -41,7 +41,7 @@ impl Default for DelaySettings {
             queue: Time::from_millis(8),
             initial: 64,
             least: 16,
-            gain: 2.5,
+            gain: 2.0,
             tick: Time::from_millis(5),
             base: Time::from_secs(30),
             loss: 0.2,
@@ -133,8 +133,10 @@ impl Delay {
         self.over = if queue.is_some_and(|q| q > aim) || self.marked { self.over + 1 } else { 0 };
         let heavy = loss.is_some_and(|loss| loss > self.settings.loss);
         if self.starting {
-            self.window = self.window.max(self.settings.gain * rate * rtt);
-            if self.over >= 3 || heavy {
+            if self.over == 0 {
+                self.window = self.window.max(self.settings.gain * rate * rtt);
+            }
+            if self.over >= 2 || heavy {
                 self.starting = false;
                 self.window = full;
             }

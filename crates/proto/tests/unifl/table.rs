@@ -1,0 +1,94 @@
+//! Goodput and holes of honest senders under loss, as a table under version control, and what must hold for each run.
+//!
+//! `THALWEG_REWRITE=1 cargo test -p thalweg-proto --test unifl table` writes the table anew.
+
+use std::fmt::Write;
+
+use thalweg_proto::emulation::Shape;
+use thalweg_proto::unifl::{Config, Policy};
+use thalweg_proto::Time;
+
+use super::congestion::Kind;
+use super::sender::Sender;
+use super::wire::PORT;
+use super::world::World;
+
+const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/unifl.txt");
+const RATE: u64 = 50_000_000;
+/// Bytes of a stream: 1.4 s of the rate.
+const BYTES: u64 = 8 << 20;
+
+/// How much is repaired, by name.
+const REPAIRS: [(&str, f64); 3] = [("masked", 0.0), ("tenth", 0.1), ("whole", 1.0)];
+
+pub fn link(delay_ms: f64, loss: f64) -> Shape {
+    let queue = RATE as f64 / 8.0 * 0.04;
+    Shape {
+        rate: Some(RATE),
+        delay: delay_ms / 2000.0,
+        loss,
+        queue_bytes: Some(queue as u64),
+        ..Shape::default()
+    }
+}
+
+pub fn config(reliable: f64) -> Config {
+    let mut policy = Policy::lossy();
+    policy.reliable = reliable;
+    Config { ports: vec![PORT], policy, ..Config::default() }
+}
+
+fn row(kind: Kind, repair: (&str, f64), loss: f64, rtt: u64) -> String {
+    let sender = Sender::new(2, kind, BYTES);
+    let mut world = World::new(config(repair.1), vec![sender], &link(rtt as f64, loss), None, 7);
+    world.run(Time::from_secs(600));
+    let app = &world.apps[0];
+    assert_eq!(app.finished, Some(BYTES), "{kind:?} {repair:?} {loss} {rtt}");
+    let tally = world.senders[0].tally;
+    let holes = app.missing() as f64 / BYTES as f64 * 100.0;
+    let ceiling = RATE as f64 * 1e-6 * 1448.0 / 1500.0;
+    let share = world.goodput(0) / ceiling * 100.0;
+    format!(
+        "{:>5} {:>6} {:>6.1} {rtt:>4} {:>8.2} {share:>9.1} {holes:>7.3} {:>6} {:>10} {:>8} {:>7} {:>6}",
+        format!("{kind:?}").to_lowercase(),
+        repair.0,
+        loss * 100.0,
+        world.goodput(0),
+        app.holes.count(),
+        tally.retransmissions,
+        tally.timeouts,
+        tally.undone,
+        world.full,
+    )
+}
+
+fn table() -> String {
+    let mut table = String::from(
+        "8 MiB from one sender over 50 Mbit/s with a queue of 40 ms, the delay controller, to the end acknowledged.\n\
+         Ceiling: rate x 1448/1500, the loss being in front of the queue. Whole: every hole is repaired and undone by Eifel. Full: queue drops.\n\n\
+         cc    repair loss %  rtt   Mbit/s % ceiling holes %  holes  sent again timeouts  undone   full\n",
+    );
+    for kind in [Kind::Reno, Kind::Cubic] {
+        for repair in REPAIRS {
+            for loss in [0.0, 0.001, 0.01, 0.05] {
+                for rtt in [10, 40] {
+                    writeln!(table, "{}", row(kind, repair, loss, rtt)).expect("a string grows");
+                }
+            }
+        }
+    }
+    table
+}
+
+#[test]
+fn behaviour_under_loss_is_as_recorded() {
+    let now = table();
+    if std::env::var_os("THALWEG_REWRITE").is_some() {
+        std::fs::write(TABLE, &now).expect("the snapshot can be written");
+    }
+    let recorded = std::fs::read_to_string(TABLE).unwrap_or_default();
+    for (line, (recorded, now)) in recorded.lines().zip(now.lines()).enumerate() {
+        assert_eq!(recorded, now, "line {}; if that is meant, rewrite the table", line + 1);
+    }
+    assert_eq!(recorded.lines().count(), now.lines().count());
+}
