@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use thalweg_proto::emulation::Shape;
-use thalweg_proto::unifl::Config;
+use thalweg_proto::unifl::{Config, Policy, Rate};
 use thalweg_proto::Time;
 
 use super::congestion::Kind;
@@ -79,4 +79,25 @@ fn hundreds_of_flows_on_one_endpoint() {
     world.run(Time::from_secs(600));
     assert!(world.apps.iter().all(|app| app.finished == Some(40_000)));
     assert_eq!(world.endpoint.flows(), 200, "in CLOSE-WAIT until we close");
+}
+
+/// Trap 16: a masked flow beside an ordinary one, each Cubic, on one bottleneck.
+#[test]
+fn trap_16_an_ordinary_flow_keeps_its_part() {
+    let senders = vec![Sender::new(2, Kind::Cubic, 1 << 30), Sender::new(3, Kind::Cubic, 1 << 30)];
+    let shared = Shape { rate: Some(20_000_000), queue_bytes: Some(100_000), ..Shape::default() };
+    let mut plain = Config { policy: Policy::critical(), rate: Rate::Fixed(4 << 20), ..table::config(0.0) };
+    plain.undo.eifel = false;
+    let path = table::link(40.0, 0.0);
+    let mut world = World::new(table::config(0.0), senders, &path, Some(shared), 4).apart(1, plain);
+    let mut came = |seconds| {
+        world.run(Time::from_secs(seconds));
+        [0, 1].map(|of| world.apps[of].got.bytes() as f64)
+    };
+    let (before, after) = (came(10), came(25));
+    let [masked, ordinary] = [0, 1].map(|of| after[of] - before[of]);
+    let share = masked / (masked + ordinary);
+    println!("the masked flow has {share:.3} of the path");
+    assert!((masked + ordinary) * 8.0 / 15.0 > 0.85 * 20e6, "the path is used");
+    assert!(share <= 0.6, "{share}");
 }

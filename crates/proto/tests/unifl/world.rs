@@ -7,7 +7,7 @@ use super::app::App;
 use super::sender::Sender;
 use super::wire::*;
 use thalweg_proto::emulation::{Fate, Pipe, Shape};
-use thalweg_proto::unifl::{Config, Endpoint, Offload};
+use thalweg_proto::unifl::{Config, Endpoint, FlowId, Offload};
 use thalweg_proto::Time;
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +21,8 @@ enum What {
 pub struct World {
     pub now: Time,
     pub endpoint: Endpoint,
+    /// The receiver of one of the senders, by its number.
+    other: Option<(usize, Endpoint)>,
     pub senders: Vec<Sender>,
     pub apps: Vec<App>,
     pub ends: Vec<Option<Time>>,
@@ -33,7 +35,7 @@ pub struct World {
     shared: Option<Pipe>,
     events: BinaryHeap<Reverse<(Time, u64, What)>>,
     count: u64,
-    flows: BTreeMap<thalweg_proto::unifl::FlowId, usize>,
+    flows: BTreeMap<(bool, FlowId), usize>,
     /// One past the highest offset that has come to the endpoint, and the right edge it has promised.
     seen: Vec<(u64, u64)>,
 }
@@ -46,6 +48,7 @@ impl World {
         Self {
             now: Time::ZERO,
             endpoint: Endpoint::new(config, [seed, 9]),
+            other: None,
             apps: (0..count).map(|_| App::default()).collect(),
             ends: vec![None; count],
             lost: 0,
@@ -68,6 +71,17 @@ impl World {
         self
     }
 
+    /// Sender `of` has a receiver of its own.
+    pub fn apart(mut self, of: usize, config: Config) -> Self {
+        self.other = Some((of, Endpoint::new(config, [5, 9])));
+        self
+    }
+
+    fn endpoints(&mut self) -> impl Iterator<Item = (bool, &mut Endpoint)> {
+        let other = self.other.iter_mut().map(|(_, endpoint)| (true, endpoint));
+        [(false, &mut self.endpoint)].into_iter().chain(other)
+    }
+
     fn push(&mut self, at: Time, what: What) {
         self.count += 1;
         self.events.push(Reverse((at, self.count, what)));
@@ -77,8 +91,9 @@ impl World {
     pub fn run(&mut self, most: Time) {
         (0..self.senders.len()).for_each(|i| self.send(i));
         while !self.senders.iter().all(|s| s.done || s.reset) {
+            let other = self.other.as_ref().and_then(|(_, endpoint)| endpoint.poll_timeout());
             let timers = self.senders.iter().filter(|s| !s.done && !s.reset).filter_map(|s| s.deadline);
-            let wake = timers.chain(self.endpoint.poll_timeout()).min();
+            let wake = timers.chain(self.endpoint.poll_timeout()).chain(other).min();
             let next = self.events.peek().map(|Reverse((at, ..))| *at);
             let at = wake.into_iter().chain(next).min().expect("something will happen");
             if at > most {
@@ -89,7 +104,8 @@ impl World {
                 let Some(Reverse((_, _, what))) = self.events.pop() else { break };
                 self.happen(what);
             } else {
-                self.endpoint.handle_timeout(self.now);
+                let now = self.now;
+                self.endpoints().for_each(|(_, endpoint)| endpoint.handle_timeout(now));
                 (0..self.senders.len()).for_each(|i| {
                     self.senders[i].expired(self.now);
                     self.send(i);
@@ -110,17 +126,23 @@ impl World {
             }
             What::Endpoint(from, packet) => {
                 self.note(from, &packet);
-                let mut turn = self.endpoint.handle_packet(self.now, &packet, Offload::default());
+                let apart = self.other.as_ref().is_some_and(|(of, _)| *of == from);
+                let now = self.now;
+                let mut ends = self.endpoints().filter(|(other, _)| *other == apart);
+                let (_, endpoint) = ends.next().expect("its receiver");
+                let mut turn = endpoint.handle_packet(now, &packet, Offload::default());
                 let mut events = Vec::new();
                 while let Some(event) = turn.poll_event() {
                     events.push(event);
                 }
                 drop(turn);
+                drop(ends);
                 for event in events {
-                    if let (false, Some(group)) = (self.flows.contains_key(&event.flow), self.group) {
+                    if let (false, Some(group)) = (self.flows.contains_key(&(apart, event.flow)), self.group)
+                    {
                         self.endpoint.join(self.now, event.flow, group);
                     }
-                    self.flows.insert(event.flow, from);
+                    self.flows.insert((apart, event.flow), from);
                     self.apps[from].see(event);
                 }
             }
@@ -162,17 +184,27 @@ impl World {
 
     /// What the endpoint has to say goes to the senders.
     fn listen(&mut self) {
-        while let Some(event) = self.endpoint.poll_event() {
-            let of = self.flows[&event.flow];
+        let now = self.now;
+        let (mut events, mut packets) = (Vec::new(), Vec::new());
+        for (other, endpoint) in self.endpoints() {
+            while let Some(event) = endpoint.poll_event() {
+                events.push((other, event));
+            }
+            let mut packet = Vec::new();
+            while endpoint.poll_packet(now, &mut packet) {
+                packets.push(std::mem::take(&mut packet));
+            }
+        }
+        for (other, event) in events {
+            let of = self.flows[&(other, event.flow)];
             self.apps[of].see(event);
         }
-        let mut packet = Vec::new();
-        while self.endpoint.poll_packet(self.now, &mut packet) {
+        for packet in packets {
             let seg = Seg::decode(&packet);
             let to = usize::from(seg.host) - 2;
             self.check(to, &seg);
-            if let Fate::Passes(pass) = self.down[to].offer(self.now, packet.len()) {
-                self.push(pass.due, What::Sender(to, packet.clone()));
+            if let Fate::Passes(pass) = self.down[to].offer(now, packet.len()) {
+                self.push(pass.due, What::Sender(to, packet));
             }
         }
     }
