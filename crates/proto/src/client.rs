@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 
 use thalweg_wire::control::{
-    Challenge, Control, Hello, Holding, Interval, Nonce, Proof, Refusal, Welcome, MAX_HOLES, VERSIONS,
+    Challenge, Control, Hello, Holding, Interval, Nonce, Proof, Refusal, StandIn, Welcome, MAX_HOLES,
+    VERSIONS,
 };
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
@@ -71,6 +72,13 @@ pub enum ClientAction {
     Close,
     /// The server has let us in.
     Joined(Box<Welcome>),
+    /// Mend the model in the arena: this did not come of it. [`ClientAction::Ready`] follows.
+    Mend {
+        /// What did not come.
+        holes: Ranges,
+        /// What stands in for it.
+        stand_in: StandIn,
+    },
     /// The global model of a round is in the arena.
     Ready {
         /// The round.
@@ -436,16 +444,22 @@ impl Client {
         self.unsettle();
         let Phase::Receiving { round, config, model } = &mut self.phase else { return };
         let round = *round;
-        if !model.is_whole() {
-            let holes = model.holes().first(MAX_HOLES);
-            return self.send(Control::Need { round, holes });
+        let (holes, stand_in) = (model.holes(), self.welcome.as_ref().and_then(|w| w.stand_in));
+        let missing = holes.bytes();
+        match stand_in.filter(|_| missing > 0) {
+            Some(stand_in) => self.actions.push_back(ClientAction::Mend { holes, stand_in }),
+            None if missing > 0 => {
+                let holes = holes.first(MAX_HOLES);
+                return self.send(Control::Need { round, holes });
+            }
+            None => {}
         }
         let span = model.span().unwrap_or(Span { start: now, end: now });
         let received = Interval { start: micros(span.start), end: micros(span.end) };
         let (duplicates, _) = model.faults();
         let config = std::mem::take(config);
         self.phase = Phase::Training { round, stale: false };
-        self.send(Control::Received { round, received, duplicates });
+        self.send(Control::Received { round, received, duplicates, missing });
         self.actions.push_back(ClientAction::Ready { round, config });
     }
 

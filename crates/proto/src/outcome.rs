@@ -84,6 +84,8 @@ pub struct Transfer {
     pub direction: Direction,
     /// Bytes of the update that arrived.
     pub bytes: u64,
+    /// Bytes of it that did not come, for which something stands in.
+    pub missing: u64,
     /// Bytes on the link meanwhile in that direction, frames' headers and repeats included.
     pub wire_bytes: u64,
     /// When it was sent.
@@ -111,6 +113,7 @@ impl Transfer {
             client: client.into(),
             direction,
             bytes: 0,
+            missing: 0,
             wire_bytes: 0,
             send: None,
             receive: None,

@@ -29,7 +29,7 @@ pub struct RoundPlan {
     pub config: String,
     /// Clients it wants.
     pub expected: u32,
-    /// Whole updates that are enough.
+    /// Updates that are enough, whole or mended.
     pub enough: u32,
     /// How long it may take; `None`: until nobody can deliver any more.
     pub deadline: Option<Time>,
@@ -74,8 +74,22 @@ impl Part {
         self.since = now;
     }
 
+    /// Whether its update counts, whole or mended.
+    fn is_in(&self) -> bool {
+        matches!(self.state, State::Whole | State::Partial)
+    }
+
+    /// The state of an update that counts.
+    fn as_it_came(&self) -> State {
+        if self.incoming.is_whole() {
+            State::Whole
+        } else {
+            State::Partial
+        }
+    }
+
     fn is_settled(&self) -> bool {
-        matches!(self.state, State::Whole | State::Rejected)
+        self.is_in() || self.state == State::Rejected
     }
 }
 
@@ -136,15 +150,16 @@ impl Round {
         }
     }
 
-    /// The client has the global model, since `span`.
-    pub(crate) fn received(&mut self, now: Time, sender: u32, span: Span, duplicates: u64) {
+    /// The client has the global model, since `span`, with chunks that came twice and bytes that did not come.
+    pub(crate) fn received(&mut self, now: Time, sender: u32, span: Span, faults: (u64, u64)) {
         let total = self.total;
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Receiving) {
             part.enter(now, State::Training);
             part.down.receive = Some(span);
-            part.down.bytes = total;
+            let (duplicates, missing) = (faults.0, faults.1.min(total));
+            (part.down.bytes, part.down.missing) = (total - missing, missing);
             part.down.duplicates = duplicates;
-            part.down.complete = true;
+            part.down.complete = missing == 0;
         }
     }
 
@@ -202,16 +217,16 @@ impl Round {
         placed.into_iter().collect()
     }
 
-    /// All of the client's update has come. Staged updates still have to be folded.
+    /// The client's update has come, or as much of it as will. Staged updates still have to be folded.
     pub(crate) fn arrived(&mut self, now: Time, sender: u32) {
-        let next = if self.partial == Partial::Discard { State::Staged } else { State::Whole };
         let Some(part) = self.parts.get_mut(&sender) else { return };
+        let next = if self.partial == Partial::Discard { State::Staged } else { part.as_it_came() };
         part.enter(now, next);
         if let Some(span) = part.incoming.span().filter(|s| s.end > s.start) {
             let seconds = (span.end - span.start).as_secs_f64();
-            self.credits.measured(sender, self.total as f64 / seconds);
+            self.credits.measured(sender, part.incoming.bytes() as f64 / seconds);
         }
-        if next == State::Whole {
+        if next != State::Staged {
             self.credits.release(sender);
         }
     }
@@ -219,7 +234,7 @@ impl Round {
     /// The client's staged update is in the mean.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Staged) {
-            part.enter(now, State::Whole);
+            part.enter(now, part.as_it_came());
             self.credits.release(sender);
         }
     }
@@ -237,14 +252,16 @@ impl Round {
         }
     }
 
-    /// The client is back with everything it had, and trains or has an update.
-    pub(crate) fn back(&mut self, now: Time, sender: u32) {
+    /// The client is back with everything it had, and trains or has an update. `whole`: it would not be training
+    /// without the whole model, even if we never heard that it came.
+    pub(crate) fn back(&mut self, now: Time, sender: u32, whole: bool) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Lost) {
             part.reason = None;
             part.gone = false;
-            // It would not be training without the whole model, even if we never heard that it came.
-            part.down.bytes = self.total;
-            part.down.complete = true;
+            if whole {
+                part.down.bytes = self.total;
+                part.down.complete = true;
+            }
             part.enter(now, State::Training);
         }
     }
@@ -279,7 +296,7 @@ impl Round {
     /// more can; `busy`: whether a client that is connected may join it later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
         let count = |f: &dyn Fn(&Part) -> bool| self.parts.values().filter(|p| f(p)).count();
-        let (whole, expected) = (count(&|p| p.state == State::Whole), self.plan.expected as usize);
+        let (whole, expected) = (count(&Part::is_in), self.plan.expected as usize);
         // What is staged is being folded, and counts even if all others that are wanted are in.
         if count(&|p| p.state == State::Staged) > 0 {
             return None;
@@ -343,9 +360,9 @@ impl Round {
 
     /// The round is over.
     pub(crate) fn outcome(mut self, now: Time, ending: &Ending) -> Outcome {
-        let keep = self.partial == Partial::Keep;
+        let (keep, total) = (self.partial == Partial::Keep, self.total);
         let parts: Vec<Part> =
-            std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep)).collect();
+            std::mem::take(&mut self.parts).into_values().map(|p| close(p, keep, total)).collect();
         let transfers: Vec<Transfer> = parts.iter().flat_map(|p| [p.down.clone(), p.up.clone()]).collect();
         let transfers: Vec<Transfer> =
             transfers.into_iter().filter(|t| t.span().is_some() || t.wire_bytes > 0).collect();
@@ -363,7 +380,7 @@ impl Round {
             communication_seconds: union_seconds(transfers.iter().filter_map(Transfer::span)),
             bytes_down: wire(Direction::Down),
             bytes_up: wire(Direction::Up),
-            participants: parts.iter().map(|p| participation(p, keep)).collect(),
+            participants: parts.iter().map(participation).collect(),
             transfers,
         }
     }
@@ -373,12 +390,16 @@ fn reason_of(part: &Part) -> Option<String> {
     part.reason.as_ref().map(|reason| format!("{} {reason}", part.client))
 }
 
-fn close(mut part: Part, keep: bool) -> Part {
+fn close(mut part: Part, keep: bool, total: u64) -> Part {
     part.up.bytes = part.incoming.bytes();
     part.up.receive = part.incoming.span();
     (part.up.duplicates, part.up.corrupt) = part.incoming.faults();
     part.up.complete = part.incoming.is_whole();
-    if part.state == State::Whole {
+    if part.state == State::Partial {
+        part.up.missing = total - part.up.bytes;
+        part.reason = Some(format!("{} of its {total} bytes did not come", part.up.missing));
+    }
+    if part.is_in() {
         return part;
     }
     let ended = matches!(part.state, State::Rejected | State::Lost);
@@ -402,14 +423,13 @@ fn doing(state: State) -> &'static str {
     }
 }
 
-fn participation(part: &Part, keep: bool) -> Participation {
-    let counts = part.state == State::Whole || (keep && part.state == State::Partial);
+fn participation(part: &Part) -> Participation {
     Participation {
         client: part.client.clone(),
         state: part.state,
         samples: part.samples,
         metrics: part.metrics.clone(),
-        coverage: if counts { part.incoming.fraction() } else { 0.0 },
+        coverage: if part.is_in() { part.incoming.fraction() } else { 0.0 },
         reason: part.reason.clone(),
     }
 }
@@ -533,7 +553,7 @@ mod tests {
         round.grants(SECOND);
         round.parts.get_mut(&1).unwrap().incoming.store(SECOND, Range::new(0, 50));
         round.lost(2 * SECOND, 1, "the link broke");
-        round.back(3 * SECOND, 1);
+        round.back(3 * SECOND, 1, true);
         round.offer(4 * SECOND, 1, 5, "{}".into());
         let wanted = round.grants(4 * SECOND);
         assert_eq!(wanted[0].1.iter().collect::<Vec<_>>(), [Range::new(50, 100)]);

@@ -6,7 +6,9 @@ mod joining;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{Challenge, Control, Hello, Interval, Nonce, Refusal, MAX_HOLES, VERSIONS};
+use thalweg_wire::control::{
+    Challenge, Control, Hello, Interval, Nonce, Refusal, StandIn, MAX_HOLES, VERSIONS,
+};
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
 use crate::order::by_name;
@@ -40,6 +42,8 @@ pub struct ServerConfig {
     pub chunk: u32,
     /// What partial updates count.
     pub partial: Partial,
+    /// What stands in for parts that did not come; `None`: they are asked for again.
+    pub stand_in: Option<StandIn>,
     /// Bytes of updates that may be staged at a time.
     pub staging: u64,
     /// Least time without progress that ends a link.
@@ -124,6 +128,8 @@ pub enum Action {
         sender: u32,
         /// Weight.
         weight: f64,
+        /// What did not come of it, for which something is to stand in.
+        holes: Ranges,
     },
     /// Free a staged update without folding it.
     Unstage {
@@ -294,8 +300,8 @@ impl Server {
         match message {
             Control::Ping { clock, received } => self.ping(now, link, clock, received),
             Control::Pong { .. } => {}
-            Control::Received { round, received, duplicates } => {
-                self.received(now, link, sender, round, received, duplicates);
+            Control::Received { round, received, duplicates, missing } => {
+                self.received(now, link, sender, round, received, (duplicates, missing));
             }
             Control::Need { round, holes } => self.resend(now, link, round, holes),
             Control::Offer { round, samples, layout, metrics } => {
@@ -508,11 +514,11 @@ impl Server {
         }
     }
 
-    /// All that was asked for was sent: either it is whole, or the rest is asked for.
+    /// All that was asked for was sent: either it is whole, or the rest is asked for, or something stands in.
     fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let Some(part) = self.part(sender, number) else { return };
         let (holes, samples) = (part.incoming.holes(), part.samples);
-        if !holes.is_empty() {
+        if !holes.is_empty() && self.config.stand_in.is_none() {
             self.send(link, Control::Grant { round: number, wanted: holes.first(MAX_HOLES) });
             return;
         }
@@ -524,7 +530,7 @@ impl Server {
             round.arrived(now, sender);
         }
         if self.config.partial == Partial::Discard {
-            self.actions.push_back(Action::Fold { sender, weight: samples as f64 });
+            self.actions.push_back(Action::Fold { sender, weight: samples as f64, holes });
         }
         self.accept(link, sender, number);
     }

@@ -140,6 +140,7 @@ impl Fuzzed {
                 self.due = Some(round);
             }
             ClientAction::Verdict { .. } => self.verdicts += 1,
+            ClientAction::Mend { .. } => unreachable!("what is missing is asked for"),
             ClientAction::CancelUpdate | ClientAction::Joined(_) | ClientAction::Finished(_) => {}
         }
     }

@@ -181,7 +181,8 @@ impl Fuzzed {
                 Action::SendUpdate { links, .. } => assert!(links.iter().all(|l| self.links.contains(l))),
                 Action::CancelUpdate { link } => assert!(self.links.contains(&link)),
                 Action::Close { link } => self.links.retain(|&l| l != link),
-                Action::Fold { sender, weight } => {
+                Action::Fold { sender, weight, holes } => {
+                    assert!(holes.is_empty(), "nothing stands in");
                     let whole = self.fresh.remove(&sender).unwrap_or_default().bytes();
                     assert_eq!(whole, self.party.layout.bytes(), "folds what has not come");
                     assert!(weight > 0.0);

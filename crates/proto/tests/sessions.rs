@@ -240,7 +240,10 @@ fn absurd_numbers_are_taken_calmly() {
     for (link, clock) in [(1, u64::MAX), (2, 1 << 63), (3, 0)] {
         server.join(link, Hello { clock, ..hello(&format!("c{link}"), 1) });
         let received = thalweg_wire::control::Interval { start: u64::MAX, end: 0 };
-        server.say(link, Control::Received { round: u32::MAX, received, duplicates: u64::MAX });
+        server.say(
+            link,
+            Control::Received { round: u32::MAX, received, duplicates: u64::MAX, missing: u64::MAX },
+        );
         server.say(link, Control::End { round: 0, sent: received, retransmissions: Some(u64::MAX) });
         server.say(link, Control::Ping { clock: u64::MAX, received: u64::MAX });
     }

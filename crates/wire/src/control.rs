@@ -58,7 +58,7 @@ pub enum Control {
         /// What is missing, at most [`MAX_HOLES`] ranges.
         holes: Ranges,
     },
-    /// Client: the global model is here, whole.
+    /// Client: the global model is here, whole or mended.
     Received {
         /// The round.
         round: u32,
@@ -66,6 +66,8 @@ pub enum Control {
         received: Interval,
         /// Chunks that came more than once.
         duplicates: u64,
+        /// Bytes that did not come, for which something stands in.
+        missing: u64,
     },
     /// Client: an update is ready to be sent.
     Offer {
@@ -85,7 +87,7 @@ pub enum Control {
         /// What to send.
         wanted: Ranges,
     },
-    /// Server: the update is in, whole.
+    /// Server: the update is in, whole or mended.
     Accepted {
         /// The round.
         round: u32,
@@ -192,6 +194,25 @@ pub struct Welcome {
     pub heartbeat: u64,
     /// Microseconds without progress that end a connection.
     pub liveness: u64,
+    /// What stands in for parts of a model or an update that did not come; `None`: they are asked for again.
+    pub stand_in: Option<StandIn>,
+}
+
+/// What stands in for parts that did not come. What each means is defined where updates are folded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StandIn {
+    /// Nothing: each element's mean is over those who sent it.
+    Renormalise,
+    /// The receiver's own value.
+    KeepLocal,
+    /// Zero.
+    Zero,
+    /// What the sender sent last.
+    Last,
+    /// The receiver's own value, and the changes that came count for those that did not.
+    Rescale,
+    /// What comes after a hole slips into it.
+    FedcommLegacy,
 }
 
 /// Why a client is refused.
@@ -278,7 +299,15 @@ mod tests {
                 holding: Holding::Model { round: 2, holes: holes.clone() },
                 clock: 6,
             }),
-            Control::Welcome(Welcome { sender: 1, job: 2, layout, chunk: 65536, heartbeat: 1, liveness: 2 }),
+            Control::Welcome(Welcome {
+                sender: 1,
+                job: 2,
+                layout,
+                chunk: 65536,
+                heartbeat: 1,
+                liveness: 2,
+                stand_in: Some(StandIn::Last),
+            }),
             Control::Need { round: 1, holes },
             Control::Offer { round: 1, samples: 10, layout: LayoutHash(3), metrics: "{}".into() },
             Control::Idle,

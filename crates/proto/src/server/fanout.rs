@@ -120,12 +120,12 @@ impl Server {
         sender: u32,
         round: u32,
         at: Interval,
-        duplicates: u64,
+        faults: (u64, u64),
     ) {
         let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) else { return };
         let Some(state) = self.links.get_mut(&link) else { return };
         state.download = None;
         let span = on_our_clock(at, state.offset, Span { start: current.started, end: now });
-        current.received(now, sender, span, duplicates);
+        current.received(now, sender, span, faults);
     }
 }

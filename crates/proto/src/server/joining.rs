@@ -21,7 +21,9 @@ impl Server {
         let layout = (*self.config.layout).clone();
         let (job, chunk) = (self.config.job, self.config.chunk);
         let liveness = micros(self.config.liveness);
-        self.send(link, Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness }));
+        let stand_in = self.config.stand_in;
+        let welcome = Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in };
+        self.send(link, Control::Welcome(welcome));
         self.actions.push_back(Action::Joined { client: hello.name.clone() });
         self.resume(now, link, sender, same, &hello.holding);
     }
@@ -121,7 +123,7 @@ impl Server {
     fn go_on(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         if !self.answered(link, sender, number) {
             if let Some(round) = &mut self.round {
-                round.back(now, sender);
+                round.back(now, sender, self.config.stand_in.is_none());
             }
             self.set_duty(sender, Duty::Round);
         }
@@ -130,7 +132,7 @@ impl Server {
     /// Tells a client again whose update is in, or was refused; `false` if it is neither.
     pub(super) fn answered(&mut self, link: LinkId, sender: u32, round: u32) -> bool {
         match self.part(sender, round).map(|p| (p.state, p.reason.clone())) {
-            Some((State::Whole | State::Staged, _)) => self.accept(link, sender, round),
+            Some((State::Whole | State::Partial | State::Staged, _)) => self.accept(link, sender, round),
             Some((State::Rejected, reason)) => {
                 self.set_duty(sender, Duty::Idle);
                 self.send(link, Control::Rejected { round, reason: reason.unwrap_or_default() });

@@ -9,6 +9,11 @@ use super::party::{chunks, model, update};
 use super::world::World;
 use super::{prove, JOB};
 
+/// Whether these ranges of both hold the same.
+fn agree(one: &[u8], other: &[u8], ranges: &Ranges) -> bool {
+    ranges.iter().map(|r| r.start as usize..r.end as usize).all(|r| one[r.clone()] == other[r])
+}
+
 impl World {
     pub fn server_actions(&mut self) {
         self.due.set(None);
@@ -39,11 +44,11 @@ impl World {
                 self.server.dead.insert(link);
                 self.net.close(now, link, End::Server);
             }
-            Action::Fold { sender, weight } => {
+            Action::Fold { sender, weight, holes } => {
                 let (made, round, nan) = (&self.made, self.round, self.nan());
-                self.server.fold_staged(sender, weight, |name, bytes| {
+                self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
                     let of = made.get(&(name.to_string(), round)).into_iter().flatten();
-                    nan || of.into_iter().any(|&i| update(name, i, round, bytes.len()) == bytes)
+                    nan || of.into_iter().any(|&i| agree(&update(name, i, round, bytes.len()), bytes, came))
                 });
                 self.net.at(now + self.server.folding, Event::Folded { sender });
             }
@@ -103,10 +108,12 @@ impl World {
                 }
             }
             ClientAction::Joined(welcome) => client.arena = vec![0; welcome.layout.bytes() as usize],
+            ClientAction::Mend { holes, .. } => client.mended = holes,
             ClientAction::Ready { round, .. } => {
                 let given =
                     if round == self.round { self.model.clone() } else { model(round, client.arena.len()) };
-                assert!(client.arena == given, "not the model of round {round}");
+                let came = std::mem::take(&mut client.mended).holes(given.len() as u64);
+                assert!(agree(&client.arena, &given, &came), "not the model of round {round}");
                 client.seen.ready.push(round);
                 self.made.entry((client.profile.name.clone(), round)).or_default().push(instance);
                 let at = now + client.profile.train;

@@ -12,7 +12,7 @@ pub mod senseless;
 pub mod world;
 
 use thalweg_proto::{Admission, Fanout, Gather, LinkId, Partial, RoundPlan, Time};
-use thalweg_wire::control::{Hello, Nonce, Proof};
+use thalweg_wire::control::{Hello, Nonce, Proof, StandIn};
 
 pub use network::{End, Path, Rng};
 pub use party::{Profile, RoundResult};
@@ -27,6 +27,8 @@ pub const SECOND: Time = Time::from_secs(1);
 pub struct Setup {
     pub seed: u64,
     pub partial: Partial,
+    /// What stands in for what did not come; `None`: it is asked for again.
+    pub stand_in: Option<StandIn>,
     /// Updates that may be staged.
     pub places: u64,
     pub elements: u64,
@@ -44,6 +46,7 @@ impl Default for Setup {
         Self {
             seed: 1,
             partial: Partial::Discard,
+            stand_in: None,
             places: 100,
             elements: 1000,
             chunk: 512,

@@ -138,6 +138,7 @@ impl ServerParty {
             layout: layout.clone(),
             chunk: setup.chunk,
             partial: setup.partial,
+            stand_in: setup.stand_in,
             staging: bytes * setup.places,
             liveness: setup.liveness,
             max_clients: setup.max_clients,
@@ -205,12 +206,22 @@ impl ServerParty {
         }
     }
 
-    /// Adds a staged update, which must be one that `known` says the client made.
-    pub fn fold_staged(&mut self, sender: u32, weight: f64, known: impl Fn(&str, &[u8]) -> bool) {
+    /// Adds a staged update but for its holes; `known` says whether the client made one with the rest.
+    pub fn fold_staged(
+        &mut self,
+        sender: u32,
+        weight: f64,
+        holes: &Ranges,
+        known: impl Fn(&str, &[u8], &Ranges) -> bool,
+    ) {
         let name = self.names[&sender].clone();
         let staged = self.staged.remove(&sender).unwrap_or_else(|| vec![0xff; self.layout.bytes() as usize]);
-        assert!(known(&name, &staged), "the staged update of {name} is not what it sent");
-        self.fold.add(sender, Range::new(0, staged.len() as u64), &staged, weight);
+        let came = holes.holes(staged.len() as u64);
+        assert!(known(&name, &staged, &came), "the staged update of {name} is not what it sent");
+        for range in came.iter() {
+            let bytes = &staged[range.start as usize..range.end as usize];
+            self.fold.add(sender, range, bytes, weight);
+        }
     }
 
     pub fn ended(&mut self, outcome: Outcome) {
@@ -278,6 +289,8 @@ pub struct ClientParty {
     pub link: Option<LinkId>,
     pub greeted: bool,
     pub arena: Vec<u8>,
+    /// What did not come of the model in it.
+    pub mended: Ranges,
     pub seen: Seen,
 }
 
@@ -291,7 +304,17 @@ impl ClientParty {
         };
         let machine = Client::new(config, instance);
         let (arena, seen) = (Vec::new(), Seen::default());
-        Self { profile, machine, instance, alive: true, link: None, greeted: false, arena, seen }
+        Self {
+            profile,
+            machine,
+            instance,
+            alive: true,
+            link: None,
+            greeted: false,
+            arena,
+            mended: Ranges::new(),
+            seen,
+        }
     }
 
     pub fn paths(&self) -> (Path, Path) {

@@ -80,7 +80,12 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
             metrics: "{}".into(),
         },
         9..=11 => Control::End { round, sent: interval(rng), retransmissions: rng.chance(0.5).then_some(3) },
-        12 => Control::Received { round, received: interval(rng), duplicates: rng.below(9) },
+        12 => Control::Received {
+            round,
+            received: interval(rng),
+            duplicates: rng.below(9),
+            missing: rng.next(),
+        },
         13 => Control::Need { round, holes: ranges(rng, total) },
         14 => Control::Idle,
         15 => Control::Ping { clock: rng.next(), received: rng.next() },
@@ -108,5 +113,5 @@ pub fn challenge(rng: &mut Rng) -> Control {
 pub fn welcome(rng: &mut Rng, layout: &Layout) -> Control {
     let layout = layout.clone();
     let (heartbeat, liveness) = (rng.below(3) * 1_000_000, rng.below(3) * 4_000_000);
-    Control::Welcome(Welcome { sender: 1, job: JOB, layout, chunk: 512, heartbeat, liveness })
+    Control::Welcome(Welcome { sender: 1, job: JOB, layout, chunk: 512, heartbeat, liveness, stand_in: None })
 }

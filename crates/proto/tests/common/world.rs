@@ -23,6 +23,8 @@ pub struct World {
     pub(super) made: BTreeMap<(String, u32), Vec<u64>>,
     pub(super) round: u32,
     pub(super) recut: bool,
+    /// What does not come is not asked for again.
+    pub(super) lossy: bool,
     pub(super) model: Vec<u8>,
     /// The earliest timer, unless a machine has been touched since it was looked up.
     pub(super) due: Cell<Option<Option<Time>>>,
@@ -42,6 +44,7 @@ impl World {
             made,
             round: 0,
             recut: setup.recut,
+            lossy: setup.stand_in.is_some(),
             model: Vec::new(),
             due: Cell::new(None),
         }

@@ -53,7 +53,7 @@ pub fn control(dice: &mut Dice) -> Control {
         2 => {
             let (sender, job, layout) = (round, dice.next(), layout(dice));
             let (chunk, heartbeat, liveness) = (dice.next() as u32, dice.number(), dice.number());
-            Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness })
+            Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in: None })
         }
         3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },
         4 => Control::Begin { round, config: dice.text(80) },
@@ -62,7 +62,9 @@ pub fn control(dice: &mut Dice) -> Control {
             Control::End { round, sent: interval, retransmissions }
         }
         6 => Control::Need { round, holes: ranges(dice) },
-        7 => Control::Received { round, received: interval, duplicates: dice.number() },
+        7 => {
+            Control::Received { round, received: interval, duplicates: dice.number(), missing: dice.number() }
+        }
         8 => {
             let (samples, layout, metrics) = (dice.number(), LayoutHash(dice.next()), dice.text(80));
             Control::Offer { round, samples, layout, metrics }

@@ -1,0 +1,106 @@
+//! What does not come and is not asked for again: who counts, what is said of it, and that rounds go on.
+
+mod common;
+
+use common::{plan, profile, End, Path, Profile, RoundResult, Setup, World, MS, SECOND};
+use thalweg_proto::{Direction, Partial, RoundPlan, State, Transfer, Verdict};
+use thalweg_wire::control::StandIn;
+
+const CLIENTS: u32 = 3;
+
+fn world(partial: Partial, path: Path) -> World {
+    let setup = Setup { partial, stand_in: Some(StandIn::KeepLocal), seed: 3, ..Setup::default() };
+    let client = |i| Profile { paths: vec![(path, path)], ..profile(&format!("c{i}")) };
+    World::joined(&setup, (0..CLIENTS).map(client))
+}
+
+fn lossy(loss: f64, ordered: bool) -> Path {
+    Path { loss, ordered, delay: 5 * MS, ..Path::PERFECT }
+}
+
+fn way<'a>(result: &'a RoundResult, client: &str, direction: Direction) -> &'a Transfer {
+    let ways = &result.outcome.transfers;
+    ways.iter().find(|t| t.client == client && t.direction == direction).expect("it was under way")
+}
+
+fn each(mut check: impl FnMut(Partial, bool)) {
+    for partial in [Partial::Discard, Partial::Keep] {
+        for ordered in [true, false] {
+            check(partial, ordered);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_sent_twice_and_the_outcome_says_what_is_missing() {
+    each(|partial, ordered| {
+        let mut world = world(partial, lossy(0.2, ordered));
+        let bytes = world.server.bytes() as u64;
+        for number in 1..=3 {
+            let result = world.round(plan(number, CLIENTS), 30 * SECOND);
+            world.check(&result);
+            assert!(result.outcome.failure.is_none());
+            for i in 0..CLIENTS as usize {
+                let name = format!("c{i}");
+                let (up, down) = (way(&result, &name, Direction::Up), way(&result, &name, Direction::Down));
+                for way in [up, down] {
+                    assert_eq!((way.bytes + way.missing, way.complete), (bytes, way.missing == 0), "{way:?}");
+                }
+                let part = result.of(&name);
+                assert_eq!(part.coverage, up.bytes as f64 / bytes as f64);
+                assert_eq!(part.state == State::Whole, up.missing == 0);
+                let reason = part.reason.clone().unwrap_or_default();
+                assert!(up.missing == 0 || reason.contains(&format!("{} of its {bytes}", up.missing)));
+                assert_eq!(world.net.payload(i, End::Client), bytes * u64::from(number), "sent once");
+                assert_eq!(world.net.payload(i, End::Server), bytes * u64::from(number), "sent once");
+            }
+            let missing: u64 = result.outcome.transfers.iter().map(|t| t.missing).sum();
+            assert!(missing > 0, "a fifth of all is lost");
+        }
+        world.pass(SECOND);
+        for i in 0..CLIENTS as usize {
+            assert_eq!(world.verdicts(i), [1, 2, 3].map(|round| (round, Verdict::Accepted)));
+        }
+    });
+}
+
+#[test]
+fn without_loss_all_are_whole() {
+    each(|partial, ordered| {
+        let mut world = world(partial, lossy(0.0, ordered));
+        let result = world.round(plan(1, CLIENTS), 10 * SECOND);
+        world.check(&result);
+        assert!(result.outcome.complete);
+        assert!(result.outcome.transfers.iter().all(|t| t.missing == 0 && t.complete));
+    });
+}
+
+#[test]
+fn updates_of_which_nothing_came_end_a_round_too() {
+    each(|partial, ordered| {
+        let mut world = world(partial, lossy(1.0, ordered));
+        let bytes = world.server.bytes() as u64;
+        let result = world.round(plan(1, CLIENTS), 10 * SECOND);
+        world.check(&result);
+        assert!(!result.outcome.complete && result.outcome.failure.is_none());
+        for i in 0..CLIENTS {
+            let part = result.of(&format!("c{i}"));
+            assert_eq!((part.state, part.coverage), (State::Partial, 0.0));
+            assert_eq!(way(&result, &part.client, Direction::Up).missing, bytes);
+        }
+    });
+}
+
+#[test]
+fn what_a_broken_link_held_back_is_still_sent() {
+    each(|partial, ordered| {
+        let setup = Setup { partial, stand_in: Some(StandIn::Zero), ..Setup::default() };
+        let path = |cut_after| Path { cut_after, ..lossy(0.0, ordered) };
+        let paths = vec![(path(Some(2000)), path(None)), (path(None), path(None))];
+        let mut world = World::joined(&setup, [Profile { paths, ..profile("c") }]);
+        let result = world.round(RoundPlan { enough: 1, ..plan(1, 1) }, 30 * SECOND);
+        world.check(&result);
+        assert_eq!(result.of("c").state, State::Whole, "{:?}", result.outcome);
+        assert_eq!(way(&result, "c", Direction::Up).missing, 0);
+    });
+}
