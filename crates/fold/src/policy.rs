@@ -15,6 +15,7 @@
 //! Rescaling keeps the expected change of the model when elements are lost at random (inverse probability weighting;
 //! of gradients, where `g` is 0, that is `v / f`).
 
+use thalweg_wire::control::StandIn;
 use thalweg_wire::{Layout, Range, Ranges, Tensor};
 
 use crate::reference::{decode, encode};
@@ -37,6 +38,19 @@ pub enum Policy {
     /// For comparison only, as it is wrong: FedComm's chunks have no index, so that what comes after a hole slips
     /// into it, and the tensor's end is filled with zeros. A tensor of which nothing came keeps the global value.
     FedcommLegacy,
+}
+
+impl From<StandIn> for Policy {
+    fn from(said: StandIn) -> Self {
+        match said {
+            StandIn::Renormalise => Self::Renormalise,
+            StandIn::KeepLocal => Self::KeepLocal,
+            StandIn::Zero => Self::Zero,
+            StandIn::Last => Self::Last,
+            StandIn::Rescale => Self::Rescale,
+            StandIn::FedcommLegacy => Self::FedcommLegacy,
+        }
+    }
 }
 
 impl Policy {

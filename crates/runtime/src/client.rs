@@ -9,16 +9,19 @@ use thalweg_pki as pki;
 use thalweg_proto as proto;
 use thalweg_proto::{ClientAction, Span, Time, Verdict};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Transport, UpdateId};
-use thalweg_wire::control::{Control, Nonce, Proof};
+use thalweg_wire::control::{Control, Nonce, Proof, StandIn};
 use thalweg_wire::{Layout, Ranges};
 use tokio::sync::Notify;
 
 use crate::client_sink::ClientSink;
 use crate::options::{seconds, ClientOptions, Layers};
 use crate::outbox::Outbox;
+use crate::repair::mend_model;
 use crate::{holding, lock, random, registry, Error};
 
 const CALLER_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a chunk that came late may take to be written.
+const CHUNK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a client tells its application.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +64,8 @@ pub(crate) struct Shared {
     connection: Mutex<Option<Connection>>,
     generations: Mutex<u64>,
     cancel: Mutex<Cancel>,
+    /// The last model as it was handed out, if that is to stand in.
+    last: Mutex<Option<Vec<u8>>>,
     wake: Notify,
     events: Mutex<VecDeque<ClientEvent>>,
     changed: Condvar,
@@ -113,6 +118,7 @@ impl Client {
             connection: Mutex::default(),
             generations: Mutex::default(),
             cancel: Mutex::default(),
+            last: Mutex::default(),
             wake: Notify::new(),
             events: Mutex::default(),
             changed: Condvar::new(),
@@ -233,7 +239,8 @@ impl Shared {
                 }
             }
             ClientAction::Joined(_) => self.post(ClientEvent::Joined),
-            ClientAction::Ready { round, config } => self.post(ClientEvent::Ready { round, config }),
+            ClientAction::Mend { holes, stand_in } => self.mend(&holes, stand_in),
+            ClientAction::Ready { round, config } => self.ready(round, config),
             ClientAction::Verdict { round, verdict } => self.post(ClientEvent::Verdict { round, verdict }),
             ClientAction::Finished(outcome) => self.post(ClientEvent::Finished(outcome)),
         }
@@ -248,6 +255,36 @@ impl Shared {
             *place = Some((arena, Arc::new(layout.clone())));
         }
         Ok(())
+    }
+
+    /// Puts into the model what stands in for what did not come of it. A late chunk may still be written: others
+    /// take this thread's work meanwhile.
+    fn mend(&self, holes: &Ranges, stand_in: StandIn) {
+        let mended = tokio::task::block_in_place(|| {
+            let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
+            let model = arena.claim_within(arena.range(), CHUNK_PATIENCE);
+            let mut model = model.map_err(|e| e.to_string())?;
+            let last = lock(&self.last);
+            mend_model(&layout, &mut model, holes, stand_in, last.as_deref()).map_err(|e| e.to_string())
+        });
+        if let Err(reason) = mended {
+            lock(&self.machine).unreachable(self.now(), &reason, false);
+        }
+    }
+
+    fn ready(&self, round: u32, config: String) {
+        let stand_in = lock(&self.machine).welcome().and_then(|w| w.stand_in);
+        if let (Some(StandIn::Last), Some(arena)) = (stand_in, self.arena()) {
+            let mut last = lock(&self.last);
+            let kept = last.get_or_insert_default();
+            kept.clear();
+            if let Ok(model) = arena.lend(arena.range()) {
+                kept.extend_from_slice(&model);
+            } else {
+                *last = None; // then own values stand in
+            }
+        }
+        self.post(ClientEvent::Ready { round, config });
     }
 
     fn prove(&self, challenge: &Nonce, token: bool) {

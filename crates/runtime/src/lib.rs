@@ -17,6 +17,7 @@ mod options;
 mod outbox;
 pub mod probe;
 mod registry;
+mod repair;
 mod report;
 mod server;
 mod server_sink;
@@ -26,6 +27,7 @@ pub use client::{Client, ClientEvent};
 pub use error::Error;
 pub use options::{ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions};
 pub use registry::{registry, transport_for, Entry};
+pub use repair::RepairRule;
 pub use server::Server;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

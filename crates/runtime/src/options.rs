@@ -6,7 +6,9 @@ use serde::Deserialize;
 use thalweg_fold::Precision;
 use thalweg_proto::{Fanout, Gather, Partial};
 use thalweg_transport::Options;
+use thalweg_wire::control::StandIn;
 
+use crate::repair::RepairRule;
 use crate::Error;
 
 /// What partial updates count.
@@ -126,6 +128,8 @@ pub struct ServerOptions {
     pub gather: GatherRule,
     /// What partial updates count.
     pub partial: PartialRule,
+    /// What happens to what did not come.
+    pub repair: RepairRule,
     /// What sums are kept in.
     pub precision: PrecisionRule,
     /// Bytes of staged updates; `None`: two updates, or 64 MiB if that is more.
@@ -156,6 +160,7 @@ impl Default for ServerOptions {
             fanout: FanoutRule::default(),
             gather: GatherRule::default(),
             partial: PartialRule::default(),
+            repair: RepairRule::default(),
             precision: PrecisionRule::default(),
             staging: None,
             liveness: 10.0,
@@ -194,6 +199,12 @@ impl ServerOptions {
         let times = [Some(self.grace), Some(self.liveness), self.deadline];
         if times.iter().flatten().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
             return bad("grace, liveness and deadline are seconds, not negative");
+        }
+        let stands_in = self.repair.stand_in().is_some_and(|policy| policy != StandIn::Renormalise);
+        if stands_in && self.partial == PartialRule::Keep {
+            return bad(
+                "what is folded on arrival is not mended: with partial keep, repair can only renormalise",
+            );
         }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");

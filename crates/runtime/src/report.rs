@@ -2,13 +2,16 @@
 
 use serde_json::{json, Value};
 use thalweg_proto::{Outcome, Participation, Span, Transfer};
+use thalweg_wire::control::StandIn;
 
-/// The outcome, with the seconds the whole round took, what the fold says, and the server's congestion control.
+/// The outcome, with the seconds the whole round took, what the fold says, the server's congestion control,
+/// and what stood in for what did not come.
 pub(crate) fn outcome_json(
     outcome: &Outcome,
     seconds: f64,
     fold: Value,
     congestion: Option<String>,
+    stand_in: StandIn,
 ) -> Value {
     json!({
         "round": outcome.round,
@@ -20,7 +23,7 @@ pub(crate) fn outcome_json(
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
         "participants": outcome.participants.iter().map(participant).collect::<Vec<_>>(),
-        "transfers": outcome.transfers.iter().map(transfer).collect::<Vec<_>>(),
+        "transfers": outcome.transfers.iter().map(|t| transfer(t, stand_in)).collect::<Vec<_>>(),
         "congestion_control": congestion,
         "fold": fold,
     })
@@ -39,7 +42,7 @@ fn participant(part: &Participation) -> Value {
     })
 }
 
-fn transfer(transfer: &Transfer) -> Value {
+fn transfer(transfer: &Transfer, stand_in: StandIn) -> Value {
     let start = |span: Option<Span>| span.map(|s| s.start.as_secs_f64());
     let end = |span: Option<Span>| span.map(|s| s.end.as_secs_f64());
     json!({
@@ -47,6 +50,8 @@ fn transfer(transfer: &Transfer) -> Value {
         "client": transfer.client,
         "direction": transfer.direction,
         "bytes": transfer.bytes,
+        "missing": transfer.missing,
+        "repair": (transfer.missing > 0).then_some(stand_in),
         "wire_bytes": transfer.wire_bytes,
         "send_start": start(transfer.send),
         "send_end": end(transfer.send),

@@ -20,6 +20,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::admission::{Gate, Peers};
 use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::outbox::Outbox;
+use crate::repair::Mender;
 use crate::report::outcome_json;
 use crate::server_sink::ServerSink;
 use crate::staging::Staging;
@@ -31,6 +32,8 @@ const HANDSHAKES: usize = 256;
 const GROUP_PATIENCE: Duration = Duration::from_millis(20);
 /// How long a cancelled sender may hold on to the model before its link is closed.
 const LOAN_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a chunk that came late may take to be written.
+const CHUNK_PATIENCE: Duration = Duration::from_secs(1);
 /// How often a waiting caller is asked whether to go on.
 const CALLER_PATIENCE: Duration = Duration::from_millis(100);
 /// Most clients a job may ever have.
@@ -60,6 +63,7 @@ pub(crate) struct Shared {
     pub(crate) folding: RwLock<()>,
     pub(crate) staging: Staging,
     pub(crate) keep: bool,
+    mender: Mender,
     model: Arena,
     options: ServerOptions,
     listener: Box<dyn Listener>,
@@ -105,6 +109,7 @@ impl Server {
             layout: layout.clone(),
             chunk,
             partial: options.partial.into(),
+            stand_in: options.repair.stand_in(),
             staging: options.staging_bytes(layout.bytes()),
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
@@ -116,6 +121,7 @@ impl Server {
             folding: RwLock::default(),
             staging: Staging::new(layout.bytes()),
             keep: options.partial == crate::PartialRule::Keep,
+            mender: Mender::new(options.repair.stand_in()),
             chunk,
             ordered: transport.capabilities().settles(),
             layout,
@@ -347,7 +353,7 @@ impl Shared {
                     outbox.close();
                 }
             }
-            Action::Fold { sender, weight } => self.fold_staged(sender, weight),
+            Action::Fold { sender, weight, holes } => self.fold_staged(sender, weight, holes),
             Action::Unstage { sender } => self.staging.free(sender),
             Action::Joined { client } => self.note(format!("{client} joined")),
             Action::Left { client, reason } => self.note(format!("{client} left: {reason}")),
@@ -441,10 +447,10 @@ impl Shared {
     }
 
     /// Folds a staged update on a thread of its own.
-    fn fold_staged(self: &Arc<Self>, sender: u32, weight: f64) {
+    fn fold_staged(self: &Arc<Self>, sender: u32, weight: f64, holes: Ranges) {
         let shared = self.clone();
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = shared.fold_update(sender, weight) {
+            if let Err(error) = shared.fold_update(sender, weight, &holes) {
                 shared.note(format!("folding the update of client {sender} failed: {error}"));
             }
             shared.staging.free(sender);
@@ -453,11 +459,26 @@ impl Shared {
         });
     }
 
-    fn fold_update(&self, sender: u32, weight: f64) -> Result<(), String> {
+    fn fold_update(&self, sender: u32, weight: f64, holes: &Ranges) -> Result<(), String> {
         let _folding = self.folding.read().unwrap_or_else(PoisonError::into_inner);
-        let arena = self.staging.get(sender).ok_or("nothing is staged")?;
+        let arena = self.staging.place(sender).ok_or("there is no memory")?;
+        if !holes.is_empty() || self.mender.keeps_updates() {
+            return self.fold_mended(sender, weight, &arena, holes);
+        }
         let bytes = arena.lend(arena.range()).map_err(|e| e.to_string())?;
         self.accumulator.fold(0, &bytes, weight).map(drop).map_err(|e| e.to_string())
+    }
+
+    fn fold_mended(&self, sender: u32, weight: f64, arena: &Arena, holes: &Ranges) -> Result<(), String> {
+        // What trails behind the update's end may still be on its way into it.
+        let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+        let global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
+        let came = self.mender.mend(&self.layout, sender, &mut update, holes, &global)?;
+        for range in came.iter() {
+            let bytes = &update[range.start as usize..range.end as usize];
+            self.accumulator.fold(range.start, bytes, weight).map_err(|e| e.to_string())?;
+        }
+        Ok(())
     }
 
     /// Takes the mean into the model, on a thread of its own, and posts the outcome.
@@ -485,7 +506,7 @@ impl Shared {
         // All its links are made with the same options.
         let congestion =
             lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion);
-        Ok(outcome_json(outcome, seconds, fold, congestion).to_string())
+        Ok(outcome_json(outcome, seconds, fold, congestion, self.options.repair.policy).to_string())
     }
 
     /// The mean of what was folded, into the model; every core takes a part of it.

@@ -30,17 +30,17 @@ impl Staging {
     /// A range of the sender's update to write to; `None` while another chunk of it is being written, or
     /// without memory: the chunk is then asked for again.
     pub fn claim(&self, sender: u32, range: Range) -> Option<Claim> {
+        self.place(sender)?.claim(range).ok()
+    }
+
+    /// The sender's update; where nothing came of it, there is anything. `None` without memory.
+    pub fn place(&self, sender: u32) -> Option<Arena> {
         let mut places = lock(&self.places);
         if !places.used.contains_key(&sender) {
             let arena = places.free.pop().map_or_else(|| Arena::new(self.bytes).ok(), Some)?;
             places.used.insert(sender, arena);
         }
-        places.used.get(&sender)?.claim(range).ok()
-    }
-
-    /// The sender's update, whole.
-    pub fn get(&self, sender: u32) -> Option<Arena> {
-        lock(&self.places).used.get(&sender).cloned()
+        places.used.get(&sender).cloned()
     }
 
     /// The sender's update is needed no longer.
@@ -63,10 +63,10 @@ mod tests {
         claim[0] = 1;
         assert!(staging.claim(1, Range::new(0, 10)).is_none(), "being written");
         drop(claim);
-        let first = staging.get(1).unwrap().as_ptr();
+        let first = staging.place(1).unwrap().as_ptr();
         staging.free(1);
-        assert!(staging.get(1).is_none());
         drop(staging.claim(2, Range::new(0, 64)).unwrap());
-        assert_eq!(staging.get(2).unwrap().as_ptr(), first);
+        assert_eq!(staging.place(2).unwrap().as_ptr(), first);
+        assert_ne!(staging.place(1).unwrap().as_ptr(), first);
     }
 }

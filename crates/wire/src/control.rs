@@ -199,9 +199,11 @@ pub struct Welcome {
 }
 
 /// What stands in for parts that did not come. What each means is defined where updates are folded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum StandIn {
     /// Nothing: each element's mean is over those who sent it.
+    #[default]
     Renormalise,
     /// The receiver's own value.
     KeepLocal,

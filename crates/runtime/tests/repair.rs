@@ -1,0 +1,119 @@
+//! What is lost on the way and not asked for again: what the mean is then, and what is said of it.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{client, fill, floats, layout, part, round, server, transfers, LIMIT};
+use serde_json::{json, Value};
+use thalweg_arena::Arena;
+use thalweg_proto::Verdict;
+use thalweg_runtime::{Server, ServerOptions};
+
+const ELEMENTS: u64 = 200_000;
+const POLICIES: [&str; 6] = ["renormalise", "keep-local", "zero", "last", "rescale", "fedcomm-legacy"];
+
+fn options(policy: &str) -> Value {
+    let fault = json!({ "seed": 7, "loss": 0.2 });
+    json!({
+        "chunk": 8192, "layers": { "fault": fault }, "repair": { "policy": policy, "resend": false },
+    })
+}
+
+/// Rounds of one client that sends fours; the global model begins with ones.
+fn rounds(address: &str, policy: &str, count: u32, mut check: impl FnMut(u32, &Value, &[f32])) {
+    let layout = layout(ELEMENTS);
+    let (mut server, model) = server(&layout, address, options(policy));
+    fill(&model, &layout, 1.0, 0);
+    let layers = json!({ "layers": options(policy)["layers"] });
+    let thread = client(&server.address(), "c", layers, 4.0, 1);
+    server.wait(1, Some(LIMIT), || true);
+    for number in 1..=count {
+        let outcome = round(&server, number).unwrap();
+        check(number, &outcome, &floats(&model, &layout));
+    }
+    server.close("done");
+    assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted; count as usize]));
+}
+
+/// Elements of the update that came, as the record has it, and of the model that are `value`.
+fn came_and_are(outcome: &Value, model: &[f32], value: f32) -> (u64, u64) {
+    let came = transfers(outcome, "c", "up")["bytes"].as_u64().unwrap() / 4;
+    (came, model.iter().filter(|&&x| x == value).count() as u64)
+}
+
+#[test]
+fn the_outcome_says_what_is_missing_and_what_stood_in() {
+    for address in ["tcp://127.0.0.1:0", "udp://127.0.0.1:0"] {
+        for policy in POLICIES {
+            rounds(address, policy, 2, |_, outcome, _| {
+                let bytes = layout(ELEMENTS).bytes();
+                assert_eq!(
+                    (&outcome["complete"], &part(outcome, "c")["state"]),
+                    (&json!(false), &json!("partial"))
+                );
+                for direction in ["up", "down"] {
+                    let way = transfers(outcome, "c", direction);
+                    let (came, missing) = (way["bytes"].as_u64().unwrap(), way["missing"].as_u64().unwrap());
+                    assert!(missing > bytes / 20 && came > bytes / 2 && came + missing == bytes, "{way}");
+                    assert_eq!((&way["repair"], &way["complete"]), (&json!(policy), &json!(false)), "{way}");
+                    assert!(
+                        way["wire_bytes"].as_u64().unwrap() < bytes + bytes / 10,
+                        "nothing is sent again: {way}"
+                    );
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn the_mean_has_what_stands_in() {
+    for (policy, other) in [("renormalise", 1.0), ("keep-local", 1.0), ("zero", 0.0), ("fedcomm-legacy", 0.0)]
+    {
+        rounds("tcp://127.0.0.1:0", policy, 1, |_, outcome, model| {
+            let (came, fours) = came_and_are(outcome, model, 4.0);
+            assert!(came.abs_diff(fours) <= 2, "{policy}: {came} came, {fours} are there"); // the counter's bytes
+            assert!(model.iter().all(|&x| x == 4.0 || x == other), "{policy}");
+            if policy == "fedcomm-legacy" {
+                assert!(model[..fours as usize].iter().all(|&x| x == 4.0), "all slips to the front");
+            }
+        });
+    }
+}
+
+#[test]
+fn rescaling_keeps_the_mean_change() {
+    rounds("tcp://127.0.0.1:0", "rescale", 1, |_, outcome, model| {
+        let (_, ones) = came_and_are(outcome, model, 1.0);
+        let mean = model.iter().map(|&x| f64::from(x)).sum::<f64>() / model.len() as f64;
+        assert!(ones > 0 && (mean - 4.0).abs() < 1e-3, "{mean}");
+    });
+}
+
+#[test]
+fn the_last_update_stands_in_once_there_is_one() {
+    let mut first = 0;
+    rounds("tcp://127.0.0.1:0", "last", 3, |number, outcome, model| {
+        let (came, fours) = came_and_are(outcome, model, 4.0);
+        if number == 1 {
+            first = fours;
+            assert!(came.abs_diff(fours) <= 2 && model.iter().all(|&x| x == 4.0 || x == 1.0));
+        } else {
+            assert!(fours > first.max(came), "{number}: {fours} of {came} and of earlier ones");
+            first = fours;
+        }
+    });
+}
+
+#[test]
+fn what_is_folded_on_arrival_is_not_mended() {
+    let layout = layout(100);
+    for policy in &POLICIES[1..] {
+        let mut options = options(policy);
+        options["partial"] = json!("keep");
+        let options: ServerOptions = serde_json::from_value(options).unwrap();
+        let arena = Arena::new(layout.bytes()).unwrap();
+        let refused = Server::start(arena, layout.clone(), "tcp://127.0.0.1:0", options).err().unwrap();
+        assert!(refused.to_string().contains("renormalise"), "{refused}");
+    }
+}
