@@ -49,7 +49,7 @@ pub(crate) struct Before {
     pub bulk: u64,
     /// Number of the last chunk to the group, for certain.
     pub group: u64,
-    /// Bytes of chunks sent to this member, both ways.
+    /// Cost of all chunks sent to this member, both ways.
     pub position: u64,
 }
 

@@ -12,6 +12,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use thalweg_transport::{ChunkRef, Error, Outgoing, Result, SendReport};
 
 use crate::envelope::{encode, Kind, Slots, Tag, MAX_SLOTS};
+use crate::intake::chunk_cost;
 use crate::listener::Office;
 use crate::send;
 use crate::shared::{lock, words, Shared};
@@ -19,6 +20,9 @@ use crate::{Mailbox, MemberId, Message};
 
 type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
 type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
+
+/// Most bytes that go to the group past a member of whom nothing is heard meanwhile.
+const MOST_PASSED: u64 = 32 << 20;
 
 /// Whether to publish to the group: what is not addressed to a member crosses its link all the same.
 pub(crate) fn is_worth(office: &Office, members: &[Arc<Shared>]) -> bool {
@@ -81,7 +85,12 @@ impl<'a> Sending<'a> {
         for at in 0..self.update.chunks().len() {
             let chunk = &self.update.chunks()[at];
             while !self.together.is_empty() {
-                self.gather(at, chunk.range().len()).await;
+                self.gather(at, chunk_cost(chunk.range().len())).await;
+                if self.is_costly() {
+                    for member in std::mem::take(&mut self.together) {
+                        self.leave(member, at);
+                    }
+                }
                 if self.together.is_empty() {
                     break;
                 }
@@ -107,13 +116,19 @@ impl<'a> Sending<'a> {
         }
     }
 
+    /// Whether somebody else's mailbox fills with what is not addressed to it.
+    fn is_costly(&self) -> bool {
+        let links = lock(&self.office.links);
+        links.values().any(|entry| entry.shared.passed.load(Ordering::Relaxed) > MOST_PASSED)
+    }
+
     fn fail(&mut self, error: &Error) {
         for member in self.together.drain(..) {
             (self.tell)(member.index, Err(Error::new(error.kind(), send::UPDATE, words(error))));
         }
     }
 
-    /// Waits until all who go together have room for `bytes`; who keeps another waiting goes alone from chunk `at`.
+    /// Waits until all who go together have room for what costs `bytes`; who keeps another waiting goes alone from chunk `at`.
     async fn gather(&mut self, at: usize, bytes: u64) {
         loop {
             let moved = self.office.moved.notified();
@@ -186,7 +201,8 @@ async fn publish(
 ) -> Result<bool> {
     let mut numbers = office.group.lock().await;
     let bytes = chunk.range().len();
-    let taken: Vec<_> = members.iter().filter_map(|member| member.shared.bulk.try_take(bytes)).collect();
+    let taken: Vec<_> =
+        members.iter().filter_map(|member| member.shared.bulk.try_take(chunk_cost(bytes))).collect();
     if taken.len() < members.len() {
         return Ok(false);
     }
@@ -204,6 +220,11 @@ async fn publish(
     drop(placed);
     numbers.certain = number;
     office.certain.store(number, Ordering::Release);
+    for (id, entry) in lock(&office.links).iter() {
+        if !members.iter().any(|member| member.shared.ends.tag.member == *id) {
+            entry.shared.passed.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
     share(members, wire, office.carrier.nature().copies_out * bytes);
     Ok(true)
 }
@@ -217,7 +238,7 @@ struct Placed<'a> {
 impl Drop for Placed<'_> {
     fn drop(&mut self) {
         for member in self.members {
-            member.shared.position.fetch_add(self.bytes, Ordering::AcqRel);
+            member.shared.position.fetch_add(chunk_cost(self.bytes), Ordering::AcqRel);
         }
     }
 }

@@ -9,9 +9,15 @@ use tokio::sync::mpsc;
 use crate::credit::Allowance;
 use crate::envelope::{Before, Ledger};
 use crate::shared::lock;
+use crate::HEAD_BYTES;
 
 /// What a control message costs beside its bytes.
 pub(crate) const CONTROL_COST: u64 = 64;
+
+/// What a chunk costs: its bytes and as much as its head may have, so that small ones are bounded too.
+pub(crate) fn chunk_cost(length: u64) -> u64 {
+    length + HEAD_BYTES as u64
+}
 
 /// Something to receive.
 pub(crate) enum Item {
@@ -137,7 +143,7 @@ impl Intake {
         if length != header.length() as u64 {
             return Verdict::Corrupt(format!("{length} bytes in a chunk that says {}", header.length()));
         }
-        came.seen = came.seen.saturating_add(length);
+        came.seen = came.seen.saturating_add(chunk_cost(length));
         let (waiting, window) = (came.seen - came.taken, came.bulk_allowance.window());
         // What was written off may still come, where messages of different care overtake each other.
         if waiting > if lossy { 2 * window } else { window } {
@@ -183,8 +189,9 @@ impl Intake {
     /// A chunk was taken. Whether to tell of a grant.
     pub(crate) fn take_chunk(&self, length: usize) -> bool {
         let mut came = lock(&self.ledger);
-        came.taken += length as u64;
-        came.bulk_allowance.take_in(length as u64)
+        let cost = chunk_cost(length as u64);
+        came.taken += cost;
+        came.bulk_allowance.take_in(cost)
     }
 
     /// A part of a control message was taken. Whether to tell of a grant.

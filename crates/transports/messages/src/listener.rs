@@ -13,6 +13,7 @@ use thalweg_transport::{
 use tokio::sync::{mpsc, Mutex as AsyncMutex, Notify};
 
 use crate::envelope::{decode, encode, Kind, Tag};
+use crate::intake::chunk_cost;
 use crate::keeper::{keep, Greeting, GroupNumbers};
 use crate::link::MessageLink;
 use crate::receive::dispatch;
@@ -42,6 +43,11 @@ pub(crate) fn capabilities(post: &dyn Post, nature: &Nature) -> Capabilities {
         max_chunk: said.max_chunk.min(room),
         ..said
     }
+}
+
+/// What an end grants: what the carrier says, but room for one chunk at least.
+pub(crate) fn window(nature: &Nature, capabilities: &Capabilities) -> u64 {
+    nature.window.max(chunk_cost(capabilities.max_chunk.into()))
 }
 
 /// One opened carrier of the listener, and the links over it.
@@ -287,8 +293,9 @@ impl Hub {
         let mut links = lock(&office.links);
         let nature = office.carrier.nature();
         let capabilities = capabilities(&*self.post, &nature);
+        let own = self::window(&nature, &capabilities);
         let share = BUDGET / (links.len() as u64 + 1);
-        let least = LEAST_WINDOW.max(capabilities.max_chunk.into());
+        let least = LEAST_WINDOW.max(chunk_cost(capabilities.max_chunk.into()));
         let secret = Half::new(self.options.tls.is_some()).and_then(|half| {
             let public = half.public;
             half.agree(&key, tag, [key, public]).map(|binding| (public, binding))
@@ -304,7 +311,7 @@ impl Hub {
             slot: Office::free_slot(&links),
             peer: Peer { binding, ..office.carrier.peer(Mailbox::Member(member)) },
             capabilities,
-            windows: (share.max(least).min(nature.window), window.min(MAX_WINDOW)),
+            windows: (share.max(least).min(own), window.min(MAX_WINDOW)),
             group: office.certain.clone(),
             moved: office.moved.clone(),
         });

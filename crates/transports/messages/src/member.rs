@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::envelope::{decode, encode, Kind, Tag};
 use crate::keeper::{keep, AGAIN};
 use crate::link::MessageLink;
-use crate::listener::{capabilities, MAX_WINDOW};
+use crate::listener::{capabilities, window, MAX_WINDOW};
 use crate::receive::{dispatch, said};
 use crate::secret::Half;
 use crate::shared::{words, Ends, Shared};
@@ -27,19 +27,20 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
     let carrier = post.open(Side::Member(member), address, options).await?;
     let closing = CloseOnDrop(Some(carrier.clone()));
     let half = Half::new(options.tls.is_some())?;
-    let hello = Hello { address, carrier: &carrier, member, half: &half };
+    let capabilities = capabilities(post, &carrier.nature());
+    let window = window(&carrier.nature(), &capabilities);
+    let hello = Hello { address, carrier: &carrier, member, half: &half, window };
     let asked = tokio::time::timeout_at(deadline, hello.ask()).await;
     let welcome = asked.unwrap_or_else(|_| Err(nobody(address, "nobody answers")))?;
     let tag = Tag { instance: welcome.instance, member };
     let halves = [half.public, welcome.key];
     let binding = half.agree(&welcome.key, tag, halves)?;
-    let window = carrier.nature().window;
     let shared = Shared::new(Ends {
         to: Mailbox::Listener,
         tag,
         slot: welcome.slot,
         peer: Peer { binding, ..carrier.peer(Mailbox::Listener) },
-        capabilities: capabilities(post, &carrier.nature()),
+        capabilities,
         windows: (window, welcome.window.min(MAX_WINDOW)),
         group: Arc::new(AtomicU64::new(welcome.group)),
         moved: Arc::new(Notify::new()),
@@ -65,11 +66,12 @@ struct Hello<'a> {
     carrier: &'a Arc<dyn Carrier>,
     member: MemberId,
     half: &'a Half,
+    window: u64,
 }
 
 impl Hello<'_> {
     async fn ask(&self) -> Result<Welcome> {
-        let (window, key) = (self.carrier.nature().window, self.half.public);
+        let (window, key) = (self.window, self.half.public);
         let head = encode(Tag { instance: 0, member: self.member }, &Kind::Hello { window, key });
         let failed =
             |error: Error| Error::new(error.kind(), CONNECT, format!("{}: {}", self.address, words(&error)));

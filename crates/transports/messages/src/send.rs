@@ -8,7 +8,7 @@ use thalweg_transport::{ChunkRef, Error, ErrorKind, Outgoing, Result, SendReport
 use thalweg_wire::{checksum, MAX_CONTROL};
 
 use crate::envelope::Kind;
-use crate::intake::Part;
+use crate::intake::{chunk_cost, Part};
 use crate::shared::Shared;
 use crate::HEAD_BYTES;
 
@@ -106,14 +106,14 @@ async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
 
 /// Sends one chunk. Dropped while it is published, it leaves a gap that the other end does not mind.
 async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef) -> Result<u64> {
-    let credit = shared.bulk.take(chunk.range().len()).await;
+    let credit = shared.bulk.take(chunk_cost(chunk.range().len())).await;
     let mut numbers = shared.turn.lock().await;
     shared.check(UPDATE)?;
     let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
     numbers.bulk += 1;
     let (number, previous) = (numbers.bulk, numbers.certain);
     credit.keep();
-    shared.position.fetch_add(payload.len() as u64, Ordering::AcqRel);
+    shared.position.fetch_add(chunk_cost(payload.len() as u64), Ordering::AcqRel);
     let copies = shared.nature.copies_out * payload.len() as u64;
     shared.copied.fetch_add(copies, Ordering::Relaxed);
     let kind = Kind::Chunk { number, previous, header };

@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     pub received: AtomicU64,
     pub copied: AtomicU64,
     heard: Mutex<Instant>,
+    /// Bytes that went to the group and not to this member, since it was last heard of.
+    pub passed: AtomicU64,
     state: watch::Sender<State>,
     why: OnceLock<Error>,
     /// Whether the other end is known to know of the link.
@@ -95,6 +97,7 @@ impl Shared {
             received: zero(),
             copied: zero(),
             heard: Mutex::new(Instant::now()),
+            passed: zero(),
             state: watch::Sender::new(State::Open),
             why: OnceLock::new(),
             ready: watch::Sender::new(false),
@@ -158,7 +161,7 @@ impl Shared {
 
     /// The error of a sender.
     pub(crate) fn closed(&self, operation: &'static str) -> Error {
-        let why = self.why.get().map_or_else(|| "the link has ended".into(), |why| words(why));
+        let why = self.why.get().map_or_else(|| "the link has ended".into(), words);
         Error::closed(operation, why)
     }
 
@@ -203,6 +206,7 @@ impl Shared {
     pub(crate) fn hear(&self, wire: u64) {
         self.received.fetch_add(wire, Ordering::Relaxed);
         *lock(&self.heard) = Instant::now();
+        self.passed.store(0, Ordering::Relaxed);
     }
 
     /// When something last came.

@@ -69,12 +69,15 @@ struct Office {
     dice: u64,
 }
 
+/// Why a carrier has ended, once it has.
+type End = Arc<watch::Sender<Option<String>>>;
+
 /// Where a carrier is written to.
 #[derive(Clone)]
 struct Inbox {
     put: mpsc::UnboundedSender<Event>,
     held: Arc<AtomicU64>,
-    end: Arc<watch::Sender<Option<String>>>,
+    end: End,
 }
 
 enum Order {
@@ -184,16 +187,20 @@ impl Board {
         }
     }
 
-    fn leave(&self, address: &Address, side: Side) {
+    fn leave(&self, address: &Address, side: Side, mine: &End) {
         let mut offices = self.offices();
         let Some(office) = offices.get_mut(address) else { return };
         let (whose, hears) = match side {
             Side::Listener => (Mailbox::Listener, Vec::new()),
             Side::Member(id) => (Mailbox::Member(id), office.listener.iter().cloned().collect()),
         };
-        let there = office.readers(whose).next().is_some();
+        // After a cut somebody else may have the place.
+        let there = office.readers(whose).any(|inbox| Arc::ptr_eq(&inbox.end, mine));
+        if !there {
+            return;
+        }
         office.unplug(whose);
-        for inbox in hears.into_iter().filter(|_| there && self.habits.tells_end) {
+        for inbox in hears.into_iter().filter(|_| self.habits.tells_end) {
             let _ = inbox.put.send(Event::Gone { mailbox: whose, why: "the member has hung up".into() });
         }
     }
@@ -226,7 +233,7 @@ impl Post for Switchboard {
         let end = Arc::new(watch::Sender::new(None));
         let mine = Inbox { put, held: Arc::default(), end: end.clone() };
         let address = self.plug(side, address, mine.clone())?;
-        let (board, place) = (self.0.clone(), address.clone());
+        let (board, place, ending) = (self.0.clone(), address.clone(), end.clone());
         let from = match side {
             Side::Listener => None,
             Side::Member(id) => Some(id),
@@ -239,7 +246,7 @@ impl Post for Switchboard {
                 }
                 tokio::task::yield_now().await;
             }
-            board.leave(&place, side);
+            board.leave(&place, side, &ending);
         });
         let held = mine.held;
         let inbox = AsyncMutex::new(inbox);
@@ -283,7 +290,7 @@ struct Plug {
     outbox: Mutex<Option<mpsc::Sender<Order>>>,
     inbox: AsyncMutex<mpsc::UnboundedReceiver<Event>>,
     held: Arc<AtomicU64>,
-    end: Arc<watch::Sender<Option<String>>>,
+    end: End,
 }
 
 impl Plug {

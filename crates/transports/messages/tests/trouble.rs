@@ -1,0 +1,299 @@
+//! What goes wrong on the way: loss, repetition, cuts, forgeries, members that stall.
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
+use thalweg_messages::switchboard::{Habits, Switchboard};
+use thalweg_messages::{Mailbox, Messages, CONTROL_WINDOW};
+use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, Transport};
+
+const CHUNK: u32 = 64 << 10;
+
+struct World {
+    board: Switchboard,
+    transport: Messages<Switchboard>,
+    listener: Box<dyn Listener>,
+}
+
+impl World {
+    async fn new(change: impl FnOnce(&mut Habits)) -> Self {
+        let mut habits = Habits::default();
+        change(&mut habits);
+        let board = Switchboard::new(habits);
+        let transport = Messages::new(board.clone());
+        let address = Address::parse("board://trouble:0").unwrap();
+        let listener = transport.listen(&address, &Options::default()).await.unwrap();
+        Self { board, transport, listener }
+    }
+
+    /// Both ends of one more link: the member's, the listener's.
+    async fn link(&self) -> (Arc<dyn Link>, Arc<dyn Link>) {
+        let address = self.listener.address();
+        let options = Options::default();
+        let accept = async {
+            loop {
+                // What failed before, as an attempt to open a carrier again, is not a link.
+                if let Ok(link) = self.listener.accept().await.unwrap().await {
+                    return link;
+                }
+            }
+        };
+        let connect = async {
+            loop {
+                match self.transport.connect(&address, &options).await {
+                    Ok(link) => return link,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::join!(connect, accept)
+    }
+}
+
+async fn end_of(link: &Arc<dyn Link>) -> Error {
+    let sink = Recorder::new(1 << 22);
+    loop {
+        if let Err(error) = link.receive(&sink).await {
+            return error;
+        }
+    }
+}
+
+/// Of a carrier that says it loses nothing, a lost chunk breaks the link and is named.
+#[tokio::test]
+async fn a_lost_chunk_breaks_the_link() {
+    let world = World::new(|habits| habits.loss = 200_000).await;
+    let (member, server) = world.link().await;
+    let source = pattern(1 << 20, 1);
+    let sending = server.clone();
+    let send = tokio::spawn(async move {
+        // It may end before the loss is noticed, or because of it.
+        let _ = sending.send_update(&outgoing(&source, update_id(1), CHUNK)).await;
+        let _ = sending.send_control(Bytes::from_static(b"that was all")).await;
+    });
+    let error = end_of(&member).await;
+    assert!(error.to_string().contains("lost on the way"), "{error}");
+    send.await.unwrap();
+    assert!(end_of(&server).await.to_string().contains("lost on the way"), "the other end is told why");
+}
+
+/// The last chunk is missed by the message behind it.
+#[tokio::test]
+async fn a_lost_last_chunk_is_noticed_by_the_next_message() {
+    let world = World::new(|habits| habits.loss = 1_000_000).await;
+    let (member, server) = world.link().await;
+    let source = pattern(1_000, 1);
+    server.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+    server.send_control(Bytes::from_static(b"that was all")).await.unwrap();
+    let error = end_of(&member).await;
+    assert!(error.to_string().contains("1 chunks were lost"), "{error}");
+}
+
+/// The same for what goes to the group.
+#[tokio::test]
+async fn a_lost_chunk_to_the_group_is_noticed() {
+    let world = World::new(|habits| habits.loss = 1_000_000).await;
+    let (links, servers): (Vec<_>, Vec<_>) = [world.link().await, world.link().await].into_iter().unzip();
+    let source = pattern(1_000, 1);
+    world
+        .listener
+        .send_group(&servers, &outgoing(&source, update_id(1), CHUNK), &|_, sent| drop(sent.unwrap()))
+        .await;
+    assert_eq!(world.board.group_publishes(), 1);
+    for (member, server) in links.iter().zip(&servers) {
+        server.send_control(Bytes::from_static(b"that was all")).await.unwrap();
+        let error = end_of(member).await;
+        assert!(error.to_string().contains("1 chunks were lost"), "{error}");
+    }
+}
+
+/// A carrier that may lose: a chunk is a hole, its credit comes back, and a control message breaks the link.
+#[tokio::test]
+async fn where_chunks_may_be_lost_they_are_holes() {
+    let world = World::new(|habits| {
+        habits.loss = 400_000;
+        habits.nature.lossy = true;
+    })
+    .await;
+    let (member, server) = world.link().await;
+    // Much more than the window, so that lost credit would block the sender for good.
+    let source = pattern(24 << 20, 1);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let mut pump = Pump::start(&member, &recorder);
+    let report = server.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+    server.send_control(Bytes::from_static(b"that was all")).await.unwrap();
+    assert_eq!(pump.next().await.unwrap(), "that was all");
+    let came = recorder.seen().ranges.bytes();
+    assert!(came > report.payload / 2 && came < report.payload * 7 / 10, "{came} of {}", report.payload);
+    recorder.check(&source);
+}
+
+#[tokio::test]
+async fn a_lost_control_message_breaks_the_link_everywhere() {
+    for lossy in [false, true] {
+        let world = World::new(|habits| {
+            habits.control_loss = 300_000;
+            habits.nature.lossy = lossy;
+            habits.seed = 5;
+        })
+        .await;
+        let (member, server) = world.link().await;
+        let sending = tokio::spawn(async move {
+            while server.send_control(Bytes::from_static(b"once more")).await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+        });
+        let error = end_of(&member).await;
+        assert!(error.to_string().contains("control messages were lost"), "{error}");
+        sending.await.unwrap();
+    }
+}
+
+/// A broker that restarts: all links end with the reason, and the listener has another carrier.
+#[tokio::test]
+async fn after_a_cut_links_end_and_the_listener_lives_on() {
+    let world = World::new(|_| {}).await;
+    let (member, server) = world.link().await;
+    world.board.cut(Mailbox::Group, "the broker restarts");
+    for link in [&member, &server] {
+        let error = end_of(link).await;
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        assert!(error.to_string().contains("the broker restarts"), "{error}");
+        let sent = link.send_control(Bytes::from_static(b"late")).await;
+        assert_eq!(sent.unwrap_err().kind(), ErrorKind::Closed);
+    }
+    let (member, server) = world.link().await;
+    member.send_control(Bytes::from_static(b"again")).await.unwrap();
+    assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "again");
+}
+
+/// A member whose connection breaks ends alone.
+#[tokio::test]
+async fn a_member_that_is_cut_off_ends_alone() {
+    let world = World::new(|_| {}).await;
+    let (one, its_server) = world.link().await;
+    let first = world.board.members();
+    let (two, other_server) = world.link().await;
+    world.board.cut(Mailbox::Member(first[0]), "its cable is out");
+    assert!(end_of(&one).await.to_string().contains("its cable is out"));
+    drop(one); // nobody tells of a cut: its goodbye cannot be said either
+    its_server.close().await;
+    two.send_control(Bytes::from_static(b"still here")).await.unwrap();
+    assert_eq!(other_server.receive(&Recorder::new(0)).await.unwrap(), "still here");
+}
+
+/// A listener that was started anew does not know the links of the one before, and says so.
+#[tokio::test]
+async fn a_restarted_listener_is_noticed() {
+    let world = World::new(|_| {}).await;
+    let (member, _server) = world.link().await;
+    world.board.cut(Mailbox::Listener, "the server restarts");
+    let (_other, _its_server) = world.link().await; // there is a listener again
+                                                    // The first member's own carrier goes on; what it says is answered.
+    let saying = member.clone();
+    let say =
+        tokio::spawn(
+            async move { while saying.send_control(Bytes::from_static(b"hello?")).await.is_ok() {} },
+        );
+    let error = end_of(&member).await;
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    say.await.unwrap();
+}
+
+/// No mailbox holds more than was granted, though the readers take nothing.
+#[tokio::test]
+async fn queues_are_bounded_by_windows() {
+    let world = World::new(|_| {}).await;
+    let window = Habits::default().nature.window;
+    let mut sends = Vec::new();
+    let mut links = Vec::new();
+    for round in 0..3 {
+        let (member, server) = world.link().await;
+        let source = pattern(16 << 20, round);
+        let sending = member.clone();
+        sends.push(tokio::spawn(async move {
+            sending.send_update(&outgoing(&source, update_id(1), 1_000)).await
+        }));
+        links.push((member, server));
+    }
+    // Each has sent all that it may once another message of it has come through behind it.
+    for (member, server) in &links {
+        let source = pattern(16 << 20, 9);
+        let update = outgoing(&source, update_id(2), 1_000);
+        let cancel = update.cancel().clone();
+        let sending = server.clone();
+        let send = tokio::spawn(async move { sending.send_update(&update).await });
+        member.send_control(Bytes::from_static(b"behind")).await.unwrap();
+        let recorder = Recorder::new(16 << 20);
+        assert_eq!(server.receive(&recorder).await.unwrap(), "behind");
+        cancel.cancel();
+        assert_eq!(send.await.unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+    }
+    let bound = 3 * (window + CONTROL_WINDOW);
+    assert!(world.board.peak() <= bound, "{} in a mailbox, {bound} were granted", world.board.peak());
+    for (member, _) in &links {
+        member.close().await;
+    }
+    for send in sends {
+        assert_eq!(send.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    }
+}
+
+/// A chunk to three members is published once; one that stalls leaves, and the others go on together.
+#[tokio::test]
+async fn a_group_is_sent_to_once_and_who_stalls_goes_alone() {
+    let world = World::new(|_| {}).await;
+    let mut pairs = Vec::new();
+    for _ in 0..3 {
+        pairs.push(world.link().await);
+    }
+    let servers: Vec<_> = pairs.iter().map(|(_, server)| server.clone()).collect();
+    let source = pattern(24 << 20, 1);
+    let recorders: Vec<_> = pairs.iter().map(|_| Arc::new(Recorder::new(source.len()))).collect();
+    let _pumps: Vec<_> = (1..3).map(|i| Pump::start(&pairs[i].0, &recorders[i])).collect();
+    let update = outgoing(&source, update_id(1), CHUNK);
+    let chunks = update.chunks().len() as u64;
+    let started = std::sync::Mutex::new(None);
+    let late = &pairs[0].0;
+    let done = |index: usize, sent: thalweg_transport::Result<_>| {
+        sent.unwrap();
+        if index > 0 {
+            // Once another is done, the one that stalled begins to receive.
+            started.lock().unwrap().get_or_insert_with(|| Pump::start(late, &recorders[0]));
+        }
+    };
+    world.listener.send_group(&servers, &update, &done).await;
+    assert_eq!(world.board.group_publishes(), chunks);
+    for recorder in &recorders {
+        recorder.until(|seen| seen.ranges.bytes() >= 24 << 20).await;
+        recorder.check(&source);
+    }
+}
+
+/// Nonsense in the mailboxes is dropped; what breaks a link's own rules ends that link alone.
+#[tokio::test]
+async fn forged_messages_harm_nobody() {
+    let world = World::new(|_| {}).await;
+    let (member, server) = world.link().await;
+    let everybody = [Mailbox::Listener, Mailbox::Group];
+    for length in [0, 1, 27, 28, 60, 300, 100_000] {
+        for (to, byte) in everybody.into_iter().flat_map(|to| [(to, 0_u8), (to, 0xff)]) {
+            world.board.forge(to, Bytes::from(vec![byte; length]));
+        }
+    }
+    for kind in 0..=9_u8 {
+        // The head of a message of some other link, with too little behind it, and with too much.
+        let mut head = [b"tm".as_slice(), &[1, kind], &7_u64.to_le_bytes(), &[0x81; 16]].concat();
+        for extra in [0, 200] {
+            head.resize(head.len() + extra, 0xee);
+            everybody.into_iter().for_each(|to| world.board.forge(to, Bytes::from(head.clone())));
+        }
+    }
+    for (from, to) in [(&member, &server), (&server, &member)] {
+        from.send_control(Bytes::from_static(b"unharmed")).await.unwrap();
+        assert_eq!(to.receive(&Recorder::new(0)).await.unwrap(), "unharmed");
+    }
+}
