@@ -8,7 +8,7 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
-use crate::PkiError;
+use crate::{curve, PkiError};
 
 /// Longest life of a certificate, in days: a hundred years.
 pub const MAX_DAYS: i64 = 36_525;
@@ -34,6 +34,8 @@ impl std::fmt::Debug for Identity {
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate_pem: String,
+    /// Block of the secret key for CURVE; empty for an authority of before there was one.
+    curve: String,
 }
 
 impl std::fmt::Debug for Authority {
@@ -60,8 +62,9 @@ impl Authority {
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let key = KeyPair::generate().map_err(failed)?;
-        let certificate_pem = params.self_signed(&key).map_err(failed)?.pem();
-        Ok(Self { issuer: Issuer::new(params, key), certificate_pem })
+        let (public, curve) = curve::pair()?;
+        let certificate_pem = params.self_signed(&key).map_err(failed)?.pem() + &public;
+        Ok(Self { issuer: Issuer::new(params, key), certificate_pem, curve })
     }
 
     /// The authority that an earlier [`Authority::new`] made.
@@ -77,22 +80,23 @@ impl Authority {
         }
         let issuer = Issuer::from_ca_cert_pem(certificate_pem, key)
             .map_err(|e| bad("the certificate does not load", e))?;
-        Ok(Self { issuer, certificate_pem: certificate_pem.to_owned() })
+        let curve = curve::secret_block(key_pem);
+        Ok(Self { issuer, certificate_pem: certificate_pem.to_owned(), curve })
     }
 
-    /// The certificate that everybody trusts.
+    /// The certificate that everybody trusts, and behind it the public key for CURVE.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
 
-    /// The key that signs; keep it off the machines that only run jobs.
+    /// The key that signs, and behind it the secret key for CURVE; keep it off the machines that only run jobs.
     pub fn key_pem(&self) -> String {
-        self.issuer.key().serialize_pem()
+        self.issuer.key().serialize_pem() + &self.curve
     }
 
     /// A certificate for `name` (its common name), for the `hosts` (names or addresses), good for `days`
     /// days from now; with 0 or less it has expired already. A `server` certificate serves servers only, any
-    /// other clients only.
+    /// other clients only; its key has the secret key for CURVE behind it.
     ///
     /// # Errors
     /// [`PkiError::Certificate`] for a name, host or number of days that cannot be.
@@ -106,7 +110,8 @@ impl Authority {
         params.extended_key_usages = vec![purpose];
         let key = KeyPair::generate().map_err(failed)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?.pem();
-        Ok(Identity { certificate, key: key.serialize_pem() })
+        let curve = if server { self.curve.as_str() } else { "" };
+        Ok(Identity { certificate, key: key.serialize_pem() + curve })
     }
 }
 

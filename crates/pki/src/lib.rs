@@ -1,6 +1,6 @@
 //! A small certificate authority and job tokens: what a job needs so that only its own parties get in.
 //!
-//! * [`Authority`] makes the certificates of a server and its clients for (mutual) TLS.
+//! * [`Authority`] makes the certificates of a server and its clients for (mutual) TLS, and a key for CURVE beside them.
 //! * From a [`Secret`] follows a [`Token`] for each client's name ([`token_for`]); the server keeps only the secret. A client shows
 //!   a [`proof`] of its token, tied to both ends' nonces and to the encrypted link, never the token itself.
 //! * [`TokenFile`] is what a client is handed: name, token, and the authority to trust.
@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod authority;
+mod curve;
 mod error;
 mod hex;
 mod token;
