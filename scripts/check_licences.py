@@ -29,6 +29,13 @@ ALLOWED: Final = frozenset(
 )
 # PyTorch's CUDA parts are their vendor's own; this repository's set-up leaves most out and uses none.
 NOT_LOOKED_AT: Final = re.compile(r"nvidia-.*|cuda-.*|triton|pytorch-triton")
+# Crates that bring the source of something else, which is built in -> its licence, and why that is fine.
+WITHIN: Final = {
+    "libsodium-sys-stable": "ISC",
+    # libzmq. MPL-2.0 asks for the source of its own files and for nothing of ours; they are built unchanged.
+    "zeromq-src": "MPL-2.0",
+}
+FINE_WITHIN: Final = ALLOWED | {"MPL-2.0"}
 # Packages whose metadata say it in other words than SPDX's -> what their licence file says.
 IN_WORDS: Final = {
     "apache 2.0 license": "Apache-2.0",
@@ -49,7 +56,7 @@ IN_WORDS: Final = {
 def main() -> int:
     """Print what is not allowed; return 1 if anything is not."""
     crates, packages = crate_licences(), package_licences()
-    faults = [*faults_of("crate", crates), *faults_of("package", packages), *deny_faults()]
+    faults = [*faults_of("crate", crates), *faults_of("package", packages), *faults_within(crates), *deny_faults()]
     for fault in faults:
         print(fault)
     print(f"{len(crates)} crates, {len(packages)} Python packages, {len(faults)} faults")
@@ -70,6 +77,13 @@ def faults_of(kind: str, licences: dict[str, str | None]) -> list[str]:
         except SpdxError as error:
             faults.append(f"{kind} {name}: {expression!r} is no SPDX expression: {error}")
     return faults
+
+
+def faults_within(crates: dict[str, str | None]) -> list[str]:
+    """Return those of WITHIN that are not allowed, or that no build has any more."""
+    there = {name.partition(" ")[0] for name in crates}
+    faults = [f"{name} is not used; take it out of WITHIN" for name in sorted(WITHIN.keys() - there)]
+    return faults + [f"within {name}: {licence}" for name, licence in WITHIN.items() if licence not in FINE_WITHIN]
 
 
 def crate_licences() -> dict[str, str | None]:

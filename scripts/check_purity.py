@@ -39,6 +39,7 @@ UNSAFE: Final = {
     "arena": "lends slices of one buffer, which the borrow checker cannot follow",
     "lab": "ioctls of a TUN device, and the relay's real-time priority",
     "transports/tcp": "one getsockopt call that no safe crate has",
+    "transports/zmq": "libzmq is C++; what the kernel says of its connections",
 }
 # What transports are made of, and no transport itself: not even the registry names it.
 LIBRARIES: Final = frozenset({"messages"})

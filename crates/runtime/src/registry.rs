@@ -31,7 +31,14 @@ fn entry(transport: impl Transport + 'static) -> Entry {
     Entry { name, available: true, reason: String::new(), capabilities, settings, make: Some(make) }
 }
 
-#[cfg(not(all(feature = "amqp", feature = "grpc", feature = "mqtt", feature = "tcp", feature = "udp")))]
+#[cfg(not(all(
+    feature = "amqp",
+    feature = "grpc",
+    feature = "mqtt",
+    feature = "tcp",
+    feature = "udp",
+    feature = "zmq"
+)))]
 fn absent(name: &'static str, reason: &str) -> Entry {
     let capabilities = Capabilities::default();
     Entry { name, available: false, reason: reason.into(), capabilities, settings: &[], make: None }
@@ -57,6 +64,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_mqtt::transport()),
         #[cfg(not(feature = "mqtt"))]
         absent("mqtt", "built without the feature `mqtt`; build with --features mqtt"),
+        #[cfg(feature = "zmq")]
+        entry(thalweg_zmq::Zmq::default()),
+        #[cfg(not(feature = "zmq"))]
+        absent("zmq", "built without the feature `zmq`; build with --features zmq"),
         #[cfg(feature = "amqp")]
         entry(thalweg_amqp::transport()),
         #[cfg(not(feature = "amqp"))]

@@ -1,0 +1,431 @@
+//! The carrier: a ROUTER and its DEALERs, or two pairs of PUB and SUB.
+//!
+//! | | the listener | a member |
+//! |---|---|---|
+//! | `router` | ROUTER, bound: reads `id, message`, writes `id, message` | DEALER with its id |
+//! | `pubsub` | PUB, bound: writes `g, message` or `m id, message` | SUB to `g` and `m id` |
+//! | | SUB, bound to a second port: reads `id, message` | PUB: writes `id, message` |
+//!
+//! With PUB and SUB nobody waits for slow joiners. The listener's PUB is an XPUB, which reads who subscribes, and answers
+//! the subscription to `m id` with the second port. The member's is one too, and waits until the listener's SUB has
+//! subscribed to it.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_messages::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network};
+use thalweg_transport::{Address, Error, ErrorKind, Peer, Result};
+use tokio::sync::watch;
+
+use crate::ffi::Part;
+use crate::kernel;
+use crate::monitor::{Happened, Monitor};
+use crate::open::Watched;
+use crate::socket::Socket;
+use crate::{Pattern, MAX_MESSAGE, WINDOW};
+
+/// Messages read before what happened to connections is told, if there is no end to them.
+const IN_A_ROW: u32 = 256;
+pub(crate) const GROUP: &[u8] = b"g";
+const SUBSCRIBED: u8 = 1;
+/// Begins the message that tells a member of the second port.
+const PORT: &[u8] = b"thalweg zmq port ";
+
+/// The topic of one member.
+pub(crate) fn topic(member: MemberId) -> Vec<u8> {
+    [b"m", &member.0[..]].concat()
+}
+
+/// What a message takes on the wire: frames' flags and lengths (ZMTP's RFC 37), and CURVE's part.
+fn wire(overhead: u64, parts: &[Part]) -> u64 {
+    let frame = |part: &Part| {
+        let length = part.bytes().len() as u64 + overhead;
+        length + if length > 255 { 9 } else { 2 }
+    };
+    parts.iter().map(frame).sum()
+}
+
+/// What a listener knows of its members' connections.
+#[derive(Default)]
+struct Peers {
+    /// Whose the connections are that messages come over, by their descriptors.
+    reading: HashMap<i32, MemberId>,
+    known: HashMap<MemberId, Known>,
+    leaving: VecDeque<MemberId>,
+    refused: VecDeque<Error>,
+    row: u32,
+}
+
+#[derive(Default)]
+struct Known {
+    address: String,
+    /// The connection that it is written to.
+    writing: Option<i32>,
+}
+
+pub(crate) struct ZmqCarrier {
+    pub pattern: Pattern,
+    pub address: Address,
+    pub congestion: Option<String>,
+    /// `None` for the listener.
+    pub member: Option<MemberId>,
+    /// Bytes that encryption adds to a frame.
+    pub overhead: u64,
+    pub encrypted: bool,
+    /// What is read, and written if it is another.
+    pub input: Watched,
+    pub output: Option<Watched>,
+    /// The listener's second port.
+    pub port: u16,
+    /// A member's connection that it writes to.
+    pub descriptor: i32,
+    peers: Mutex<Peers>,
+    end: watch::Sender<Option<String>>,
+}
+
+/// What a carrier is made of; the rest of it begins empty.
+pub(crate) struct Made {
+    pub pattern: Pattern,
+    pub address: Address,
+    pub congestion: Option<String>,
+    pub member: Option<MemberId>,
+    pub overhead: u64,
+    pub input: Watched,
+    pub output: Option<Watched>,
+    pub port: u16,
+    pub descriptor: i32,
+}
+
+impl ZmqCarrier {
+    pub(crate) fn new(made: Made) -> Self {
+        let Made { pattern, address, congestion, member, overhead, input, output, port, descriptor } = made;
+        Self {
+            pattern,
+            address,
+            congestion,
+            member,
+            overhead,
+            encrypted: overhead > 0,
+            input,
+            output,
+            port,
+            descriptor,
+            peers: Mutex::default(),
+            end: watch::Sender::new(None),
+        }
+    }
+
+    fn peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closed(&self, operation: &'static str) -> Error {
+        let why = self.end.borrow().clone().unwrap_or_else(|| "the sockets are closed".into());
+        Error::closed(operation, why)
+    }
+
+    fn fail(&self, operation: &'static str, error: &io::Error) -> Error {
+        self.finish(&format!("{}: {error}", self.address));
+        self.closed(operation)
+    }
+
+    fn finish(&self, why: &str) {
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert_with(|| why.into());
+            first
+        });
+    }
+
+    fn writer(&self) -> &Socket {
+        self.output.as_ref().map_or(&self.input.socket, |output| &output.socket)
+    }
+
+    /// The first part of a message, where there is one.
+    fn envelope(&self, to: Mailbox) -> Option<Vec<u8>> {
+        match (self.pattern, to) {
+            (Pattern::Router, Mailbox::Member(member)) => Some(member.0.to_vec()),
+            (Pattern::Router, _) => None,
+            (Pattern::PubSub, Mailbox::Member(member)) => Some(topic(member)),
+            (Pattern::PubSub, Mailbox::Group) => Some(GROUP.to_vec()),
+            (Pattern::PubSub, Mailbox::Listener) => self.member.map(|member| member.0.to_vec()),
+        }
+    }
+
+    /// Takes note of what has happened to connections.
+    fn watch(&self) -> io::Result<()> {
+        self.watch_one(&self.input.monitor, true)?;
+        self.output.as_ref().map_or(Ok(()), |output| self.watch_one(&output.monitor, false))
+    }
+
+    fn watch_one(&self, monitor: &Monitor, reading: bool) -> io::Result<()> {
+        while let Some(happened) = monitor.next()? {
+            if self.member.is_some() {
+                if let Happened::Ended(_) = happened {
+                    self.finish(&format!("the connection to {} has ended", self.address));
+                }
+                continue;
+            }
+            match happened {
+                Happened::Connected(descriptor) => {
+                    if let Some(congestion) = &self.congestion {
+                        kernel::set_congestion(descriptor, congestion);
+                    }
+                }
+                Happened::Ended(descriptor) => self.peers().ended(descriptor, reading),
+                Happened::Refused { keys } => self.refuse(keys),
+                Happened::Ready | Happened::Unreachable => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody's handshake failed.
+    fn refuse(&self, keys: bool) {
+        let (kind, what) = if keys || self.encrypted {
+            (ErrorKind::Security, "somebody did not have the key for CURVE that is expected")
+        } else {
+            (ErrorKind::Corrupt, "somebody does not speak ZMTP as we do")
+        };
+        let mut peers = self.peers();
+        if peers.refused.len() < IN_A_ROW as usize {
+            let error = Error::new(kind, "accept", format!("{}: {what}", self.address));
+            peers.refused.push_back(error.mend("give both ends the files of the same `thalweg pki init`"));
+        }
+    }
+
+    /// A message that is there.
+    fn take(&self) -> io::Result<Option<Event>> {
+        self.subscriptions()?;
+        while let Some(mut parts) = self.input.socket.try_receive()? {
+            self.watch()?; // of connections before this message's
+            let wire = wire(self.overhead, &parts);
+            let Some(message) = parts.pop() else { continue };
+            let first = parts.pop();
+            let from = match (self.member, &first) {
+                (None, Some(id)) => match id.bytes().try_into() {
+                    Ok(id) => Some(MemberId(id)),
+                    Err(_) => continue, // a stranger: our members have ids of 16 bytes
+                },
+                (None, None) => continue,
+                (Some(_), _) => None,
+            };
+            if let Some(member) = from {
+                self.peers().heard(member, &message);
+            }
+            // With PUB and SUB it is only what the sender says of itself.
+            let from = from.filter(|_| self.pattern == Pattern::Router);
+            let letter = Letter { bytes: Bytes::from_owner(message), from, wire, receipt: None };
+            return Ok(Some(Event::Letter(letter)));
+        }
+        Ok(None)
+    }
+
+    /// Answers those who have subscribed to their own topic with the second port.
+    fn subscriptions(&self) -> io::Result<()> {
+        let (None, Some(output)) = (self.member, &self.output) else { return Ok(()) };
+        while let Some(parts) = output.socket.try_receive()? {
+            let Some(part) = parts.first() else { continue };
+            let Some((&SUBSCRIBED, topic)) = part.bytes().split_first() else { continue };
+            let id: Option<[u8; 16]> = topic.strip_prefix(b"m").and_then(|id| id.try_into().ok());
+            if let Some(id) = id {
+                self.peers().wrote_to(MemberId(id), part.source());
+                let told = [PORT, self.port.to_string().as_bytes()].concat();
+                let parts = [Part::copy_of(&[topic])?, Part::copy_of(&[&told])?];
+                output.socket.send_now(parts.into_iter().collect())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Peers {
+    fn heard(&mut self, member: MemberId, message: &Part) {
+        if self.leaving.contains(&member) {
+            return; // what was sent before its connection ended
+        }
+        if let Some(descriptor) = message.source() {
+            if self.reading.insert(descriptor, member) != Some(member) {
+                let known = self.known.entry(member).or_default();
+                known.address = message.peer_address().unwrap_or_default();
+                known.writing = known.writing.or(Some(descriptor));
+            }
+        }
+    }
+
+    fn wrote_to(&mut self, member: MemberId, descriptor: Option<i32>) {
+        // Somebody who subscribes and says no more is kept until his connection ends.
+        self.known.entry(member).or_default().writing = descriptor;
+    }
+
+    fn ended(&mut self, descriptor: i32, reading: bool) {
+        if reading {
+            self.leaving.extend(self.reading.remove(&descriptor));
+        }
+        for known in self.known.values_mut().filter(|known| known.writing == Some(descriptor)) {
+            known.writing = None;
+        }
+        self.known.retain(|_, known| known.writing.is_some() || !known.address.is_empty());
+    }
+
+    /// Who has gone, or was refused.
+    fn news(&mut self) -> Option<Event> {
+        self.row = 0;
+        if let Some(member) = self.leaving.pop_front() {
+            self.known.remove(&member);
+            let why = "its connection has ended".into();
+            return Some(Event::Gone { mailbox: Mailbox::Member(member), why });
+        }
+        self.refused.pop_front().map(Event::Refused)
+    }
+}
+
+#[async_trait]
+impl Carrier for ZmqCarrier {
+    fn nature(&self) -> Nature {
+        let sealed = u64::from(self.encrypted);
+        Nature {
+            max_message: MAX_MESSAGE,
+            group: self.pattern == Pattern::PubSub,
+            lossy: false,
+            window: WINDOW,
+            copies_out: 1 + sealed,
+            copies_in: sealed,
+        }
+    }
+
+    fn address(&self) -> Address {
+        self.address.clone()
+    }
+
+    async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
+        let operation = "publish";
+        let body = Part::copy_of(&[message.head, message.body]).map_err(|e| self.fail(operation, &e))?;
+        let mut parts = Vec::with_capacity(2);
+        if let Some(envelope) = self.envelope(to) {
+            parts.push(Part::copy_of(&[&envelope]).map_err(|e| self.fail(operation, &e))?);
+        }
+        parts.push(body);
+        // A ROUTER's first part is for itself, and does not go out.
+        let sent = if self.pattern == Pattern::Router { &parts[parts.len() - 1..] } else { &parts[..] };
+        let copies = if to == Mailbox::Group { self.peers().known.len().max(1) as u64 } else { 1 };
+        let wire = copies * wire(self.overhead, sent);
+        let mut end = self.end.subscribe();
+        tokio::select! {
+            biased;
+            _ = end.wait_for(Option::is_some) => Err(self.closed(operation)),
+            sent = self.writer().send(parts) => match sent {
+                Ok(()) => Ok(wire),
+                // ROUTER_MANDATORY: nobody is there. Its end is told by `next`.
+                Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(wire),
+                Err(error) => Err(self.fail(operation, &error)),
+            },
+        }
+    }
+
+    async fn next(&self) -> Result<Event> {
+        let operation = "receive";
+        let mut end = self.end.subscribe();
+        loop {
+            // What came before a connection's end is told before the end, unless there is no end to it.
+            let overdue = self.peers().row >= IN_A_ROW;
+            if !overdue {
+                if let Some(letter) = self.take().map_err(|e| self.fail(operation, &e))? {
+                    self.peers().row += 1;
+                    return Ok(letter);
+                }
+            }
+            self.watch().map_err(|e| self.fail(operation, &e))?;
+            if let Some(event) = self.peers().news() {
+                return Ok(event);
+            }
+            if overdue {
+                continue;
+            }
+            if end.borrow().is_some() {
+                return Err(self.closed(operation));
+            }
+            tokio::select! {
+                biased;
+                _ = end.wait_for(Option::is_some) => return Err(self.closed(operation)),
+                () = self.input.socket.came() => {}
+                () = self.input.monitor.came() => {}
+                () = either(self.output.as_ref()) => {}
+            }
+        }
+    }
+
+    fn peer(&self, mailbox: Mailbox) -> Peer {
+        let address = match mailbox {
+            Mailbox::Member(member) => {
+                let peers = self.peers();
+                let host = peers.known.get(&member).map_or("", |known| known.address.as_str());
+                format!("{host} ({mailbox})")
+            }
+            _ => self.address.to_string(),
+        };
+        Peer { address, ..Peer::default() }
+    }
+
+    fn network(&self, mailbox: Mailbox) -> Network {
+        let descriptor = match mailbox {
+            Mailbox::Member(member) => self.peers().known.get(&member).and_then(|known| known.writing),
+            _ => Some(self.descriptor),
+        };
+        descriptor
+            .filter(|fd| *fd >= 0 && self.end.borrow().is_none())
+            .map(kernel::network)
+            .unwrap_or_default()
+    }
+
+    fn forget(&self, member: MemberId) {
+        self.peers().known.remove(&member);
+    }
+
+    async fn close(&self) {
+        self.finish("the carrier was closed here");
+        self.input.socket.close();
+        if let Some(output) = &self.output {
+            output.socket.close();
+        }
+    }
+}
+
+async fn either(output: Option<&Watched>) {
+    match output {
+        None => std::future::pending().await,
+        Some(output) => tokio::select! {
+            () = output.socket.came() => {}
+            () = output.monitor.came() => {}
+        },
+    }
+}
+
+/// Waits, as a member, until the listener has told of its second port.
+pub(crate) async fn second_port(socket: &Socket) -> io::Result<u16> {
+    loop {
+        while let Some(parts) = socket.try_receive()? {
+            let told = parts.last().map(|part| part.bytes()).unwrap_or_default();
+            let port = told.strip_prefix(PORT).and_then(|port| std::str::from_utf8(port).ok());
+            if let Some(port) = port.and_then(|port| port.parse().ok()) {
+                return Ok(port);
+            }
+        }
+        socket.came().await;
+    }
+}
+
+/// Waits, as a member, until the listener has subscribed to what it publishes.
+pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
+    loop {
+        while let Some(parts) = socket.try_receive()? {
+            if parts.first().is_some_and(|part| part.bytes() == [SUBSCRIBED]) {
+                return Ok(());
+            }
+        }
+        socket.came().await;
+    }
+}

@@ -1,0 +1,373 @@
+//! The part of libzmq's C interface that is used here, and the only unsafe code: contexts, sockets, messages.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void, CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
+
+use libsodium_sys as _; // links it
+use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
+
+/// Threads that libzmq has for all its connections, at most.
+const IO_THREADS: usize = 4;
+/// Sockets that a process may have: three for each link.
+const MAX_SOCKETS: c_int = 16_384;
+
+mod raw {
+    use super::{c_char, c_int, c_void};
+
+    /// `zmq_msg_t`: 64 bytes, aligned as a pointer.
+    #[repr(C, align(8))]
+    pub(super) struct Msg(pub [u8; 64]);
+
+    extern "C" {
+        pub(super) fn zmq_errno() -> c_int;
+        pub(super) fn zmq_strerror(code: c_int) -> *const c_char;
+        pub(super) fn zmq_ctx_new() -> *mut c_void;
+        pub(super) fn zmq_ctx_set(context: *mut c_void, option: c_int, value: c_int) -> c_int;
+        pub(super) fn zmq_socket(context: *mut c_void, kind: c_int) -> *mut c_void;
+        pub(super) fn zmq_close(socket: *mut c_void) -> c_int;
+        pub(super) fn zmq_setsockopt(
+            s: *mut c_void,
+            option: c_int,
+            value: *const c_void,
+            len: usize,
+        ) -> c_int;
+        pub(super) fn zmq_getsockopt(
+            s: *mut c_void,
+            option: c_int,
+            value: *mut c_void,
+            len: *mut usize,
+        ) -> c_int;
+        pub(super) fn zmq_bind(socket: *mut c_void, endpoint: *const c_char) -> c_int;
+        pub(super) fn zmq_connect(socket: *mut c_void, endpoint: *const c_char) -> c_int;
+        pub(super) fn zmq_socket_monitor(s: *mut c_void, endpoint: *const c_char, events: c_int) -> c_int;
+        pub(super) fn zmq_msg_init(msg: *mut Msg) -> c_int;
+        pub(super) fn zmq_msg_init_size(msg: *mut Msg, size: usize) -> c_int;
+        pub(super) fn zmq_msg_data(msg: *const Msg) -> *mut c_void;
+        pub(super) fn zmq_msg_size(msg: *const Msg) -> usize;
+        pub(super) fn zmq_msg_more(msg: *const Msg) -> c_int;
+        pub(super) fn zmq_msg_get(msg: *const Msg, property: c_int) -> c_int;
+        pub(super) fn zmq_msg_gets(msg: *const Msg, property: *const c_char) -> *const c_char;
+        pub(super) fn zmq_msg_send(msg: *mut Msg, socket: *mut c_void, flags: c_int) -> c_int;
+        pub(super) fn zmq_msg_recv(msg: *mut Msg, socket: *mut c_void, flags: c_int) -> c_int;
+        pub(super) fn zmq_msg_close(msg: *mut Msg) -> c_int;
+        pub(super) fn zmq_z85_encode(text: *mut c_char, data: *const u8, size: usize) -> *mut c_char;
+        pub(super) fn zmq_curve_keypair(public: *mut c_char, secret: *mut c_char) -> c_int;
+        pub(super) fn zmq_curve_public(public: *mut c_char, secret: *const c_char) -> c_int;
+    }
+}
+
+/// Kinds of sockets, by their numbers in `zmq.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Pair = 0,
+    Sub = 2,
+    Dealer = 5,
+    Router = 6,
+    Xpub = 9,
+}
+
+/// Options of sockets, by their numbers in `zmq.h`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Opt {
+    RoutingId = 5,
+    Subscribe = 6,
+    SendBuffer = 11,
+    ReceiveBuffer = 12,
+    Descriptor = 14,
+    Events = 15,
+    Linger = 17,
+    ReconnectInterval = 18,
+    MaxMessage = 22,
+    SendHighWater = 23,
+    ReceiveHighWater = 24,
+    LastEndpoint = 32,
+    RouterMandatory = 33,
+    Ipv6 = 42,
+    CurveServer = 47,
+    CurvePublic = 48,
+    CurveSecret = 49,
+    CurveServerKey = 50,
+    HandshakeInterval = 66,
+    HeartbeatInterval = 75,
+    HeartbeatTimeout = 77,
+}
+
+/// Bits of [`Opt::Events`].
+pub(crate) const POLL_IN: c_int = 1;
+const DONT_WAIT: c_int = 1;
+const SEND_MORE: c_int = 2;
+const SOURCE_FD: c_int = 2;
+
+struct Context(NonNull<c_void>);
+
+// SAFETY: libzmq's contexts may be used by any number of threads at once (zmq_ctx_new(3)).
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+/// The error of the last call on this thread.
+fn last_error() -> io::Error {
+    // SAFETY: no conditions.
+    let code = unsafe { raw::zmq_errno() };
+    if code < 156_384_712 {
+        return io::Error::from_raw_os_error(code); // the system's own numbers
+    }
+    // SAFETY: it gives a text that lives as long as the process, for any number.
+    let text = unsafe { CStr::from_ptr(raw::zmq_strerror(code)) };
+    io::Error::other(text.to_string_lossy().into_owned())
+}
+
+fn checked(returned: c_int) -> io::Result<()> {
+    if returned < 0 {
+        Err(last_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// The process's context. It lives as long as the process, so that what was sent before a close goes out.
+fn context() -> io::Result<&'static Context> {
+    static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
+    let made = CONTEXT.get_or_init(|| {
+        // SAFETY: no conditions; null is checked.
+        let context = NonNull::new(unsafe { raw::zmq_ctx_new() })?;
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(IO_THREADS);
+        for (option, value) in [(1, threads as c_int), (2, MAX_SOCKETS)] {
+            // SAFETY: the context lives, and both options take a number. Failing, libzmq keeps its defaults.
+            unsafe { raw::zmq_ctx_set(context.as_ptr(), option, value) };
+        }
+        Some(Context(context))
+    });
+    made.as_ref().ok_or_else(|| io::Error::other("libzmq gives no context"))
+}
+
+/// A socket; closed when dropped, which never waits.
+pub(crate) struct RawSocket(NonNull<c_void>);
+
+// SAFETY: a socket may move between threads with a full fence (zmq_socket(3)); whoever shares it locks it.
+unsafe impl Send for RawSocket {}
+
+impl RawSocket {
+    pub(crate) fn new(kind: Kind) -> io::Result<Self> {
+        // SAFETY: the context lives as long as the process; null is checked.
+        let socket = unsafe { raw::zmq_socket(context()?.0.as_ptr(), kind as c_int) };
+        NonNull::new(socket).map(Self).ok_or_else(last_error)
+    }
+
+    pub(crate) fn set_bytes(&mut self, option: Opt, value: &[u8]) -> io::Result<()> {
+        // SAFETY: the socket lives; `value` is as long as said, and is copied.
+        checked(unsafe {
+            raw::zmq_setsockopt(self.0.as_ptr(), option as c_int, value.as_ptr().cast(), value.len())
+        })
+    }
+
+    pub(crate) fn set(&mut self, option: Opt, value: i32) -> io::Result<()> {
+        self.set_bytes(option, &value.to_ne_bytes())
+    }
+
+    pub(crate) fn set_long(&mut self, option: Opt, value: i64) -> io::Result<()> {
+        self.set_bytes(option, &value.to_ne_bytes())
+    }
+
+    pub(crate) fn get(&mut self, option: Opt) -> io::Result<i32> {
+        let (mut value, mut length) = (0_i32, size_of::<i32>());
+        // SAFETY: the socket lives; the value is an int for the options asked for, and its length is said.
+        checked(unsafe {
+            raw::zmq_getsockopt(self.0.as_ptr(), option as c_int, (&raw mut value).cast(), &raw mut length)
+        })?;
+        Ok(value)
+    }
+
+    /// The endpoint bound last, as libzmq writes it.
+    pub(crate) fn last_endpoint(&mut self) -> io::Result<String> {
+        let mut text = [0_u8; 256];
+        let mut length = text.len();
+        // SAFETY: the socket lives; libzmq writes at most `length` bytes.
+        checked(unsafe {
+            raw::zmq_getsockopt(
+                self.0.as_ptr(),
+                Opt::LastEndpoint as c_int,
+                text.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        })?;
+        let text = CStr::from_bytes_until_nul(&text).map_err(io::Error::other)?;
+        Ok(text.to_string_lossy().into_owned())
+    }
+
+    pub(crate) fn bind(&mut self, endpoint: &str) -> io::Result<()> {
+        let endpoint = CString::new(endpoint)?;
+        // SAFETY: the socket lives; the text is copied.
+        checked(unsafe { raw::zmq_bind(self.0.as_ptr(), endpoint.as_ptr()) })
+    }
+
+    pub(crate) fn connect(&mut self, endpoint: &str) -> io::Result<()> {
+        let endpoint = CString::new(endpoint)?;
+        // SAFETY: the socket lives; the text is copied.
+        checked(unsafe { raw::zmq_connect(self.0.as_ptr(), endpoint.as_ptr()) })
+    }
+
+    /// Makes what happens to its connections readable at `endpoint`.
+    pub(crate) fn monitor(&mut self, endpoint: &str, events: i32) -> io::Result<()> {
+        let endpoint = CString::new(endpoint)?;
+        // SAFETY: the socket lives; the text is copied.
+        checked(unsafe { raw::zmq_socket_monitor(self.0.as_ptr(), endpoint.as_ptr(), events) })
+    }
+
+    /// Sends a part without waiting; taken on success only.
+    pub(crate) fn send(&mut self, part: &mut Part, more: bool) -> io::Result<()> {
+        let flags = if more { DONT_WAIT | SEND_MORE } else { DONT_WAIT };
+        // SAFETY: socket and message live. On success libzmq has taken the content and left an empty message.
+        checked(unsafe { raw::zmq_msg_send(&raw mut *part.0, self.0.as_ptr(), flags) })
+    }
+
+    /// Receives a part without waiting.
+    pub(crate) fn receive(&mut self) -> io::Result<Part> {
+        let mut part = Part::empty();
+        // SAFETY: socket and message live, and the message is initialised.
+        checked(unsafe { raw::zmq_msg_recv(&raw mut *part.0, self.0.as_ptr(), DONT_WAIT) })?;
+        Ok(part)
+    }
+}
+
+impl Drop for RawSocket {
+    fn drop(&mut self) {
+        // SAFETY: it is closed here and nowhere else. Nothing is told of its end: libzmq would wait for whoever
+        // reads it, who may have gone.
+        unsafe {
+            raw::zmq_socket_monitor(self.0.as_ptr(), std::ptr::null(), 0);
+            raw::zmq_close(self.0.as_ptr());
+        }
+    }
+}
+
+/// The descriptor that libzmq gives for waiting. It is libzmq's: not closed here.
+pub(crate) struct Bell(c_int);
+
+impl AsRawFd for Bell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+/// Watches the descriptor of a socket, which must be open as long as that is watched.
+pub(crate) fn watch(socket: &mut RawSocket) -> io::Result<AsyncFd<Bell>> {
+    let bell = Bell(socket.get(Opt::Descriptor)?);
+    // SAFETY: the descriptor is open, since the socket is; whoever watches ends that before the socket is closed, as
+    // is said above.
+    unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }.map_err(io::Error::from)
+}
+
+/// A part of a message. It lies where it is, since libzmq may keep what is in it.
+pub(crate) struct Part(Box<raw::Msg>);
+
+// SAFETY: a message belongs to one thread at a time; its content is shared by counting, atomically.
+unsafe impl Send for Part {}
+// SAFETY: all that is done through a shared reference is to read.
+unsafe impl Sync for Part {}
+
+impl Part {
+    fn empty() -> Self {
+        let mut part = Self(Box::new(raw::Msg([0; 64])));
+        // SAFETY: room for a message, which this initialises; it cannot fail (zmq_msg_init(3)).
+        unsafe { raw::zmq_msg_init(&raw mut *part.0) };
+        part
+    }
+
+    /// A copy of `pieces`, one behind the other.
+    pub(crate) fn copy_of(pieces: &[&[u8]]) -> io::Result<Self> {
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        let mut msg = Box::new(raw::Msg([0; 64]));
+        // SAFETY: room for a message, which this initialises unless it fails.
+        checked(unsafe { raw::zmq_msg_init_size(&raw mut *msg, length) })?;
+        let part = Self(msg);
+        // SAFETY: the message lives.
+        let mut place: *mut u8 = unsafe { raw::zmq_msg_data(&raw const *part.0) }.cast();
+        for piece in pieces {
+            // SAFETY: the message has room for all pieces and belongs to nobody else yet. It has not been
+            // initialised, hence no reference to it is made.
+            unsafe {
+                std::ptr::copy_nonoverlapping(piece.as_ptr(), place, piece.len());
+                place = place.add(piece.len());
+            }
+        }
+        Ok(part)
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: the message lives.
+        let (data, length) =
+            unsafe { (raw::zmq_msg_data(&raw const *self.0), raw::zmq_msg_size(&raw const *self.0)) };
+        if length == 0 {
+            return &[];
+        }
+        // SAFETY: libzmq says where the content is and how long; nobody writes to it while it is borrowed.
+        unsafe { std::slice::from_raw_parts(data.cast_const().cast(), length) }
+    }
+
+    /// Whether more parts of the same message follow.
+    pub(crate) fn has_more(&self) -> bool {
+        // SAFETY: the message lives.
+        unsafe { raw::zmq_msg_more(&raw const *self.0) != 0 }
+    }
+
+    /// Descriptor of the connection it came over, as far as libzmq tells.
+    pub(crate) fn source(&self) -> Option<i32> {
+        // SAFETY: the message lives.
+        let found = unsafe { raw::zmq_msg_get(&raw const *self.0, SOURCE_FD) };
+        (found >= 0).then_some(found)
+    }
+
+    /// Address of the peer it came from.
+    pub(crate) fn peer_address(&self) -> Option<String> {
+        // SAFETY: the message lives; so does the text, as long as the message.
+        let text = unsafe { raw::zmq_msg_gets(&raw const *self.0, c"Peer-Address".as_ptr()) };
+        // SAFETY: a text that ends with a zero byte, or null, which is checked.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    }
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // SAFETY: it was initialised, and is closed here and nowhere else.
+        unsafe { raw::zmq_msg_close(&raw mut *self.0) };
+    }
+}
+
+/// A key of CURVE in Z85, with a zero byte at its end.
+pub(crate) type Key = [u8; 41];
+
+/// A key's 32 bytes as libzmq writes them.
+pub(crate) fn z85(bytes: &[u8; 32]) -> Key {
+    let mut text = [0; 41];
+    // SAFETY: five digits for each four of the 32 bytes, and a zero byte, fit into 41 (zmq_z85_encode(3)).
+    unsafe { raw::zmq_z85_encode(text.as_mut_ptr().cast(), bytes.as_ptr(), bytes.len()) };
+    text
+}
+
+/// A new pair of keys: public, secret.
+pub(crate) fn key_pair() -> io::Result<(Key, Key)> {
+    let (mut public, mut secret) = ([0; 41], [0; 41]);
+    // SAFETY: room for 41 bytes each, as zmq_curve_keypair(3) wants.
+    checked(unsafe { raw::zmq_curve_keypair(public.as_mut_ptr().cast(), secret.as_mut_ptr().cast()) })?;
+    Ok((public, secret))
+}
+
+/// The public key to a secret one.
+pub(crate) fn public_key(secret: &Key) -> io::Result<Key> {
+    let mut public = [0; 41];
+    // SAFETY: room for 41 bytes; the secret has 40 digits and a zero byte, as zmq_curve_public(3) wants.
+    checked(unsafe { raw::zmq_curve_public(public.as_mut_ptr().cast(), secret.as_ptr().cast()) })?;
+    Ok(public)
+}

@@ -1,0 +1,83 @@
+//! What happens to a socket's connections, as libzmq tells it (zmq_socket_monitor(3)).
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::ffi::{Kind, Opt, RawSocket};
+use crate::socket::Socket;
+
+const CONNECTED: u16 = 0x0001;
+const ACCEPTED: u16 = 0x0020;
+const CLOSED: u16 = 0x0080;
+const DISCONNECTED: u16 = 0x0200;
+const FAILED: u16 = 0x0800;
+const SUCCEEDED: u16 = 0x1000;
+const FAILED_PROTOCOL: u16 = 0x2000;
+const FAILED_AUTH: u16 = 0x4000;
+/// The errors of a handshake that are about keys: ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, MECHANISM_MISMATCH.
+const KEYS: [u32; 2] = [0x1100_0001, 0x1100_0002];
+
+/// Something that happened to a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Happened {
+    /// There is one, with this descriptor.
+    Connected(i32),
+    /// Its handshake is done.
+    Ready,
+    /// Its handshake failed; whether because of keys.
+    Refused { keys: bool },
+    /// It has ended.
+    Ended(i32),
+    /// None came to be.
+    Unreachable,
+}
+
+/// Watches a socket. It must not end before the socket does: libzmq would wait for it.
+pub(crate) struct Monitor(Socket);
+
+impl Monitor {
+    /// Begins before the socket is bound or connected, so that nothing is missed.
+    pub(crate) fn new(socket: &mut RawSocket) -> io::Result<Self> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let endpoint = format!("inproc://thalweg-monitor-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
+        let events =
+            CONNECTED | ACCEPTED | CLOSED | DISCONNECTED | FAILED | SUCCEEDED | FAILED_PROTOCOL | FAILED_AUTH;
+        socket.monitor(&endpoint, events.into())?;
+        let mut pair = RawSocket::new(Kind::Pair)?;
+        pair.set(Opt::ReceiveHighWater, 0)?; // a few bytes for each connection made or ended; they are read at once
+        pair.connect(&endpoint)?;
+        Socket::new(pair, None).map(Self)
+    }
+
+    /// What has happened, if anything has.
+    pub(crate) fn next(&self) -> io::Result<Option<Happened>> {
+        while let Some(parts) = self.0.try_receive()? {
+            let event = parts.first().map(|part| part.bytes()).unwrap_or_default();
+            if let Some(happened) = event.first_chunk::<6>().and_then(read) {
+                return Ok(Some(happened));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits until something may have happened since the last look.
+    pub(crate) async fn came(&self) {
+        self.0.came().await;
+    }
+}
+
+/// Reads an event: its number and its value, in the machine's order.
+fn read(bytes: &[u8; 6]) -> Option<Happened> {
+    let [a, b, value @ ..] = *bytes;
+    let value = u32::from_ne_bytes(value);
+    match u16::from_ne_bytes([a, b]) {
+        CONNECTED | ACCEPTED => Some(Happened::Connected(value as i32)),
+        SUCCEEDED => Some(Happened::Ready),
+        FAILED_PROTOCOL => Some(Happened::Refused { keys: KEYS.contains(&value) }),
+        FAILED_AUTH => Some(Happened::Refused { keys: true }),
+        FAILED => Some(Happened::Refused { keys: false }),
+        DISCONNECTED => Some(Happened::Ended(value as i32)),
+        CLOSED => Some(Happened::Unreachable),
+        _ => None,
+    }
+}

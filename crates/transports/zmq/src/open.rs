@@ -1,0 +1,198 @@
+//! Setting up sockets: bound by the listener, connected by a member.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_tcp::socket::{prepare, resolve};
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use tokio::time::timeout_at;
+use tokio::time::Instant;
+
+use crate::ffi::{Kind, Opt, RawSocket};
+use crate::keys::Keys;
+use crate::monitor::{Happened, Monitor};
+use crate::socket::Socket;
+use crate::MAX_MESSAGE;
+
+/// Messages that libzmq holds for one peer, between a publisher and the kernel; windows bound their bytes.
+const QUEUE: i32 = 64;
+/// How long what was sent before a close may take to go out.
+const LINGER: Duration = Duration::from_secs(5);
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How often libzmq asks a peer for a sign of life, and how long it waits for it.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// A socket, and what happens to its connections.
+pub(crate) struct Watched {
+    pub socket: Socket,
+    pub monitor: Arc<Monitor>,
+}
+
+/// A socket that is being set up. The socket goes first, if nothing comes of it.
+struct Begun {
+    raw: RawSocket,
+    monitor: Arc<Monitor>,
+}
+
+impl Begun {
+    fn new(mut raw: RawSocket) -> io::Result<Self> {
+        let monitor = Arc::new(Monitor::new(&mut raw)?);
+        Ok(Self { raw, monitor })
+    }
+
+    fn watched(self) -> io::Result<Watched> {
+        let Self { raw, monitor } = self;
+        Ok(Watched { socket: Socket::new(raw, Some(monitor.clone()))?, monitor })
+    }
+}
+
+fn system(operation: &'static str, address: &Address, error: &io::Error) -> Error {
+    Error::io(operation, address, error)
+}
+
+fn milliseconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
+}
+
+/// A socket with all that both sides set.
+fn plain(kind: Kind, options: &Options, keys: &Keys, id: Option<&[u8]>) -> io::Result<RawSocket> {
+    let mut socket = RawSocket::new(kind)?;
+    // A publisher would drop what is over its bound, for a slow reader; the windows bound it.
+    let bound = if kind == Kind::Xpub { 0 } else { QUEUE };
+    socket.set(Opt::SendHighWater, bound)?;
+    socket.set(Opt::ReceiveHighWater, QUEUE)?;
+    socket.set(Opt::Linger, milliseconds(LINGER))?;
+    socket.set(Opt::HandshakeInterval, milliseconds(HANDSHAKE))?;
+    socket.set(Opt::HeartbeatInterval, milliseconds(HEARTBEAT))?;
+    socket.set(Opt::HeartbeatTimeout, milliseconds(SILENCE))?;
+    socket.set(Opt::ReconnectInterval, -1)?; // a carrier ends, and another one is opened
+    socket.set(Opt::Ipv6, 1)?;
+    socket.set_long(Opt::MaxMessage, MAX_MESSAGE as i64)?;
+    for (option, bytes) in
+        [(Opt::SendBuffer, options.send_buffer), (Opt::ReceiveBuffer, options.receive_buffer)]
+    {
+        if let Some(bytes) = bytes {
+            socket.set(option, i32::try_from(bytes).unwrap_or(i32::MAX))?;
+        }
+    }
+    if kind == Kind::Router {
+        socket.set(Opt::RouterMandatory, 1)?;
+    }
+    if let Some(id) = id {
+        socket.set_bytes(Opt::RoutingId, id)?;
+    }
+    keys.apply(&mut socket)?;
+    Ok(socket)
+}
+
+/// Binds a socket; with it, the port.
+pub(crate) async fn bind(
+    kind: Kind,
+    address: &Address,
+    port: u16,
+    options: &Options,
+    keys: &Keys,
+) -> Result<(Watched, u16)> {
+    let operation = "listen";
+    let failed = |error: io::Error| system(operation, address, &error);
+    let mut begun = plain(kind, options, keys, None).and_then(Begun::new).map_err(failed)?;
+    let mut last = None;
+    for mut place in resolve(operation, &Address { port: Some(port), ..address.clone() }).await? {
+        prepare(operation, place, options)?; // an option that cannot be had is no matter of which address
+        place.set_port(port);
+        match begun.raw.bind(&format!("tcp://{place}")) {
+            Ok(()) => {
+                let endpoint = begun.raw.last_endpoint().map_err(failed)?;
+                let bound = endpoint.rsplit(':').next().and_then(|port| port.parse().ok());
+                let port = bound.ok_or_else(|| Error::new(ErrorKind::System, operation, endpoint))?;
+                if kind == Kind::Sub {
+                    begun.raw.set_bytes(Opt::Subscribe, b"").map_err(failed)?;
+                }
+                return Ok((begun.watched().map_err(failed)?, port));
+            }
+            Err(error) => last = Some(error),
+        }
+    }
+    let error = last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into());
+    Err(system(operation, address, &error))
+}
+
+/// Connects a socket to the first of the host's addresses that answers; with it, the connection's descriptor.
+pub(crate) async fn connect(
+    kind: Kind,
+    address: &Address,
+    options: &Options,
+    keys: &Keys,
+    id: &[u8],
+    topics: &[&[u8]],
+) -> Result<(Watched, i32)> {
+    let operation = "connect";
+    let candidates = resolve(operation, address).await?;
+    let share = options.connect_timeout() / candidates.len() as u32;
+    let mut last = None;
+    for place in candidates {
+        prepare(operation, place, options)?;
+        let failed = |error: io::Error| system(operation, address, &error);
+        let routed = (kind == Kind::Dealer).then_some(id);
+        let mut begun = plain(kind, options, keys, routed).and_then(Begun::new).map_err(failed)?;
+        for topic in topics {
+            begun.raw.set_bytes(Opt::Subscribe, topic).map_err(failed)?;
+        }
+        begun.raw.connect(&format!("tcp://{place}")).map_err(failed)?;
+        match established(address, &begun.monitor, options, Instant::now() + share).await {
+            Ok(descriptor) => return Ok((begun.watched().map_err(failed)?, descriptor)),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last
+        .unwrap_or_else(|| Error::new(ErrorKind::Address, operation, format!("{address} does not resolve"))))
+}
+
+/// Waits for the handshake; the connection's descriptor.
+async fn established(address: &Address, monitor: &Monitor, options: &Options, until: Instant) -> Result<i32> {
+    let operation = "connect";
+    let fail =
+        |kind, what: &str, mend| Err(Error::new(kind, operation, format!("{address} {what}")).mend(mend));
+    let mut descriptor = None;
+    loop {
+        while let Some(happened) = monitor.next().map_err(|e| system(operation, address, &e))? {
+            match happened {
+                Happened::Connected(found) => {
+                    descriptor = Some(found);
+                    if let Some(congestion) = &options.congestion {
+                        crate::kernel::set_congestion(found, congestion);
+                    }
+                }
+                Happened::Ready => return Ok(descriptor.unwrap_or(-1)),
+                Happened::Unreachable => {
+                    let mend = "start the server first, or check the address";
+                    return fail(ErrorKind::Unreachable, "refuses connections", mend);
+                }
+                Happened::Refused { keys: true } => {
+                    let mend =
+                        "give both ends the files of the same `thalweg pki init`, or set tls at neither";
+                    return fail(ErrorKind::Security, "does not have the key that is expected of it", mend);
+                }
+                Happened::Refused { .. } | Happened::Ended(_) if options.tls.is_some() => {
+                    let mend = "give both ends the files of the same `thalweg pki init`";
+                    return fail(
+                        ErrorKind::Security,
+                        "hung up in the handshake: it has another key, or none",
+                        mend,
+                    );
+                }
+                Happened::Refused { .. } | Happened::Ended(_) => {
+                    let mend = "check that a thalweg zmq server listens there, and that tls is set at both ends or neither";
+                    return fail(ErrorKind::Closed, "hung up in the handshake", mend);
+                }
+            }
+        }
+        if timeout_at(until, monitor.came()).await.is_err() {
+            let mend = "check the address and the firewall, or raise connect_timeout_ms";
+            return fail(ErrorKind::Timeout, "did not answer in time", mend);
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The transport contract over every way to make a zmq link.
+
+use thalweg_conformance::{suite, Factory};
+
+mod common;
+use common::{factory, options, Trust};
+
+mod router {
+    use super::*;
+    suite!(factory("127.0.0.1", options("router"), options("router")));
+}
+
+mod router_over_ipv6 {
+    use super::*;
+    suite!(factory("[::1]", options("router"), options("router")));
+}
+
+mod pubsub {
+    use super::*;
+    suite!(factory("localhost", options("pubsub"), options("pubsub")));
+}
+
+fn encrypted(pattern: &str) -> Factory {
+    let (trust, other) = (Trust::new(), Trust::new());
+    let mut factory = factory("127.0.0.1", trust.listen(pattern), trust.connect(pattern));
+    factory.stranger = Some(other.connect(pattern));
+    factory
+}
+
+mod router_under_curve {
+    use super::*;
+    suite!(encrypted("router"));
+}
+
+mod pubsub_under_curve {
+    use super::*;
+    suite!(encrypted("pubsub"));
+}
