@@ -21,6 +21,9 @@ pub const MAX_NAME: usize = 128;
 const FIRST_LINE: &str = "thalweg token 1";
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
+/// The authority's public key for CURVE, which is no certificate and travels with them.
+const BEGIN_CURVE: &str = "-----BEGIN THALWEG CURVE PUBLIC KEY-----";
+const END_CURVE: &str = "-----END THALWEG CURVE PUBLIC KEY-----";
 
 /// A client's name and token, and whom it trusts.
 #[derive(Debug, Clone)]
@@ -94,14 +97,15 @@ struct Reader {
     name: Option<String>,
     token: Option<Token>,
     certificates: String,
-    inside: bool,
+    /// The line that ends the block it is in.
+    inside: Option<&'static str>,
 }
 
 impl Reader {
     fn read<'a>(lines: impl Iterator<Item = (usize, &'a str)>, last: usize) -> Result<TokenFile, PkiError> {
         let mut reader = Self::default();
         for (number, line) in lines {
-            if reader.inside || line == BEGIN {
+            if reader.inside.is_some() || line == BEGIN || line == BEGIN_CURVE {
                 reader.certificate_line(number, line)?;
             } else {
                 reader.field(number, line)?;
@@ -135,10 +139,11 @@ impl Reader {
     fn certificate_line(&mut self, number: usize, line: &str) -> Result<(), PkiError> {
         let base64 = |b: u8| b.is_ascii_alphanumeric() || b"+/=".contains(&b);
         match (self.inside, line) {
-            (false, "") => return Ok(()),
-            (false, BEGIN) => self.inside = true,
-            (true, END) => self.inside = false,
-            (true, data) if !data.is_empty() && data.bytes().all(base64) => {}
+            (None, "") => return Ok(()),
+            (None, BEGIN) => self.inside = Some(END),
+            (None, BEGIN_CURVE) => self.inside = Some(END_CURVE),
+            (Some(end), line) if line == end => self.inside = None,
+            (Some(_), data) if !data.is_empty() && data.bytes().all(base64) => {}
             _ => return Err(bad(number, "it is not part of a certificate in PEM")),
         }
         self.certificates.push_str(line);
@@ -147,7 +152,7 @@ impl Reader {
     }
 
     fn authority(&mut self, last: usize) -> Result<Option<String>, PkiError> {
-        if self.inside {
+        if self.inside.is_some() {
             return Err(bad(last, "a certificate does not end"));
         }
         let certificates = std::mem::take(&mut self.certificates);
