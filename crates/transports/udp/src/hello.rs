@@ -47,7 +47,7 @@ pub(crate) async fn answer(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) 
         outgoing.greeted(operation, key, seal(1), 1, Way::Out)
     )?;
     inner.send_control(Bytes::copy_from_slice(&MAGIC)).await?;
-    Ok(UdpLink::new(inner, outgoing, window, incoming))
+    Ok(UdpLink::new(inner, outgoing, window, crate::paced(options)?, incoming))
 }
 
 /// The connecting end; the peer is at `ip`.
@@ -76,7 +76,7 @@ pub(crate) async fn ask(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> 
         never = greet(&lanes) => match never {},
     };
     let [] = numbers(operation, &ready, [])?;
-    Ok(UdpLink::new(inner, outgoing, window, incoming))
+    Ok(UdpLink::new(inner, outgoing, window, crate::paced(options)?, incoming))
 }
 
 async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {

@@ -25,7 +25,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Setting, Settings, Transport,
+    Address, Capabilities, Error, ErrorKind, Kind, Link, Listener, Options, Result, Setting, Settings,
+    Transport,
 };
 
 /// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
@@ -33,6 +34,15 @@ use thalweg_transport::{
 pub const CHUNK: u32 = 1344;
 /// Most bytes of payload in one chunk: one datagram, in fragments beyond [`CHUNK`], has less than 64 KiB.
 pub const MAX_CHUNK: u32 = 60 << 10;
+
+pub(crate) const SETTINGS: &[Setting] = &[
+    secure::CIPHER,
+    Setting {
+        name: "paced",
+        kind: Kind::Flag { default: true },
+        meaning: "false, for comparison only: this end sends as fast as its socket takes it, whatever is lost of it",
+    },
+];
 
 /// Datagrams over UDP: `udp://host:port`. The port is the control connection's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -56,7 +66,7 @@ impl Transport for Udp {
     }
 
     fn settings(&self) -> &'static [Setting] {
-        secure::SETTINGS
+        SETTINGS
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
@@ -68,6 +78,11 @@ impl Transport for Udp {
         check("connect", address, options)?;
         Ok(Arc::new(connect::connect(address, options).await?))
     }
+}
+
+/// Whether what this end sends is paced.
+fn paced(options: &Options) -> Result<bool> {
+    Ok(options.own.read(SETTINGS)?.flag("paced"))
 }
 
 /// What the control connection is made with.
@@ -87,5 +102,5 @@ fn check(operation: &'static str, address: &Address, options: &Options) -> Resul
     if options.streams != 1 {
         return unsupported("a udp link has one stream", "leave streams at 1");
     }
-    options.own.read(secure::SETTINGS).map(drop)
+    options.own.read(SETTINGS).map(drop)
 }

@@ -28,12 +28,18 @@ pub(crate) struct UdpLink {
 }
 
 impl UdpLink {
-    /// Joins the control link, the pair to send on with the peer's window, and the pair to receive on.
-    pub(crate) fn new(inner: Arc<dyn Link>, outgoing: Lane, window: u64, incoming: Lane) -> Self {
+    /// Joins the control link, the pair to send on, paced or not, with the peer's window, and the pair to receive on.
+    pub(crate) fn new(
+        inner: Arc<dyn Link>,
+        outgoing: Lane,
+        window: u64,
+        paced: bool,
+        incoming: Lane,
+    ) -> Self {
         let shared = Arc::new(Shared::new(inner.peer().address.clone()));
         let (pass, control) = mpsc::channel(CONTROL);
         let outgoing = Arc::new(outgoing);
-        let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window)));
+        let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced)));
         let intake = Mutex::new(Intake::new(incoming, control));
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));

@@ -15,15 +15,15 @@ use crate::datagram::{Key, PREFIX_BYTES};
 const KEY: usize = 8;
 const NUMBER: std::ops::Range<usize> = KEY..16;
 
-pub(crate) const SETTINGS: &[Setting] = &[Setting {
+pub(crate) const CIPHER: Setting = Setting {
     name: "cipher",
     kind: Kind::Choice { default: "aes-256-gcm", choices: &["aes-256-gcm", "chacha20-poly1305"] },
     meaning: "what seals datagrams under TLS; the listening side's choice counts",
-}];
+};
 
 /// The listening end's choice, as the hello has it: 0 in the clear.
 pub(crate) fn choice(options: &Options) -> Result<u8> {
-    let chosen = options.own.read(SETTINGS)?;
+    let chosen = options.own.read(crate::SETTINGS)?;
     Ok(match (&options.tls, chosen.text("cipher")) {
         (None, _) => 0,
         (Some(_), "chacha20-poly1305") => 2,

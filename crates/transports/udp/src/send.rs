@@ -40,8 +40,8 @@ struct Batch {
 }
 
 impl Sender {
-    pub(crate) fn new(lane: Arc<Lane>, window: u64) -> Self {
-        let window = Window::new(window, Instant::now());
+    pub(crate) fn new(lane: Arc<Lane>, window: u64, paced: bool) -> Self {
+        let window = Window::new(window, paced, Instant::now());
         Self { lane, window, batch: Vec::new(), reports: Buffer::new(), known: 0 }
     }
 

@@ -35,6 +35,8 @@ const BASE_EVERY: Duration = Duration::from_secs(5);
 const PACED: Duration = Duration::from_millis(1);
 /// Datagrams that were asked to be reported and that we remember.
 const MARKS: usize = 64;
+/// What may be sent in one go where nothing is paced; the socket takes less.
+const UNPACED: u64 = 1 << 24;
 /// How long a report may be away before we ask again; doubled each time.
 const PATIENCE: Duration = Duration::from_millis(20);
 pub(crate) const MOST_PATIENCE: Duration = Duration::from_secs(1);
@@ -90,6 +92,8 @@ struct Round {
 }
 
 pub(crate) struct Window {
+    /// Without, everything may be sent at once.
+    paced: bool,
     /// The peer's receive buffer.
     peer: u64,
     /// What the longest datagram costs that is being sent.
@@ -123,10 +127,11 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    pub(crate) fn new(peer: u64, now: Instant) -> Self {
+    pub(crate) fn new(peer: u64, paced: bool, now: Instant) -> Self {
         let peer = peer.max(FULL);
         let round = Round { end: 0, seen: 0, received: 0, rate: 0.0, limited: false, last_trip: None };
         Self {
+            paced,
             peer,
             full: FULL,
             size: INITIAL.min(peer),
@@ -182,6 +187,9 @@ impl Window {
 
     /// What may be sent now, or what to wait for.
     pub(crate) fn permit(&mut self, now: Instant) -> Permit {
+        if !self.paced {
+            return Permit::Now(UNPACED);
+        }
         let room = self.size.saturating_sub(self.under_way());
         if room < self.full && self.under_way() > 0 {
             self.round.limited = true;
@@ -364,7 +372,7 @@ mod tests {
     impl Path {
         fn new(peer: u64) -> Self {
             let now = Instant::now();
-            let window = Window::new(peer, now);
+            let window = Window::new(peer, true, now);
             let (free, began, queued) = (now, now, Duration::ZERO);
             Self { window, now, free, came: 0, reports: VecDeque::new(), queued, late: None, began }
         }
@@ -496,7 +504,7 @@ mod tests {
     #[test]
     fn never_more_than_the_peer_holds() {
         let now = Instant::now();
-        let mut window = Window::new(10 * FULL, now);
+        let mut window = Window::new(10 * FULL, true, now);
         let mut position = 0;
         while let Permit::Now(room) = window.permit(now) {
             assert!(position + FULL <= 10 * FULL && room <= 10 * FULL - position);
@@ -509,9 +517,19 @@ mod tests {
     }
 
     #[test]
+    fn unpaced_nothing_is_waited_for() {
+        let now = Instant::now();
+        let mut window = Window::new(FULL, false, now);
+        for position in 1..1000 {
+            assert_eq!(window.permit(now), Permit::Now(UNPACED));
+            window.sent_to(now, position * FULL, &[position * FULL]);
+        }
+    }
+
+    #[test]
     fn reports_that_cannot_be_open_nothing() {
         let now = Instant::now();
-        let mut window = Window::new(4 * FULL, now);
+        let mut window = Window::new(4 * FULL, true, now);
         window.sent_to(now, 4 * FULL, &[4 * FULL]);
         for (seen, received) in [(u64::MAX, 0), (5 * FULL, 0), (FULL, 2 * FULL), (0, u64::MAX)] {
             window.reported(now, seen, received, true);
@@ -526,7 +544,7 @@ mod tests {
     #[test]
     fn asks_ever_more_rarely_while_nobody_answers() {
         let mut now = Instant::now();
-        let mut window = Window::new(FULL, now);
+        let mut window = Window::new(FULL, true, now);
         window.sent_to(now, FULL, &[FULL]);
         let mut pauses = Vec::new();
         for _ in 0..10 {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use thalweg_arena::Arena;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
 use thalweg_layers::{Fault, Layer};
-use thalweg_transport::{Cancel, Link, Options, Outgoing};
+use thalweg_transport::{Cancel, Link, Options, Outgoing, Settings, Value};
 use thalweg_udp::{Udp, CHUNK, MAX_CHUNK};
 
 mod common;
@@ -61,6 +61,23 @@ async fn chunks_of_any_size_are_datagrams_that_come() {
             whole(client, server, pattern(UPDATE / 8, u64::from(chunk)), chunk).await;
         }
     }
+}
+
+/// Nobody reads meanwhile: unpaced, all is sent and most of it lost; then the end still comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unpaced_chunks_do_not_wait_for_a_peer_that_does_not_read() {
+    let own = Settings::default().with("paced", Value::Flag(false));
+    let options = Options { own, ..small() };
+    let listener = listen(&Udp, &options).await;
+    let (client, server) = link(&*listener, &options).await;
+    let source = pattern(UPDATE, 1);
+    let report = client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+    assert_eq!(report.payload, UPDATE);
+    client.send_control(Bytes::from_static(b"end")).await.unwrap();
+    let recorder = Recorder::new(source.len());
+    assert_eq!(&server.receive(&recorder).await.unwrap()[..], b"end");
+    let came = recorder.seen().stored.len() as u64;
+    assert!(0 < came && came < report.chunks / 2, "{came} of {} came", report.chunks);
 }
 
 /// The peer stops to read for longer than any timer of ours, again and again.
