@@ -44,6 +44,9 @@ def test_options_follow_from_the_plan() -> None:
         chunk = "64KiB"
         [aggregation]
         deterministic = true
+        [repair]
+        resend = false
+        policy = "last"
         [layers]
         throttle = "3g"
         [layers.fault]
@@ -55,6 +58,7 @@ def test_options_follow_from_the_plan() -> None:
     assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
     assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
     assert (options["fanout"], options["gather"]) == ("sequential", "in-order")
+    assert options["repair"] == {"resend": False, "policy": "last"}
     assert options["layers"]["throttle"] == "5000000bit"
     assert options["layers"]["fault"]["loss"] == 0.5
     assert "secret" not in options

@@ -50,6 +50,7 @@ def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, A
         "fanout": plan.transport.fanout,
         "gather": plan.transport.gather,
         "partial": chosen.partial,
+        "repair": plan.repair.model_dump(),
         "precision": plan.precision,
         "staging": chosen.staging,
         "secret": trust.get("secret"),

@@ -22,6 +22,7 @@ from thalweg.plan.sections import (
     LayersSection,
     ModelSection,
     RecordSection,
+    RepairSection,
     Section,
     SecuritySection,
     TrainingSection,
@@ -59,6 +60,7 @@ class Plan(Section):
     training: TrainingSection = Field(default_factory=TrainingSection)
     transport: TransportSection = Field(default_factory=TransportSection)
     aggregation: AggregationSection = Field(default_factory=AggregationSection)
+    repair: RepairSection = Field(default_factory=RepairSection)
     security: SecuritySection = Field(default_factory=SecuritySection)
     layers: LayersSection = Field(default_factory=LayersSection)
     hosts: HostsSection = Field(default_factory=HostsSection)

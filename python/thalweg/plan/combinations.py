@@ -21,6 +21,7 @@ def check(plan: Plan) -> None:
     _payload(plan)
     _round(plan)
     _aggregation(plan)
+    _repair(plan)
     _hosts(plan)
     _network(plan)
     _stress(plan)
@@ -131,6 +132,22 @@ def _aggregation(plan: Plan) -> None:
     if chosen.partial == "keep" and chosen.staging is not None:
         raise PlanError(
             "partial = keep folds on arrival and stages nothing", "Remove aggregation.staging, or take discard"
+        )
+
+
+def _repair(plan: Plan) -> None:
+    chosen = plan.repair
+    if chosen.policy == "renormalise":
+        return
+    if chosen.resend:
+        raise PlanError(
+            f"repair.policy is {chosen.policy}, but what is lost is asked for again and nothing stands in for it",
+            "Set repair.resend = false, or remove repair.policy",
+        )
+    if plan.aggregation.partial == "keep":
+        raise PlanError(
+            f"repair.policy = {chosen.policy} mends whole updates, and partial = keep folds what comes on arrival",
+            "Take aggregation.partial = 'discard', which stages updates, or repair.policy = 'renormalise'",
         )
 
 

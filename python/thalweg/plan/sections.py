@@ -139,6 +139,18 @@ class AggregationSection(Section):
     )
 
 
+class RepairSection(Section):
+    """What happens to parts of models and updates that were lost on the way."""
+
+    resend: bool = Field(
+        True,
+        description="true: they are asked for again until whole; false: something stands in, as in FedComm's UDP",
+    )
+    policy: Literal["renormalise", "keep-local", "zero", "last", "rescale", "fedcomm-legacy"] = Field(
+        "renormalise", description="what stands in for what is not asked for again"
+    )
+
+
 class SecuritySection(Section):
     """Who gets in. Beyond this machine links are encrypted and peers prove who they are."""
 
