@@ -100,7 +100,9 @@ async fn a_lost_chunk_to_the_group_is_noticed() {
     let source = pattern(1_000, 1);
     world
         .listener
-        .send_group(&servers, &outgoing(&source, update_id(1), CHUNK), &|_, sent| drop(sent.unwrap()))
+        .send_group(&servers, &outgoing(&source, update_id(1), CHUNK), &|_, sent| {
+            assert!(sent.is_ok(), "{sent:?}")
+        })
         .await;
     assert_eq!(world.board.group_publishes(), 1);
     for (member, server) in links.iter().zip(&servers) {

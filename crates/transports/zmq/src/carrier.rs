@@ -10,7 +10,6 @@
 //! the subscription to `m id` with the second port. The member's is one too, and waits until the listener's SUB has
 //! subscribed to it.
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -21,18 +20,15 @@ use thalweg_transport::{Address, Error, ErrorKind, Peer, Result};
 use tokio::sync::watch;
 
 use crate::ffi::Part;
+use crate::joining::{PORT, SUBSCRIBED};
 use crate::kernel;
 use crate::monitor::{Happened, Monitor};
 use crate::open::Watched;
+use crate::peers::{Peers, IN_A_ROW};
 use crate::socket::Socket;
 use crate::{Pattern, MAX_MESSAGE, WINDOW};
 
-/// Messages read before what happened to connections is told, if there is no end to them.
-const IN_A_ROW: u32 = 256;
 pub(crate) const GROUP: &[u8] = b"g";
-const SUBSCRIBED: u8 = 1;
-/// Begins the message that tells a member of the second port.
-const PORT: &[u8] = b"thalweg zmq port ";
 
 /// The topic of one member.
 pub(crate) fn topic(member: MemberId) -> Vec<u8> {
@@ -46,24 +42,6 @@ fn wire(overhead: u64, parts: &[Part]) -> u64 {
         length + if length > 255 { 9 } else { 2 }
     };
     parts.iter().map(frame).sum()
-}
-
-/// What a listener knows of its members' connections.
-#[derive(Default)]
-struct Peers {
-    /// Whose the connections are that messages come over, by their descriptors.
-    reading: HashMap<i32, MemberId>,
-    known: HashMap<MemberId, Known>,
-    leaving: VecDeque<MemberId>,
-    refused: VecDeque<Error>,
-    row: u32,
-}
-
-#[derive(Default)]
-struct Known {
-    address: String,
-    /// The connection that it is written to.
-    writing: Option<i32>,
 }
 
 pub(crate) struct ZmqCarrier {
@@ -242,47 +220,6 @@ impl ZmqCarrier {
     }
 }
 
-impl Peers {
-    fn heard(&mut self, member: MemberId, message: &Part) {
-        if self.leaving.contains(&member) {
-            return; // what was sent before its connection ended
-        }
-        if let Some(descriptor) = message.source() {
-            if self.reading.insert(descriptor, member) != Some(member) {
-                let known = self.known.entry(member).or_default();
-                known.address = message.peer_address().unwrap_or_default();
-                known.writing = known.writing.or(Some(descriptor));
-            }
-        }
-    }
-
-    fn wrote_to(&mut self, member: MemberId, descriptor: Option<i32>) {
-        // Somebody who subscribes and says no more is kept until his connection ends.
-        self.known.entry(member).or_default().writing = descriptor;
-    }
-
-    fn ended(&mut self, descriptor: i32, reading: bool) {
-        if reading {
-            self.leaving.extend(self.reading.remove(&descriptor));
-        }
-        for known in self.known.values_mut().filter(|known| known.writing == Some(descriptor)) {
-            known.writing = None;
-        }
-        self.known.retain(|_, known| known.writing.is_some() || !known.address.is_empty());
-    }
-
-    /// Who has gone, or was refused.
-    fn news(&mut self) -> Option<Event> {
-        self.row = 0;
-        if let Some(member) = self.leaving.pop_front() {
-            self.known.remove(&member);
-            let why = "its connection has ended".into();
-            return Some(Event::Gone { mailbox: Mailbox::Member(member), why });
-        }
-        self.refused.pop_front().map(Event::Refused)
-    }
-}
-
 #[async_trait]
 impl Carrier for ZmqCarrier {
     fn nature(&self) -> Nature {
@@ -401,31 +338,5 @@ async fn either(output: Option<&Watched>) {
             () = output.socket.came() => {}
             () = output.monitor.came() => {}
         },
-    }
-}
-
-/// Waits, as a member, until the listener has told of its second port.
-pub(crate) async fn second_port(socket: &Socket) -> io::Result<u16> {
-    loop {
-        while let Some(parts) = socket.try_receive()? {
-            let told = parts.last().map(|part| part.bytes()).unwrap_or_default();
-            let port = told.strip_prefix(PORT).and_then(|port| std::str::from_utf8(port).ok());
-            if let Some(port) = port.and_then(|port| port.parse().ok()) {
-                return Ok(port);
-            }
-        }
-        socket.came().await;
-    }
-}
-
-/// Waits, as a member, until the listener has subscribed to what it publishes.
-pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
-    loop {
-        while let Some(parts) = socket.try_receive()? {
-            if parts.first().is_some_and(|part| part.bytes() == [SUBSCRIBED]) {
-                return Ok(());
-            }
-        }
-        socket.came().await;
     }
 }

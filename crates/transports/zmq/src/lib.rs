@@ -6,10 +6,12 @@
 
 mod carrier;
 mod ffi;
+mod joining;
 mod kernel;
 mod keys;
 mod monitor;
 mod open;
+mod peers;
 mod socket;
 
 use std::io;
@@ -22,8 +24,9 @@ use thalweg_transport::{
     Transport,
 };
 
-use crate::carrier::{second_port, subscribed, topic, Made, ZmqCarrier, GROUP};
+use crate::carrier::{topic, Made, ZmqCarrier, GROUP};
 use crate::ffi::Kind;
+use crate::joining::{second_port, subscribed};
 use crate::keys::Keys;
 use crate::open::{bind, connect};
 
