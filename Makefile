@@ -17,6 +17,8 @@ STEP := scripts/step.sh
 PYTHON := .venv/bin/python
 # Arguments for the program behind a target: make run ARGS="--rounds 2"
 ARGS ?=
+# full is the size of the paper, ci what runs in two minutes.
+SCALE ?= full
 FUZZ_FRAMES ?= 10000000
 FUZZ_SEED ?= 1
 
@@ -55,7 +57,7 @@ lint-rust: # rustfmt and clippy; warnings are errors
 	@$(STEP) "clippy" cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
 
 # Examples are typed as little as a reader would.
-PYTHON_FOLDERS = $(wildcard python tests scripts benches examples)
+PYTHON_FOLDERS = $(wildcard python tests scripts benches experiments examples)
 
 .PHONY: lint-python
 lint-python: # ruff, mypy, and the stub of the compiled module
@@ -78,6 +80,10 @@ docs-check: setup ## links, commands and plan keys in the documents
 .PHONY: bench
 bench: setup ## the figures thalweg has to reach, beside their references
 	@$(PYTHON) -m benches $(ARGS)
+
+.PHONY: experiment
+experiment: setup ## a paper's experiment again: make experiment NAME=fedcomm/fig08 SCALE=ci (without NAME: the list)
+	@$(PYTHON) -m experiments $(if $(NAME),run $(NAME) --scale $(SCALE) $(ARGS),list)
 
 .PHONY: fuzz
 fuzz: ## ten million damaged frames against the decoders (FUZZ_FRAMES, FUZZ_SEED)

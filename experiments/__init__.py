@@ -1,0 +1,1 @@
+"""The papers' experiments, run again: one folder for each figure. `python -m experiments --help`."""

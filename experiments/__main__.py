@@ -1,0 +1,88 @@
+"""The papers' experiments, run again: run one, judge what was measured, bring a study's tables up to date."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from experiments import measured, results
+from experiments.plan import FULL, ROOT, Experiment, names
+from experiments.run import OUT, Judged, judge, run
+from thalweg.errors import ThalwegError
+
+
+def main() -> int:
+    """Run the command; return the exit code."""
+    try:
+        given = _arguments()
+        return int(given.command(given))
+    except ThalwegError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="print the experiments there are")
+    listing.set_defaults(command=_list)
+    running = commands.add_parser("run", help="run one; what was run before is not run again")
+    running.add_argument("name", help="as fedcomm/fig08")
+    running.add_argument("--scale", default=FULL, help="full (the paper's size) or ci (under two minutes)")
+    running.add_argument("--modes", help="only these, as paper,fair")
+    running.add_argument("--out", type=Path, default=OUT, help="folder for benches and records")
+    running.set_defaults(command=_run)
+    judging = commands.add_parser("judge", help="print what the last full run shows of the paper's claims")
+    judging.add_argument("name", help="as fedcomm/fig08")
+    judging.set_defaults(command=_judge)
+    tables = commands.add_parser("results", help="write the tables of a study's RESULTS.md anew")
+    tables.add_argument("study", help="as fedcomm")
+    tables.set_defaults(command=_results)
+    for each in (listing, running, judging, tables):
+        each.add_argument("--json", action="store_true", dest="as_json", help="print JSON")
+    return parser.parse_args()
+
+
+def _list(given: argparse.Namespace) -> int:
+    found = {name: Experiment.load(name).title for name in names()}
+    print(json.dumps(found) if given.as_json else "\n".join(f"{name}: {title}" for name, title in found.items()))
+    return 0
+
+
+def _run(given: argparse.Namespace) -> int:
+    modes = None if given.modes is None else given.modes.split(",")
+    found = run(given.name, given.scale, modes, given.out, lambda text: print(text, file=sys.stderr, flush=True))
+    _show(found, as_json=given.as_json)
+    return 0
+
+
+def _judge(given: argparse.Namespace) -> int:
+    _show(judge(given.name, ROOT / given.name / measured.FILE), as_json=given.as_json)
+    return 0
+
+
+def _results(given: argparse.Namespace) -> int:
+    file = str(results.update(given.study))
+    print(json.dumps({"written": file}) if given.as_json else file)
+    return 0
+
+
+def _show(found: list[Judged], *, as_json: bool) -> None:
+    rows = [
+        {**one.claim, "modes": {mode: {"seen": v.seen, "words": v.words} for mode, v in one.verdicts.items()}}
+        for one in found
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        paper = f" (paper: {row['value']:g})" if "value" in row else ""
+        print(f"{row['id']}: {row['says']}{paper}")
+        for mode, verdict in row["modes"].items():
+            print(f"  {mode}: {results.SEEN[verdict['seen']]}: {verdict['words']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""FedComm (Cleland, Wu, Ullah, Varghese), figures 3 to 11."""

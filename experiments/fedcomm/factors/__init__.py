@@ -1,0 +1,1 @@
+"""What makes the difference between FedComm's way and the fair one."""

@@ -1,0 +1,1 @@
+"""FedComm figure 5."""

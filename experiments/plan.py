@@ -1,0 +1,112 @@
+"""An experiment: one matrix of jobs, run in several modes and at several scales.
+
+``plan.toml`` of a figure has ``title``, ``source``, ``quantity``; ``base`` and ``matrix`` as in a bench plan; for each
+of ``modes`` and ``scales`` what is different: ``about``, ``repetitions``, ``limit``, ``base`` (goes over the shared
+one), ``values`` (what a label of an axis means in this mode) and ``matrix`` (the labels of an axis that stay).
+``common`` names a file of the study's folder that the plan goes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import Field
+
+from thalweg.bench import BenchPlan
+from thalweg.bench.axes import IS, NAME, axes, named
+from thalweg.errors import PlanError
+from thalweg.plan import read
+from thalweg.plan.sections import Seconds, Section
+
+ROOT: Final = Path(__file__).parent
+FULL: Final = "full"
+
+
+class Variation(Section):
+    """What a mode or a scale changes."""
+
+    about: str = Field(description="what it is, in a sentence")
+    accounting: Literal["measured", "fedcomm"] | None = Field(None, description="which communication time counts")
+    repetitions: int | None = Field(None, ge=1, description="times that each cell is run")
+    limit: Seconds | None = Field(None, description="seconds after which a run is ended and counts as failed")
+    base: dict[str, Any] = Field(default_factory=dict, description="keys of a plan that go over the shared ones")
+    values: dict[str, dict[str, Any]] = Field(default_factory=dict, description="by axis and label: the value meant")
+    matrix: dict[str, Any] = Field(default_factory=dict, description="by axis: the labels that stay")
+
+
+class Experiment(Section):
+    """A figure's plan."""
+
+    title: str = Field(description="what is measured")
+    source: str = Field(description="paper, section and figure")
+    quantity: Literal["communication", "accuracy"] = Field(description="what the figure shows")
+    only: str | None = Field(None, description="the one mode of the shared ones that it is run in")
+    kept: str = Field(FULL, description="scale whose numbers the study's RESULTS.md shows")
+    base: dict[str, Any] = Field(default_factory=dict, description="a plan that all cells share")
+    matrix: dict[str, Any] = Field(description="axes with their values")
+    modes: dict[str, Variation] = Field(description="ways to run it")
+    scales: dict[str, Variation] = Field(description="sizes to run it at; full is the paper's")
+
+    @classmethod
+    def load(cls, name: str) -> Experiment:
+        """Return the experiment of a name as ``fedcomm/fig08``. Raises PlanError."""
+        folder = ROOT / name
+        if not (folder / "plan.toml").is_file():
+            raise PlanError(f"there is no experiment {name!r}", f"Known: {', '.join(names())}")
+        try:
+            table = read(folder / "plan.toml")
+            common = table.pop("common", None)
+            made = cls.model_validate(table if common is None else _over(read(folder.parent / common), table))
+        except ValueError as error:
+            raise PlanError(f"{folder / 'plan.toml'}: {error}", "Correct it") from error
+        chosen = {mode: way for mode, way in made.modes.items() if made.only in (None, mode)}
+        return made.model_copy(update={"modes": chosen})
+
+    def bench(self, mode: str, scale: str) -> BenchPlan:
+        """Return the bench plan of a mode at a scale. Raises PlanError for names that are none."""
+        way, size = _pick(self.modes, mode, "mode"), _pick(self.scales, scale, "scale")
+        matrix = dict(self.matrix)
+        for axis, labels in [*way.matrix.items(), *size.matrix.items()]:
+            matrix[axis] = [label for label in matrix.get(axis, []) if label in labels]
+        for axis, meant in way.values.items():
+            matrix[axis] = [_meant(label, meant.get(label, label)) for label in matrix.get(axis, [])]
+        chosen = {
+            "accounting": way.accounting or "measured",
+            "repetitions": size.repetitions or way.repetitions,
+            "limit": size.limit or way.limit,
+            "base": _over(_over(self.base, way.base), size.base),
+            "matrix": matrix,
+        }
+        return BenchPlan.of({key: value for key, value in chosen.items() if value is not None}, f"{mode}, {scale}")
+
+    def axes(self, mode: str, scale: str) -> dict[str, list[str]]:
+        """Return the labels of each axis, in their order. Raises PlanError."""
+        found = axes(self.bench(mode, scale).matrix, mode)
+        return {axis: [named(value) for value in values] for axis, values in found.items()}
+
+
+def names() -> list[str]:
+    """Return the names of all experiments."""
+    return sorted(str(file.parent.relative_to(ROOT)) for file in ROOT.glob("*/*/plan.toml"))
+
+
+def _pick(choices: Mapping[str, Variation], name: str, what: str) -> Variation:
+    if name not in choices:
+        raise PlanError(f"there is no {what} {name!r}", f"Known: {', '.join(choices)}")
+    return choices[name]
+
+
+def _meant(label: Any, value: Any) -> Any:
+    return {NAME: label, **(value if isinstance(value, Mapping) else {IS: value})}
+
+
+def _over(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``table`` with ``other`` over it, sections within sections."""
+    found = deepcopy(dict(table))
+    for key, value in other.items():
+        inner = found.get(key)
+        found[key] = _over(inner, value) if isinstance(value, Mapping) and isinstance(inner, Mapping) else value
+    return found

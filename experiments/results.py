@@ -1,0 +1,96 @@
+"""RESULTS.md of a study: tables made from what was measured, between marks in prose that people write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from experiments import measured
+from experiments.measured import Cell
+from experiments.plan import ROOT, Experiment, names
+from experiments.run import judge
+
+COLUMNS: Final = ("FedComm's s", "measured s", "bound s", "resent", "wire/update")
+SEEN: Final = {True: "yes", False: "no", None: "not measured"}
+
+
+def update(study: str) -> Path:
+    """Write the tables of a study anew into its RESULTS.md and return the file."""
+    file = ROOT / study / "RESULTS.md"
+    file.write_text(filled(file.read_text(), lambda figure: tables(f"{study}/{figure}")))
+    return file
+
+
+def filled(text: str, make: Callable[[str], str]) -> str:
+    """Return ``text`` with what stands between ``<!-- measured NAME -->`` and its end made anew."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return f"<!-- measured {found[1]} -->\n\n{make(found[1])}\n\n<!-- end of {found[1]} -->"
+
+    return re.sub(r"<!-- measured (\w+) -->.*?<!-- end of \1 -->", replaced, text, flags=re.DOTALL)
+
+
+def tables(name: str) -> str:
+    """Return the numbers and the verdicts of an experiment as Markdown, or that it has not been run."""
+    file = ROOT / name / measured.FILE
+    if name not in names() or not file.is_file():
+        return "Not run yet."
+    experiment, modes = Experiment.load(name), measured.read(file)
+    times = _times(modes) if experiment.quantity == "communication" else _accuracies(modes)
+    return f"{times}\n\n{_verdicts(name, file, list(modes))}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _times(modes: dict[str, list[Cell]]) -> str:
+    first = next(iter(modes.values()))
+    axes = list(first[0].labels)
+    head = [*axes, *(f"{mode}: {what}" for mode in modes for what in COLUMNS)]
+    rows = []
+    for cell in first:
+        row = [cell.labels[axis].removeprefix("payload:") for axis in axes]
+        for cells in modes.values():
+            row += _figures(next((one for one in cells if one.labels == cell.labels), None))
+        rows.append(row)
+    return _table(head, rows)
+
+
+def _figures(cell: Cell | None) -> list[str]:
+    if cell is None or cell.numbers["seconds"] is None:
+        return ["-" if cell is None else cell.numbers["status"], *["-"] * (len(COLUMNS) - 1)]
+    numbers, ways = cell.numbers, cell.numbers["seconds_by_accounting"]
+    rest = (numbers["bound_seconds"], numbers["retransmissions"], numbers["wire_ratio"])
+    short = numbers["incomplete_rounds"]
+    shown = ["-" if value is None else f"{value:.4g}" for value in (ways["fedcomm"], ways["measured"], *rest)]
+    return [f"{shown[0]} ({short} rounds short)" if short else shown[0], *shown[1:]]
+
+
+def _accuracies(modes: dict[str, list[Cell]]) -> str:
+    first = next(iter(modes.values()))
+    axes = list(first[0].labels)
+    longest = max(len(cell.numbers["accuracy"]) for cell in first)
+    rounds = sorted({1, 2, 5, 10, 20, 50, 100, longest} & set(range(1, longest + 1)))
+    rows = []
+    for mode, cells in modes.items():
+        for cell in cells:
+            series = cell.numbers["accuracy"]
+            shown = [f"{100 * series[at - 1]:.2f}" if at <= len(series) else "-" for at in rounds]
+            rows.append([mode, *(cell.labels[axis] for axis in axes), *shown])
+    return _table(["mode", *axes, *(f"round {at}" for at in rounds)], rows)
+
+
+def _verdicts(name: str, file: Path, modes: Sequence[str]) -> str:
+    rows = []
+    for one in judge(name, file):
+        paper = one.claim.get("value")
+        row = [one.claim["id"], one.claim["says"], "-" if paper is None else f"{paper:g}"]
+        for mode in modes:
+            verdict = one.verdicts[mode]
+            row.append(f"{SEEN[verdict.seen]}: {verdict.words}")
+        rows.append(row)
+    return _table(["claim", "the paper says", "paper", *(f"mode {mode}" for mode in modes)], rows)

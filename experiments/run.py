@@ -1,0 +1,80 @@
+"""Runs an experiment: each mode as a bench, then the figures, the numbers and the verdicts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from experiments import claims, measured
+from experiments.plan import ROOT, Experiment
+from experiments.plots import Plot
+from thalweg.bench import Matrix
+from thalweg.bench.driver import Bench
+from thalweg.bench.folder import Folder
+from thalweg.bench.show import progress_on_stderr
+
+OUT: Final = ROOT / "out"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim of the paper and what was seen of it, by mode."""
+
+    claim: claims.Claim
+    verdicts: dict[str, claims.Verdict]
+
+
+def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Callable[[str], None]) -> list[Judged]:
+    """Run the experiment ``name``; what has been run before in ``out`` is not run again.
+
+    At the scale that is kept the numbers and figures go to the experiment's own folder. Returns the paper's claims
+    with what was seen of them. Raises PlanError, RecordError.
+    """
+    experiment = Experiment.load(name)
+    here = out / name / scale
+    parts = {}
+    for mode in modes or list(experiment.modes):
+        note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
+        parts[mode] = measured.of_bench(_bench(experiment, mode, scale, here / mode))
+    kept = ROOT / name if scale == experiment.kept and set(parts) == set(experiment.modes) else here
+    measured.write(kept / measured.FILE, name, scale, parts)
+    for file in draw(name, kept / measured.FILE, kept):
+        note(f"figure: {file}")
+    return judge(name, kept / measured.FILE)
+
+
+def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> dict[str, Any]:
+    plan = experiment.bench(mode, scale)
+    matrix = Matrix.of(plan, f"{mode}, {scale}")
+    found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
+    going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
+    folder = going_on or Folder.create(place, mode, plan)
+    return Bench(folder, matrix).run(progress_on_stderr(), retry=True)
+
+
+def draw(name: str, file: Path, folder: Path) -> list[Path]:
+    """Draw the figure of each mode in ``file`` to ``folder`` as the experiment's ``plot.py`` says; return the files."""
+    plot: Plot = importlib.import_module(f"experiments.{name.replace('/', '.')}.plot").plot
+    short, experiment = name.rpartition("/")[2], Experiment.load(name)
+    drawn = []
+    for mode, cells in measured.read(file).items():
+        if all(cell.numbers["seconds"] is None and not cell.numbers["accuracy"] for cell in cells):
+            continue
+        title = f"{experiment.source}, mode {mode}"
+        drawn += plot(cells, title, folder / f"{short}-{mode}")
+    return drawn
+
+
+def judge(name: str, file: Path) -> list[Judged]:
+    """Return the paper's claims with what the numbers in ``file`` show of them."""
+    modes = measured.read(file)
+    found = []
+    for claim in claims.read(ROOT / name / "expected.json"):
+        other = ROOT / name / ".." / str(claim.get("base")) / measured.FILE
+        base = measured.read(other) if "base" in claim and other.is_file() else {}
+        verdicts = {mode: claims.judge(claim, cells, base.get(mode, [])) for mode, cells in modes.items()}
+        found.append(Judged(claim, verdicts))
+    return found
