@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs the programs of other projects that some tests, the lab and brokered transports use: chromium, stress-ng,
-# iperf3, mosquitto, rabbitmq-server. No service of theirs is started, now or at the next boot.
+# Installs what others made and some tests, experiments, the lab and brokered transports use: the programs chromium,
+# stress-ng, iperf3, mosquitto, rabbitmq-server, and the data set Fashion-MNIST. No service of theirs is started, now or
+# at the next boot.
 # Never fails: tests whose program is not there are skipped, and say so.
 set -uo pipefail
 
-wanted=(chromium stress-ng iperf3 mosquitto rabbitmq-server) # on Debian and Ubuntu a package has its program's name
+# On Debian and Ubuntu a package has its program's name.
+wanted=(chromium stress-ng iperf3 mosquitto rabbitmq-server dataset-fashion-mnist)
 # What package scripts ask before they start a service (invoke-rc.d(8)): exit code 101 forbids it.
 policy=${POLICY_RC_D:-/usr/sbin/policy-rc.d}
 # Brokers are in sbin, which users other than root may not have in their PATH.
@@ -19,10 +21,15 @@ give_up() { # cause, mend, packages
     exit 0
 }
 
+# Prints where a program is, or that a package without one is installed.
+there() {
+    command -v "$1" || { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ] && echo installed; }
+}
+
 missing=()
 services=() # those that come with a package that was not there before
 for program in "${wanted[@]}"; do
-    if path=$(command -v "$program"); then
+    if path=$(there "$program"); then
         echo "$program is there: $path"
     else
         missing+=("$program")
