@@ -1,0 +1,105 @@
+"""A round by pyzmq: ``python -m benches.clients.pyzmq [--bytes N] [--clients N] [--rounds N] [--pattern router]``.
+
+A server and its clients, each a process, without a broker. The server sends the model as one message: to each client by
+a ROUTER, or once by a PUB, which copies it for each. Each client sends an update of the same size back to the ROUTER;
+the server takes the mean with NumPy. Messages are handed over without copying where pyzmq can. Prints
+``{"seconds": [...]}``, of each round from the first send to the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import zmq
+
+WAIT_MILLISECONDS = 60_000
+READY = b"ready"
+
+
+def client(ports: tuple[int, int], rounds: int, pattern: str) -> None:
+    """Send back what comes, as often as there are rounds."""
+    context = zmq.Context()
+    back = context.socket(zmq.DEALER)
+    back.connect(f"tcp://127.0.0.1:{ports[0]}")
+    models = back
+    if pattern == "pubsub":
+        models = context.socket(zmq.SUB)
+        models.setsockopt(zmq.SUBSCRIBE, b"")
+        models.connect(f"tcp://127.0.0.1:{ports[1]}")
+    models.setsockopt(zmq.RCVTIMEO, WAIT_MILLISECONDS)
+    if pattern == "pubsub":
+        # A subscription is in force once something published has come.
+        models.recv()
+    back.send(READY)
+    done = 0
+    while done < rounds:
+        model = models.recv(copy=False)
+        if len(model.buffer) > len(READY):
+            back.send(model, copy=False)
+            done += 1
+    context.destroy()
+
+
+def serve(context: Any, chosen: argparse.Namespace) -> list[float]:
+    """Return the seconds of each round."""
+    inbox, public = context.socket(zmq.ROUTER), context.socket(zmq.PUB)
+    inbox.setsockopt(zmq.RCVTIMEO, WAIT_MILLISECONDS)
+    ports = tuple(socket.bind_to_random_port("tcp://127.0.0.1") for socket in (inbox, public))
+    spawn = multiprocessing.get_context("spawn")
+    made = [
+        spawn.Process(target=client, args=(ports, chosen.rounds, chosen.pattern), daemon=True)
+        for _ in range(chosen.clients)
+    ]
+    for process in made:
+        process.start()
+    names = joined(inbox, public, chosen)
+    model: Any = np.ones(chosen.bytes // 4, dtype=np.float32)
+    seconds = []
+    for _ in range(chosen.rounds):
+        began = time.perf_counter()
+        if chosen.pattern == "pubsub":
+            public.send(model, copy=False)
+        for name in names if chosen.pattern == "router" else ():
+            inbox.send_multipart([name, model], copy=False)
+        total = np.zeros_like(model)
+        for _ in names:
+            total += np.frombuffer(inbox.recv_multipart(copy=False)[-1].buffer, dtype=np.float32)
+        model = total / np.float32(len(names))
+        seconds.append(time.perf_counter() - began)
+    for process in made:
+        process.join()
+    if not np.all(model == 1.0):
+        sys.exit("the mean of ones is not one")
+    return seconds
+
+
+def joined(inbox: Any, public: Any, chosen: argparse.Namespace) -> list[bytes]:
+    """Return the names of all clients, once each of them has said that it is there."""
+    names: list[bytes] = []
+    while len(names) < chosen.clients:
+        public.send(READY)
+        if inbox.poll(10):
+            names.append(inbox.recv_multipart()[0])
+    return names
+
+
+def main() -> None:
+    """Run the rounds and print what they took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--pattern", choices=("router", "pubsub"), default="router")
+    context = zmq.Context()
+    seconds = serve(context, parser.parse_args())
+    context.destroy()
+    print(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()
