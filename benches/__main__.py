@@ -39,6 +39,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "transports": transports.loopback,
     "bounds": transports.bounds,
     "footprint": transports.memory,
+    "peers": transports.peers,
 }
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benches.common import MIB, Figure, note
+from benches.common import FOLDER, MIB, Figure, Spread, note
 from thalweg import registry
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.driver import Bench
@@ -21,6 +24,12 @@ LIMITS: Final = {"tcp": 0.150, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc"
 NETWORKS: Final = ("wifi", "4g", "3g")
 # A round takes at most so much longer than its lower bound.
 OVER: Final = 1.10
+# A transport's Python client, and what it is told to be like the transport's default.
+PEERS: Final = {
+    "zmq": ("pyzmq", "--pattern", "router"),
+    "mqtt": ("paho",),
+    "amqp": ("pika",),
+}
 Row = Mapping[str, Any]
 
 
@@ -97,6 +106,33 @@ def lost(row: Row) -> Figure:
     drops["receive_buffer_drops"] = sum(party["receive_buffer_drops"] or 0 for party in parties)
     label = f"packets dropped over {row['settings']['network']}, loss-free, udp"
     return Figure(label, ", ".join(f"{key} {count}" for key, count in drops.items()), "none", not any(drops.values()))
+
+
+def peers() -> list[Figure]:
+    """Rounds of 8 MiB beside those of the same protocol's Python client, on the same kind of broker, by turns."""
+    figures = []
+    for name, reference in PEERS.items():
+        note(f"rounds of payload:8MiB, {name} beside {reference[0]}")
+        ours, theirs = [], []
+        for _ in range(3):
+            command = ["thalweg", "run", "--transport", name, "--model", "payload:8MiB", "--rounds", "10", "--json"]
+            with tempfile.TemporaryDirectory() as place:
+                found = said([*command, "--record", place])
+            ours += [row["seconds"] for row in found["rounds"]][1:]
+            theirs += said([f"benches.clients.{reference[0]}", "--rounds", "10", *reference[1:]])["seconds"][1:]
+        mine, other = Spread.of(ours), Spread.of(theirs)
+        ratio = mine.median / other.median
+        value = f"{mine.text(1e3)} ms, {reference[0]} {other.text(1e3)} ms, ratio {ratio:.2f}"
+        details = {"seconds": vars(mine), "reference_seconds": vars(other)}
+        label = f"round of payload:8MiB, 4 clients, loopback, {name} beside {reference[0]}"
+        figures.append(Figure(label, value, "never slower", ratio <= 1.0, details))
+    return figures
+
+
+def said(command: Sequence[str]) -> Any:
+    """Return the JSON that a module prints, run as a process of its own."""
+    done = subprocess.run([sys.executable, "-m", *command], stdout=subprocess.PIPE, check=True, cwd=FOLDER)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def memory() -> list[Figure]:

@@ -2,8 +2,8 @@
 
 A server and its clients are processes. The server publishes the model to a fan-out exchange as one message, each
 client publishes it back as one message to the server's queue, and the server takes the mean with NumPy. Nothing is
-encoded: the payload is bytes. Nothing is acknowledged or confirmed, as in FedComm's code. It prints
-``{"seconds": [...], "peak_rss_bytes": ...}``, a time for each round, from the publishing of the model to the mean.
+encoded: the payload is bytes. Nothing is acknowledged or confirmed, as in FedComm's code. RabbitMQ is started as a run
+of thalweg would. It prints ``{"seconds": [...]}``, a time for each round, from the publishing of the model to the mean.
 """
 
 from __future__ import annotations
@@ -12,36 +12,35 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pika  # type: ignore[import-untyped]
 
+from thalweg.brokers import Broker, Place
+from thalweg.brokers.rabbitmq import RabbitMq
+
 
 def main() -> None:
     """Run the rounds and print their times."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--port", type=int, required=True, help="of the broker on this machine")
-    arguments.add_argument("--login-file", type=Path, required=True, help="file with one line user:password")
-    arguments.add_argument("--clients", type=int, default=4)
-    arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--bytes", type=int, default=8 << 20, help="of the model, a multiple of 4")
-    chosen = arguments.parse_args()
-    user, _, password = chosen.login_file.read_text().strip().partition(":")
-    broker = pika.ConnectionParameters("127.0.0.1", chosen.port, credentials=pika.PlainCredentials(user, password))
-    names = f"pika.{os.getpid()}"
-    context = multiprocessing.get_context("spawn")
-    clients = [
-        context.Process(target=client, args=(broker, names, chosen.rounds), daemon=True) for _ in range(chosen.clients)
-    ]
-    seconds = serve(broker, names, clients, chosen.rounds, chosen.bytes)
-    for process in clients:
-        process.join()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"seconds": seconds, "peak_rss_bytes": peak}))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    chosen = parser.parse_args()
+    with Broker(RabbitMq(), Place()) as private:
+        login = pika.PlainCredentials(private.login.user, private.login.password)
+        broker = pika.ConnectionParameters("127.0.0.1", private.port, credentials=login)
+        names = f"pika.{os.getpid()}"
+        context = multiprocessing.get_context("spawn")
+        clients = [
+            context.Process(target=client, args=(broker, names, chosen.rounds), daemon=True)
+            for _ in range(chosen.clients)
+        ]
+        seconds = serve(broker, names, clients, chosen.rounds, chosen.bytes)
+        for process in clients:
+            process.join()
+        print(json.dumps({"seconds": seconds, "broker": private.use()}))
 
 
 def serve(broker: pika.ConnectionParameters, names: str, clients: list[Any], rounds: int, size: int) -> list[float]:
