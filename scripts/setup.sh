@@ -36,6 +36,8 @@ find_python() {
 check_tools() {
     command -v cargo >/dev/null || fail "cargo is not installed" "Install Rust, for example with rustup"
     command -v cc >/dev/null || fail "there is no C compiler (cc)" "Install one, as gcc; on Debian: apt install gcc"
+    command -v "${CXX:-c++}" >/dev/null ||
+        fail "there is no C++ compiler (c++), which libzmq is built with" "Install one, as g++; on Debian: apt install g++"
     local need have
     need=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     have=$(rustc --version | cut -d ' ' -f 2)
