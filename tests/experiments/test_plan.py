@@ -30,7 +30,7 @@ def test_every_mode_at_every_scale_can_be_run(name: str) -> None:
     for mode in experiment.modes:
         whole = {label(cell.settings) for cell in matrix(name, mode, "full").cells}
         small = {label(cell.settings) for cell in matrix(name, mode, "ci").cells}
-        assert small < whole
+        assert small <= whole
 
 
 @pytest.mark.parametrize("name", ALL)
