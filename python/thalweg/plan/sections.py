@@ -117,7 +117,8 @@ class TransportSection(Section):
     )
     chunk: Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None = Field(
         None,
-        description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or 256KiB",
+        description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or "
+        "256KiB",
     )
     options: dict[Text, bool | int | Text] | None = Field(
         None, description="table of what only this transport can be told; `thalweg transports` lists it"
