@@ -5,7 +5,7 @@ mod common;
 use common::party::{layout, ServerParty};
 use common::{plan, Setup, JOB, MS};
 use thalweg_proto::{Action, Client, ClientAction, ClientConfig, LinkId, Span, Time, Verdict};
-use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome};
+use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
 use thalweg_wire::{ChunkHeader, LayoutHash, Ranges};
 
 fn client_actions(client: &mut Client) -> Vec<ClientAction> {
@@ -17,7 +17,7 @@ fn let_in(client: &mut Client, now: Time) -> Vec<ClientAction> {
     client.connected(now, [1; 32], true);
     client.control(
         now,
-        Control::Challenge(Challenge { versions: (1, 1), nonce: [2; 32], token: false, clock: 0 }),
+        Control::Challenge(Challenge { versions: VERSIONS, nonce: [2; 32], token: false, clock: 0 }),
     );
     client.proven(now, None);
     let (heartbeat, liveness) = (2_500_000, 10_000_000);
@@ -123,7 +123,7 @@ fn a_heartbeat_of_zero_is_not_followed() {
     client.connected(Time::ZERO, [1; 32], true);
     client.control(
         Time::ZERO,
-        Control::Challenge(Challenge { versions: (1, 1), nonce: [2; 32], token: false, clock: 0 }),
+        Control::Challenge(Challenge { versions: VERSIONS, nonce: [2; 32], token: false, clock: 0 }),
     );
     client.proven(Time::ZERO, None);
     let (heartbeat, liveness) = (0, 10_000_000);
@@ -145,7 +145,7 @@ fn with_two(now: Time) -> (ServerParty, Vec<Action>) {
         server.machine.connected(now, link, [0; 32], true);
         let (name, holding) = (format!("c{link}"), Holding::Nothing);
         let (nonce, proof, layout) = ([9; 32], None, None);
-        let hello = Hello { version: 1, name, instance: 1, nonce, proof, layout, holding, clock: 0 };
+        let hello = Hello { version: VERSIONS.1, name, instance: 1, nonce, proof, layout, holding, clock: 0 };
         server.machine.control(now, link, Control::Hello(hello));
     }
     assert_eq!(server.machine.start_round(now, plan(1, 2)), Ok(()));

@@ -1,6 +1,6 @@
 //! Well-formed messages and chunks drawn at random, mostly near the truth.
 
-use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome};
+use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
 use super::{Rng, JOB};
@@ -43,7 +43,7 @@ pub fn hello(rng: &mut Rng, layout: &Layout) -> Hello {
         _ => Holding::Nothing,
     };
     Hello {
-        version: if rng.chance(0.03) { 3 } else { 1 },
+        version: if rng.chance(0.03) { VERSIONS.1 + 1 } else { VERSIONS.1 },
         name: format!("c{}", rng.below(4)),
         instance: rng.below(2),
         nonce: [0; 32],
@@ -107,7 +107,7 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
 }
 
 pub fn challenge(rng: &mut Rng) -> Control {
-    Control::Challenge(Challenge { versions: (1, 1), nonce: [1; 32], token: false, clock: rng.next() })
+    Control::Challenge(Challenge { versions: VERSIONS, nonce: [1; 32], token: false, clock: rng.next() })
 }
 
 pub fn welcome(rng: &mut Rng, layout: &Layout) -> Control {
