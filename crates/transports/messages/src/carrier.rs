@@ -28,8 +28,8 @@ pub trait Post: Send + Sync + 'static {
     /// Name of the transport, also the scheme of its addresses.
     fn name(&self) -> &'static str;
 
-    /// What links over it can do. `fan_out` if [`Nature::group`] can be; a link says what its carrier's nature makes of it; `max_chunk` leaves room for
-    /// [`crate::HEAD_BYTES`] in the largest message.
+    /// What links over it can do. `fan_out` if [`Nature::group`] can be; a link says what its carrier's nature makes of
+    /// it; `max_chunk` leaves room for [`crate::HEAD_BYTES`] in the largest message.
     fn capabilities(&self) -> Capabilities;
 
     /// What only this protocol can be told, in [`Options::own`].
