@@ -23,6 +23,7 @@ mod client;
 mod credits;
 pub mod emulation;
 mod liveness;
+pub mod ltp;
 mod order;
 mod outcome;
 mod reassembly;

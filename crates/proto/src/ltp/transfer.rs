@@ -1,0 +1,187 @@
+//! One update on its way: which chunk is next.
+
+use std::collections::VecDeque;
+
+use super::Closed;
+
+/// Most chunks of a transfer: a receiver keeps a bit for each.
+pub const MAX_PIECES: usize = 1 << 24;
+
+/// A chunk of a transfer, as its sender knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Bytes of its packet.
+    pub bytes: u32,
+    /// Whether it is sent until it arrives, however early the transfer is closed.
+    pub critical: bool,
+}
+
+/// What a packet says of its chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// The transfer, counted from 1; after 65535 comes 0.
+    pub transfer: u16,
+    /// Which of its chunks.
+    pub index: u32,
+    /// How many it has, at most [`MAX_PIECES`].
+    pub of: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Fresh,
+    UnderWay,
+    Lost,
+    Here,
+}
+
+/// An update that is being sent.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub id: u16,
+    pieces: Vec<(Piece, State)>,
+    /// The first chunk that may not have been sent yet.
+    fresh: usize,
+    /// Chunks that were lost, the critical ones apart; those that came after all are passed over.
+    lost: [VecDeque<u32>; 2],
+    missing: usize,
+    critical: usize,
+    pub closed: Option<Closed>,
+    pub again: u64,
+}
+
+impl Transfer {
+    pub(super) fn new(id: u16, pieces: Vec<Piece>) -> Self {
+        let (missing, critical) = (pieces.len(), pieces.iter().filter(|piece| piece.critical).count());
+        let pieces = pieces.into_iter().map(|piece| (piece, State::Fresh)).collect();
+        Self { id, pieces, fresh: 0, lost: Default::default(), missing, critical, closed: None, again: 0 }
+    }
+
+    /// The chunk to send now, which is under way then: critical ones that were lost, first transmissions, the rest.
+    pub(super) fn next(&mut self) -> Option<(Part, Piece)> {
+        let index = self.next_lost(true).or_else(|| self.next_fresh()).or_else(|| self.next_lost(false))?;
+        let of = self.pieces.len() as u32;
+        let (piece, state) = self.pieces.get_mut(index as usize)?;
+        self.again += u64::from(*state == State::Lost);
+        *state = State::UnderWay;
+        Some((Part { transfer: self.id, index, of }, *piece))
+    }
+
+    fn next_fresh(&mut self) -> Option<u32> {
+        let late = self.closed == Some(Closed::Deadline);
+        let wanted = |(piece, state): &(Piece, State)| *state == State::Fresh && (piece.critical || !late);
+        let found = self.pieces.get(self.fresh..)?.iter().position(wanted).map(|at| self.fresh + at);
+        self.fresh = found.map_or(self.pieces.len(), |index| index + 1);
+        found.map(|index| index as u32)
+    }
+
+    fn next_lost(&mut self, critical: bool) -> Option<u32> {
+        if !critical && self.closed.is_some() {
+            return None;
+        }
+        while let Some(index) = self.lost[usize::from(critical)].pop_front() {
+            if self.pieces.get(index as usize).is_some_and(|(_, state)| *state == State::Lost) {
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// A packet of the chunk has come.
+    pub(super) fn arrived(&mut self, index: u32) {
+        let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
+        if *state != State::Here {
+            *state = State::Here;
+            self.missing -= 1;
+            self.critical -= usize::from(piece.critical);
+        }
+    }
+
+    /// A packet of the chunk is lost.
+    pub(super) fn lost(&mut self, index: u32) {
+        let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
+        if *state == State::UnderWay {
+            *state = State::Lost;
+            self.lost[usize::from(piece.critical)].push_back(index);
+        }
+    }
+
+    /// How it ended, if it did.
+    pub(super) fn ended(&self) -> Option<Closed> {
+        if self.missing == 0 {
+            return Some(Closed::Whole);
+        }
+        let sent = match self.closed? {
+            Closed::Deadline => true,
+            Closed::Whole | Closed::Fraction => self.fresh >= self.pieces.len(),
+        };
+        self.closed.filter(|_| sent && self.critical == 0)
+    }
+
+    /// Chunks that nobody has acknowledged.
+    pub(super) fn missing(&self) -> usize {
+        self.missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transfer(critical: &[bool]) -> Transfer {
+        Transfer::new(1, critical.iter().map(|&critical| Piece { bytes: 100, critical }).collect())
+    }
+
+    fn next(transfer: &mut Transfer) -> Option<u32> {
+        transfer.next().map(|(part, _)| part.index)
+    }
+
+    #[test]
+    fn first_transmissions_go_before_what_was_lost_and_after_what_is_critical() {
+        let mut transfer = transfer(&[true, false, false, false]);
+        assert_eq!((next(&mut transfer), next(&mut transfer)), (Some(0), Some(1)));
+        transfer.lost(1);
+        transfer.lost(0);
+        let rest: Vec<_> = std::iter::from_fn(|| next(&mut transfer)).collect();
+        assert_eq!((rest, transfer.again), (vec![0, 2, 3, 1], 2));
+    }
+
+    #[test]
+    fn closed_by_fraction_the_rest_is_still_sent_once() {
+        let mut transfer = transfer(&[false; 3]);
+        assert_eq!(next(&mut transfer), Some(0));
+        transfer.lost(0);
+        transfer.closed = Some(Closed::Fraction);
+        assert_eq!((next(&mut transfer), transfer.ended()), (Some(1), None));
+        assert_eq!((next(&mut transfer), transfer.ended()), (Some(2), Some(Closed::Fraction)));
+        assert_eq!(next(&mut transfer), None);
+    }
+
+    #[test]
+    fn after_the_deadline_only_what_is_critical_is_sent() {
+        let mut transfer = transfer(&[false, false, true]);
+        assert_eq!(next(&mut transfer), Some(0));
+        transfer.lost(0);
+        transfer.closed = Some(Closed::Deadline);
+        assert_eq!((next(&mut transfer), next(&mut transfer), transfer.ended()), (Some(2), None, None));
+        transfer.lost(2);
+        assert_eq!(next(&mut transfer), Some(2));
+        transfer.arrived(2);
+        assert_eq!((transfer.ended(), transfer.missing()), (Some(Closed::Deadline), 2));
+    }
+
+    #[test]
+    fn what_came_after_all_is_not_sent_again() {
+        let mut transfer = transfer(&[false; 2]);
+        while next(&mut transfer).is_some() {}
+        transfer.lost(0);
+        transfer.lost(0);
+        transfer.arrived(0);
+        transfer.arrived(0);
+        transfer.lost(0);
+        transfer.arrived(9);
+        assert_eq!((next(&mut transfer), transfer.ended(), transfer.missing()), (None, None, 1));
+        transfer.arrived(1);
+        assert_eq!(transfer.ended(), Some(Closed::Whole));
+    }
+}

@@ -1,0 +1,8 @@
+//! The loss-tolerant transport over seeded links (`world`): what loss costs (`table`), closing early, reordering,
+//! peers that stop (`trouble`), links that are shared (`sharing`).
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+mod sharing;
+mod table;
+mod trouble;
+mod world;
