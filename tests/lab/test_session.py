@@ -31,7 +31,7 @@ LINK = {
 STATUS = {
     "relay": {"failure": None},
     "links": [LINK],
-    "hosts": {"client-1": {"retransmitted_segments": 3, "receive_buffer_drops": 0}},
+    "hosts": {"client-1": {"retransmitted_segments": 3, "receive_buffer_drops": 0, "limiter_drops": 2}},
 }
 
 
@@ -160,6 +160,7 @@ def test_what_the_record_gets(packets: list[str]) -> None:
         "peak_rss_bytes": 7,
         "retransmitted_segments": 3,
         "receive_buffer_drops": 0,
+        "limiter_drops": 2,
         "congestion_control": "cubic",
         "cpu_quota": None,
         "stress": None,

@@ -150,3 +150,39 @@ def test_any_network_is_one_the_core_can_take(text: str, topology: str, clients:
             assert 0 <= shape.jitter <= shape.delay <= 3600
             assert not (shape.burst and (shape.loss or shape.loss_correlation))
     assert json.loads(made.text())["links"]
+
+
+def test_a_limiter_on_the_device_is_the_hosts_and_not_the_links() -> None:
+    made = build("up.rate=8mbit,up.queue=50000B,down.rate=4mbit,loss=1%", limiter="device", limiter_burst=1600)
+    table = made.table()
+    limits = {host["name"]: host.get("egress") for host in table["hosts"]}
+    own = {"rate": 8_000_000, "queue_bytes": 50_000, "burst_bytes": 1600}
+    # The server sends over two links, so that no limit of one of them is that of its device.
+    assert limits == {"server": None, "client-1": own, "client-2": own}
+    assert [(link["ab"]["rate"], link["ab"]["queue_bytes"], link["ab"]["loss"]) for link in table["links"]] == [
+        (None, None, 0.01)
+    ] * 2
+    assert [link["ba"]["rate"] for link in table["links"]] == [4_000_000] * 2
+    # What is known of the links stays: bounds and buffers come from it.
+    assert [link.ab.rate for link in made.links] == [8_000_000] * 2
+
+
+def test_a_device_alone_on_its_link_is_limited_both_ways() -> None:
+    table = build("rate=80mbit", clients=1, limiter="device").table()
+    own = {"rate": 80_000_000, "queue_bytes": 1_000_000, "burst_bytes": 10_000}
+    assert [host["egress"] for host in table["hosts"]] == [own] * 2
+    assert all("egress" not in host for host in build("rtt=10ms", limiter="device").table()["hosts"])
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "words"),
+    [
+        ("rate=8mbit", {"changes": [{"at": 1, "rate": "4mbit"}]}, "changes of links"),
+        ("rate=8mbit,queue=10 packets", {}, "queue of packets"),
+        ("rate=8mbit,queue=2000B", {}, "burst of 3000"),
+        ("rate=8mbit,queue=6GiB", {}, "at most"),
+    ],
+)
+def test_limits_that_a_device_cannot_have_are_refused(text: str, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        build(text, limiter="device", **more)

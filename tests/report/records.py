@@ -130,8 +130,8 @@ def party(name: str) -> dict[str, Any]:
     stress = {"cpu": 99, "operations_per_second": 12.5} if name == "client-1" else None
     return {
         "party": name, "cpu_seconds": 1.25, "peak_rss_bytes": 100 << 20, "retransmitted_segments": 7,
-        "receive_buffer_drops": 0, "congestion_control": "cubic", "cpu_quota": 0.2 if stress else None,
-        "stress": None if stress is None else json.dumps(stress),
+        "receive_buffer_drops": 0, "limiter_drops": 0, "congestion_control": "cubic",
+        "cpu_quota": 0.2 if stress else None, "stress": None if stress is None else json.dumps(stress),
     }  # fmt: skip
 
 

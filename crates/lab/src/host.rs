@@ -10,9 +10,10 @@ use rtnetlink::{new_connection, LinkUnspec, RouteMessageBuilder};
 use serde::Serialize;
 
 use crate::device::Device;
+use crate::egress;
 use crate::fabric::addresses;
 use crate::namespace::Namespace;
-use crate::spec::HostSpec;
+use crate::spec::{Egress, HostSpec};
 use crate::{Error, ErrorKind, Result};
 
 /// The device of every host.
@@ -31,6 +32,7 @@ pub(crate) struct Host {
     pub namespace: Namespace,
     pub ipv4: Ipv4Addr,
     pub ipv6: Ipv6Addr,
+    has_limit: bool,
 }
 
 /// What a host's kernel counted since it was made.
@@ -43,6 +45,8 @@ pub(crate) struct HostCounters {
     rx_packets: u64,
     tx_packets: u64,
     tx_dropped: u64,
+    /// By the limit on its device.
+    limiter_drops: u64,
 }
 
 impl Host {
@@ -62,10 +66,11 @@ impl Host {
                     done => done?,
                 }
             }
-            configure(&spec.name, mtu, ipv4, ipv6, congestion)?;
+            configure(&spec.name, mtu, (ipv4, ipv6), congestion, spec.egress)?;
             Ok(device)
         })?;
-        Ok((Self { name: spec.name.clone(), namespace, ipv4, ipv6 }, device))
+        let has_limit = spec.egress.is_some();
+        Ok((Self { name: spec.name.clone(), namespace, ipv4, ipv6, has_limit }, device))
     }
 
     pub(crate) fn counters(&self) -> Result<HostCounters> {
@@ -91,6 +96,7 @@ impl Host {
                 rx_packets: column(1),
                 tx_packets: column(9),
                 tx_dropped: column(11),
+                limiter_drops: if self.has_limit { limiter_drops()? } else { 0 },
             })
         })
     }
@@ -130,18 +136,16 @@ fn set(host: &str, key: &str, value: &str) -> Result<()> {
     })
 }
 
-fn configure(host: &str, mtu: usize, ipv4: Ipv4Addr, ipv6: Ipv6Addr, congestion: Option<&str>) -> Result<()> {
-    let failed = |e: std::io::Error| Error::io("lab", "netlink", &e);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
-    let index = |name: &str| if_nametoindex(name).map_err(|e| Error::io("lab", name, &e.into()));
+fn configure(
+    host: &str,
+    mtu: usize,
+    (ipv4, ipv6): (Ipv4Addr, Ipv6Addr),
+    congestion: Option<&str>,
+    limit: Option<Egress>,
+) -> Result<()> {
     let (loopback, device) = (index(LOOPBACK)?, index(DEVICE)?);
     let has_ipv6 = fs::exists("/proc/sys/net/ipv6").unwrap_or(false);
-    let refused = |what: String| {
-        move |e: rtnetlink::Error| Error::new(ErrorKind::System, "lab", format!("{what}: {e}"))
-    };
-    runtime.block_on(async {
-        let (connection, handle, _) = new_connection().map_err(failed)?;
-        let connection = tokio::spawn(connection);
+    netlink(async |handle| {
         let up = async {
             handle.link().set(LinkUnspec::new_with_index(loopback).up().build()).execute().await?;
             handle.address().add(device, ipv4.into(), PREFIX_V4).execute().await?;
@@ -151,15 +155,47 @@ fn configure(host: &str, mtu: usize, ipv4: Ipv4Addr, ipv6: Ipv6Addr, congestion:
             let link = LinkUnspec::new_with_index(device).mtu(mtu as u32).txqueuelen(QUEUE).up().build();
             handle.link().set(link).execute().await
         };
-        let done: std::result::Result<(), rtnetlink::Error> = up.await;
-        let mut done = done.map_err(refused(format!("netlink of {DEVICE}")));
-        if let (Ok(()), Some(name)) = (&done, congestion) {
+        up.await.map_err(refused(format!("netlink of {DEVICE}")))?;
+        if let Some(name) = congestion {
             let set = choose_congestion(&handle, device, ipv4, has_ipv6.then_some(ipv6), name).await;
-            done = set.map_err(refused(format!("congestion control {name:?} of host {host:?}")));
+            set.map_err(refused(format!("congestion control {name:?} of host {host:?}")))?;
         }
+        if let Some(limit) = limit {
+            egress::apply(&limit, &handle, device)
+                .await
+                .map_err(refused(format!("the limit of host {host:?} (tbf)")))?;
+        }
+        Ok(())
+    })
+}
+
+/// Packets that the limit of the calling thread's namespace's device has dropped.
+fn limiter_drops() -> Result<u64> {
+    let device = index(DEVICE)?;
+    netlink(async |handle| {
+        egress::drops(&handle, device).await.map_err(refused(format!("netlink of {DEVICE}")))
+    })
+}
+
+/// Does something by netlink in the calling thread's namespace.
+fn netlink<T>(work: impl AsyncFnOnce(rtnetlink::Handle) -> Result<T>) -> Result<T> {
+    let failed = |e: std::io::Error| Error::io("lab", "netlink", &e);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(failed)?;
+    runtime.block_on(async {
+        let (connection, handle, _) = new_connection().map_err(failed)?;
+        let connection = tokio::spawn(connection);
+        let done = work(handle).await;
         connection.abort();
         done
     })
+}
+
+fn index(name: &str) -> Result<u32> {
+    if_nametoindex(name).map_err(|e| Error::io("lab", name, &e.into()))
+}
+
+fn refused(what: String) -> impl Fn(rtnetlink::Error) -> Error {
+    move |e| Error::new(ErrorKind::System, "lab", format!("{what}: {e}"))
 }
 
 /// Makes a congestion control that of all connections over the device, by its routes (ip-route(8), "congctl").

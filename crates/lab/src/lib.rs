@@ -14,6 +14,8 @@
 
 #[cfg(target_os = "linux")]
 mod device;
+#[cfg(target_os = "linux")]
+mod egress;
 mod error;
 mod fabric;
 mod histogram;
@@ -36,4 +38,4 @@ pub use live::Lab;
 #[cfg(target_os = "linux")]
 pub use namespace::{enter, Namespace};
 pub use packet::{Destination, Packet, VNET};
-pub use spec::{ChangeSpec, Direction, HostSpec, LinkSpec, Spec};
+pub use spec::{ChangeSpec, Direction, Egress, HostSpec, LinkSpec, Spec};

@@ -10,6 +10,8 @@ use crate::{Error, ErrorKind, Result};
 /// Most hosts of a lab: each is a namespace, a device and a few kernel objects.
 pub const MOST_HOSTS: usize = 1000;
 const LONGEST_NAME: usize = 63;
+/// Of a byte; and the slowest limit of a device, in bits a second.
+pub(crate) const BITS: u64 = 8;
 /// The smallest MTU that IPv6 allows (RFC 8200 section 5), and the largest of an IP packet.
 const MTUS: std::ops::RangeInclusive<usize> = 1280..=65_535;
 
@@ -48,6 +50,38 @@ pub struct HostSpec {
     /// Kernel settings of its namespace, as `net.ipv4.tcp_sack`.
     #[serde(default)]
     pub sysctls: BTreeMap<String, String>,
+    /// A limit on its own device, besides those of its links.
+    #[serde(default)]
+    pub egress: Option<Egress>,
+}
+
+/// What a host's device sends at most: a token bucket, as tc-tbf(8) has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Egress {
+    /// Bits of IP packets a second.
+    pub rate: u64,
+    /// Most bytes that wait; what comes beyond them is dropped.
+    pub queue_bytes: u32,
+    /// Most bytes that leave at once after a pause. The bucket has no more: what the kernel's timer is late by beyond
+    /// them is lost rate.
+    pub burst_bytes: u32,
+}
+
+impl Egress {
+    fn check(&self, host: &str, mtu: usize) -> Result<()> {
+        let Self { rate, queue_bytes: queue, burst_bytes: burst } = *self;
+        if rate < BITS {
+            return Err(impossible(format!("host {host:?} sends {rate} bit/s; it is at least {BITS}")));
+        }
+        if (burst as usize) < mtu || queue < burst {
+            return Err(impossible(format!(
+                "host {host:?} has a burst of {burst} bytes and a queue of {queue}; a burst holds at least a packet of \
+                 {mtu} bytes, and the queue a burst"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// A link of two directions.
@@ -121,6 +155,11 @@ impl Spec {
         }
         if !MTUS.contains(&self.mtu) {
             return Err(impossible(format!("an MTU of {}; it is 1280 to 65535", self.mtu)));
+        }
+        for host in &self.hosts {
+            if let Some(egress) = &host.egress {
+                egress.check(&host.name, self.mtu)?;
+            }
         }
         let nodes = self.nodes()?;
         let mut links = HashMap::new();

@@ -166,6 +166,13 @@ fn a_seed_repeats_a_network() {
     assert_ne!(outcome(1), outcome(2));
 }
 
+fn limited(rate: u64, burst: u32, queue: u32) -> String {
+    format!(
+        r#"{{"links": [], "hosts": [{{"name": "a", "egress":
+            {{"rate": {rate}, "burst_bytes": {burst}, "queue_bytes": {queue}}}}}]}}"#
+    )
+}
+
 #[test]
 fn impossible_labs_are_refused() {
     let link = r#"{"name": "l", "a": "a", "b": "b"}"#;
@@ -182,6 +189,9 @@ fn impossible_labs_are_refused() {
             "loss is 2",
         ),
         (format!(r#"{{{PAIR}, "mtu": 10, "links": []}}"#), "MTU of 10"),
+        (limited(0, 1600, 3000), "0 bit/s"),
+        (limited(8000, 1499, 3000), "burst of 1499"),
+        (limited(8000, 1600, 1599), "queue of 1599"),
         (
             format!(r#"{{{PAIR}, "links": [{link}], "changes": [{{"at": 1, "link": "x", "shape": {{}}}}]}}"#),
             "\"x\"",

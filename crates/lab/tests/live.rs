@@ -176,6 +176,36 @@ fn settings_are_the_namespaces_and_bad_ones_are_refused() {
 }
 
 #[test]
+fn a_limit_on_the_device_is_felt_by_its_sockets() {
+    const COUNT: u64 = 1000;
+    let mut spec = two(json!({}), json!({}));
+    // A queue that a socket's send buffer cannot fill, and one that it can.
+    for (queue, drops) in [(16 << 20, false), (16_000, true)] {
+        spec["hosts"][0]["egress"] = json!({"rate": 80_000_000, "queue_bytes": queue, "burst_bytes": 15_000});
+        let Some(lab) = lab(&spec) else { return };
+        let sender = inside(&lab, "a", || {
+            let socket = UdpSocket::bind("10.77.0.1:0").unwrap();
+            for _ in 0..COUNT {
+                socket.send_to(&[7; 1400], "10.77.0.2:9").unwrap();
+            }
+        });
+        sender.join().unwrap();
+        // What waits on the device leaves later.
+        let passed = loop {
+            let status = lab.status().unwrap();
+            let count = |value: &Value| value.as_u64().unwrap();
+            let dropped = count(&status["hosts"]["a"]["limiter_drops"]);
+            let passed = count(&line(&status, "ab")["packets_in"]);
+            assert!(passed + dropped <= COUNT);
+            if passed + dropped == COUNT {
+                break passed;
+            }
+        };
+        assert_eq!(passed < COUNT, drops, "{passed} of {COUNT} with a queue of {queue} bytes");
+    }
+}
+
+#[test]
 fn a_congestion_control_is_that_of_all_connections_of_a_host() {
     let mut spec = two(json!({}), json!({}));
     spec["hosts"][0]["sysctls"] = json!({"net.ipv4.tcp_congestion_control": "cubic"});

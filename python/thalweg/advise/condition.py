@@ -146,8 +146,9 @@ def _links(spec: Spec) -> tuple[Path, Path, str]:
     sysctls = sorted(
         {f"{key}={value}" for host in spec.hosts for key, value in host.sysctls.items() if "mem" not in key}
     )
+    limiters = ["limiter=device"] * any(host.egress is not None for host in spec.hosts)
     changes = [(change.at, change.link, change.direction, change.shape.table()) for change in spec.changes]
-    return _middle(ways[0]), _middle(ways[1]), json.dumps([shapes, sysctls, changes])
+    return _middle(ways[0]), _middle(ways[1]), json.dumps([shapes, sysctls + limiters, changes])
 
 
 def _pairs(clients: Sequence[str], server: str) -> list[list[tuple[str, str]]]:

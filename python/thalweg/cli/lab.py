@@ -301,11 +301,10 @@ def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
             *("-" if delay is None else format_seconds(delay) for delay in delays),
         )
     console.print(links)
-    hosts = terminal.table("host", "address", "retransmitted", "buffer drops", right=True)
+    hosts = terminal.table("host", "address", "retransmitted", "buffer drops", "limiter drops", right=True)
     for name, host in status["hosts"].items():
-        hosts.add_row(
-            name, lab["hosts"][name]["ipv4"], str(host["retransmitted_segments"]), str(host["receive_buffer_drops"])
-        )
+        counts = (host[key] for key in ("retransmitted_segments", "receive_buffer_drops", "limiter_drops"))
+        hosts.add_row(name, lab["hosts"][name]["ipv4"], *map(str, counts))
     console.print(hosts)
 
 

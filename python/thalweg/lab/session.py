@@ -158,7 +158,7 @@ class Session:
     def _links(self, status: Mapping[str, Any]) -> list[dict[str, Any]]:
         if self.spec is None:
             return []
-        nominal = {(link["name"], way): link[way] for link in self.spec.table()["links"] for way in ("ab", "ba")}
+        nominal = {(link.name, way): getattr(link, way).table() for link in self.spec.links for way in ("ab", "ba")}
         return [link_row(link, nominal[link["link"], link["direction"]]) for link in status.get("links", ())]
 
     def _party(self, party: str, said: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +171,7 @@ class Session:
             "peak_rss_bytes": said.get("peak_rss_bytes"),
             "retransmitted_segments": host.get("retransmitted_segments"),
             "receive_buffer_drops": host.get("receive_buffer_drops"),
+            "limiter_drops": host.get("limiter_drops"),
             "congestion_control": self._congestion_of(party),
             "cpu_quota": asked.cpu_quota if asked is not None and party in parties_of(asked, self.names) else None,
             "stress": json.dumps(got) if got else None,

@@ -16,6 +16,7 @@ def check(network: NetworkSection) -> None:
         f"topology = '{network.topology}'": network.topology != "star",
         "[[network.changes]]": bool(network.changes),
         "[network.trace]": network.trace is not None,
+        "limiter = 'device'": network.limiter == "device",
     }
     for what, wanted in asked.items():
         if wanted:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,14 +26,36 @@ LARGEST_BUFFER: Final = 64 << 20
 FASTEST: Final = 10_000_000_000
 # A window of two bandwidth-delay products, and the kernel counts about twice what a segment carries.
 PRODUCTS: Final = 4
+# What a device's limiter sends at once, where the plan says nothing.
+LIMITER_SECONDS: Final = 0.001
+# What waits for a link where the plan says nothing, as the core has it.
+QUEUE_SECONDS: Final = 0.1
+SHORTEST_QUEUE: Final = 64 << 10
+# The kernel counts a queue's bytes in 32 bits.
+MOST_LIMITED: Final = (1 << 32) - 1
+
+
+@dataclass(frozen=True)
+class Egress:
+    """What a host's own device sends at most: bits a second, and bytes that wait and that leave at once."""
+
+    rate: int
+    queue_bytes: int
+    burst_bytes: int
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and the settings inside its namespace."""
+    """A host, the settings inside its namespace, and the limit on its device."""
 
     name: str
     sysctls: Mapping[str, str]
+    egress: Egress | None = None
+
+    def table(self) -> dict[str, Any]:
+        """Return it as the core's JSON has it."""
+        limit = {} if self.egress is None else {"egress": asdict(self.egress)}
+        return {"name": self.name, "sysctls": dict(self.sysctls), **limit}
 
 
 @dataclass(frozen=True)
@@ -65,14 +88,25 @@ class Spec:
         return [host.name for host in self.hosts if host.name != SERVER]
 
     def table(self) -> dict[str, Any]:
-        """Return it as the core's JSON has it."""
+        """Return it as the core's JSON has it: where a host's device limits, the link behind it does not."""
+        limited = {host.name for host in self.hosts if host.egress is not None}
+
+        def behind(host: str, shape: Shape) -> dict[str, Any]:
+            return replace(shape, rate=None, queue_bytes=None).table() if host in limited else shape.table()
+
         return {
             "seed": self.seed,
             "mtu": self.mtu,
-            "hosts": [{"name": host.name, "sysctls": dict(host.sysctls)} for host in self.hosts],
+            "hosts": [host.table() for host in self.hosts],
             "switches": list(self.switches),
             "links": [
-                {"name": link.name, "a": link.a, "b": link.b, "ab": link.ab.table(), "ba": link.ba.table()}
+                {
+                    "name": link.name,
+                    "a": link.a,
+                    "b": link.b,
+                    "ab": behind(link.a, link.ab),
+                    "ba": behind(link.b, link.ba),
+                }
                 for link in self.links
             ],
             "changes": [
@@ -128,8 +162,43 @@ def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0) -> S
         profile=network.profile,
     )
     sysctls = settings(network.tcp, buffer_bytes(bare))
-    hosts = tuple(Host(host.name, sysctls) for host in bare.hosts)
+    limits = _limits(network, links)
+    hosts = tuple(Host(host.name, sysctls, limits.get(host.name)) for host in bare.hosts)
     return Spec(mixed, hosts, bare.switches, links, changes, bare.topology, bare.profile)
+
+
+def _limits(network: NetworkSection, links: Sequence[Link]) -> dict[str, Egress]:
+    """Return what hosts' own devices limit: what a host with one link sends over it. Raises PlanError."""
+    if network.limiter == "path":
+        return {}
+    if network.changes or network.trace is not None:
+        raise PlanError(
+            "limiter = 'device' keeps the rates that links begin with, and there are changes of links",
+            "Remove [[network.changes]] and [network.trace], or take limiter = 'path'",
+        )
+    ends = [(end, shape) for link in links for end, shape in ((link.a, link.ab), (link.b, link.ba))]
+    alone = Counter(end for end, _ in ends)
+    return {
+        end: _egress(end, shape, shape.rate, network.limiter_burst)
+        for end, shape in ends
+        if alone[end] == 1 and shape.rate is not None
+    }
+
+
+def _egress(host: str, shape: Shape, rate: int, burst: int | None) -> Egress:
+    if shape.queue_packets is not None:
+        raise PlanError(
+            f"the device of {host!r} has a queue of packets, and its limiter counts bytes",
+            "Give network.queue a size, as 256KiB",
+        )
+    at_once = burst or max(2 * MTU, round(rate / 8 * LIMITER_SECONDS))
+    waiting = shape.queue_bytes or max(SHORTEST_QUEUE, round(rate / 8 * QUEUE_SECONDS))
+    if not MOST_LIMITED >= waiting >= at_once:
+        raise PlanError(
+            f"the limiter of {host!r} has a queue of {waiting} bytes and a burst of {at_once}",
+            f"Make network.queue at least the burst and at most {MOST_LIMITED} bytes, or give network.limiter_burst",
+        )
+    return Egress(rate, waiting, at_once)
 
 
 def settings(tcp: TcpSection, largest: int) -> dict[str, str]:

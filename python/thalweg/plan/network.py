@@ -266,6 +266,14 @@ class NetworkSection(LinkSection):
         "auto",
         description="packet (needs root), message (layers around the transport), none; auto: packet where it can be",
     )
+    limiter: Literal["path", "device"] = Field(
+        "path",
+        description="where rates hold. path: behind the sender, who learns of a full queue from losses; device: on the "
+        "device of a host with one link, as tc-tbf(8) there, where its sockets wait",
+    )
+    limiter_burst: Annotated[Buffer, Field(ge=MTU)] | None = Field(
+        None, description="bytes that a device's limiter sends at once after a pause; without it 1 ms of its rate"
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed besides the job's")
 
 

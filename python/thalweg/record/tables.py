@@ -85,6 +85,7 @@ PARTIES: Final = (
     Column("peak_rss_bytes", "uint64", "most memory it had resident"),
     Column("retransmitted_segments", "uint64", "TCP segments its emulated host sent again"),
     Column("receive_buffer_drops", "uint64", "packets its emulated host dropped for want of a receive buffer"),
+    Column("limiter_drops", "uint64", "packets that the limiter on its emulated host's device dropped"),
     Column("congestion_control", "string", "of its TCP connections"),
     Column("cpu_quota", "float64", "cores it could use; null without a limit"),
     Column("stress", "string", "JSON object of the load put on it and what that achieved"),

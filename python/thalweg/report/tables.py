@@ -87,6 +87,7 @@ PARTIES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("peak memory", lambda row: size(row.get("peak_rss_bytes"))),
     ("segments sent again", lambda row: count(row.get("retransmitted_segments"))),
     ("receive buffer drops", lambda row: count(row.get("receive_buffer_drops"))),
+    ("limiter drops", lambda row: count(row.get("limiter_drops"))),
     ("congestion control", lambda row: word(row.get("congestion_control"))),
     ("cores it may use", lambda row: known(shortly)(row.get("cpu_quota"))),
     ("stress", lambda row: known(phrase)(row.get("stress"))),
