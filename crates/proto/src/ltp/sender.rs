@@ -90,8 +90,9 @@ pub struct Sender {
     rate: Rate,
     pacer: Pacer,
     delivery: Delivery,
-    /// A probe is to be sent, whatever the window says.
+    /// A probe is to be sent, whatever the window says; or the last one again, as nobody has answered.
     probe: bool,
+    again: bool,
     /// The last chunk was sent, and a probe shall follow it, so that its loss is noticed.
     tail: bool,
     last_sent: Time,
@@ -126,6 +127,7 @@ impl Sender {
             pacer: Pacer::new(now),
             delivery: Delivery::default(),
             probe: false,
+            again: false,
             tail: false,
             last_sent: now,
             last_heard: now,
@@ -151,7 +153,7 @@ impl Sender {
         self.transfer = None;
     }
 
-    /// Sends a probe behind what was sent before.
+    /// Sends a probe behind what was sent before, with a number of its own: its acknowledgement speaks for no other.
     pub fn tell(&mut self) {
         self.probe = true;
     }
@@ -180,7 +182,11 @@ impl Sender {
     pub fn poll_packet(&mut self, now: Time) -> Option<Packet> {
         self.pace_at = None;
         if std::mem::take(&mut self.probe) {
-            return Some(self.send_probe(now));
+            let number = self.send(now, PROBE_BYTES, None);
+            return Some(Packet { number, what: What::Probe });
+        }
+        if std::mem::take(&mut self.again) {
+            return Some(self.send_again(now));
         }
         if !self.may_send(now) {
             return None;
@@ -193,7 +199,8 @@ impl Sender {
             return Some(Packet { number, what: What::Chunk(part) });
         }
         self.delivery.idle(self.under_way);
-        std::mem::take(&mut self.tail).then(|| self.send_probe(now))
+        let tail = std::mem::take(&mut self.tail);
+        tail.then(|| Packet { number: self.send(now, PROBE_BYTES, None), what: What::Probe })
     }
 
     fn may_send(&mut self, now: Time) -> bool {
@@ -218,8 +225,8 @@ impl Sender {
         self.base + self.sent.len() as u64 - 1
     }
 
-    /// A probe that nobody answered goes again as it is, so that there is never more than one of them.
-    fn send_probe(&mut self, now: Time) -> Packet {
+    /// A probe that nobody answered goes again as it is, so that no more of them are remembered.
+    fn send_again(&mut self, now: Time) -> Packet {
         let next = self.base + self.sent.len() as u64;
         if let Some(last) = self.sent.back_mut().filter(|p| p.chunk.is_none() && p.state == State::UnderWay) {
             (last.twice, self.last_sent) = (true, now);
@@ -369,7 +376,7 @@ impl Sender {
         let probe = self.last_sent.max(self.last_heard) + self.trips.probe_after();
         if self.packets > 0 && now >= probe {
             self.trips.probed();
-            self.probe = true;
+            self.again = true;
         }
     }
 }

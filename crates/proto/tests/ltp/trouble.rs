@@ -152,6 +152,21 @@ fn a_probe_that_nobody_answers_goes_again_under_its_number() {
     );
 }
 
+#[test]
+fn each_thing_told_has_a_probe_of_its_own() {
+    let mut sender = Sender::new(Time::ZERO, 1 << 20, 1_024, 1_400);
+    sender.tell();
+    let first = sender.poll_packet(Time::ZERO).unwrap();
+    sender.tell();
+    let second = sender.poll_packet(MS).unwrap();
+    assert_ne!(first.number, second.number);
+    sender
+        .handle_ack(10 * MS, &Ack { ranges: vec![Range::new(first.number, first.number + 1)], closed: None });
+    let at = sender.poll_timeout().unwrap();
+    sender.handle_timeout(at);
+    assert_eq!(sender.poll_packet(at), Some(second), "the second has not been answered");
+}
+
 /// Whatever an acknowledgement says, nothing that was not sent counts as delivered, and nothing panics.
 #[test]
 fn acknowledgements_that_cannot_be_are_ignored() {
