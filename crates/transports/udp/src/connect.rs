@@ -8,17 +8,17 @@ use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Transport};
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 
-use crate::hello;
-use crate::link::UdpLink;
+use crate::hello::{self, Dialect, Ends};
 
 const CONNECT: &str = "connect";
 
-pub(crate) async fn connect(address: &Address, options: &Options) -> Result<UdpLink> {
+/// Connects within [`Options::connect_timeout`].
+pub async fn connect(address: &Address, options: &Options, dialect: &Dialect) -> Result<Ends> {
     let candidates = resolve(CONNECT, address).await?;
     let share = options.connect_timeout() / candidates.len() as u32;
     let mut last = silent(address, share);
     for &to in &candidates {
-        match timeout(share, reach(address, to, options)).await {
+        match timeout(share, reach(address, to, options, dialect)).await {
             Ok(Ok(link)) => return Ok(link),
             Ok(Err(error)) => last = error,
             Err(_) => last = silent(address, share),
@@ -27,14 +27,14 @@ pub(crate) async fn connect(address: &Address, options: &Options) -> Result<UdpL
     Err(last)
 }
 
-async fn reach(address: &Address, to: SocketAddr, options: &Options) -> Result<UdpLink> {
+async fn reach(address: &Address, to: SocketAddr, options: &Options, dialect: &Dialect) -> Result<Ends> {
     let mut control = crate::control(options);
     if let Some(tls) = &mut control.tls {
         // The certificate is of the name that was asked for.
         tls.server_name.get_or_insert_with(|| address.host.clone());
     }
     let inner = Tcp.connect(&control_address(to), &control).await?;
-    hello::ask(inner, to.ip(), options).await
+    hello::ask(inner, to.ip(), options, dialect).await
 }
 
 fn silent(address: &Address, limit: Duration) -> Error {

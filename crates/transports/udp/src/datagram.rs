@@ -17,17 +17,24 @@ use thalweg_wire::{FrameHeader, Kind as Frame, HEADER_BYTES};
 use crate::{CHUNK, MAX_CHUNK};
 
 /// Bytes before a chunk's frame.
-pub(crate) const PREFIX_BYTES: usize = 32;
+pub const PREFIX_BYTES: usize = 32;
 /// Bytes before a chunk's payload.
 pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
-/// The longest datagram that is not fragmented.
-pub(crate) const WHOLE: usize = CHUNK_HEADER_BYTES + CHUNK as usize + TAG_BYTES;
+/// The longest datagram that is not fragmented: 1500 bytes without the headers of UDP and IPv6.
+pub const WHOLE: usize = 1500 - 8 - 40;
+const _: () = assert!(CHUNK_HEADER_BYTES + CHUNK as usize + TAG_BYTES <= WHOLE);
 /// The longest datagram there is.
 pub(crate) const LONGEST: usize = CHUNK_HEADER_BYTES + MAX_CHUNK as usize + TAG_BYTES;
 const _: () = assert!(LONGEST <= 65_507, "longer than UDP over IPv4 takes");
 
 /// Shows that a datagram is of the link. Whoever cannot see the link's traffic cannot guess it.
-pub(crate) type Key = [u8; 16];
+pub type Key = [u8; 16];
+
+/// What can be put on the wire: the first [`PREFIX_BYTES`] begin with the key and stay readable when it is sealed.
+pub trait Encode {
+    /// Appends all but a chunk's payload.
+    fn encode(&self, key: &Key, out: &mut Vec<u8>);
+}
 
 /// What a datagram is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +58,8 @@ pub(crate) struct Datagram {
     pub position: u64,
 }
 
-impl Datagram {
-    /// Appends all but a chunk's payload.
-    pub(crate) fn encode(&self, key: &Key, out: &mut Vec<u8>) {
+impl Encode for Datagram {
+    fn encode(&self, key: &Key, out: &mut Vec<u8>) {
         let kind = match self.kind {
             Kind::Chunk(_) => 1,
             Kind::Probe => 2,
@@ -70,7 +76,9 @@ impl Datagram {
             Kind::Probe | Kind::Hello => {}
         }
     }
+}
 
+impl Datagram {
     /// Decodes and checks; a chunk's payload is what follows [`CHUNK_HEADER_BYTES`], as long as its header says.
     /// `None` for whatever is not of this link: it is dropped, as anybody can send us anything.
     pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {

@@ -1,4 +1,5 @@
-//! The first messages on the control connection, and what both ends make of them.
+//! The first messages on the control connection, and what both ends make of them. `udp`'s begin with `tlwu`; those of
+//! [another transport](Dialect) with something else.
 //!
 //! 1. The listener's end opens two UDP sockets and says the link's key, their ports, and what the receiving one
 //!    holds: `tlwu`, version, key (16 bytes), how datagrams are sealed (a byte), two ports (u16), window (u64).
@@ -15,57 +16,117 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
-use thalweg_transport::{Error, ErrorKind, Link, Options, Result, Sink, Target};
+use thalweg_transport::{Address, Error, ErrorKind, Link, Options, Result, Setting, Sink, Target};
 use thalweg_wire::{ChunkHeader, WireError};
 use tokio::time::sleep;
 
 use crate::datagram::{Datagram, Key, Kind};
-use crate::link::UdpLink;
 use crate::secure::{self, End, Seal};
 use crate::socket::{Lane, Unbound, Way};
 
-const MAGIC: [u8; 5] = *b"tlwu\x03";
+/// What tells a transport over datagrams from others.
+#[derive(Debug)]
+pub struct Dialect {
+    /// Its name, and scheme.
+    pub name: &'static str,
+    /// What its first messages begin with; the version is the last byte.
+    pub magic: [u8; 5],
+    /// Its settings, `cipher` among them.
+    pub settings: &'static [Setting],
+}
+
+/// What shaking hands comes to.
+pub struct Ends {
+    /// The control connection.
+    pub inner: Arc<dyn Link>,
+    /// The socket that chunks are sent from, and what the peer's holds, by [`cost`](crate::window::cost).
+    pub outgoing: Lane,
+    /// What the peer's receive buffer holds, by [`cost`](crate::window::cost).
+    pub window: u64,
+    /// The socket that chunks come to.
+    pub incoming: Lane,
+}
+
 /// Between two hellos; doubled up to the second.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
 
+/// Refuses what a transport over datagrams cannot honour.
+///
+/// # Errors
+/// [`ErrorKind::Address`], [`ErrorKind::Unsupported`].
+pub fn check(operation: &'static str, address: &Address, options: &Options, dialect: &Dialect) -> Result<()> {
+    let name = dialect.name;
+    if address.scheme != name || address.port.is_none() {
+        return Err(Error::new(
+            ErrorKind::Address,
+            operation,
+            format!("{address} is not {name}://host:port"),
+        )
+        .mend("write host and port, such as 127.0.0.1:7070, behind the transport's name"));
+    }
+    let unsupported =
+        |what: String, mend| Err(Error::new(ErrorKind::Unsupported, operation, what).mend(mend));
+    if options.congestion.is_some() {
+        return unsupported(
+            format!("the {name} transport has no choice of congestion"),
+            "leave that option out",
+        );
+    }
+    if options.streams != 1 {
+        return unsupported(format!("a {name} link has one stream"), "leave streams at 1");
+    }
+    options.own.read(dialect.settings).map(drop)
+}
+
 /// The listener's end.
-pub(crate) async fn answer(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> Result<UdpLink> {
+pub(crate) async fn answer(
+    inner: Arc<dyn Link>,
+    ip: IpAddr,
+    options: &Options,
+    dialect: &Dialect,
+) -> Result<Ends> {
     let operation = "accept";
     let key = new_key(operation)?;
     let (incoming, outgoing) = (Unbound::new(operation, ip, options)?, Unbound::new(operation, ip, options)?);
-    let choice = secure::choice(options)?;
+    let choice = secure::choice(options, dialect)?;
     let secret = secure::secret(operation, choice, inner.peer(), &key)?;
-    let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, pair, End::Listening));
-    let mut offer = [&MAGIC[..], &key, &[choice]].concat();
+    let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, dialect.name, pair, End::Listening));
+    let mut offer = [&dialect.magic[..], &key, &[choice]].concat();
     offer.extend_from_slice(&incoming.port.to_le_bytes());
     offer.extend_from_slice(&outgoing.port.to_le_bytes());
     offer.extend_from_slice(&incoming.window.to_le_bytes());
     inner.send_control(offer.into()).await?;
-    let [window] = numbers(operation, &inner.receive(&Nothing).await?, [8])?;
+    let [window] = numbers(operation, dialect, &inner.receive(&Nothing).await?, [8])?;
     let (incoming, outgoing) = tokio::try_join!(
         incoming.greeted(operation, key, seal(0), 0, Way::In),
         outgoing.greeted(operation, key, seal(1), 1, Way::Out)
     )?;
-    inner.send_control(Bytes::copy_from_slice(&MAGIC)).await?;
-    Ok(UdpLink::new(inner, outgoing, window, crate::paced(options)?, incoming))
+    inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
+    Ok(Ends { inner, outgoing, window, incoming })
 }
 
 /// The connecting end; the peer is at `ip`.
-pub(crate) async fn ask(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> Result<UdpLink> {
+pub(crate) async fn ask(
+    inner: Arc<dyn Link>,
+    ip: IpAddr,
+    options: &Options,
+    dialect: &Dialect,
+) -> Result<Ends> {
+    let magic = dialect.magic;
     let operation = "connect";
     let offer = inner.receive(&Nothing).await?;
-    let key = offer.get(MAGIC.len()..MAGIC.len() + 16).and_then(|key| Key::try_from(key).ok());
-    let key = key.ok_or_else(|| strange(operation))?;
-    let [_, _, choice, up, down, window] = numbers(operation, &offer, [8, 8, 1, 2, 2, 8])?;
+    let key = offer.get(magic.len()..magic.len() + 16).and_then(|key| Key::try_from(key).ok());
+    let key = key.ok_or_else(|| strange(operation, dialect))?;
+    let [_, _, choice, up, down, window] = numbers(operation, dialect, &offer, [8, 8, 1, 2, 2, 8])?;
     let secret = secure::secret(operation, choice as u8, inner.peer(), &key)?;
-    let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, pair, End::Connecting));
+    let seal = |pair| secret.as_ref().map(|secret| Seal::new(secret, dialect.name, pair, End::Connecting));
     let any = match ip {
         IpAddr::V4(_) => IpAddr::from([0; 4]),
         IpAddr::V6(_) => IpAddr::from([0; 16]),
     };
     let (outgoing, incoming) =
         (Unbound::new(operation, any, options)?, Unbound::new(operation, any, options)?);
-    let answer = [&MAGIC[..], &incoming.window.to_le_bytes()].concat();
+    let answer = [&magic[..], &incoming.window.to_le_bytes()].concat();
     inner.send_control(answer.into()).await?;
     let at = |port: u64| SocketAddr::new(ip, port as u16);
     let outgoing = outgoing.joined(operation, at(up), key, seal(0), Way::Out).await?;
@@ -75,8 +136,8 @@ pub(crate) async fn ask(inner: Arc<dyn Link>, ip: IpAddr, options: &Options) -> 
         ready = inner.receive(&Nothing) => ready?,
         never = greet(&lanes) => match never {},
     };
-    let [] = numbers(operation, &ready, [])?;
-    Ok(UdpLink::new(inner, outgoing, window, crate::paced(options)?, incoming))
+    let [] = numbers(operation, dialect, &ready, [])?;
+    Ok(Ends { inner, outgoing, window, incoming })
 }
 
 async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {
@@ -98,9 +159,14 @@ fn new_key(operation: &'static str) -> Result<Key> {
 }
 
 /// The numbers of a message, of so many bytes each.
-fn numbers<const N: usize>(operation: &'static str, message: &[u8], sizes: [usize; N]) -> Result<[u64; N]> {
-    let body = message.strip_prefix(&MAGIC).filter(|body| body.len() == sizes.iter().sum::<usize>());
-    let mut body = body.ok_or_else(|| strange(operation))?;
+fn numbers<const N: usize>(
+    operation: &'static str,
+    dialect: &Dialect,
+    message: &[u8],
+    sizes: [usize; N],
+) -> Result<[u64; N]> {
+    let body = message.strip_prefix(&dialect.magic).filter(|body| body.len() == sizes.iter().sum::<usize>());
+    let mut body = body.ok_or_else(|| strange(operation, dialect))?;
     Ok(sizes.map(|size| {
         let (number, rest) = body.split_at(size);
         body = rest;
@@ -108,9 +174,10 @@ fn numbers<const N: usize>(operation: &'static str, message: &[u8], sizes: [usiz
     }))
 }
 
-fn strange(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Corrupt, operation, "the peer's first words are not those of a udp link")
-        .mend("check that both ends use udp, in the same release")
+fn strange(operation: &'static str, dialect: &Dialect) -> Error {
+    let context = format!("the peer's first words are not those of a {} link", dialect.name);
+    Error::new(ErrorKind::Corrupt, operation, context)
+        .mend("check that both ends use the same transport, in the same release")
 }
 
 /// Nobody has asked for chunks yet.

@@ -6,28 +6,34 @@
 //! [key](datagram) and one whole chunk; nothing is split, so what is lost is exactly one chunk, and nothing is
 //! sent again here: the session asks for what is missing. A [window](window) bounds what is under way. With TLS the
 //! control connection is encrypted and each datagram [sealed](secure).
+//!
+//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`] and [`shared`] know nothing of
+//! windows and reports: another transport over datagrams is made of them too.
 #![forbid(unsafe_code)]
 
-mod connect;
-mod datagram;
-mod hello;
+pub mod connect;
+pub mod datagram;
+pub mod deliver;
+pub mod hello;
 mod link;
-mod listener;
+pub mod listener;
 mod receive;
-mod secure;
+pub mod secure;
 mod send;
-mod shared;
-mod socket;
-mod turns;
-mod window;
+pub mod shared;
+pub mod socket;
+pub mod turns;
+pub mod window;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    Address, Capabilities, Error, ErrorKind, Kind, Link, Listener, Options, Result, Setting, Settings,
-    Transport,
+    Address, Capabilities, Kind, Link, Listener, Options, Result, Setting, Settings, Transport,
 };
+
+use crate::hello::{Dialect, Ends};
+use crate::link::UdpLink;
 
 /// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
 /// IPv6 too, and it is a multiple of 64 as chunks are.
@@ -43,6 +49,8 @@ pub(crate) const SETTINGS: &[Setting] = &[
         meaning: "false, for comparison only: this end sends as fast as its socket takes it, whatever is lost of it",
     },
 ];
+
+const DIALECT: Dialect = Dialect { name: "udp", magic: *b"tlwu\x03", settings: SETTINGS };
 
 /// Datagrams over UDP: `udp://host:port`. The port is the control connection's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -71,18 +79,18 @@ impl Transport for Udp {
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         check("listen", address, options)?;
-        Ok(Box::new(listener::listen(address, options).await?))
+        Ok(Box::new(listener::listen(address, options, &DIALECT, link).await?))
     }
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         check("connect", address, options)?;
-        Ok(Arc::new(connect::connect(address, options).await?))
+        link(connect::connect(address, options, &DIALECT).await?, options)
     }
 }
 
-/// Whether what this end sends is paced.
-fn paced(options: &Options) -> Result<bool> {
-    Ok(options.own.read(SETTINGS)?.flag("paced"))
+fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
+    let paced = options.own.read(SETTINGS)?.flag("paced");
+    Ok(Arc::new(UdpLink::new(ends, paced)))
 }
 
 /// What the control connection is made with.
@@ -91,16 +99,5 @@ fn control(options: &Options) -> Options {
 }
 
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {
-    if address.scheme != "udp" || address.port.is_none() {
-        return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not udp://host:port"))
-            .mend("write it as udp://127.0.0.1:7070"));
-    }
-    let unsupported = |what: &str, mend| Err(Error::new(ErrorKind::Unsupported, operation, what).mend(mend));
-    if options.congestion.is_some() {
-        return unsupported("the udp transport has no choice of congestion", "leave that option out");
-    }
-    if options.streams != 1 {
-        return unsupported("a udp link has one stream", "leave streams at 1");
-    }
-    options.own.read(SETTINGS).map(drop)
+    hello::check(operation, address, options, &DIALECT)
 }

@@ -9,7 +9,9 @@ use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, Se
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
 
-use crate::receive::{pass_on, Intake};
+use crate::deliver::{pass_on, Intake};
+use crate::hello::Ends;
+use crate::receive::Reports;
 use crate::send::{self, Sender};
 use crate::shared::Shared;
 use crate::socket::Lane;
@@ -22,25 +24,20 @@ pub(crate) struct UdpLink {
     inner: Arc<dyn Link>,
     sender: Arc<Mutex<Sender>>,
     outgoing: Arc<Lane>,
-    intake: Mutex<Intake>,
+    intake: Mutex<Intake<Reports>>,
     shared: Arc<Shared>,
     tasks: [AbortHandle; 2],
 }
 
 impl UdpLink {
     /// Joins the control link, the pair to send on, paced or not, with the peer's window, and the pair to receive on.
-    pub(crate) fn new(
-        inner: Arc<dyn Link>,
-        outgoing: Lane,
-        window: u64,
-        paced: bool,
-        incoming: Lane,
-    ) -> Self {
+    pub(crate) fn new(ends: Ends, paced: bool) -> Self {
+        let Ends { inner, outgoing, window, incoming } = ends;
         let shared = Arc::new(Shared::new(inner.peer().address.clone()));
         let (pass, control) = mpsc::channel(CONTROL);
         let outgoing = Arc::new(outgoing);
         let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced)));
-        let intake = Mutex::new(Intake::new(incoming, control));
+        let intake = Mutex::new(Intake::new(incoming, control, Reports::default()));
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));
         let tasks = [reading.abort_handle(), telling.abort_handle()];

@@ -1,211 +1,39 @@
-//! Receiving: datagrams into the places the sink names, and control messages from a task that reads them.
+//! What has come, as reports say it.
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::atomic::Ordering::Relaxed;
-use std::sync::Arc;
-
-use bytes::Bytes;
-use thalweg_transport::{Error, ErrorKind, Link, Result, Sink, Target};
-use thalweg_wire::{ChunkHeader, FrameHeader, WireError};
-use tokio::sync::mpsc;
-
-use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
-use crate::shared::Shared;
-use crate::socket::{Buffer, Lane};
-use crate::turns::Turns;
+use crate::datagram::{Datagram, Key, Kind, CHUNK_HEADER_BYTES};
+use crate::deliver::{Came, Reader};
 use crate::window::cost;
 
-const RECEIVE: &str = "receive";
-/// Receives before the end of a link at most: several times what a receive buffer holds.
-const BEFORE_END: usize = 256;
-/// Receives before other tasks have their turn.
-const AT_ONCE: usize = 4;
-/// Bytes of chunks that may wait for a control message before we stop to read, so that the window stops the sender.
-/// One receive more may be read by then.
-const HELD: usize = 1 << 20;
-
-/// One direction's receiving side.
-pub(crate) struct Intake {
-    lane: Lane,
-    buffer: Buffer,
-    control: mpsc::Receiver<Result<Bytes>>,
-    /// A control message that has come before what was sent before it.
-    early: Option<Result<Bytes>>,
-    /// Whether a message was given to our caller, who is not back yet.
-    given: bool,
-    turns: Turns,
-    held: Held,
+#[derive(Debug, Default)]
+pub(crate) struct Reports {
     /// The greatest position that has come, and what has come in all, by cost.
     seen: u64,
     received: u64,
+    wanted: bool,
 }
 
-/// Chunks that wait for a control message.
-#[derive(Default)]
-struct Held {
-    chunks: VecDeque<(u64, FrameHeader, Vec<u8>)>,
-    bytes: usize,
-}
+impl Reader for Reports {
+    type Answer = Datagram;
 
-impl Intake {
-    pub(crate) fn new(lane: Lane, control: mpsc::Receiver<Result<Bytes>>) -> Self {
-        Self {
-            lane,
-            buffer: Buffer::new(),
-            control,
-            early: None,
-            given: false,
-            turns: Turns::default(),
-            held: Held::default(),
-            seen: 0,
-            received: 0,
+    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize) -> Option<Came> {
+        let found = Datagram::decode(key, datagram)?;
+        self.wanted |= found.report_wanted;
+        let chunk = match found.kind {
+            Kind::Chunk(header) => Some((header, CHUNK_HEADER_BYTES)),
+            Kind::Probe => None,
+            Kind::Report(_) | Kind::Hello => return Some(Came { told: None, chunk: None }),
+        };
+        if chunk.is_some() {
+            self.received = self.received.saturating_add(cost(datagram.len() + extra));
         }
+        self.seen = self.seen.max(found.position);
+        Some(Came { told: Some(found.told), chunk })
     }
 
-    /// The next control message; chunks go to `sink` meanwhile.
-    pub(crate) async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
-        if std::mem::take(&mut self.given) {
-            self.turns.delivered();
-        }
-        self.release(sink, shared)?;
-        loop {
-            let due = matches!(self.early, Some(Err(_))) || self.turns.may_deliver();
-            if let Some(next) = self.early.take_if(|_| due) {
-                if next.is_err() {
-                    self.take(sink, shared, BEFORE_END)?;
-                }
-                self.given = true;
-                return next;
-            }
-            let (waits, room) = (self.early.is_some(), self.held.bytes < HELD);
-            tokio::select! {
-                biased;
-                error = shared.refused(RECEIVE) => return Err(error),
-                next = self.control.recv(), if !waits => {
-                    let ended = || Err(Error::closed(RECEIVE, "the link has ended"));
-                    self.early = Some(next.unwrap_or_else(ended));
-                }
-                // An error is an ICMP message's, and the next call shows it.
-                _ = self.lane.readable(), if room => self.take(sink, shared, AT_ONCE)?,
-                // Nobody will tell any more what was sent before it.
-                _ = shared.ended(RECEIVE), if waits => {
-                    self.take(sink, shared, BEFORE_END)?;
-                    self.given = true;
-                    return self.early.take().unwrap_or_else(|| Err(Error::closed(RECEIVE, "the link has ended")));
-                }
-            }
-            tokio::task::yield_now().await;
-        }
+    /// What cannot be told now is asked for again.
+    fn answer(&mut self, told: u64) -> Option<Datagram> {
+        let kind = Kind::Report(self.received);
+        let report = Datagram { kind, report_wanted: false, told, position: self.seen };
+        std::mem::take(&mut self.wanted).then_some(report)
     }
-
-    /// Gives the chunks to `sink` whose turn it is now.
-    fn release(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
-        while self.held.chunks.front().is_some_and(|(told, ..)| self.turns.is_due(*told)) {
-            let Some((_, header, payload)) = self.held.chunks.pop_front() else { break };
-            self.held.bytes -= payload.len();
-            store(&header, &payload, sink, shared)?;
-        }
-        Ok(())
-    }
-
-    /// Takes what the kernel holds for us, in at most `most` receives.
-    fn take(&mut self, sink: &dyn Sink, shared: &Shared, most: usize) -> Result<()> {
-        for _ in 0..most {
-            if self.held.bytes >= HELD {
-                return Ok(());
-            }
-            match self.lane.receive(&mut self.buffer) {
-                Ok(()) => self.sort(sink, shared)?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(_) => {} // an ICMP message's; the datagrams behind it are still there
-            }
-        }
-        Ok(())
-    }
-
-    fn sort(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
-        let (mut bytes, mut report, mut payload) = (0, false, 0);
-        let extra = self.lane.extra();
-        for datagram in self.buffer.datagrams() {
-            let Some(found) = Datagram::decode(&self.lane.key, datagram) else { continue };
-            bytes += datagram.len() + extra;
-            report |= found.report_wanted;
-            if let Kind::Chunk(header) = found.kind {
-                payload += header.length();
-                self.received = self.received.saturating_add(cost(datagram.len() + extra));
-            }
-            if matches!(found.kind, Kind::Chunk(_) | Kind::Probe) {
-                self.seen = self.seen.max(found.position);
-                self.turns.heard(found.told);
-            }
-        }
-        shared.received.fetch_add(bytes as u64, Relaxed);
-        if payload > 0 {
-            sink.progress(payload as u64);
-        }
-        for datagram in self.buffer.datagrams() {
-            let Some(found) = Datagram::decode(&self.lane.key, datagram) else { continue };
-            let Kind::Chunk(header) = found.kind else { continue };
-            let payload = &datagram[CHUNK_HEADER_BYTES..];
-            if self.turns.is_due(found.told) {
-                store(&header, payload, sink, shared)?;
-            } else {
-                self.held.bytes += payload.len();
-                self.held.chunks.push_back((found.told, header, payload.to_vec()));
-                shared.copied.fetch_add(payload.len() as u64, Relaxed);
-            }
-        }
-        if report {
-            // What cannot be told now is asked for again.
-            let (told, position) = (self.turns.told(), self.seen);
-            let kind = Kind::Report(self.received);
-            let report = Datagram { kind, report_wanted: false, told, position };
-            shared.sent.fetch_add(self.lane.tell(&report) as u64, Relaxed);
-        }
-        Ok(())
-    }
-}
-
-/// Copies a chunk into its place, once.
-fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared) -> Result<()> {
-    let Some(mut target) = sink.place(&header.chunk) else { return Ok(()) };
-    let place = target.bytes_mut();
-    if place.len() != payload.len() {
-        let context = format!("a place of {} bytes for {}", place.len(), payload.len());
-        return Err(Error::new(ErrorKind::System, RECEIVE, context));
-    }
-    place.copy_from_slice(payload);
-    shared.copied.fetch_add(payload.len() as u64, Relaxed);
-    let outcome = header.verify(target.bytes());
-    sink.stored(&header.chunk, target, outcome);
-    Ok(())
-}
-
-/// Passes control messages on until the link ends, which is noticed here whoever waits for it.
-pub(crate) async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender<Result<Bytes>>) {
-    loop {
-        let next = inner.receive(&Nowhere).await;
-        if let Err(error) = &next {
-            match error.kind() {
-                ErrorKind::Closed => shared.ended_by_peer(&error.to_string()),
-                _ => shared.ended_by_peer(&format!("the control connection broke: {error}")),
-            }
-        }
-        let ended = next.is_err();
-        if to.send(next).await.is_err() || ended {
-            return;
-        }
-    }
-}
-
-/// Chunks do not come on the control connection.
-struct Nowhere;
-
-impl Sink for Nowhere {
-    fn place(&self, _: &ChunkHeader) -> Option<Target> {
-        None
-    }
-    fn progress(&self, _: u64) {}
-    fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
 }

@@ -11,19 +11,21 @@ use thalweg_seal::{Cipher, Opener, Sealer, Secret, TAG_BYTES};
 use thalweg_transport::{Error, ErrorKind, Kind, Options, Peer, Result, Setting};
 
 use crate::datagram::{Key, PREFIX_BYTES};
+use crate::hello::Dialect;
 
 const KEY: usize = 8;
 const NUMBER: std::ops::Range<usize> = KEY..16;
 
-pub(crate) const CIPHER: Setting = Setting {
+/// The choice of a cipher.
+pub const CIPHER: Setting = Setting {
     name: "cipher",
     kind: Kind::Choice { default: "aes-256-gcm", choices: &["aes-256-gcm", "chacha20-poly1305"] },
     meaning: "what seals datagrams under TLS; the listening side's choice counts",
 };
 
 /// The listening end's choice, as the hello has it: 0 in the clear.
-pub(crate) fn choice(options: &Options) -> Result<u8> {
-    let chosen = options.own.read(crate::SETTINGS)?;
+pub(crate) fn choice(options: &Options, dialect: &Dialect) -> Result<u8> {
+    let chosen = options.own.read(dialect.settings)?;
     Ok(match (&options.tls, chosen.text("cipher")) {
         (None, _) => 0,
         (Some(_), "chacha20-poly1305") => 2,
@@ -68,9 +70,10 @@ pub(crate) struct Seal {
 }
 
 impl Seal {
-    /// Of the socket of `pair` at `end`.
-    pub(crate) fn new(secret: &Secret, pair: u8, end: End) -> Self {
-        let label = |end| [&b"thalweg udp "[..], &[pair, u8::from(end == End::Listening)]].concat();
+    /// Of the socket of `pair` at `end`, for the transport of that name.
+    pub(crate) fn new(secret: &Secret, name: &str, pair: u8, end: End) -> Self {
+        let numbers = |end| [b' ', pair, u8::from(end == End::Listening)];
+        let label = |end| [b"thalweg ", name.as_bytes(), &numbers(end)].concat();
         let peer = if end == End::Listening { End::Connecting } else { End::Listening };
         Self { sealer: secret.sealer(&label(end)), opener: Mutex::new(secret.opener(&label(peer))) }
     }
@@ -108,14 +111,14 @@ impl Seal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datagram::{Datagram, Kind as What};
+    use crate::datagram::{Datagram, Encode, Kind as What};
     use proptest::prelude::*;
 
     const LINK: Key = *b"a link\'s own key";
 
     fn ends() -> (Seal, Seal) {
         let secret = Secret::new(Cipher::Aes256Gcm, &[9; 32], &LINK);
-        (Seal::new(&secret, 0, End::Connecting), Seal::new(&secret, 0, End::Listening))
+        (Seal::new(&secret, "udp", 0, End::Connecting), Seal::new(&secret, "udp", 0, End::Listening))
     }
 
     fn report(seal: &Seal) -> Vec<u8> {
@@ -137,8 +140,10 @@ mod tests {
         assert_eq!(there.open(&LINK, &mut sealed.clone()), None, "replayed");
         assert_eq!(here.open(&LINK, &mut report(&here)), None, "sent back");
         let secret = Secret::new(Cipher::Aes256Gcm, &[9; 32], &LINK);
-        let other = Seal::new(&secret, 1, End::Listening);
+        let other = Seal::new(&secret, "udp", 1, End::Listening);
         assert_eq!(other.open(&LINK, &mut report(&here)), None, "of the other pair");
+        let other = Seal::new(&secret, "ltp", 0, End::Listening);
+        assert_eq!(other.open(&LINK, &mut report(&here)), None, "of another transport");
         assert_eq!(there.open(&[0; 16], &mut report(&here)), None, "of another link");
     }
 

@@ -12,21 +12,27 @@ struct End {
     refused: bool,
 }
 
-pub(crate) struct Shared {
+/// Counters of a link, and whether it has ended.
+pub struct Shared {
     who: String,
     end: watch::Sender<Option<End>>,
-    /// Control messages sent, and what has been sent of datagrams, by cost.
+    /// Control messages sent.
     pub told: AtomicU64,
+    /// What has been sent of datagrams, by cost.
     pub position: AtomicU64,
     /// A control message has been sent.
     pub spoke: Notify,
+    /// Bytes of datagrams sent.
     pub sent: AtomicU64,
+    /// Bytes of datagrams received.
     pub received: AtomicU64,
+    /// Bytes of payload copied.
     pub copied: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(who: String) -> Self {
+    /// Of a link to `who`, for people.
+    pub fn new(who: String) -> Self {
         let zero = AtomicU64::default;
         Self {
             who,
@@ -41,12 +47,12 @@ impl Shared {
     }
 
     /// The peer has ended the link; what came before can still be received.
-    pub(crate) fn ended_by_peer(&self, why: &str) {
+    pub fn ended_by_peer(&self, why: &str) {
         self.set(why, false);
     }
 
     /// The link ends, and nothing more is taken from the peer.
-    pub(crate) fn refuse(&self, why: &str) {
+    pub fn refuse(&self, why: &str) {
         self.set(why, true);
     }
 
@@ -63,7 +69,7 @@ impl Shared {
     }
 
     /// Whether sending makes sense.
-    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+    pub fn check(&self, operation: &'static str) -> Result<()> {
         if self.end.borrow().is_some() {
             return Err(self.closed(operation));
         }
@@ -71,14 +77,14 @@ impl Shared {
     }
 
     /// Waits until sending makes no sense any more.
-    pub(crate) async fn ended(&self, operation: &'static str) -> Error {
+    pub async fn ended(&self, operation: &'static str) -> Error {
         // It cannot fail: we hold the sender.
         let _ = self.end.subscribe().wait_for(Option::is_some).await;
         self.closed(operation)
     }
 
     /// Waits until receiving makes no sense any more.
-    pub(crate) async fn refused(&self, operation: &'static str) -> Error {
+    pub async fn refused(&self, operation: &'static str) -> Error {
         let _ = self.end.subscribe().wait_for(|end| end.as_ref().is_some_and(|end| end.refused)).await;
         self.closed(operation)
     }

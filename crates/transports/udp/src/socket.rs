@@ -10,7 +10,7 @@ use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::datagram::{Datagram, Key, Kind, WHOLE};
+use crate::datagram::{Datagram, Encode, Key, Kind, WHOLE};
 use crate::secure::Seal;
 
 /// Bytes that one receive may bring: what the kernel joins at most.
@@ -22,10 +22,12 @@ const MOST: usize = 65_000;
 /// What we ask the kernel for where the options say nothing; it grants less if net.core.rmem_max is.
 const WANTED: usize = 8 << 20;
 
-pub(crate) struct Lane {
+/// A socket that datagrams of one peer are sent and received by.
+pub struct Lane {
     socket: UdpSocket,
     state: UdpSocketState,
     peer: SocketAddr,
+    /// Of the link.
     pub key: Key,
     seal: Option<Seal>,
 }
@@ -117,7 +119,7 @@ pub(crate) enum Way {
 
 impl Lane {
     /// Datagrams of one length, but the last which may be shorter, that one send takes.
-    pub(crate) fn most_segments(&self, length: usize) -> usize {
+    pub fn most_segments(&self, length: usize) -> usize {
         if length > WHOLE {
             return 1; // GSO cuts into packets, and this one is several
         }
@@ -126,7 +128,7 @@ impl Lane {
 
     /// Sends datagrams of `length` bytes each, but the last which may be shorter. What the system refuses for
     /// reasons of the network is as good as lost.
-    pub(crate) async fn send(&self, contents: &[u8], length: usize) -> Result<()> {
+    pub async fn send(&self, contents: &[u8], length: usize) -> Result<()> {
         match self.send_once(contents, length).await {
             Ok(()) => Ok(()),
             // Whoever knows better what this system can do now sends one at a time.
@@ -163,7 +165,7 @@ impl Lane {
     }
 
     /// Sends at once or not at all.
-    pub(crate) fn try_send(&self, contents: &[u8], length: usize) -> io::Result<()> {
+    pub fn try_send(&self, contents: &[u8], length: usize) -> io::Result<()> {
         let segment_size = (contents.len() > length).then_some(length);
         let transmit = Transmit { destination: self.peer, ecn: None, contents, segment_size, src_ip: None };
         self.socket
@@ -171,7 +173,7 @@ impl Lane {
     }
 
     /// Bytes that sealing adds to a datagram.
-    pub(crate) fn extra(&self) -> usize {
+    pub fn extra(&self) -> usize {
         if self.seal.is_some() {
             TAG_BYTES
         } else {
@@ -180,7 +182,7 @@ impl Lane {
     }
 
     /// Appends a datagram as it goes on the wire; `payload` is a chunk's.
-    pub(crate) fn append(&self, datagram: &Datagram, payload: &[u8], out: &mut Vec<u8>) {
+    pub fn append(&self, datagram: &impl Encode, payload: &[u8], out: &mut Vec<u8>) {
         let start = out.len();
         datagram.encode(&self.key, out);
         out.extend_from_slice(payload);
@@ -190,18 +192,19 @@ impl Lane {
     }
 
     /// Sends one datagram without a payload if there is room for it.
-    pub(crate) fn tell(&self, datagram: &Datagram) -> usize {
+    pub fn tell(&self, datagram: &impl Encode) -> usize {
         let mut bytes = Vec::with_capacity(64);
         self.append(datagram, &[], &mut bytes);
         self.try_send(&bytes, bytes.len()).map_or(0, |()| bytes.len())
     }
 
-    pub(crate) async fn readable(&self) -> io::Result<()> {
+    /// Waits until there may be something to receive.
+    pub async fn readable(&self) -> io::Result<()> {
         self.socket.readable().await
     }
 
     /// Receives what is there into `buffer`, opened; the datagrams' places in it go to `places`.
-    pub(crate) fn receive(&self, buffer: &mut Buffer) -> io::Result<()> {
+    pub fn receive(&self, buffer: &mut Buffer) -> io::Result<()> {
         buffer.places.clear();
         let mut slices: [IoSliceMut; SLOTS] = {
             let mut slots = buffer.bytes.chunks_mut(SLOT);
@@ -228,18 +231,20 @@ impl Lane {
 }
 
 /// What one receive brings.
-pub(crate) struct Buffer {
+pub struct Buffer {
     bytes: Vec<u8>,
     places: Vec<(usize, usize)>,
 }
 
 impl Buffer {
-    pub(crate) fn new() -> Self {
+    /// An empty one.
+    #[allow(clippy::new_without_default)] // it takes 256 KiB
+    pub fn new() -> Self {
         Self { bytes: vec![0; SLOTS * SLOT], places: Vec::new() }
     }
 
     /// The datagrams that came.
-    pub(crate) fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn datagrams(&self) -> impl Iterator<Item = &[u8]> {
         self.places.iter().filter_map(|&(start, end)| self.bytes.get(start..end))
     }
 }

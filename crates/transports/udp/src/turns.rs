@@ -10,34 +10,34 @@
 
 /// How far both ways have come.
 #[derive(Debug, Default)]
-pub(crate) struct Turns {
+pub struct Turns {
     told: u64,
     delivered: u64,
 }
 
 impl Turns {
     /// A datagram has come that says `told`.
-    pub(crate) fn heard(&mut self, told: u64) {
+    pub fn heard(&mut self, told: u64) {
         self.told = self.told.max(told);
     }
 
     /// The greatest that was said.
-    pub(crate) fn told(&self) -> u64 {
+    pub fn told(&self) -> u64 {
         self.told
     }
 
     /// Whether a chunk that says `told` may be given to its receiver.
-    pub(crate) fn is_due(&self, told: u64) -> bool {
+    pub fn is_due(&self, told: u64) -> bool {
         told <= self.delivered
     }
 
     /// Whether the next control message may be delivered.
-    pub(crate) fn may_deliver(&self) -> bool {
+    pub fn may_deliver(&self) -> bool {
         self.told > self.delivered
     }
 
     /// A control message has been delivered, and its receiver is back for more.
-    pub(crate) fn delivered(&mut self) {
+    pub fn delivered(&mut self) {
         self.delivered += 1;
     }
 }

@@ -16,7 +16,7 @@ use crate::datagram::WHOLE;
 
 /// What the kernel charges a receive buffer for a packet beside its bytes, at most: Linux rounds the data up to a
 /// power of two and adds the packet's own description.
-const OVERHEAD: usize = 1024;
+pub const OVERHEAD: usize = 1024;
 /// What a datagram that is not fragmented costs at most.
 const FULL: u64 = cost(WHOLE);
 /// Where a link begins, 16 datagrams of one packet: somewhat above TCP's 10 (RFC 6928), as none will be sent again.

@@ -252,5 +252,5 @@ async fn a_server_of_another_transport_is_no_udp_server() {
     let (_server, connected) = tokio::join!(greet, Udp.connect(&to, &options));
     let error = connected.map(|_| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
-    assert!(error.to_string().contains("both ends use udp"), "{error}");
+    assert!(error.to_string().contains("not those of a udp link"), "{error}");
 }
