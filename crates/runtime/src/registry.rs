@@ -34,6 +34,7 @@ fn entry(transport: impl Transport + 'static) -> Entry {
 #[cfg(not(all(
     feature = "amqp",
     feature = "grpc",
+    feature = "ltp",
     feature = "mqtt",
     feature = "tcp",
     feature = "udp",
@@ -56,6 +57,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_udp::Udp),
         #[cfg(not(feature = "udp"))]
         absent("udp", "built without the feature `udp`; build with --features udp"),
+        #[cfg(feature = "ltp")]
+        entry(thalweg_ltp::Ltp),
+        #[cfg(not(feature = "ltp"))]
+        absent("ltp", "built without the feature `ltp`; build with --features ltp"),
         #[cfg(feature = "grpc")]
         entry(thalweg_grpc::Grpc),
         #[cfg(not(feature = "grpc"))]

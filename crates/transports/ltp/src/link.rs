@@ -1,0 +1,108 @@
+//! A link: an inner tcp link for control messages, and a pair of sockets for each direction's packets.
+
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_proto::ltp::Rule;
+use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use thalweg_udp::deliver::{pass_on, Intake};
+use thalweg_udp::hello::Ends;
+use thalweg_udp::shared::Shared;
+use thalweg_wire::Ranges;
+use tokio::sync::{mpsc, Mutex};
+use tokio::task::AbortHandle;
+
+use crate::receive::Acks;
+use crate::send::{self, Driver, Order, Stats};
+use crate::Ltp;
+
+/// Control messages that wait to be received; beyond that they wait in the kernel.
+const CONTROL: usize = 1;
+/// Updates that wait to be sent; beyond that their senders wait.
+const ORDERS: usize = 1;
+
+pub(crate) struct LtpLink {
+    inner: Arc<dyn Link>,
+    orders: mpsc::Sender<Order>,
+    intake: Mutex<Intake<Acks>>,
+    shared: Arc<Shared>,
+    stats: Arc<Stats>,
+    tasks: [AbortHandle; 2],
+}
+
+impl LtpLink {
+    /// Joins what shaking hands has come to. What comes is closed by `rule`; `critical` is sent until it arrives.
+    pub(crate) fn new(ends: Ends, rule: Rule, critical: Ranges) -> Self {
+        let Ends { inner, outgoing, window, incoming } = ends;
+        let shared = Arc::new(Shared::new(inner.peer().address.clone()));
+        let stats = Arc::new(Stats::default());
+        let (pass, control) = mpsc::channel(CONTROL);
+        let (orders, taken) = mpsc::channel(ORDERS);
+        let intake = Mutex::new(Intake::new(incoming, control, Acks::new(rule)));
+        let driver = Driver::new(outgoing, window, critical, shared.clone(), stats.clone(), taken);
+        let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
+        let sending = tokio::spawn(driver.run());
+        let tasks = [reading.abort_handle(), sending.abort_handle()];
+        Self { inner, orders, intake, shared, stats, tasks }
+    }
+}
+
+#[async_trait]
+impl Link for LtpLink {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Ltp.capabilities()
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        self.shared.check("send control")?;
+        self.inner.send_control(message).await?;
+        // In the same poll as the message went out: a caller that gives up cannot come between. A probe follows.
+        self.shared.told.fetch_add(1, Release);
+        self.shared.spoke.notify_one();
+        Ok(())
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        send::update(&self.orders, &self.shared, update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        let outcome = self.intake.lock().await.next(sink, &self.shared).await;
+        if let Err(error) = &outcome {
+            self.shared.refuse(&error.to_string());
+        }
+        outcome
+    }
+
+    fn counters(&self) -> Counters {
+        let control = self.inner.counters();
+        let measured = Some(self.stats.round_trip.load(Relaxed)).filter(|&trip| trip > 0);
+        Counters {
+            sent: control.sent + self.shared.sent.load(Relaxed),
+            received: control.received + self.shared.received.load(Relaxed),
+            copied: control.copied + self.shared.copied.load(Relaxed),
+            retransmissions: Some(self.stats.again.load(Relaxed)),
+            round_trip: measured.map(Duration::from_micros).or(control.round_trip),
+            congestion: None,
+        }
+    }
+
+    async fn close(&self) {
+        self.shared.refuse("the link was closed here");
+        self.inner.close().await;
+    }
+}
+
+impl Drop for LtpLink {
+    fn drop(&mut self) {
+        self.shared.refuse("the link was dropped");
+        self.tasks.iter().for_each(AbortHandle::abort); // and with them the last hold on the control connection
+    }
+}

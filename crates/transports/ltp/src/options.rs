@@ -1,0 +1,96 @@
+//! What can be chosen of this transport, read from its settings.
+
+use std::time::Duration;
+
+use thalweg_proto::ltp::Rule;
+use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting};
+use thalweg_udp::secure::CIPHER;
+use thalweg_wire::{Range, Ranges};
+
+/// The longest deadline: a day.
+const LONGEST: u64 = 86_400_000;
+
+pub(crate) const SETTINGS: &[Setting] = &[
+    CIPHER,
+    Setting {
+        name: "close_percent",
+        kind: Kind::Number { default: 100, least: 1, most: 100 },
+        meaning: "share of an update's chunks after which its receiver wants nothing sent again; repair.policy stands in \
+                  for the rest",
+    },
+    Setting {
+        name: "critical",
+        kind: Kind::Text { default: "" },
+        meaning: "byte ranges of an update that are sent until they arrive, such as 0-65536,131072-132096; its first \
+                  and last chunk always are",
+    },
+    Setting {
+        name: "deadline_ms",
+        kind: Kind::Number { default: 0, least: 0, most: LONGEST },
+        meaning: "milliseconds after an update's first packet at which its receiver wants nothing more but what is \
+                  critical; 0 for none",
+    },
+];
+
+/// When this end closes what it receives.
+pub(crate) fn rule(chosen: &Chosen) -> Rule {
+    let deadline = Some(chosen.number("deadline_ms")).filter(|&time| time > 0).map(Duration::from_millis);
+    Rule { fraction: chosen.number("close_percent") as f64 / 100.0, deadline }
+}
+
+/// The bytes that this end sends until they arrive.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for a text that is no list of ranges.
+pub(crate) fn critical(chosen: &Chosen) -> Result<Ranges> {
+    let text = chosen.text("critical");
+    let range = |part: &str| {
+        let (start, end) = part.trim().split_once('-')?;
+        let range = Range::new(start.trim().parse().ok()?, end.trim().parse().ok()?);
+        (!range.is_empty()).then_some(range)
+    };
+    let parts = text.split(',').filter(|_| !text.trim().is_empty());
+    parts.map(range).collect::<Option<Ranges>>().ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "read options", format!("critical is {text:?}"))
+            .mend("write ranges of bytes, start-end with commas between them, as 0-65536,131072-132096")
+    })
+}
+
+/// Reads all of it.
+pub(crate) fn read(options: &Options) -> Result<(Rule, Ranges)> {
+    let chosen = options.own.read(SETTINGS)?;
+    Ok((rule(&chosen), critical(&chosen)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_transport::{Settings, Value};
+
+    fn set(name: &str, value: Value) -> Result<(Rule, Ranges)> {
+        read(&Options { own: Settings::default().with(name, value), ..Options::default() })
+    }
+
+    #[test]
+    fn nothing_is_closed_early_unless_said() {
+        assert_eq!(read(&Options::default()).unwrap(), (Rule::default(), Ranges::new()));
+    }
+
+    #[test]
+    fn what_is_said_counts() {
+        let (rule, _) = set("close_percent", Value::Number(98)).unwrap();
+        assert!((rule.fraction - 0.98).abs() < 1e-9);
+        let (rule, _) = set("deadline_ms", Value::Number(250)).unwrap();
+        assert_eq!(rule.deadline, Some(Duration::from_millis(250)));
+        let (_, critical) = set("critical", Value::Text("0-64, 128-192".into())).unwrap();
+        assert_eq!(critical.iter().collect::<Vec<_>>(), [Range::new(0, 64), Range::new(128, 192)]);
+    }
+
+    #[test]
+    fn what_are_no_ranges_is_refused_with_the_mend() {
+        for text in ["x", "5", "9-3", "4-4", "0-1,,2-3", "-1-4", "0-99999999999999999999"] {
+            let error = set("critical", Value::Text(text.into())).unwrap_err();
+            assert!(error.to_string().contains("0-65536"), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Sending: one task a link, which hears acknowledgements and sends packets when the state machine says so.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thalweg_proto::ltp::{Packet, Piece, Sender, What, MAX_PIECES};
+use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_udp::shared::Shared;
+use thalweg_udp::socket::{Buffer, Lane};
+use thalweg_udp::window::OVERHEAD;
+use thalweg_wire::Ranges;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep_until;
+
+use crate::packet::{Datagram, Kind, CHUNK_HEADER_BYTES};
+use crate::CHUNK;
+
+const SEND: &str = "send update";
+
+/// An update that somebody waits for.
+pub(crate) struct Order {
+    update: Outgoing,
+    done: oneshot::Sender<Result<SendReport>>,
+}
+
+/// What the link's counters say of this side.
+#[derive(Debug, Default)]
+pub(crate) struct Stats {
+    /// Chunks sent again.
+    pub again: AtomicU64,
+    /// Microseconds; 0 where nothing was measured.
+    pub round_trip: AtomicU64,
+}
+
+/// The update that is being sent.
+struct Current {
+    order: Order,
+    wire: u64,
+    started: Instant,
+}
+
+/// One direction's sending side.
+pub(crate) struct Driver {
+    lane: Lane,
+    shared: Arc<Shared>,
+    stats: Arc<Stats>,
+    critical: Ranges,
+    machine: Sender,
+    origin: Instant,
+    orders: mpsc::Receiver<Order>,
+    current: Option<Current>,
+    batch: Vec<u8>,
+    /// A packet that is longer than those before it, for the next batch.
+    longer: Vec<u8>,
+    reports: Buffer,
+}
+
+/// Sends an update by the link's task.
+pub(crate) async fn update(
+    orders: &mpsc::Sender<Order>,
+    shared: &Shared,
+    update: &Outgoing,
+) -> Result<SendReport> {
+    if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > CHUNK.into()) {
+        let context = format!("a chunk of {} bytes; one has at most {CHUNK}", chunk.range().len());
+        return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
+    }
+    if update.chunks().len() > MAX_PIECES {
+        let context = format!("an update of {} chunks; one has at most {MAX_PIECES}", update.chunks().len());
+        return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a larger chunk"));
+    }
+    shared.check(SEND)?;
+    if update.chunks().is_empty() {
+        let now = Instant::now();
+        return Ok(SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now });
+    }
+    let (done, outcome) = oneshot::channel();
+    let order = Order { update: update.clone(), done };
+    tokio::select! {
+        biased;
+        () = update.cancel().cancelled() => Err(SendReport::cancelled()),
+        error = shared.ended(SEND) => Err(error),
+        sent = async { orders.send(order).await.ok()?; outcome.await.ok() } => {
+            sent.unwrap_or_else(|| Err(Error::closed(SEND, "the link has ended")))
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn new(
+        lane: Lane,
+        window: u64,
+        critical: Ranges,
+        shared: Arc<Shared>,
+        stats: Arc<Stats>,
+        orders: mpsc::Receiver<Order>,
+    ) -> Self {
+        let full = CHUNK_HEADER_BYTES + CHUNK as usize + lane.extra();
+        Self {
+            lane,
+            shared,
+            stats,
+            critical,
+            machine: Sender::new(Duration::ZERO, window, OVERHEAD as u64, full as u32),
+            origin: Instant::now(),
+            orders,
+            current: None,
+            batch: Vec::new(),
+            longer: Vec::new(),
+            reports: Buffer::new(),
+        }
+    }
+
+    /// Sends what is ordered until the link ends.
+    pub(crate) async fn run(mut self) {
+        loop {
+            self.hear();
+            self.machine.handle_timeout(self.origin.elapsed());
+            self.send().await;
+            self.conclude();
+            let at = self.machine.poll_timeout().map(|at| self.origin + at);
+            let (timed, at) = (at.is_some(), at.unwrap_or(self.origin).into());
+            let busy = self.current.is_some();
+            tokio::select! {
+                biased;
+                _ = self.shared.ended(SEND) => return,
+                () = given_up(&mut self.current) => self.machine.abandon(),
+                () = self.shared.spoke.notified() => self.machine.tell(),
+                // An error is an ICMP message's: the next call goes on.
+                _ = self.lane.readable() => {}
+                order = self.orders.recv(), if !busy => match order {
+                    Some(order) => self.begin(order),
+                    None => return,
+                },
+                () = sleep_until(at), if timed => {}
+            }
+        }
+    }
+
+    /// Takes the acknowledgements that are there.
+    fn hear(&mut self) {
+        while self.lane.receive(&mut self.reports).is_ok() {
+            let now = self.origin.elapsed();
+            for bytes in self.reports.datagrams() {
+                let Some(Kind::Ack(ack)) = Datagram::decode(&self.lane.key, bytes).map(|found| found.kind)
+                else {
+                    continue;
+                };
+                self.shared.received.fetch_add((bytes.len() + self.lane.extra()) as u64, Relaxed);
+                self.machine.handle_ack(now, &ack);
+            }
+        }
+        let trip = self.machine.round_trip().map_or(0, |trip| trip.as_micros().max(1) as u64);
+        self.stats.round_trip.store(trip, Relaxed);
+    }
+
+    fn begin(&mut self, order: Order) {
+        let (chunks, around) = (order.update.chunks(), CHUNK_HEADER_BYTES + self.lane.extra());
+        let last = chunks.len().saturating_sub(1);
+        let pieces = chunks.iter().enumerate().map(|(index, chunk)| {
+            let critical = self.critical.missing_in(chunk.range());
+            let touched = critical.iter().map(|hole| hole.len()).sum::<u64>() < chunk.range().len();
+            let bytes = (around as u64 + chunk.range().len()) as u32;
+            Piece { bytes, critical: index == 0 || index == last || touched }
+        });
+        self.machine.begin(pieces.collect());
+        self.current = Some(Current { order, wire: 0, started: Instant::now() });
+    }
+
+    fn conclude(&mut self) {
+        let Some(ended) = self.machine.poll_ended() else { return };
+        let Some(Current { order, wire, started }) = self.current.take() else { return };
+        self.stats.again.fetch_add(ended.again, Relaxed);
+        let (chunks, payload) = (order.update.chunks().len() as u64, order.update.payload_bytes());
+        // Nobody may be waiting any more.
+        let _ = order.done.send(Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() }));
+    }
+
+    /// Sends what may be sent now.
+    async fn send(&mut self) {
+        while let Some(length) = self.gather() {
+            if let Err(error) = self.lane.send(&self.batch, length).await {
+                self.machine.abandon();
+                if let Some(current) = self.current.take() {
+                    let _ = current.order.done.send(Err(error));
+                }
+                return;
+            }
+            let bytes = self.batch.len() as u64;
+            self.shared.sent.fetch_add(bytes, Relaxed);
+            if let Some(current) = &mut self.current {
+                current.wire += bytes;
+            }
+            // A link that is never held up leaves room for the others, batch by batch.
+            tokio::task::yield_now().await;
+            self.hear();
+        }
+    }
+
+    /// Puts together packets of one length, but for a last shorter one, as a system call takes no others; says how
+    /// long they are. `None` if there is nothing to send now.
+    fn gather(&mut self) -> Option<usize> {
+        self.batch.clear();
+        self.batch.append(&mut self.longer);
+        let mut length = self.batch.len();
+        let mut count = usize::from(length > 0);
+        while length == 0 || count < self.lane.most_segments(length) {
+            let Some(packet) = self.machine.poll_packet(self.origin.elapsed()) else { break };
+            let start = self.batch.len();
+            if !self.append(packet) {
+                continue;
+            }
+            let bytes = self.batch.len() - start;
+            if length == 0 {
+                length = bytes;
+            }
+            if bytes > length {
+                self.longer = self.batch.split_off(start);
+                break;
+            }
+            count += 1;
+            if bytes < length {
+                break;
+            }
+        }
+        (count > 0).then_some(length)
+    }
+
+    /// Appends a packet to the batch. Says whether there is anything to send: what was cancelled is given up.
+    fn append(&mut self, packet: Packet) -> bool {
+        let (told, number, start) = (self.shared.told.load(Acquire), packet.number, self.batch.len());
+        let What::Chunk(part) = packet.what else {
+            self.lane.append(&Datagram { kind: Kind::Probe, told, number }, &[], &mut self.batch);
+            return self.batch.len() > start;
+        };
+        let update = self.current.as_ref().map(|current| &current.order.update);
+        let frame = update.and_then(|update| update.frame(update.chunks().get(part.index as usize)?));
+        let Some((header, payload)) = frame else {
+            (self.current, self.longer) = (None, Vec::new());
+            self.machine.abandon();
+            return false;
+        };
+        self.lane.append(
+            &Datagram { kind: Kind::Chunk(part, header), told, number },
+            &payload,
+            &mut self.batch,
+        );
+        self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
+        self.batch.len() > start
+    }
+}
+
+/// Waits until nobody wants the current update any more, and forgets it then.
+async fn given_up(current: &mut Option<Current>) {
+    let Some(Current { order, .. }) = current.as_mut() else { return std::future::pending().await };
+    tokio::select! {
+        () = order.update.cancel().cancelled() => {}
+        () = order.done.closed() => {}
+    }
+    *current = None;
+}
