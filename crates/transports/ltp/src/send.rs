@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_proto::ltp::{Packet, Piece, Sender, What, MAX_PIECES};
@@ -19,10 +19,25 @@ use crate::CHUNK;
 
 const SEND: &str = "send update";
 
-/// An update that somebody waits for.
+/// An update that somebody waits for. Its loan on the arena ends with the call: whoever waits takes it back.
+type Lent = Arc<Mutex<Option<Outgoing>>>;
+
 pub(crate) struct Order {
-    update: Outgoing,
+    lent: Lent,
     done: oneshot::Sender<Result<SendReport>>,
+}
+
+/// Takes an update back from the link's task, however the call ends.
+struct Loan(Lent);
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        lock(&self.0).take();
+    }
+}
+
+fn lock(lent: &Lent) -> MutexGuard<'_, Option<Outgoing>> {
+    lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the link's counters say of this side.
@@ -77,7 +92,8 @@ pub(crate) async fn update(
         return Ok(SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now });
     }
     let (done, outcome) = oneshot::channel();
-    let order = Order { update: update.clone(), done };
+    let loan = Loan(Arc::new(Mutex::new(Some(update.clone()))));
+    let order = Order { lent: loan.0.clone(), done };
     tokio::select! {
         biased;
         () = update.cancel().cancelled() => Err(SendReport::cancelled()),
@@ -157,7 +173,10 @@ impl Driver {
     }
 
     fn begin(&mut self, order: Order) {
-        let (chunks, around) = (order.update.chunks(), CHUNK_HEADER_BYTES + self.lane.extra());
+        let around = CHUNK_HEADER_BYTES + self.lane.extra();
+        let lent = lock(&order.lent);
+        let Some(update) = lent.as_ref() else { return };
+        let chunks = update.chunks();
         let last = chunks.len().saturating_sub(1);
         let pieces = chunks.iter().enumerate().map(|(index, chunk)| {
             let critical = self.critical.missing_in(chunk.range());
@@ -166,6 +185,7 @@ impl Driver {
             Piece { bytes, critical: index == 0 || index == last || touched }
         });
         self.machine.begin(pieces.collect());
+        drop(lent);
         self.current = Some(Current { order, wire: 0, started: Instant::now() });
     }
 
@@ -173,7 +193,9 @@ impl Driver {
         let Some(ended) = self.machine.poll_ended() else { return };
         let Some(Current { order, wire, started }) = self.current.take() else { return };
         self.stats.again.fetch_add(ended.again, Relaxed);
-        let (chunks, payload) = (order.update.chunks().len() as u64, order.update.payload_bytes());
+        let sizes =
+            lock(&order.lent).as_ref().map(|update| (update.chunks().len() as u64, update.payload_bytes()));
+        let Some((chunks, payload)) = sizes else { return };
         // Nobody may be waiting any more.
         let _ = order.done.send(Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() }));
     }
@@ -235,8 +257,11 @@ impl Driver {
             self.lane.append(&Datagram { kind: Kind::Probe, told, number }, &[], &mut self.batch);
             return self.batch.len() > start;
         };
-        let update = self.current.as_ref().map(|current| &current.order.update);
-        let frame = update.and_then(|update| update.frame(update.chunks().get(part.index as usize)?));
+        let frame = self.current.as_ref().and_then(|current| {
+            let lent = lock(&current.order.lent);
+            let update = lent.as_ref()?;
+            update.frame(update.chunks().get(part.index as usize)?)
+        });
         let Some((header, payload)) = frame else {
             (self.current, self.longer) = (None, Vec::new());
             self.machine.abandon();
@@ -252,12 +277,9 @@ impl Driver {
     }
 }
 
-/// Waits until nobody wants the current update any more, and forgets it then.
+/// Waits until nobody waits for the current update any more, and forgets it then.
 async fn given_up(current: &mut Option<Current>) {
     let Some(Current { order, .. }) = current.as_mut() else { return std::future::pending().await };
-    tokio::select! {
-        () = order.update.cancel().cancelled() => {}
-        () = order.done.closed() => {}
-    }
+    order.done.closed().await;
     *current = None;
 }

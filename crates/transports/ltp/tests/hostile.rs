@@ -71,7 +71,7 @@ fn damaged(key: &[u8], dice: &mut Dice) -> Vec<u8> {
     let at = dice.up_to(bytes.len() as u64) as usize - 1;
     if dice.hits(0.5) {
         // Not where a chunk says which it is: that nobody can check without TLS.
-        bytes[if (17..40).contains(&at) { 41 } else { at }] ^= 1 << (dice.up_to(8) - 1);
+        bytes[if (17..40).contains(&at) { 0 } else { at }] ^= 1 << (dice.up_to(8) - 1);
     } else {
         bytes.truncate(at);
     }
