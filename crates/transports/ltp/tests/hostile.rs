@@ -64,9 +64,10 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
 /// A chunk or acknowledgement with a byte changed, cut, or made up.
 fn damaged(key: &[u8], dice: &mut Dice) -> Vec<u8> {
     let mut bytes = match dice.up_to(3) {
-        1 => chunk(key, dice.draw() >> 40, 7),
+        1 => chunk(key, dice.draw() >> 45, 7),
         2 => datagram(key, 3, 0, dice.draw() >> dice.up_to(63), &dice.draw().to_le_bytes()[1..]),
-        _ => datagram(key, dice.draw() as u8, 0, dice.draw(), &dice.draw().to_le_bytes()),
+        // No probe: one that is whole is acknowledged, whatever its number.
+        _ => datagram(key, 5 + dice.draw() as u8 % 250, 0, dice.draw(), &dice.draw().to_le_bytes()),
     };
     let at = dice.up_to(bytes.len() as u64) as usize - 1;
     if dice.hits(0.5) {
