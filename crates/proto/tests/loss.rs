@@ -3,10 +3,13 @@
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-proto --test loss` writes the table anew.
 
 mod common;
+#[path = "common/recorded.rs"]
+mod recorded;
 
 use std::fmt::Write;
 
 use common::{plan, profile, End, Path, Profile, Setup, World, MS, SECOND};
+use recorded::assert_recorded;
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/loss.txt");
 /// Bytes of an update: 64 KiB, and two gaps between tensors.
@@ -51,13 +54,5 @@ fn table() -> String {
 
 #[test]
 fn behaviour_under_loss_is_as_recorded() {
-    let now = table();
-    if std::env::var_os("THALWEG_REWRITE").is_some() {
-        std::fs::write(TABLE, &now).expect("the snapshot can be written");
-    }
-    let recorded = std::fs::read_to_string(TABLE).unwrap_or_default();
-    for (line, (recorded, now)) in recorded.lines().zip(now.lines()).enumerate() {
-        assert_eq!(recorded, now, "line {}; if that is meant, rewrite the table", line + 1);
-    }
-    assert_eq!(recorded.lines().count(), now.lines().count());
+    assert_recorded(TABLE, &table());
 }

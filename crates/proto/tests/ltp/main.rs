@@ -2,6 +2,8 @@
 //! peers that stop (`trouble`), links that are shared (`sharing`).
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
+#[path = "../common/recorded.rs"]
+mod recorded;
 mod sharing;
 mod table;
 mod trouble;

@@ -8,6 +8,7 @@ use thalweg_proto::emulation::Shape;
 use thalweg_proto::ltp::Rule;
 use thalweg_proto::Time;
 
+use super::recorded::assert_recorded;
 use super::world::{World, AROUND, PAYLOAD};
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/ltp.txt");
@@ -62,13 +63,5 @@ fn table() -> String {
 
 #[test]
 fn behaviour_under_loss_is_as_recorded() {
-    let now = table();
-    if std::env::var_os("THALWEG_REWRITE").is_some() {
-        std::fs::write(TABLE, &now).expect("the snapshot can be written");
-    }
-    let recorded = std::fs::read_to_string(TABLE).unwrap_or_default();
-    for (line, (recorded, now)) in recorded.lines().zip(now.lines()).enumerate() {
-        assert_eq!(recorded, now, "line {}; if that is meant, rewrite the table", line + 1);
-    }
-    assert_eq!(recorded.lines().count(), now.lines().count());
+    assert_recorded(TABLE, &table());
 }

@@ -9,6 +9,8 @@ mod client;
 mod congestion;
 mod fuzz;
 mod properties;
+#[path = "../common/recorded.rs"]
+mod recorded;
 mod rounds;
 mod sender;
 mod states;
