@@ -278,7 +278,8 @@ async fn settle<T>(carrier: &MqttCarrier, until: impl std::future::Future<Output
     Ok(settle_seeing(carrier, until).await?.0)
 }
 
-/// Takes what comes until `until` is done, or the listener is seen.
+/// Takes what comes until `until` is done; whether the listener was seen by then. What has come is looked at first: the
+/// broker's answer and the retained word before it often come together.
 async fn settle_seeing<T>(
     carrier: &MqttCarrier,
     until: impl std::future::Future<Output = T>,
@@ -287,11 +288,12 @@ async fn settle_seeing<T>(
     let mut here = None;
     loop {
         tokio::select! {
-            done = &mut until => return Ok((done, here)),
+            biased;
             seen = carrier.step() => match seen? {
                 Seen::Here(who) => here = Some(who),
                 Seen::Event(event) => carrier.keep(event),
             },
+            done = &mut until => return Ok((done, here)),
         }
     }
 }
