@@ -8,8 +8,9 @@ use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteProtocol, RouteScope};
 use rtnetlink::{new_connection, LinkUnspec, RouteMessageBuilder};
 use serde::Serialize;
+use thalweg_tun::Device;
 
-use crate::device::Device;
+use crate::device;
 use crate::egress;
 use crate::fabric::addresses;
 use crate::namespace::Namespace;
@@ -54,7 +55,7 @@ impl Host {
     pub(crate) fn new(number: usize, spec: &HostSpec, mtu: usize) -> Result<(Self, Device)> {
         let (ipv4, ipv6) = addresses(number);
         let (namespace, device) = Namespace::with(|| {
-            let device = Device::new(DEVICE)?;
+            let device = device::make(DEVICE)?;
             quiet_ipv6()?;
             let mut congestion = None;
             for (key, value) in &spec.sysctls {

@@ -15,8 +15,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use nix::time::{clock_gettime, ClockId};
+use thalweg_tun::Device;
 
-use crate::device::Device;
 use crate::fabric::{Arrival, Fabric, Time};
 use crate::packet::{Packet, LARGEST};
 use crate::{Error, Result};
