@@ -6,6 +6,7 @@
 //! - Keys follow by HKDF-SHA-256 (RFC 5869) from a secret that both ends share, such as TLS's exporter (RFC 5705), and
 //!   from a label: one for each direction and channel. After [`EPOCH`] records the next key follows, long before the
 //!   limits of RFC 9001 section 6.6 (2^23 records of AES-GCM).
+//! - [`Streams`] seal many bytes as records of one size, which are addressed by their offset.
 //! - An [`Opener`] refuses a record that came before, or is older than what it remembers (RFC 6479).
 //!
 //! ```
@@ -22,7 +23,11 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod cbc;
+mod grid;
 mod replay;
+mod size;
+mod stream;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,7 +36,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ring::aead::{Aad, LessSafeKey, Nonce, UnboundKey, AES_256_GCM, CHACHA20_POLY1305};
 use ring::hkdf::{Prk, Salt, HKDF_SHA256};
 
+pub use grid::Grid;
 pub use replay::{Replay, REMEMBERED};
+pub use size::{record_cost, record_size, RECORD_LIMITS};
+pub use stream::{Context, Opened, Stream, StreamOpener, StreamSealer, Streams, Suite, STREAMS};
 
 /// Bytes that sealing adds to a record.
 pub const TAG_BYTES: usize = 16;
@@ -66,6 +74,8 @@ pub enum Refused {
     Old,
     /// It was not sealed like this: another key, number or header, damaged or cut.
     Forged,
+    /// It has another length than it should, or there are more records than there can be.
+    Length,
     /// There are no numbers left.
     Exhausted,
 }
@@ -76,6 +86,7 @@ impl fmt::Display for Refused {
             Self::Replayed => "the record came before",
             Self::Old => "the record is older than those remembered",
             Self::Forged => "the record was not sealed with this key, number and header",
+            Self::Length => "the length is not that of the stream, or no record size fits it",
             Self::Exhausted => "no numbers are left for further records",
         })
     }

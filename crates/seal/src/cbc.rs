@@ -1,0 +1,52 @@
+//! AES-256 in CBC mode, chained within a record only, as UniFL has it (section 3.3). Nothing is authenticated.
+//!
+//! The vector of 16 bytes before a record must be unpredictable: it is the record's nonce, encrypted (NIST SP 800-38A,
+//! appendix C).
+
+use aes::cipher::block_padding::Pkcs7;
+use aes::cipher::{BlockCipherEncrypt, BlockModeDecrypt, BlockModeEncrypt, InnerIvInit, KeyInit};
+use aes::{Aes256Dec, Aes256Enc};
+
+use crate::Refused;
+
+/// Bytes of a block, and of a vector.
+pub(crate) const BLOCK: usize = 16;
+
+pub(crate) struct Key {
+    encrypt: Aes256Enc,
+    decrypt: Aes256Dec,
+}
+
+impl Key {
+    pub(crate) fn new(key: &[u8; 32]) -> Self {
+        Self { encrypt: Aes256Enc::new(&(*key).into()), decrypt: Aes256Dec::new(&(*key).into()) }
+    }
+
+    /// Appends the vector and the encrypted record.
+    pub(crate) fn seal(&self, nonce: &[u8; 12], plain: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        let mut vector = [0; BLOCK];
+        vector[..12].copy_from_slice(nonce);
+        let mut vector = vector.into();
+        self.encrypt.encrypt_block(&mut vector);
+        out.extend_from_slice(&vector);
+        let start = out.len();
+        out.extend_from_slice(plain);
+        out.resize(start + sealed(plain.len() as u64) as usize - BLOCK, 0);
+        let mode = cbc::Encryptor::<&Aes256Enc>::inner_iv_init(&self.encrypt, &vector);
+        let sealed = mode.encrypt_padded::<Pkcs7>(&mut out[start..], plain.len());
+        sealed.map(drop).map_err(|_| Refused::Length)
+    }
+
+    /// Decrypts a record with its vector, in place. Who changed it may not be found out.
+    pub(crate) fn open<'a>(&self, sealed: &'a mut [u8]) -> Result<&'a [u8], Refused> {
+        let (vector, body) = sealed.split_first_chunk_mut::<BLOCK>().ok_or(Refused::Forged)?;
+        let mode = cbc::Decryptor::<&Aes256Dec>::inner_iv_init(&self.decrypt, &(*vector).into());
+        mode.decrypt_padded::<Pkcs7>(body).map_err(|_| Refused::Forged)
+    }
+}
+
+/// Bytes of a sealed record: the vector, and the plaintext padded to the next whole block, or by one (PKCS#7).
+pub(crate) const fn sealed(plain: u64) -> u64 {
+    let block = BLOCK as u64;
+    block + (plain / block + 1) * block
+}

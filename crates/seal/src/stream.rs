@@ -1,0 +1,396 @@
+//! Streams of records that are addressed by their offset.
+//!
+//! Record `i` of a stream holds bytes `i * R` to `(i + 1) * R` of the plaintext, and lies at `i * S` of what is sent,
+//! where `S` is the length of a sealed record ([`Grid`]). So a receiver that knows which bytes are missing loses the
+//! records that a hole touches, and no others.
+//!
+//! - **Nonce**: 4 bytes of the record's index and 8 of the stream's number, both big-endian (RFC 5116 section 3.2). None
+//!   is sent. [`StreamSealer`] gives each stream a number of its own; the peer has to be told it.
+//! - **Authenticated** with each record: job, round, sender, layout, offset and length of the stream, the record size
+//!   and the record's index. A record of another stream, or at another place, is refused.
+//! - **Keys** follow by HKDF-SHA-256 from a secret that both ends share and from a label; after [`STREAMS`] streams the
+//!   next one follows.
+//!
+//! [`Suite::AesCbc`] is for comparison: it authenticates nothing, and whoever can change a record can choose what bits
+//! of its plaintext to turn over.
+
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ring::aead::{Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::hkdf::{KeyType, Prk, Salt, HKDF_SHA256};
+use serde::{Deserialize, Serialize};
+use thalweg_wire::Ranges;
+
+use crate::{cbc, Cipher, Grid, Refused, Replay, TAG_BYTES};
+
+/// Streams under one key: of 4 MiB each they are 2^34 blocks, far from where AES-GCM's secrecy wears out (2^-61 by
+/// the bound of RFC 9001 appendix B.1.1).
+pub const STREAMS: u64 = 1 << 16;
+
+/// How the records of a stream are sealed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Suite {
+    /// Encrypted and authenticated.
+    Aead(Cipher),
+    /// AES-256-CBC, chained within a record, with a vector of 16 bytes in each (UniFL, section 3.3). **Unauthenticated**.
+    AesCbc,
+}
+
+impl Default for Suite {
+    fn default() -> Self {
+        Self::Aead(Cipher::default())
+    }
+}
+
+impl Suite {
+    /// All of them.
+    pub const ALL: [Self; 3] =
+        [Self::Aead(Cipher::Aes256Gcm), Self::Aead(Cipher::ChaCha20Poly1305), Self::AesCbc];
+
+    /// Its name in a plan.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aead(Cipher::Aes256Gcm) => "aes-256-gcm",
+            Self::Aead(Cipher::ChaCha20Poly1305) => "chacha20-poly1305",
+            Self::AesCbc => "aes-cbc",
+        }
+    }
+
+    /// Whether records that somebody changed are refused.
+    pub const fn is_authenticated(self) -> bool {
+        matches!(self, Self::Aead(_))
+    }
+
+    /// Bytes of a sealed record of `plain` bytes.
+    pub const fn sealed(self, plain: u64) -> u64 {
+        match self {
+            Self::Aead(_) => plain + TAG_BYTES as u64,
+            Self::AesCbc => cbc::sealed(plain),
+        }
+    }
+}
+
+impl FromStr for Suite {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|suite| suite.name() == name);
+        found.ok_or_else(|| format!("{name:?} is no cipher; there are {}", known()))
+    }
+}
+
+impl TryFrom<String> for Suite {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        name.parse()
+    }
+}
+
+impl From<Suite> for String {
+    fn from(suite: Suite) -> Self {
+        suite.name().into()
+    }
+}
+
+/// What a stream is; authenticated with each of its records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Context {
+    /// The job.
+    pub job: u64,
+    /// The round.
+    pub round: u32,
+    /// Who sent it: 0 the server, else the client's number.
+    pub sender: u32,
+    /// The hash of the update's layout.
+    pub layout: u64,
+    /// First byte of the stream in the update.
+    pub offset: u64,
+    /// Bytes of plaintext in the stream.
+    pub total: u64,
+}
+
+impl Context {
+    /// All of it, the record size and the record's index, each little-endian.
+    fn aad(&self, record: u32, index: u32) -> [u8; 48] {
+        let mut out = [0; 48];
+        out[0..8].copy_from_slice(&self.job.to_le_bytes());
+        out[8..12].copy_from_slice(&self.round.to_le_bytes());
+        out[12..16].copy_from_slice(&self.sender.to_le_bytes());
+        out[16..24].copy_from_slice(&self.layout.to_le_bytes());
+        out[24..32].copy_from_slice(&self.offset.to_le_bytes());
+        out[32..40].copy_from_slice(&self.total.to_le_bytes());
+        out[40..44].copy_from_slice(&record.to_le_bytes());
+        out[44..48].copy_from_slice(&index.to_le_bytes());
+        out
+    }
+}
+
+/// What keys of streams are made from.
+#[derive(Clone)]
+pub struct Streams {
+    suite: Suite,
+    prk: Arc<Prk>,
+}
+
+impl Streams {
+    /// From a secret that both ends share, such as TLS's exporter, and a salt that need not be secret.
+    pub fn new(suite: Suite, shared: &[u8; 32], salt: &[u8]) -> Self {
+        Self { suite, prk: Arc::new(Salt::new(HKDF_SHA256, salt).extract(shared)) }
+    }
+
+    /// Seals streams that go one way. There must be one for each label, or numbers are used twice.
+    pub fn sealer(&self, label: &[u8]) -> StreamSealer {
+        StreamSealer { keys: Mutex::new(Keys::new(self, label)), next: AtomicU64::new(0) }
+    }
+
+    /// Opens the streams that the [`StreamSealer`] of this label has sealed.
+    pub fn opener(&self, label: &[u8]) -> StreamOpener {
+        StreamOpener(Mutex::new((Keys::new(self, label), Replay::default())))
+    }
+
+    /// The one stream of a label, for an update that is sent once: its number is 0, and nobody has to be told. The
+    /// label must say all that tells it from others, as round and sender: sealing other bytes under it gives both away.
+    ///
+    /// # Errors
+    /// [`Refused::Length`] for a record size that is none.
+    pub fn only(&self, label: &[u8], context: &Context, record: u32) -> Result<Stream, Refused> {
+        Keys::new(self, &[b"only ", label].concat()).stream(0, context, record)
+    }
+}
+
+/// HKDF's output of 32 bytes, which is a key of all suites.
+struct Bytes32;
+
+impl KeyType for Bytes32 {
+    fn len(&self) -> usize {
+        32
+    }
+}
+
+enum Key {
+    Aead(LessSafeKey),
+    Cbc(Box<cbc::Key>),
+}
+
+/// The keys of one direction. The last two are kept.
+struct Keys {
+    streams: Streams,
+    label: Vec<u8>,
+    known: Vec<(u64, Arc<Key>)>,
+}
+
+impl Keys {
+    fn new(streams: &Streams, label: &[u8]) -> Self {
+        Self { streams: streams.clone(), label: label.to_vec(), known: Vec::new() }
+    }
+
+    fn of(&mut self, number: u64) -> Result<Arc<Key>, Refused> {
+        let epoch = number / STREAMS;
+        if let Some((_, key)) = self.known.iter().find(|(known, _)| *known == epoch) {
+            return Ok(key.clone());
+        }
+        let key = Arc::new(self.make(epoch).ok_or(Refused::Exhausted)?);
+        if let [(first, _), (second, _)] = self.known[..] {
+            self.known.remove(usize::from(second < first));
+        }
+        self.known.push((epoch, key.clone()));
+        Ok(key)
+    }
+
+    fn make(&self, epoch: u64) -> Option<Key> {
+        let (numbered, suite, mut bytes) = (epoch.to_le_bytes(), self.streams.suite, [0; 32]);
+        let info = [
+            &b"thalweg seal stream 1"[..],
+            &[0],
+            suite.name().as_bytes(),
+            &[0],
+            &self.label,
+            &[0],
+            &numbered,
+        ];
+        self.streams.prk.expand(&info, Bytes32).and_then(|okm| okm.fill(&mut bytes)).ok()?;
+        Some(match suite {
+            Suite::Aead(cipher) => {
+                Key::Aead(LessSafeKey::new(UnboundKey::new(cipher.algorithm(), &bytes).ok()?))
+            }
+            Suite::AesCbc => Key::Cbc(Box::new(cbc::Key::new(&bytes))),
+        })
+    }
+
+    fn stream(&mut self, number: u64, context: &Context, record: u32) -> Result<Stream, Refused> {
+        let grid = Grid::new(self.streams.suite, context.total, record)?;
+        Ok(Stream { key: self.of(number)?, number, context: *context, grid })
+    }
+}
+
+/// Seals streams that go one way. Several threads may do so at once.
+pub struct StreamSealer {
+    keys: Mutex<Keys>,
+    next: AtomicU64,
+}
+
+impl StreamSealer {
+    /// The next stream, with a number that none had before. Seal it once.
+    ///
+    /// # Errors
+    /// [`Refused::Length`] for a record size that is none, [`Refused::Exhausted`] after 2^63 streams.
+    pub fn stream(&self, context: &Context, record: u32) -> Result<Stream, Refused> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if number >= 1 << 63 {
+            return Err(Refused::Exhausted);
+        }
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).stream(number, context, record)
+    }
+}
+
+/// Opens streams that come one way, each once. Several threads may do so at once.
+pub struct StreamOpener(Mutex<(Keys, Replay)>);
+
+impl StreamOpener {
+    fn lock(&self) -> MutexGuard<'_, (Keys, Replay)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stream that was sealed with `number`.
+    ///
+    /// # Errors
+    /// Why it is not to be opened: [`Refused::Replayed`], [`Refused::Old`], [`Refused::Forged`] for a number that is
+    /// too far ahead, [`Refused::Length`] for a record size that is none.
+    pub fn stream(&self, number: u64, context: &Context, record: u32) -> Result<Stream, Refused> {
+        let (keys, replay) = &mut *self.lock();
+        replay.check(number)?;
+        // Nobody makes us derive keys of any epoch he likes.
+        if number / STREAMS > replay.newest() / STREAMS + 1 {
+            return Err(Refused::Forged);
+        }
+        keys.stream(number, context, record)
+    }
+
+    /// A record of the stream proved authentic: no other stream with this number is opened. Never say so of an
+    /// unauthenticated one, whose number anybody may have made up.
+    ///
+    /// # Errors
+    /// [`Refused::Replayed`] or [`Refused::Old`] if another was faster.
+    pub fn opened(&self, stream: &Stream) -> Result<(), Refused> {
+        let (_, replay) = &mut *self.lock();
+        replay.check(stream.number)?;
+        replay.mark(stream.number);
+        Ok(())
+    }
+}
+
+/// One stream: its key, and what is authenticated with it.
+pub struct Stream {
+    key: Arc<Key>,
+    number: u64,
+    context: Context,
+    grid: Grid,
+}
+
+/// What came of opening a stream. All other bytes are in their place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// The plaintext of records that a hole touches.
+    pub missing: Ranges,
+    /// The plaintext of records that came whole and were refused: damaged, of another stream, or at another place.
+    pub refused: Ranges,
+}
+
+impl Opened {
+    /// Whether nothing is lost.
+    pub fn is_whole(&self) -> bool {
+        self.missing.is_empty() && self.refused.is_empty()
+    }
+}
+
+impl Stream {
+    /// Its number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Where its records are.
+    pub fn grid(&self) -> &Grid {
+        &self.grid
+    }
+
+    fn nonce(&self, index: u32) -> [u8; 12] {
+        let mut nonce = [0; 12];
+        nonce[..4].copy_from_slice(&index.to_be_bytes());
+        nonce[4..].copy_from_slice(&self.number.to_be_bytes());
+        nonce
+    }
+
+    /// Appends the sealed stream to `out`.
+    ///
+    /// # Errors
+    /// [`Refused::Length`] if `plain` has another length than the stream; `out` is as before then.
+    pub fn seal(&self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        if plain.len() as u64 != self.grid.total() {
+            return Err(Refused::Length);
+        }
+        out.reserve(self.grid.sealed_bytes() as usize);
+        for (index, record) in (0..).zip(plain.chunks(self.grid.record() as usize)) {
+            self.seal_record(index, record, out)?;
+        }
+        Ok(())
+    }
+
+    fn seal_record(&self, index: u32, plain: &[u8], out: &mut Vec<u8>) -> Result<(), Refused> {
+        let nonce = self.nonce(index);
+        let key = match &*self.key {
+            Key::Aead(key) => key,
+            Key::Cbc(key) => return key.seal(&nonce, plain, out),
+        };
+        let (start, aad) = (out.len(), self.context.aad(self.grid.record(), index));
+        out.extend_from_slice(plain);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = key.seal_in_place_separate_tag(nonce, Aad::from(aad), &mut out[start..]);
+        out.extend_from_slice(tag.map_err(|_| Refused::Length)?.as_ref());
+        Ok(())
+    }
+
+    /// Opens a stream that came but for the bytes `missing`, and for what lies behind its end. Each record that came
+    /// whole and is authentic is decrypted in place and put where it belongs in `plain`; nothing else of that is
+    /// touched. What is left in `sealed` means nothing.
+    ///
+    /// # Errors
+    /// [`Refused::Length`] if `plain` is not as long as the stream.
+    pub fn open(&self, sealed: &mut [u8], missing: &Ranges, plain: &mut [u8]) -> Result<Opened, Refused> {
+        if plain.len() as u64 != self.grid.total() {
+            return Err(Refused::Length);
+        }
+        let mut holes = missing.clone();
+        holes.insert(thalweg_wire::Range::new(sealed.len() as u64, self.grid.sealed_bytes()));
+        let mut opened = Opened { missing: self.grid.lost(&holes), refused: Ranges::new() };
+        for present in opened.missing.holes(self.grid.total()).iter() {
+            let first = present.start / u64::from(self.grid.record());
+            for index in first..present.end.div_ceil(self.grid.record().into()) {
+                let (from, to) = (self.grid.sealed(index), self.grid.plain(index));
+                let from = &mut sealed[from.start as usize..from.end as usize];
+                match self.open_record(index as u32, from) {
+                    Ok(bytes) if bytes.len() as u64 == to.len() => {
+                        plain[to.start as usize..to.end as usize].copy_from_slice(bytes);
+                    }
+                    _ => drop(opened.refused.insert(to)),
+                }
+            }
+        }
+        Ok(opened)
+    }
+
+    fn open_record<'a>(&self, index: u32, sealed: &'a mut [u8]) -> Result<&'a [u8], Refused> {
+        let key = match &*self.key {
+            Key::Aead(key) => key,
+            Key::Cbc(key) => return key.open(sealed),
+        };
+        let aad = Aad::from(self.context.aad(self.grid.record(), index));
+        let nonce = Nonce::assume_unique_for_key(self.nonce(index));
+        key.open_in_place(nonce, aad, sealed).map(|bytes| &*bytes).map_err(|_| Refused::Forged)
+    }
+}
