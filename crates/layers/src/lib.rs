@@ -1,8 +1,8 @@
 //! Wrappers over any transport, which are transports again: [`Fault`] loses, reorders, repeats, damages and
 //! delays chunks and cuts links, [`Throttle`] limits the rate, [`Emulate`] makes a link like one of a network,
-//! [`Trace`] records what passes.
+//! [`Seal`] encrypts chunks end to end, [`Trace`] records what passes.
 //!
-//! A layer acts on what its own side sends (the trace: and receives); wrap both sides for both directions.
+//! A layer acts on what its own side sends (seal and trace: and receives); wrap both sides for both directions.
 //! What to do with which chunk is decided by small types without a clock and without IO; tokio only drives
 //! them. No layer keeps `fan_out`: a group send goes to each wrapped link by itself.
 #![forbid(unsafe_code)]
@@ -11,9 +11,11 @@ mod emulate;
 mod ended;
 mod fault;
 mod lane;
+mod nowhere;
 mod pacer;
 mod rate;
 mod script;
+mod seal;
 mod throttle;
 mod trace;
 mod wrap;
@@ -24,6 +26,7 @@ pub use lane::{Crossing, Lane};
 pub use pacer::Pacer;
 pub use rate::Rate;
 pub use script::{DelayLine, Fate, Script, Step};
+pub use seal::Seal;
 pub use throttle::Throttle;
 pub use trace::{Event, Trace, What};
 pub use wrap::{Layer, Links, Side};

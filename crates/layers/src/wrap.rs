@@ -107,6 +107,10 @@ impl Listener for WrappedListener {
         self.inner.address()
     }
 
+    fn notice(&self) -> Option<String> {
+        self.inner.notice()
+    }
+
     async fn accept(&self) -> Result<Pending> {
         let pending = self.inner.accept().await?;
         let (links, number) = (self.links.clone(), self.numbers.next());
