@@ -26,5 +26,5 @@ pub use error::{Error, ErrorKind, Result};
 pub use link::{send_group_each, Counters, Link, Listener, Peer, Pending, SendReport, Transport};
 pub use options::{Identity, Login, Options, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
-pub use settings::{Chosen, Kind, Setting, Settings, Value};
+pub use settings::{Chosen, Kind, Setting, Settings, Share, Value};
 pub use sink::{Sink, Target};

@@ -48,6 +48,11 @@ pub trait Listener: Send + Sync {
     /// Where it listens, with the port that the system chose.
     fn address(&self) -> Address;
 
+    /// Why it listens otherwise than asked, for people: what this machine lacks, and what is done instead.
+    fn notice(&self) -> Option<String> {
+        None
+    }
+
     /// The next link. A peer that fails its handshake fails its own [`Pending`], not the listener.
     ///
     /// # Errors

@@ -161,9 +161,11 @@ impl MemoryLink {
         tokio::select! {
             biased;
             () = self.ended() => Err(gone()),
-            sent = self.outbox.send(frame) => {
-                sent.map_err(|_| gone())?;
+            place = self.outbox.reserve() => {
+                let place = place.map_err(|_| gone())?;
+                // Counted before the peer can have it: who hears of the peer's answer finds it counted.
                 self.sent.fetch_add((HEADER_BYTES + bytes) as u64, Ordering::Relaxed);
+                place.send(frame);
                 Ok(())
             }
         }

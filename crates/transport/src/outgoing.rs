@@ -1,7 +1,7 @@
 //! An update on its way out: which bytes, in which order, in what chunks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash, Range, Ranges};
@@ -62,17 +62,38 @@ impl Cancel {
     }
 }
 
-/// One chunk: which bytes of the buffer, and its checksum once somebody has computed it.
+/// One chunk: which bytes of the buffer, and what its senders share. Clones are the same chunk.
 #[derive(Debug, Clone)]
 pub struct ChunkRef {
+    /// What its header says it covers.
     range: Range,
+    /// Where its payload begins in the loan.
+    at: u64,
     checksum: Arc<OnceLock<u32>>,
+    /// Of its payload, while somebody holds it.
+    copy: Arc<Mutex<Weak<Vec<u8>>>>,
 }
 
 impl ChunkRef {
+    fn new(range: Range, at: u64) -> Self {
+        Self { range, at, checksum: Arc::default(), copy: Arc::default() }
+    }
+
     /// The bytes it covers.
     pub fn range(&self) -> Range {
         self.range
+    }
+
+    /// A copy of its `payload` (what [`Outgoing::frame`] gave), and whether it was made now: senders that need one at
+    /// the same time share it. It is there as long as somebody holds it.
+    pub fn copy(&self, payload: &[u8]) -> (Arc<Vec<u8>>, bool) {
+        let mut kept = self.copy.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copy) = kept.upgrade() {
+            return (copy, false);
+        }
+        let copy = Arc::new(payload.to_vec());
+        *kept = Arc::downgrade(&copy);
+        (copy, true)
     }
 }
 
@@ -97,12 +118,45 @@ impl Outgoing {
             let mut at = range.start;
             while at < end {
                 let next = (at / chunk + 1).saturating_mul(chunk).min(end);
-                chunks.push(ChunkRef { range: Range::new(at, next), checksum: Arc::default() });
+                chunks.push(ChunkRef::new(Range::new(at, next), at));
                 at = next;
             }
         }
         *cancel.loan() = bytes;
         Self { id, chunks: chunks.into(), cancel }
+    }
+
+    /// Chunks whose payloads lie one after the other in `bytes`, each with its offset and length (for layers that
+    /// change payloads). What is beyond the end of `bytes` is left out.
+    pub fn packed(
+        id: UpdateId,
+        bytes: Bytes,
+        chunks: impl IntoIterator<Item = (u64, u32)>,
+        cancel: Cancel,
+    ) -> Self {
+        let mut at = 0;
+        let chunks = chunks.into_iter().map(|(offset, length)| {
+            let range = Range::new(offset, offset.saturating_add(length.into()));
+            let chunk = ChunkRef::new(range, at);
+            at = at.saturating_add(length.into());
+            chunk
+        });
+        let total = bytes.len() as u64;
+        let chunks = chunks.filter(|chunk| chunk.at.saturating_add(chunk.range.len()) <= total).collect();
+        *cancel.loan() = bytes;
+        Self { id, chunks, cancel }
+    }
+
+    /// One chunk of the update with other bytes, and the checksum of its own (for layers that do damage).
+    #[must_use]
+    pub fn with_payload(&self, chunk: &ChunkRef, bytes: Bytes) -> Self {
+        let cancel = Cancel::default();
+        *cancel.loan() = bytes;
+        Self {
+            id: self.id,
+            chunks: [ChunkRef { at: 0, copy: Arc::default(), ..chunk.clone() }].into(),
+            cancel,
+        }
     }
 
     /// The same update with other chunks of it, or in another order (for layers).
@@ -143,7 +197,7 @@ impl Outgoing {
 
     fn payload(&self, chunk: &ChunkRef) -> Option<Bytes> {
         let loan = self.cancel.loan();
-        let range = chunk.range.start as usize..chunk.range.end as usize;
+        let range = chunk.at as usize..(chunk.at + chunk.range.len()) as usize;
         (!self.cancel.is_cancelled() && range.end <= loan.len()).then(|| loan.slice(range))
     }
 }
@@ -166,6 +220,43 @@ mod tests {
         let (header, payload) = update.frame(&update.chunks()[3]).unwrap();
         assert_eq!((header.chunk.offset, header.chunk.length), (96, 4));
         assert_eq!(header.verify(&payload), Ok(()));
+    }
+
+    #[test]
+    fn senders_share_a_copy_as_long_as_one_holds_it() {
+        let update =
+            Outgoing::new(id(), Bytes::from(vec![7; 100]), &Ranges::full(100), 64, Cancel::default());
+        let (first, other) = (update.chunks()[0].clone(), &update.chunks()[1]);
+        let (_, payload) = update.frame(&first).unwrap();
+        let (copy, made) = first.copy(&payload);
+        assert!(made && copy[..] == payload[..]);
+        let (again, made) = update.chunks()[0].copy(&payload);
+        assert!(!made && Arc::ptr_eq(&copy, &again) && other.copy(&payload[..36]).1);
+        drop((copy, again));
+        assert!(first.copy(&payload).1);
+    }
+
+    #[test]
+    fn packed_chunks_lie_anywhere() {
+        let bytes = Bytes::from_static(b"abcdefgh");
+        let update = Outgoing::packed(id(), bytes, [(900, 3), (5, 5), (7, 1)], Cancel::default());
+        let frames: Vec<_> = update.chunks().iter().map(|c| update.frame(c).unwrap()).collect();
+        let said: Vec<_> =
+            frames.iter().map(|(header, payload)| (header.chunk.offset, &payload[..])).collect();
+        assert_eq!(said, [(900, &b"abc"[..]), (5, b"defgh")], "there is nothing left for the third");
+        assert!(frames.iter().all(|(header, payload)| header.verify(payload).is_ok()));
+    }
+
+    #[test]
+    fn another_payload_has_the_first_ones_checksum() {
+        let update =
+            Outgoing::new(id(), Bytes::from(vec![7; 100]), &Ranges::full(100), 16, Cancel::default());
+        let chunk = &update.chunks()[2];
+        let (right, _) = update.frame(chunk).unwrap();
+        let other = update.with_payload(chunk, Bytes::from(vec![8; 16]));
+        let (header, payload) = other.frame(&other.chunks()[0]).unwrap();
+        assert_eq!((header, &payload[..]), (right, &[8; 16][..]));
+        assert!(header.verify(&payload).is_err());
     }
 
     #[test]

@@ -38,6 +38,11 @@ pub enum Kind {
         /// At most.
         most: u64,
     },
+    /// A share from 0 to 1.
+    Share {
+        /// Without one.
+        default: Share,
+    },
     /// One of several words.
     Choice {
         /// Without one.
@@ -57,6 +62,7 @@ impl Kind {
         match self {
             Kind::Flag { default } => Value::Flag(default),
             Kind::Number { default, .. } => Value::Number(default),
+            Kind::Share { default } => Value::Share(default),
             Kind::Choice { default, .. } | Kind::Text { default } => Value::Text(default.into()),
         }
     }
@@ -65,6 +71,8 @@ impl Kind {
         match (self, value) {
             (Kind::Flag { .. }, Value::Flag(_)) => true,
             (Kind::Number { least, most, .. }, Value::Number(n)) => (least..=most).contains(n),
+            // 0 and 1 are shares too.
+            (Kind::Share { .. }, Value::Number(0 | 1) | Value::Share(_)) => true,
             (Kind::Choice { choices, .. }, Value::Text(text)) => choices.contains(&text.as_str()),
             (Kind::Text { .. }, Value::Text(text)) => text.len() <= TEXT,
             _ => false,
@@ -77,9 +85,39 @@ impl std::fmt::Display for Kind {
         match self {
             Kind::Flag { .. } => f.write_str("true or false"),
             Kind::Number { least, most, .. } => write!(f, "a whole number from {least} to {most}"),
+            Kind::Share { .. } => f.write_str("a share from 0 to 1"),
             Kind::Choice { choices, .. } => write!(f, "one of {}", choices.join(", ")),
             Kind::Text { .. } => write!(f, "text of up to {TEXT} bytes"),
         }
+    }
+}
+
+/// A share from 0 to 1, to the millionth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Share(u32);
+
+impl Share {
+    const WHOLE: u32 = 1_000_000;
+
+    /// So many millionths; no more than all.
+    pub const fn millionths(count: u32) -> Self {
+        Self(if count > Self::WHOLE { Self::WHOLE } else { count })
+    }
+}
+
+impl From<Share> for f64 {
+    fn from(share: Share) -> f64 {
+        f64::from(share.0) / f64::from(Share::WHOLE)
+    }
+}
+
+impl TryFrom<f64> for Share {
+    type Error = &'static str;
+
+    fn try_from(share: f64) -> std::result::Result<Self, Self::Error> {
+        let fits = (0.0..=1.0).contains(&share);
+        fits.then(|| Self((share * f64::from(Self::WHOLE)).round() as u32)).ok_or("a share is from 0 to 1")
     }
 }
 
@@ -91,6 +129,8 @@ pub enum Value {
     Flag(bool),
     /// A whole number.
     Number(u64),
+    /// A share.
+    Share(Share),
     /// A word or any text.
     Text(String),
 }
@@ -144,6 +184,15 @@ impl Settings {
 pub struct Chosen(BTreeMap<&'static str, Value>);
 
 impl Chosen {
+    /// A share; 0 for what was not declared as one.
+    pub fn share(&self, name: &str) -> f64 {
+        match self.0.get(name) {
+            Some(Value::Share(share)) => (*share).into(),
+            Some(Value::Number(1)) => 1.0,
+            _ => 0.0,
+        }
+    }
+
     /// A flag; false for what was not declared as one.
     pub fn flag(&self, name: &str) -> bool {
         matches!(self.0.get(name), Some(Value::Flag(true)))
@@ -180,6 +229,7 @@ mod tests {
             kind: Kind::Choice { default: "stream", choices: &["stream", "unary"] },
             meaning: "",
         },
+        Setting { name: "part", kind: Kind::Share { default: Share::millionths(20_000) }, meaning: "" },
         Setting { name: "topic", kind: Kind::Text { default: "thalweg" }, meaning: "" },
     ];
 
@@ -192,6 +242,7 @@ mod tests {
         let chosen = set("{}").unwrap();
         assert_eq!((chosen.number("qos"), chosen.flag("retain")), (1, false));
         assert_eq!((chosen.text("mode"), chosen.text("topic")), ("stream", "thalweg"));
+        assert_eq!(chosen.share("part"), 0.02);
     }
 
     #[test]
@@ -202,12 +253,26 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_from_0_to_1() {
+        for (json, share) in [("0", 0.0), ("1", 1.0), ("0.5", 0.5), ("1e-6", 1e-6)] {
+            assert_eq!(set(&format!(r#"{{"part": {json}}}"#)).unwrap().share("part"), share);
+        }
+        for json in ["2", "true", r#""0.5""#] {
+            let error = set(&format!(r#"{{"part": {json}}}"#)).unwrap_err();
+            assert!(error.to_string().contains("part must be a share from 0 to 1"), "{error}");
+        }
+        assert!(serde_json::from_str::<Settings>(r#"{"part": 1.5}"#).is_err());
+        let back = serde_json::to_string(&serde_json::from_str::<Settings>(r#"{"part": 0.25}"#).unwrap());
+        assert_eq!(back.unwrap(), r#"{"part":0.25}"#);
+    }
+
+    #[test]
     fn refuses_with_what_there_is() {
         let said = |json| set(json).unwrap_err().to_string();
         assert!(said(r#"{"qos": 3}"#).contains("qos must be a whole number from 0 to 2"));
         assert!(said(r#"{"retain": 1}"#).contains("true or false"));
         assert!(said(r#"{"mode": "other"}"#).contains("one of stream, unary"));
-        assert!(said(r#"{"speed": 1}"#).contains("qos, retain, mode, topic"));
+        assert!(said(r#"{"speed": 1}"#).contains("qos, retain, mode, part, topic"));
         let long = serde_json::to_string(&BTreeMap::from([("topic", "x".repeat(201))])).unwrap();
         assert!(said(&long).contains("up to 200 bytes"));
         let none = serde_json::from_str::<Settings>(r#"{"qos": 1}"#).unwrap().read(&[]).unwrap_err();

@@ -30,7 +30,8 @@ impl Target {
     }
 }
 
-/// Takes what a link receives. Called from several tasks at once where a link has several streams.
+/// Takes what a link receives. Called from several tasks at once where a link has several streams. Where parts of a chunk
+/// are lost, what came of it may be handed over as chunks of their own.
 pub trait Sink: Send + Sync {
     /// Where the chunk goes; `None` if nobody wants it (late, duplicate, not ours): the transport drops it.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target>;

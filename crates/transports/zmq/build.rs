@@ -5,6 +5,11 @@ use std::env;
 
 fn main() {
     let place = |what: &str| env::var(format!("DEP_SODIUM_{what}")).unwrap();
+    if env::var("CARGO_CFG_TARGET_OS").unwrap() == "linux" {
+        // As libzmq's own configure finds: its sockets then wake each other by eventfd, not through pairs of sockets.
+        let given = env::var("CXXFLAGS").unwrap_or_default();
+        env::set_var("CXXFLAGS", format!("{given} -DZMQ_HAVE_EVENTFD=1 -DZMQ_HAVE_EVENTFD_CLOEXEC=1"));
+    }
     let sodium = zeromq_src::LibLocation::new(place("LIB"), place("INCLUDE"));
     zeromq_src::Build::new().with_libsodium(Some(sodium)).build();
     println!("cargo:rerun-if-changed=build.rs");

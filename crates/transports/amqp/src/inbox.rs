@@ -89,7 +89,7 @@ impl Inbox {
         }
         let wire = wire_bytes(delivery.data.len(), delivery.exchange.as_str(), delivery.routing_key.as_str());
         let bytes = Bytes::from(delivery.data);
-        Ok(Some(Letter { bytes, from: None, wire, receipt: Some(Box::new(receipt)) }))
+        Ok(Some(Letter { bytes, body: None, from: None, wire, receipt: Some(Box::new(receipt)) }))
     }
 
     fn end<T>(&self, error: Error) -> Result<T> {

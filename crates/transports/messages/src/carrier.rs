@@ -77,6 +77,19 @@ pub trait Carrier: Send + Sync {
     /// the message vanishes, and [`Event::Gone`] tells if the protocol does.
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64>;
 
+    /// Whether [`Carrier::publish_shared`] keeps a body as it is. Senders of the same chunk then share a copy of it.
+    fn shares(&self) -> bool {
+        false
+    }
+
+    /// As [`Carrier::publish`], with a chunk's body that others hold too.
+    ///
+    /// # Errors
+    /// As [`Carrier::publish`].
+    async fn publish_shared(&self, to: Mailbox, head: &[u8], body: Arc<Vec<u8>>) -> Result<u64> {
+        self.publish(to, Message { head, body: &body, bulk: true }).await
+    }
+
     /// Waits until the post has what was published before: the broker has confirmed it, where it does.
     ///
     /// # Errors
@@ -130,7 +143,8 @@ pub struct Nature {
     /// So a member's mailbox holds at most these, [`crate::CONTROL_WINDOW`] bytes of other messages and some heads; the
     /// listener's mailbox as much for each member. In the group's, besides, is what is not addressed to a member.
     pub window: u64,
-    /// Times each byte of a body is copied in user space on its way out, between [`Message::body`] and the kernel.
+    /// Times each byte of a body is copied in user space on its way out, between [`Message::body`] and the kernel;
+    /// beside the copy that senders share.
     pub copies_out: u64,
     /// The same on its way in, between the kernel and [`Letter::bytes`].
     pub copies_in: u64,
@@ -158,7 +172,7 @@ pub enum Mailbox {
     Group,
 }
 
-/// A message to publish: what a reader gets is head and body as one piece.
+/// A message to publish: a reader gets the body behind the head, or apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
     /// Some tens of bytes.
@@ -200,8 +214,10 @@ pub enum Event {
 
 /// A message that came.
 pub struct Letter {
-    /// Head and body. Its length has been checked against [`Nature::max_message`].
+    /// Head and body, or the head alone. Its length has been checked against [`Nature::max_message`].
     pub bytes: Bytes,
+    /// The body, if the protocol carries it apart. Its length has been checked too.
+    pub body: Option<Bytes>,
     /// Who the protocol itself knows has sent it: a connection's identity. `None` if it knows nothing.
     pub from: Option<MemberId>,
     /// Bytes that it took on the wire, as well as the protocol can tell.
@@ -211,9 +227,20 @@ pub struct Letter {
     pub receipt: Option<Box<dyn Any + Send + Sync>>,
 }
 
+impl Letter {
+    /// What is behind a head of this length; `None` if the body is apart, and something else is there.
+    pub(crate) fn behind(&self, head: usize) -> Option<Bytes> {
+        match &self.body {
+            None => Some(self.bytes.slice(head..)),
+            Some(body) => (head == self.bytes.len()).then(|| body.clone()),
+        }
+    }
+}
+
 impl std::fmt::Debug for Letter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Letter").field("bytes", &self.bytes.len()).field("from", &self.from).finish()
+        let length = self.bytes.len() + self.body.as_ref().map_or(0, Bytes::len);
+        f.debug_struct("Letter").field("bytes", &length).field("from", &self.from).finish()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::intake::chunk_cost;
 use crate::listener::Office;
 use crate::send;
 use crate::shared::{lock, words, Shared};
-use crate::{Mailbox, MemberId, Message};
+use crate::{Mailbox, MemberId};
 
 type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
 type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
@@ -215,8 +215,8 @@ async fn publish(
     let tag = Tag { instance: office.instance, member: MemberId([0; 16]) };
     let head = encode(tag, &Kind::GroupChunk { number, previous, slots, header });
     let placed = Placed { members, bytes };
-    let message = Message { head: &head, body: &payload, bulk: true };
-    let wire = office.carrier.publish(Mailbox::Group, message).await?;
+    let (copied, publishing) = send::publish_chunk(&*office.carrier, Mailbox::Group, &head, chunk, &payload);
+    let wire = publishing.await?;
     drop(placed);
     numbers.certain = number;
     office.certain.store(number, Ordering::Release);
@@ -225,7 +225,7 @@ async fn publish(
             entry.shared.passed.fetch_add(bytes, Ordering::Relaxed);
         }
     }
-    share(members, wire, office.carrier.nature().copies_out * bytes);
+    share(members, wire, copied);
     Ok(true)
 }
 

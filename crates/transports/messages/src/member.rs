@@ -102,7 +102,7 @@ impl Hello<'_> {
                 Ok(Some(Welcome { instance, slot, group, window, key }))
             }
             Some((tag, Kind::Bye, head)) if tag.member == self.member => {
-                Err(nobody(self.address, &said(&letter.bytes[head..])))
+                Err(nobody(self.address, &said(&letter.behind(head).unwrap_or_default())))
             }
             _ => Ok(None),
         }

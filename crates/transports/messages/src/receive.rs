@@ -16,7 +16,8 @@ const RECEIVE: &str = "receive";
 /// Takes in a message of this link from the carrier. It never waits.
 pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter) {
     shared.hear(letter.wire);
-    let (lossy, body) = (shared.nature.lossy, letter.bytes.slice(head..));
+    let Some(body) = letter.behind(head) else { return };
+    let lossy = shared.nature.lossy;
     let member = shared.ends.to == Mailbox::Listener;
     let verdict = match kind {
         Kind::Chunk { number, previous, header } => {

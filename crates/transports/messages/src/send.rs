@@ -1,5 +1,7 @@
 //! Sending on a link: chunks within what is granted, control messages between them.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -7,10 +9,12 @@ use bytes::Bytes;
 use thalweg_transport::{ChunkRef, Error, ErrorKind, Outgoing, Result, SendReport};
 use thalweg_wire::{checksum, MAX_CONTROL};
 
-use crate::envelope::Kind;
+use crate::envelope::{encode, Kind};
 use crate::intake::{chunk_cost, Part};
-use crate::shared::Shared;
-use crate::HEAD_BYTES;
+use crate::shared::{words, Shared};
+use crate::{Carrier, Mailbox, Message, HEAD_BYTES};
+
+type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
 
 const CONTROL: &str = "send control";
 pub(crate) const UPDATE: &str = "send update";
@@ -114,10 +118,29 @@ async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef) -> Res
     let (number, previous) = (numbers.bulk, numbers.certain);
     credit.keep();
     shared.position.fetch_add(chunk_cost(payload.len() as u64), Ordering::AcqRel);
-    let copies = shared.nature.copies_out * payload.len() as u64;
-    shared.copied.fetch_add(copies, Ordering::Relaxed);
-    let kind = Kind::Chunk { number, previous, header };
-    let wire = shared.publish(&kind, &payload).await.map_err(|_| shared.closed(UPDATE))?;
+    let head = encode(shared.ends.tag, &Kind::Chunk { number, previous, header });
+    let (copied, publishing) = publish_chunk(&*shared.ends.carrier, shared.ends.to, &head, chunk, &payload);
+    shared.copied.fetch_add(copied, Ordering::Relaxed);
+    let wire = publishing.await.inspect_err(|e| shared.end(&words(e))).map_err(|_| shared.closed(UPDATE))?;
+    shared.sent.fetch_add(wire, Ordering::Relaxed);
     numbers.certain = number;
     Ok(wire)
+}
+
+/// Publishes a chunk, in a copy that its senders share if the carrier keeps it. With it, the bytes copied.
+pub(crate) fn publish_chunk<'a>(
+    carrier: &'a dyn Carrier,
+    to: Mailbox,
+    head: &'a [u8],
+    chunk: &ChunkRef,
+    payload: &'a [u8],
+) -> (u64, Publishing<'a>) {
+    let length = payload.len() as u64;
+    let copied = carrier.nature().copies_out * length;
+    if carrier.shares() {
+        let (copy, made) = chunk.copy(payload);
+        (copied + u64::from(made) * length, carrier.publish_shared(to, head, copy))
+    } else {
+        (copied, carrier.publish(to, Message { head, body: payload, bulk: true }))
+    }
 }

@@ -223,11 +223,10 @@ impl Shared {
         Before { bulk: numbers.certain, group, position }
     }
 
-    /// Publishes a message to the other end's own mailbox. The turn must be held.
+    /// Publishes a message that is no chunk to the other end's own mailbox. The turn must be held.
     pub(crate) async fn publish(&self, kind: &Kind, body: &[u8]) -> Result<u64> {
         let head = encode(self.ends.tag, kind);
-        let bulk = matches!(kind, Kind::Chunk { .. });
-        let message = Message { head: &head, body, bulk };
+        let message = Message { head: &head, body, bulk: false };
         let wire =
             self.ends.carrier.publish(self.ends.to, message).await.inspect_err(|e| self.end(&words(e)))?;
         self.sent.fetch_add(wire, Ordering::Relaxed);

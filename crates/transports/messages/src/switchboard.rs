@@ -167,7 +167,7 @@ impl Board {
         let length = bytes.len() as u64;
         let held = inbox.held.fetch_add(length, Ordering::Relaxed) + length;
         self.peak.fetch_max(held, Ordering::Relaxed);
-        let letter = Letter { bytes: bytes.clone(), from, wire: length + FRAMING, receipt: None };
+        let letter = Letter { bytes: bytes.clone(), body: None, from, wire: length + FRAMING, receipt: None };
         let _ = inbox.put.send(Event::Letter(letter)); // it fails if the reader has gone
     }
 

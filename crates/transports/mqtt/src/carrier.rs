@@ -170,7 +170,13 @@ impl Core {
         match (purpose, self.side) {
             (Purpose::Mail, _) if payload.len() <= self.nature.max_message => {
                 let receipt = receipt.map(|r| Box::new(r) as Box<dyn std::any::Any + Send + Sync>);
-                Some(Seen::Event(Event::Letter(Letter { bytes: payload, from: None, wire, receipt })))
+                Some(Seen::Event(Event::Letter(Letter {
+                    bytes: payload,
+                    body: None,
+                    from: None,
+                    wire,
+                    receipt,
+                })))
             }
             (Purpose::Here, _) => self.presence(payload),
             (Purpose::Gone(member), Side::Listener) => {

@@ -6,12 +6,15 @@
 //! | `pubsub` | PUB, bound: writes `g, message` or `m id, message` | SUB to `g` and `m id` |
 //! | | SUB, bound to a second port: reads `id, message` | PUB: writes `id, message` |
 //!
+//! A message is one part, head and body; a chunk is two.
+//!
 //! With PUB and SUB nobody waits for slow joiners. The listener's PUB is an XPUB, which reads who subscribes, and answers
 //! the subscription to `m id` with the second port. The member's is one too, and waits until the listener's SUB has
 //! subscribed to it.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::slice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -28,6 +31,7 @@ use crate::peers::{Peers, IN_A_ROW};
 use crate::socket::Socket;
 use crate::{Pattern, MAX_MESSAGE, WINDOW};
 
+const PUBLISH: &str = "publish";
 pub(crate) const GROUP: &[u8] = b"g";
 
 /// The topic of one member.
@@ -178,28 +182,59 @@ impl ZmqCarrier {
     /// A message that is there.
     fn take(&self) -> io::Result<Option<Event>> {
         self.subscriptions()?;
-        while let Some(mut parts) = self.input.socket.try_receive()? {
-            self.watch()?; // of connections before this message's
+        while let Some(parts) = self.input.socket.try_receive()? {
             let wire = wire(self.overhead, &parts);
-            let Some(message) = parts.pop() else { continue };
-            let first = parts.pop();
-            let from = match (self.member, &first) {
-                (None, Some(id)) => match id.bytes().try_into() {
-                    Ok(id) => Some(MemberId(id)),
-                    Err(_) => continue, // a stranger: our members have ids of 16 bytes
-                },
-                (None, None) => continue,
-                (Some(_), _) => None,
-            };
-            if let Some(member) = from {
-                self.peers().heard(member, &message);
+            let mut parts = parts.into_iter();
+            let envelope = if self.has_envelope() { parts.next() } else { None };
+            let (Some(head), body) = (parts.next(), parts.next()) else { continue };
+            let mut from = None;
+            if let (None, Some(id)) = (self.member, &envelope) {
+                // A stranger: our members have ids of 16 bytes.
+                let Ok(id) = id.bytes().try_into().map(MemberId) else { continue };
+                if !self.peers().knows(id, &head) {
+                    self.watch()?; // of connections before this message's
+                    self.peers().heard(id, &head);
+                }
+                // With PUB and SUB it is only what the sender says of itself.
+                from = (self.pattern == Pattern::Router).then_some(id);
             }
-            // With PUB and SUB it is only what the sender says of itself.
-            let from = from.filter(|_| self.pattern == Pattern::Router);
-            let letter = Letter { bytes: Bytes::from_owner(message), from, wire, receipt: None };
-            return Ok(Some(Event::Letter(letter)));
+            let (bytes, body) = (Bytes::from_owner(head), body.map(Bytes::from_owner));
+            return Ok(Some(Event::Letter(Letter { bytes, body, from, wire, receipt: None })));
         }
         Ok(None)
+    }
+
+    /// Whether what is read begins with whom it is from, or for.
+    fn has_envelope(&self) -> bool {
+        self.member.is_none() || self.pattern == Pattern::PubSub
+    }
+
+    /// Sends a message, and says what it takes on the wire.
+    async fn send(&self, to: Mailbox, mut parts: Vec<Part>) -> Result<u64> {
+        let mut sent = wire(self.overhead, &parts);
+        if let Some(envelope) = self.envelope(to) {
+            let envelope = Part::copy_of(&[&envelope]).map_err(|e| self.fail(PUBLISH, &e))?;
+            // A ROUTER's is for itself, and does not go out.
+            if self.pattern != Pattern::Router {
+                sent += wire(self.overhead, slice::from_ref(&envelope));
+            }
+            parts.insert(0, envelope);
+        }
+        let copies = if to == Mailbox::Group { self.peers().known.len().max(1) as u64 } else { 1 };
+        if self.end.borrow().is_some() {
+            return Err(self.closed(PUBLISH));
+        }
+        match self.writer().send(parts) {
+            Ok(true) => Ok(copies * sent),
+            // Its connection has ended, which the monitor tells.
+            Ok(false) => {
+                let _ = self.end.subscribe().wait_for(Option::is_some).await;
+                Err(self.closed(PUBLISH))
+            }
+            // ROUTER_MANDATORY: nobody is there. Its end is told by `next`.
+            Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(copies * sent),
+            Err(error) => Err(self.fail(PUBLISH, &error)),
+        }
     }
 
     /// Answers those who have subscribed to their own topic with the second port.
@@ -213,7 +248,7 @@ impl ZmqCarrier {
                 self.peers().wrote_to(MemberId(id), part.source());
                 let told = [PORT, self.port.to_string().as_bytes()].concat();
                 let parts = [Part::copy_of(&[topic])?, Part::copy_of(&[&told])?];
-                output.socket.send_now(parts.into_iter().collect())?;
+                output.socket.send(parts.into())?;
             }
         }
         Ok(())
@@ -229,7 +264,7 @@ impl Carrier for ZmqCarrier {
             group: self.pattern == Pattern::PubSub,
             lossy: false,
             window: WINDOW,
-            copies_out: 1 + sealed,
+            copies_out: sealed,
             copies_in: sealed,
         }
     }
@@ -239,28 +274,17 @@ impl Carrier for ZmqCarrier {
     }
 
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
-        let operation = "publish";
-        let body = Part::copy_of(&[message.head, message.body]).map_err(|e| self.fail(operation, &e))?;
-        let mut parts = Vec::with_capacity(2);
-        if let Some(envelope) = self.envelope(to) {
-            parts.push(Part::copy_of(&[&envelope]).map_err(|e| self.fail(operation, &e))?);
-        }
-        parts.push(body);
-        // A ROUTER's first part is for itself, and does not go out.
-        let sent = if self.pattern == Pattern::Router { &parts[parts.len() - 1..] } else { &parts[..] };
-        let copies = if to == Mailbox::Group { self.peers().known.len().max(1) as u64 } else { 1 };
-        let wire = copies * wire(self.overhead, sent);
-        let mut end = self.end.subscribe();
-        tokio::select! {
-            biased;
-            _ = end.wait_for(Option::is_some) => Err(self.closed(operation)),
-            sent = self.writer().send(parts) => match sent {
-                Ok(()) => Ok(wire),
-                // ROUTER_MANDATORY: nobody is there. Its end is told by `next`.
-                Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(wire),
-                Err(error) => Err(self.fail(operation, &error)),
-            },
-        }
+        let joined = Part::copy_of(&[message.head, message.body]).map_err(|e| self.fail(PUBLISH, &e))?;
+        self.send(to, vec![joined]).await
+    }
+
+    fn shares(&self) -> bool {
+        true
+    }
+
+    async fn publish_shared(&self, to: Mailbox, head: &[u8], body: Arc<Vec<u8>>) -> Result<u64> {
+        let parts = Part::copy_of(&[head]).and_then(|head| Ok(vec![head, Part::shared(body)?]));
+        self.send(to, parts.map_err(|e| self.fail(PUBLISH, &e))?).await
     }
 
     async fn next(&self) -> Result<Event> {

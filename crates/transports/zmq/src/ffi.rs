@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void, CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use libsodium_sys as _; // links it
 use tokio::io::unix::AsyncFd;
@@ -15,6 +15,8 @@ use tokio::io::Interest;
 const IO_THREADS: usize = 4;
 /// Sockets that a process may have: three for each link.
 const MAX_SOCKETS: c_int = 16_384;
+/// Bytes of a block that malloc is shown once. As much freed memory, twice, its arenas then keep for themselves.
+const LARGE_BLOCK: usize = 8 << 20;
 
 mod raw {
     use super::{c_char, c_int, c_void};
@@ -47,6 +49,13 @@ mod raw {
         pub(super) fn zmq_socket_monitor(s: *mut c_void, endpoint: *const c_char, events: c_int) -> c_int;
         pub(super) fn zmq_msg_init(msg: *mut Msg) -> c_int;
         pub(super) fn zmq_msg_init_size(msg: *mut Msg, size: usize) -> c_int;
+        pub(super) fn zmq_msg_init_data(
+            msg: *mut Msg,
+            data: *mut c_void,
+            size: usize,
+            free: extern "C" fn(*mut c_void, *mut c_void),
+            hint: *mut c_void,
+        ) -> c_int;
         pub(super) fn zmq_msg_data(msg: *const Msg) -> *mut c_void;
         pub(super) fn zmq_msg_size(msg: *const Msg) -> usize;
         pub(super) fn zmq_msg_more(msg: *const Msg) -> c_int;
@@ -130,12 +139,20 @@ fn checked(returned: c_int) -> io::Result<()> {
     }
 }
 
+/// Has glibc's malloc keep what messages leave behind. By itself it gives freed memory back to the system whenever there
+/// are 128 KiB of it, so that each message gets new pages, which takes longer than to fill them. The bounds rise with
+/// the largest block that was freed, up to 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
+fn raise_bounds_of_malloc() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(LARGE_BLOCK)));
+}
+
 /// The process's context. It lives as long as the process, so that what was sent before a close goes out.
 fn context() -> io::Result<&'static Context> {
     static CONTEXT: OnceLock<Option<Context>> = OnceLock::new();
     let made = CONTEXT.get_or_init(|| {
         // SAFETY: no conditions; null is checked.
         let context = NonNull::new(unsafe { raw::zmq_ctx_new() })?;
+        raise_bounds_of_malloc();
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(IO_THREADS);
         for (option, value) in [(1, threads as c_int), (2, MAX_SOCKETS)] {
             // SAFETY: the context lives, and both options take a number. Failing, libzmq keeps its defaults.
@@ -297,6 +314,26 @@ impl Part {
             }
         }
         Ok(part)
+    }
+
+    /// Bytes that others hold too. libzmq holds them as long as it needs them, and copies nothing.
+    pub(crate) fn shared(bytes: Arc<Vec<u8>>) -> io::Result<Self> {
+        /// Lets go of what `shared` has given out.
+        extern "C" fn let_go(_: *mut c_void, hint: *mut c_void) {
+            // SAFETY: `hint` is what `Arc::into_raw` gave below, and libzmq calls this once for it.
+            drop(unsafe { Arc::from_raw(hint.cast_const().cast::<Vec<u8>>()) });
+        }
+        let mut msg = Box::new(raw::Msg([0; 64]));
+        let (data, length) = (bytes.as_ptr().cast_mut().cast(), bytes.len());
+        let hint = Arc::into_raw(bytes).cast_mut().cast();
+        // SAFETY: room for a message, which this initialises unless it fails. The bytes stay where they are and as they
+        // are until `let_go`: an `Arc` of them is held, and nobody writes to a message's content here or in libzmq.
+        let done = checked(unsafe { raw::zmq_msg_init_data(&raw mut *msg, data, length, let_go, hint) });
+        if let Err(error) = done {
+            let_go(data, hint);
+            return Err(error);
+        }
+        Ok(Self(msg))
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {

@@ -15,7 +15,7 @@ use crate::monitor::{Happened, Monitor};
 use crate::socket::Socket;
 use crate::MAX_MESSAGE;
 
-/// Messages that libzmq holds for one peer, between a publisher and the kernel; windows bound their bytes.
+/// Messages of one peer that libzmq holds before it reads no more of them; windows bound their bytes.
 const QUEUE: i32 = 64;
 /// How long what was sent before a close may take to go out.
 const LINGER: Duration = Duration::from_secs(5);
@@ -60,9 +60,8 @@ fn milliseconds(duration: Duration) -> i32 {
 /// A socket with all that both sides set.
 fn plain(kind: Kind, options: &Options, keys: &Keys, id: Option<&[u8]>) -> io::Result<RawSocket> {
     let mut socket = RawSocket::new(kind)?;
-    // A publisher would drop what is over its bound, for a slow reader; the windows bound it.
-    let bound = if kind == Kind::Xpub { 0 } else { QUEUE };
-    socket.set(Opt::SendHighWater, bound)?;
+    // None: a publisher would drop what is over its bound. The windows bound what is sent.
+    socket.set(Opt::SendHighWater, 0)?;
     socket.set(Opt::ReceiveHighWater, QUEUE)?;
     socket.set(Opt::Linger, milliseconds(LINGER))?;
     socket.set(Opt::HandshakeInterval, milliseconds(HANDSHAKE))?;

@@ -29,6 +29,11 @@ pub(crate) struct Known {
 }
 
 impl Peers {
+    /// Whether a message is over the connection that the member's have come over before.
+    pub(crate) fn knows(&self, member: MemberId, message: &Part) -> bool {
+        message.source().is_some_and(|descriptor| self.reading.get(&descriptor) == Some(&member))
+    }
+
     pub(crate) fn heard(&mut self, member: MemberId, message: &Part) {
         if self.leaving.contains(&member) {
             return; // what was sent before its connection ended

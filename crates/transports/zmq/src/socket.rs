@@ -1,7 +1,8 @@
 //! Sockets of libzmq under tokio: woken by the descriptor that libzmq gives for it, without threads or timers.
 //!
 //! The descriptor tells of an edge: something is to be looked at, once (zmq_getsockopt(3), ZMQ_FD). Each call on the
-//! socket may take the edge away. So whoever calls looks what there is now, and wakes those whom it concerns.
+//! socket may take the edge away. So whoever sends looks what there is now, and wakes whoever receives; who receives
+//! goes on until there is nothing more.
 
 use std::any::Any;
 use std::io;
@@ -12,8 +13,8 @@ use tokio::sync::Notify;
 
 use crate::ffi::{watch, Bell, Opt, Part, RawSocket, POLL_IN};
 
-/// Parts of a message that are kept: whom it is from or for, and what it says. More are dropped.
-const PARTS: usize = 2;
+/// Parts of a message that are kept: whom it is from or for, its head, its body. More are dropped.
+const PARTS: usize = 3;
 
 struct Shared {
     raw: Mutex<Option<RawSocket>>,
@@ -21,8 +22,6 @@ struct Shared {
     _keep: Option<Arc<dyn Any + Send + Sync>>,
     /// Something came.
     input: Notify,
-    /// There may be room again.
-    output: Notify,
     closing: Notify,
 }
 
@@ -31,12 +30,11 @@ impl Shared {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks what there is, and wakes those whom it concerns.
+    /// Looks what there is, and wakes whoever receives.
     fn look(&self, raw: &mut RawSocket) {
         if raw.get(Opt::Events).is_ok_and(|events| events & POLL_IN != 0) {
             self.input.notify_one();
         }
-        self.output.notify_waiters();
     }
 }
 
@@ -77,78 +75,26 @@ impl Socket {
     /// Takes a socket that is set up, and keeps something as long as it is open.
     pub(crate) fn new(mut raw: RawSocket, keep: Option<Arc<dyn Any + Send + Sync>>) -> io::Result<Self> {
         let bell = watch(&mut raw)?;
-        let (input, output, closing) = (Notify::new(), Notify::new(), Notify::new());
-        let shared = Arc::new(Shared { raw: Mutex::new(Some(raw)), _keep: keep, input, output, closing });
+        let (input, closing) = (Notify::new(), Notify::new());
+        let shared = Arc::new(Shared { raw: Mutex::new(Some(raw)), _keep: keep, input, closing });
         tokio::spawn(Watch { bell, shared: shared.clone() }.run());
-        let socket = Self(shared);
-        socket.with(|_| Ok(()))?; // what came before anybody watched
-        Ok(socket)
+        shared.input.notify_one(); // what came before anybody watched
+        Ok(Self(shared))
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut RawSocket) -> io::Result<T>) -> io::Result<T> {
+    /// Sends a message of a few parts. Whether it could: there may be nobody to send it to, but there is always room.
+    pub(crate) fn send(&self, mut parts: Vec<Part>) -> io::Result<bool> {
         let mut guard = self.0.raw();
         let raw = guard.as_mut().ok_or_else(gone)?;
-        let done = act(raw);
+        let sent = send(raw, &mut parts);
         self.0.look(raw);
-        done
+        sent
     }
 
-    /// Sends a message of one or two parts, without waiting; `false` if there is no room. It is taken on success only.
-    fn try_send(&self, parts: &mut [Part]) -> io::Result<bool> {
-        self.with(|raw| {
-            let count = parts.len();
-            for (index, part) in parts.iter_mut().enumerate() {
-                match raw.send(part, index + 1 < count) {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock && index == 0 => {
-                        return Ok(false)
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(true)
-        })
-    }
-
-    /// Sends a message, as soon as there is room. Dropped before that, it sends nothing.
-    pub(crate) async fn send(&self, mut parts: Vec<Part>) -> io::Result<()> {
-        loop {
-            let room = self.0.output.notified();
-            tokio::pin!(room);
-            room.as_mut().enable();
-            if self.try_send(&mut parts)? {
-                return Ok(());
-            }
-            room.await;
-        }
-    }
-
-    /// Sends a message if there is room; else it is dropped.
-    pub(crate) fn send_now(&self, mut parts: Vec<Part>) -> io::Result<()> {
-        self.try_send(&mut parts).map(drop)
-    }
-
-    /// A message that is there: its first parts.
+    /// A message that is there: its first parts. Whoever receives goes on until there is none.
     pub(crate) fn try_receive(&self) -> io::Result<Option<Vec<Part>>> {
-        self.with(|raw| {
-            let mut parts = Vec::with_capacity(PARTS);
-            loop {
-                match raw.receive() {
-                    Ok(part) => {
-                        let more = part.has_more();
-                        if parts.len() < PARTS {
-                            parts.push(part);
-                        }
-                        if !more {
-                            return Ok(Some(parts));
-                        }
-                    }
-                    // All parts of a message are there at once, or none.
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                    Err(error) => return Err(error),
-                }
-            }
-        })
+        let mut guard = self.0.raw();
+        receive(guard.as_mut().ok_or_else(gone)?)
     }
 
     /// Waits until something may have come since the last look.
@@ -160,6 +106,38 @@ impl Socket {
     pub(crate) fn close(&self) {
         self.0.closing.notify_one();
         self.0.input.notify_one();
+    }
+}
+
+fn send(raw: &mut RawSocket, parts: &mut [Part]) -> io::Result<bool> {
+    let count = parts.len();
+    for (index, part) in parts.iter_mut().enumerate() {
+        match raw.send(part, index + 1 < count) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && index == 0 => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+fn receive(raw: &mut RawSocket) -> io::Result<Option<Vec<Part>>> {
+    let mut parts = Vec::with_capacity(PARTS);
+    loop {
+        match raw.receive() {
+            Ok(part) => {
+                let more = part.has_more();
+                if parts.len() < PARTS {
+                    parts.push(part);
+                }
+                if !more {
+                    return Ok(Some(parts));
+                }
+            }
+            // All parts of a message are there at once, or none.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        }
     }
 }
 
