@@ -13,6 +13,7 @@ from benches.common import FOLDER, MIB, Figure
 from benches.crowd import many_clients
 from benches.folding import fold
 from benches.lab import lab
+from benches.masking import masking
 from benches.memory import server_memory
 from benches.rounds import one_update, rounds
 from thalweg import _core, machine
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "crowd": lambda: [many_clients()],
     "control": control,
     "lab": lab,
+    "masking": masking,
     "transports": transports.loopback,
     "bounds": transports.bounds,
     "footprint": transports.memory,

@@ -510,17 +510,16 @@ impl Client {
     }
 
     fn settled(&mut self, settled: u32, verdict: Verdict) {
-        let matches = match &self.phase {
-            Phase::Submitting(submission) => submission.round == settled,
-            _ => false,
-        };
-        if matches {
-            if verdict != Verdict::Accepted {
-                self.actions.push_back(ClientAction::CancelUpdate);
-            }
-            self.phase = Phase::Idle;
-            self.verdict(settled, verdict);
+        let Phase::Submitting(submission) = &self.phase else { return };
+        if submission.round != settled {
+            return;
         }
+        // What came by the deadline is accepted, and the rest is of no use.
+        if verdict != Verdict::Accepted || submission.sending {
+            self.actions.push_back(ClientAction::CancelUpdate);
+        }
+        self.phase = Phase::Idle;
+        self.verdict(settled, verdict);
     }
 
     fn round_closed(&mut self, closed: u32) {

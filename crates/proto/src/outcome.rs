@@ -1,6 +1,7 @@
 //! What a round leaves behind.
 
 use serde::Serialize;
+use thalweg_wire::Ranges;
 
 use crate::Time;
 
@@ -86,6 +87,8 @@ pub struct Transfer {
     pub bytes: u64,
     /// Bytes of it that did not come, for which something stands in.
     pub missing: u64,
+    /// Which bytes those are, of an update; of a model only the client knows.
+    pub holes: Ranges,
     /// Bytes on the link meanwhile in that direction, frames' headers and repeats included.
     pub wire_bytes: u64,
     /// When it was sent.
@@ -114,6 +117,7 @@ impl Transfer {
             direction,
             bytes: 0,
             missing: 0,
+            holes: Ranges::new(),
             wire_bytes: 0,
             send: None,
             receive: None,

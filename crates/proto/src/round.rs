@@ -292,6 +292,11 @@ impl Round {
         held
     }
 
+    /// Whether the deadline has passed.
+    pub(crate) fn is_overdue(&self, now: Time) -> bool {
+        self.deadline().is_some_and(|at| now >= at)
+    }
+
     /// Whether the round is over. `absent_since`: since when clients it wants have not shown up, `None` if no
     /// more can; `busy`: whether a client that is connected may join it later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
@@ -304,7 +309,7 @@ impl Round {
         if whole >= expected {
             return Some(Ending::Mean);
         }
-        let overdue = self.deadline().is_some_and(|at| now >= at);
+        let overdue = self.is_overdue(now);
         let joins = busy && count(&|p| p.state != State::Lost) < expected;
         let awaited = count(&|p| self.may_deliver(p, now)) > 0 || joins || self.may_appear(now, absent_since);
         if !overdue && awaited {
@@ -397,6 +402,7 @@ fn close(mut part: Part, keep: bool, total: u64) -> Part {
     part.up.complete = part.incoming.is_whole();
     if part.state == State::Partial {
         part.up.missing = total - part.up.bytes;
+        part.up.holes = part.incoming.holes();
         part.reason = Some(format!("{} of its {total} bytes did not come", part.up.missing));
     }
     if part.is_in() {

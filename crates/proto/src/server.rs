@@ -535,6 +535,25 @@ impl Server {
         self.accept(link, sender, number);
     }
 
+    /// At the deadline, where something stands in for what did not come: what is still being sent counts as far as it
+    /// has come, as if it ended here.
+    fn conclude_overdue(&mut self, now: Time) {
+        let mends = self.config.stand_in.is_some();
+        let Some(round) = self.round.as_ref().filter(|r| mends && r.is_overdue(now)) else { return };
+        let number = round.plan.number;
+        let begun = |part: &Part| part.state == State::Sending && part.incoming.bytes() > 0;
+        let late: Vec<u32> = round.parts.iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();
+        for sender in late {
+            let Some(link) = self.members.get(&sender).and_then(|m| m.link) else { continue };
+            let Some((wire, copied)) = self.links.get_mut(&link).map(upload_traffic) else { continue };
+            if let Some(part) = self.part(sender, number) {
+                part.up.wire_bytes += wire;
+                part.up.copied += copied;
+            }
+            self.conclude(now, link, sender, number);
+        }
+    }
+
     /// A staged update is in the mean.
     pub fn folded(&mut self, now: Time, sender: u32) {
         if let Some(round) = &mut self.round {
@@ -711,6 +730,7 @@ impl Server {
     /// What follows from the state alone: expired places, new grants, the round's end.
     fn advance(&mut self, now: Time) {
         self.advanced = self.advanced.max(now);
+        self.conclude_overdue(now);
         let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);

@@ -43,6 +43,7 @@ fn nothing_is_sent_twice_and_the_outcome_says_what_is_missing() {
             for i in 0..CLIENTS as usize {
                 let name = format!("c{i}");
                 let (up, down) = (way(&result, &name, Direction::Up), way(&result, &name, Direction::Down));
+                assert_eq!(up.holes.bytes(), up.missing);
                 for way in [up, down] {
                     assert_eq!((way.bytes + way.missing, way.complete), (bytes, way.missing == 0), "{way:?}");
                 }
@@ -102,5 +103,33 @@ fn what_a_broken_link_held_back_is_still_sent() {
         world.check(&result);
         assert_eq!(result.of("c").state, State::Whole, "{:?}", result.outcome);
         assert_eq!(way(&result, "c", Direction::Up).missing, 0);
+    });
+}
+
+/// What has come by the deadline counts as if the update ended there, and the rest is not sent.
+#[test]
+fn at_the_deadline_an_update_counts_as_far_as_it_has_come() {
+    each(|partial, ordered| {
+        let setup = Setup { partial, stand_in: Some(StandIn::KeepLocal), elements: 4000, ..Setup::default() };
+        let quick = lossy(0.0, ordered);
+        let slow = Path { rate: 4000, ..quick }; // 16 KB take four seconds
+        let up = |i| if i == 0 { slow } else { quick };
+        let client = |i| Profile { paths: vec![(up(i), quick)], ..profile(&format!("c{i}")) };
+        let mut world = World::joined(&setup, (0..CLIENTS).map(client));
+        let bytes = world.server.bytes() as u64;
+        for number in 1..=2 {
+            let plan = RoundPlan { deadline: Some(2 * SECOND), ..plan(number, CLIENTS) };
+            let result = world.round(plan, 10 * SECOND);
+            world.check(&result);
+            assert!(result.outcome.failure.is_none() && !result.outcome.complete);
+            let part = result.of("c0");
+            assert_eq!(part.state, State::Partial);
+            assert!(part.coverage > 0.2 && part.coverage < 0.8, "{part:?}");
+            assert!(way(&result, "c0", Direction::Up).wire_bytes > 0);
+            assert_eq!(result.of("c1").state, State::Whole);
+            world.pass(SECOND);
+            assert_eq!(world.verdicts(0).last(), Some(&(number, Verdict::Accepted)));
+        }
+        assert!(world.net.payload(0, End::Client) < 2 * bytes, "the rest was sent");
     });
 }

@@ -355,6 +355,11 @@ impl Endpoint {
         self.share(now, flow.place);
     }
 
+    /// Only these ports are listened on from now on. Flows there are go on.
+    pub fn listen(&mut self, ports: Vec<u16>) {
+        self.config.ports = ports;
+    }
+
     /// A flow's numbers.
     pub fn stats(&self, flow: FlowId) -> Option<Stats> {
         let place = self.place(flow)?;

@@ -107,6 +107,8 @@ pub struct Stats {
     pub window: u64,
     /// Right edge of the window as advertised.
     pub edge: u64,
+    /// Bytes on the way back that are not acknowledged.
+    pub unacknowledged: u64,
     /// The shortest round trip.
     pub rtt: Option<crate::Time>,
     /// Gaps that are open, and masked holes that are remembered.

@@ -101,6 +101,11 @@ impl Outgoing {
         self.sent
     }
 
+    /// Bytes written and not acknowledged.
+    pub fn unacknowledged(&self) -> u64 {
+        self.buffer.len() as u64
+    }
+
     pub fn window(&self) -> u64 {
         self.window
     }

@@ -83,6 +83,11 @@ impl Policy {
         self.budgets.push(Spent { budget, masked: 0, lost: 0 });
     }
 
+    /// Takes all budgets away, with what was spent of them.
+    pub fn unlimit(&mut self) {
+        self.budgets.clear();
+    }
+
     /// Whether a byte is critical.
     pub fn is_critical(&self, offset: u64) -> bool {
         self.critical.at(offset)
@@ -260,6 +265,16 @@ mod tests {
         policy.filled(Range::new(2000, 2100));
         policy.filled(Range::new(3000, 3100));
         assert_eq!(policy.judge(Range::new(9000, 9100), 20_000, true), Verdict::Mask);
+    }
+
+    #[test]
+    fn a_budget_that_is_taken_away_counts_no_more() {
+        let mut policy = Policy::lossy();
+        let ranges: Ranges = [Range::new(0, u64::MAX)].into_iter().collect();
+        policy.limit(Budget { ranges, mask: 0.0, refuse: 1.0, at_least: 0 });
+        assert_eq!(policy.judge(Range::new(0, 100), 1000, false), Verdict::Repair);
+        policy.unlimit();
+        assert_eq!(policy.judge(Range::new(200, 300), 1000, false), Verdict::Mask);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::dial::{in_time, open, reach};
-use crate::link::{Shaken, TcpLink};
+use crate::link::{Duplex, End, Shaken, TcpLink};
 use crate::preamble::{new_id, Preamble};
 use crate::socket::Socket;
 use crate::tls;
@@ -41,35 +41,36 @@ async fn gather(address: &Address, options: &Options, tls: &ClientTls) -> Result
 async fn shake(stream: TcpStream, address: &Address, tls: &ClientTls, preamble: Preamble) -> Result<Shaken> {
     let failed = |e: &std::io::Error| no_answer(address, e, tls.is_some());
     let socket = Socket::new(stream).map_err(|e| failed(&e))?;
-    let mut shaken = match tls {
+    let end = End::Kernel(socket.clone());
+    match tls {
         None => {
+            exchange(&mut socket.clone(), preamble, failed).await?;
             let peer = Peer { address: address.to_string(), ..Peer::default() };
-            Shaken { socket, tls: None, peer }
+            Ok(Shaken { end, tls: None, peer })
         }
         Some((config, name)) => {
             let connector = TlsConnector::from(config.clone());
-            let connected = connector.connect(name.clone(), socket.clone()).await;
-            let stream = connected.map_err(|e| failed(&e))?.into();
+            let connected = connector.connect(name.clone(), socket).await;
+            let mut stream = connected.map_err(|e| failed(&e))?.into();
             let peer = tls::peer(CONNECT, address.to_string(), &stream)?;
-            Shaken { socket, tls: Some(Box::new(stream)), peer }
+            exchange(&mut stream, preamble, failed).await?;
+            Ok(Shaken { end, tls: Some(Box::new(stream)), peer })
         }
-    };
-    exchange(&mut shaken, preamble, failed).await?;
-    Ok(shaken)
+    }
 }
 
 /// Says which connection this is and waits for the answer. A server that refuses our certificate says so
 /// only now, and may have closed before we write: its reason counts, not our failed write.
 async fn exchange(
-    shaken: &mut Shaken,
+    stream: &mut impl Duplex,
     preamble: Preamble,
     failed: impl Fn(&std::io::Error) -> Error,
 ) -> Result<()> {
-    let wrote = match shaken.stream().write_all(&preamble.encode()).await {
-        Ok(()) => shaken.stream().flush().await,
+    let wrote = match stream.write_all(&preamble.encode()).await {
+        Ok(()) => stream.flush().await,
         failed => failed,
     };
-    let answer = Preamble::read(CONNECT, shaken.stream(), &failed).await;
+    let answer = Preamble::read(CONNECT, stream, &failed).await;
     match (wrote, answer) {
         (Ok(()), Ok(answer)) if answer == preamble => Ok(()),
         (Ok(()), Ok(_)) => {

@@ -6,6 +6,7 @@
 //! [`PATIENCE`]; from then on every byte wakes us, and is progress, again.
 
 use std::io;
+use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, ReadHalf};
 
 use crate::kernel::wake_at;
+use crate::line::{whole, Line, Taken};
 use crate::link::Duplex;
 use crate::socket::Socket;
 
@@ -26,6 +28,7 @@ const MOST: usize = 256 << 10;
 pub(crate) enum Inlet {
     Plain(Plain),
     Tls(ReadHalf<Box<dyn Duplex>>),
+    Line(Arc<dyn Line>),
 }
 
 pub(crate) struct Plain {
@@ -47,14 +50,16 @@ impl Inlet {
         match self {
             Self::Plain(plain) => plain.read(buffer, 1).await,
             Self::Tls(stream) => stream.read(buffer).await,
+            Self::Line(line) => whole(take(&**line, buffer).await?),
         }
     }
 
     /// Some bytes of a chunk, of which `left` are missing; `buffer` is no longer than that.
-    pub(crate) async fn read_chunk(&mut self, buffer: &mut [u8], left: usize) -> io::Result<usize> {
+    pub(crate) async fn read_chunk(&mut self, buffer: &mut [u8], left: usize) -> io::Result<Taken> {
         match self {
-            Self::Plain(plain) => plain.read_quickly(buffer, left).await,
-            Self::Tls(stream) => stream.read(buffer).await,
+            Self::Plain(plain) => plain.read_quickly(buffer, left).await.map(Taken::Bytes),
+            Self::Tls(stream) => stream.read(buffer).await.map(Taken::Bytes),
+            Self::Line(line) => take(&**line, buffer).await,
         }
     }
 
@@ -71,6 +76,10 @@ impl Inlet {
             plain.quick = plain.began.elapsed() < QUICK;
         }
     }
+}
+
+async fn take(line: &dyn Line, buffer: &mut [u8]) -> io::Result<Taken> {
+    std::future::poll_fn(|cx| line.poll_take(cx, buffer)).await
 }
 
 impl Plain {

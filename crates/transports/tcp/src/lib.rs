@@ -5,7 +5,8 @@
 //! from the kernel into the receiver's place; nothing of it is copied in between (TLS copies it once a
 //! direction, and counts that). Control messages go on the first connection, chunks on whichever is free.
 //!
-//! [`dial`], [`door`], [`socket`] and [`tls`] know nothing of links: other transports over TCP are made of them too.
+//! [`dial`], [`door`], [`socket`] and [`tls`] know nothing of links: other transports over TCP are made of them too. By
+//! [`line`] links are made of connections that the kernel does not carry.
 #![deny(unsafe_code)] // `kernel` has it, for two calls
 
 mod connect;
@@ -14,6 +15,7 @@ pub mod door;
 mod gather;
 mod inlet;
 mod kernel;
+pub mod line;
 mod link;
 mod listener;
 mod preamble;

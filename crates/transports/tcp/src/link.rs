@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Mutex;
 
 use crate::inlet::Inlet;
-use crate::kernel::info;
+use crate::line::{Line, Wire};
 use crate::receive::{self, Intake};
 use crate::send::{self, Lane, Writer};
 use crate::socket::Socket;
@@ -26,26 +26,50 @@ const GOODBYE: Duration = Duration::from_millis(250);
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
+/// Who carries a connection.
+#[derive(Clone)]
+pub(crate) enum End {
+    Kernel(Socket),
+    Line(Arc<dyn Line>),
+}
+
+impl End {
+    fn shut(&self) {
+        match self {
+            End::Kernel(socket) => socket.shut(),
+            End::Line(line) => line.shut(),
+        }
+    }
+
+    async fn hung_up(&self) {
+        match self {
+            End::Kernel(socket) => socket.hung_up().await,
+            End::Line(line) => std::future::poll_fn(|cx| line.poll_hung_up(cx)).await,
+        }
+    }
+
+    fn tell(&self, counters: &mut Counters) {
+        match self {
+            End::Kernel(socket) => socket.tell(counters),
+            End::Line(line) => line.tell(counters),
+        }
+    }
+}
+
 /// A connection that has shaken hands.
 pub(crate) struct Shaken {
-    pub socket: Socket,
+    pub end: End,
     /// Under TLS; in the clear it is the socket.
     pub tls: Option<Box<dyn Duplex>>,
     pub peer: Peer,
 }
 
 impl Shaken {
-    pub(crate) fn stream(&mut self) -> &mut dyn Duplex {
-        match &mut self.tls {
-            Some(stream) => stream,
-            None => &mut self.socket,
-        }
-    }
-
     fn split(self) -> (Inlet, Writer) {
-        match self.tls {
-            None => (Inlet::plain(self.socket.clone()), Box::new(self.socket)),
-            Some(stream) => {
+        match (self.tls, self.end) {
+            (None, End::Kernel(socket)) => (Inlet::plain(socket.clone()), Box::new(socket)),
+            (None, End::Line(line)) => (Inlet::Line(line.clone()), Box::new(Wire(line))),
+            (Some(stream), _) => {
                 let (reader, writer) = tokio::io::split(stream);
                 (Inlet::Tls(reader), Box::new(writer))
             }
@@ -55,9 +79,11 @@ impl Shaken {
 
 /// What both directions know of the link.
 pub(crate) struct Shared {
-    sockets: Vec<Socket>,
+    ends: Vec<End>,
     pub who: String,
     pub tls: bool,
+    /// How often a payload is copied on its way in or out, beside the one move into or out of the kernel.
+    pub copies: u64,
     /// Why nothing more can be sent.
     ended: OnceLock<String>,
     /// Whether what still comes is refused too: closed at this end, or the peer broke the protocol.
@@ -68,16 +94,22 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(sockets: Vec<Socket>, who: String, tls: bool) -> Self {
+    pub(crate) fn new(ends: Vec<End>, who: String, tls: bool) -> Self {
         let zero = AtomicU64::default;
         let (ended, refused) = (OnceLock::new(), AtomicBool::new(false));
-        Self { sockets, who, tls, ended, refused, sent: zero(), received: zero(), copied: zero() }
+        let copies = match ends.first() {
+            _ if tls => 1,
+            // Into a buffer, and out of it.
+            Some(End::Line(_)) => 2,
+            _ => 0,
+        };
+        Self { ends, copies, who, tls, ended, refused, sent: zero(), received: zero(), copied: zero() }
     }
 
     /// Ends the link; wakes readers and writers. What the peer sent before can still be received.
     pub(crate) fn end(&self, why: &str) {
         if self.ended.set(why.to_owned()).is_ok() {
-            self.sockets.iter().for_each(Socket::shut);
+            self.ends.iter().for_each(End::shut);
         }
     }
 
@@ -102,8 +134,8 @@ impl Shared {
 
     /// Waits until the peer has ended the connection `stream`.
     pub(crate) async fn hung_up(&self, stream: usize) {
-        match self.sockets.get(stream) {
-            Some(socket) => socket.hung_up().await,
+        match self.ends.get(stream) {
+            Some(end) => end.hung_up().await,
             None => std::future::pending().await,
         }
     }
@@ -151,8 +183,8 @@ impl TcpLink {
     pub(crate) fn new(connections: Vec<Shaken>) -> Self {
         let first = connections.first();
         let peer = first.map(|c| c.peer.clone()).unwrap_or_default();
-        let sockets = connections.iter().map(|c| c.socket.clone()).collect();
-        let shared = Shared::new(sockets, peer.address.clone(), first.is_some_and(|c| c.tls.is_some()));
+        let ends = connections.iter().map(|c| c.end.clone()).collect();
+        let shared = Shared::new(ends, peer.address.clone(), first.is_some_and(|c| c.tls.is_some()));
         let (mut lanes, mut intakes) = (Vec::new(), Vec::new());
         for (stream, connection) in connections.into_iter().enumerate() {
             let (inlet, writer) = connection.split();
@@ -171,7 +203,11 @@ impl Link for TcpLink {
 
     fn capabilities(&self) -> Capabilities {
         let ordered = self.lanes.len() == 1;
-        Capabilities { ordered, zero_copy: !self.shared.tls, ..Tcp.capabilities() }
+        let all = Capabilities { ordered, zero_copy: !self.shared.tls, ..Tcp.capabilities() };
+        if self.shared.ends.iter().all(|end| matches!(end, End::Kernel(_))) {
+            return all;
+        }
+        Capabilities { reliable: false, zero_copy: false, retransmissions: false, ..all }
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
@@ -187,16 +223,23 @@ impl Link for TcpLink {
     }
 
     fn counters(&self) -> Counters {
-        let sockets = &self.shared.sockets;
-        let infos: Option<Vec<_>> = sockets.iter().map(|socket| info(&socket.0)).collect();
-        Counters {
+        let mut counters = Counters {
             sent: self.shared.sent.load(Ordering::Relaxed),
             received: self.shared.received.load(Ordering::Relaxed),
             copied: self.shared.copied.load(Ordering::Relaxed),
-            retransmissions: infos.as_ref().map(|all| all.iter().map(|i| i.retransmissions).sum()),
-            round_trip: infos.as_ref().and_then(|all| all.first()).map(|i| i.round_trip),
-            congestion: sockets.first().and_then(Socket::congestion),
+            ..Counters::default()
+        };
+        let mut told = self.shared.ends.iter().map(|end| {
+            let mut counters = Counters::default();
+            end.tell(&mut counters);
+            counters
+        });
+        if let Some(first) = told.next() {
+            (counters.round_trip, counters.congestion) = (first.round_trip, first.congestion);
+            let sum = |sum: Option<u64>, next: Counters| Some(sum? + next.retransmissions?);
+            counters.retransmissions = told.fold(first.retransmissions, sum);
         }
+        counters
     }
 
     async fn close(&self) {

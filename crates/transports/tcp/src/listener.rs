@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rustls::ServerConfig;
-use thalweg_transport::{Address, Options, Peer, Pending, Result};
+use thalweg_transport::{Address, Error, Options, Peer, Pending, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::door::{self, Door, Doorkeeper};
 use crate::gather::Gathering;
-use crate::link::Shaken;
+use crate::link::{Duplex, End, Shaken};
 use crate::preamble::Preamble;
 use crate::socket::Socket;
 use crate::tls;
@@ -44,18 +44,31 @@ impl Keeper {
     async fn shake(&self, stream: TcpStream, from: SocketAddr) -> Result<(Preamble, Shaken)> {
         let failed = |e: &std::io::Error| tls::explain(ACCEPT, from, e);
         let socket = Socket::new(stream).map_err(|e| failed(&e))?;
-        let mut shaken = match &self.tls {
-            None => Shaken { socket, tls: None, peer: Peer { address: from.to_string(), ..Peer::default() } },
-            Some(config) => {
-                let accepted = TlsAcceptor::from(config.clone()).accept(socket.clone()).await;
-                let stream = accepted.map_err(|e| failed(&e))?.into();
-                let peer = tls::peer(ACCEPT, from.to_string(), &stream)?;
-                Shaken { socket, tls: Some(Box::new(stream)), peer }
+        let end = End::Kernel(socket.clone());
+        match &self.tls {
+            None => {
+                let preamble = answer(&mut socket.clone(), failed).await?;
+                let peer = Peer { address: from.to_string(), ..Peer::default() };
+                Ok((preamble, Shaken { end, tls: None, peer }))
             }
-        };
-        let preamble = Preamble::read(ACCEPT, shaken.stream(), failed).await?;
-        shaken.stream().write_all(&preamble.encode()).await.map_err(|e| failed(&e))?;
-        shaken.stream().flush().await.map_err(|e| failed(&e))?;
-        Ok((preamble, shaken))
+            Some(config) => {
+                let accepted = TlsAcceptor::from(config.clone()).accept(socket).await;
+                let mut stream = accepted.map_err(|e| failed(&e))?.into();
+                let peer = tls::peer(ACCEPT, from.to_string(), &stream)?;
+                let preamble = answer(&mut stream, failed).await?;
+                Ok((preamble, Shaken { end, tls: Some(Box::new(stream)), peer }))
+            }
+        }
     }
+}
+
+/// Hears which connection this is, and says that it is taken.
+pub(crate) async fn answer(
+    stream: &mut impl Duplex,
+    failed: impl Fn(&std::io::Error) -> Error,
+) -> Result<Preamble> {
+    let preamble = Preamble::read(ACCEPT, stream, &failed).await?;
+    stream.write_all(&preamble.encode()).await.map_err(|e| failed(&e))?;
+    stream.flush().await.map_err(|e| failed(&e))?;
+    Ok(preamble)
 }

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use thalweg_transport::{Error, ErrorKind, Result, Sink, Target};
-use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES};
+use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
 
 use crate::inlet::Inlet;
+use crate::line::{parts, Taken};
 use crate::link::Shared;
 
 /// What a control message's length may cost before its bytes have come.
@@ -27,6 +28,8 @@ pub(crate) struct Intake {
     /// Bytes that have come of what `state` waits for.
     have: usize,
     state: State,
+    /// Parts of the chunk that will not come, rising.
+    holes: Vec<Range>,
     waste: Vec<u8>,
     finished: bool,
 }
@@ -41,7 +44,16 @@ enum State {
 impl Intake {
     pub(crate) fn new(stream: usize, inlet: Inlet) -> Self {
         let (header, waste) = ([0; HEADER_BYTES], Vec::new());
-        Self { inlet, stream, header, have: 0, state: State::Header, waste, finished: false }
+        Self {
+            inlet,
+            stream,
+            header,
+            have: 0,
+            state: State::Header,
+            holes: Vec::new(),
+            waste,
+            finished: false,
+        }
     }
 
     /// The next control message; `None` when the peer has ended this connection between two frames.
@@ -117,22 +129,52 @@ impl Intake {
                     &mut self.waste[..WASTE.min(left)]
                 }
             };
-            let got = self.inlet.read_chunk(buffer, left).await.map_err(|e| shared.explain(RECEIVE, &e))?;
-            self.have += shared.took(got)?;
-            sink.progress(got as u64);
+            match self.inlet.read_chunk(buffer, left).await.map_err(|e| shared.explain(RECEIVE, &e))? {
+                Taken::Bytes(got) => {
+                    self.have += shared.took(got)?;
+                    sink.progress(got as u64);
+                }
+                Taken::Hole(bytes) => {
+                    let end = length.min(self.have + bytes.max(1));
+                    self.holes.push(Range::new(self.have as u64, end as u64));
+                    self.have = end;
+                }
+            }
         }
         self.inlet.chunk_ends();
-        if shared.tls {
-            shared.copied.fetch_add(length as u64, Ordering::Relaxed);
-        }
+        shared.copied.fetch_add(shared.copies * length as u64, Ordering::Relaxed);
         if let State::Chunk(header, target) = std::mem::replace(&mut self.state, State::Header) {
-            let outcome = header.verify(target.bytes());
-            sink.stored(&header.chunk, target, outcome);
+            if self.holes.is_empty() {
+                let outcome = header.verify(target.bytes());
+                sink.stored(&header.chunk, target, outcome);
+            } else {
+                hand_over_parts(sink, &header.chunk, target, &self.holes, shared);
+            }
         }
+        self.holes.clear();
         self.expect_header();
         // A link that never runs dry leaves room for the others, chunk by chunk.
         tokio::task::yield_now().await;
         Ok(())
+    }
+}
+
+/// Gives the sink what came of a chunk with holes, each part as a chunk. The checksum of the whole says nothing of them;
+/// what carried them has checked its own.
+fn hand_over_parts(sink: &dyn Sink, chunk: &ChunkHeader, target: Target, holes: &[Range], shared: &Shared) {
+    let came = parts(chunk.offset, chunk.length.into(), holes);
+    let bytes = target.bytes();
+    let kept: Vec<Vec<u8>> =
+        came.iter().map(|part| bytes[part.start as usize..part.end as usize].to_vec()).collect();
+    // Their places are within the one of the whole.
+    drop(target);
+    for (part, kept) in came.iter().zip(kept) {
+        let header = ChunkHeader { offset: chunk.offset + part.start, length: part.len() as u32, ..*chunk };
+        shared.copied.fetch_add(2 * part.len(), Ordering::Relaxed);
+        if let Some(mut place) = sink.place(&header).filter(|place| place.bytes().len() == kept.len()) {
+            place.bytes_mut().copy_from_slice(&kept);
+            sink.stored(&header, place, Ok(()));
+        }
     }
 }
 
@@ -195,7 +237,7 @@ mod tests {
     use std::task::Poll;
 
     use thalweg_transport::{Sink, Target};
-    use thalweg_wire::{ChunkHeader, LayoutHash, WireError, MAX_CONTROL};
+    use thalweg_wire::{LayoutHash, WireError, MAX_CONTROL};
     use tokio::io::AsyncWriteExt;
 
     use super::*;

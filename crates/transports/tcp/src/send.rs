@@ -68,8 +68,8 @@ impl Frame<'_> {
 
     fn finish(mut self, operation: &'static str, outcome: std::io::Result<()>) -> Result<()> {
         self.done = true;
-        if self.shared.tls && self.chunk {
-            self.shared.copied.fetch_add(self.payload.len() as u64, Ordering::Relaxed);
+        if self.chunk {
+            self.shared.copied.fetch_add(self.shared.copies * self.payload.len() as u64, Ordering::Relaxed);
         }
         outcome.map_err(|e| self.shared.broke(operation, &e))
     }
@@ -81,8 +81,8 @@ impl Frame<'_> {
         let mut rest = self.header.get(self.taken..).unwrap_or_default().to_vec();
         let payload = &self.payload[self.taken.saturating_sub(HEADER_BYTES)..];
         rest.extend_from_slice(payload);
-        let copied = if self.shared.tls { self.total() - HEADER_BYTES } else { 0 } + payload.len();
-        self.shared.copied.fetch_add(copied as u64, Ordering::Relaxed);
+        let copied = self.shared.copies * (self.total() - HEADER_BYTES) as u64 + payload.len() as u64;
+        self.shared.copied.fetch_add(copied, Ordering::Relaxed);
         let (shared, stream) = (self.shared.clone(), self.stream);
         tokio::spawn(async move {
             let written = async {

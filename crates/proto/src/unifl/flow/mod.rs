@@ -328,6 +328,7 @@ impl Flow {
             acknowledged: self.stream.acknowledged(),
             window: self.control.window(),
             edge: self.edge,
+            unacknowledged: self.out.unacknowledged(),
             rtt: self.rtt,
             tables: self.stream.tables(),
         }

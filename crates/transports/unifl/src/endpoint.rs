@@ -1,0 +1,136 @@
+//! The endpoint in front of the kernel, where the system has what it takes.
+
+use std::net::SocketAddr;
+
+use thalweg_proto::unifl::Config;
+use tokio::sync::mpsc;
+
+use crate::settings::Limits;
+
+#[cfg(target_os = "linux")]
+pub(crate) use linux::{Front, Newcomer};
+#[cfg(not(target_os = "linux"))]
+pub(crate) use other::{Front, Newcomer};
+
+/// Puts an endpoint in front of what listens `at`; why not, if that cannot be.
+pub(crate) async fn open(
+    at: SocketAddr,
+    config: Config,
+    limits: Limits,
+    newcomers: mpsc::Sender<Newcomer>,
+) -> Result<Front, String> {
+    #[cfg(target_os = "linux")]
+    return linux::open(at, config, limits, newcomers).await;
+    #[cfg(not(target_os = "linux"))]
+    return other::open(at, config, limits, newcomers);
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::sync::Arc;
+
+    use ring::rand::{SecureRandom, SystemRandom};
+    use thalweg_proto::unifl::Endpoint;
+    use thalweg_tun::Device;
+
+    use super::*;
+    pub(crate) use crate::driver::Newcomer;
+    use crate::driver::Shared;
+    use crate::route::Way;
+
+    /// The kernel fills in the number.
+    const NAME: &str = "unifl%d";
+
+    pub(crate) struct Front(Arc<Shared>);
+
+    impl Front {
+        pub(crate) fn stop_listening(&self) {
+            self.0.stop_listening();
+        }
+    }
+
+    pub(super) async fn open(
+        at: SocketAddr,
+        config: Config,
+        limits: Limits,
+        newcomers: mpsc::Sender<Newcomer>,
+    ) -> Result<Front, String> {
+        let SocketAddr::V4(at) = at else {
+            return Err("packets can be led to the endpoint over IPv4 only".into());
+        };
+        if at.ip().is_loopback() {
+            return Err("the loopback loses nothing".into());
+        }
+        let mut secret = [0; 16];
+        SystemRandom::new().fill(&mut secret).map_err(|_| "the system has no random numbers")?;
+        let (first, second) = secret.split_at(8);
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        let full = config.send_buffer as u64;
+        let config = Config { ports: vec![at.port()], ..config };
+        let endpoint = Endpoint::new(config, [number(first), number(second)]);
+        let device = Device::new(NAME).map_err(|e| explain(&e))?;
+        let way = Way::open(device.name(), *at.ip(), at.port()).await.map_err(|e| explain(&e))?;
+        let shared = Shared::start(endpoint, device, way, (limits, full), newcomers);
+        shared.map(Front).map_err(|e| explain(&e))
+    }
+
+    fn explain(error: &std::io::Error) -> String {
+        match error.kind() {
+            std::io::ErrorKind::PermissionDenied => format!("{error}; run it as root, or with CAP_NET_ADMIN"),
+            _ => error.to_string(),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod other {
+    use std::io;
+    use std::task::{Context, Poll};
+
+    use thalweg_tcp::line::{Line, Taken};
+    use thalweg_transport::Counters;
+
+    use super::*;
+
+    pub(crate) struct Front(std::convert::Infallible);
+    /// There are none.
+    pub(crate) type Newcomer = (Nobody, String);
+    pub(crate) struct Nobody(std::convert::Infallible);
+
+    impl Line for Nobody {
+        fn poll_take(&self, _: &mut Context<'_>, _: &mut [u8]) -> Poll<io::Result<Taken>> {
+            match self.0 {}
+        }
+
+        fn poll_put(&self, _: &mut Context<'_>, _: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
+            match self.0 {}
+        }
+
+        fn poll_hung_up(&self, _: &mut Context<'_>) -> Poll<()> {
+            match self.0 {}
+        }
+
+        fn shut(&self) {
+            match self.0 {}
+        }
+
+        fn tell(&self, _: &mut Counters) {
+            match self.0 {}
+        }
+    }
+
+    impl Front {
+        pub(crate) fn stop_listening(&self) {
+            match self.0 {}
+        }
+    }
+
+    pub(super) fn open(
+        _: SocketAddr,
+        _: Config,
+        _: Limits,
+        _: mpsc::Sender<Newcomer>,
+    ) -> Result<Front, String> {
+        Err("there are no TUN devices on this system".into())
+    }
+}

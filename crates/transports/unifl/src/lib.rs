@@ -1,0 +1,86 @@
+//! The unifl transport: a server that masks loss for clients that speak `tcp` and know nothing of it (UniFL, section 3).
+//!
+//! A listener has a kernel listener at its port and, in front of it, an [`endpoint`](thalweg_proto::unifl) behind a
+//! TUN device to which the port's packets are [led](route). What comes out of it are connections of the tcp transport
+//! with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the endpoint where those are.
+//!
+//! ```text
+//! TUN -> driver -> proto's Endpoint -> pipe: buffer -> tcp's link -> the session's sink
+//!         ^                              |
+//!         +--- permits <-- scout <-------+      what may be lost
+//! ```
+//!
+//! Where this cannot be, the listener is plain tcp and says so.
+#![forbid(unsafe_code)]
+
+#[cfg(target_os = "linux")]
+mod buffer;
+#[cfg(target_os = "linux")]
+mod driver;
+mod endpoint;
+mod link;
+mod listener;
+#[cfg(target_os = "linux")]
+mod pipe;
+#[cfg(target_os = "linux")]
+mod route;
+#[cfg(target_os = "linux")]
+mod scout;
+mod settings;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use thalweg_tcp::Tcp;
+use thalweg_transport::{
+    Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Setting, Settings, Transport,
+};
+
+/// A server that masks loss: `unifl://host:port`. Connecting is that of `tcp`.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Unifl;
+
+#[async_trait]
+impl Transport for Unifl {
+    fn name(&self) -> &'static str {
+        "unifl"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { reliable: false, zero_copy: false, retransmissions: false, ..Tcp.capabilities() }
+    }
+
+    fn settings(&self) -> &'static [Setting] {
+        settings::SETTINGS
+    }
+
+    async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
+        check("listen", address)?;
+        listener::listen(address, options).await
+    }
+
+    async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
+        check("connect", address)?;
+        options.own.read(settings::SETTINGS)?;
+        let link = Tcp.connect(&as_tcp(address), &inner(options)).await?;
+        Ok(Arc::new(link::Connected(link)))
+    }
+}
+
+fn check(operation: &'static str, address: &Address) -> Result<()> {
+    if address.scheme != "unifl" || address.port.is_none() {
+        return Err(Error::new(ErrorKind::Address, operation, format!("{address} is not unifl://host:port"))
+            .mend("write it as unifl://192.0.2.1:7070"));
+    }
+    Ok(())
+}
+
+/// The same place, as tcp calls it.
+fn as_tcp(address: &Address) -> Address {
+    Address { scheme: Tcp.name().into(), ..address.clone() }
+}
+
+/// What tcp is told.
+fn inner(options: &Options) -> Options {
+    Options { own: Settings::default(), ..options.clone() }
+}

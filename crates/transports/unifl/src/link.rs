@@ -1,0 +1,42 @@
+//! The connecting end: a tcp link whose other end may mask what is lost.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+
+use crate::Unifl;
+
+pub(crate) struct Connected(pub Arc<dyn Link>);
+
+#[async_trait]
+impl Link for Connected {
+    fn peer(&self) -> &Peer {
+        self.0.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { ordered: self.0.capabilities().ordered, ..Unifl.capabilities() }
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        self.0.send_control(message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        self.0.send_update(update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        self.0.receive(sink).await
+    }
+
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}

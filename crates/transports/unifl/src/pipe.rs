@@ -1,0 +1,294 @@
+//! A connection as the tcp transport takes it: what the device's thread puts in and takes out, and who waits for it.
+
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use thalweg_proto::unifl::{Budget, Ended, FlowId};
+use thalweg_tcp::line::{Line, Taken};
+use thalweg_transport::Counters;
+use thalweg_wire::{Range, Ranges};
+
+use crate::buffer::Buffer;
+use crate::driver::Shared;
+use crate::scout::Scout;
+use crate::settings::Limits;
+
+/// A part of the buffer taken before its place is offered to the sender anew.
+const OFFER: u64 = 8;
+
+/// What happens to a flow because of what came.
+#[derive(Default)]
+pub(crate) struct Permits {
+    /// What may be lost from now on.
+    pub ranges: Vec<Range>,
+    /// The budget of the update that has begun.
+    pub budget: Option<Budget>,
+}
+
+/// Why nothing comes any more.
+#[derive(Debug, Clone)]
+pub(crate) enum End {
+    Flow(Ended),
+    Device(String),
+}
+
+pub(crate) struct Pipe {
+    flow: FlowId,
+    limits: Limits,
+    inside: Mutex<Inside>,
+}
+
+struct Inside {
+    buffer: Buffer,
+    scout: Scout,
+    /// The update whose chunks come: round and sender.
+    update: Option<(u32, u32)>,
+    permits: Permits,
+    /// Up to where the sender has been told that there is place.
+    admitted: u64,
+    /// Length of the stream, once it has ended.
+    length: Option<u64>,
+    ended: Option<End>,
+    /// Ended at this side: what still comes is dropped.
+    shut: bool,
+    reader: Option<Waker>,
+    writers: Vec<Waker>,
+    /// Those who wait for the end.
+    mourners: Vec<Waker>,
+}
+
+fn wait(wakers: &mut Vec<Waker>, cx: &Context<'_>) {
+    if !wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+        wakers.push(cx.waker().clone());
+    }
+}
+
+impl Pipe {
+    pub(crate) fn new(flow: FlowId, limits: Limits) -> Self {
+        let inside = Inside {
+            buffer: Buffer::default(),
+            scout: Scout::new(),
+            update: None,
+            permits: Permits::default(),
+            admitted: limits.buffer,
+            length: None,
+            ended: None,
+            shut: false,
+            reader: None,
+            writers: Vec::new(),
+            mourners: Vec::new(),
+        };
+        Self { flow, limits, inside: Mutex::new(inside) }
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes have come. They are within what was admitted.
+    pub(crate) fn came(&self, offset: u64, bytes: &[u8]) {
+        let mut inside = self.inside();
+        if inside.shut {
+            return;
+        }
+        inside.buffer.write(offset, bytes);
+        // At once: who takes the bytes takes headers away.
+        let Inside { buffer, scout, update, permits, .. } = &mut *inside;
+        for payload in scout.advance(|at| buffer.header(at)) {
+            permits.ranges.push(payload.range);
+            let this = (payload.chunk.round, payload.chunk.sender);
+            if update.replace(this) != Some(this) {
+                let ranges: Ranges = [Range::new(payload.range.start, u64::MAX)].into_iter().collect();
+                let Limits { budget, refuse, .. } = self.limits;
+                permits.budget = Some(Budget { ranges, mask: budget, refuse, at_least: 0 });
+            }
+        }
+    }
+
+    /// A hole.
+    pub(crate) fn lost(&self, range: Range) {
+        let mut inside = self.inside();
+        if !inside.shut {
+            inside.buffer.lose(range);
+            inside.wake_reader();
+        }
+    }
+
+    /// What may be lost now that more has come; wakes the reader if there is something for it.
+    pub(crate) fn survey(&self) -> Permits {
+        let mut inside = self.inside();
+        inside.wake_reader();
+        std::mem::take(&mut inside.permits)
+    }
+
+    /// The peer's stream is so long.
+    pub(crate) fn finished(&self, length: u64) {
+        let mut inside = self.inside();
+        inside.length = Some(length);
+        inside.wake_all();
+    }
+
+    pub(crate) fn ended(&self, ended: End) {
+        let mut inside = self.inside();
+        inside.ended.get_or_insert(ended);
+        inside.wake_all();
+    }
+
+    /// Nothing more is wanted; whether that was so before.
+    fn shut(&self) -> bool {
+        let mut inside = self.inside();
+        let before = std::mem::replace(&mut inside.shut, true);
+        inside.buffer = Buffer::default();
+        inside.wake_all();
+        before
+    }
+
+    /// There is place for what is to be sent.
+    pub(crate) fn writable(&self) {
+        let writers = std::mem::take(&mut self.inside().writers);
+        writers.into_iter().for_each(Waker::wake);
+    }
+
+    /// How far the sender may go, if that has become worth a word.
+    fn offer(&self, inside: &Inside) -> Option<u64> {
+        let place = inside.buffer.start() + self.limits.buffer;
+        (place >= inside.admitted + self.limits.buffer / OFFER).then_some(place)
+    }
+}
+
+impl Inside {
+    fn wake_reader(&mut self) {
+        if let Some(waker) = self.reader.take() {
+            waker.wake();
+        }
+    }
+
+    fn wake_all(&mut self) {
+        self.wake_reader();
+        self.writers.drain(..).chain(self.mourners.drain(..)).for_each(Waker::wake);
+    }
+
+    /// What the reader gets where nothing is next.
+    fn end(&self) -> Option<io::Result<Taken>> {
+        let at_end = self.length.is_some_and(|length| self.buffer.start() >= length);
+        if at_end || self.shut {
+            return Some(Ok(Taken::Bytes(0)));
+        }
+        Some(match self.ended.as_ref()? {
+            End::Flow(Ended::Closed | Ended::Aborted) => Ok(Taken::Bytes(0)),
+            End::Flow(Ended::Reset) => Err(io::ErrorKind::ConnectionReset.into()),
+            End::Flow(Ended::Silent) => Err(io::ErrorKind::TimedOut.into()),
+            End::Flow(Ended::Lossy { lost, of }) => {
+                let why = format!("{lost} of {of} bytes were lost on the way, more than `refuse` allows");
+                Err(io::Error::new(io::ErrorKind::ConnectionAborted, why))
+            }
+            End::Device(why) => Err(io::Error::other(format!("the TUN device failed: {why}"))),
+        })
+    }
+}
+
+/// Who has a pipe: the link's end of it. The flow ends with it.
+pub(crate) struct Handle {
+    pipe: Arc<Pipe>,
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    pub(crate) fn new(pipe: Arc<Pipe>, shared: Arc<Shared>) -> Self {
+        Self { pipe, shared }
+    }
+}
+
+impl Line for Handle {
+    fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>> {
+        let mut inside = self.pipe.inside();
+        if buffer.is_empty() {
+            return Poll::Ready(Ok(Taken::Bytes(0)));
+        }
+        let taken = if inside.shut { None } else { inside.buffer.take(buffer) };
+        let Some(taken) = taken else {
+            if let Some(end) = inside.end() {
+                return Poll::Ready(end);
+            }
+            inside.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        let (start, offer) = (inside.buffer.start(), self.pipe.offer(&inside));
+        if let Some(place) = offer {
+            inside.admitted = place;
+        }
+        drop(inside);
+        // A hole that has been taken is not filled any more: it stays in the budget.
+        if offer.is_some() || matches!(taken, Taken::Hole(_)) {
+            self.shared.act(|core, now| {
+                core.endpoint.forget(now, self.pipe.flow, start);
+                if let Some(place) = offer {
+                    core.endpoint.admit(now, self.pipe.flow, place);
+                }
+            });
+        }
+        Poll::Ready(Ok(taken))
+    }
+
+    fn poll_put(&self, cx: &mut Context<'_>, bytes: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.shared.act(|core, now| {
+            let mut inside = self.pipe.inside();
+            if inside.shut || inside.ended.is_some() {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let mut taken = 0;
+            for part in bytes.iter().filter(|part| !part.is_empty()) {
+                match core.endpoint.send(now, self.pipe.flow, part) {
+                    None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+                    Some(0) if taken == 0 => {
+                        wait(&mut inside.writers, cx);
+                        core.block(self.pipe.flow);
+                        return Poll::Pending;
+                    }
+                    Some(count) => taken += count,
+                }
+                if core.is_full(self.pipe.flow) {
+                    break;
+                }
+            }
+            Poll::Ready(Ok(taken))
+        })
+    }
+
+    fn poll_hung_up(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inside = self.pipe.inside();
+        if inside.length.is_some() || inside.ended.is_some() || inside.shut {
+            return Poll::Ready(());
+        }
+        wait(&mut inside.mourners, cx);
+        Poll::Pending
+    }
+
+    fn shut(&self) {
+        let flow = self.pipe.flow;
+        if self.pipe.shut() {
+            return;
+        }
+        self.shared.act(|core, now| {
+            // What is still under way may be lost, and is dropped.
+            core.endpoint.permit(now, flow, Range::new(0, u64::MAX));
+            core.endpoint.admit(now, flow, u64::MAX);
+            core.endpoint.close(now, flow);
+        });
+    }
+
+    fn tell(&self, counters: &mut Counters) {
+        let core = self.shared.core();
+        counters.round_trip = core.endpoint.stats(self.pipe.flow).and_then(|stats| stats.rtt);
+        // Of the way back, which is ours (RFC 6582).
+        counters.congestion = Some("newreno".into());
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shut();
+        self.shared.core().forget(self.pipe.flow);
+    }
+}

@@ -1,0 +1,229 @@
+//! Follows the frames of a tcp link's stream, and says which of its bytes may be lost: the payloads of chunks, nothing
+//! else.
+//!
+//! Where a frame begins follows from the one before it. While the segment with a header is being repaired, those behind
+//! it would be unknown and their losses repaired too, a whole round trip of them. So the scout looks ahead: the chunks of
+//! an update are of one length and follow each other, so it knows where headers should be. One that is there, has a
+//! right checksum, and says just what it should, proves that all frames before it are as expected.
+
+use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
+
+/// Bytes of the preamble that a connection begins with.
+pub(crate) const PREAMBLE_BYTES: u64 = 24;
+/// How many frames beyond the last known one are looked for.
+const AHEAD: u64 = 64;
+const HEADER: u64 = HEADER_BYTES as u64;
+
+/// A chunk's payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Payload {
+    /// Its bytes in the stream.
+    pub range: Range,
+    /// What it says.
+    pub chunk: ChunkHeader,
+}
+
+#[derive(Debug)]
+pub(crate) struct Scout {
+    /// Where the first header begins that has not been read.
+    next: u64,
+    /// The last chunk, if `next` may be another of the same update.
+    last: Option<ChunkHeader>,
+    /// The last frame found ahead: where the one after it begins, and its place among those expected.
+    ahead: u64,
+    /// Up to where payloads have been reported.
+    known: u64,
+    /// The stream is not of frames.
+    lost: bool,
+}
+
+impl Scout {
+    pub(crate) fn new() -> Self {
+        Self { next: PREAMBLE_BYTES, last: None, ahead: 0, known: 0, lost: false }
+    }
+
+    /// Payloads that have become known. `header` gives the bytes at an offset if all of them have come.
+    pub(crate) fn advance(&mut self, header: impl Fn(u64) -> Option<[u8; HEADER_BYTES]>) -> Vec<Payload> {
+        let mut found = Vec::new();
+        while !self.lost {
+            let Some(bytes) = header(self.next) else { break };
+            let Ok(frame) = FrameHeader::decode(&bytes) else {
+                // Who reads the stream says so; nothing more may be lost of it.
+                self.lost = true;
+                break;
+            };
+            let end = self.next + HEADER + u64::from(frame.chunk.length);
+            if frame.kind == Kind::Chunk {
+                self.report(Range::new(self.next + HEADER, end), frame.chunk, &mut found);
+                self.last = Some(frame.chunk);
+            } else {
+                self.last = None;
+            }
+            self.next = end;
+            self.ahead = 0;
+        }
+        if let Some(last) = self.last.filter(|last| !self.lost && last.length > 0) {
+            self.look_ahead(last, &header, &mut found);
+        }
+        found
+    }
+
+    /// Looks for the frame that is `n` chunks behind the first unread one.
+    fn look_ahead(
+        &mut self,
+        last: ChunkHeader,
+        header: &impl Fn(u64) -> Option<[u8; HEADER_BYTES]>,
+        found: &mut Vec<Payload>,
+    ) {
+        let length = u64::from(last.length);
+        let place = |n: u64| self.next + n * (HEADER + length);
+        let expected = |n: u64| ChunkHeader {
+            offset: last.offset.saturating_add((n + 1).saturating_mul(length)),
+            ..last
+        };
+        let mut proven = self.ahead;
+        for n in self.ahead.max(1)..self.ahead + AHEAD {
+            let frame = header(place(n)).and_then(|bytes| FrameHeader::decode(&bytes).ok());
+            // The last chunk of an update is shorter, but as far as its header goes so are all the others proven.
+            let fits = frame.filter(|frame| {
+                let length = frame.chunk.length.min(last.length);
+                frame.kind == Kind::Chunk && ChunkHeader { length, ..expected(n) } == frame.chunk
+            });
+            if let Some(frame) = fits {
+                proven = if frame.chunk.length == last.length { n + 1 } else { n };
+            }
+        }
+        let fresh: Vec<(u64, ChunkHeader)> = (self.ahead..proven).map(|n| (place(n), expected(n))).collect();
+        self.ahead = proven;
+        for (start, chunk) in fresh {
+            self.report(Range::new(start + HEADER, start + HEADER + length), chunk, found);
+        }
+    }
+
+    fn report(&mut self, range: Range, chunk: ChunkHeader, found: &mut Vec<Payload>) {
+        if range.end > self.known && !range.is_empty() {
+            self.known = range.end;
+            found.push(Payload { range, chunk });
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how tests report
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use thalweg_wire::LayoutHash;
+
+    use super::*;
+
+    fn chunk(offset: u64, length: u32) -> ChunkHeader {
+        ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset, length }
+    }
+
+    /// A stream with a preamble and these frames; headers' places, and the payloads of chunks.
+    fn stream(frames: &[(Option<u64>, u32)]) -> (Vec<u8>, Vec<u64>, Vec<Range>) {
+        let mut bytes = vec![9; PREAMBLE_BYTES as usize];
+        let (mut headers, mut payloads) = (Vec::new(), Vec::new());
+        for &(offset, length) in frames {
+            let payload = vec![length as u8; length as usize];
+            let header = match offset {
+                None => FrameHeader::control(&payload),
+                Some(offset) => FrameHeader::chunk(chunk(offset, length), 0),
+            };
+            headers.push(bytes.len() as u64);
+            bytes.extend(header.encode());
+            if offset.is_some() {
+                payloads.push(Range::new(bytes.len() as u64, bytes.len() as u64 + u64::from(length)));
+            }
+            bytes.extend(payload);
+        }
+        (bytes, headers, payloads)
+    }
+
+    fn read<'a>(bytes: &'a [u8], gone: &'a BTreeSet<u64>) -> impl Fn(u64) -> Option<[u8; HEADER_BYTES]> + 'a {
+        |at| {
+            let at = at as usize;
+            let whole = (at..at + HEADER_BYTES).all(|byte| !gone.contains(&(byte as u64)));
+            bytes.get(at..at + HEADER_BYTES).filter(|_| whole).map(|found| found.try_into().unwrap())
+        }
+    }
+
+    const UPDATE: [(Option<u64>, u32); 8] = [
+        (None, 70),
+        (Some(0), 100),
+        (Some(100), 100),
+        (Some(200), 100),
+        (Some(300), 100),
+        (Some(400), 60),
+        (None, 100),
+        (Some(0), 100),
+    ];
+
+    #[test]
+    fn payloads_of_chunks_may_be_lost() {
+        let (bytes, _, payloads) = stream(&UPDATE);
+        let none = BTreeSet::new();
+        let mut scout = Scout::new();
+        let found: Vec<Range> = scout.advance(read(&bytes, &none)).iter().map(|p| p.range).collect();
+        assert_eq!(found, payloads);
+        assert!(scout.advance(read(&bytes, &none)).is_empty(), "each is found once");
+    }
+
+    #[test]
+    fn a_header_that_is_missing_hides_nothing_behind_it() {
+        let (bytes, headers, payloads) = stream(&UPDATE);
+        let mut scout = Scout::new();
+        let gone = [headers[2], headers[3]].into();
+        let found: Vec<Range> = scout.advance(read(&bytes, &gone)).iter().map(|p| p.range).collect();
+        // That of the last chunk is shorter, so it is only known in its turn.
+        assert_eq!(found, payloads[..4]);
+        let none = BTreeSet::new();
+        let found: Vec<Range> = scout.advance(read(&bytes, &none)).iter().map(|p| p.range).collect();
+        assert_eq!(found, payloads[4..]);
+    }
+
+    #[test]
+    fn a_stream_of_something_else_may_lose_nothing() {
+        let mut scout = Scout::new();
+        assert!(scout.advance(|_| Some([7; HEADER_BYTES])).is_empty());
+        assert!(
+            scout.lost && scout.advance(|_| Some(FrameHeader::chunk(chunk(0, 9), 0).encode())).is_empty()
+        );
+    }
+
+    proptest! {
+        /// Whatever is missing, in whatever order it comes: no byte of a header or of a control message may be lost,
+        /// and in the end all payloads may.
+        #[test]
+        fn only_payloads_are_ever_permitted(
+            kinds in prop::collection::vec((any::<bool>(), 0..3_u32), 1..20),
+            gone in prop::collection::vec(prop::collection::btree_set(0..4000_u64, 0..60), 0..4),
+        ) {
+            let mut offset = 0;
+            let frames: Vec<(Option<u64>, u32)> = kinds.iter().map(|&(control, size)| {
+                let length = [0, 100, 130][size as usize];
+                let place = (!control).then_some(offset);
+                offset += if control { 0 } else { u64::from(length) };
+                (place, length)
+            }).collect();
+            let (bytes, _, payloads) = stream(&frames);
+            let mut scout = Scout::new();
+            let mut found = Vec::new();
+            let mut still: Option<BTreeSet<u64>> = None;
+            for set in gone.into_iter().chain([BTreeSet::new()]) {
+                // What has come stays there.
+                let set = match &still { None => set, Some(before) => before.intersection(&set).copied().collect() };
+                found.extend(scout.advance(read(&bytes, &set)).iter().map(|p| p.range));
+                for range in &found {
+                    let inside = payloads.iter().any(|p| p.start <= range.start && range.end <= p.end);
+                    prop_assert!(inside, "{range:?} of {payloads:?}");
+                }
+                still = Some(set);
+            }
+            let wanted: Vec<Range> = payloads.into_iter().filter(|p| !p.is_empty()).collect();
+            prop_assert_eq!(found, wanted);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What a listener can be told: a plan's `[transport.options]`.
+
+use thalweg_proto::unifl::{Config, PaperSettings, Rate, Reorder};
+use thalweg_proto::Time;
+use thalweg_transport::{Chosen, Kind, Options, Result, Setting, Share};
+
+pub(crate) const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "budget",
+        kind: Kind::Share { default: Share::millionths(20_000) },
+        meaning: "share of an update that may be masked; what is lost beyond it is repaired",
+    },
+    Setting {
+        name: "refuse",
+        kind: Kind::Share { default: Share::millionths(1_000_000) },
+        meaning: "share of an update whose loss, masked or repaired, ends the link",
+    },
+    Setting {
+        name: "control",
+        kind: Kind::Choice { default: "delay", choices: &["delay", "paper", "fixed", "none"] },
+        meaning: "how the window is set: by queueing delay, as in the paper, always `window`, or not at all",
+    },
+    Setting {
+        name: "window",
+        kind: Kind::Number { default: 1 << 20, least: 1 << 14, most: 1 << 26 },
+        meaning: "with control = \"fixed\", bytes that a connection may have under way",
+    },
+    Setting {
+        name: "reorder_packets",
+        kind: Kind::Number { default: 3, least: 1, most: 1000 },
+        meaning: "packets after which a gap in front of them counts as lost",
+    },
+    Setting {
+        name: "reorder_ms",
+        kind: Kind::Number { default: 50, least: 1, most: 10_000 },
+        meaning: "most milliseconds, and else a quarter of the round trip, after which it does so too",
+    },
+];
+
+/// Bytes of a connection that wait to be read, unless `receive_buffer` says otherwise.
+const BUFFER: u64 = 16 << 20;
+/// Bytes of a connection that wait to be sent or acknowledged, unless `send_buffer` says otherwise.
+const SEND_BUFFER: usize = 1 << 20;
+
+/// What one connection may.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Share of an update that may be masked.
+    pub budget: f64,
+    /// Share of an update whose loss ends the link.
+    pub refuse: f64,
+    /// Bytes that wait to be read.
+    pub buffer: u64,
+}
+
+/// What is set, for connections and for the endpoint.
+pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
+    let chosen = options.own.read(SETTINGS)?;
+    let defaults = Reorder::default();
+    let reorder = Reorder {
+        packets: u32::try_from(chosen.number("reorder_packets")).ok(),
+        most: Time::from_millis(chosen.number("reorder_ms")),
+        ..defaults
+    };
+    let config = Config {
+        rate: rate(&chosen),
+        reorder,
+        send_buffer: options.send_buffer.map_or(SEND_BUFFER, |bytes| bytes as usize),
+        ..Config::default()
+    };
+    let limits = Limits {
+        budget: chosen.share("budget"),
+        refuse: chosen.share("refuse"),
+        buffer: options.receive_buffer.map_or(BUFFER, u64::from),
+    };
+    Ok((limits, config))
+}
+
+fn rate(chosen: &Chosen) -> Rate {
+    match chosen.text("control") {
+        "none" => Rate::None,
+        "fixed" => Rate::Fixed(chosen.number("window")),
+        "paper" => Rate::Paper(PaperSettings::default()),
+        _ => Rate::default(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how tests report
+mod tests {
+    use thalweg_transport::ErrorKind;
+
+    use super::*;
+
+    fn options(json: &str) -> Options {
+        Options { own: serde_json::from_str(json).unwrap(), ..Options::default() }
+    }
+
+    #[test]
+    fn what_is_set_reaches_the_endpoint() {
+        let (limits, config) = read(&options("{}")).unwrap();
+        assert_eq!((limits.budget, limits.refuse), (0.02, 1.0));
+        assert!(matches!(config.rate, Rate::Delay(_)) && config.reorder.packets == Some(3));
+        let set = r#"{"budget": 0.1, "refuse": 1, "control": "fixed", "window": 65536, "reorder_ms": 7}"#;
+        let (limits, config) = read(&options(set)).unwrap();
+        assert_eq!((limits.budget, limits.refuse), (0.1, 1.0));
+        assert!(matches!(config.rate, Rate::Fixed(65_536)) && config.reorder.most == Time::from_millis(7));
+        let rate = |set: &str| read(&options(set)).unwrap().1.rate;
+        assert!(matches!(rate(r#"{"control": "paper"}"#), Rate::Paper(_)));
+        assert!(matches!(rate(r#"{"control": "none"}"#), Rate::None));
+        let error = read(&options(r#"{"budget": 2}"#)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+}

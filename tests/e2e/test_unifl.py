@@ -1,0 +1,87 @@
+"""Runs whose server masks the losses of clients that know nothing of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.record import Record
+
+pytestmark = pytest.mark.e2e
+
+Run = Callable[..., Any]
+CLIENTS, BYTES = 2, 4 << 20
+PLAN = f"""
+[job]
+clients = {CLIENTS}
+rounds = 1
+[model]
+name = "payload:4MiB"
+[transport]
+url = "unifl"
+congestion = "cubic"
+[transport.options]
+budget = BUDGET
+[repair]
+resend = false
+[network]
+rate = "100mbit"
+delay = "5ms"
+up = {{ loss = "1%" }}
+emulator = "packet"
+"""
+
+
+def why_not() -> str:
+    """Why there can be no lab here; nothing if there can."""
+    if os.geteuid() != 0:
+        return "emulated networks need root"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        return f"emulated networks need /dev/net/tun: {error.strerror}"
+    return ""
+
+
+lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+
+def run_plan(result: Run, folder: Path, text: str) -> tuple[list[dict[str, Any]], str]:
+    """Run a plan; return the journal's entries and the log."""
+    (folder / "plan.toml").write_text(text)
+    record = Record(folder / result("run", "plan.toml")["record"])
+    return [dict(entry) for entry in record.entries], (record.path / "log.txt").read_text()
+
+
+def ways(entry: dict[str, Any], direction: str) -> list[dict[str, Any]]:
+    return [way for way in entry["transfers"] if way["direction"] == direction]
+
+
+@lab
+def test_what_the_network_loses_is_missing_and_nothing_else(result: Run, tmp_path: Path) -> None:
+    (entry,), log = run_plan(result, tmp_path, PLAN.replace("BUDGET", "0.05"))
+    assert "plain tcp" not in log
+    for way in ways(entry, "up"):
+        assert way["bytes"] + way["missing"] == BYTES
+        assert 0 < way["missing"] < 0.05 * BYTES
+        assert way["repair"] == "renormalise"
+    for way in ways(entry, "down"):
+        assert way["missing"] == 0
+
+
+@lab
+def test_without_a_budget_nothing_is_missing(result: Run, tmp_path: Path) -> None:
+    (entry,), _ = run_plan(result, tmp_path, PLAN.replace("BUDGET", "0"))
+    assert entry["complete"]
+    assert all(way["missing"] == 0 for way in entry["transfers"])
+
+
+def test_where_nothing_can_be_masked_it_is_tcp_and_says_so(result: Run, tmp_path: Path) -> None:
+    plan = PLAN.replace("BUDGET", "0.05").partition("[network]")[0]
+    (entry,), log = run_plan(result, tmp_path, plan)
+    assert entry["complete"]
+    assert "is served as plain tcp: the loopback loses nothing" in log
