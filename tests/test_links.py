@@ -67,6 +67,16 @@ def test_options_follow_from_the_plan() -> None:
     assert (client["seed"], client["token"], client["layers"]) == (4, "t", options["layers"])
 
 
+def test_sealed_updates_are_an_option_of_both_ends() -> None:
+    plan = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\ncipher = 'chacha20-poly1305'\nrecord = '4KiB'")
+    sealed = {"cipher": "chacha20-poly1305", "record": 4096, "loss": 0.01}
+    assert links.server_options(plan, {})["layers"] == {"seal": sealed}
+    assert links.client_options(plan, {}, seed=4)["layers"] == {"seal": sealed}
+    chosen = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\nrecord = 'auto'\nloss = 0.001")
+    assert links.seal(chosen) == {"seal": {"cipher": "aes-256-gcm", "record": None, "loss": 0.001}}
+    assert chosen.layers.emulation() == {}
+
+
 def test_without_enough_one_update_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert links.server_options(Plan.of({}), {})["enough"] == 1
 

@@ -159,4 +159,11 @@ def _layers(plan: Plan, emulate: Mapping[str, Any] | None) -> dict[str, Any]:
         layers["throttle"] = f"{plan.layers.throttle}bit"
     if plan.layers.fault is not None:
         layers["fault"] = plan.layers.fault.model_dump(exclude_none=True)
-    return layers
+    return layers | seal(plan)
+
+
+def seal(plan: Plan) -> dict[str, Any]:
+    """Return the core's options of the layer that seals updates, which both ends must have; empty without one."""
+    if plan.layers.seal is None:
+        return {}
+    return {"seal": plan.layers.seal.model_dump()}

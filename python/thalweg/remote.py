@@ -87,10 +87,10 @@ def join_job(
     ``app`` is module:object; without it the server says what is trained. Raises PlanError for what is wrong on
     this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
     """
-    url, token_file = _target(membership)
+    url, token_file, layers = _target(membership)
     token = None if token_file is None else pki.read_token(token_file)
     name = membership.name or (token.name if token else socket.gethostname())
-    options = _options(membership, url, token)
+    options = {**_options(membership, url, token), "layers": layers}
     arena, maker = _party(app, name, data_root, threads)
     client = _core.Client(url, name, json.dumps(options), arena)
     note(f"{name}: joining {url}")
@@ -125,18 +125,21 @@ def _expected(plan: Plan) -> str:
     return "" if hosts is None else ": " + ", ".join(f"{name} ({host})" for name, host in hosts.items())
 
 
-def _target(membership: Membership) -> tuple[str, Path | None]:
-    """Return the server's URL and the token's file; a plan may name both, and the command line goes before it."""
+def _target(membership: Membership) -> tuple[str, Path | None, Mapping[str, Any]]:
+    """Return the server's URL, the token's file, and the layer that seals updates if there is one.
+
+    A plan may name them, and the command line goes before it.
+    """
     target = membership.target
     if "://" in target:
-        return target, membership.token_file
+        return target, membership.token_file, {}
     from thalweg.plan import Plan
 
     plan = Plan.load(Path(target))
     if plan.hosts.server is None:
         raise PlanError(f"{target} does not say where the server is", "Give hosts.server, or the URL of the server")
     named = plan.security.token_file
-    return listen_url(plan), membership.token_file or (None if named is None else Path(named))
+    return listen_url(plan), membership.token_file or (None if named is None else Path(named)), links.seal(plan)
 
 
 def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, Any]:

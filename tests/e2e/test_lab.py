@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Program, Start
+from tests.e2e.conftest import Program, Start, why_no_lab
 from thalweg.lab import cgroups
 from thalweg.lab.state import State
 from thalweg.record import Record
@@ -30,18 +30,7 @@ ADDRESS = [sys.executable, "-c", "import socket; print(socket.gethostbyname('ser
 PATIENCE = 30.0
 
 
-def why_not() -> str:
-    """Why there can be no lab here; nothing if there can."""
-    if os.geteuid() != 0:
-        return "emulated networks need root"
-    try:
-        os.close(os.open("/dev/net/tun", os.O_RDWR))
-    except OSError as error:
-        return f"emulated networks need /dev/net/tun: {error.strerror}"
-    return ""
-
-
-pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from tests.e2e.conftest import Start
+from tests.e2e.conftest import Start, why_no_lab
 from thalweg.brokers.base import installed
 
 pytestmark = [
@@ -50,6 +50,30 @@ def test_a_run_has_a_broker_of_its_own(result: Run, tmp_path: Path, options: tup
     assert (broker["program"], broker["party"], broker["encrypted"]) == ("mosquitto", "server", "--tls" in options)
     words = "".join(path.read_text() for path in record.iterdir() if path.suffix in (".json", ".toml", ".log"))
     assert "password" not in words
+
+
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
+def test_a_broker_with_a_host_of_its_own(result: Run, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text('[network]\nrate = "100mbit"\n[network.broker]\nrate = "80mbit"\ndelay = "5ms"\n')
+    done = result("run", str(plan), "--transport", "mqtt", "--model", "payload:1MiB", "--clients", "2", "--rounds", "2")
+    assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(2, True), (2, True)]
+    record = tmp_path / done["record"]
+    manifest = json.loads((record / "manifest.json").read_text())
+    assert (done["emulation"], manifest["broker"]["party"]) == ("packet level", "broker")
+    rows = {(row["source"], row["target"]): row for row in parquet.read_table(record / "links.parquet").to_pylist()}
+    assert {ends for ends in rows if "broker" in ends} == {("broker", "switch"), ("switch", "broker")}
+    # The model goes to the broker once a round and updates all; from it a model for each client, and all updates.
+    assert 6 << 20 < rows["switch", "broker"]["bytes_out"] < 8 << 20
+    assert rows["broker", "switch"]["bytes_out"] > 8 << 20
+    assert rows["broker", "switch"]["delay_p50"] >= 0.005
+    parties = {row["party"]: row for row in parquet.read_table(record / "parties.parquet").to_pylist()}
+    assert set(parties) == {"server", "client-1", "client-2", "broker"}
+    assert parties["broker"]["retransmitted_segments"] is not None
+    least = manifest["bound"]["round_seconds"]
+    # Two models out of the broker and one update on its way in and out, at 80 Mbit/s.
+    assert least > 3 * (1 << 20) * 8 / 80e6
+    assert all(entry["communication_seconds"] > least for entry in done["rounds"]), "nothing beats the links"
 
 
 def test_a_round_goes_on_when_its_broker_is_killed(start: Start, tmp_path: Path) -> None:

@@ -54,6 +54,22 @@ def test_the_slowest_client_counts() -> None:
     assert bound.seconds(made, MB, 2) == pytest.approx(2 * sent(MB, 60e6)), "of fewer clients the quickest"
 
 
+def test_through_a_broker_the_model_goes_up_once_and_updates_go_twice() -> None:
+    made = build("rate=60mbit,rtt=10ms", 3, broker={"rate": "90mbit", "rtt": "20ms"})
+    # Down: all three models leave the broker by its link. Up: all three updates come to it, while the last goes on.
+    assert bound.seconds(made, MB, 3, broker=True) == pytest.approx(sent(3 * MB, 90e6) + sent(MB, 60e6) + 2 * 0.025)
+    assert bound.seconds(made, MB, 1, broker=True) == pytest.approx(2 * (sent(MB, 60e6) + 0.025))
+    # Whoever needs no broker passes it by.
+    assert bound.seconds(made, MB, 3) == pytest.approx(2 * (sent(MB, 60e6) + 0.005))
+    links = [{"a": end, "b": "hub"} for end in ("client-1", "client-2", "broker")]
+    links.append({"a": "server", "b": "hub", "rate": "10mbit"})
+    asked = {"topology": "graph", "rate": "100mbit", "broker": {}, "links": links, "switches": ["hub"]}
+    network = NetworkSection.model_validate(asked)
+    made = spec.build_for(["client-1", "client-2"], network)
+    # The server's link: one model down, two updates up, as the broker's are quick.
+    assert bound.seconds(made, MB, 2, broker=True) == pytest.approx(sent(MB, 10e6) + sent(2 * MB, 10e6))
+
+
 def test_a_shared_link_carries_all() -> None:
     made = build("rate=60mbit,rtt=10ms", 3, topology="bottleneck", bottleneck={"rate": "90mbit", "rtt": "20ms"})
     assert bound.seconds(made, MB, 3) == pytest.approx(sent(3 * MB, 90e6) + sent(MB, 60e6) + 0.03)

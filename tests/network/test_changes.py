@@ -52,6 +52,11 @@ def test_a_profile_replaces_all_a_link_was() -> None:
     assert made == (Change(2, "client-1", None, Shape(rate=5 * MBIT, delay=0.04)),)
 
 
+def test_only_changes_that_name_it_change_a_brokers_link() -> None:
+    made = expanded(rate=9, broker={}, changes=[{"at": 1, "rate": 5}, {"at": 2, "link": "broker", "rate": 7}])
+    assert made == (Change(1, "client-1", None, Shape(rate=5)), Change(2, "broker", None, Shape(rate=7)))
+
+
 def test_a_direction_changes_alone() -> None:
     made = expanded(rate=9, changes=[{"at": 1, "direction": "up", "rate": 5}, {"at": 2, "loss": 0.5}])
     assert made == (

@@ -44,6 +44,7 @@ def test_drawn_links_all_differ() -> None:
     ("text", "words"),
     [
         ("[network]\ntopology = 'bottleneck'\nrate = 9", "no topology = 'bottleneck'"),
+        ("[network]\n[network.broker]", "no [network.broker]"),
         ("[network]\n[[network.changes]]\nat = 1\ndown = true", "no [[network.changes]]"),
     ],
 )

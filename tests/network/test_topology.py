@@ -36,6 +36,47 @@ def test_a_star_links_each_client_with_the_server() -> None:
     assert rates(made) == dict.fromkeys(THREE, (60 * MBIT, 60 * MBIT))
 
 
+def test_a_broker_has_a_host_beside_the_server() -> None:
+    made = network(profile="wifi", broker={"rate": "100mbit", "up": {"delay": "5ms"}})
+    assert [host.name for host in made.hosts] == ["server", *THREE, "broker"]
+    assert (made.clients, made.broker, made.switches) == (THREE, "broker", ("switch",))
+    hub = {name: (name, "switch") for name in (*THREE, "broker", "server")}
+    assert ends(made) == hub
+    assert rates(made) == {
+        **dict.fromkeys(THREE, (60 * MBIT, 60 * MBIT)),
+        "broker": (100 * MBIT, 100 * MBIT),
+        "server": (None, None),
+    }
+    assert {link.name: link.ab.delay for link in made.links}["broker"] == 0.005
+
+
+@pytest.mark.parametrize(
+    ("topology", "at", "links"),
+    [("bottleneck", "switch", 5), ("dumbbell", "right", 6), ("mesh", "switch", 8)],
+)
+def test_where_a_brokers_host_is(topology: str, at: str, links: int) -> None:
+    made = network(topology=topology, rate="20mbit", broker={})
+    assert (ends(made)["broker"], len(made.links)) == (("broker", at), links)
+    assert rates(made)["broker"] == (None, None)
+
+
+def test_a_graphs_broker_is_where_its_links_say() -> None:
+    pairs = [*((name, "hub") for name in (*THREE, "server")), ("broker", "hub")]
+    links = [{"a": a, "b": b} for a, b in pairs]
+    made = network(topology="graph", switches=["hub"], links=links, broker={})
+    assert ends(made)["broker_hub"] == ("broker", "hub")
+    with pytest.raises(PlanError, match="the links that name it"):
+        network(topology="graph", switches=["hub"], links=links, broker={"rate": "1mbit"})
+    with pytest.raises(PlanError, match="no host or switch 'broker'"):
+        network(topology="graph", switches=["hub"], links=links)
+
+
+def test_no_client_takes_the_brokers_name() -> None:
+    with pytest.raises(PlanError, match="the name 'broker'"):
+        network(["broker"], broker={})
+    assert network(["broker"]).clients == ["broker"]
+
+
 def test_a_bottleneck_is_shared_and_has_one_clients_rate() -> None:
     made = network(profile="wan", topology="bottleneck")
     assert made.switches == ("switch",)

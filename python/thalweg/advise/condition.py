@@ -101,7 +101,7 @@ def condition_of(plan: Plan) -> Condition:
         topology=topology,
         rest=rest,
         stress=" ".join(f"{key}={value}" for key, value in sorted(said.items())),
-        layers=json.dumps(plan.layers.model_dump(exclude_none=True)) if fault or plan.layers.throttle else "",
+        layers=json.dumps(plan.layers.emulation()) if fault or plan.layers.throttle else "",
         is_trained=not plan.is_payload,
     )
 

@@ -69,8 +69,10 @@ def attached(
             f"{plan.scheme} needs a broker, and {wanted} is not installed",
             f"Install it (as root: make system), or give a broker's address as {plan.scheme}://HOST:PORT",
         )
-    # With the server, as FedComm has it; not within what its processor is limited to.
-    place = Place(network.address("server"), network.namespace("server"), network.groups.outside)
+    # With the server, as FedComm has it, if the network has no host for it; not within what processors are limited to.
+    spec = network.spec
+    party = "server" if network.lab is None or spec is None or spec.broker is None else spec.broker
+    place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
     _choose_congestion(plan, place)
     with Broker(program, place, tls=_certificates(trust), heard=heard) as broker:
         heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))

@@ -56,7 +56,7 @@ class Session:
         """What there is, in the manifest's words."""
         if self.lab is not None:
             return "packet level"
-        layers = self.plan.layers.model_dump(exclude_none=True)
+        layers = self.plan.layers.emulation()
         layers |= {} if self.layers is None else {"emulate": dict(self.layers)}
         return f"message level: {json.dumps(layers)}" if layers else "none"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 from thalweg.network.routes import Hop, routes
@@ -20,7 +21,7 @@ SOURCE: Final = (
 )
 
 
-def seconds(spec: Spec, update_bytes: int, clients: int) -> float:
+def seconds(spec: Spec, update_bytes: int, clients: int, *, broker: bool = False) -> float:
     """Return the least seconds in which ``clients`` clients each receive and send ``update_bytes`` bytes over TCP.
 
     The greatest of: what each client needs alone, down and then up; what a link needs for all that crosses it down,
@@ -28,15 +29,18 @@ def seconds(spec: Spec, update_bytes: int, clients: int) -> float:
     that crosses it up. So it holds if some clients still receive while others send. A link counts with the highest
     rate and the least delay that it ever has, and nothing is lost; of more clients than asked for, those with the
     quickest paths count.
+
+    ``broker``: all goes through a broker on the host that the network has for one, to which the server sends its model
+    once.
     """
-    paths = routes(spec)
-    down = {client: _phase(spec, [paths[SERVER, client]], update_bytes) for client in spec.clients}
-    up = {client: _phase(spec, [paths[client, SERVER]], update_bytes) for client in spec.clients}
+    ways_down, ways_up, once = _ways(spec, broker=broker)
+    down = {client: _phase(spec, [ways_down[client]], update_bytes) for client in spec.clients}
+    up = {client: _phase(spec, [ways_up[client]], update_bytes) for client in spec.clients}
     chosen = sorted(spec.clients, key=lambda client: down[client] + up[client])[:clients]
     if not chosen:
         return 0.0
-    all_down = _phase(spec, [paths[SERVER, client] for client in chosen], update_bytes)
-    all_up = _phase(spec, [paths[client, SERVER] for client in chosen], update_bytes)
+    all_down = _phase(spec, [ways_down[client] for client in chosen], update_bytes, once)
+    all_up = _phase(spec, [ways_up[client] for client in chosen], update_bytes)
     return max(
         *(down[client] + up[client] for client in chosen),
         all_down + min(up[client] for client in chosen),
@@ -44,13 +48,25 @@ def seconds(spec: Spec, update_bytes: int, clients: int) -> float:
     )
 
 
+def _ways(spec: Spec, *, broker: bool) -> tuple[dict[str, list[Hop]], dict[str, list[Hop]], set[tuple[str, str]]]:
+    """Return each client's hops down and up, and those that the model crosses once for all of them."""
+    paths = routes(spec)
+    if not broker or spec.broker is None:
+        down = {client: paths[SERVER, client] for client in spec.clients}
+        return down, {client: paths[client, SERVER] for client in spec.clients}, set()
+    to, back = paths[SERVER, spec.broker], paths[spec.broker, SERVER]
+    down = {client: [*to, *paths[spec.broker, client]] for client in spec.clients}
+    up = {client: [*paths[client, spec.broker], *back] for client in spec.clients}
+    return down, up, {(hop[0].name, hop[1]) for hop in to}
+
+
 def goodput(spec: Spec, rate: int) -> float:
     """Return the bits a second of data that TCP can carry on a link of ``rate`` bits a second."""
     return rate * (spec.mtu - _header(spec)) / spec.mtu
 
 
-def _phase(spec: Spec, paths: list[list[Hop]], update_bytes: int) -> float:
-    """Return the seconds in which an update passes along each of the paths."""
+def _phase(spec: Spec, paths: list[list[Hop]], update_bytes: int, once: Collection[tuple[str, str]] = ()) -> float:
+    """Return the seconds in which an update passes along each of the paths, some hops ``once`` for all."""
     crossing: dict[tuple[str, str], list[list[Hop]]] = defaultdict(list)
     hops: dict[tuple[str, str], Hop] = {}
     for path in paths:
@@ -61,7 +77,8 @@ def _phase(spec: Spec, paths: list[list[Hop]], update_bytes: int) -> float:
     longest = max((_delay(spec, path) for path in paths), default=0.0)
     return max(
         (
-            _sending(spec, hop, len(crossing[key]) * update_bytes) + min(_delay(spec, path) for path in crossing[key])
+            _sending(spec, hop, (1 if key in once else len(crossing[key])) * update_bytes)
+            + min(_delay(spec, path) for path in crossing[key])
             for key, hop in hops.items()
         ),
         default=longest,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -54,9 +54,10 @@ def expand(section: NetworkSection, wires: Sequence[Wire], seed: int) -> tuple[C
     """Return all changes in order of time, each with the whole new shape. Raises PlanError."""
     events = [*_traced(section.trace), *_changed(section.changes or ())]
     state = {wire.name: wire.keys for wire in wires}
+    steady = {wire.name for wire in wires if wire.steady}
     made: list[Change] = []
     for event in sorted(events, key=lambda event: event.at):
-        for link in _matching(event, list(state)):
+        for link in _matching(event, list(state), steady):
             state[link] = event.apply(state[link])
             made += _shaped(event, link, state[link], section.time_scale, seed)
         if len(made) > MOST:
@@ -78,8 +79,10 @@ def _shaped(event: _Event, link: str, state: Pair, scale: float, seed: int) -> I
         yield Change(at, link, DIRECTIONS["down"], down)
 
 
-def _matching(event: _Event, links: Sequence[str]) -> list[str]:
-    found = [link for link in links if fnmatchcase(link, event.pattern)]
+def _matching(event: _Event, links: Sequence[str], steady: Collection[str]) -> list[str]:
+    found = [
+        link for link in links if link == event.pattern or (link not in steady and fnmatchcase(link, event.pattern))
+    ]
     if not found:
         raise unknown("link", event.pattern, links, event.place)
     return found

@@ -14,6 +14,7 @@ def check(network: NetworkSection) -> None:
     """Refuse what a layer around each link cannot be. Raises PlanError."""
     asked = {
         f"topology = '{network.topology}'": network.topology != "star",
+        "[network.broker]": network.broker is not None,
         "[[network.changes]]": bool(network.changes),
         "[network.trace]": network.trace is not None,
         "limiter = 'device'": network.limiter == "device",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
-from thalweg.network.topology import SERVER
-
 if TYPE_CHECKING:
     from thalweg.network.spec import Link, Spec
 
@@ -15,12 +13,12 @@ _Into: TypeAlias = "dict[str, list[tuple[str, Hop]]]"
 
 
 def routes(spec: Spec) -> dict[tuple[str, str], list[Hop]]:
-    """Return the hops from the server to each client and back, each a link and its direction (ab or ba)."""
+    """Return the hops between hosts that exchange updates, each a link and its direction (ab or ba)."""
     into: _Into = {}
     for link in spec.links:
         into.setdefault(link.b, []).append((link.a, (link, "ab")))
         into.setdefault(link.a, []).append((link.b, (link, "ba")))
-    pairs = [pair for client in spec.clients for pair in ((SERVER, client), (client, SERVER))]
+    pairs = [pair for one, other in spec.connected for pair in ((one, other), (other, one))]
     return {(source, target): _path(into, source, target) for source, target in pairs}
 
 

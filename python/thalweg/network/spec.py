@@ -14,7 +14,7 @@ from thalweg.errors import PlanError
 from thalweg.network.changes import Change, expand
 from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
-from thalweg.network.topology import SERVER, layout
+from thalweg.network.topology import BROKER, SERVER, layout
 from thalweg.plan.network import MTU, NetworkSection, TcpSection
 
 if TYPE_CHECKING:
@@ -81,11 +81,20 @@ class Spec:
     topology: str = "star"
     profile: str | None = None
     mtu: int = MTU
+    # The host of a broker, if it has one of its own.
+    broker: str | None = None
 
     @property
     def clients(self) -> list[str]:
-        """Names of all hosts but the server."""
-        return [host.name for host in self.hosts if host.name != SERVER]
+        """Names of all hosts but the server and a broker's."""
+        return [host.name for host in self.hosts if host.name not in (SERVER, self.broker)]
+
+    @property
+    def connected(self) -> list[tuple[str, str]]:
+        """The pairs of hosts that exchange updates, server or broker first."""
+        hubs = [SERVER] if self.broker is None else [SERVER, self.broker]
+        pairs = [(hub, client) for hub in hubs for client in self.clients]
+        return pairs if self.broker is None else [*pairs, (SERVER, self.broker)]
 
     def table(self) -> dict[str, Any]:
         """Return it as the core's JSON has it: where a host's device limits, the link behind it does not."""
@@ -160,11 +169,12 @@ def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0) -> S
         changes=changes,
         topology=network.topology,
         profile=network.profile,
+        broker=None if network.broker is None else BROKER,
     )
     sysctls = settings(network.tcp, buffer_bytes(bare))
     limits = _limits(network, links)
     hosts = tuple(Host(host.name, sysctls, limits.get(host.name)) for host in bare.hosts)
-    return Spec(mixed, hosts, bare.switches, links, changes, bare.topology, bare.profile)
+    return replace(bare, hosts=hosts)
 
 
 def _limits(network: NetworkSection, links: Sequence[Link]) -> dict[str, Egress]:
@@ -221,7 +231,7 @@ def buffer_bytes(spec: Spec) -> int:
     """
     most = 0.0
     paths = routes(spec)
-    for down, up in ((paths[SERVER, client], paths[client, SERVER]) for client in spec.clients):
+    for down, up in ((paths[one, other], paths[other, one]) for one, other in spec.connected):
         delay = sum(max(s.delay + s.jitter for s in spec.shapes(*hop)) for hop in (*down, *up))
         for path in (down, up):
             rate = min((max(s.rate or FASTEST for s in spec.shapes(*hop)) for hop in path), default=FASTEST)

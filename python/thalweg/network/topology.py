@@ -17,6 +17,8 @@ from thalweg.plan.network import LinkSection, NetworkSection
 
 SERVER: Final = "server"
 BOTTLENECK: Final = "bottleneck"
+BROKER: Final = "broker"
+SWITCH: Final = "switch"
 MOST_LINKS: Final = 10_000
 # As the core has it: each is a namespace.
 MOST_CLIENTS: Final = 999
@@ -57,6 +59,8 @@ class Wire:
     a: str
     b: str
     keys: Pair
+    # Only changes and traces that name it change it.
+    steady: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,29 +96,33 @@ def layout(section: NetworkSection, clients: Sequence[str]) -> Layout:
 
 
 def _star(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
-    return Layout((SERVER, *clients), tuple(_access(section, clients, common, SERVER)))
+    hub = _hub(section)
+    return _with_broker(section, Layout((SERVER, *clients), tuple(_access(section, clients, common, hub))), hub)
 
 
 def _bottleneck(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
-    switch = "switch"
-    shared = Wire(BOTTLENECK, switch, SERVER, _shared(section, common))
-    return Layout((SERVER, *clients), (*_access(section, clients, common, switch), shared), (switch,))
+    shared = Wire(BOTTLENECK, SWITCH, SERVER, _shared(section, common))
+    wires = (*_access(section, clients, common, SWITCH), shared)
+    return _with_broker(section, Layout((SERVER, *clients), wires, (SWITCH,)), SWITCH)
 
 
 def _dumbbell(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
     left, right = "left", "right"
     shared = Wire(BOTTLENECK, left, right, _shared(section, common))
     wires = (*_access(section, clients, common, left), shared, Wire(SERVER, right, SERVER, IDEAL))
-    return Layout((SERVER, *clients), wires, (left, right))
+    return _with_broker(section, Layout((SERVER, *clients), wires, (left, right)), right)
 
 
 def _mesh(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
     among = (Wire(joined(a, b), a, b, common) for a, b in combinations(clients, 2))
-    return Layout((SERVER, *clients), (*_access(section, clients, common, SERVER), *among))
+    hub = _hub(section)
+    wires = (*_access(section, clients, common, hub), *among)
+    return _with_broker(section, Layout((SERVER, *clients), wires), hub)
 
 
 def _graph(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
     hosts, switches = (SERVER, *clients), tuple(section.switches or ())
+    hosts += () if section.broker is None else (BROKER,)
     wires = [
         Wire(
             link.name or joined(link.a, link.b),
@@ -129,6 +137,22 @@ def _graph(section: NetworkSection, clients: Sequence[str], common: Pair) -> Lay
 
 
 _MAKERS: Final = {"star": _star, "bottleneck": _bottleneck, "dumbbell": _dumbbell, "mesh": _mesh, "graph": _graph}
+
+
+def _hub(section: NetworkSection) -> str:
+    """Return what clients' links lead to where no switch is between: with a broker beside the server there is one."""
+    return SERVER if section.broker is None else SWITCH
+
+
+def _with_broker(section: NetworkSection, made: Layout, at: str) -> Layout:
+    """Return a topology with the broker's host at a switch, if it has one; the switch and the server's link, if new."""
+    if section.broker is None:
+        return made
+    keys = IDEAL.with_section(section.broker, f"[network.{BROKER}]")
+    wires, switches = (*made.wires, Wire(BROKER, BROKER, at, keys, steady=True)), made.switches
+    if at not in switches:
+        wires, switches = (*wires, Wire(SERVER, SERVER, at, IDEAL, steady=True)), (*switches, at)
+    return Layout((*made.hosts, BROKER), wires, switches)
 
 
 def _access(section: NetworkSection, clients: Sequence[str], common: Pair, to: str) -> Iterator[Wire]:
@@ -190,6 +214,8 @@ def _check_fit(section: NetworkSection) -> None:
             )
     if graph and section.clients:
         raise PlanError("a graph's clients have no link of their own", "Give the keys in [[network.links]]")
+    if graph and section.broker is not None and section.broker.model_fields_set:
+        raise PlanError("a graph's broker has the links that name it", "Give the keys in [[network.links]]")
     if graph and not section.links:
         raise PlanError("a graph needs links", "Add [[network.links]] with a and b, or take topology = 'star'")
 

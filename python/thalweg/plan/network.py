@@ -256,6 +256,11 @@ class NetworkSection(LinkSection):
     bottleneck: LinkSection | None = Field(
         None, description="shared link of a bottleneck or dumbbell; without a rate it has that of one client's link"
     )
+    broker: LinkSection | None = Field(
+        None,
+        description="a host of its own for the run's broker, and its link, which is unlimited where no key says "
+        "otherwise; without the table the broker is on the server's host",
+    )
     switches: list[Name] | None = Field(None, description="names of a graph's switches")
     links: list[GraphLinkSection] | None = Field(None, description="links of a graph, on top of the keys of all")
     changes: list[ChangeSection] | None = Field(None, description="changes over time")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
 from thalweg.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
 
@@ -41,6 +41,11 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+RecordSize: TypeAlias = Annotated[
+    Annotated[Size, Field(ge=16, le=4 << 20)] | None,
+    BeforeValidator(lambda value: None if value == "auto" else value),
+    Words('number, or text with a unit as "4KiB", or "auto"'),
+]
 
 
 class Section(BaseModel):
@@ -120,7 +125,7 @@ class TransportSection(Section):
         description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or "
         "256KiB",
     )
-    options: dict[Text, bool | int | Text] | None = Field(
+    options: dict[Text, bool | int | FiniteFloat | Text] | None = Field(
         None, description="table of what only this transport can be told; `thalweg transports` lists it"
     )
 
@@ -177,6 +182,18 @@ class FaultLayer(Section):
     cut_after: Size | None = Field(None, description="bytes after which the link breaks")
 
 
+class SealLayer(Section):
+    """Updates sealed from end to end, in records that are opened one by one. Links must be encrypted."""
+
+    cipher: Literal["aes-256-gcm", "chacha20-poly1305", "aes-cbc"] = Field(
+        "aes-256-gcm", description="aes-cbc, for comparison, is not authenticated (UniFL section 3.3)"
+    )
+    record: RecordSize = Field(
+        None, description="bytes of an update in a record, 16 to 4MiB; without it, or auto, what costs least at `loss`"
+    )
+    loss: Fraction = Field(0.01, description="loss of segments that is expected")
+
+
 class LayersSection(Section):
     """Wrappers around the transport; the record says that they were there."""
 
@@ -184,6 +201,11 @@ class LayersSection(Section):
     fault: FaultLayer | None = Field(
         None, description="table of loss, duplicate, reorder, corrupt, delay_ms, jitter_ms, cut_after, seed"
     )
+    seal: SealLayer | None = Field(None, description="table of cipher, record, loss")
+
+    def emulation(self) -> dict[str, Any]:
+        """Return what of it makes links worse than they are, for a record."""
+        return self.model_dump(exclude_none=True, exclude={"seal"})
 
 
 class HostsSection(Section):
