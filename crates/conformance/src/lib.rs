@@ -57,11 +57,12 @@ pub(crate) fn skip(why: &str) {
 
 /// The whole contract for one transport: `thalweg_conformance::suite!(factory());` in a test file.
 ///
-/// The expression makes a [`Factory`]; it is evaluated anew for each test, within a tokio runtime.
+/// The expression makes a [`Factory`]; it is evaluated anew for each test, within a tokio runtime. A block after `before`
+/// is evaluated first, on the test's thread, whose children the runtime's threads are; its value lives as long as the test.
 #[macro_export]
 macro_rules! suite {
-    ($factory:expr $(,)?) => {
-        $crate::suite! { @modules $factory;
+    (before $before:block; $factory:expr $(,)?) => {
+        $crate::suite! { @modules $before, $factory;
             addresses {
                 the_name_is_the_scheme
                 the_listener_says_the_port_the_system_chose
@@ -132,15 +133,19 @@ macro_rules! suite {
             }
         }
     };
-    (@modules $factory:expr; $($module:ident { $($sentence:ident)* })*) => {
+    (@modules $before:block, $factory:expr; $($module:ident { $($sentence:ident)* })*) => {
         $(mod $module {
             #[allow(unused_imports)]
             use super::*;
             $(#[test]
             fn $sentence() {
+                let _before = $before;
                 $crate::run(stringify!($sentence), || $factory, $crate::$module::$sentence);
             })*
         })*
+    };
+    ($factory:expr $(,)?) => {
+        $crate::suite!(before {}; $factory);
     };
 }
 

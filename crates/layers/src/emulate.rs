@@ -10,15 +10,16 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_proto::emulation::{Dice, Shape, ShapeError};
 use thalweg_transport::{
-    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
+    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
 };
-use thalweg_wire::{ChunkHeader, WireError, HEADER_BYTES, MAX_CONTROL};
+use thalweg_wire::{HEADER_BYTES, MAX_CONTROL};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::ended::Ended;
 use crate::lane::Lane;
+use crate::nowhere::Nowhere;
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Side};
 
@@ -178,19 +179,6 @@ impl Hello {
         serde_json::from_slice(json)
             .map_err(|e| Error::new(ErrorKind::Corrupt, "emulate a link", e.to_string()))
     }
-}
-
-/// Takes nothing: before the first message there is nothing to take.
-struct Nowhere;
-
-impl Sink for Nowhere {
-    fn place(&self, _chunk: &ChunkHeader) -> Option<Target> {
-        None
-    }
-
-    fn progress(&self, _bytes: u64) {}
-
-    fn stored(&self, _chunk: &ChunkHeader, _target: Target, _outcome: std::result::Result<(), WireError>) {}
 }
 
 /// A chunk on its way: when it arrives, which, and how often; in the order of arrival.

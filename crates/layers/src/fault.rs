@@ -7,11 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use thalweg_arena::Arena;
 use thalweg_transport::{
-    Cancel, Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
+    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
 };
-use thalweg_wire::{Range, Ranges, HEADER_BYTES};
+use thalweg_wire::HEADER_BYTES;
 use tokio::time::Instant;
 
 use crate::ended::Ended;
@@ -110,17 +109,12 @@ struct FaultLink {
 /// The same chunk with one bit turned over and the checksum of the original.
 fn damaged(update: &Outgoing, index: usize) -> Result<Outgoing> {
     let chunk = &update.chunks()[index];
-    let (range, system) = (chunk.range(), |e| Error::new(ErrorKind::System, "damage chunk", format!("{e}")));
     let (_, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
-    // Only the pages of this chunk ever come to be, however large the arena.
-    let arena = Arena::new(range.end).map_err(system)?;
-    let mut claim = arena.claim(range).map_err(system)?;
-    claim.copy_from_slice(&payload);
-    claim[0] ^= 1;
-    drop(claim);
-    let bytes = arena.lend(Range::new(0, range.end)).map_err(system)?;
-    let like = Outgoing::new(update.id(), bytes, &Ranges::new(), 1, Cancel::default());
-    Ok(like.with_chunks([chunk.clone()]))
+    let mut payload = payload.to_vec();
+    if let Some(first) = payload.first_mut() {
+        *first ^= 1;
+    }
+    Ok(update.with_payload(chunk, payload.into()))
 }
 
 impl FaultLink {

@@ -5,15 +5,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use thalweg_conformance::{suite, Factory};
-use thalweg_layers::{Emulate, Fault, Layer, Rate, Throttle, Trace};
+use thalweg_layers::{Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
 use thalweg_proto::emulation::Shape;
+use thalweg_seal::Suite;
+use thalweg_tcp::Tcp;
 use thalweg_transport::memory::Memory;
+
+mod common;
+use common::Trust;
 
 /// The memory transport within a layer, at a name of its own for each test.
 fn wrapped(layer: &impl Layer) -> Factory {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     Factory::new(layer.wrap(Arc::new(Memory)), &format!("memory://layers-{number}:0"))
+}
+
+/// Sealed links over TLS, which their keys are from.
+fn sealed(layer: &Seal) -> Factory {
+    let trust = Trust::new();
+    let factory = Factory::new(layer.wrap(Arc::new(Tcp)), "tcp://localhost:0");
+    factory.options(trust.listen(false), trust.connect(None))
 }
 
 mod no_fault {
@@ -83,6 +95,45 @@ mod emulate_over_loss {
     }
 
     suite!(link());
+}
+
+mod seal {
+    use super::*;
+    suite!(sealed(&Seal::default()));
+}
+
+mod seal_in_small_records_with_chacha {
+    use super::*;
+
+    fn layer() -> Seal {
+        Seal { cipher: "chacha20-poly1305".parse().unwrap(), record: Some(100), ..Seal::default() }
+    }
+
+    suite!(sealed(&layer()));
+}
+
+mod seal_with_cbc {
+    use super::*;
+
+    fn layer() -> Seal {
+        Seal { cipher: Suite::AesCbc, record: Some(1432), ..Seal::default() }
+    }
+
+    suite!(sealed(&layer()));
+}
+
+mod seal_over_every_fault {
+    use super::*;
+
+    fn stack() -> Factory {
+        let (loss, duplicate, reorder, corrupt) = (0.05, 0.05, 0.1, 0.02);
+        let fault = Fault { seed: 11, loss, duplicate, reorder, corrupt, ..Fault::default() };
+        let mut factory = sealed(&Seal::default());
+        factory.transport = Seal::default().wrap(fault.wrap(Arc::new(Tcp)));
+        factory
+    }
+
+    suite!(stack());
 }
 
 mod trace {

@@ -1,0 +1,14 @@
+//! Links that are encrypted, for the layer that makes its keys from theirs.
+#![allow(dead_code, clippy::unwrap_used)] // each file uses a part; a panic is how tests report
+
+use thalweg_transport::Options;
+
+#[path = "../../../transports/tcp/tests/common/trust.rs"]
+mod certificates;
+pub use certificates::Trust;
+
+/// Small socket buffers, so that a peer that does not receive soon blocks its sender.
+pub fn plain() -> Options {
+    let buffer = Some(256 << 10);
+    Options { send_buffer: buffer, receive_buffer: buffer, ..Options::default() }
+}
