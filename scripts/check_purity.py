@@ -37,8 +37,9 @@ IMPURE_CRATES: Final = frozenset(
 # What may hold unsafe code, each block of it with a SAFETY comment (clippy sees to that).
 UNSAFE: Final = {
     "arena": "lends slices of one buffer, which the borrow checker cannot follow",
-    "lab": "ioctls of a TUN device, and the relay's real-time priority",
+    "lab": "the relay's real-time priority",
     "transports/tcp": "one getsockopt call that no safe crate has",
+    "tun": "ioctls of a TUN device",
     "transports/zmq": "libzmq is C++; what the kernel says of its connections",
 }
 # What transports are made of, and no transport itself: not even the registry names it.

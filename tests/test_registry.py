@@ -9,7 +9,16 @@ from thalweg.registry import own_options
 
 
 def test_options_are_flags_numbers_or_text() -> None:
-    given = ["retain=true", "confirms=false", "qos=2", "pattern=pubsub", "topic=a=b", "empty="]
+    given = [
+        "retain=true",
+        "confirms=false",
+        "qos=2",
+        "pattern=pubsub",
+        "topic=a=b",
+        "empty=",
+        "budget=0.02",
+        "version=3.1.1",
+    ]
     assert own_options(given) == {
         "retain": True,
         "confirms": False,
@@ -17,6 +26,8 @@ def test_options_are_flags_numbers_or_text() -> None:
         "pattern": "pubsub",
         "topic": "a=b",
         "empty": "",
+        "budget": 0.02,
+        "version": "3.1.1",
     }
     assert own_options([]) == {}
 

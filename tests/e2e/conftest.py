@@ -15,6 +15,17 @@ import pytest
 TIMEOUT = 120.0
 
 
+def why_no_lab() -> str:
+    """Return why there can be no emulated network here; nothing if there can."""
+    if os.geteuid() != 0:
+        return "emulated networks need root"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        return f"emulated networks need /dev/net/tun: {error.strerror}"
+    return ""
+
+
 class Program:
     """``thalweg ...`` in a process of its own."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_lab import why_not
+from tests.e2e.conftest import why_no_lab
 
 pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def experiment(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
 def test_figure_3_runs_in_both_modes_and_is_not_run_twice(tmp_path: Path) -> None:
     arguments = ("run", "fedcomm/fig03", "--scale", "ci", "--out", str(tmp_path), "--json")
     judged = json.loads(experiment(*arguments))

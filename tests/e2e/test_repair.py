@@ -47,6 +47,8 @@ def test_the_record_says_what_was_missing_and_what_stood_in(result: Run, tmp_pat
             assert 0.02 * BYTES < way["missing"] < 0.3 * BYTES
             assert (way["repair"], way["complete"]) == (policy, False)
             assert way["wire_bytes"] < 1.1 * BYTES, "nothing is sent again"
+            lost = [(loss["missing"], loss["share"]) for loss in way["losses"]]
+            assert lost == ([(way["missing"], way["missing"] / BYTES)] if way["direction"] == "up" else [])
         for part in entry["clients"]:
             up = next(w for w in entry["transfers"] if (w["client"], w["direction"]) == (part["client"], "up"))
             assert (part["state"], part["coverage"]) == ("partial", up["bytes"] / BYTES)
@@ -56,7 +58,7 @@ def test_the_record_says_what_was_missing_and_what_stood_in(result: Run, tmp_pat
 def test_without_a_word_what_is_lost_is_asked_for_again(result: Run, tmp_path: Path) -> None:
     for entry in run_plan(result, tmp_path, LOSSY):
         assert entry["complete"]
-        assert all((way["missing"], way["repair"]) == (0, None) for way in entry["transfers"])
+        assert all((way["missing"], way["repair"], way["losses"]) == (0, None, []) for way in entry["transfers"])
 
 
 def test_a_network_still_learns_as_fedcomm_sends_it(result: Run, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ REGISTRY: list[dict[str, Any]] = [
             {"name": "gates", "kind": {"type": "number", "default": 2, "least": 1, "most": 4}, "meaning": ""},
             {"name": "mode", "kind": {"type": "choice", "default": "up", "choices": ["up", "down"]}, "meaning": ""},
             {"name": "shut", "kind": {"type": "flag", "default": False}, "meaning": ""},
+            {"name": "leak", "kind": {"type": "share", "default": 0.5}, "meaning": ""},
         ],
     },
 ]
@@ -40,6 +41,8 @@ def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("pond", network="none"), REGISTRY)
     own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
     check_transport(own, REGISTRY)
+    for share in (0, 0.25, 1):
+        check_transport(plan("lock", transport__options__leak=share), REGISTRY)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +55,13 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("pond", security__tls="on"), "security.tls"),
         (plan("pond", network="wan"), "crosses no network"),
         (plan("pond", transport__options__gates=1), "no options of its own"),
-        (plan("lock", transport__options__speed=1), "Known: gates, mode, shut"),
+        (plan("lock", transport__options__speed=1), "Known: gates, mode, shut, leak"),
         (plan("lock", transport__options__gates=5), "a whole number from 1 to 4"),
         (plan("lock", transport__options__gates=True), "a whole number from 1 to 4"),
         (plan("lock", transport__options__mode="left"), "one of up, down"),
         (plan("lock", transport__options__shut=1), "true or false"),
+        (plan("lock", transport__options__leak=1.5), "a share from 0 to 1"),
+        (plan("lock", transport__options__leak=True), "a share from 0 to 1"),
     ],
 )
 def test_what_it_cannot_do_is_refused(chosen: Plan, words: str) -> None:

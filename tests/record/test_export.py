@@ -24,7 +24,7 @@ def done(record: RunRecord) -> Record:
 
 def test_csv(done: Record, tmp_path: Path) -> None:
     paths = export(done, "csv", tmp_path / "out")
-    assert [path.name for path in paths] == ["rounds.csv", "transfers.csv", "participants.csv"]
+    assert [path.name for path in paths] == ["rounds.csv", "transfers.csv", "losses.csv", "participants.csv"]
     with paths[0].open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["accuracy"] for row in rows] == ["0.51", "0.52"]
@@ -35,7 +35,7 @@ def test_json_holds_everything(done: Record) -> None:
     content = json.loads(path.read_text())
     assert content["plan"]["job"]["clients"] == 2
     assert content["manifest"]["status"] == "running"
-    assert [len(content[name]) for name in ("rounds", "transfers", "participants")] == [2, 6, 4]
+    assert [len(content[name]) for name in ("rounds", "transfers", "losses", "participants")] == [2, 6, 0, 4]
 
 
 def test_pickle_has_the_keys_of_fedcomm(done: Record) -> None:

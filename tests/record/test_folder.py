@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from tests.record.conftest import TENSORS, round_entry
+from tests.record.conftest import TENSORS, outcome, round_entry
 from thalweg.errors import RecordError
 from thalweg.plan import Plan
 from thalweg.record import Record, RunRecord
@@ -71,6 +71,18 @@ def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None
     assert [(p["client"], p["state"], p["train_seconds"]) for p in parts] == [("a", "whole", 2.0), ("b", "lost", None)]
     transfers = pyarrow.parquet.read_table(record.path / "transfers.parquet").to_pylist()
     assert [t["retransmissions"] for t in transfers] == [3, 4, None]
+
+
+def test_what_was_lost_of_each_tensor_has_a_row(record: RunRecord) -> None:
+    first, second = outcome(1), outcome(2)
+    lost = [{"tensor": "weight", "missing": 20, "share": 0.25}, {"tensor": "bias", "missing": 16, "share": 1.0}]
+    second["transfers"][2]["losses"] = lost
+    second["transfers"][0]["losses"] = []
+    for said in (first, second):
+        record.append(entry(said, {}, None))
+    record.finish("complete")
+    way = {"round": 2, "client": "a", "direction": "up"}
+    assert read_table(record.path, "losses") == [{**way, **tensor} for tensor in lost]
 
 
 def test_samples_are_on_the_servers_clock_and_leave_no_lines(record: RunRecord) -> None:

@@ -104,6 +104,8 @@ pub struct Layers {
     pub fault: Option<thalweg_layers::Fault>,
     /// Links like those of a network.
     pub emulate: Option<thalweg_layers::Emulate>,
+    /// Updates sealed end to end.
+    pub seal: Option<thalweg_layers::Seal>,
 }
 
 /// A server's options.

@@ -38,6 +38,7 @@ fn entry(transport: impl Transport + 'static) -> Entry {
     feature = "mqtt",
     feature = "tcp",
     feature = "udp",
+    feature = "unifl",
     feature = "zmq"
 )))]
 fn absent(name: &'static str, reason: &str) -> Entry {
@@ -61,6 +62,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_ltp::Ltp),
         #[cfg(not(feature = "ltp"))]
         absent("ltp", "built without the feature `ltp`; build with --features ltp"),
+        #[cfg(feature = "unifl")]
+        entry(thalweg_unifl::Unifl),
+        #[cfg(not(feature = "unifl"))]
+        absent("unifl", "built without the feature `unifl`; build with --features unifl"),
         #[cfg(feature = "grpc")]
         entry(thalweg_grpc::Grpc),
         #[cfg(not(feature = "grpc"))]
@@ -120,6 +125,11 @@ fn wrap(mut transport: Arc<dyn Transport>, wanted: &Layers, seed: u64) -> Result
     }
     if let Some(rate) = &wanted.throttle {
         transport = Throttle::new(Rate::parse(rate)?).wrap(transport);
+    }
+    // Outermost: what the others lose, damage and pace is what is on the wire.
+    if let Some(seal) = &wanted.seal {
+        seal.check()?;
+        transport = seal.wrap(transport);
     }
     Ok(transport)
 }

@@ -3,15 +3,17 @@
 use serde_json::{json, Value};
 use thalweg_proto::{Outcome, Participation, Span, Transfer};
 use thalweg_wire::control::StandIn;
+use thalweg_wire::Layout;
 
 /// The outcome, with the seconds the whole round took, what the fold says, the server's congestion control,
-/// and what stood in for what did not come.
+/// what stood in for what did not come, and the layout to say of which tensors that was.
 pub(crate) fn outcome_json(
     outcome: &Outcome,
     seconds: f64,
     fold: Value,
     congestion: Option<String>,
     stand_in: StandIn,
+    layout: &Layout,
 ) -> Value {
     json!({
         "round": outcome.round,
@@ -23,7 +25,7 @@ pub(crate) fn outcome_json(
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
         "participants": outcome.participants.iter().map(participant).collect::<Vec<_>>(),
-        "transfers": outcome.transfers.iter().map(|t| transfer(t, stand_in)).collect::<Vec<_>>(),
+        "transfers": outcome.transfers.iter().map(|t| transfer(t, stand_in, layout)).collect::<Vec<_>>(),
         "congestion_control": congestion,
         "fold": fold,
     })
@@ -42,15 +44,20 @@ fn participant(part: &Participation) -> Value {
     })
 }
 
-fn transfer(transfer: &Transfer, stand_in: StandIn) -> Value {
+fn transfer(transfer: &Transfer, stand_in: StandIn, layout: &Layout) -> Value {
     let start = |span: Option<Span>| span.map(|s| s.start.as_secs_f64());
     let end = |span: Option<Span>| span.map(|s| s.end.as_secs_f64());
+    let losses = layout.losses(&transfer.holes).into_iter().map(|(tensor, missing)| {
+        let share = missing as f64 / tensor.range().len() as f64;
+        json!({ "tensor": tensor.name, "missing": missing, "share": share })
+    });
     json!({
         "round": transfer.round,
         "client": transfer.client,
         "direction": transfer.direction,
         "bytes": transfer.bytes,
         "missing": transfer.missing,
+        "losses": losses.collect::<Vec<_>>(),
         "repair": (transfer.missing > 0).then_some(stand_in),
         "wire_bytes": transfer.wire_bytes,
         "send_start": start(transfer.send),

@@ -136,6 +136,9 @@ impl Server {
             board: Mutex::default(),
             changed: Condvar::new(),
         });
+        if let Some(notice) = shared.listener.notice() {
+            shared.note(notice);
+        }
         runtime.spawn(accept(shared.clone()));
         runtime.spawn(drive(shared.clone()));
         Ok(Self { shared, runtime: Some(runtime) })
@@ -506,7 +509,8 @@ impl Shared {
         // All its links are made with the same options.
         let congestion =
             lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion);
-        Ok(outcome_json(outcome, seconds, fold, congestion, self.options.repair.policy).to_string())
+        let said = outcome_json(outcome, seconds, fold, congestion, self.options.repair.policy, &self.layout);
+        Ok(said.to_string())
     }
 
     /// The mean of what was folded, into the model; every core takes a part of it.

@@ -51,6 +51,9 @@ pub enum WireError {
         /// Computed here.
         computed: u32,
     },
+    /// A sealed payload that does not open.
+    #[error("sealed payload: {0}")]
+    Sealed(String),
     /// A control message that does not decode.
     #[error("control message does not decode: {0}")]
     Message(String),

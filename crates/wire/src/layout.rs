@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::{Dtype, Range, WireError};
+use crate::{Dtype, Range, Ranges, WireError};
 
 /// Every tensor starts at a multiple of this many bytes (a cache line, and the widest vector register).
 pub const ALIGN: u64 = 64;
@@ -108,6 +108,22 @@ impl Layout {
         let first = self.tensors.partition_point(|t| t.range().end <= range.start);
         let last = self.tensors.partition_point(|t| t.offset < range.end);
         &self.tensors[first.min(last)..last]
+    }
+
+    /// The tensors that `holes` touch, in order, each with the bytes of it that are in them.
+    pub fn losses(&self, holes: &Ranges) -> Vec<(&Tensor, u64)> {
+        let mut found: Vec<(&Tensor, u64)> = Vec::new();
+        for hole in holes.iter() {
+            for tensor in self.overlapping(hole) {
+                let bytes = tensor.range().intersect(hole).len();
+                match found.last_mut().filter(|(last, _)| last.offset == tensor.offset) {
+                    Some((_, sum)) => *sum += bytes,
+                    None if bytes > 0 => found.push((tensor, bytes)),
+                    None => {}
+                }
+            }
+        }
+        found
     }
 
     /// In words, how `other` differs from this layout first, for an error message; `None` if it does not.
@@ -221,6 +237,26 @@ mod tests {
         assert_ne!(renamed.hash(), reshaped.hash());
         assert!(renamed.difference(&reshaped).unwrap().contains("\"z\""));
         assert_eq!(small().difference(&small()), None);
+    }
+
+    #[test]
+    fn losses_are_those_of_each_tensor_and_not_of_the_padding() {
+        let layout = Layout::pack([
+            ("a", Dtype::F32, vec![20]),
+            ("empty", Dtype::F32, vec![0]),
+            ("b", Dtype::F64, vec![2]),
+            ("c", Dtype::U8, vec![]),
+        ]);
+        let layout = layout.unwrap();
+        let losses = |holes: &[(u64, u64)]| -> Vec<(String, u64)> {
+            let holes = holes.iter().map(|&(start, end)| Range::new(start, end)).collect();
+            layout.losses(&holes).iter().map(|(tensor, bytes)| (tensor.name.clone(), *bytes)).collect()
+        };
+        assert_eq!(losses(&[]), []);
+        assert_eq!(losses(&[(80, 128)]), [], "padding");
+        let (a, b, c) = ("a".to_owned(), "b".to_owned(), "c".to_owned());
+        assert_eq!(losses(&[(4, 8), (70, 130)]), [(a.clone(), 14), (b.clone(), 2)]);
+        assert_eq!(losses(&[(0, 1 << 40)]), [(a, 80), (b, 16), (c, 1)]);
     }
 
     #[test]

@@ -121,6 +121,23 @@ impl Ranges {
             || self.parts.range(..=range.start).next_back().is_some_and(|(_, &end)| end >= range.end)
     }
 
+    /// Takes out what is before `start`.
+    pub fn trim(&mut self, start: u64) {
+        while let Some((&s, &e)) = self.parts.first_key_value().filter(|(&s, _)| s < start) {
+            self.parts.pop_first();
+            self.bytes -= e.min(start) - s;
+            if e > start {
+                self.parts.insert(start, e);
+            }
+        }
+    }
+
+    /// The first range that reaches beyond `at`.
+    pub fn next(&self, at: u64) -> Option<Range> {
+        let before = self.parts.range(..=at).next_back().filter(|(_, &end)| end > at);
+        before.or_else(|| self.parts.range(at..).next()).map(|(&start, &end)| Range::new(start, end))
+    }
+
     /// The first `limit` ranges only, so that a message about them stays small.
     pub fn first(&self, limit: usize) -> Ranges {
         self.iter().take(limit).collect()
@@ -185,6 +202,13 @@ mod tests {
             prop_assert_eq!(set.covers(probe), (probe.start..probe.end).all(|b| model[b as usize]));
             let parts: Vec<Range> = set.iter().collect();
             prop_assert!(parts.windows(2).all(|w| w[0].end < w[1].start), "disjoint and not touching");
+            let next = parts.iter().find(|part| part.end > probe.start).copied();
+            prop_assert_eq!(set.next(probe.start), next);
+            set.trim(probe.start);
+            let left: Vec<Range> = parts.iter().map(|p| Range::new(p.start.max(probe.start), p.end)).collect();
+            let left: Vec<Range> = left.into_iter().filter(|part| !part.is_empty()).collect();
+            prop_assert_eq!(set.bytes(), left.iter().map(|part| part.len()).sum::<u64>());
+            prop_assert_eq!(set.iter().collect::<Vec<_>>(), left);
         }
     }
 }

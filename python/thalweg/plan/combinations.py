@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from thalweg import computing, data, models
+from thalweg import computing, data, links, models
 from thalweg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def check(plan: Plan) -> None:
     _round(plan)
     _aggregation(plan)
     _repair(plan)
+    _seal(plan)
     _hosts(plan)
     _network(plan)
     _stress(plan)
@@ -75,6 +76,8 @@ def _fits(value: object, kind: Mapping[str, Any]) -> bool:
         return isinstance(value, bool)
     if kind["type"] == "number":
         return isinstance(value, int) and not isinstance(value, bool) and kind["least"] <= value <= kind["most"]
+    if kind["type"] == "share":
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
     return isinstance(value, str) and (kind["type"] != "choice" or value in kind["choices"])
 
 
@@ -83,6 +86,7 @@ def setting_words(kind: Mapping[str, Any]) -> str:
     words = {
         "flag": "true or false",
         "number": f"a whole number from {kind.get('least')} to {kind.get('most')}",
+        "share": "a share from 0 to 1",
         "choice": f"one of {', '.join(kind.get('choices', ()))}",
         "text": "text",
     }
@@ -151,6 +155,14 @@ def _repair(plan: Plan) -> None:
         )
 
 
+def _seal(plan: Plan) -> None:
+    if plan.layers.seal is not None and not links.uses_tls(plan, plan.url):
+        raise PlanError(
+            "layers.seal makes its keys from those of an encrypted link, and the links are in the clear",
+            "Set security.tls = 'on', or give a pki folder; or remove [layers.seal]",
+        )
+
+
 def _hosts(plan: Plan) -> None:
     named = plan.hosts.clients
     if named is not None and len(named) != plan.job.clients:
@@ -186,7 +198,7 @@ def _network(plan: Plan) -> None:
 def _names_files(network: NetworkSection) -> bool:
     from thalweg.network import profiles
 
-    links = (network, network.bottleneck, *(network.clients or {}).values(), *(network.links or ()))
+    links = (network, network.bottleneck, network.broker, *(network.clients or {}).values(), *(network.links or ()))
     names = [link.profile for link in (*links, *(network.changes or ())) if link is not None]
     return network.trace is not None or any(name is not None and not profiles.is_shipped(name) for name in names)
 

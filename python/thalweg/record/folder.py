@@ -6,6 +6,7 @@
 ``journal.jsonl``           a line a round, written through before the next round; the tables are made from it
 ``rounds.parquet``          a row a round
 ``transfers.parquet``       a row a round, client and direction
+``losses.parquet``          a row a round, client, direction and tensor of which something was missing
 ``participants.parquet``    a row a round and client
 ``parties.parquet``         a row a party
 ``links.parquet``           a row a direction of an emulated link, if there was a network
@@ -201,7 +202,7 @@ def _folder_name(plan: Plan) -> str:
 
 def _manifest(plan: Plan) -> dict[str, Any]:
     system, _ = machine.congestion_controls()
-    layers = plan.layers.model_dump(exclude_none=True)
+    layers = plan.layers.emulation()
     return {
         "status": "running",
         "started": _now(),

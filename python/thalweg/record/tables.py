@@ -1,6 +1,6 @@
 """The tables of a record: their columns, and how a round's journal entry becomes rows.
 
-Three are made from the journal. Of the others ``parties`` is written when a run ends, ``links`` and ``queues`` when
+Four are made from the journal. Of the others ``parties`` is written when a run ends, ``links`` and ``queues`` when
 one ends that had an emulated network.
 """
 
@@ -69,6 +69,14 @@ TRANSFERS: Final = (
     Column("resumed", "uint32", "times the link broke and only what was missing was sent again"),
     Column("complete", "bool", "whether all of it arrived"),
 )
+LOSSES: Final = (
+    Column("round", "uint32", "number of the round"),
+    Column("client", "string", "the client at one end"),
+    Column("direction", "string", "as in transfers"),
+    Column("tensor", "string", "a tensor of which something did not come and was not asked for again"),
+    Column("missing", "uint64", "bytes of it that did not come"),
+    Column("share", "float64", "fraction of it that did not come, 0 to 1"),
+)
 PARTICIPANTS: Final = (
     Column("round", "uint32", "number of the round"),
     Column("client", "string", "name of the client"),
@@ -128,13 +136,14 @@ QUEUES: Final = (
 TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "rounds": ROUNDS,
     "transfers": TRANSFERS,
+    "losses": LOSSES,
     "participants": PARTICIPANTS,
     "parties": PARTIES,
     "links": LINKS,
     "queues": QUEUES,
 }
 # Those that follow from the journal, whenever one wants them.
-JOURNALED: Final = ("rounds", "transfers", "participants")
+JOURNALED: Final = ("rounds", "transfers", "losses", "participants")
 
 
 def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_seconds: float | None) -> Row:
@@ -248,6 +257,15 @@ def _transfers(entry: Entry) -> list[Row]:
     return [{**transfer, "round": entry["round"]} for transfer in entry["transfers"]]
 
 
+def _losses(entry: Entry) -> list[Row]:
+    """Return a row for each tensor of which something was missing; a record of before there were any has none."""
+    return [
+        {**loss, "round": entry["round"], "client": transfer["client"], "direction": transfer["direction"]}
+        for transfer in entry["transfers"]
+        for loss in transfer.get("losses") or ()
+    ]
+
+
 def _participants(entry: Entry) -> list[Row]:
     return [
         {
@@ -267,5 +285,6 @@ def _json(value: object) -> str | None:
 _MAKERS: Final[Mapping[str, Callable[[Entry], list[Row]]]] = {
     "rounds": _rounds,
     "transfers": _transfers,
+    "losses": _losses,
     "participants": _participants,
 }

@@ -128,6 +128,7 @@ def transport(run: Run) -> str:
     section = run.plan.transport
     words = [run.plan.scheme, section.congestion or "", "tls" if run.manifest.get("tls") is True else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
+    words += ["" if run.plan.layers.seal is None else f"sealed {run.plan.layers.seal.cipher}"]
     return " ".join(word for word in words if word)
 
 

@@ -25,6 +25,7 @@ Row: TypeAlias = dict[str, Any]
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "rounds": ("round",),
     "transfers": ("round", "client", "direction"),
+    "losses": ("round", "client", "direction", "tensor"),
     "participants": ("round", "client"),
     "links": ("link", "direction"),
     "queues": ("seconds", "link", "direction", "queue_bytes", "bytes_out"),
@@ -60,6 +61,7 @@ class Run:
     manifest: Mapping[str, Any]
     rounds: Sequence[Row]
     transfers: Sequence[Row]
+    losses: Sequence[Row]
     participants: Sequence[Row]
     links: Sequence[Row]
     parties: Sequence[Row]
