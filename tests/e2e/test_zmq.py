@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.conftest import Program, Start
 
 pytestmark = pytest.mark.e2e
-PATTERNS = ("router", "pubsub")
+PATTERNS = ("router", "pubsub", "pushpull", "reqrep")
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

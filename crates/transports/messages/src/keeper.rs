@@ -67,18 +67,17 @@ pub(crate) async fn keep(shared: Arc<Shared>, greeting: Option<Greeting>) {
 }
 
 async fn greet(shared: &Shared, greeting: &Greeting) {
-    while !shared.is_ready() && !shared.has_ended() {
-        tokio::select! {
-            biased;
-            ready = shared.until_ready("accept") => return drop(ready),
-            _ = welcome(shared, greeting) => {}
+    let again_and_again = async {
+        while !shared.is_ready() && !shared.has_ended() {
+            let _ = welcome(shared, greeting).await; // an error has ended the link
+            tokio::time::sleep(AGAIN).await;
         }
-        tokio::select! {
-            biased;
-            ready = shared.until_ready("accept") => return drop(ready),
-            () = tokio::time::sleep(AGAIN) => {}
-        }
-        if Instant::now() >= greeting.deadline {
+    };
+    tokio::select! {
+        biased;
+        ready = shared.until_ready("accept") => drop(ready),
+        () = again_and_again => {}
+        () = tokio::time::sleep_until(greeting.deadline.into()) => {
             shared.end("the member said hello, and nothing more");
         }
     }
@@ -86,9 +85,11 @@ async fn greet(shared: &Shared, greeting: &Greeting) {
 
 /// Nothing goes to the group between the number said and the saying, so that the member knows where it begins.
 async fn welcome(shared: &Shared, greeting: &Greeting) -> Result<u64> {
-    let numbers = greeting.group.lock().await;
+    // Without a group nobody waits for a member that does not take its greeting.
+    let numbers = if shared.nature.group { Some(greeting.group.lock().await) } else { None };
     let _turn = shared.turn.lock().await;
-    let (slot, group, window) = (shared.ends.slot, numbers.certain, shared.ends.windows.0);
+    let group = numbers.as_ref().map_or(0, |numbers| numbers.certain);
+    let (slot, window) = (shared.ends.slot, shared.ends.windows.0);
     shared.publish(&Kind::Welcome { slot, group, window, key: greeting.key }, &[]).await
 }
 

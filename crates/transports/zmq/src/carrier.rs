@@ -1,10 +1,13 @@
-//! The carrier: a ROUTER and its DEALERs, or two pairs of PUB and SUB.
+//! The carrier: a ROUTER and its DEALERs; two pairs of PUB and SUB, of PUSH and PULL, or of REQ and REP.
 //!
 //! | | the listener | a member |
 //! |---|---|---|
 //! | `router` | ROUTER, bound: reads `id, message`, writes `id, message` | DEALER with its id |
 //! | `pubsub` | PUB, bound: writes `g, message` or `m id, message` | SUB to `g` and `m id` |
 //! | | SUB, bound to a second port: reads `id, message` | PUB: writes `id, message` |
+//! | `pushpull` | PULL, bound to a second port: reads `id, message` | PUSH: writes `id, message` |
+//! | `reqrep` | REP, bound to a second port: reads `id, message` | REQ: writes `id, message` |
+//! | both | a line to each member, in [`crate::lines`]: writes `message` | PULL or REQ: reads `message` |
 //!
 //! A message is one part, head and body; a chunk is two.
 //!
@@ -14,18 +17,18 @@
 
 use std::io;
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_messages::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network};
-use thalweg_transport::{Address, Error, ErrorKind, Peer, Result};
+use thalweg_transport::{Address, Error, Peer, Result};
 use tokio::sync::watch;
 
 use crate::ffi::Part;
-use crate::joining::{PORT, SUBSCRIBED};
 use crate::kernel;
-use crate::monitor::{Happened, Monitor};
+use crate::lines::{Line, Lines};
 use crate::open::Watched;
 use crate::peers::{Peers, IN_A_ROW};
 use crate::socket::Socket;
@@ -49,58 +52,45 @@ fn wire(overhead: u64, parts: &[Part]) -> u64 {
 }
 
 pub(crate) struct ZmqCarrier {
+    pub(crate) sockets: Sockets,
+    /// With REQ, whether a member has asked for what it is told next.
+    asked: AtomicBool,
+    peers: Mutex<Peers>,
+    end: watch::Sender<Option<String>>,
+}
+
+/// What a carrier is made of.
+pub(crate) struct Sockets {
     pub pattern: Pattern,
     pub address: Address,
     pub congestion: Option<String>,
     /// `None` for the listener.
     pub member: Option<MemberId>,
-    /// Bytes that encryption adds to a frame.
+    /// Bytes that encryption adds to a frame; 0 in the clear.
     pub overhead: u64,
-    pub encrypted: bool,
-    /// What is read, and written if it is another.
+    /// What is read, and written if it is another; the listener's reception, where there are lines.
     pub input: Watched,
     pub output: Option<Watched>,
+    /// A member's line to the listener, and the listener's to members, where there are any.
+    pub line: Option<Line>,
+    pub lines: Option<Lines>,
     /// The listener's second port.
     pub port: u16,
     /// A member's connection that it writes to.
     pub descriptor: i32,
-    peers: Mutex<Peers>,
-    end: watch::Sender<Option<String>>,
-}
-
-/// What a carrier is made of; the rest of it begins empty.
-pub(crate) struct Made {
-    pub pattern: Pattern,
-    pub address: Address,
-    pub congestion: Option<String>,
-    pub member: Option<MemberId>,
-    pub overhead: u64,
-    pub input: Watched,
-    pub output: Option<Watched>,
-    pub port: u16,
-    pub descriptor: i32,
 }
 
 impl ZmqCarrier {
-    pub(crate) fn new(made: Made) -> Self {
-        let Made { pattern, address, congestion, member, overhead, input, output, port, descriptor } = made;
+    pub(crate) fn new(sockets: Sockets) -> Self {
         Self {
-            pattern,
-            address,
-            congestion,
-            member,
-            overhead,
-            encrypted: overhead > 0,
-            input,
-            output,
-            port,
-            descriptor,
+            sockets,
+            asked: AtomicBool::new(false),
             peers: Mutex::default(),
             end: watch::Sender::new(None),
         }
     }
 
-    fn peers(&self) -> MutexGuard<'_, Peers> {
+    pub(crate) fn peers(&self) -> MutexGuard<'_, Peers> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,11 +100,11 @@ impl ZmqCarrier {
     }
 
     fn fail(&self, operation: &'static str, error: &io::Error) -> Error {
-        self.finish(&format!("{}: {error}", self.address));
+        self.finish(&format!("{}: {error}", self.sockets.address));
         self.closed(operation)
     }
 
-    fn finish(&self, why: &str) {
+    pub(crate) fn finish(&self, why: &str) {
         self.end.send_if_modified(|end| {
             let first = end.is_none();
             end.get_or_insert_with(|| why.into());
@@ -122,81 +112,52 @@ impl ZmqCarrier {
         });
     }
 
+    /// What a message takes on the wire; REQ and REP have an empty part before it.
+    fn wire(&self, parts: &[Part]) -> u64 {
+        let delimiter = if self.sockets.pattern == Pattern::ReqRep { 2 + self.sockets.overhead } else { 0 };
+        wire(self.sockets.overhead, parts) + delimiter
+    }
+
     fn writer(&self) -> &Socket {
-        self.output.as_ref().map_or(&self.input.socket, |output| &output.socket)
+        self.sockets.output.as_ref().map_or(&self.sockets.input.socket, |output| &output.socket)
     }
 
     /// The first part of a message, where there is one.
     fn envelope(&self, to: Mailbox) -> Option<Vec<u8>> {
-        match (self.pattern, to) {
+        match (self.sockets.pattern, to) {
             (Pattern::Router, Mailbox::Member(member)) => Some(member.0.to_vec()),
             (Pattern::Router, _) => None,
             (Pattern::PubSub, Mailbox::Member(member)) => Some(topic(member)),
             (Pattern::PubSub, Mailbox::Group) => Some(GROUP.to_vec()),
-            (Pattern::PubSub, Mailbox::Listener) => self.member.map(|member| member.0.to_vec()),
+            (_, Mailbox::Listener) => self.sockets.member.map(|member| member.0.to_vec()),
+            (Pattern::PushPull | Pattern::ReqRep, _) => None,
         }
     }
 
-    /// Takes note of what has happened to connections.
-    fn watch(&self) -> io::Result<()> {
-        self.watch_one(&self.input.monitor, true)?;
-        self.output.as_ref().map_or(Ok(()), |output| self.watch_one(&output.monitor, false))
-    }
-
-    fn watch_one(&self, monitor: &Monitor, reading: bool) -> io::Result<()> {
-        while let Some(happened) = monitor.next()? {
-            if self.member.is_some() {
-                if let Happened::Ended(_) = happened {
-                    self.finish(&format!("the connection to {} has ended", self.address));
-                }
-                continue;
-            }
-            match happened {
-                Happened::Connected(descriptor) => {
-                    if let Some(congestion) = &self.congestion {
-                        kernel::set_congestion(descriptor, congestion);
-                    }
-                }
-                Happened::Ended(descriptor) => self.peers().ended(descriptor, reading),
-                Happened::Refused { keys } => self.refuse(keys),
-                Happened::Ready | Happened::Unreachable => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Somebody's handshake failed.
-    fn refuse(&self, keys: bool) {
-        let (kind, what) = if keys || self.encrypted {
-            (ErrorKind::Security, "somebody did not have the key for CURVE that is expected")
-        } else {
-            (ErrorKind::Corrupt, "somebody does not speak ZMTP as we do")
-        };
-        let mut peers = self.peers();
-        if peers.refused.len() < IN_A_ROW as usize {
-            let error = Error::new(kind, "accept", format!("{}: {what}", self.address));
-            peers.refused.push_back(error.mend("give both ends the files of the same `thalweg pki init`"));
-        }
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = &Watched> {
+        self.sockets.output.iter().chain(self.sockets.line.iter().map(|line| &line.watched))
     }
 
     /// A message that is there.
     fn take(&self) -> io::Result<Option<Event>> {
+        self.reception()?;
         self.subscriptions()?;
-        while let Some(parts) = self.input.socket.try_receive()? {
-            let wire = wire(self.overhead, &parts);
+        while let Some(parts) = self.read()? {
+            let wire = self.wire(&parts);
             let mut parts = parts.into_iter();
             let envelope = if self.has_envelope() { parts.next() } else { None };
             let (Some(head), body) = (parts.next(), parts.next()) else { continue };
             let mut from = None;
-            if let (None, Some(id)) = (self.member, &envelope) {
+            if let (None, Some(id)) = (self.sockets.member, &envelope) {
                 // A stranger: our members have ids of 16 bytes.
                 let Ok(id) = id.bytes().try_into().map(MemberId) else { continue };
                 if !self.peers().knows(id, &head) {
                     self.watch()?; // of connections before this message's
                     self.peers().heard(id, &head);
+                    self.sockets.lines.iter().for_each(|lines| lines.heard(id));
                 }
-                // With PUB and SUB it is only what the sender says of itself.
-                from = (self.pattern == Pattern::Router).then_some(id);
+                // With the other patterns it is only what the sender says of itself.
+                from = (self.sockets.pattern == Pattern::Router).then_some(id);
             }
             let (bytes, body) = (Bytes::from_owner(head), body.map(Bytes::from_owner));
             return Ok(Some(Event::Letter(Letter { bytes, body, from, wire, receipt: None })));
@@ -204,64 +165,77 @@ impl ZmqCarrier {
         Ok(None)
     }
 
+    /// What is there to read. A REQ asks for it first, and a REP answers with nothing.
+    fn read(&self) -> io::Result<Option<Vec<Part>>> {
+        let (socket, lockstep) = (&self.sockets.input.socket, self.sockets.pattern == Pattern::ReqRep);
+        if lockstep && self.sockets.member.is_some() && !self.asked.load(Ordering::Relaxed) {
+            if !socket.send(&mut [Part::copy_of(&[])?])? {
+                return Ok(None); // its connection has ended
+            }
+            self.asked.store(true, Ordering::Relaxed);
+        }
+        let found = socket.try_receive()?;
+        if lockstep && found.is_some() {
+            self.asked.store(false, Ordering::Relaxed);
+            if self.sockets.member.is_none() {
+                socket.send(&mut [Part::copy_of(&[])?])?;
+            }
+        }
+        Ok(found)
+    }
+
     /// Whether what is read begins with whom it is from, or for.
     fn has_envelope(&self) -> bool {
-        self.member.is_none() || self.pattern == Pattern::PubSub
+        self.sockets.member.is_none() || self.sockets.pattern == Pattern::PubSub
     }
 
     /// Sends a message, and says what it takes on the wire.
     async fn send(&self, to: Mailbox, mut parts: Vec<Part>) -> Result<u64> {
-        let mut sent = wire(self.overhead, &parts);
+        let mut sent = self.wire(&parts);
         if let Some(envelope) = self.envelope(to) {
             let envelope = Part::copy_of(&[&envelope]).map_err(|e| self.fail(PUBLISH, &e))?;
             // A ROUTER's is for itself, and does not go out.
-            if self.pattern != Pattern::Router {
-                sent += wire(self.overhead, slice::from_ref(&envelope));
+            if self.sockets.pattern != Pattern::Router {
+                sent += wire(self.sockets.overhead, slice::from_ref(&envelope));
             }
             parts.insert(0, envelope);
         }
         let copies = if to == Mailbox::Group { self.peers().known.len().max(1) as u64 } else { 1 };
-        if self.end.borrow().is_some() {
-            return Err(self.closed(PUBLISH));
-        }
-        match self.writer().send(parts) {
-            Ok(true) => Ok(copies * sent),
-            // Its connection has ended, which the monitor tells.
-            Ok(false) => {
-                let _ = self.end.subscribe().wait_for(Option::is_some).await;
-                Err(self.closed(PUBLISH))
-            }
-            // ROUTER_MANDATORY: nobody is there. Its end is told by `next`.
+        let mut end = self.end.subscribe();
+        let outcome = tokio::select! {
+            biased;
+            _ = end.wait_for(Option::is_some) => return Err(self.closed(PUBLISH)),
+            outcome = self.hand_over(to, parts) => outcome,
+        };
+        match outcome {
+            Ok(()) => Ok(copies * sent),
+            // Nobody is there, as ROUTER_MANDATORY and closed lines tell. The end is told by `next`.
             Err(error) if error.kind() == io::ErrorKind::HostUnreachable => Ok(copies * sent),
             Err(error) => Err(self.fail(PUBLISH, &error)),
         }
     }
 
-    /// Answers those who have subscribed to their own topic with the second port.
-    fn subscriptions(&self) -> io::Result<()> {
-        let (None, Some(output)) = (self.member, &self.output) else { return Ok(()) };
-        while let Some(parts) = output.socket.try_receive()? {
-            let Some(part) = parts.first() else { continue };
-            let Some((&SUBSCRIBED, topic)) = part.bytes().split_first() else { continue };
-            let id: Option<[u8; 16]> = topic.strip_prefix(b"m").and_then(|id| id.try_into().ok());
-            if let Some(id) = id {
-                self.peers().wrote_to(MemberId(id), part.source());
-                let told = [PORT, self.port.to_string().as_bytes()].concat();
-                let parts = [Part::copy_of(&[topic])?, Part::copy_of(&[&told])?];
-                output.socket.send(parts.into())?;
+    async fn hand_over(&self, to: Mailbox, mut parts: Vec<Part>) -> io::Result<()> {
+        let nobody = || io::Error::from(io::ErrorKind::HostUnreachable);
+        match (&self.sockets.line, &self.sockets.lines, to) {
+            (Some(line), ..) => line.send(parts).await,
+            (_, Some(lines), Mailbox::Member(member)) => {
+                let line = lines.to(member).ok_or_else(nobody)?;
+                line.send(parts).await.map_err(|_| nobody())
             }
+            _ if self.writer().send(&mut parts)? => Ok(()),
+            _ => std::future::pending().await, // its connection has ended, which the monitor tells
         }
-        Ok(())
     }
 }
 
 #[async_trait]
 impl Carrier for ZmqCarrier {
     fn nature(&self) -> Nature {
-        let sealed = u64::from(self.encrypted);
+        let sealed = u64::from(self.sockets.overhead > 0);
         Nature {
             max_message: MAX_MESSAGE,
-            group: self.pattern == Pattern::PubSub,
+            group: self.sockets.pattern == Pattern::PubSub,
             lossy: false,
             window: WINDOW,
             copies_out: sealed,
@@ -270,7 +244,7 @@ impl Carrier for ZmqCarrier {
     }
 
     fn address(&self) -> Address {
-        self.address.clone()
+        self.sockets.address.clone()
     }
 
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
@@ -312,9 +286,11 @@ impl Carrier for ZmqCarrier {
             tokio::select! {
                 biased;
                 _ = end.wait_for(Option::is_some) => return Err(self.closed(operation)),
-                () = self.input.socket.came() => {}
-                () = self.input.monitor.came() => {}
-                () = either(self.output.as_ref()) => {}
+                () = self.sockets.input.socket.came() => {}
+                () = self.sockets.input.monitor.came() => {}
+                () = either(self.sockets.output.as_ref()) => {}
+                () = ended(self.sockets.line.as_ref()) => {}
+                () = lines_changed(self.sockets.lines.as_ref()) => self.watch_lines().map_err(|e| self.fail(operation, &e))?,
             }
         }
     }
@@ -326,7 +302,7 @@ impl Carrier for ZmqCarrier {
                 let host = peers.known.get(&member).map_or("", |known| known.address.as_str());
                 format!("{host} ({mailbox})")
             }
-            _ => self.address.to_string(),
+            _ => self.sockets.address.to_string(),
         };
         Peer { address, ..Peer::default() }
     }
@@ -334,7 +310,7 @@ impl Carrier for ZmqCarrier {
     fn network(&self, mailbox: Mailbox) -> Network {
         let descriptor = match mailbox {
             Mailbox::Member(member) => self.peers().known.get(&member).and_then(|known| known.writing),
-            _ => Some(self.descriptor),
+            _ => Some(self.sockets.descriptor),
         };
         descriptor
             .filter(|fd| *fd >= 0 && self.end.borrow().is_none())
@@ -344,12 +320,16 @@ impl Carrier for ZmqCarrier {
 
     fn forget(&self, member: MemberId) {
         self.peers().known.remove(&member);
+        self.sockets.lines.iter().for_each(|lines| lines.close(member));
     }
 
     async fn close(&self) {
         self.finish("the carrier was closed here");
-        self.input.socket.close();
-        if let Some(output) = &self.output {
+        self.sockets.input.socket.close();
+        if let Some(lines) = &self.sockets.lines {
+            lines.all().iter().for_each(|(member, _)| lines.close(*member));
+        }
+        for output in self.outputs() {
             output.socket.close();
         }
     }
@@ -362,5 +342,20 @@ async fn either(output: Option<&Watched>) {
             () = output.socket.came() => {}
             () = output.monitor.came() => {}
         },
+    }
+}
+
+/// What comes on a line is for whoever sends on it; here it is about its connection.
+async fn ended(line: Option<&Line>) {
+    match line {
+        None => std::future::pending().await,
+        Some(line) => line.watched.monitor.came().await,
+    }
+}
+
+async fn lines_changed(lines: Option<&Lines>) {
+    match lines {
+        None => std::future::pending().await,
+        Some(lines) => lines.changed.notified().await,
     }
 }

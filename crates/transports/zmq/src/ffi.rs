@@ -75,8 +75,12 @@ mod raw {
 pub(crate) enum Kind {
     Pair = 0,
     Sub = 2,
+    Req = 3,
+    Rep = 4,
     Dealer = 5,
     Router = 6,
+    Pull = 7,
+    Push = 8,
     Xpub = 9,
 }
 
@@ -108,6 +112,7 @@ pub(crate) enum Opt {
 
 /// Bits of [`Opt::Events`].
 pub(crate) const POLL_IN: c_int = 1;
+pub(crate) const POLL_OUT: c_int = 2;
 const DONT_WAIT: c_int = 1;
 const SEND_MORE: c_int = 2;
 const SOURCE_FD: c_int = 2;

@@ -1,7 +1,10 @@
-//! How a member joins with PUB and SUB: it waits for the listener's words, not for time.
+//! How a member joins, where a connection to one address is not enough: it waits for the listener's words, not for time.
 
 use std::io;
 
+use thalweg_messages::MemberId;
+
+use crate::ffi::Part;
 use crate::socket::Socket;
 
 /// Begins what an XPUB reads when somebody subscribes.
@@ -32,5 +35,40 @@ pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
             }
         }
         socket.came().await;
+    }
+}
+
+/// Asks the reception, as a member: the port where to say something, and the one where to be told something.
+pub(crate) async fn ports(reception: &Socket, member: MemberId) -> io::Result<(u16, u16)> {
+    reception.send(&mut [Part::copy_of(&[&member.0])?])?;
+    loop {
+        if let Some(parts) = reception.try_receive()? {
+            let told = parts.first().map(|part| part.bytes()).unwrap_or_default();
+            return read_ports(told).ok_or_else(|| io::Error::other("the server tells no ports"));
+        }
+        reception.came().await;
+    }
+}
+
+/// What the reception answers.
+pub(crate) fn ports_text((up, down): (u16, u16)) -> Vec<u8> {
+    [PORT, format!("{up} {down}").as_bytes()].concat()
+}
+
+fn read_ports(told: &[u8]) -> Option<(u16, u16)> {
+    let (up, down) = std::str::from_utf8(told.strip_prefix(PORT)?).ok()?.split_once(' ')?;
+    Some((up.parse().ok()?, down.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_read_back_or_are_none() {
+        assert_eq!(read_ports(&ports_text((1, 65_535))), Some((1, 65_535)));
+        for text in [&b""[..], PORT, b"1 2", b"thalweg zmq port 1", b"thalweg zmq port 1 65536", b"\xff 1"] {
+            assert_eq!(read_ports(text), None);
+        }
     }
 }

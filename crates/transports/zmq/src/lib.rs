@@ -1,14 +1,17 @@
-//! The zmq transport: ZMTP 3.1 by libzmq, without a broker; ROUTER/DEALER or PUB/SUB, in the clear or under CURVE.
+//! The zmq transport: ZMTP 3.1 by libzmq, without a broker; ROUTER/DEALER, PUB/SUB, PUSH/PULL or REQ/REP, in the clear or
+//! under CURVE.
 //!
 //! Links, windows and the rest are those of `thalweg-messages`; here is the carrier. libzmq moves the bytes in its own
 //! threads, at most four for the process; its sockets are woken by their descriptors, under tokio.
 #![deny(unsafe_code)] // allowed in ffi.rs and kernel.rs alone
 
 mod carrier;
+mod desk;
 mod ffi;
 mod joining;
 mod kernel;
 mod keys;
+mod lines;
 mod monitor;
 mod open;
 mod peers;
@@ -24,10 +27,11 @@ use thalweg_transport::{
     Transport,
 };
 
-use crate::carrier::{topic, Made, ZmqCarrier, GROUP};
+use crate::carrier::{topic, Sockets, ZmqCarrier, GROUP};
 use crate::ffi::Kind;
-use crate::joining::{second_port, subscribed};
+use crate::joining::{ports, second_port, subscribed};
 use crate::keys::Keys;
+use crate::lines::{Line, Lines};
 use crate::open::{bind, connect};
 
 /// Most bytes of a message, which both ends refuse beyond.
@@ -41,13 +45,17 @@ pub const WINDOW: u64 = 4 << 20;
 const SETTINGS: &[Setting] = &[
     Setting {
         name: "pattern",
-        kind: SettingKind::Choice { default: "router", choices: &["router", "pubsub"] },
-        meaning: "sockets: `router` a ROUTER and DEALERs; `pubsub` PUB and SUB both ways, as in FedComm",
+        kind: SettingKind::Choice {
+            default: "router",
+            choices: &["router", "pubsub", "pushpull", "reqrep"],
+        },
+        meaning: "sockets: `router` a ROUTER and DEALERs; `pubsub` PUB and SUB both ways, as in FedComm; `pushpull` \
+                  PUSH and PULL both ways; `reqrep` REQ and REP, where each message waits for its answer",
     },
     Setting {
         name: "second_port",
         kind: SettingKind::Number { default: 0, least: 0, most: 65_535 },
-        meaning: "with `pubsub`, the server's port for what clients publish; 0 lets the system choose",
+        meaning: "but for `router`, the server's port for what clients say; 0 lets the system choose",
     },
 ];
 
@@ -56,6 +64,38 @@ const SETTINGS: &[Setting] = &[
 pub(crate) enum Pattern {
     Router,
     PubSub,
+    PushPull,
+    ReqRep,
+}
+
+impl Pattern {
+    fn named(name: &str) -> Self {
+        match name {
+            "pubsub" => Self::PubSub,
+            "pushpull" => Self::PushPull,
+            "reqrep" => Self::ReqRep,
+            _ => Self::Router, // the settings have been checked
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::PubSub => "pubsub",
+            Self::PushPull => "pushpull",
+            Self::ReqRep => "reqrep",
+        }
+    }
+
+    /// The listener's sockets: bound at its address; that reads what members say; that writes to one member.
+    fn listening(self) -> [Kind; 3] {
+        match self {
+            Self::Router => [Kind::Router; 3],
+            Self::PubSub => [Kind::Xpub, Kind::Sub, Kind::Xpub],
+            Self::PushPull => [Kind::Rep, Kind::Pull, Kind::Push],
+            Self::ReqRep => [Kind::Rep; 3],
+        }
+    }
 }
 
 /// ZMTP: `zmq://host:port`.
@@ -122,7 +162,7 @@ impl Post for ZmqPost {
     async fn open(&self, side: Side, address: &Address, options: &Options) -> Result<Arc<dyn Carrier>> {
         let operation = if side == Side::Listener { "listen" } else { "connect" };
         let chosen = options.own.read(SETTINGS)?;
-        let pattern = if chosen.text("pattern") == "pubsub" { Pattern::PubSub } else { Pattern::Router };
+        let pattern = Pattern::named(chosen.text("pattern"));
         let port = check(operation, address, options)?;
         let carrier = match side {
             Side::Listener => {
@@ -161,26 +201,30 @@ async fn listen(
     options: &Options,
 ) -> Result<ZmqCarrier> {
     let keys = Keys::listener(options)?;
-    let kind = if pattern == Pattern::Router { Kind::Router } else { Kind::Xpub };
-    let (first, bound) = bind(kind, address, port, options, &keys).await?;
-    let (input, output, port) = match pattern {
-        Pattern::Router => (first, None, 0),
-        Pattern::PubSub => {
-            let (input, port) = bind(Kind::Sub, address, second, options, &keys).await?;
-            (input, Some(first), port)
-        }
-    };
-    Ok(ZmqCarrier::new(Made {
+    let [first, reading, writing] = pattern.listening();
+    let (first, place) = bind(first, address, port, options, &keys).await?;
+    let mut made = Sockets {
         pattern,
-        address: Address { port: Some(bound), ..address.clone() },
+        address: Address { port: Some(place.port()), ..address.clone() },
         congestion: options.congestion.clone(),
         member: None,
         overhead: keys.overhead(),
-        input,
-        output,
-        port,
+        input: first,
+        output: None,
+        line: None,
+        lines: None,
+        port: 0,
         descriptor: -1,
-    }))
+    };
+    if pattern != Pattern::Router {
+        let (input, place) = bind(reading, address, second, options, &keys).await?;
+        made.output = Some(std::mem::replace(&mut made.input, input));
+        made.port = place.port();
+        if pattern != Pattern::PubSub {
+            made.lines = Some(Lines::new(writing, place, options, keys));
+        }
+    }
+    Ok(ZmqCarrier::new(made))
 }
 
 async fn dial(
@@ -190,20 +234,30 @@ async fn dial(
     options: &Options,
 ) -> Result<ZmqCarrier> {
     let keys = Keys::member(options)?;
-    let (kind, own) = (if pattern == Pattern::Router { Kind::Dealer } else { Kind::Sub }, topic(member));
-    let topics: &[&[u8]] = if pattern == Pattern::Router { &[] } else { &[GROUP, &own] };
-    let (input, reading) = connect(kind, address, options, &keys, &member.0, topics).await?;
-    let (output, descriptor) = match pattern {
-        Pattern::Router => (None, reading),
+    let there = |port| Address { port: Some(port), ..address.clone() };
+    let (mut output, mut line) = (None, None);
+    let (input, descriptor) = match pattern {
+        Pattern::Router => connect(Kind::Dealer, address, options, &keys, &member.0, &[]).await?,
         Pattern::PubSub => {
-            let port = in_time(address, options, second_port(&input.socket)).await?;
-            let there = Address { port: Some(port), ..address.clone() };
-            let (output, writing) = connect(Kind::Xpub, &there, options, &keys, &member.0, &[]).await?;
-            in_time(address, options, subscribed(&output.socket)).await?;
-            (Some(output), writing)
+            let topics: &[&[u8]] = &[GROUP, &topic(member)];
+            let (input, _) = connect(Kind::Sub, address, options, &keys, &member.0, topics).await?;
+            let port = in_time(pattern, address, options, second_port(&input.socket)).await?;
+            let (out, writing) = connect(Kind::Xpub, &there(port), options, &keys, &member.0, &[]).await?;
+            in_time(pattern, address, options, subscribed(&out.socket)).await?;
+            output = Some(out);
+            (input, writing)
+        }
+        Pattern::PushPull | Pattern::ReqRep => {
+            let push = pattern == Pattern::PushPull;
+            let (saying, told) = if push { (Kind::Push, Kind::Pull) } else { (Kind::Req, Kind::Req) };
+            let (reception, _) = connect(Kind::Req, address, options, &keys, &member.0, &[]).await?;
+            let (up, down) = in_time(pattern, address, options, ports(&reception.socket, member)).await?;
+            let (out, writing) = connect(saying, &there(up), options, &keys, &member.0, &[]).await?;
+            line = Some(Line::new(saying, out));
+            (connect(told, &there(down), options, &keys, &member.0, &[]).await?.0, writing)
         }
     };
-    Ok(ZmqCarrier::new(Made {
+    Ok(ZmqCarrier::new(Sockets {
         pattern,
         address: address.clone(),
         congestion: options.congestion.clone(),
@@ -211,19 +265,23 @@ async fn dial(
         overhead: keys.overhead(),
         input,
         output,
+        line,
+        lines: None,
         port: 0,
         descriptor,
     }))
 }
 
 async fn in_time<T>(
+    pattern: Pattern,
     address: &Address,
     options: &Options,
     waiting: impl std::future::Future<Output = io::Result<T>>,
 ) -> Result<T> {
     let waited = tokio::time::timeout(options.connect_timeout(), waiting).await;
     let answered = waited.map_err(|_| {
-        let context = format!("{address} does not answer as a server with pattern = \"pubsub\" does");
+        let context =
+            format!("{address} does not answer as a server with pattern = \"{}\" does", pattern.name());
         Error::new(ErrorKind::Timeout, "connect", context).mend("set the same pattern at both ends")
     })?;
     answered.map_err(|error| Error::io("connect", address, &error))

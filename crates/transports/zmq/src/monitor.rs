@@ -2,9 +2,12 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use tokio::sync::Notify;
 
 use crate::ffi::{Kind, Opt, RawSocket};
-use crate::socket::Socket;
+use crate::socket::{Socket, With};
 
 const CONNECTED: u16 = 0x0001;
 const ACCEPTED: u16 = 0x0020;
@@ -36,8 +39,8 @@ pub(crate) enum Happened {
 pub(crate) struct Monitor(Socket);
 
 impl Monitor {
-    /// Begins before the socket is bound or connected, so that nothing is missed.
-    pub(crate) fn new(socket: &mut RawSocket) -> io::Result<Self> {
+    /// Begins before the socket is bound or connected, so that nothing is missed. Wakes `also`, too.
+    pub(crate) fn new(socket: &mut RawSocket, also: Option<Arc<Notify>>) -> io::Result<Self> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let endpoint = format!("inproc://thalweg-monitor-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let events =
@@ -46,7 +49,7 @@ impl Monitor {
         let mut pair = RawSocket::new(Kind::Pair)?;
         pair.set(Opt::ReceiveHighWater, 0)?; // a few bytes for each connection made or ended; they are read at once
         pair.connect(&endpoint)?;
-        Socket::new(pair, None).map(Self)
+        Socket::new(pair, With { also, ..With::default() }).map(Self)
     }
 
     /// What has happened, if anything has.

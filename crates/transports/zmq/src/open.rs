@@ -1,18 +1,21 @@
 //! Setting up sockets: bound by the listener, connected by a member.
 
+use std::ffi::c_int;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_tcp::socket::{prepare, resolve};
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
+use tokio::sync::Notify;
 use tokio::time::timeout_at;
 use tokio::time::Instant;
 
-use crate::ffi::{Kind, Opt, RawSocket};
+use crate::ffi::{Kind, Opt, RawSocket, POLL_OUT};
 use crate::keys::Keys;
 use crate::monitor::{Happened, Monitor};
-use crate::socket::Socket;
+use crate::socket::{Socket, With};
 use crate::MAX_MESSAGE;
 
 /// Messages of one peer that libzmq holds before it reads no more of them; windows bound their bytes.
@@ -35,17 +38,27 @@ pub(crate) struct Watched {
 struct Begun {
     raw: RawSocket,
     monitor: Arc<Monitor>,
+    /// What is waited for beside something to receive: a bound PUSH waits for whoever connects to it.
+    events: c_int,
 }
 
 impl Begun {
-    fn new(mut raw: RawSocket) -> io::Result<Self> {
-        let monitor = Arc::new(Monitor::new(&mut raw)?);
-        Ok(Self { raw, monitor })
+    fn new(
+        kind: Kind,
+        options: &Options,
+        keys: &Keys,
+        id: Option<&[u8]>,
+        also: Option<&Arc<Notify>>,
+    ) -> io::Result<Self> {
+        let mut raw = plain(kind, options, keys, id)?;
+        let monitor = Arc::new(Monitor::new(&mut raw, also.cloned())?);
+        Ok(Self { raw, monitor, events: if kind == Kind::Push { POLL_OUT } else { 0 } })
     }
 
     fn watched(self) -> io::Result<Watched> {
-        let Self { raw, monitor } = self;
-        Ok(Watched { socket: Socket::new(raw, Some(monitor.clone()))?, monitor })
+        let Self { raw, monitor, events } = self;
+        let with = With { _keep: Some(monitor.clone()), events, also: None };
+        Ok(Watched { socket: Socket::new(raw, with)?, monitor })
     }
 }
 
@@ -87,36 +100,45 @@ fn plain(kind: Kind, options: &Options, keys: &Keys, id: Option<&[u8]>) -> io::R
     Ok(socket)
 }
 
-/// Binds a socket; with it, the port.
+/// Binds a socket to a port of the first of the host's addresses that can be had; with it, the address and port.
 pub(crate) async fn bind(
     kind: Kind,
     address: &Address,
     port: u16,
     options: &Options,
     keys: &Keys,
-) -> Result<(Watched, u16)> {
+) -> Result<(Watched, SocketAddr)> {
     let operation = "listen";
-    let failed = |error: io::Error| system(operation, address, &error);
-    let mut begun = plain(kind, options, keys, None).and_then(Begun::new).map_err(failed)?;
     let mut last = None;
     for mut place in resolve(operation, &Address { port: Some(port), ..address.clone() }).await? {
         prepare(operation, place, options)?; // an option that cannot be had is no matter of which address
         place.set_port(port);
-        match begun.raw.bind(&format!("tcp://{place}")) {
-            Ok(()) => {
-                let endpoint = begun.raw.last_endpoint().map_err(failed)?;
-                let bound = endpoint.rsplit(':').next().and_then(|port| port.parse().ok());
-                let port = bound.ok_or_else(|| Error::new(ErrorKind::System, operation, endpoint))?;
-                if kind == Kind::Sub {
-                    begun.raw.set_bytes(Opt::Subscribe, b"").map_err(failed)?;
-                }
-                return Ok((begun.watched().map_err(failed)?, port));
-            }
+        match bind_at(kind, place, options, keys, None) {
+            Ok((watched, port)) => return Ok((watched, SocketAddr::new(place.ip(), port))),
             Err(error) => last = Some(error),
         }
     }
     let error = last.unwrap_or_else(|| io::ErrorKind::AddrNotAvailable.into());
     Err(system(operation, address, &error))
+}
+
+/// Binds a socket to this address; with it, the port. What happens to its connections wakes `also`.
+pub(crate) fn bind_at(
+    kind: Kind,
+    place: SocketAddr,
+    options: &Options,
+    keys: &Keys,
+    also: Option<&Arc<Notify>>,
+) -> io::Result<(Watched, u16)> {
+    let mut begun = Begun::new(kind, options, keys, None, also)?;
+    begun.raw.bind(&format!("tcp://{place}"))?;
+    let endpoint = begun.raw.last_endpoint()?;
+    let bound = endpoint.rsplit(':').next().and_then(|port| port.parse().ok());
+    let port = bound.ok_or_else(|| io::Error::other(format!("bound to {endpoint}")))?;
+    if kind == Kind::Sub {
+        begun.raw.set_bytes(Opt::Subscribe, b"")?;
+    }
+    Ok((begun.watched()?, port))
 }
 
 /// Connects a socket to the first of the host's addresses that answers; with it, the connection's descriptor.
@@ -136,7 +158,7 @@ pub(crate) async fn connect(
         prepare(operation, place, options)?;
         let failed = |error: io::Error| system(operation, address, &error);
         let routed = (kind == Kind::Dealer).then_some(id);
-        let mut begun = plain(kind, options, keys, routed).and_then(Begun::new).map_err(failed)?;
+        let mut begun = Begun::new(kind, options, keys, routed, None).map_err(failed)?;
         for topic in topics {
             begun.raw.set_bytes(Opt::Subscribe, topic).map_err(failed)?;
         }

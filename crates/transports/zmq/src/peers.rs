@@ -62,6 +62,11 @@ impl Peers {
         self.known.retain(|_, known| known.writing.is_some() || !known.address.is_empty());
     }
 
+    /// A member can no longer be written to.
+    pub(crate) fn left(&mut self, member: MemberId) {
+        self.leaving.push_back(member);
+    }
+
     /// Who has gone, or was refused.
     pub(crate) fn news(&mut self) -> Option<Event> {
         self.row = 0;

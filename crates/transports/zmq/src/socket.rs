@@ -5,6 +5,7 @@
 //! goes on until there is nothing more.
 
 use std::any::Any;
+use std::ffi::c_int;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,11 +17,21 @@ use crate::ffi::{watch, Bell, Opt, Part, RawSocket, POLL_IN};
 /// Parts of a message that are kept: whom it is from or for, its head, its body. More are dropped.
 const PARTS: usize = 3;
 
+/// What a socket is told beside itself.
+#[derive(Default)]
+pub(crate) struct With {
+    /// What must be there as long as the socket is.
+    pub _keep: Option<Arc<dyn Any + Send + Sync>>,
+    /// Bits of what is waited for, beside something to receive.
+    pub events: c_int,
+    /// Woken too, for those who wait for many sockets.
+    pub also: Option<Arc<Notify>>,
+}
+
 struct Shared {
     raw: Mutex<Option<RawSocket>>,
-    /// What must be there as long as the socket is.
-    _keep: Option<Arc<dyn Any + Send + Sync>>,
-    /// Something came.
+    with: With,
+    /// Something came, or what else is waited for.
     input: Notify,
     closing: Notify,
 }
@@ -30,11 +41,16 @@ impl Shared {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks what there is, and wakes whoever receives.
+    /// Looks what there is, and wakes whoever waits.
     fn look(&self, raw: &mut RawSocket) {
-        if raw.get(Opt::Events).is_ok_and(|events| events & POLL_IN != 0) {
-            self.input.notify_one();
+        if raw.get(Opt::Events).is_ok_and(|events| events & (POLL_IN | self.with.events) != 0) {
+            self.wake();
         }
+    }
+
+    fn wake(&self) {
+        self.input.notify_one();
+        self.with.also.iter().for_each(|also| also.notify_one());
     }
 }
 
@@ -61,6 +77,7 @@ impl Watch {
         }
         drop(self.bell);
         drop(self.shared.raw().take());
+        self.shared.wake();
     }
 }
 
@@ -72,21 +89,22 @@ fn gone() -> io::Error {
 }
 
 impl Socket {
-    /// Takes a socket that is set up, and keeps something as long as it is open.
-    pub(crate) fn new(mut raw: RawSocket, keep: Option<Arc<dyn Any + Send + Sync>>) -> io::Result<Self> {
+    /// Takes a socket that is set up.
+    pub(crate) fn new(mut raw: RawSocket, with: With) -> io::Result<Self> {
         let bell = watch(&mut raw)?;
         let (input, closing) = (Notify::new(), Notify::new());
-        let shared = Arc::new(Shared { raw: Mutex::new(Some(raw)), _keep: keep, input, closing });
+        let shared = Arc::new(Shared { raw: Mutex::new(Some(raw)), with, input, closing });
         tokio::spawn(Watch { bell, shared: shared.clone() }.run());
-        shared.input.notify_one(); // what came before anybody watched
+        shared.wake(); // what came before anybody watched
         Ok(Self(shared))
     }
 
-    /// Sends a message of a few parts. Whether it could: there may be nobody to send it to, but there is always room.
-    pub(crate) fn send(&self, mut parts: Vec<Part>) -> io::Result<bool> {
+    /// Sends a message of a few parts, which are taken on success only. Whether it could: there may be nobody to send it
+    /// to, but there is always room.
+    pub(crate) fn send(&self, parts: &mut [Part]) -> io::Result<bool> {
         let mut guard = self.0.raw();
         let raw = guard.as_mut().ok_or_else(gone)?;
-        let sent = send(raw, &mut parts);
+        let sent = send(raw, parts);
         self.0.look(raw);
         sent
     }

@@ -20,6 +20,16 @@ mod pubsub {
     suite!(factory("localhost", options("pubsub"), options("pubsub")));
 }
 
+mod pushpull {
+    use super::*;
+    suite!(factory("127.0.0.1", options("pushpull"), options("pushpull")));
+}
+
+mod reqrep {
+    use super::*;
+    suite!(factory("localhost", options("reqrep"), options("reqrep")));
+}
+
 fn encrypted(pattern: &str) -> Factory {
     let (trust, other) = (Trust::new(), Trust::new());
     let mut factory = factory("127.0.0.1", trust.listen(pattern), trust.connect(pattern));
@@ -35,4 +45,14 @@ mod router_under_curve {
 mod pubsub_under_curve {
     use super::*;
     suite!(encrypted("pubsub"));
+}
+
+mod pushpull_under_curve {
+    use super::*;
+    suite!(encrypted("pushpull"));
+}
+
+mod reqrep_under_curve {
+    use super::*;
+    suite!(encrypted("reqrep"));
 }

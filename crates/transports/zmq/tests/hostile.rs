@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 mod common;
 use common::{connect, link, listen, options, Trust};
 
-const PATTERNS: [&str; 2] = ["router", "pubsub"];
+const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
 
 async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>) {
     from.send_control(Bytes::from_static(b"unharmed")).await.unwrap();
@@ -170,7 +170,7 @@ async fn files_without_a_key_and_options_it_cannot_have_are_refused_with_the_men
         (others, ErrorKind::Security),
         (mutual, ErrorKind::Unsupported),
         (streams, ErrorKind::Unsupported),
-        (options("pushpull"), ErrorKind::Unsupported),
+        (options("pair"), ErrorKind::Unsupported),
     ] {
         let address = thalweg_transport::Address::parse("zmq://127.0.0.1:0").unwrap();
         let transport = thalweg_zmq::Zmq::default();

@@ -1,0 +1,118 @@
+//! What a carrier does beside messages: it sees what happens to connections, and lets members in.
+
+use std::io;
+
+use thalweg_messages::MemberId;
+use thalweg_transport::{Error, ErrorKind};
+
+use crate::carrier::ZmqCarrier;
+use crate::ffi::Part;
+use crate::joining::{ports_text, PORT, SUBSCRIBED};
+use crate::kernel;
+use crate::monitor::{Happened, Monitor};
+use crate::peers::IN_A_ROW;
+
+impl ZmqCarrier {
+    /// Takes note of what has happened to connections.
+    pub(crate) fn watch(&self) -> io::Result<()> {
+        self.watch_one(&self.sockets.input.monitor, true)?;
+        self.outputs().try_for_each(|output| self.watch_one(&output.monitor, false))
+    }
+
+    /// The same of the lines to members.
+    pub(crate) fn watch_lines(&self) -> io::Result<()> {
+        let Some(lines) = &self.sockets.lines else { return Ok(()) };
+        for (member, line) in lines.all() {
+            while let Some(happened) = line.watched.monitor.next().ok().flatten() {
+                match happened {
+                    Happened::Connected(descriptor) => {
+                        self.choose_congestion(descriptor);
+                        self.peers().wrote_to(member, Some(descriptor));
+                    }
+                    Happened::Ended(descriptor) => {
+                        lines.close(member);
+                        let mut peers = self.peers();
+                        peers.ended(descriptor, false);
+                        peers.left(member);
+                    }
+                    Happened::Refused { keys } => self.refuse(keys),
+                    Happened::Ready | Happened::Unreachable => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn choose_congestion(&self, descriptor: i32) {
+        if let Some(congestion) = &self.sockets.congestion {
+            kernel::set_congestion(descriptor, congestion);
+        }
+    }
+
+    fn watch_one(&self, monitor: &Monitor, reading: bool) -> io::Result<()> {
+        while let Some(happened) = monitor.next()? {
+            if self.sockets.member.is_some() {
+                if let Happened::Ended(_) = happened {
+                    self.finish(&format!("the connection to {} has ended", self.sockets.address));
+                }
+                continue;
+            }
+            match happened {
+                Happened::Connected(descriptor) => self.choose_congestion(descriptor),
+                // Members hang up at the reception.
+                Happened::Ended(_) if !reading && self.sockets.lines.is_some() => {}
+                Happened::Ended(descriptor) => self.peers().ended(descriptor, reading),
+                Happened::Refused { keys } => self.refuse(keys),
+                Happened::Ready | Happened::Unreachable => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody's handshake failed.
+    fn refuse(&self, keys: bool) {
+        let (kind, what) = if keys || (self.sockets.overhead > 0) {
+            (ErrorKind::Security, "somebody did not have the key for CURVE that is expected")
+        } else {
+            (ErrorKind::Corrupt, "somebody does not speak ZMTP as we do")
+        };
+        let mut peers = self.peers();
+        if peers.refused.len() < IN_A_ROW as usize {
+            let error = Error::new(kind, "accept", format!("{}: {what}", self.sockets.address));
+            peers.refused.push_back(error.mend("give both ends the files of the same `thalweg pki init`"));
+        }
+    }
+
+    /// Tells those who ask at the reception their ports; with nothing to tell, nothing.
+    pub(crate) fn reception(&self) -> io::Result<()> {
+        let (Some(lines), Some(reception)) = (&self.sockets.lines, &self.sockets.output) else {
+            return Ok(());
+        };
+        while let Some(parts) = reception.socket.try_receive()? {
+            let id = parts.first().and_then(|part| part.bytes().try_into().ok());
+            let ports = id.and_then(|id| lines.ports(MemberId(id)).ok());
+            let told = ports.map(ports_text).unwrap_or_default();
+            reception.socket.send(&mut [Part::copy_of(&[&told])?])?;
+        }
+        Ok(())
+    }
+
+    /// Answers those who have subscribed to their own topic with the second port.
+    pub(crate) fn subscriptions(&self) -> io::Result<()> {
+        let (None, None, Some(output)) = (self.sockets.member, &self.sockets.lines, &self.sockets.output)
+        else {
+            return Ok(());
+        };
+        while let Some(parts) = output.socket.try_receive()? {
+            let Some(part) = parts.first() else { continue };
+            let Some((&SUBSCRIBED, topic)) = part.bytes().split_first() else { continue };
+            let id: Option<[u8; 16]> = topic.strip_prefix(b"m").and_then(|id| id.try_into().ok());
+            if let Some(id) = id {
+                self.peers().wrote_to(MemberId(id), part.source());
+                let told = [PORT, self.sockets.port.to_string().as_bytes()].concat();
+                output.socket.send(&mut [Part::copy_of(&[topic])?, Part::copy_of(&[&told])?])?;
+            }
+        }
+        Ok(())
+    }
+}
