@@ -14,6 +14,7 @@ pub mod chunks;
 pub mod closing;
 pub mod control;
 pub mod counting;
+mod damage;
 mod factory;
 pub mod flow;
 pub mod groups;
@@ -22,6 +23,7 @@ mod recorder;
 pub mod trust;
 mod updates;
 
+pub use damage::{damage, repair, Dice};
 pub use factory::{Factory, Intruder};
 pub use pair::{Pair, Pump};
 pub use recorder::{Recorder, Router, Seen};

@@ -14,6 +14,8 @@
 pub mod connect;
 pub mod datagram;
 pub mod deliver;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod hello;
 mod link;
 pub mod listener;

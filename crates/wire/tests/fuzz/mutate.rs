@@ -2,7 +2,7 @@
 
 use thalweg_wire::{checksum, HEADER_BYTES};
 
-use crate::dice::Dice;
+use super::dice::Dice;
 
 const LARGEST: usize = 4096;
 

@@ -1,0 +1,34 @@
+//! What must hold for any message that a carrier brings; for libFuzzer, and for the test below.
+
+use crate::envelope::{decode, encode};
+use crate::shelf::Told;
+use crate::HEAD_BYTES;
+
+/// A head decodes to what encodes to it again, or to nothing.
+pub fn envelope(bytes: &[u8]) {
+    let Some((tag, kind, head)) = decode(bytes) else { return };
+    assert!(head <= bytes.len().min(HEAD_BYTES), "a head of {head} bytes");
+    let again = encode(tag, &kind);
+    assert_eq!(decode(&again), Some((tag, kind, head)));
+    // A list of numbers is read from whatever follows.
+    let _ = Told::read(&bytes[head..]).has(u64::MAX);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::envelope::samples;
+
+    #[test]
+    fn damaged_heads_are_refused_or_read_back() {
+        /// Where a chunk's header begins in its head: behind the common fields, and behind its numbers.
+        const HEADERS: [usize; 2] = [28 + 16, 28 + 24];
+        let mend = |dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]| {
+            let at = HEADERS[dice.below(2)];
+            if dice.below(2) > 0 && bytes.len() > at {
+                thalweg_conformance::repair(dice, &mut bytes[at..]);
+            }
+        };
+        thalweg_conformance::damage(&samples(), mend, envelope);
+    }
+}

@@ -1,0 +1,79 @@
+//! What must hold for any bytes that a broker sends; for libFuzzer, and for the test below.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use crate::inbox::Inbox;
+use crate::packets::{Incoming, Version};
+
+/// Longest packet that is taken.
+const MOST: usize = 4096;
+
+/// The bytes behind the first, which chooses the version, are read as packets: each takes bytes that were there, and a
+/// message no more than its packet; whatever is no packet ends it with an error.
+pub fn inbox(bytes: &[u8]) {
+    let Some((choice, stream)) = bytes.split_first() else { return };
+    let version = if choice & 1 == 0 { Version::V311 } else { Version::V5 };
+    let mut inbox = Inbox::new(Box::new(std::io::Cursor::new(stream.to_vec())), version, MOST);
+    let mut taken = 0;
+    loop {
+        let next = pin!(inbox.next()).poll(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(next) = next else { panic!("it waits for bytes that are there") };
+        let Ok((incoming, wire)) = next else { return };
+        assert!((2..=MOST as u64).contains(&wire), "a packet of {wire} bytes");
+        taken += wire;
+        assert!(taken <= stream.len() as u64, "more bytes than there are");
+        if let Incoming::Publish { topic, payload, qos, .. } = incoming {
+            assert!(((topic.len() + payload.len()) as u64) < wire && qos <= 2);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::packets::{publish, Hello, Retain, Small};
+
+    /// What a broker sends, and what it does not, in both versions.
+    fn samples() -> Vec<Vec<u8>> {
+        let mut samples = Vec::new();
+        for (choice, version) in [(0, Version::V311), (1, Version::V5)] {
+            let will = ("a/gone".into(), "has left", false);
+            let hello = Hello {
+                client: "tw",
+                keep_alive: 60,
+                login: None,
+                will,
+                max_packet: 1 << 20,
+                max_inflight: 9,
+            };
+            let mut packets = vec![
+                publish(version, "a/group", (0, 0, Retain::No), b"head", &[7; 200]),
+                publish(version, "a/model/0", (1, 9, Retain::For(60)), b"head", b"body"),
+                publish(version, "a/here", (2, 10, Retain::Yes), b"", b"tw"),
+                version.connect(&hello).unwrap(),
+                version.subscribe(3, &["a/+".into(), "b".into()], 1).unwrap(),
+                vec![0xd0, 0],                       // PINGRESP
+                vec![0x20, 2, 0, 0],                 // CONNACK of 3.1.1
+                vec![0x20, 6, 0, 0, 3, 0x21, 0, 20], // of 5, with Receive Maximum
+                vec![0x90, 4, 0, 3, 0, 1],           // SUBACK of 3.1.1
+                vec![0x90, 5, 0, 3, 0, 0, 1],        // of 5
+                vec![0xe0, 2, 0x8e, 0],              // DISCONNECT of 5
+                vec![0x40, 4, 0, 9, 0x10, 0],        // PUBACK of 5
+            ];
+            let small =
+                [Small::Ack(1), Small::Rec(2), Small::Rel(3), Small::Comp(4), Small::Ping, Small::Bye];
+            packets.extend(small.map(Small::bytes));
+            let all = packets.concat();
+            packets.push(all);
+            samples.extend(packets.into_iter().map(|packet| [vec![choice], packet].concat()));
+        }
+        samples
+    }
+
+    #[test]
+    fn damaged_packets_are_refused_or_read() {
+        thalweg_conformance::damage(&samples(), |_, _| {}, inbox);
+    }
+}

@@ -1,0 +1,86 @@
+//! What must hold for any datagram; for libFuzzer, and for the tests below.
+
+use thalweg_seal::{Cipher, Secret, TAG_BYTES};
+
+use crate::datagram::{Datagram, Encode, Key, Kind, CHUNK_HEADER_BYTES, PREFIX_BYTES};
+use crate::secure::{End, Seal};
+
+const KEY: Key = *b"a link's own key";
+
+/// A datagram of the link decodes to what encodes to it again, or is none; a chunk is as long as it says.
+pub fn datagram(bytes: &[u8]) {
+    let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
+    let mut again = Vec::new();
+    datagram.encode(&KEY, &mut again);
+    assert!(again.len() <= bytes.len() && datagram.told < 1 << 48);
+    if let Kind::Chunk(header) = datagram.kind {
+        assert_eq!(bytes.len(), CHUNK_HEADER_BYTES + header.length());
+        again.extend_from_slice(&bytes[CHUNK_HEADER_BYTES..]);
+    }
+    assert_eq!(Datagram::decode(&KEY, &again), Some(datagram));
+}
+
+/// Whatever comes instead of a sealed datagram is refused, changes nothing, and the sealed one is still opened, once.
+/// The first two bytes say at which of its bytes it is damaged, and how; the others are what is sealed.
+pub fn sealed(bytes: &[u8]) {
+    let Some(([at, with], contents)) = bytes.split_first_chunk::<2>() else { return };
+    let secret = Secret::new(Cipher::ChaCha20Poly1305, &[9; 32], &KEY);
+    let seal = |end| Seal::new(&secret, "udp", 0, end);
+    let (here, there) = (seal(End::Connecting), seal(End::Listening));
+    let mut plain = [&KEY[..], &[0; PREFIX_BYTES - KEY.len()], contents].concat();
+    let mut good = plain.clone();
+    here.close(&mut good, 0);
+    assert_eq!(good.len(), plain.len() + TAG_BYTES);
+    let mut damaged = good.clone();
+    let at = usize::from(*at) % damaged.len();
+    damaged[at] ^= with.max(&1);
+    assert_eq!(there.open(&KEY, &mut damaged), None);
+    assert_eq!(there.open(&KEY, &mut good[..at].to_vec()), None);
+    assert_eq!(there.open(&KEY, &mut plain), None);
+    let mut opened = good.clone();
+    assert_eq!(there.open(&KEY, &mut opened), Some(plain.len()));
+    assert_eq!(opened[PREFIX_BYTES..plain.len()], *contents);
+    assert_eq!(there.open(&KEY, &mut good), None, "it came before");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
+
+    fn samples() -> Vec<Vec<u8>> {
+        let payload = [7; 100];
+        let chunk =
+            ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length: 100 };
+        let kinds = [
+            (Kind::Chunk(FrameHeader::chunk(chunk, checksum(&payload))), &payload[..]),
+            (Kind::Probe, &[]),
+            (Kind::Report(77), &[]),
+            (Kind::Hello, &[]),
+        ];
+        let encode = |(kind, payload): (Kind, &[u8])| {
+            let mut out = Vec::new();
+            Datagram { kind, report_wanted: true, told: 8, position: 9 }.encode(&KEY, &mut out);
+            [&out, payload].concat()
+        };
+        kinds.into_iter().map(encode).collect()
+    }
+
+    /// The link's key at the beginning, and often a chunk's checksum that fits.
+    fn mend(dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]) {
+        if dice.below(4) > 0 && bytes.len() > PREFIX_BYTES {
+            bytes[..KEY.len()].copy_from_slice(&KEY);
+            thalweg_conformance::repair(dice, &mut bytes[PREFIX_BYTES..]);
+        }
+    }
+
+    #[test]
+    fn damaged_datagrams_are_refused_or_read_back() {
+        thalweg_conformance::damage(&samples(), mend, datagram);
+    }
+
+    #[test]
+    fn damaged_sealed_datagrams_are_refused() {
+        thalweg_conformance::damage(&samples(), |_, _| {}, sealed);
+    }
+}
