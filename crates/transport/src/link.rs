@@ -60,7 +60,8 @@ pub trait Listener: Send + Sync {
     async fn accept(&self) -> Result<Pending>;
 
     /// Sends one update to a group in one call. `done` hears of each link as soon as it has ended, by its
-    /// place in `links`. No member waits for another. A transport with `fan_out` sends once.
+    /// place in `links`. No member waits for another, but for so long as sending once is worth it: a transport with
+    /// `fan_out` sends once.
     async fn send_group(
         &self,
         links: &[Arc<dyn Link>],

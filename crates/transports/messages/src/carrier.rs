@@ -11,6 +11,7 @@
 //! | [`Nature::lossy`] | no | QoS 0 | no |
 //! | [`Carrier::flush`] | nothing to ask | PUBACK, PUBCOMP | publisher confirms |
 //! | [`Letter::receipt`] | none | PUBACK, PUBREC | the acknowledgement, within the prefetch |
+//! | [`Carrier::publish_kept`] | no | a retained message, a topic each | no |
 //! | [`Event::Gone`] | the connection's end | last will | a mandatory message that comes back |
 
 use std::any::Any;
@@ -88,6 +89,21 @@ pub trait Carrier: Send + Sync {
     /// As [`Carrier::publish`].
     async fn publish_shared(&self, to: Mailbox, head: &[u8], body: Arc<Vec<u8>>) -> Result<u64> {
         self.publish(to, Message { head, body: &body, bulk: true }).await
+    }
+
+    /// Whether [`Carrier::publish_kept`] keeps, if this is the listener's carrier.
+    fn keeps(&self) -> bool {
+        false
+    }
+
+    /// As [`Carrier::publish`] to the group. Besides, the post keeps the message, in place of the one it kept as
+    /// `place`, until the listener's carrier is closed: a member whose carrier is opened later gets it, if it can be
+    /// done before what is published to that member then.
+    ///
+    /// # Errors
+    /// As [`Carrier::publish`].
+    async fn publish_kept(&self, _place: u64, message: Message<'_>) -> Result<u64> {
+        self.publish(Mailbox::Group, message).await
     }
 
     /// Waits until the post has what was published before: the broker has confirmed it, where it does.

@@ -62,8 +62,12 @@ pub(crate) enum Kind {
     Welcome { slot: u32, group: u64, window: u64, key: [u8; 32] },
     /// A chunk for one; the body is its payload.
     Chunk { number: u64, previous: u64, header: FrameHeader },
-    /// A chunk for those of the group whose slots' bits are set.
-    GroupChunk { number: u64, previous: u64, slots: Slots, header: FrameHeader },
+    /// A chunk for those of the group whose slots' bits are set; whether the post keeps it for who comes later.
+    GroupChunk { number: u64, previous: u64, slots: Slots, header: FrameHeader, kept: bool },
+    /// A chunk for one who holds its payload: it is that of the group's chunk `group`.
+    KeptChunk { number: u64, previous: u64, group: u64, header: FrameHeader },
+    /// A member tells which chunks it holds that the post has kept; the body is of [`crate::shelf`].
+    Holds,
     /// A part of a control message: the body is what begins at `offset` of `total` bytes, whose checksum this is.
     Control { number: u64, before: Before, total: u32, offset: u32, checksum: u32 },
     /// How things stand; a sign of life, too.
@@ -115,12 +119,22 @@ pub(crate) fn encode(tag: Tag, kind: &Kind) -> Vec<u8> {
             out.extend_from_slice(&header.encode());
             3
         }
-        Kind::GroupChunk { number, previous, slots, header } => {
+        Kind::GroupChunk { number, previous, slots, header, kept } => {
             put(&[*number, *previous, slots.0.len() as u64]);
             out.extend_from_slice(&slots.0);
             out.extend_from_slice(&header.encode());
-            4
+            if *kept {
+                8
+            } else {
+                4
+            }
         }
+        Kind::KeptChunk { number, previous, group, header } => {
+            put(&[*number, *previous, *group]);
+            out.extend_from_slice(&header.encode());
+            9
+        }
+        Kind::Holds => 10,
         Kind::Control { number, before, total, offset, checksum } => {
             put(&[*number, before.bulk, before.group, before.position]);
             [total, offset, checksum].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
@@ -153,11 +167,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Tag, Kind, usize)> {
             key: rest.take()?,
         },
         3 => Kind::Chunk { number: rest.long()?, previous: rest.long()?, header: rest.header()? },
-        4 => Kind::GroupChunk {
+        kind @ (4 | 8) => Kind::GroupChunk {
             number: rest.long()?,
             previous: rest.long()?,
             slots: rest.slots()?,
             header: rest.header()?,
+            kept: kind == 8,
         },
         5 => Kind::Control {
             number: rest.long()?,
@@ -173,6 +188,13 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Tag, Kind, usize)> {
             before: rest.before()?,
         }),
         7 => Kind::Bye,
+        9 => Kind::KeptChunk {
+            number: rest.long()?,
+            previous: rest.long()?,
+            group: rest.long()?,
+            header: rest.header()?,
+        },
+        10 => Kind::Holds,
         _ => return None,
     };
     Some((Tag { instance, member }, kind, bytes.len() - rest.0.len()))
@@ -211,13 +233,20 @@ impl Fields<'_> {
     }
 }
 
+/// A message of each kind, for tests.
+#[cfg(test)]
+pub(crate) fn samples() -> Vec<Vec<u8>> {
+    let tag = Tag { instance: 11, member: MemberId([0x81; 16]) };
+    tests::kinds().iter().map(|kind| [&encode(tag, kind)[..], &[7; 48]].concat()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::HEAD_BYTES;
     use thalweg_wire::{checksum, ChunkHeader, LayoutHash};
 
-    fn kinds() -> Vec<Kind> {
+    pub(super) fn kinds() -> Vec<Kind> {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length: 6 };
         let header = FrameHeader::chunk(chunk, 7);
         let mut slots = Slots::default();
@@ -227,7 +256,10 @@ mod tests {
             Kind::Hello { window: 5, key: [7; 32] },
             Kind::Welcome { slot: 6, group: 8, window: 9, key: [1; 32] },
             Kind::Chunk { number: 2, previous: 1, header },
-            Kind::GroupChunk { number: 2, previous: 1, slots, header },
+            Kind::GroupChunk { number: 2, previous: 1, slots: slots.clone(), header, kept: false },
+            Kind::GroupChunk { number: 2, previous: 1, slots, header, kept: true },
+            Kind::KeptChunk { number: 2, previous: 1, group: 7, header },
+            Kind::Holds,
             Kind::Control { number: 1, before, total: 12, offset: 3, checksum: checksum(b"x") },
             Kind::Ledger(Ledger { granted_bulk: 1, granted_control: 2, control: 3, before }),
             Kind::Bye,

@@ -1,12 +1,14 @@
 //! One update to a group: each chunk is published once, to those who have room for it.
 //!
-//! The group goes at the pace of its slowest member as long as nobody has to wait for it. As soon as another member has
-//! taken in nearly all that was sent to it, those without room leave, and get the rest each by itself.
+//! The group goes at the pace of its slowest member. Who keeps others waiting, who have taken in nearly all that was sent
+//! to them, leaves once that has cost them as much time as the rest would take the server to send again, and gets it by
+//! itself. So waiting costs at most twice what the better choice would have (the ski rental problem; Karlin et al.,
+//! Competitive snoopy caching, Algorithmica 1988), and members whose pace differs by chance stay together.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use thalweg_transport::{ChunkRef, Error, Outgoing, Result, SendReport};
@@ -16,17 +18,29 @@ use crate::intake::chunk_cost;
 use crate::listener::Office;
 use crate::send;
 use crate::shared::{lock, words, Shared};
-use crate::{Mailbox, MemberId};
+use crate::{Mailbox, MemberId, Message};
 
 type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
 type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
 
+/// So long all wait for any member in any case.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// The least pause between two looks at who is late.
+const MOMENT: Duration = Duration::from_millis(1);
 /// Most bytes that go to the group past a member of whom nothing is heard meanwhile.
 const MOST_PASSED: u64 = 32 << 20;
 
-/// Whether to publish to the group: what is not addressed to a member crosses its link all the same.
-pub(crate) fn is_worth(office: &Office, members: &[Arc<Shared>]) -> bool {
-    office.carrier.nature().group && members.len() > 1 && 2 * members.len() >= lock(&office.links).len()
+/// Whether to publish to the group: what is not addressed to a member crosses its link all the same. For one alone it
+/// is worth it if the post then keeps what it has not yet.
+pub(crate) fn is_worth(office: &Office, members: &[Arc<Shared>], update: &Outgoing) -> bool {
+    let many = 2 * members.len() >= lock(&office.links).len();
+    office.carrier.nature().group && many && (members.len() > 1 || is_to_be_kept(office, update))
+}
+
+fn is_to_be_kept(office: &Office, update: &Outgoing) -> bool {
+    let first = update.chunks().first().filter(|_| office.carrier.keeps());
+    let frame = first.and_then(|chunk| update.frame(chunk));
+    frame.is_some_and(|(header, _)| lock(&office.kept).number(&header).is_none())
 }
 
 /// Sends `update` to `members`, all of this office's. `done` hears of each once, by its place.
@@ -53,6 +67,10 @@ struct Member {
     index: usize,
     shared: Arc<Shared>,
     wire: u64,
+    /// How long others, who had taken in theirs, have waited for it.
+    awaited: Duration,
+    /// It has no room for the next chunk.
+    is_full: bool,
 }
 
 struct Sending<'a> {
@@ -62,14 +80,38 @@ struct Sending<'a> {
     together: Vec<Member>,
     alone: FuturesUnordered<Alone>,
     started: Instant,
+    pace: Pace,
+}
+
+/// How the send to the group goes on; by tokio's clock, which tests may pause.
+struct Pace {
+    started: tokio::time::Instant,
+    /// How long members have waited for others.
+    waited: Duration,
+    sent: u64,
+    total: u64,
+}
+
+impl Pace {
+    fn new(total: u64) -> Self {
+        Self { started: tokio::time::Instant::now(), waited: Duration::ZERO, sent: 0, total }
+    }
+
+    /// How long the rest would take, had nobody to wait for another; [`PATIENCE`] at least.
+    fn rest(&self, now: tokio::time::Instant) -> Duration {
+        let worked = (now - self.started).saturating_sub(self.waited);
+        let rest = (self.total - self.sent) as f64 / self.sent.max(1) as f64;
+        PATIENCE.max(Duration::try_from_secs_f64(worked.as_secs_f64() * rest).unwrap_or(PATIENCE))
+    }
 }
 
 impl<'a> Sending<'a> {
     fn new(office: &'a Office, members: Vec<Arc<Shared>>, update: &'a Outgoing, tell: Done<'a>) -> Self {
         let (together, alone) = (Vec::new(), FuturesUnordered::new());
-        let mut sending = Self { office, update, tell, together, alone, started: Instant::now() };
+        let (started, pace) = (Instant::now(), Pace::new(update.payload_bytes()));
+        let mut sending = Self { office, update, tell, together, alone, started, pace };
         for (index, shared) in members.into_iter().enumerate() {
-            let member = Member { index, shared, wire: 0 };
+            let member = Member { index, shared, wire: 0, awaited: Duration::ZERO, is_full: false };
             if member.shared.ends.slot >= MAX_SLOTS {
                 sending.leave(member, 0);
             } else if let Err(error) = send::check_chunks(&member.shared, update) {
@@ -95,7 +137,10 @@ impl<'a> Sending<'a> {
                     break;
                 }
                 match self.publish(chunk).await {
-                    Ok(true) => break,
+                    Ok(true) => {
+                        self.pace.sent += chunk.range().len();
+                        break;
+                    }
                     Ok(false) => {} // another sender was quicker
                     Err(error) => self.fail(&error),
                 }
@@ -128,8 +173,10 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Waits until all who go together have room for what costs `bytes`; who keeps another waiting goes alone from chunk `at`.
+    /// Waits until all who go together have room for what costs `bytes`; who is waited for too long goes alone from
+    /// chunk `at`.
     async fn gather(&mut self, at: usize, bytes: u64) {
+        let mut since = None;
         loop {
             let moved = self.office.moved.notified();
             tokio::pin!(moved);
@@ -140,25 +187,50 @@ impl<'a> Sending<'a> {
             for member in ended {
                 (self.tell)(member.index, Err(member.shared.closed(send::UPDATE)));
             }
-            let has_room = |member: &Member| member.shared.bulk.has(bytes);
-            if self.together.iter().all(has_room) {
+            let now = tokio::time::Instant::now();
+            self.count(now.saturating_duration_since(since.unwrap_or(now)));
+            self.together.iter_mut().for_each(|member| member.is_full = !member.shared.bulk.has(bytes));
+            if self.together.iter().all(|member| !member.is_full) {
                 return;
             }
-            if self.together.iter().any(|member| has_room(member) && member.shared.bulk.is_drained()) {
-                let (quick, slow): (Vec<_>, Vec<_>) = self.together.drain(..).partition(has_room);
-                self.together = quick;
-                slow.into_iter().for_each(|member| self.leave(member, at));
-                if self.together.len() == 1 {
-                    // What goes to the group crosses the links of all.
-                    self.together.pop().into_iter().for_each(|member| self.leave(member, at));
-                }
-                return;
+            let waits = |member: &Member| !member.is_full && member.shared.bulk.is_drained();
+            let until = self.together.iter().any(waits).then(|| self.part(at, now));
+            since = until.map(|_| now);
+            if until == Some(now) {
+                continue; // somebody has left
             }
             tokio::select! {
                 () = &mut moved => {}
                 Some((index, outcome)) = self.alone.next() => (self.tell)(index, outcome),
+                () = tokio::time::sleep_until(until.unwrap_or(now)), if until.is_some() => {}
             }
         }
+    }
+
+    /// Counts time that some waited, against those they waited for.
+    fn count(&mut self, waited: Duration) {
+        self.pace.waited += waited;
+        self.together.iter_mut().filter(|member| member.is_full).for_each(|member| member.awaited += waited);
+    }
+
+    /// Parts with those who have been waited for too long. Returns `now` if there were any, else until when the others
+    /// wait. Of members for whom all wait in turn, none is slow: the least counts for nothing.
+    fn part(&mut self, at: usize, now: tokio::time::Instant) -> tokio::time::Instant {
+        let limit = self.pace.rest(now);
+        let least = self.together.iter().map(|member| member.awaited).min().unwrap_or_default();
+        let over = |member: &Member| member.is_full && member.awaited - least >= limit;
+        let (slow, rest): (Vec<_>, Vec<_>) = self.together.drain(..).partition(over);
+        self.together = rest;
+        let longest = self.together.iter().filter(|member| member.is_full).map(|member| member.awaited).max();
+        if slow.is_empty() {
+            return now + limit.saturating_sub(longest.unwrap_or_default() - least).max(MOMENT);
+        }
+        slow.into_iter().for_each(|member| self.leave(member, at));
+        if self.together.len() == 1 {
+            // What goes to the group crosses the links of all.
+            self.together.pop().into_iter().for_each(|member| self.leave(member, at));
+        }
+        now
     }
 
     /// Sends a member the chunks from `at` on by itself.
@@ -213,10 +285,19 @@ async fn publish(
     let (number, previous) = (numbers.begun, numbers.certain);
     taken.into_iter().for_each(|credit| credit.keep());
     let tag = Tag { instance: office.instance, member: MemberId([0; 16]) };
-    let head = encode(tag, &Kind::GroupChunk { number, previous, slots, header });
+    let kept = office.carrier.keeps();
+    let head = encode(tag, &Kind::GroupChunk { number, previous, slots, header, kept });
     let placed = Placed { members, bytes };
-    let (copied, publishing) = send::publish_chunk(&*office.carrier, Mailbox::Group, &head, chunk, &payload);
-    let wire = publishing.await?;
+    let (copied, wire) = if kept {
+        let message = Message { head: &head, body: &payload, bulk: true };
+        let wire = office.carrier.publish_kept(header.chunk.offset, message).await?;
+        lock(&office.kept).insert(number, header);
+        (office.carrier.nature().copies_out * bytes, wire)
+    } else {
+        let (copied, publishing) =
+            send::publish_chunk(&*office.carrier, Mailbox::Group, &head, chunk, &payload);
+        (copied, publishing.await?)
+    };
     drop(placed);
     numbers.certain = number;
     office.certain.store(number, Ordering::Release);

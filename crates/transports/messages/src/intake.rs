@@ -138,6 +138,22 @@ impl Intake {
         chunk.map_or(Verdict::Fine, |(header, payload)| self.accept(&mut came, lossy, header, payload))
     }
 
+    /// A chunk of `length` bytes that should be held here, and is not: a hole.
+    pub(crate) fn missing(&self, lossy: bool, numbers: (u64, u64), length: u64) -> Verdict {
+        let mut came = lock(&self.ledger);
+        if let Err(verdict) = in_order(&mut came.bulk, lossy, numbers, "chunks") {
+            return verdict;
+        }
+        let cost = chunk_cost(length);
+        came.seen = came.seen.saturating_add(cost);
+        came.taken = came.taken.saturating_add(cost);
+        if came.bulk_allowance.take_in(cost) {
+            Verdict::Grant
+        } else {
+            Verdict::Fine
+        }
+    }
+
     fn accept(&self, came: &mut Came, lossy: bool, header: FrameHeader, payload: Bytes) -> Verdict {
         let length = payload.len() as u64;
         if length != header.length() as u64 {

@@ -13,6 +13,8 @@ pub mod carrier;
 mod credit;
 mod envelope;
 mod fanout;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod intake;
 mod keeper;
 mod link;
@@ -22,10 +24,12 @@ mod receive;
 mod secret;
 mod send;
 mod shared;
+mod shelf;
 pub mod switchboard;
 
 pub use carrier::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network, Post, Side};
 pub use link::Messages;
+pub use shelf::SHELF_BYTES;
 
 /// Most bytes of a message's head. A carrier's largest message less this is its largest chunk.
 pub const HEAD_BYTES: usize = 256;

@@ -19,6 +19,7 @@ use crate::link::MessageLink;
 use crate::receive::dispatch;
 use crate::secret::Half;
 use crate::shared::{lock, words, Ends, Shared};
+use crate::shelf::Kept;
 use crate::{fanout, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
 
 /// Links that wait to be accepted; a member beyond them says hello again.
@@ -59,6 +60,7 @@ pub(crate) struct Office {
     /// The group's last number that was published for certain.
     pub certain: Arc<AtomicU64>,
     pub moved: Arc<Notify>,
+    pub kept: Arc<Mutex<Kept>>,
     told: Mutex<VecDeque<MemberId>>,
 }
 
@@ -109,6 +111,7 @@ async fn open(post: &dyn Post, address: &Address, options: &Options) -> Result<O
         group: Arc::default(),
         certain: Arc::default(),
         moved: Arc::default(),
+        kept: Arc::default(),
         told: Mutex::default(),
     })
 }
@@ -132,7 +135,7 @@ impl Listener for MessageListener {
         done: &(dyn Fn(usize, Result<SendReport>) + Send + Sync),
     ) {
         let office = self.hub.office();
-        match office.members(links).filter(|members| fanout::is_worth(&office, members)) {
+        match office.members(links).filter(|members| fanout::is_worth(&office, members, update)) {
             Some(members) => fanout::send(&office, members, update, done).await,
             None => send_group_each(links, update, done).await,
         }
@@ -314,6 +317,7 @@ impl Hub {
             windows: (share.max(least).min(own), window.min(MAX_WINDOW)),
             group: office.certain.clone(),
             moved: office.moved.clone(),
+            kept: office.kept.clone(),
         });
         shared.hear(wire);
         let link = Arc::new(MessageLink(shared.clone()));

@@ -14,8 +14,9 @@ use crate::link::MessageLink;
 use crate::listener::{capabilities, window, MAX_WINDOW};
 use crate::receive::{dispatch, said};
 use crate::secret::Half;
-use crate::shared::{words, Ends, Shared};
-use crate::{Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side};
+use crate::shared::{lock, words, Ends, Shared};
+use crate::shelf::Shelf;
+use crate::{Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
 
 const CONNECT: &str = "connect";
 /// How long what was published before the end may take to go out.
@@ -31,7 +32,7 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
     let window = window(&carrier.nature(), &capabilities);
     let hello = Hello { address, carrier: &carrier, member, half: &half, window };
     let asked = tokio::time::timeout_at(deadline, hello.ask()).await;
-    let welcome = asked.unwrap_or_else(|_| Err(nobody(address, "nobody answers")))?;
+    let (welcome, shelf) = asked.unwrap_or_else(|_| Err(nobody(address, "nobody answers")))?;
     let tag = Tag { instance: welcome.instance, member };
     let halves = [half.public, welcome.key];
     let binding = half.agree(&welcome.key, tag, halves)?;
@@ -44,9 +45,11 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
         windows: (window, welcome.window.min(MAX_WINDOW)),
         group: Arc::new(AtomicU64::new(welcome.group)),
         moved: Arc::new(Notify::new()),
+        kept: Arc::default(),
         carrier,
     });
     closing.keep();
+    tell(&shared, shelf.of(welcome.instance, welcome.group)).await;
     shared.tell.notify_one(); // the listener waits for a word
     tokio::spawn(serve(shared.clone()));
     Ok(MessageLink(shared))
@@ -70,7 +73,9 @@ struct Hello<'a> {
 }
 
 impl Hello<'_> {
-    async fn ask(&self) -> Result<Welcome> {
+    /// Says hello until there is an answer; with it, what came meanwhile of what the post has kept.
+    async fn ask(&self) -> Result<(Welcome, Shelf)> {
+        let mut shelf = Shelf::default();
         let (window, key) = (self.window, self.half.public);
         let head = encode(Tag { instance: 0, member: self.member }, &Kind::Hello { window, key });
         let failed =
@@ -80,15 +85,15 @@ impl Hello<'_> {
             self.carrier.publish(Mailbox::Listener, message).await.map_err(failed)?;
             let again = Instant::now() + AGAIN;
             while let Ok(event) = tokio::time::timeout_at(again, self.carrier.next()).await {
-                if let Some(welcome) = self.answer(event.map_err(failed)?)? {
-                    return Ok(welcome);
+                if let Some(welcome) = self.answer(event.map_err(failed)?, &mut shelf)? {
+                    return Ok((welcome, shelf));
                 }
             }
         }
     }
 
     /// What an event says to a hello; `None` if it is of something else.
-    fn answer(&self, event: Event) -> Result<Option<Welcome>> {
+    fn answer(&self, event: Event, shelf: &mut Shelf) -> Result<Option<Welcome>> {
         let letter = match event {
             Event::Letter(letter) => letter,
             Event::Gone { mailbox: Mailbox::Listener, why } => return Err(nobody(self.address, &why)),
@@ -104,6 +109,14 @@ impl Hello<'_> {
             Some((tag, Kind::Bye, head)) if tag.member == self.member => {
                 Err(nobody(self.address, &said(&letter.behind(head).unwrap_or_default())))
             }
+            Some((tag, Kind::GroupChunk { number, header, kept: true, .. }, head)) => {
+                shelf.hear(letter.wire);
+                letter
+                    .behind(head)
+                    .into_iter()
+                    .for_each(|body| shelf.put(tag.instance, number, &header, body));
+                Ok(None)
+            }
             _ => Ok(None),
         }
     }
@@ -112,6 +125,19 @@ impl Hello<'_> {
 fn nobody(address: &Address, why: &str) -> Error {
     Error::new(ErrorKind::Unreachable, CONNECT, format!("{address}: {why}"))
         .mend("start the server first, or check the address")
+}
+
+/// Tells the listener what is held here of what the post has kept, before anything else is said on the link.
+async fn tell(shared: &Shared, shelf: Shelf) {
+    shared.hear(shelf.wire());
+    let told = shelf.told(shared.nature.max_message - HEAD_BYTES);
+    if told.is_empty() {
+        return;
+    }
+    *lock(&shared.shelf) = shelf;
+    let _turn = shared.turn.lock().await;
+    // An error has ended the link.
+    let _ = shared.publish(&Kind::Holds, &told).await;
 }
 
 /// Reads what comes until the link has ended, then ends the carrier.

@@ -8,7 +8,8 @@ use thalweg_wire::FrameHeader;
 
 use crate::envelope::Kind;
 use crate::intake::{Item, Part, Verdict};
-use crate::shared::Shared;
+use crate::shared::{lock, Shared};
+use crate::shelf::Told;
 use crate::{Letter, Mailbox};
 
 const RECEIVE: &str = "receive";
@@ -23,9 +24,23 @@ pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter
         Kind::Chunk { number, previous, header } => {
             shared.intake.chunk(lossy, (number, previous), header, body)
         }
-        Kind::GroupChunk { number, previous, slots, header } if member => {
+        Kind::GroupChunk { number, previous, slots, header, .. } if member => {
             let mine = slots.contains(shared.ends.slot).then_some((header, body));
+            if mine.is_some() {
+                lock(&shared.shelf).clear(); // another update: what was kept of the last one is not asked for
+            }
             shared.intake.group_chunk(lossy, (number, previous), mine)
+        }
+        Kind::KeptChunk { number, previous, group, header } if member => {
+            let held = lock(&shared.shelf).take(group);
+            match held {
+                Some(payload) => shared.intake.chunk(lossy, (number, previous), header, payload),
+                None => shared.intake.missing(lossy, (number, previous), header.length() as u64),
+            }
+        }
+        Kind::Holds if !member => {
+            *lock(&shared.told) = Told::read(&body);
+            Verdict::Fine
         }
         Kind::Control { number, before, total, offset, checksum } => {
             shared.intake.control(lossy, number, &before, Part { total, offset, checksum, bytes: body })

@@ -11,7 +11,7 @@ use thalweg_wire::{checksum, MAX_CONTROL};
 
 use crate::envelope::{encode, Kind};
 use crate::intake::{chunk_cost, Part};
-use crate::shared::{words, Shared};
+use crate::shared::{lock, words, Shared};
 use crate::{Carrier, Mailbox, Message, HEAD_BYTES};
 
 type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
@@ -118,11 +118,20 @@ async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef) -> Res
     let (number, previous) = (numbers.bulk, numbers.certain);
     credit.keep();
     shared.position.fetch_add(chunk_cost(payload.len() as u64), Ordering::AcqRel);
-    let head = encode(shared.ends.tag, &Kind::Chunk { number, previous, header });
-    let (copied, publishing) = publish_chunk(&*shared.ends.carrier, shared.ends.to, &head, chunk, &payload);
-    shared.copied.fetch_add(copied, Ordering::Relaxed);
-    let wire = publishing.await.inspect_err(|e| shared.end(&words(e))).map_err(|_| shared.closed(UPDATE))?;
-    shared.sent.fetch_add(wire, Ordering::Relaxed);
+    let held = lock(&shared.ends.kept).number(&header).filter(|group| lock(&shared.told).has(*group));
+    let wire = if let Some(group) = held {
+        let kind = Kind::KeptChunk { number, previous, group, header };
+        shared.publish(&kind, &[]).await.map_err(|_| shared.closed(UPDATE))?
+    } else {
+        let head = encode(shared.ends.tag, &Kind::Chunk { number, previous, header });
+        let (copied, publishing) =
+            publish_chunk(&*shared.ends.carrier, shared.ends.to, &head, chunk, &payload);
+        shared.copied.fetch_add(copied, Ordering::Relaxed);
+        let wire =
+            publishing.await.inspect_err(|e| shared.end(&words(e))).map_err(|_| shared.closed(UPDATE))?;
+        shared.sent.fetch_add(wire, Ordering::Relaxed);
+        wire
+    };
     numbers.certain = number;
     Ok(wire)
 }

@@ -10,6 +10,7 @@ use tokio::sync::{watch, Notify};
 use crate::credit::{Allowance, Credit};
 use crate::envelope::{encode, Before, Kind, Ledger, Tag};
 use crate::intake::Intake;
+use crate::shelf::{Kept, Shelf, Told};
 use crate::{Carrier, Mailbox, Message, Nature, CONTROL_WINDOW};
 
 /// How far a link's end has come.
@@ -38,6 +39,8 @@ pub(crate) struct Ends {
     pub windows: (u64, u64),
     /// The last number of the group: what was published for certain, at the listener; what came first, at a member.
     pub group: Arc<AtomicU64>,
+    /// What the post keeps for who comes later, at the listener.
+    pub kept: Arc<Mutex<Kept>>,
 }
 
 /// The numbers of what this end sends to the other's own mailbox. Held while a message is published.
@@ -69,6 +72,9 @@ pub(crate) struct Shared {
     heard: Mutex<Instant>,
     /// Bytes that went to the group and not to this member, since it was last heard of.
     pub passed: AtomicU64,
+    /// Of what the post has kept: what is here, at a member; what the member says is there, at the listener.
+    pub shelf: Mutex<Shelf>,
+    pub told: Mutex<Told>,
     state: watch::Sender<State>,
     why: OnceLock<Error>,
     /// Whether the other end is known to know of the link.
@@ -98,6 +104,8 @@ impl Shared {
             copied: zero(),
             heard: Mutex::new(Instant::now()),
             passed: zero(),
+            shelf: Mutex::default(),
+            told: Mutex::default(),
             state: watch::Sender::new(State::Open),
             why: OnceLock::new(),
             ready: watch::Sender::new(false),
@@ -223,10 +231,10 @@ impl Shared {
         Before { bulk: numbers.certain, group, position }
     }
 
-    /// Publishes a message that is no chunk to the other end's own mailbox. The turn must be held.
+    /// Publishes a message without a chunk's bytes to the other end's own mailbox. The turn must be held.
     pub(crate) async fn publish(&self, kind: &Kind, body: &[u8]) -> Result<u64> {
         let head = encode(self.ends.tag, kind);
-        let message = Message { head: &head, body, bulk: false };
+        let message = Message { head: &head, body, bulk: matches!(kind, Kind::KeptChunk { .. }) };
         let wire =
             self.ends.carrier.publish(self.ends.to, message).await.inspect_err(|e| self.end(&words(e)))?;
         self.sent.fetch_add(wire, Ordering::Relaxed);

@@ -3,9 +3,10 @@
 //! Each carrier has a bounded outbox, and a task that carries from it to the mailboxes, as a connection to a broker
 //! would. Mailboxes have no bound but remember the most they have held, which is what a test of windows asks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -34,6 +35,8 @@ pub struct Habits {
     pub seed: u64,
     /// Whether the end of a member is told.
     pub tells_end: bool,
+    /// Whether it keeps what is to be kept.
+    pub keeps: bool,
 }
 
 impl Default for Habits {
@@ -46,7 +49,7 @@ impl Default for Habits {
             copies_out: 1,
             copies_in: 0,
         };
-        Self { nature, loss: 0, control_loss: 0, duplication: 0, seed: 1, tells_end: true }
+        Self { nature, loss: 0, control_loss: 0, duplication: 0, seed: 1, tells_end: true, keeps: false }
     }
 }
 
@@ -66,6 +69,7 @@ struct Board {
 struct Office {
     listener: Option<Inbox>,
     members: HashMap<MemberId, Inbox>,
+    kept: BTreeMap<u64, Bytes>,
     dice: u64,
 }
 
@@ -77,11 +81,15 @@ type End = Arc<watch::Sender<Option<String>>>;
 struct Inbox {
     put: mpsc::UnboundedSender<Event>,
     held: Arc<AtomicU64>,
+    /// Microseconds that each message takes to be read.
+    pause: Arc<AtomicU64>,
     end: End,
 }
 
 enum Order {
     Carry(Mailbox, Bytes, bool),
+    /// Carries it to the group, and keeps it.
+    Keep(u64, Bytes),
     Flush(oneshot::Sender<()>),
 }
 
@@ -108,6 +116,13 @@ impl Switchboard {
         }
     }
 
+    /// Gives a member a slow link: each of its messages takes `pause` to be read, by tokio's clock.
+    pub fn slow(&self, member: MemberId, pause: Duration) {
+        for inbox in self.0.offices().values().filter_map(|office| office.members.get(&member)) {
+            inbox.pause.store(pause.as_micros() as u64, Ordering::Relaxed);
+        }
+    }
+
     /// The members that are plugged in.
     pub fn members(&self) -> Vec<MemberId> {
         self.0.offices().values().flat_map(|office| office.members.keys().copied()).collect()
@@ -123,6 +138,11 @@ impl Switchboard {
     /// Most bytes that any mailbox has held.
     pub fn peak(&self) -> u64 {
         self.0.peak.load(Ordering::Relaxed)
+    }
+
+    /// Messages that are kept for members that come later.
+    pub fn kept(&self) -> usize {
+        self.0.offices().values().map(|office| office.kept.len()).sum()
     }
 
     /// Messages published to groups.
@@ -144,7 +164,7 @@ impl Office {
     fn unplug(&mut self, whose: Mailbox) {
         match whose {
             Mailbox::Member(id) => drop(self.members.remove(&id)),
-            _ => self.listener = None,
+            _ => (self.listener, self.kept) = (None, BTreeMap::new()),
         }
     }
 
@@ -185,6 +205,13 @@ impl Board {
                 self.put(&inbox, bytes, from);
             }
         }
+    }
+
+    fn keep(&self, address: &Address, at: u64, bytes: &Bytes) {
+        if let Some(office) = self.offices().get_mut(address) {
+            office.kept.insert(at, bytes.clone());
+        }
+        self.carry(address, None, Mailbox::Group, bytes, true);
     }
 
     fn leave(&self, address: &Address, side: Side, mine: &End) {
@@ -231,7 +258,7 @@ impl Post for Switchboard {
         let (put, inbox) = mpsc::unbounded_channel();
         let (outbox, mut orders) = mpsc::channel(OUTBOX);
         let end = Arc::new(watch::Sender::new(None));
-        let mine = Inbox { put, held: Arc::default(), end: end.clone() };
+        let mine = Inbox { put, held: Arc::default(), pause: Arc::default(), end: end.clone() };
         let address = self.plug(side, address, mine.clone())?;
         let (board, place, ending) = (self.0.clone(), address.clone(), end.clone());
         let from = match side {
@@ -242,13 +269,14 @@ impl Post for Switchboard {
             while let Some(order) = orders.recv().await {
                 match order {
                     Order::Carry(to, bytes, bulk) => board.carry(&place, from, to, &bytes, bulk),
+                    Order::Keep(at, bytes) => board.keep(&place, at, &bytes),
                     Order::Flush(done) => drop(done.send(())),
                 }
                 tokio::task::yield_now().await;
             }
             board.leave(&place, side, &ending);
         });
-        let held = mine.held;
+        let Inbox { held, pause, .. } = mine;
         let inbox = AsyncMutex::new(inbox);
         Ok(Arc::new(Plug {
             board: self.0.clone(),
@@ -256,6 +284,7 @@ impl Post for Switchboard {
             outbox: Mutex::new(Some(outbox)),
             inbox,
             held,
+            pause,
             end,
         }))
     }
@@ -277,7 +306,10 @@ impl Switchboard {
                 return Err(used().mend("choose another port"));
             }
             Side::Listener => (office.listener, office.dice) = (Some(inbox), self.0.habits.seed),
-            Side::Member(id) => drop(office.members.insert(id, inbox)),
+            Side::Member(id) => {
+                office.kept.values().for_each(|bytes| self.0.put(&inbox, bytes, None));
+                office.members.insert(id, inbox);
+            }
         }
         Ok(address)
     }
@@ -290,6 +322,7 @@ struct Plug {
     outbox: Mutex<Option<mpsc::Sender<Order>>>,
     inbox: AsyncMutex<mpsc::UnboundedReceiver<Event>>,
     held: Arc<AtomicU64>,
+    pause: Arc<AtomicU64>,
     end: End,
 }
 
@@ -299,6 +332,15 @@ impl Plug {
         // It fails if the sender has gone, which we hold.
         let why = end.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
         Error::closed(operation, why.unwrap_or_default())
+    }
+
+    /// The next event, at the link's pace. Dropped while it waits, it has taken nothing.
+    async fn read(&self, inbox: &mut mpsc::UnboundedReceiver<Event>) -> Option<Event> {
+        let pause = Duration::from_micros(self.pause.load(Ordering::Relaxed));
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+        inbox.recv().await
     }
 
     async fn order(&self, operation: &'static str, order: Order) -> Result<()> {
@@ -331,6 +373,17 @@ impl Carrier for Plug {
         self.order("publish", Order::Carry(to, bytes, message.bulk)).await.map(|()| wire)
     }
 
+    fn keeps(&self) -> bool {
+        self.board.habits.keeps
+    }
+
+    async fn publish_kept(&self, place: u64, message: Message<'_>) -> Result<u64> {
+        let bytes = Bytes::from(message.joined());
+        let wire = bytes.len() as u64 + FRAMING;
+        self.board.group_publishes.fetch_add(1, Ordering::Relaxed);
+        self.order("publish", Order::Keep(place, bytes)).await.map(|()| wire)
+    }
+
     async fn flush(&self) -> Result<()> {
         let (done, carried) = oneshot::channel();
         self.order("flush", Order::Flush(done)).await?;
@@ -342,7 +395,7 @@ impl Carrier for Plug {
         let event = tokio::select! {
             biased;
             error = self.ended("receive") => return Err(error),
-            event = inbox.recv() => event,
+            event = self.read(&mut inbox) => event,
         };
         let Some(event) = event else { return Err(self.ended("receive").await) };
         if let Event::Letter(letter) = &event {

@@ -42,3 +42,8 @@ mod small {
         habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
     }));
 }
+
+/// A post that keeps what goes to the group.
+mod keeps {
+    thalweg_conformance::suite!(crate::factory(|habits| habits.keeps = true));
+}

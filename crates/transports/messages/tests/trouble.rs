@@ -2,12 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_messages::switchboard::{Habits, Switchboard};
 use thalweg_messages::{Mailbox, Messages, CONTROL_WINDOW};
-use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, Transport};
+use thalweg_transport::{Address, Error, ErrorKind, Link, Listener, Options, SendReport, Transport};
 
 const CHUNK: u32 = 64 << 10;
 
@@ -275,6 +276,102 @@ async fn a_group_is_sent_to_once_and_who_stalls_goes_alone() {
     }
 }
 
+/// A post that keeps the model: a member that comes late has it already, and is sent numbers alone.
+#[tokio::test]
+async fn who_comes_late_holds_what_the_post_has_kept() {
+    let world = World::new(|habits| habits.keeps = true).await;
+    let (first, its_server) = world.link().await;
+    let source = pattern(8 << 20, 1);
+    let update = outgoing(&source, update_id(1), CHUNK);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let _pump = Pump::start(&first, &recorder);
+    let sent = std::sync::Mutex::new(Vec::new());
+    let done =
+        |_, outcome: thalweg_transport::Result<SendReport>| sent.lock().unwrap().push(outcome.unwrap());
+    // To one alone it goes as to a group, so that it is kept.
+    world.listener.send_group(&[its_server], &update, &done).await;
+    assert_eq!((world.board.group_publishes(), world.board.kept()), (128, 128));
+    for _ in 0..2 {
+        let (late, its_server) = world.link().await;
+        let recorder = Arc::new(Recorder::new(source.len()));
+        let _pump = Pump::start(&late, &recorder);
+        world.listener.send_group(&[its_server], &update, &done).await;
+        recorder.until(|seen| seen.ranges.bytes() == 8 << 20).await;
+        recorder.check(&source);
+        late.close().await;
+    }
+    let sent = sent.into_inner().unwrap();
+    assert!(sent[0].wire > 8 << 20 && sent[1..].iter().all(|late| late.wire < 128 * 256), "{sent:?}");
+    assert!(sent.iter().all(|report| (report.payload, report.chunks) == (8 << 20, 128)), "{sent:?}");
+    assert_eq!(world.board.group_publishes(), 128);
+    // Another round's model is no chunk of this one.
+    let (late, its_server) = world.link().await;
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let _pump = Pump::start(&late, &recorder);
+    let report = its_server.send_update(&outgoing(&source, update_id(2), CHUNK)).await.unwrap();
+    assert!(report.wire > 8 << 20, "{report:?}");
+    recorder.until(|seen| seen.ranges.bytes() == 8 << 20).await;
+    drop(world.listener);
+    for link in [first, late] {
+        link.close().await;
+    }
+    while world.board.kept() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Sends 24 MiB to members whose links take so many microseconds for 64 KiB. What the server published of chunks, how
+/// often to the group, and when each member had it all, by a clock that is not the machine's.
+async fn paced<const N: usize>(pauses: [u64; N]) -> (u64, u64, [Duration; N]) {
+    let world = World::new(|_| {}).await;
+    let mut pairs = Vec::new();
+    for pause in pauses {
+        let known = world.board.members();
+        pairs.push(world.link().await);
+        let new = world.board.members().into_iter().find(|id| !known.contains(id)).unwrap();
+        world.board.slow(new, Duration::from_micros(pause));
+    }
+    let servers: Vec<_> = pairs.iter().map(|(_, server)| server.clone()).collect();
+    let source = pattern(24 << 20, 1);
+    let recorders: Vec<_> = pairs.iter().map(|_| Arc::new(Recorder::new(source.len()))).collect();
+    let _pumps: Vec<_> = pairs.iter().zip(&recorders).map(|((link, _), r)| Pump::start(link, r)).collect();
+    let started = tokio::time::Instant::now();
+    let ended = std::sync::Mutex::new([Duration::ZERO; N]);
+    let done = |index: usize, sent: thalweg_transport::Result<SendReport>| {
+        sent.unwrap();
+        ended.lock().unwrap()[index] = started.elapsed();
+    };
+    world.listener.send_group(&servers, &outgoing(&source, update_id(1), CHUNK), &done).await;
+    for recorder in &recorders {
+        recorder.until(|seen| seen.ranges.bytes() == 24 << 20).await;
+        recorder.check(&source);
+    }
+    let sent = servers.iter().map(|server| server.counters().sent).sum();
+    (sent, world.board.group_publishes(), ended.into_inner().unwrap())
+}
+
+/// Members that are slower than others by some percent keep the send together: nearly all goes out once. Pauses are whole
+/// milliseconds, which is what tokio's timers know.
+#[tokio::test(start_paused = true)]
+async fn members_of_nearly_one_pace_stay_together() {
+    let (sent, published, _) = paced([10_000, 11_000, 12_000, 11_000]).await;
+    assert_eq!(published, 384);
+    // The slowest may go alone when little is left.
+    assert!(sent < 32 << 20, "{sent} bytes for 24 MiB");
+}
+
+/// One that is ten times slower leaves, so that the others have theirs when it has a fraction.
+#[tokio::test(start_paused = true)]
+async fn who_is_much_slower_leaves_and_holds_up_nobody_for_long() {
+    let (sent, published, ended) = paced([1000, 1000, 10_000]).await;
+    assert_eq!(published, 384);
+    assert!(sent < 48 << 20, "{sent} bytes for 24 MiB, twice");
+    assert!(
+        ended[0].max(ended[1]) < Duration::from_secs(1) && ended[2] > Duration::from_secs(3),
+        "{ended:?}"
+    );
+}
+
 /// Nonsense in the mailboxes is dropped; what breaks a link's own rules ends that link alone.
 #[tokio::test]
 async fn forged_messages_harm_nobody() {
@@ -286,7 +383,7 @@ async fn forged_messages_harm_nobody() {
             world.board.forge(to, Bytes::from(vec![byte; length]));
         }
     }
-    for kind in 0..=9_u8 {
+    for kind in 0..=11_u8 {
         // The head of a message of some other link, with too little behind it, and with too much.
         let mut head = [b"tm".as_slice(), &[1, kind], &7_u64.to_le_bytes(), &[0x81; 16]].concat();
         for extra in [0, 200] {

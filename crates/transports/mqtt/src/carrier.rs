@@ -1,20 +1,22 @@
 //! A party's connection to the broker, as links want it.
 
-use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_messages::{Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side};
+use thalweg_messages::{Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side, SHELF_BYTES};
 use thalweg_tcp::socket::Socket;
 use thalweg_transport::{Address, Counters, Error, ErrorKind, Peer, Result};
 use tokio::sync::{mpsc, Mutex as AsyncMutex};
 
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
-use crate::packets::{publish, Incoming, Small, Version};
+use crate::packets::{publish, Incoming, Retain, Small, Version};
 use crate::topics::{Purpose, Topics};
 
+/// After so many seconds the broker forgets the model of a server that could not clear it.
+const FORGOTTEN: u32 = 3600;
 /// Messages that wait to be taken, before nothing more is read.
 const MAILS: usize = 1024;
 
@@ -23,7 +25,14 @@ pub(crate) struct MqttCarrier {
     core: Arc<Core>,
     mails: AsyncMutex<mpsc::Receiver<Seen>>,
     /// What came while the carrier was opened.
-    early: Mutex<VecDeque<Event>>,
+    early: Mutex<Early>,
+}
+
+/// Events that wait, and the bytes of their letters.
+#[derive(Default)]
+struct Early {
+    events: VecDeque<Event>,
+    bytes: u64,
 }
 
 /// What a connection's reader and its users share.
@@ -34,6 +43,10 @@ pub(crate) struct Core {
     pub version: Version,
     pub qos: u8,
     pub nature: Nature,
+    /// Whether the broker retains the model.
+    pub retain: bool,
+    /// The places of the model that it retains, at the listener.
+    pub retained: Mutex<BTreeSet<u64>>,
     /// Who the listener said it was: its client's name at the broker.
     pub listener: Mutex<Bytes>,
     pub socket: Socket,
@@ -74,9 +87,17 @@ impl MqttCarrier {
         &self.core
     }
 
-    /// Keeps what came while the carrier was opened.
+    /// Keeps what came while the carrier was opened: the model that the broker retains, of which no more is of use.
     pub(crate) fn keep(&self, event: Event) {
-        self.early.lock().unwrap_or_else(PoisonError::into_inner).push_back(event);
+        let mut early = lock(&self.early);
+        if let Event::Letter(letter) = &event {
+            let bytes = letter.bytes.len() as u64;
+            if early.bytes + bytes > SHELF_BYTES {
+                return;
+            }
+            early.bytes += bytes;
+        }
+        early.events.push_back(event);
     }
 
     /// What comes next that is not the protocol's own. Dropping the future loses nothing.
@@ -119,6 +140,10 @@ async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<Seen>) {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// An error without what it was doing, which whoever waits says again.
 fn words(error: &Error) -> String {
     let text = error.to_string();
@@ -136,7 +161,7 @@ impl Core {
             Incoming::Received(id, refused) => self.confirmed(id, refused)?,
             Incoming::Complete(id) => self.confirmed(id, None)?,
             Incoming::Release(id) => {
-                self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).remove(&id);
+                lock(&self.unreleased).remove(&id);
                 self.outbox.send(Small::Comp(id));
             }
             Incoming::Subscribed(id, done) => self.outbox.ordered(id, done),
@@ -165,7 +190,7 @@ impl Core {
             _ => Some(Small::Rec(id)),
         };
         let receipt = answer.map(|answer| Receipt { outbox: Arc::clone(&self.outbox), answer });
-        let again = qos == 2 && !self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
+        let again = qos == 2 && !lock(&self.unreleased).insert(id);
         let purpose = self.topics.purpose(topic).filter(|_| !again)?;
         match (purpose, self.side) {
             (Purpose::Mail, _) if payload.len() <= self.nature.max_message => {
@@ -189,7 +214,7 @@ impl Core {
 
     /// The listener's topic has changed: for a member, its listener has gone, unless it is the one it knows.
     fn presence(&self, who: Bytes) -> Option<Seen> {
-        let known = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = lock(&self.listener).clone();
         if known.is_empty() {
             return (!who.is_empty()).then_some(Seen::Here(who));
         }
@@ -205,7 +230,7 @@ impl Core {
             // The last will of another that tried to take the name: this one is still here.
             Side::Listener if who.is_empty() => {
                 let topic = self.topics.here();
-                self.outbox.assert(publish(self.version, &topic, (0, 0, true), &known, b""));
+                self.outbox.assert(publish(self.version, &topic, (0, 0, Retain::Yes), &known, b""));
                 None
             }
             Side::Listener => {
@@ -215,12 +240,28 @@ impl Core {
         }
     }
 
+    fn fits(&self, message: &Message<'_>) -> Result<()> {
+        let (bytes, most) = (message.length(), self.nature.max_message);
+        if bytes <= most {
+            return Ok(());
+        }
+        let context = format!("a message of {bytes} bytes; the broker takes {most}");
+        Err(Error::new(ErrorKind::Unsupported, "publish", context)
+            .mend("make transport.chunk smaller, or raise the broker's limit"))
+    }
+
     pub(crate) fn broken(&self, why: String) -> Error {
         self.outbox.end(&why);
         Error::closed("receive", why)
     }
 
-    pub(crate) async fn put(&self, topic: &str, qos: u8, retain: bool, message: Message<'_>) -> Result<u64> {
+    pub(crate) async fn put(
+        &self,
+        topic: &str,
+        qos: u8,
+        retain: Retain,
+        message: Message<'_>,
+    ) -> Result<u64> {
         let admitted = self.outbox.admit(message.length(), qos > 0).await?;
         self.outbox.publish(admitted, |id| {
             publish(self.version, topic, (qos, id, retain), message.head, message.body)
@@ -229,13 +270,25 @@ impl Core {
 
     /// What this end says to others when it leaves in good order.
     async fn leave(&self) -> Result<()> {
-        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Bytes::new();
+        *lock(&self.listener) = Bytes::new();
         let text = |body| Message { head: b"", body, bulk: false };
         match self.side {
-            Side::Listener => self.put(&self.topics.here(), self.qos, true, text(b"")).await?,
+            Side::Listener => {
+                // A retained message goes when one without content takes its place (section 3.3.1.3).
+                let retained = std::mem::take(&mut *lock(&self.retained));
+                for place in retained {
+                    self.put(&self.topics.model(place), self.qos, Retain::Yes, text(b"")).await?;
+                }
+                self.put(&self.topics.here(), self.qos, Retain::Yes, text(b"")).await?
+            }
             Side::Member(id) => {
-                self.put(&self.topics.gone(id), self.qos, false, text(crate::connect::HUNG_UP.as_bytes()))
-                    .await?
+                self.put(
+                    &self.topics.gone(id),
+                    self.qos,
+                    Retain::No,
+                    text(crate::connect::HUNG_UP.as_bytes()),
+                )
+                .await?
             }
         };
         if self.qos > 0 {
@@ -257,13 +310,19 @@ impl Carrier for MqttCarrier {
     }
 
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
-        if message.length() > self.core.nature.max_message {
-            let (bytes, most) = (message.length(), self.core.nature.max_message);
-            let context = format!("a message of {bytes} bytes; the broker takes {most}");
-            return Err(Error::new(ErrorKind::Unsupported, "publish", context)
-                .mend("make transport.chunk smaller, or raise the broker's limit"));
-        }
-        self.core.put(&self.core.topics.mail(to), self.core.qos, false, message).await
+        self.core.fits(&message)?;
+        self.core.put(&self.core.topics.mail(to), self.core.qos, Retain::No, message).await
+    }
+
+    fn keeps(&self) -> bool {
+        self.core.retain
+    }
+
+    async fn publish_kept(&self, place: u64, message: Message<'_>) -> Result<u64> {
+        self.core.fits(&message)?;
+        // Before it is published: what is given up halfway may be there.
+        lock(&self.core.retained).insert(place);
+        self.core.put(&self.core.topics.model(place), self.core.qos, Retain::For(FORGOTTEN), message).await
     }
 
     async fn flush(&self) -> Result<()> {
@@ -271,7 +330,8 @@ impl Carrier for MqttCarrier {
     }
 
     async fn next(&self) -> Result<Event> {
-        if let Some(event) = self.early.lock().unwrap_or_else(PoisonError::into_inner).pop_front() {
+        let early = lock(&self.early).events.pop_front();
+        if let Some(event) = early {
             return Ok(event);
         }
         loop {

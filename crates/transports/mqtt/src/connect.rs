@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 use crate::carrier::{Core, MqttCarrier, Seen};
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
-use crate::packets::{publish_overhead, Hello, Incoming, Limits, Small, Version};
+use crate::packets::{publish_overhead, Hello, Incoming, Limits, Retain, Small, Version};
 use crate::topics::Topics;
 use crate::{MAX_CHUNK, SETTINGS};
 
@@ -56,6 +56,12 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
     let chosen = options.own.read(SETTINGS)?;
     let version = if chosen.text("version") == "3.1.1" { Version::V311 } else { Version::V5 };
     let qos = chosen.number("qos") as u8;
+    let retain = chosen.flag("retain");
+    if retain && version == Version::V311 {
+        let context = "retain with version 3.1.1, which cannot say when the broker is to forget";
+        return Err(Error::new(ErrorKind::Unsupported, CONNECT, context)
+            .mend("leave out transport.options.version or retain"));
+    }
     let wanted_packet = chosen.number("max_packet") as usize;
     let address = named(side, address)?;
     let topics = Topics::new(&prefix(chosen.text("prefix"))?, address.job.as_deref().unwrap_or_default());
@@ -101,6 +107,8 @@ async fn attempt(side: Side, address: &Address, options: &Options) -> Result<Mqt
         version,
         qos,
         nature,
+        retain: retain && side == Side::Listener,
+        retained: Mutex::default(),
         listener: Mutex::default(),
         socket,
         outbox,
@@ -226,14 +234,16 @@ async fn appear(carrier: &MqttCarrier, client: &str) -> Result<()> {
     let topics = vec![carrier.core().topics.mail(Mailbox::Listener), carrier.core().topics.all_gone()];
     subscribe(carrier, topics).await?;
     let here = Message { head: b"", body: client.as_bytes(), bulk: false };
-    carrier.core().put(&carrier.core().topics.here(), carrier.core().qos, true, here).await?;
+    carrier.core().put(&carrier.core().topics.here(), carrier.core().qos, Retain::Yes, here).await?;
     settle(carrier, carrier.core().outbox.flush()).await?
 }
 
-/// A member subscribes to its mailbox and the group's, if there is a listener.
+/// A member subscribes to its mailbox, the group's and the model's, if there is a listener.
 async fn join(carrier: &MqttCarrier, id: MemberId) -> Result<()> {
-    let mails = [Mailbox::Member(id), Mailbox::Group].map(|mailbox| carrier.core().topics.mail(mailbox));
-    let topics = mails.into_iter().chain([carrier.core().topics.here()]).collect();
+    let names = &carrier.core().topics;
+    let [own, group] = [Mailbox::Member(id), Mailbox::Group].map(|mailbox| names.mail(mailbox));
+    // The model last: it may be retained, and is long.
+    let topics = vec![names.here(), own, group, names.all_model()];
     let Some(listener) = who_is_here(carrier, topics, HERE).await? else {
         let context = format!("the broker is there, and no server of {}", carrier.core().address);
         return Err(Error::new(ErrorKind::Unreachable, CONNECT, context)

@@ -63,14 +63,14 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::packets::publish;
+    use crate::packets::{publish, Retain};
 
     #[tokio::test]
     async fn packets_come_whole_however_they_are_cut() {
         let sizes = [0, 1, 500, 600, 200_000, 3];
         let bytes: Vec<u8> = sizes
             .iter()
-            .flat_map(|&n| publish(Version::V5, "t", (0, 0, false), b"h", &vec![n as u8; n]))
+            .flat_map(|&n| publish(Version::V5, "t", (0, 0, Retain::No), b"h", &vec![n as u8; n]))
             .collect();
         for cut in [1, 7, 511, 513, 1 << 20] {
             let (mut far, near) = tokio::io::duplex(cut);

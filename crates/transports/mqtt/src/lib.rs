@@ -12,6 +12,8 @@ use thalweg_transport::{Address, Capabilities, Kind, Options, Result, Setting};
 
 mod carrier;
 mod connect;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod inbox;
 mod outbox;
 mod packets;
@@ -36,6 +38,11 @@ const SETTINGS: &[Setting] = &[
         name: "prefix",
         kind: Kind::Text { default: "thalweg" },
         meaning: "what all topics begin with; the job's name follows",
+    },
+    Setting {
+        name: "retain",
+        kind: Kind::Flag { default: false },
+        meaning: "whether the broker retains the model for clients that come late; with version 5",
     },
     Setting {
         name: "max_packet",

@@ -6,6 +6,9 @@ use rumqttc::mqttbytes::{self as old, v4, QoS};
 use rumqttc::v5::mqttbytes::{self as new, v5};
 use thalweg_transport::Login;
 
+/// The property that says for how long (section 2.2.2.2 of 5).
+const MESSAGE_EXPIRY: u8 = 2;
+
 /// A version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Version {
@@ -75,18 +78,33 @@ pub(crate) fn length(first: &[u8]) -> Result<Option<usize>, String> {
     Ok(None)
 }
 
+/// Whether the broker retains a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retain {
+    No,
+    /// Until there is another.
+    Yes,
+    /// So many seconds at most, if the version knows of that (section 3.3.2.3.3 of 5).
+    For(u32),
+}
+
 /// The bytes of a PUBLISH packet around its payload: `head` and `body` are copied, once.
 pub(crate) fn publish(
     version: Version,
     topic: &str,
-    (qos, id, retain): (u8, u16, bool),
+    (qos, id, retain): (u8, u16, Retain),
     head: &[u8],
     body: &[u8],
 ) -> Vec<u8> {
-    let variable = 2 + topic.len() + if qos > 0 { 2 } else { 0 } + usize::from(version == Version::V5);
+    let expiry = match retain {
+        Retain::For(seconds) => [&[5, MESSAGE_EXPIRY][..], &seconds.to_be_bytes()].concat(),
+        _ => vec![0], // no properties
+    };
+    let properties = if version == Version::V5 { &expiry[..] } else { &[] };
+    let variable = 2 + topic.len() + if qos > 0 { 2 } else { 0 } + properties.len();
     let mut remaining = variable + head.len() + body.len();
     let mut packet = Vec::with_capacity(5 + remaining);
-    packet.push(0x30 | qos << 1 | u8::from(retain));
+    packet.push(0x30 | qos << 1 | u8::from(retain != Retain::No));
     loop {
         let more = if remaining > 0x7f { 0x80 } else { 0 };
         packet.push((remaining & 0x7f) as u8 | more);
@@ -100,9 +118,7 @@ pub(crate) fn publish(
     if qos > 0 {
         packet.extend_from_slice(&id.to_be_bytes());
     }
-    if version == Version::V5 {
-        packet.push(0); // no properties
-    }
+    packet.extend_from_slice(properties);
     packet.extend_from_slice(head);
     packet.extend_from_slice(body);
     packet
@@ -110,7 +126,7 @@ pub(crate) fn publish(
 
 /// What a PUBLISH packet has besides its payload, at most.
 pub(crate) fn publish_overhead(topic: &str) -> usize {
-    5 + 2 + topic.len() + 2 + 1
+    5 + 2 + topic.len() + 2 + 6
 }
 
 /// A packet of few bytes that this end sends.
@@ -291,7 +307,8 @@ mod tests {
             for (qos, id) in [(0, 0), (1, 7), (2, 65535)] {
                 for size in [0, 100, 20_000, 300_000] {
                     let body = vec![3; size];
-                    let packet = publish(version, "a/b", (qos, id, qos == 1), b"head", &body);
+                    let retain = [Retain::No, Retain::Yes, Retain::For(3600)][usize::from(qos)];
+                    let packet = publish(version, "a/b", (qos, id, retain), b"head", &body);
                     assert_eq!(length(&packet[..5.min(packet.len())]), Ok(Some(packet.len())));
                     assert!(packet.len() <= publish_overhead("a/b") + 4 + size);
                     let read = version.read(BytesMut::from(&packet[..])).unwrap();
@@ -327,7 +344,7 @@ mod tests {
 
     #[test]
     fn damaged_packets_are_errors() {
-        let packet = publish(Version::V5, "topic", (1, 9, false), b"head", b"body");
+        let packet = publish(Version::V5, "topic", (1, 9, Retain::No), b"head", b"body");
         for version in [Version::V311, Version::V5] {
             for at in 0..packet.len() {
                 for bit in 0..8 {

@@ -32,6 +32,16 @@ impl Topics {
         }
     }
 
+    /// Retained: the latest of the group's messages for this place in the model.
+    pub(crate) fn model(&self, place: u64) -> String {
+        format!("{}/model/{place}", self.base)
+    }
+
+    /// The filter of all of them.
+    pub(crate) fn all_model(&self) -> String {
+        format!("{}/model/+", self.base)
+    }
+
     pub(crate) fn here(&self) -> String {
         format!("{}/here", self.base)
     }
@@ -71,6 +81,7 @@ mod tests {
         }
         assert_eq!(topics.purpose(topics.here().as_bytes()), Some(Purpose::Here));
         assert_eq!(topics.purpose(topics.gone(id).as_bytes()), Some(Purpose::Gone(id)));
+        assert_eq!(topics.purpose(topics.model(1 << 40).as_bytes()), Some(Purpose::Mail));
         for other in ["thalweg/job-2/here", "thalweg/job-1", "thalweg/job-1/gone/you", "thalweg/job-11/here"]
         {
             assert_eq!(topics.purpose(other.as_bytes()), None, "{other}");

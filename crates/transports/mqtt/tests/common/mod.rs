@@ -16,9 +16,10 @@ pub mod relay;
 
 pub const USER: &str = "ada";
 const PASSWORD: &str = "correct horse";
-/// The shell ends the broker when its standard input ends, which is when the test's process does.
+/// The shell ends the broker when its standard input ends, which is when the test's process does. It asks until it is
+/// done: a Mosquitto that is only just running forgets that it was asked.
 const KEEPER: &str = r#""$0" -c "$1" & broker=$!; exec 3<&0
-(cat <&3 >/dev/null; kill $broker) 2>/dev/null & wait $broker"#;
+(cat <&3 >/dev/null; while kill $broker; do sleep 0.05; done) 2>/dev/null & wait $broker"#;
 const PROGRAMS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
 
 /// A broker that runs; dropped, it ends and its folder is removed.
