@@ -205,6 +205,16 @@ fn context(chunk: &ChunkHeader) -> Context {
     Context { job, round, sender, layout: layout.0, offset, total: length.into() }
 }
 
+/// Chunks that are sent together.
+struct Batch {
+    /// Sealed, one behind the other.
+    bytes: Bytes,
+    /// Each one's offset in the update, and its length when sealed.
+    chunks: Vec<(u64, u32)>,
+    /// The place in the update of the chunk behind them.
+    next: usize,
+}
+
 impl SealedLink {
     fn buffer(&self) -> Vec<u8> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
@@ -232,15 +242,15 @@ impl SealedLink {
         Ok((header.chunk.offset, (out.len() - start) as u32))
     }
 
-    /// Seals chunks from the `first` on, as many as make a batch. Returns them with their place and that of the next.
-    fn batch(&self, update: &Outgoing, first: usize) -> Result<(Bytes, Vec<(u64, u32)>, usize)> {
+    /// Seals chunks from the `first` on, as many as make a batch.
+    fn batch(&self, update: &Outgoing, first: usize) -> Result<Batch> {
         let (mut out, mut chunks, mut next) = (self.buffer(), Vec::new(), first);
         out.clear();
         while let Some(chunk) = update.chunks().get(next).filter(|_| next == first || out.len() < BATCH) {
             chunks.push(self.seal(update, chunk, &mut out)?);
             next += 1;
         }
-        Ok((out.into(), chunks, next))
+        Ok(Batch { bytes: out.into(), chunks, next })
     }
 
     async fn send(&self, update: &Outgoing, sealed: &Outgoing) -> Result<SendReport> {
@@ -271,7 +281,7 @@ impl Link for SealedLink {
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
         let (mut report, mut next) = (nothing(), 0);
         while next < update.chunks().len() {
-            let (bytes, chunks, after) = self.batch(update, next)?;
+            let Batch { bytes, chunks, next: after } = self.batch(update, next)?;
             let sealed = Outgoing::packed(update.id(), bytes.clone(), chunks, Cancel::default());
             add(&mut report, &self.send(update, &sealed).await?);
             sealed.cancel().cancel(); // ends its loan of the buffer

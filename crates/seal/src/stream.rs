@@ -173,7 +173,7 @@ impl KeyType for Bytes32 {
 }
 
 enum Key {
-    Aead(LessSafeKey),
+    Aead(Box<LessSafeKey>),
     Cbc(Box<cbc::Key>),
 }
 
@@ -216,7 +216,7 @@ impl Keys {
         self.streams.prk.expand(&info, Bytes32).and_then(|okm| okm.fill(&mut bytes)).ok()?;
         Some(match suite {
             Suite::Aead(cipher) => {
-                Key::Aead(LessSafeKey::new(UnboundKey::new(cipher.algorithm(), &bytes).ok()?))
+                Key::Aead(Box::new(LessSafeKey::new(UnboundKey::new(cipher.algorithm(), &bytes).ok()?)))
             }
             Suite::AesCbc => Key::Cbc(Box::new(cbc::Key::new(&bytes))),
         })

@@ -19,8 +19,8 @@ pub fn inbox(bytes: &[u8]) {
     let mut taken = 0;
     loop {
         let next = pin!(inbox.next()).poll(&mut Context::from_waker(Waker::noop()));
-        let Poll::Ready(next) = next else { panic!("it waits for bytes that are there") };
-        let Ok((incoming, wire)) = next else { return };
+        assert!(next.is_ready(), "it waits for bytes that are there");
+        let Poll::Ready(Ok((incoming, wire))) = next else { return };
         assert!((2..=MOST as u64).contains(&wire), "a packet of {wire} bytes");
         taken += wire;
         assert!(taken <= stream.len() as u64, "more bytes than there are");

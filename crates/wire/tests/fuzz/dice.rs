@@ -5,7 +5,7 @@ use thalweg_wire::Range;
 pub struct Dice(pub u64);
 
 impl Dice {
-    pub fn next(&mut self) -> u64 {
+    pub fn any(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -14,13 +14,13 @@ impl Dice {
 
     /// Evenly below `end`.
     pub fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
+        (self.any() % end.max(1) as u64) as usize
     }
 
     /// Small numbers as often as large ones.
     pub fn number(&mut self) -> u64 {
-        let shift = self.next() % 64;
-        self.next() >> shift
+        let shift = self.any() % 64;
+        self.any() >> shift
     }
 
     pub fn range(&mut self) -> Range {
@@ -34,6 +34,6 @@ impl Dice {
     }
 
     pub fn bytes<const N: usize>(&mut self) -> [u8; N] {
-        std::array::from_fn(|_| self.next() as u8)
+        std::array::from_fn(|_| self.any() as u8)
     }
 }

@@ -102,7 +102,7 @@ fn check_ranges(_: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
 }
 
 fn check_noise(dice: &mut Dice, bytes: &mut [u8]) -> Option<WireError> {
-    bytes.iter_mut().for_each(|byte| *byte = dice.next() as u8);
+    bytes.iter_mut().for_each(|byte| *byte = dice.any() as u8);
     targets::layout(bytes);
     targets::ranges(bytes);
     targets::control(bytes);

@@ -13,7 +13,7 @@ pub fn mutate(dice: &mut Dice, bytes: &mut Vec<u8>, other: &[u8]) {
         match dice.below(8) {
             0 => flip(dice, bytes),
             1 => bytes.truncate(at),
-            2 => bytes.insert(at, dice.next() as u8),
+            2 => bytes.insert(at, dice.any() as u8),
             3 => drop(bytes.drain(at..(at + dice.below(9)).min(bytes.len()))),
             4 => false_length(dice, bytes, at),
             5 => {
@@ -56,7 +56,7 @@ pub fn repair(dice: &mut Dice, frame: &mut [u8]) {
     let Some((header, payload)) = frame.split_at_mut_checked(HEADER_BYTES) else { return };
     header[..6].copy_from_slice(&[b't', b'l', b'w', b'g', 1, 1 + dice.below(2) as u8]);
     if dice.below(8) == 0 {
-        header[4 + dice.below(2)] = dice.next() as u8; // version or kind
+        header[4 + dice.below(2)] = dice.any() as u8; // version or kind
     }
     if dice.below(4) > 0 {
         header[8..12].copy_from_slice(&(payload.len() as u32).to_le_bytes());

@@ -18,7 +18,7 @@ pub fn layout(dice: &mut Dice) -> Layout {
 }
 
 fn holding(dice: &mut Dice) -> Holding {
-    let round = dice.next() as u32;
+    let round = dice.any() as u32;
     match dice.below(3) {
         0 => Holding::Nothing,
         1 => Holding::Model { round, holes: ranges(dice) },
@@ -29,12 +29,12 @@ fn holding(dice: &mut Dice) -> Holding {
 fn hello(dice: &mut Dice) -> Hello {
     let some = |dice: &mut Dice| dice.below(2) == 1;
     Hello {
-        version: dice.next() as u16,
+        version: dice.any() as u16,
         name: dice.text(40),
-        instance: dice.next(),
+        instance: dice.any(),
         nonce: dice.bytes(),
         proof: some(dice).then(|| dice.bytes()),
-        layout: some(dice).then(|| LayoutHash(dice.next())),
+        layout: some(dice).then(|| LayoutHash(dice.any())),
         holding: holding(dice),
         clock: dice.number(),
     }
@@ -42,7 +42,7 @@ fn hello(dice: &mut Dice) -> Hello {
 
 /// One of every kind of message, with chance in its fields.
 pub fn control(dice: &mut Dice) -> Control {
-    let (round, clock) = (dice.next() as u32, dice.number());
+    let (round, clock) = (dice.any() as u32, dice.number());
     let interval = Interval { start: dice.number(), end: dice.number() };
     match dice.below(17) {
         0 => {
@@ -51,8 +51,8 @@ pub fn control(dice: &mut Dice) -> Control {
         }
         1 => Control::Hello(hello(dice)),
         2 => {
-            let (sender, job, layout) = (round, dice.next(), layout(dice));
-            let (chunk, heartbeat, liveness) = (dice.next() as u32, dice.number(), dice.number());
+            let (sender, job, layout) = (round, dice.any(), layout(dice));
+            let (chunk, heartbeat, liveness) = (dice.any() as u32, dice.number(), dice.number());
             Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in: None })
         }
         3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },
@@ -66,7 +66,7 @@ pub fn control(dice: &mut Dice) -> Control {
             Control::Received { round, received: interval, duplicates: dice.number(), missing: dice.number() }
         }
         8 => {
-            let (samples, layout, metrics) = (dice.number(), LayoutHash(dice.next()), dice.text(80));
+            let (samples, layout, metrics) = (dice.number(), LayoutHash(dice.any()), dice.text(80));
             Control::Offer { round, samples, layout, metrics }
         }
         9 => Control::Grant { round, wanted: ranges(dice) },
@@ -85,8 +85,8 @@ pub fn frame(dice: &mut Dice, payload: &[u8], control: bool) -> Vec<u8> {
     let header = if control {
         FrameHeader::control(payload)
     } else {
-        let (round, sender, layout) = (dice.next() as u32, dice.next() as u32, LayoutHash(dice.next()));
-        let (job, offset, length) = (dice.next(), dice.number(), payload.len() as u32);
+        let (round, sender, layout) = (dice.any() as u32, dice.any() as u32, LayoutHash(dice.any()));
+        let (job, offset, length) = (dice.any(), dice.number(), payload.len() as u32);
         let chunk = ChunkHeader { job, round, sender, layout, offset, length };
         FrameHeader::chunk(chunk, thalweg_wire::checksum(payload))
     };
