@@ -535,11 +535,15 @@ impl Server {
         self.accept(link, sender, number);
     }
 
-    /// At the deadline, where something stands in for what did not come: what is still being sent counts as far as it
-    /// has come, as if it ended here.
+    /// Whether updates that are being sent end here: the deadline has passed, and something stands in for what did not
+    /// come. [`Self::timeout`] then counts what [`Self::observe`] was last told of their links.
+    pub fn ends_updates(&self, now: Time) -> bool {
+        self.config.stand_in.is_some() && self.round.as_ref().is_some_and(|round| round.is_overdue(now))
+    }
+
+    /// At the deadline what is still being sent counts as far as it has come.
     fn conclude_overdue(&mut self, now: Time) {
-        let mends = self.config.stand_in.is_some();
-        let Some(round) = self.round.as_ref().filter(|r| mends && r.is_overdue(now)) else { return };
+        let Some(round) = self.round.as_ref().filter(|_| self.ends_updates(now)) else { return };
         let number = round.plan.number;
         let begun = |part: &Part| part.state == State::Sending && part.incoming.bytes() > 0;
         let late: Vec<u32> = round.parts.iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();

@@ -314,6 +314,17 @@ impl Shared {
         machine.observe(id, traffic);
     }
 
+    fn timeout(&self) {
+        let now = self.now();
+        let mut links: Vec<(LinkId, Arc<dyn Link>)> = Vec::new();
+        if lock(&self.machine).ends_updates(now) {
+            links.extend(lock(&self.links).iter().map(|(id, outbox)| (*id, outbox.link().clone())));
+        }
+        let mut machine = lock(&self.machine);
+        links.iter().for_each(|(id, link)| self.observe(&mut machine, *id, link));
+        machine.timeout(now);
+    }
+
     /// A new link: its reader starts, the session begins.
     fn attach(self: &Arc<Self>, link: Arc<dyn Link>) -> Result<(), Error> {
         let id = self.next_link.fetch_add(1, Ordering::Relaxed);
@@ -625,7 +636,7 @@ async fn drive(shared: Arc<Shared>) {
             let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(shared.now()));
             tokio::select! {
                 () = shared.wake.notified() => {}
-                () = tokio::time::sleep(idle) => lock(&shared.machine).timeout(shared.now()),
+                () = tokio::time::sleep(idle) => shared.timeout(),
             }
         }
         for action in actions {

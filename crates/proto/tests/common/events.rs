@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    fn observe(&mut self, link: LinkId) {
+    pub(crate) fn observe(&mut self, link: LinkId) {
         let (sent, received) = self.net.counters(link, End::Server);
         let traffic = Traffic { sent, received, copied: 0, retransmissions: None };
         self.server.machine.observe(link, traffic);

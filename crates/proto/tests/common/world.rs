@@ -150,6 +150,10 @@ impl World {
         let now = self.now;
         self.due.set(None);
         if !self.hangs && self.server.machine.poll_timeout(now).is_some_and(|at| at <= now) {
+            if self.server.machine.ends_updates(now) {
+                let links: Vec<_> = self.clients.iter().filter_map(|client| client.link).collect();
+                links.into_iter().for_each(|link| self.observe(link));
+            }
             self.server.machine.timeout(now);
             let next = self.server.machine.poll_timeout(now);
             assert!(next.is_none_or(|at| at > now), "the server's timer stands still: {next:?} at {now:?}");
