@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import why_no_lab
 from thalweg.record import Record
 
 pytestmark = pytest.mark.e2e
@@ -36,18 +36,7 @@ emulator = "packet"
 """
 
 
-def why_not() -> str:
-    """Why there can be no lab here; nothing if there can."""
-    if os.geteuid() != 0:
-        return "emulated networks need root"
-    try:
-        os.close(os.open("/dev/net/tun", os.O_RDWR))
-    except OSError as error:
-        return f"emulated networks need /dev/net/tun: {error.strerror}"
-    return ""
-
-
-lab = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+lab = pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
 
 
 def run_plan(result: Run, folder: Path, text: str) -> tuple[list[dict[str, Any]], str]:
