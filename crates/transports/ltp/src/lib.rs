@@ -6,6 +6,8 @@
 //! [`thalweg_proto::ltp`].
 #![forbid(unsafe_code)]
 
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod link;
 mod options;
 mod packet;

@@ -2,7 +2,7 @@
 //!
 //! Each quarter of a round trip it takes the delivered rate (the most of the last two round trips, as BBR's bandwidth
 //! filter), the shortest round trip, and the queueing delay: the least time on the way in that quarter, less the base.
-//! It begins with 64 segments and allows 2.5 times what a round trip carries until the queue shows, then steers so
+//! It begins with 64 segments and allows twice what a round trip carries until the queue shows, then steers so
 //! that about 8 ms stay queued. Both bases forget after half a minute to a minute, since clocks and routes drift. Should delay
 //! show nothing, heavy loss or marks by the queue (RFC 3168) are the backstop.
 
