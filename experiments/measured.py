@@ -98,8 +98,19 @@ def read(file: Path) -> dict[str, list[Cell]]:
         raise RecordError(f"{file} has no results: {error}", "Run the experiment again") from error
 
 
-def write(file: Path, name: str, scale: str, modes: Mapping[str, Table]) -> None:
-    """Write what was measured in each mode."""
-    content = {"experiment": name, "scale": scale, "modes": dict(modes)}
+def _before(file: Path, scale: str) -> dict[str, Table]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}  # the first run, or one that was damaged
+    return dict(content.get("modes", {})) if content.get("scale") == scale else {}
+
+
+def write(file: Path, name: str, scale: str, modes: Mapping[str, Table], order: Sequence[str] = ()) -> None:
+    """Write what was measured in each mode. What the file has of other modes of ``order`` at this scale stays."""
+    before = _before(file, scale)
+    found = {**{mode: part for mode, part in before.items() if mode in order}, **modes}
+    ordered = sorted(found, key=lambda mode: order.index(mode) if mode in order else len(order))
+    content = {"experiment": name, "scale": scale, "modes": {mode: found[mode] for mode in ordered}}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n")

@@ -30,8 +30,8 @@ class Judged:
 def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Callable[[str], None]) -> list[Judged]:
     """Run the experiment ``name``; what has been run before in ``out`` is not run again.
 
-    At the scale that is kept the numbers and figures go to the experiment's own folder. Returns the paper's claims
-    with what was seen of them. Raises PlanError, RecordError.
+    At the scale that is kept the numbers and figures go to the experiment's own folder, where those of modes that were
+    not run now stay. Returns the paper's claims with what was seen of them. Raises PlanError, RecordError.
     """
     experiment = Experiment.load(name)
     here = out / name / scale
@@ -39,8 +39,8 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
     for mode in modes or list(experiment.modes):
         note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
         parts[mode] = measured.of_bench(_bench(experiment, mode, scale, here / mode))
-    kept = ROOT / name if scale == experiment.kept and set(parts) == set(experiment.modes) else here
-    measured.write(kept / measured.FILE, name, scale, parts)
+    kept = ROOT / name if scale == experiment.kept else here
+    measured.write(kept / measured.FILE, name, scale, parts, list(experiment.modes))
     for file in draw(name, kept / measured.FILE, kept):
         note(f"figure: {file}")
     return judge(name, kept / measured.FILE)
