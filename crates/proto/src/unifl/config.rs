@@ -87,7 +87,8 @@ pub struct Undo {
     pub eifel: bool,
     /// A report that the repair came twice (RFC 2883), though it did not.
     pub duplicates: bool,
-    /// Silences up to which the first segment after one counts as a repair by timeout.
+    /// Silences up to which the first segment after one counts as a repair by timeout. The sender takes them for round
+    /// trips, so its next timeout is longer.
     pub silence: Time,
 }
 
@@ -102,7 +103,7 @@ impl Default for Config {
             ecn: Ecn::Refuse,
             ack_delay: Time::from_millis(5),
             reorder: Reorder::default(),
-            undo: Undo { eifel: true, duplicates: false, silence: Time::from_secs(3) },
+            undo: Undo { eifel: true, duplicates: false, silence: Time::from_millis(600) },
             policy: Policy::default(),
             rate: Rate::default(),
             gaps: 4096,

@@ -338,6 +338,11 @@ impl Endpoint {
         self.change(now, flow, |policy| policy.limit(budget));
     }
 
+    /// Late bytes filled a hole before anybody had taken that: no budget counts it any longer.
+    pub fn filled(&mut self, now: Time, flow: FlowId, part: Range) {
+        self.with(now, flow, |flow, _| flow.filled(part));
+    }
+
     /// Late data before `offset` is not wanted any longer, nor will ranges before it be changed.
     pub fn forget(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.forget(offset));

@@ -31,7 +31,7 @@ pub enum What<'p> {
         offset: u64,
         /// In the packet just handed in; to be copied into place once.
         bytes: &'p [u8],
-        /// Whether they fill a hole that was reported.
+        /// Whether they fill a hole that was reported. If they are of use still, [`super::Endpoint::filled`] is to hear.
         late: bool,
     },
     /// These bytes are masked: the sender will hardly send them again.

@@ -240,9 +240,13 @@ impl Stream {
             self.delivered += part.len();
             self.late += part.len();
             self.missing -= part.len();
-            self.policy.filled(part);
             arrival.pieces.push((part, true));
         }
+    }
+
+    /// Late bytes were still wanted.
+    pub fn filled(&mut self, part: Range) {
+        self.policy.filled(part);
     }
 
     /// Masks or holds the gaps that have waited long enough.

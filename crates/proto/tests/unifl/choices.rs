@@ -60,6 +60,29 @@ fn over_its_budget_a_flow_is_repaired_and_over_the_limit_refused() {
     assert_eq!((c.said.last().unwrap().flags & RST, c.endpoint.flows()), (RST, 0));
 }
 
+/// What fills a hole that the application has done without already is no gain.
+#[test]
+fn late_bytes_give_a_budget_back_only_if_they_are_of_use() {
+    for of_use in [false, true] {
+        let mut c = Client::connected(config());
+        let flow = c.app.flow.unwrap();
+        let ranges = [Range::new(0, 100 * M)].into_iter().collect();
+        c.endpoint.limit(c.now, flow, Budget { ranges, mask: 0.02, refuse: 1.0, at_least: 0 });
+        for start in [M, 3 * M] {
+            c.data(start, M as usize);
+            c.pass(100 * MS);
+        }
+        c.data(0, M as usize);
+        assert_eq!(c.app.late, M);
+        if of_use {
+            c.endpoint.filled(c.now, flow, Range::new(0, M));
+        }
+        c.data(5 * M, M as usize);
+        c.pass(100 * MS);
+        assert_eq!(c.acked(), Some(if of_use { 6 * M } else { 4 * M }), "{of_use}");
+    }
+}
+
 #[test]
 fn many_blocks_are_each_reported() {
     let mut c = Client::connected(reliable());

@@ -234,8 +234,11 @@ impl Core {
         let Some(pipe) = self.pipes.get(&flow) else { return };
         match what {
             What::Connected(_) => {}
-            What::Bytes { offset, bytes, .. } => {
-                pipe.came(offset, bytes);
+            What::Bytes { offset, bytes, late } => {
+                let kept = pipe.came(offset, bytes);
+                if late && !kept.is_empty() {
+                    self.endpoint.filled(shared.now(), flow, kept);
+                }
                 if !touched.contains(&flow) {
                     touched.push(flow);
                 }

@@ -86,12 +86,14 @@ impl Pipe {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes have come. They are within what was admitted.
-    pub(crate) fn came(&self, offset: u64, bytes: &[u8]) {
+    /// Bytes have come. They are within what was admitted. Returns those that nobody has done without yet.
+    pub(crate) fn came(&self, offset: u64, bytes: &[u8]) -> Range {
         let mut inside = self.inside();
         if inside.shut {
-            return;
+            return Range::new(offset, offset);
         }
+        let end = offset + bytes.len() as u64;
+        let kept = Range::new(inside.buffer.start().clamp(offset, end), end);
         inside.buffer.write(offset, bytes);
         // At once: who takes the bytes takes headers away.
         let Inside { buffer, scout, update, permits, .. } = &mut *inside;
@@ -104,6 +106,7 @@ impl Pipe {
                 permits.budget = Some(Budget { ranges, mask: budget, refuse, at_least: 0 });
             }
         }
+        kept
     }
 
     /// A hole.

@@ -121,9 +121,12 @@ impl Flow {
             return;
         }
         let undo = &cx.config.undo;
+        // The sender takes what lies between echo and acknowledgement for a round trip. After a long silence that would
+        // make its next timeout longer still, and so on.
+        let brief = silence <= undo.silence;
         // After a timeout the first thing to come is its retransmission: the echo from before it undoes it too.
-        let repair = undo.eifel && silence >= TIMEOUT && silence <= undo.silence;
-        let hold = if undo.eifel { held } else { held && range.start > self.acks.sent };
+        let repair = undo.eifel && silence >= TIMEOUT && brief;
+        let hold = if undo.eifel { held && brief } else { held && range.start > self.acks.sent };
         stamps.came(cx.now, value, hold || repair);
     }
 

@@ -271,6 +271,11 @@ impl Flow {
         self.stream.forget(offset);
     }
 
+    /// Late bytes were still wanted.
+    pub fn filled(&mut self, part: Range) {
+        self.stream.filled(part);
+    }
+
     /// The application has place for the stream up to `offset`.
     pub fn admit(&mut self, offset: u64) {
         self.admitted = offset;
