@@ -106,11 +106,9 @@ def _before(file: Path, scale: str) -> dict[str, Table]:
     return dict(content.get("modes", {})) if content.get("scale") == scale else {}
 
 
-def write(file: Path, name: str, scale: str, modes: Mapping[str, Table], order: Sequence[str] = ()) -> None:
-    """Write what was measured in each mode. What the file has of other modes of ``order`` at this scale stays."""
-    before = _before(file, scale)
-    found = {**{mode: part for mode, part in before.items() if mode in order}, **modes}
-    ordered = sorted(found, key=lambda mode: order.index(mode) if mode in order else len(order))
-    content = {"experiment": name, "scale": scale, "modes": {mode: found[mode] for mode in ordered}}
+def write(file: Path, name: str, scale: str, modes: Mapping[str, Table], order: Sequence[str]) -> None:
+    """Write what was measured in each mode, in ``order``. What the file has of other modes at this scale stays."""
+    found = {**_before(file, scale), **modes}
+    content = {"experiment": name, "scale": scale, "modes": {mode: found[mode] for mode in order if mode in found}}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n")

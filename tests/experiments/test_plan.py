@@ -79,7 +79,7 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
             numbers = {"seconds": float(number), "seconds_by_run": [float(number)], "bound_seconds": number / 2}
             cells.append({"labels": dict(cell.settings), "accuracy": [0.1, 0.1 + number / 1000], **numbers})
         parts[mode] = {"cells": cells}
-    measured.write(tmp_path / "measured.json", name, "full", parts)
+    measured.write(tmp_path / "measured.json", name, "full", parts, list(experiment.modes))
     files = draw(name, tmp_path / "measured.json", tmp_path)
     assert len(files) == 2 * len(experiment.modes)
     assert all(file.stat().st_size > 1000 for file in files)

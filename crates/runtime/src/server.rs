@@ -314,6 +314,7 @@ impl Shared {
         machine.observe(id, traffic);
     }
 
+    /// Tells the machine the time, and before that, if it ends updates now, what their links have carried.
     fn timeout(&self) {
         let now = self.now();
         let mut links: Vec<(LinkId, Arc<dyn Link>)> = Vec::new();
