@@ -11,4 +11,4 @@ from experiments.plots import bars
 
 def plot(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
     """Draw the figure of one mode."""
-    return bars(cells, title, file, groups="loss")
+    return bars(cells, title, file, groups="network.up.loss")
