@@ -1,6 +1,8 @@
 """Checks that the lock files pin everything with checksums and name no source of their own.
 
-Whoever installs chooses the registry or mirror; a lock file must not. Nothing may come from a git repository.
+Whoever installs chooses the registry or mirror; a lock file must not. Nothing may come from a git repository. The
+workspace's own lock file is checked by Cargo wherever it builds; that of the fuzz targets, which CI does not build, is
+compared with the crates' manifests here.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from thalweg.plan import toml
 
 ROOT: Final = Path(__file__).parents[1]
 PYTHON_LOCK: Final = ROOT / "requirements" / "dev.lock"
-RUST_LOCKS: Final = (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock")
+FUZZ_LOCK: Final = ROOT / "fuzz" / "Cargo.lock"
+RUST_LOCKS: Final = (ROOT / "Cargo.lock", FUZZ_LOCK)
 # How Cargo writes its default registry; mirrors are configured outside of the repository.
 DEFAULT: Final = re.compile(r"registry\+https://[^/ ]+/rust-lang/[^/ ]+")
 OPTION: Final = re.compile(r"^\s*(-i\b|-f\b|-e\b|--(index-url|extra-index-url|find-links|trusted-host|editable)\b)")
@@ -49,16 +52,49 @@ def rust_faults(lock: dict[str, Any]) -> list[str]:
     return faults
 
 
+def stale(lock: dict[str, Any], manifests: dict[str, dict[str, Any]]) -> list[str]:
+    """Return in which of our crates a lock file differs from their manifests, given by name."""
+    faults = []
+    for package in lock.get("package", []):
+        manifest = manifests.get(package["name"])
+        if manifest is None:
+            continue
+        locked = {entry.split()[0] for entry in package.get("dependencies", [])}
+        needed, possible = dependencies(manifest)
+        if not needed <= locked <= possible:
+            differing = ", ".join(sorted((needed - locked) | (locked - possible)))
+            faults.append(f"{package['name']} has other dependencies by now: {differing}")
+    return faults
+
+
+def dependencies(manifest: dict[str, Any]) -> tuple[set[str], set[str]]:
+    """Return the crates that a manifest always names for all systems, and all that it names but for tests."""
+    sections = [manifest, *manifest.get("target", {}).values()]
+    named = [part for section in sections for key in ("dependencies", "build-dependencies")
+             for part in section.get(key, {}).items()]  # fmt: skip
+    optional = {name for name, said in named if isinstance(said, dict) and said.get("optional", False)}
+    return {name for name, _ in named} - optional, {name for name, _ in named}
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    """Return the manifests of all crates by name."""
+    files = [*ROOT.glob("crates/**/Cargo.toml"), ROOT / "fuzz" / "Cargo.toml"]
+    found = [toml.loads(path.read_text(), str(path)) for path in files]
+    return {manifest["package"]["name"]: manifest for manifest in found}
+
+
 def main() -> int:
     """Print the faults; return 1 if there are any."""
     found = {PYTHON_LOCK: python_faults(PYTHON_LOCK.read_text())}
     found |= {path: rust_faults(toml.loads(path.read_text(), str(path))) for path in RUST_LOCKS}
+    found[FUZZ_LOCK] += stale(toml.loads(FUZZ_LOCK.read_text(), str(FUZZ_LOCK)), manifests())
     for path, faults in found.items():
         for fault in faults:
             print(f"{path.relative_to(ROOT)}: {fault}")
         print(f"{path.relative_to(ROOT)}: {len(faults)} faults")
     if any(found.values()):
-        print("mend: `make lock` or `cargo update` without settings of this machine, then look at the difference")
+        print("mend: `make lock` or `cargo update` without settings of this machine, then look at the difference;")
+        print("      `cargo metadata --manifest-path fuzz/Cargo.toml` if the lock file of fuzz is stale")
     return 1 if any(found.values()) else 0
 
 

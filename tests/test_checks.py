@@ -75,6 +75,26 @@ def test_faults_of_a_lock_of_crates(script: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("locked", "differing"),
+    [
+        (["b", "c"], None),
+        (["b", "c", "d 1.0.0"], None),
+        (["b"], "c"),
+        (["b", "c", "e"], "e"),
+    ],
+)
+def test_a_stale_lock_of_our_crates(script: Any, locked: list[str], differing: str | None) -> None:
+    manifest = {
+        "dependencies": {"b": "1", "d": {"version": "1", "optional": True}},
+        "target": {"cfg(unix)": {"dependencies": {"c": "1"}}},
+        "dev-dependencies": {"f": "1"},
+    }
+    lock = {"package": [{"name": "thalweg-a", "dependencies": locked}, {"name": "b"}]}
+    faults = script("check_locks").stale(lock, {"thalweg-a": manifest})
+    assert faults == ([] if differing is None else [f"thalweg-a has other dependencies by now: {differing}"])
+
+
+@pytest.mark.parametrize(
     ("version", "requirement", "holds"),
     [
         ("0.23.4", ">= 0.23.5", False),
