@@ -12,6 +12,7 @@ from benches import transports
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import many_clients
 from benches.folding import fold
+from benches.goals import goals
 from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
@@ -38,6 +39,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "control": control,
     "lab": lab,
     "masking": masking,
+    "goals": goals,
     "transports": transports.loopback,
     "bounds": transports.bounds,
     "footprint": transports.memory,

@@ -1,9 +1,11 @@
-"""A round by pyzmq: ``python -m benches.clients.pyzmq [--bytes N] [--clients N] [--rounds N] [--pattern router]``.
+"""A round by pyzmq: ``python -m benches.clients.pyzmq [--bytes N] [--clients N] [--rounds N] [--pattern router]
+[--own]``.
 
 A server and its clients, each a process, without a broker. The server sends the model as one message: to each client by
 a ROUTER, or once by a PUB, which copies it for each. Each client sends an update of the same size back to the ROUTER;
-the server takes the mean with NumPy. Messages are handed over without copying where pyzmq can. Prints
-``{"seconds": [...]}``, of each round from the first send to the mean.
+the server takes the mean with NumPy. Messages are handed over without copying where pyzmq can. A client sends back the
+very message that came, or with ``--own`` takes it into an array of its own, as a model that is trained is, and sends
+that. Prints ``{"seconds": [...]}``, of each round from the first send to the mean.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ WAIT_MILLISECONDS = 60_000
 READY = b"ready"
 
 
-def client(ports: tuple[int, int], rounds: int, pattern: str) -> None:
+def client(ports: tuple[int, int], rounds: int, pattern: str, own: bool) -> None:
     """Send back what comes, as often as there are rounds."""
+    array: Any = None
     context = zmq.Context()
     back = context.socket(zmq.DEALER)
     back.connect(f"tcp://127.0.0.1:{ports[0]}")
@@ -41,7 +44,12 @@ def client(ports: tuple[int, int], rounds: int, pattern: str) -> None:
     while done < rounds:
         model = models.recv(copy=False)
         if len(model.buffer) > len(READY):
-            back.send(model, copy=False)
+            if own:
+                came = np.frombuffer(model.buffer, dtype=np.float32)
+                array = np.empty_like(came) if array is None else array
+                np.copyto(array, came)
+            # The next model comes after the server has all of this.
+            back.send(array if own else model, copy=False)
             done += 1
     context.destroy()
 
@@ -53,7 +61,7 @@ def serve(context: Any, chosen: argparse.Namespace) -> list[float]:
     ports = tuple(socket.bind_to_random_port("tcp://127.0.0.1") for socket in (inbox, public))
     spawn = multiprocessing.get_context("spawn")
     made = [
-        spawn.Process(target=client, args=(ports, chosen.rounds, chosen.pattern), daemon=True)
+        spawn.Process(target=client, args=(ports, chosen.rounds, chosen.pattern, chosen.own), daemon=True)
         for _ in range(chosen.clients)
     ]
     for process in made:
@@ -95,6 +103,7 @@ def main() -> None:
     for name, default in (("bytes", 8 << 20), ("clients", 4), ("rounds", 9)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--pattern", choices=("router", "pubsub"), default="router")
+    parser.add_argument("--own", action="store_true")
     context = zmq.Context()
     seconds = serve(context, parser.parse_args())
     context.destroy()

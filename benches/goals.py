@@ -1,0 +1,127 @@
+"""What a loss-tolerant transport is to reach at 700 Mbit/s and 40 ms, all with unmodified kernel senders; interleaved.
+
+Goodput is of whole updates, start-up included, over the ceiling of the link (see ``masking``). Kernel receivers get
+smaller updates where loss makes them slow: their rate does not depend on it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from benches.common import MIB, Figure, Spread, note
+from benches.lossy import Road, Sent, Way, send, updates
+from thalweg.report.source import Run
+
+REPEATS: Final = 5
+CONTROLS: Final = ("cubic", "reno", "bbr")
+UPDATE_MIB: Final = 228  # 240 MB
+SMALL_MIB: Final = 8
+LOSS: Final = 0.01
+RATE: Final = 700e6
+MASKED: Final = "budget = 0.05"
+# Incast: UniFL's workers, with links of their own to one that they share.
+WORKERS: Final = 8
+ROUNDS: Final = 200
+SHARED: Final = 400e6
+INCAST: Final = Road(100e6, ("15ms", "25ms"), LOSS, shared=SHARED)
+INCAST_MIB: Final = 4
+
+
+def goals() -> list[Figure]:
+    """Single flows by congestion control, whole updates, processor time, incast."""
+    return [*_flows(), *_whole(), _cpu(), _incast()]
+
+
+def _repeated(ways: dict[str, tuple[Way, Road, int]]) -> dict[str, list[Sent]]:
+    """Send an update each way, by turns."""
+    found: dict[str, list[Sent]] = {name: [] for name in ways}
+    for repeat in range(REPEATS):
+        for name, (way, road, mib) in ways.items():
+            (one,) = updates(send(way, road, mib, seed=repeat), mib)
+            found[name].append(one)
+            note(f"{repeat + 1}/{REPEATS} {name}: {one.goodput / 1e6:.1f} Mbit/s, {one.missing:.2%} missing")
+    return found
+
+
+def _flows() -> list[Figure]:
+    clean, lossy = Road(RATE), Road(RATE, loss=LOSS)
+    ways = {f"masked {cc} {road.loss:.0%}": (Way("unifl", cc, MASKED), road, UPDATE_MIB)
+            for cc in CONTROLS for road in (clean, lossy)}  # fmt: skip
+    ways["kernel cubic 0%"] = (Way("tcp", "cubic"), clean, UPDATE_MIB)
+    ways["kernel cubic 1%"] = (Way("tcp", "cubic"), lossy, SMALL_MIB)
+    sent = _repeated(ways)
+    figures = []
+    for cc in CONTROLS:
+        for road in (clean, lossy):
+            ones = sent[f"masked {cc} {road.loss:.0%}"]
+            figures += [_share(f"masked, {cc}, 700 Mbit/s, 40 ms, loss {road.loss:.0%}", ones, road, 0.97)]
+            figures += [_excess(f"lost beyond the link's, {cc}, loss {road.loss:.0%}", ones, road.loss)]
+    return [*figures, *_beside_kernel(sent)]
+
+
+def _share(name: str, ones: Sequence[Sent], road: Road, least: float) -> Figure:
+    shares = [one.goodput / road.ceiling for one in ones]
+    value = f"{Spread.of(shares).text(100)} % of the ceiling"
+    return Figure(name, value, f"{least:.0%}", statistics.median(shares) >= least, {"shares": shares})
+
+
+def _excess(name: str, ones: Sequence[Sent], loss: float) -> Figure:
+    excess = [one.missing - loss for one in ones]
+    value = f"{Spread.of(excess).text(100, 3)} % of the update"
+    return Figure(name, value, "0.05 %", statistics.median(excess) <= 0.0005, {"excess": excess})
+
+
+def _beside_kernel(sent: dict[str, list[Sent]]) -> list[Figure]:
+    def median(name: str) -> float:
+        return statistics.median(one.goodput for one in sent[name])
+
+    lossy, clean = (median(f"masked cubic {loss}") / median(f"kernel cubic {loss}") for loss in ("1%", "0%"))
+    return [
+        Figure("masked over a kernel's receiver, Cubic, loss 1%", f"{lossy:.0f} times", "100 times", lossy >= 100),
+        Figure("masked over a kernel's receiver, Cubic, no loss", f"{clean:.3f}", "0.99", clean >= 0.99),
+    ]
+
+
+def _whole() -> list[Figure]:
+    """Every hole repaired: an ordinary reliable update."""
+    road = Road(RATE, loss=LOSS)
+    ways = {cc: (Way("unifl", cc, "budget = 0"), road, UPDATE_MIB) for cc in CONTROLS}
+    sent = _repeated(ways)
+    return [_share(f"every hole repaired, {cc}, loss 1%", sent[cc], road, 0.90) for cc in CONTROLS]
+
+
+def _cpu() -> Figure:
+    """Processor time of the server's process for a round: the model's way down, the update's up, the mean."""
+    way, road = Way("unifl", "cubic", MASKED), Road(RATE, loss=LOSS)
+    cores = []
+    for repeat in range(REPEATS):
+        one, three = (_server_cpu(send(way, road, UPDATE_MIB, rounds=rounds, seed=repeat)) for rounds in (1, 3))
+        cores.append((three - one) / 2 / (UPDATE_MIB * MIB * 8 / 1e9))
+        note(f"{repeat + 1}/{REPEATS} processor time: {cores[-1]:.3f} core seconds a gigabit")
+    spread = Spread.of(cores)
+    name = "server's processor time of a round by the update's gigabits, masked, Cubic, 700 Mbit/s, loss 1%"
+    return Figure(name, f"{spread.text(digits=3)} core s", "0.2", spread.median <= 0.2, {"core_seconds": cores})
+
+
+def _server_cpu(run: Run) -> float:
+    return float(next(party["cpu_seconds"] for party in run.parties if party["party"] == "server"))
+
+
+def _incast() -> Figure:
+    """A round's time is that of the slowest worker's update."""
+    way = Way("unifl", "cubic", MASKED)
+    run = send(way, INCAST, INCAST_MIB, clients=WORKERS, rounds=ROUNDS)
+    ups = [row for row in run.transfers if row["direction"] == "up"]
+    slowest: dict[int, float] = {}
+    for row, one in zip(ups, updates(run, INCAST_MIB), strict=True):
+        slowest[row["round"]] = max(slowest.get(row["round"], 0.0), one.seconds)
+    ideal = WORKERS * INCAST_MIB * MIB * 8 / (SHARED * INCAST.ceiling / INCAST.rate)
+    over = [seconds / ideal for seconds in slowest.values()]
+    spread = Spread.of(over)
+    outliers = sum(one > 1.25 * spread.median for one in over)
+    value = f"{spread.text(digits=2)} of the ideal {ideal:.2f} s in {len(over)} rounds; {outliers} above 1.25 medians"
+    name = f"incast of {WORKERS} workers, Cubic, {INCAST_MIB} MiB, 100 Mbit/s, 30 to 50 ms, loss 1%, 400 Mbit/s shared"
+    reached = spread.median <= 1.10 and outliers == 0
+    return Figure(name, value, "1.10, no outlier", reached, {"over_ideal": over})
