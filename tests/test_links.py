@@ -47,6 +47,7 @@ def test_options_follow_from_the_plan() -> None:
         [repair]
         resend = false
         policy = "last"
+        spread = true
         [layers]
         throttle = "3g"
         [layers.fault]
@@ -58,7 +59,7 @@ def test_options_follow_from_the_plan() -> None:
     assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
     assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
     assert (options["fanout"], options["gather"]) == ("sequential", "in-order")
-    assert options["repair"] == {"resend": False, "policy": "last"}
+    assert options["repair"] == {"resend": False, "policy": "last", "spread": True}
     assert options["layers"]["throttle"] == "5000000bit"
     assert options["layers"]["fault"]["loss"] == 0.5
     assert "secret" not in options

@@ -103,6 +103,8 @@ def test_several_findings_are_counted() -> None:
         ("[aggregation]\ndeterministic = true\nprecision = 'f32'", "deterministic needs precision exact"),
         ("[aggregation]\npartial = 'keep'\nstaging = '1GiB'", "stages nothing"),
         ("[repair]\npolicy = 'zero'", "nothing stands in for it"),
+        ("[repair]\nspread = true", "what is lost is asked for again"),
+        ("[repair]\nspread = true\nresend = false\npolicy = 'fedcomm-legacy'", "means nothing in another order"),
         ("[repair]\nresend = false\npolicy = 'zero'\n[aggregation]\npartial = 'keep'", "folds what comes on arrival"),
         ("[layers.seal]", "the links are in the clear"),
         ("[layers.seal]\n[security]\ntls = 'off'\npki = 'here'", "the links are in the clear"),

@@ -44,6 +44,8 @@ pub struct ServerConfig {
     pub partial: Partial,
     /// What stands in for parts that did not come; `None`: they are asked for again.
     pub stand_in: Option<StandIn>,
+    /// The seed of the order in which updates are sent, as clients are told it; `None`: as they are.
+    pub spread: Option<u64>,
     /// Bytes of updates that may be staged at a time.
     pub staging: u64,
     /// Least time without progress that ends a link.

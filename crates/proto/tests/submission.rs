@@ -21,8 +21,16 @@ fn let_in(client: &mut Client, now: Time) -> Vec<ClientAction> {
     );
     client.proven(now, None);
     let (heartbeat, liveness) = (2_500_000, 10_000_000);
-    let welcome =
-        Welcome { sender: 1, job: JOB, layout: layout(100), chunk: 64, heartbeat, liveness, stand_in: None };
+    let welcome = Welcome {
+        sender: 1,
+        job: JOB,
+        layout: layout(100),
+        chunk: 64,
+        heartbeat,
+        liveness,
+        stand_in: None,
+        spread: None,
+    };
     client.control(now, Control::Welcome(welcome));
     client_actions(client)
 }
@@ -127,8 +135,16 @@ fn a_heartbeat_of_zero_is_not_followed() {
     );
     client.proven(Time::ZERO, None);
     let (heartbeat, liveness) = (0, 10_000_000);
-    let welcome =
-        Welcome { sender: 1, job: JOB, layout: layout(100), chunk: 64, heartbeat, liveness, stand_in: None };
+    let welcome = Welcome {
+        sender: 1,
+        job: JOB,
+        layout: layout(100),
+        chunk: 64,
+        heartbeat,
+        liveness,
+        stand_in: None,
+        spread: None,
+    };
     client.control(Time::ZERO, Control::Welcome(welcome));
     client.timeout(5 * MS);
     assert!(client.poll_timeout().is_some_and(|at| at > 5 * MS));

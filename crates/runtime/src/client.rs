@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use thalweg_arena::Arena;
 use thalweg_pki as pki;
 use thalweg_proto as proto;
 use thalweg_proto::{ClientAction, Span, Time, Verdict};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Transport, UpdateId};
 use thalweg_wire::control::{Control, Nonce, Proof, StandIn};
-use thalweg_wire::{Layout, Ranges};
+use thalweg_wire::{Layout, Ranges, Spread};
 use tokio::sync::Notify;
 
 use crate::client_sink::ClientSink;
@@ -46,6 +47,14 @@ pub enum ClientEvent {
     Finished(Result<String, String>),
 }
 
+/// An update as it is sent.
+#[derive(Default)]
+struct Spreading {
+    wire: Option<Arena>,
+    /// It is the update of the round that was handed out last.
+    is_done: bool,
+}
+
 struct Connection {
     generation: u64,
     outbox: Outbox,
@@ -66,6 +75,8 @@ pub(crate) struct Shared {
     cancel: Mutex<Cancel>,
     /// The last model as it was handed out, if that is to stand in.
     last: Mutex<Option<Vec<u8>>>,
+    /// The update in the order in which it is sent, if that is not the model's.
+    spread: Mutex<Spreading>,
     wake: Notify,
     events: Mutex<VecDeque<ClientEvent>>,
     changed: Condvar,
@@ -119,6 +130,7 @@ impl Client {
             generations: Mutex::default(),
             cancel: Mutex::default(),
             last: Mutex::default(),
+            spread: Mutex::default(),
             wake: Notify::new(),
             events: Mutex::default(),
             changed: Condvar::new(),
@@ -273,6 +285,7 @@ impl Shared {
     }
 
     fn ready(&self, round: u32, config: String) {
+        lock(&self.spread).is_done = false;
         let stand_in = lock(&self.machine).welcome().and_then(|w| w.stand_in);
         if let (Some(StandIn::Last), Some(arena)) = (stand_in, self.arena()) {
             let mut last = lock(&self.last);
@@ -321,16 +334,34 @@ impl Shared {
     fn prepare(&self, round: u32, wanted: &Ranges) -> Result<(Arc<dyn Link>, Outgoing), String> {
         let (arena, layout) = lock(&self.place).clone().ok_or("there is no model")?;
         let link = lock(&self.connection).as_ref().map(|c| c.outbox.link().clone()).ok_or("not connected")?;
-        let (job, sender, chunk) = {
+        let (job, sender, chunk, spread) = {
             let machine = lock(&self.machine);
             let welcome = machine.welcome().ok_or("not joined")?;
-            (welcome.job, welcome.sender, welcome.chunk)
+            (welcome.job, welcome.sender, welcome.chunk, welcome.spread)
         };
-        let loan = arena.lend(arena.range()).map_err(|e| e.to_string())?;
+        let mut loan = arena.lend(arena.range()).map_err(|e| e.to_string())?;
+        if let Some(seed) = spread {
+            loan = tokio::task::block_in_place(|| self.spread_out(Spread::new(seed), &layout, &loan))?;
+        }
         let cancel = Cancel::default();
         *lock(&self.cancel) = cancel.clone();
         let id = UpdateId { job, round, sender, layout: layout.hash() };
         Ok((link, Outgoing::new(id, loan, wanted, chunk, cancel)))
+    }
+
+    /// The update in the order in which it is sent; made once, however often parts of it are sent.
+    fn spread_out(&self, order: Spread, layout: &Layout, update: &[u8]) -> Result<Bytes, String> {
+        let mut spread = lock(&self.spread);
+        if spread.wire.is_none() {
+            spread.wire = Some(Arena::new(update.len() as u64).map_err(|e| e.to_string())?);
+        }
+        let wire = spread.wire.clone().ok_or("there is no memory")?;
+        if !spread.is_done {
+            let claim = wire.claim_within(wire.range(), CHUNK_PATIENCE);
+            order.to_wire(layout, update, &mut claim.map_err(|e| e.to_string())?);
+            spread.is_done = true;
+        }
+        wire.lend(wire.range()).map_err(|e| e.to_string())
     }
 
     async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> (Result<Span, String>, Option<u64>) {

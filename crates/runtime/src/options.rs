@@ -208,6 +208,9 @@ impl ServerOptions {
                 "what is folded on arrival is not mended: with partial keep, repair can only renormalise",
             );
         }
+        if self.repair.spread && self.repair.stand_in().is_none_or(|p| p == StandIn::FedcommLegacy) {
+            return bad("spread is for updates that keep their holes, and not for fedcomm-legacy");
+        }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");
         }

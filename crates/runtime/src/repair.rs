@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use serde::Deserialize;
 use thalweg_fold::{check_finite, FoldError, Policy};
 use thalweg_wire::control::StandIn;
-use thalweg_wire::{Layout, Ranges};
+use thalweg_wire::{Layout, Ranges, Spread};
 
 use crate::lock;
 
@@ -18,11 +18,13 @@ pub struct RepairRule {
     pub policy: StandIn,
     /// It is asked for again until it is there; nothing stands in for anything.
     pub resend: bool,
+    /// Updates are sent in an order in which bytes lost together are apart in the model.
+    pub spread: bool,
 }
 
 impl Default for RepairRule {
     fn default() -> Self {
-        Self { policy: StandIn::default(), resend: true }
+        Self { policy: StandIn::default(), resend: true, spread: false }
     }
 }
 
@@ -30,6 +32,11 @@ impl RepairRule {
     /// What stands in for parts that did not come; `None`: they are asked for again.
     pub fn stand_in(self) -> Option<StandIn> {
         (!self.resend).then_some(self.policy)
+    }
+
+    /// The order of a seed, if updates are not sent as they are.
+    pub fn order(self, seed: u64) -> Option<Spread> {
+        self.spread.then(|| Spread::new(seed))
     }
 }
 
@@ -50,6 +57,11 @@ impl Mender {
     /// Whether an update without holes is of interest too.
     pub fn keeps_updates(&self) -> bool {
         self.last.is_some()
+    }
+
+    /// Whether what stands in may be the global model's.
+    pub fn reads_global(&self) -> bool {
+        !matches!(self.policy, Policy::Renormalise | Policy::Zero)
     }
 
     /// Mends an update; returns what of it is to be folded.

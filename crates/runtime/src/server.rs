@@ -14,7 +14,7 @@ use thalweg_transport::{
     Address, Cancel, ErrorKind, Link, Listener, Outgoing, Pending, SendReport, UpdateId,
 };
 use thalweg_wire::control::Control;
-use thalweg_wire::{Layout, Ranges};
+use thalweg_wire::{Layout, Ranges, Spread};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::admission::{Gate, Peers};
@@ -64,6 +64,10 @@ pub(crate) struct Shared {
     pub(crate) staging: Staging,
     pub(crate) keep: bool,
     mender: Mender,
+    /// In which order updates come, if it is not the model's.
+    order: Option<Spread>,
+    /// The model in that order, for a moment: kept since fresh pages cost more than the copy.
+    wire: Mutex<Vec<u8>>,
     model: Arena,
     options: ServerOptions,
     listener: Box<dyn Listener>,
@@ -110,6 +114,7 @@ impl Server {
             chunk,
             partial: options.partial.into(),
             stand_in: options.repair.stand_in(),
+            spread: options.repair.spread.then_some(options.seed),
             staging: options.staging_bytes(layout.bytes()),
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
@@ -122,6 +127,8 @@ impl Server {
             staging: Staging::new(layout.bytes()),
             keep: options.partial == crate::PartialRule::Keep,
             mender: Mender::new(options.repair.stand_in()),
+            order: options.repair.order(options.seed),
+            wire: Mutex::default(),
             chunk,
             ordered: transport.capabilities().settles(),
             layout,
@@ -487,7 +494,12 @@ impl Shared {
     fn fold_mended(&self, sender: u32, weight: f64, arena: &Arena, holes: &Ranges) -> Result<(), String> {
         // What trails behind the update's end may still be on its way into it.
         let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
-        let global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
+        let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
+        if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
+            let mut wire = vec![0; global.len()];
+            order.to_wire(&self.layout, &global, &mut wire);
+            global = wire.into();
+        }
         let came = self.mender.mend(&self.layout, sender, &mut update, holes, &global)?;
         for range in came.iter() {
             let bytes = &update[range.start as usize..range.end as usize];
@@ -513,7 +525,7 @@ impl Shared {
             return Err(Error::new("round", "run round", reason.clone()));
         }
         let mut model = self.claim_model()?;
-        let summary = self.take_mean(&mut model).map_err(|e| Error::new("round", "take the mean", e))?;
+        let summary = self.put_mean(&mut model).map_err(|e| Error::new("round", "take the mean", e))?;
         drop(model);
         self.accumulator.reset();
         let seconds = self.now().saturating_sub(outcome.span.start).as_secs_f64();
@@ -525,7 +537,18 @@ impl Shared {
         Ok(said.to_string())
     }
 
-    /// The mean of what was folded, into the model; every core takes a part of it.
+    /// The mean of what was folded, into the model; in order, if updates came in another.
+    fn put_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
+        let Some(order) = self.order else { return self.take_mean(model) };
+        let mut wire = lock(&self.wire);
+        wire.resize(model.len(), 0);
+        order.to_wire(&self.layout, model, &mut wire);
+        let summary = self.take_mean(&mut wire)?;
+        order.to_order(&self.layout, &wire, model);
+        Ok(summary)
+    }
+
+    /// The mean of what was folded, into a model; every core takes a part of it.
     fn take_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut rest = model;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
-pub const VERSIONS: (u16, u16) = (2, 2);
+pub const VERSIONS: (u16, u16) = (3, 3);
 /// Most separate holes one message names; more are asked for in a further pass.
 pub const MAX_HOLES: usize = 4096;
 /// Longest name of a client, in bytes.
@@ -196,6 +196,8 @@ pub struct Welcome {
     pub liveness: u64,
     /// What stands in for parts of a model or an update that did not come; `None`: they are asked for again.
     pub stand_in: Option<StandIn>,
+    /// The seed of the [`crate::Spread`] in which updates are sent; `None`: as they are.
+    pub spread: Option<u64>,
 }
 
 /// What stands in for parts that did not come. What each means is defined where updates are folded.
@@ -309,6 +311,7 @@ mod tests {
                 heartbeat: 1,
                 liveness: 2,
                 stand_in: Some(StandIn::Last),
+                spread: Some(4),
             }),
             Control::Need { round: 1, holes },
             Control::Offer { round: 1, samples: 10, layout: LayoutHash(3), metrics: "{}".into() },

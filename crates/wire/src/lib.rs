@@ -10,9 +10,11 @@ mod error;
 mod frame;
 mod layout;
 mod ranges;
+mod spread;
 
 pub use dtype::Dtype;
 pub use error::WireError;
 pub use frame::{checksum, ChunkHeader, FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 pub use layout::{Layout, LayoutHash, Tensor, ALIGN, MAX_TENSORS};
 pub use ranges::{Range, Ranges};
+pub use spread::Spread;

@@ -141,6 +141,16 @@ def _aggregation(plan: Plan) -> None:
 
 def _repair(plan: Plan) -> None:
     chosen = plan.repair
+    if chosen.spread and chosen.resend:
+        raise PlanError(
+            "repair.spread scatters what is lost, but what is lost is asked for again",
+            "Set repair.resend = false, or remove repair.spread",
+        )
+    if chosen.spread and chosen.policy == "fedcomm-legacy":
+        raise PlanError(
+            "repair.policy = fedcomm-legacy lets what comes slip into holes, which means nothing in another order",
+            "Remove repair.spread, or take another repair.policy",
+        )
     if chosen.policy == "renormalise":
         return
     if chosen.resend:

@@ -155,6 +155,10 @@ class RepairSection(Section):
     policy: Literal["renormalise", "keep-local", "zero", "last", "rescale", "fedcomm-legacy"] = Field(
         "renormalise", description="what stands in for what is not asked for again"
     )
+    spread: bool = Field(
+        False,
+        description="updates go in an order, of the job's seed, in which bytes lost together are apart in the model",
+    )
 
 
 class SecuritySection(Section):

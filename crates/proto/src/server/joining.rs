@@ -21,8 +21,8 @@ impl Server {
         let layout = (*self.config.layout).clone();
         let (job, chunk) = (self.config.job, self.config.chunk);
         let liveness = micros(self.config.liveness);
-        let stand_in = self.config.stand_in;
-        let welcome = Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in };
+        let (stand_in, spread) = (self.config.stand_in, self.config.spread);
+        let welcome = Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in, spread };
         self.send(link, Control::Welcome(welcome));
         self.actions.push_back(Action::Joined { client: hello.name.clone() });
         self.resume(now, link, sender, same, &hello.holding);

@@ -139,6 +139,7 @@ impl ServerParty {
             chunk: setup.chunk,
             partial: setup.partial,
             stand_in: setup.stand_in,
+            spread: None,
             staging: bytes * setup.places,
             liveness: setup.liveness,
             max_clients: setup.max_clients,

@@ -113,5 +113,14 @@ pub fn challenge(rng: &mut Rng) -> Control {
 pub fn welcome(rng: &mut Rng, layout: &Layout) -> Control {
     let layout = layout.clone();
     let (heartbeat, liveness) = (rng.below(3) * 1_000_000, rng.below(3) * 4_000_000);
-    Control::Welcome(Welcome { sender: 1, job: JOB, layout, chunk: 512, heartbeat, liveness, stand_in: None })
+    Control::Welcome(Welcome {
+        sender: 1,
+        job: JOB,
+        layout,
+        chunk: 512,
+        heartbeat,
+        liveness,
+        stand_in: None,
+        spread: None,
+    })
 }

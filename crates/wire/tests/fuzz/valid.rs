@@ -53,7 +53,16 @@ pub fn control(dice: &mut Dice) -> Control {
         2 => {
             let (sender, job, layout) = (round, dice.any(), layout(dice));
             let (chunk, heartbeat, liveness) = (dice.any() as u32, dice.number(), dice.number());
-            Control::Welcome(Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in: None })
+            Control::Welcome(Welcome {
+                sender,
+                job,
+                layout,
+                chunk,
+                heartbeat,
+                liveness,
+                stand_in: None,
+                spread: Some(sender.into()),
+            })
         }
         3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },
         4 => Control::Begin { round, config: dice.text(80) },
