@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use nix::net::if_::if_nametoindex;
+use rtnetlink::packet_route::address::AddressHeaderFlags;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteProtocol, RouteScope};
 use rtnetlink::{new_connection, LinkUnspec, RouteMessageBuilder};
 use serde::Serialize;
@@ -151,7 +152,10 @@ fn configure(
             handle.link().set(LinkUnspec::new_with_index(loopback).up().build()).execute().await?;
             handle.address().add(device, ipv4.into(), PREFIX_V4).execute().await?;
             if has_ipv6 {
-                handle.address().add(device, ipv6.into(), PREFIX_V6).execute().await?;
+                let mut address = handle.address().add(device, ipv6.into(), PREFIX_V6);
+                // Nobody else has it: without waiting for that, sockets can be bound to it at once (RFC 4862).
+                address.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+                address.execute().await?;
             }
             let link = LinkUnspec::new_with_index(device).mtu(mtu as u32).txqueuelen(QUEUE).up().build();
             handle.link().set(link).execute().await
