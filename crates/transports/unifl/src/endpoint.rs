@@ -55,9 +55,6 @@ mod linux {
         limits: Limits,
         newcomers: mpsc::Sender<Newcomer>,
     ) -> Result<Front, String> {
-        let SocketAddr::V4(at) = at else {
-            return Err("packets can be led to the endpoint over IPv4 only".into());
-        };
         if at.ip().is_loopback() {
             return Err("the loopback loses nothing".into());
         }
@@ -69,7 +66,7 @@ mod linux {
         let config = Config { ports: vec![at.port()], ..config };
         let endpoint = Endpoint::new(config, [number(first), number(second)]);
         let device = Device::new(NAME).map_err(|e| explain(&e))?;
-        let way = Way::open(device.name(), *at.ip(), at.port()).await.map_err(|e| explain(&e))?;
+        let way = Way::open(device.name(), at.ip(), at.port()).await.map_err(|e| explain(&e))?;
         let shared = Shared::start(endpoint, device, way, (limits, full), newcomers);
         shared.map(Front).map_err(|e| explain(&e))
     }

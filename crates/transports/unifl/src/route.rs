@@ -4,14 +4,17 @@
 //! route, to the device (ip-rule(8)). What comes out of the device has one of the machine's addresses, which its kernel
 //! takes for forged unless told otherwise (`accept_local`). Incoming packets then count as forwarded, so forwarding is on
 //! for the interfaces that have the addresses. When the device goes, its route goes, and the packets are the kernel's again.
+//!
+//! IPv6 forwards for all interfaces or none, and a host that forwards no longer takes its address and its way out from
+//! routers' advertisements (ip-sysctl.rst, `accept_ra`). So that is left to whoever runs the machine: it is asked for.
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use rtnetlink::packet_route::address::AddressAttribute;
-use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
 use rtnetlink::{new_connection, Handle, IpVersion, LinkUnspec, RouteMessageBuilder};
@@ -23,6 +26,9 @@ const LOCAL: u32 = 20;
 const LOCAL_TABLE: u8 = 255;
 /// Our tables' numbers: this and the device's.
 const TABLES: u32 = 0x7468_0000;
+const FORWARDING_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
+const NO_FORWARDING_V6: &str = "packets of IPv6 can be led to the endpoint only where it is forwarded; set \
+    net.ipv6.conf.all.forwarding = 1 (and accept_ra = 2 where addresses come from a router)";
 /// Superpackets that may wait for us.
 const QUEUE: u32 = 10_000;
 
@@ -31,7 +37,8 @@ const QUEUE: u32 = 10_000;
 pub(crate) struct Way {
     table: u32,
     port: u16,
-    addresses: Vec<Ipv4Addr>,
+    version: IpVersion,
+    addresses: Vec<IpAddr>,
     /// Kernel settings, and what they were.
     changed: Vec<(String, String)>,
 }
@@ -47,11 +54,16 @@ fn refused(what: &str, error: &rtnetlink::Error) -> io::Error {
 
 impl Way {
     /// Leads what comes for `port` of `address` to the device; for all addresses, to each of them.
-    pub(crate) async fn open(device: &str, address: Ipv4Addr, port: u16) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The system's; `Unsupported` for IPv6 where it does not forward.
+    pub(crate) async fn open(device: &str, address: IpAddr, port: u16) -> io::Result<Self> {
         let index = if_nametoindex(device).map_err(io::Error::from)?;
         let (connection, handle, _) = new_connection()?;
         let connection = tokio::spawn(connection);
-        let mut way = Self { table: TABLES | index, port, addresses: Vec::new(), changed: Vec::new() };
+        let version = if address.is_ipv4() { IpVersion::V4 } else { IpVersion::V6 };
+        let (addresses, changed) = (Vec::new(), Vec::new());
+        let mut way = Self { table: TABLES | index, port, version, addresses, changed };
         let done = way.lead(&handle, device, index, address).await;
         if done.is_err() {
             way.undo(&handle).await;
@@ -60,47 +72,54 @@ impl Way {
         done.map(|()| way)
     }
 
-    async fn lead(&mut self, handle: &Handle, device: &str, index: u32, address: Ipv4Addr) -> io::Result<()> {
+    async fn lead(&mut self, handle: &Handle, device: &str, index: u32, address: IpAddr) -> io::Result<()> {
         let up = LinkUnspec::new_with_index(index).txqueuelen(QUEUE).up().build();
         handle.link().set(up).execute().await.map_err(|e| refused(device, &e))?;
-        for (setting, value) in [("accept_local", "1"), ("rp_filter", "0"), ("forwarding", "1")] {
-            set(device, setting, value)?;
+        if address.is_ipv4() {
+            for (setting, value) in [("accept_local", "1"), ("rp_filter", "0"), ("forwarding", "1")] {
+                set(device, setting, value)?;
+            }
+        } else if fs::read_to_string(FORWARDING_V6)?.trim() == "0" {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, NO_FORWARDING_V6));
         }
         for (at, interface) in own_addresses(handle).await?.into_iter().filter(|(at, _)| wanted(address, *at))
         {
-            self.forward(&interface)?;
+            if at.is_ipv4() {
+                self.forward(&interface)?;
+            }
             self.addresses.push(at);
         }
-        let route = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index).table_id(self.table);
-        let route = route.scope(RouteScope::Link).build();
+        let route = self.route(index);
         handle.route().add(route).execute().await.map_err(|e| refused("a route", &e))?;
         self.make_place(handle).await?;
-        for rule in rules(handle).await?.iter().filter(|rule| self.is_stale(rule)) {
+        for rule in self.rules(handle).await?.iter().filter(|rule| self.is_stale(rule)) {
             let _ = handle.rule().del(rule.clone()).execute().await;
         }
         for &at in &self.addresses {
-            let mut request = handle.rule().add().v4();
-            *request.message_mut() = self.rule(at);
-            request.execute().await.map_err(|e| refused("a rule", &e))?;
+            add(handle, self.rule(at)).await?;
         }
         Ok(())
     }
 
+    /// To the device, for whatever is sent this way.
+    fn route(&self, index: u32) -> RouteMessage {
+        match self.version {
+            IpVersion::V4 => {
+                let route = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(index);
+                route.table_id(self.table).scope(RouteScope::Link).build()
+            }
+            IpVersion::V6 => {
+                RouteMessageBuilder::<Ipv6Addr>::new().output_interface(index).table_id(self.table).build()
+            }
+        }
+    }
+
     /// Puts the kernel's own rule behind ours. There is one at any time.
     async fn make_place(&self, handle: &Handle) -> io::Result<()> {
-        let there = rules(handle).await?;
+        let there = self.rules(handle).await?;
         let at = |priority: u32| there.iter().find(|rule| is_local(rule) && self::priority(rule) == priority);
         if at(LOCAL).is_none() {
-            handle
-                .rule()
-                .add()
-                .v4()
-                .priority(LOCAL)
-                .table_id(LOCAL_TABLE.into())
-                .action(RuleAction::ToTable)
-                .execute()
-                .await
-                .map_err(|e| refused("a rule", &e))?;
+            add(handle, self.local(LOCAL)).await?;
         }
         if let Some(first) = at(0) {
             handle.rule().del(first.clone()).execute().await.map_err(|e| refused("a rule", &e))?;
@@ -108,14 +127,37 @@ impl Way {
         Ok(())
     }
 
-    fn rule(&self, to: Ipv4Addr) -> RuleMessage {
+    fn family(&self) -> AddressFamily {
+        match self.version {
+            IpVersion::V4 => AddressFamily::Inet,
+            IpVersion::V6 => AddressFamily::Inet6,
+        }
+    }
+
+    async fn rules(&self, handle: &Handle) -> io::Result<Vec<RuleMessage>> {
+        use futures_util::TryStreamExt;
+        let all = handle.rule().get(self.version.clone()).execute();
+        all.try_collect().await.map_err(|e| refused("the rules", &e))
+    }
+
+    /// The kernel's rule for local addresses, at a priority.
+    fn local(&self, priority: u32) -> RuleMessage {
         let mut rule = RuleMessage::default();
-        rule.header.family = AddressFamily::Inet;
+        rule.header.family = self.family();
+        rule.header.table = LOCAL_TABLE;
         rule.header.action = RuleAction::ToTable;
-        rule.header.dst_len = 32;
+        rule.attributes = vec![RuleAttribute::Priority(priority)];
+        rule
+    }
+
+    fn rule(&self, to: IpAddr) -> RuleMessage {
+        let mut rule = RuleMessage::default();
+        rule.header.family = self.family();
+        rule.header.action = RuleAction::ToTable;
+        rule.header.dst_len = if to.is_ipv4() { 32 } else { 128 };
         rule.attributes = vec![
             RuleAttribute::Priority(OURS),
-            RuleAttribute::Destination(IpAddr::V4(to)),
+            RuleAttribute::Destination(to),
             RuleAttribute::IpProtocol(IpProtocol::Tcp),
             RuleAttribute::DestinationPortRange(RulePortRange { start: self.port, end: self.port }),
             RuleAttribute::Table(self.table),
@@ -128,10 +170,7 @@ impl Way {
         let ports = RulePortRange { start: self.port, end: self.port };
         priority(rule) == OURS
             && rule.attributes.contains(&RuleAttribute::DestinationPortRange(ports))
-            && self
-                .addresses
-                .iter()
-                .any(|&at| rule.attributes.contains(&RuleAttribute::Destination(at.into())))
+            && self.addresses.iter().any(|&at| rule.attributes.contains(&RuleAttribute::Destination(at)))
     }
 
     fn forward(&mut self, interface: &str) -> io::Result<()> {
@@ -162,21 +201,32 @@ impl Way {
         for (interface, value) in &self.changed {
             let _ = set(interface, "forwarding", value);
         }
-        let Ok(there) = rules(handle).await else { return };
+        let Ok(there) = self.rules(handle).await else { return };
         if there.iter().any(|rule| priority(rule) == OURS) {
             return;
         }
-        let mut first = handle.rule().add().v4().table_id(LOCAL_TABLE.into()).action(RuleAction::ToTable);
-        first.message_mut().attributes.push(RuleAttribute::Priority(0));
-        let back = first.execute().await.is_ok();
+        let back = add(handle, self.local(0)).await.is_ok();
         if let Some(moved) = there.iter().find(|rule| back && is_local(rule) && priority(rule) == LOCAL) {
             let _ = handle.rule().del(moved.clone()).execute().await;
         }
     }
 }
 
-fn wanted(address: Ipv4Addr, at: Ipv4Addr) -> bool {
-    at == address || (address.is_unspecified() && !at.is_loopback())
+/// Whether packets to `at`, one of the machine's own, are for who listens at `address`.
+fn wanted(address: IpAddr, at: IpAddr) -> bool {
+    // A link-local address says nothing without its interface.
+    let any = address.is_unspecified() && !at.is_loopback() && !is_link_local(at);
+    at == address || (any && at.is_ipv4() == address.is_ipv4())
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(at) if at.segments()[0] & 0xffc0 == 0xfe80)
+}
+
+async fn add(handle: &Handle, rule: RuleMessage) -> io::Result<()> {
+    let mut request = handle.rule().add();
+    *request.message_mut() = rule;
+    request.execute().await.map_err(|e| refused("a rule", &e))
 }
 
 fn priority(rule: &RuleMessage) -> u32 {
@@ -191,13 +241,8 @@ fn is_local(rule: &RuleMessage) -> bool {
     rule.header.table == LOCAL_TABLE
 }
 
-async fn rules(handle: &Handle) -> io::Result<Vec<RuleMessage>> {
-    use futures_util::TryStreamExt;
-    handle.rule().get(IpVersion::V4).execute().try_collect().await.map_err(|e| refused("the rules", &e))
-}
-
-/// The machine's IPv4 addresses, each with its interface.
-async fn own_addresses(handle: &Handle) -> io::Result<Vec<(Ipv4Addr, String)>> {
+/// The machine's addresses, each with its interface.
+async fn own_addresses(handle: &Handle) -> io::Result<Vec<(IpAddr, String)>> {
     use futures_util::TryStreamExt;
     let all: Vec<_> =
         handle.address().get().execute().try_collect().await.map_err(|e| refused("addresses", &e))?;
@@ -205,8 +250,11 @@ async fn own_addresses(handle: &Handle) -> io::Result<Vec<(Ipv4Addr, String)>> {
     for message in all {
         let name = if_indextoname(message.header.index).map_err(io::Error::from)?;
         let name = name.to_string_lossy().into_owned();
+        // Over a link between two, IPv4's `Address` is the other end's; IPv6 has no `Local` else.
         let local = message.attributes.iter().find_map(|attribute| match attribute {
-            AddressAttribute::Local(IpAddr::V4(at)) => Some(*at),
+            AddressAttribute::Local(at @ IpAddr::V4(_)) | AddressAttribute::Address(at @ IpAddr::V6(_)) => {
+                Some(*at)
+            }
             _ => None,
         });
         found.extend(local.map(|at| (at, name)));

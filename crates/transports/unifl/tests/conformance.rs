@@ -50,6 +50,13 @@ fn on_a_host() -> Option<thalweg_lab::Lab> {
     }
 }
 
+/// The same, where IPv6 is forwarded.
+fn on_a_router() -> Option<thalweg_lab::Lab> {
+    let lab = on_a_host()?;
+    common::forward_ipv6();
+    Some(lab)
+}
+
 fn in_front(address: &str) -> Factory {
     let mut factory = factory(address);
     factory.missing = MISSING.take();
@@ -59,6 +66,11 @@ fn in_front(address: &str) -> Factory {
 mod in_front_of_a_host {
     use super::*;
     suite!(before { on_a_host() }; in_front("unifl://10.77.0.2:0"));
+}
+
+mod in_front_of_a_host_over_ipv6 {
+    use super::*;
+    suite!(before { on_a_router() }; in_front("unifl://[fd77::2]:0"));
 }
 
 mod as_plain_tcp {

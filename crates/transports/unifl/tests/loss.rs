@@ -32,6 +32,10 @@ fn runtime() -> tokio::runtime::Runtime {
 /// A client on one host sends an update and a message to a server on the other, over a link that loses `loss` of the
 /// packets to the server. `None` where there are no such networks.
 fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
+    send_to(common::SERVER, loss, own, streams)
+}
+
+fn send_to(host: &'static str, loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
     let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});
     let lab = match common::lab(way(loss), way(0.0)) {
         Ok(lab) => Arc::new(lab),
@@ -45,8 +49,11 @@ fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
     let theirs = lab.clone();
     let server = std::thread::spawn(move || {
         common::go_to(&theirs, "b");
+        if host == common::SERVER_V6 {
+            common::forward_ipv6();
+        }
         runtime().block_on(async {
-            let address = Address::parse(&format!("unifl://{}:0", common::SERVER)).unwrap();
+            let address = Address::parse(&format!("unifl://{host}:0")).unwrap();
             let listener = Unifl.listen(&address, &options).await.unwrap();
             assert_eq!(listener.notice(), None);
             ready.send(listener.address()).unwrap();
@@ -124,4 +131,28 @@ fn each_connection_of_a_link_has_its_holes() {
     came.recorder.check(&source);
     let missing = UPDATE - came.recorder.seen().ranges.bytes();
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+}
+
+#[test]
+fn loss_is_masked_over_ipv6_too() {
+    let own = r#"{"budget": 0.05}"#;
+    let Some((came, source)) = send_to(common::SERVER_V6, 0.01, own, 1) else { return };
+    came.recorder.check(&source);
+    let missing = UPDATE - came.recorder.seen().ranges.bytes();
+    assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+}
+
+#[test]
+fn where_ipv6_is_not_forwarded_it_says_what_to_set() {
+    let lab = match common::lab(json!({}), json!({})) {
+        Ok(lab) => lab,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    common::go_to(&lab, "b");
+    runtime().block_on(async {
+        let address = Address::parse(&format!("unifl://{}:0", common::SERVER_V6)).unwrap();
+        let listener = Unifl.listen(&address, &Options::default()).await.unwrap();
+        let notice = listener.notice().unwrap();
+        assert!(notice.contains("plain tcp") && notice.contains("all.forwarding = 1"), "{notice}");
+    });
 }

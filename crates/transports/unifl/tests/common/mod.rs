@@ -23,6 +23,14 @@ pub fn lab(to_server: Value, to_client: Value) -> Result<Lab, String> {
 /// The address of host b.
 pub const SERVER: &str = "10.77.0.2";
 
+/// The same over IPv6, as URLs have it.
+pub const SERVER_V6: &str = "[fd77::2]";
+
+/// Has the calling thread's host forward IPv6, without which no packets can be led anywhere.
+pub fn forward_ipv6() {
+    std::fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
+}
+
 /// Moves the calling thread to a host.
 pub fn go_to(lab: &Lab, host: &str) {
     enter(Path::new(lab.hosts()[host]["namespace"].as_str().unwrap()), None).unwrap();
