@@ -1,18 +1,22 @@
 """What the paper found, as data, and whether a measurement shows the same.
 
 ``expected.json`` of a figure has ``paper`` and ``claims``. A claim ``says`` something in words, has the ``id`` of its
-line in the requirements, a ``kind``, and places in the matrix: tables of axis and label, ``*`` for any.
+line in the requirements, a ``kind``, and places in the matrix: tables of axis and label, ``*`` for any. Its ``number``
+is what of a cell is meant: ``seconds`` of communication if it says none, or another of ``NUMBERS``.
 
-=========  ====================================================================================================
-``ratio``  the sum of ``of`` over that of ``to``; the paper's is ``value``; shown if within a factor of 1.25
-``more``   the sum of ``of`` is more than that of ``to`` (each place of ``along``, if there is one)
-``added``  the sum of ``of`` less the same of the figure ``base``, in seconds; the paper's is ``value``; as ``ratio``
-``falls``  the values fall along the labels of ``along``, for each of ``of``'s
-``rises``  they rise
-``level``  the largest along ``along`` is at most ``factor`` times the least
-``close``  the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
-``worse``  the last accuracy of ``of`` is less than that of ``to``
-=========  ====================================================================================================
+===========  ====================================================================================================
+``ratio``    the sum of ``of`` over that of ``to``; the paper's is ``value``; shown if within a factor of 1.25
+``reaches``  the same, and the paper has up to ``value``: shown if it is no less
+``more``     the sum of ``of`` is more than that of ``to`` (each place of ``along``, if there is one)
+``added``    the sum of ``of`` less the same of the figure ``base``, in seconds; the paper's is ``value``; as ``ratio``
+``falls``    the values fall along the labels of ``along``, for each of ``of``'s
+``rises``    they rise
+``level``    the largest along ``along`` is at most ``factor`` times the least
+``above``    each of ``of``'s is more than ``value``, in the unit that it is written with
+``even``     Jain's index of each of ``of``'s is at least 0.9
+``close``    the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
+``worse``    the last accuracy of ``of`` is less than that of ``to``
+===========  ====================================================================================================
 """
 
 from __future__ import annotations
@@ -29,6 +33,18 @@ from experiments.measured import Cell, rounded
 Claim = Mapping[str, Any]
 # A number is taken to agree if neither is more than a quarter above the other.
 AGREES: Final = 1.25
+# And flows to be alike, if Jain's index of them is no less.
+EVEN: Final = 0.9
+# What of a cell a claim may be about: the factor and the unit that it is written with.
+NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
+    "seconds": (1.0, " s"),
+    "goodput": (1e-6, " Mbit/s"),
+    "slowest": (1e-6, " Mbit/s"),
+    "missing": (100.0, " %"),
+    "lost": (100.0, " %"),
+    "queue_seconds": (1e3, " ms"),
+    "jain": (1.0, ""),
+}
 
 
 @dataclass(frozen=True)
@@ -59,12 +75,16 @@ class MissingError(Exception):
     """A place of the matrix that has no value."""
 
 
-def value(cells: Sequence[Cell], place: Mapping[str, str]) -> float:
-    """Return the sum of the seconds of all cells at a place. Raises MissingError."""
-    found = [cell.numbers["seconds"] for cell in cells if cell.is_at(place)]
+def value(cells: Sequence[Cell], place: Mapping[str, str], number: str = "seconds") -> float:
+    """Return the sum of a number of all cells at a place. Raises MissingError."""
+    return sum(_each(cells, place, number))
+
+
+def _each(cells: Sequence[Cell], place: Mapping[str, str], number: str) -> list[float]:
+    found = [cell.numbers.get(number) for cell in cells if cell.is_at(place)]
     if not found or None in found:
         raise MissingError(", ".join(place.values()) or "the cells")
-    return float(sum(found))
+    return [float(one) for one in found if one is not None]
 
 
 def _accuracy(cells: Sequence[Cell], place: Mapping[str, str]) -> float:
@@ -75,8 +95,22 @@ def _accuracy(cells: Sequence[Cell], place: Mapping[str, str]) -> float:
 
 
 def _ratio(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    found = value(cells, claim["of"]) / value(cells, claim["to"])
+    found = _quotient(claim, cells, {})
     return Verdict(_agrees(found, claim["value"]), f"{found:.2f}")
+
+
+def _reaches(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+    found = _quotient(claim, cells, {})
+    return Verdict(found >= claim["value"], f"{found:.2f}")
+
+
+def _quotient(claim: Claim, cells: Sequence[Cell], at: Mapping[str, str]) -> float:
+    number = _number(claim)
+    return value(cells, {**claim["of"], **at}, number) / value(cells, {**claim["to"], **at}, number)
+
+
+def _number(claim: Claim) -> str:
+    return str(claim.get("number", "seconds"))
 
 
 def _added(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Verdict:
@@ -91,28 +125,28 @@ def _agrees(found: float, paper: float) -> bool:
 def _more(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     along = claim.get("along", {})
     places = [{axis: label} for axis, labels in along.items() for label in labels] or [{}]
-    ratios = [value(cells, {**claim["of"], **at}) / value(cells, {**claim["to"], **at}) for at in places]
+    ratios = [_quotient(claim, cells, at) for at in places]
     return Verdict(all(ratio > 1 for ratio in ratios), ", ".join(f"{ratio:.2f}" for ratio in ratios))
 
 
 def _series(claim: Claim, cells: Sequence[Cell]) -> list[float]:
     ((axis, labels),) = claim["along"].items()
-    return [value(cells, {**claim["of"], axis: label}) for label in labels]
+    return [value(cells, {**claim["of"], axis: label}, _number(claim)) for label in labels]
 
 
 def _falls(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     found = _series(claim, cells)
-    return Verdict(all(a > b for a, b in pairwise(found)), _words(found))
+    return Verdict(all(a > b for a, b in pairwise(found)), _words(claim, found))
 
 
 def _rises(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     found = _series(claim, cells)
-    return Verdict(all(a < b for a, b in pairwise(found)), _words(found))
+    return Verdict(all(a < b for a, b in pairwise(found)), _words(claim, found))
 
 
 def _level(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     found = _series(claim, cells)
-    return Verdict(max(found) <= claim["factor"] * min(found), _words(found))
+    return Verdict(max(found) <= claim["factor"] * min(found), _words(claim, found))
 
 
 def _close(claim: Claim, cells: Sequence[Cell]) -> Verdict:
@@ -125,16 +159,31 @@ def _worse(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     return Verdict(less > 0, f"{100 * less:.2f} points less")
 
 
-def _words(values: Sequence[float]) -> str:
-    return ", ".join(f"{rounded(one):g}" for one in values) + " s"
+def _above(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+    found = _each(cells, claim["of"], _number(claim))
+    factor, _ = NUMBERS[_number(claim)]
+    return Verdict(all(one * factor > claim["value"] for one in found), _words(claim, found))
+
+
+def _even(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+    found = _each(cells, claim["of"], "jain")
+    return Verdict(min(found) >= EVEN, ", ".join(f"{one:.3f}" for one in found))
+
+
+def _words(claim: Claim, values: Sequence[float]) -> str:
+    factor, unit = NUMBERS[_number(claim)]
+    return ", ".join(f"{rounded(factor * one):g}" for one in values) + unit
 
 
 _KINDS: Final[Mapping[str, Callable[[Claim, Sequence[Cell]], Verdict]]] = {
     "ratio": _ratio,
+    "reaches": _reaches,
     "more": _more,
     "falls": _falls,
     "rises": _rises,
     "level": _level,
+    "above": _above,
+    "even": _even,
     "close": _close,
     "worse": _worse,
 }

@@ -28,8 +28,8 @@ class Cell:
         return all(label in ("*", self.labels.get(axis)) for axis, label in place.items())
 
 
-def of_bench(found: Mapping[str, Any]) -> Table:
-    """Return a mode's part of ``measured.json`` from the results of a bench."""
+def of_bench(found: Mapping[str, Any], more: Mapping[int, Table] | None = None) -> Table:
+    """Return a mode's part of ``measured.json`` from the results of a bench; ``more`` joins cells, by number."""
     runs: dict[int, list[Any]] = {}
     for run in found["runs"]:
         if run["status"] == "complete":
@@ -39,7 +39,10 @@ def of_bench(found: Mapping[str, Any]) -> Table:
         "repetitions": found["repetitions"],
         "machine": {"commit": found["thalweg"]["commit"], "kernel": found["kernel"], **found["machine"]},
         "axes": found["axes"],
-        "cells": [_cell(row, runs.get(row["cell"], []), found["accounting"]) for row in found["cells"]],
+        "cells": [
+            {**_cell(row, runs.get(row["cell"], []), found["accounting"]), **(more or {}).get(row["cell"], {})}
+            for row in found["cells"]
+        ],
     }
 
 
@@ -56,15 +59,15 @@ def _cell(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], accounting:
         "rounds": row["rounds"],
         "incomplete_rounds": row["incomplete_rounds"],
         "seconds": rounded(median(known)) if known else None,
-        "seconds_by_accounting": {way: _median(values) for way, values in totals.items()},
+        "seconds_by_accounting": {way: middle(values) for way, values in totals.items()},
         "seconds_by_run": [rounded(value) for value in known],
-        "bound_seconds": _median(bounds),
+        "bound_seconds": middle(bounds),
         "retransmissions": row["retransmissions"],
         "wire_ratio": rounded(row["wire_ratio"]),
         "cpu_seconds": {kind: rounded(cpu[kind]) for kind in cpu},
         "peak_rss_bytes": row["peak_rss_bytes"],
         "congestion_control": row["congestion_control"],
-        "accuracy": [_median(values) for values in _by_round(runs)],
+        "accuracy": [middle(values) for values in _by_round(runs)],
     }
 
 
@@ -84,7 +87,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return None if None in known or not known else sum(value for value in known if value is not None)
 
 
-def _median(values: Iterable[float | None]) -> float | None:
+def middle(values: Iterable[float | None]) -> float | None:
+    """Return the median of the known values with four digits that count; None if there are none."""
     known = [value for value in values if value is not None]
     return rounded(median(known)) if known else None
 

@@ -3,7 +3,7 @@
 ``plan.toml`` of a figure has ``title``, ``source``, ``quantity``; ``base`` and ``matrix`` as in a bench plan; for each
 of ``modes`` and ``scales`` what is different: ``about``, ``repetitions``, ``limit``, ``base`` (goes over the shared
 one), ``values`` (what a label of an axis means in this mode) and ``matrix`` (the labels of an axis that stay).
-``common`` names a file of the study's folder that the plan goes over.
+``common`` names a file of the study's folder that the plan goes over; that file may name another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Experiment(Section):
 
     title: str = Field(description="what is measured")
     source: str = Field(description="paper, section and figure")
-    quantity: Literal["communication", "accuracy"] = Field(description="what the figure shows")
+    quantity: Literal["communication", "accuracy", "goodput"] = Field(description="what the figure shows")
     only: str | None = Field(None, description="the one mode of the shared ones that it is run in")
     kept: str = Field(FULL, description="scale whose numbers the study's RESULTS.md shows")
     base: dict[str, Any] = Field(default_factory=dict, description="a plan that all cells share")
@@ -57,9 +57,7 @@ class Experiment(Section):
         if not (folder / "plan.toml").is_file():
             raise PlanError(f"there is no experiment {name!r}", f"Known: {', '.join(names())}")
         try:
-            table = read(folder / "plan.toml")
-            common = table.pop("common", None)
-            made = cls.model_validate(table if common is None else _over(read(folder.parent / common), table))
+            made = cls.model_validate(_whole(read(folder / "plan.toml"), folder.parent))
         except ValueError as error:
             raise PlanError(f"{folder / 'plan.toml'}: {error}", "Correct it") from error
         chosen = {mode: way for mode, way in made.modes.items() if made.only in (None, mode)}
@@ -101,6 +99,11 @@ def _pick(choices: Mapping[str, Variation], name: str, what: str) -> Variation:
 
 def _meant(label: Any, value: Any) -> Any:
     return {NAME: label, **(value if isinstance(value, Mapping) else {IS: value})}
+
+
+def _whole(table: dict[str, Any], study: Path) -> dict[str, Any]:
+    common = table.pop("common", None)
+    return table if common is None else _over(_whole(read(study / common), study), table)
 
 
 def _over(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

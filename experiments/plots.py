@@ -1,8 +1,9 @@
-"""Figures in the papers' form, from what was measured: bars of communication time, lines of accuracy."""
+"""Figures in the papers' form, from what was measured: bars of time or goodput, lines of accuracy or goodput."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +16,41 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEIGHT: Final = 2.6
+# Of a panel, and of one that has the figure for itself.
+PANEL: Final = 3.2
+ALONE: Final = 5.6
+# More names than these go on two lines.
+ABREAST: Final = 6
 # Draws the cells of one mode; said what the mode is.
 Plot = Callable[[Sequence[Cell], str, Path], list[Path]]
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """What of a cell is drawn: its number, how it is written, and the number of the black mark beside it."""
+
+    number: str
+    words: str
+    factor: float = 1.0
+    mark: str | None = None
+
+    def of(self, cell: Cell) -> float | None:
+        """Return it as it is written; None if it is not known."""
+        value = cell.numbers.get(self.number)
+        return None if value is None else self.factor * value
+
+    def runs(self, cell: Cell) -> list[float]:
+        """Return it of each run."""
+        return [self.factor * value for value in cell.numbers[f"{self.number}_by_run"] if value is not None]
+
+    def marked(self, cell: Cell) -> float | None:
+        """Return where the mark is; None if there is none."""
+        value = cell.numbers.get(self.mark) if self.mark else None
+        return self.factor * value if value else None
+
+
+SECONDS: Final = Quantity("seconds", "communication, s", mark="bound_seconds")
+GOODPUT: Final = Quantity("goodput", "goodput, Mbit/s", 1e-6, mark="ceiling")
 
 
 def labels(cells: Sequence[Cell], axis: str) -> list[str]:
@@ -24,45 +58,88 @@ def labels(cells: Sequence[Cell], axis: str) -> list[str]:
     return list(dict.fromkeys(cell.labels[axis] for cell in cells if axis in cell.labels))
 
 
-def bars(cells: Sequence[Cell], title: str, file: Path, *, groups: str, panels: str = "model") -> list[Path]:
-    """Draw seconds of all rounds: a panel for each label of ``panels``, a group of bars for each of ``groups``.
+def bars(
+    cells: Sequence[Cell],
+    title: str,
+    file: Path,
+    *,
+    groups: str,
+    panels: str | None = "model",
+    shown: Quantity = SECONDS,
+) -> list[Path]:
+    """Draw a quantity: a panel for each label of ``panels`` if it names an axis, a group of bars for each of ``groups``.
 
-    The whiskers are the least and most of the runs, the black marks the lower bound. Returns the files.
+    The whiskers are the least and most of the runs, the black marks the bound of a time, the ceiling of a goodput.
+    Returns the files.
     """
-    figure, axes = _figure(labels(cells, panels), title)
-    for axis, panel in zip(axes, labels(cells, panels), strict=True):
-        _bars(axis, [cell for cell in cells if cell.labels[panels] == panel], groups)
+    parts = [""] if panels is None else labels(cells, panels)
+    figure, axes = _figure(parts, title, ALONE if panels is None else PANEL)
+    for axis, panel in zip(axes, parts, strict=True):
+        _bars(axis, [cell for cell in cells if panels is None or cell.labels[panels] == panel], groups, shown)
         axis.set_title(panel.removeprefix("payload:"), fontsize=8)
-    axes[0].set_ylabel("communication, s")
+    axes[0].set_ylabel(shown.words)
     return _save(figure, axes[0], file)
 
 
-def _bars(axis: Axes, cells: Sequence[Cell], groups: str) -> None:
+def _bars(axis: Axes, cells: Sequence[Cell], groups: str, shown: Quantity) -> None:
     places, cases = labels(cells, groups), labels(cells, "case")
     width = 0.8 / max(1, len(cases))
     for at, case in enumerate(cases):
         xs = [place + (at - (len(cases) - 1) / 2) * width for place in range(len(places))]
         found = [_one(cells, {groups: place, "case": case}) for place in places]
-        shown = [(x, cell) for x, cell in zip(xs, found, strict=True) if cell and cell.numbers["seconds"] is not None]
-        heights = [cell.numbers["seconds"] for _, cell in shown]
-        runs = [cell.numbers["seconds_by_run"] for _, cell in shown]
+        known = [(x, cell, shown.of(cell)) for x, cell in zip(xs, found, strict=True) if cell]
+        drawn = [(x, cell, height) for x, cell, height in known if height is not None]
+        heights = [height for _, _, height in drawn]
         spread = [
-            [height - min(run) for height, run in zip(heights, runs, strict=True)],
-            [max(run) - height for height, run in zip(heights, runs, strict=True)],
+            [height - min(shown.runs(cell)) for _, cell, height in drawn],
+            [max(shown.runs(cell)) - height for _, cell, height in drawn],
         ]
-        axis.bar(
-            [x for x, _ in shown],
-            heights,
-            width * 0.9,
-            yerr=spread,
-            label=case,
-            color=colour(at),
-            error_kw={"linewidth": 0.8},
-        )
-        for x, cell in shown:
-            if cell.numbers["bound_seconds"]:
-                axis.hlines(cell.numbers["bound_seconds"], x - width * 0.45, x + width * 0.45, "black", linewidth=1)
+        xs = [x for x, _, _ in drawn]
+        whiskers = {"linewidth": 0.8}
+        axis.bar(xs, heights, width * 0.9, yerr=spread, label=case, color=colour(at), error_kw=whiskers)
+        for x, cell, _ in drawn:
+            mark = shown.marked(cell)
+            if mark is not None:
+                axis.hlines(mark, x - width * 0.45, x + width * 0.45, "black", linewidth=1)
     axis.set_xticks(range(len(places)), places)
+
+
+def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Quantity = GOODPUT) -> list[Path]:
+    """Draw a quantity over the labels of ``along``, a line a case, and the ceiling in black. Returns the files.
+
+    Both ends are to be read: the greatest and the least differ by a factor of a hundred, so that the scale is of logs.
+    """
+    figure, (axis,) = _figure([""], title, ALONE)
+    places = labels(cells, along)
+    for at, case in enumerate(labels(cells, "case")):
+        found = [_one(cells, {along: place, "case": case}) for place in places]
+        points = [(x, shown.of(cell), shown.runs(cell)) for x, cell in enumerate(found) if cell and shown.of(cell)]
+        for x, _, runs in points:
+            axis.vlines(x, min(runs), max(runs), colour(at), linewidth=0.8)
+        axis.plot([x for x, _, _ in points], [y for _, y, _ in points], label=case, color=colour(at), marker=".")
+    marks = [(x, shown.marked(cell)) for x, at in enumerate(places) for cell in cells if cell.labels[along] == at]
+    limits = {x: mark for x, mark in marks if mark is not None}
+    axis.plot(list(limits), list(limits.values()), "--", label="ceiling", color="black", linewidth=0.8)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(places)), places)
+    axis.set_ylabel(shown.words)
+    return _save(figure, axis, file)
+
+
+def flows(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
+    """Draw the goodput of each client, a group of bars a case. Returns the files."""
+    figure, (axis,) = _figure([""], title, ALONE)
+    cases = labels(cells, "case")
+    clients = list(dict.fromkeys(name for cell in cells for name in cell.numbers["flows"]))
+    width = 0.8 / max(1, len(clients))
+    for at, client in enumerate(clients):
+        rates = [(_one(cells, {"case": case}), x) for x, case in enumerate(cases)]
+        known = [(x, cell.numbers["flows"].get(client)) for cell, x in rates if cell is not None]
+        xs = [x + (at - (len(clients) - 1) / 2) * width for x, rate in known if rate]
+        axis.bar(xs, [1e-6 * rate for _, rate in known if rate], width * 0.9, label=client, color=colour(at))
+    axis.set_xticks(range(len(cases)), cases)
+    axis.set_ylabel("goodput of a client, Mbit/s")
+    return _save(figure, axis, file)
 
 
 def accuracy(cells: Sequence[Cell], title: str, file: Path, *, panels: str) -> list[Path]:
@@ -86,14 +163,14 @@ def _one(cells: Sequence[Cell], place: dict[str, str]) -> Cell | None:
     return next((cell for cell in cells if cell.is_at(place)), None)
 
 
-def _figure(panels: Sequence[str], title: str) -> tuple[Figure, list[Axes]]:
+def _figure(panels: Sequence[str], title: str, width: float = PANEL) -> tuple[Figure, list[Axes]]:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     mpl.rcdefaults()
     mpl.rcParams.update(SETTINGS)
-    figure = Figure(figsize=(3.2 * len(panels), HEIGHT), layout="constrained")
+    figure = Figure(figsize=(width * len(panels), HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=8)
     drawn = figure.subplots(1, len(panels), squeeze=False)
@@ -102,7 +179,8 @@ def _figure(panels: Sequence[str], title: str) -> tuple[Figure, list[Axes]]:
 
 def _save(figure: Figure, axis: Axes, file: Path) -> list[Path]:
     handles, words = axis.get_legend_handles_labels()
-    figure.legend(handles, words, loc="outside lower center", ncols=max(1, len(words)))
+    abreast = len(words) if len(words) <= ABREAST else (len(words) + 1) // 2
+    figure.legend(handles, words, loc="outside lower center", ncols=max(1, abreast))
     file.parent.mkdir(parents=True, exist_ok=True)
     files = [file.with_suffix(".png"), file.with_suffix(".svg")]
     figure.savefig(files[0], dpi=DOTS, metadata={"Software": None})

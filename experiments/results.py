@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,17 @@ from experiments.plan import ROOT, Experiment, names
 from experiments.run import judge
 
 COLUMNS: Final = ("FedComm's s", "measured s", "bound s", "resent", "wire/update")
+# Of goodput: the number of a cell, the factor that it is written with, and the column's name. The rest only means
+# something where there are several clients.
+RATES: Final = (
+    ("goodput", 1e-6, "Mbit/s"),
+    ("share", 100.0, "% of the ceiling"),
+    ("missing", 100.0, "% missing"),
+    ("lost", 100.0, "% lost on the way"),
+    ("queue_seconds", 1e3, "ms waited, mean"),
+    ("queue_seconds_max", 1e3, "ms waited, most"),
+)
+AMONG: Final = (("slowest", 1e-6, "slowest, Mbit/s"), ("jain", 1.0, "Jain's index"))
 SEEN: Final = {True: "yes", False: "no", None: "not measured"}
 
 
@@ -38,8 +49,7 @@ def tables(name: str) -> str:
     if name not in names() or not file.is_file():
         return "Not run yet."
     experiment, modes = Experiment.load(name), measured.read(file)
-    times = _times(modes) if experiment.quantity == "communication" else _accuracies(modes)
-    return f"{times}\n\n{_verdicts(name, file, list(modes))}"
+    return f"{_TABLES[experiment.quantity](modes)}\n\n{_verdicts(name, file, list(modes))}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -70,6 +80,24 @@ def _figures(cell: Cell | None) -> list[str]:
     return [f"{shown[0]} ({short} rounds short)" if short else shown[0], *shown[1:]]
 
 
+def _goodputs(modes: dict[str, list[Cell]]) -> str:
+    several = any((cell.numbers.get("clients") or 0) > 1 for cells in modes.values() for cell in cells)
+    columns = (*RATES[:2], *AMONG, *RATES[2:]) if several else RATES
+    axes = list(next(iter(modes.values()))[0].labels)
+    rows = []
+    for mode, cells in modes.items():
+        for cell in cells:
+            known = "goodput" in cell.numbers
+            shown = [_number(cell.numbers.get(key), factor) for key, factor, _ in columns]
+            shown[0] = shown[0] if known else cell.numbers["status"]
+            rows.append([*([mode] if len(modes) > 1 else []), *(cell.labels[axis] for axis in axes), *shown])
+    return _table([*(["mode"] if len(modes) > 1 else []), *axes, *(words for _, _, words in columns)], rows)
+
+
+def _number(value: float | None, factor: float) -> str:
+    return "-" if value is None else f"{factor * value:.4g}"
+
+
 def _accuracies(modes: dict[str, list[Cell]]) -> str:
     first = next(iter(modes.values()))
     axes = list(first[0].labels)
@@ -84,6 +112,13 @@ def _accuracies(modes: dict[str, list[Cell]]) -> str:
     return _table(["mode", *axes, *(f"round {at}" for at in rounds)], rows)
 
 
+_TABLES: Final[Mapping[str, Callable[[dict[str, list[Cell]]], str]]] = {
+    "communication": _times,
+    "accuracy": _accuracies,
+    "goodput": _goodputs,
+}
+
+
 def _verdicts(name: str, file: Path, modes: Sequence[str]) -> str:
     rows = []
     for one in judge(name, file):
@@ -93,4 +128,6 @@ def _verdicts(name: str, file: Path, modes: Sequence[str]) -> str:
             verdict = one.verdicts[mode]
             row.append(f"{SEEN[verdict.seen]}: {verdict.words}")
         rows.append(row)
+    if not rows:
+        return "The paper says nothing of these."
     return _table(["claim", "the paper says", "paper", *(f"mode {mode}" for mode in modes)], rows)

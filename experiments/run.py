@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from experiments import claims, measured
+from experiments import claims, goodput, measured
 from experiments.plan import ROOT, Experiment
 from experiments.plots import Plot
 from thalweg.bench import Matrix
@@ -38,7 +38,7 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
     parts = {}
     for mode in modes or list(experiment.modes):
         note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
-        parts[mode] = measured.of_bench(_bench(experiment, mode, scale, here / mode))
+        parts[mode] = _bench(experiment, mode, scale, here / mode)
     kept = ROOT / name if scale == experiment.kept else here
     measured.write(kept / measured.FILE, name, scale, parts, list(experiment.modes))
     for file in draw(name, kept / measured.FILE, kept):
@@ -46,13 +46,15 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
     return judge(name, kept / measured.FILE)
 
 
-def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> dict[str, Any]:
+def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> measured.Table:
     plan = experiment.bench(mode, scale)
     matrix = Matrix.of(plan, f"{mode}, {scale}")
     found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
     going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
     folder = going_on or Folder.create(place, mode, plan)
-    return Bench(folder, matrix).run(progress_on_stderr(), retry=True)
+    results = Bench(folder, matrix).run(progress_on_stderr(), retry=True)
+    more = goodput.by_cell(results["runs"], folder.path) if experiment.quantity == "goodput" else None
+    return measured.of_bench(results, more)
 
 
 def draw(name: str, file: Path, folder: Path) -> list[Path]:

@@ -90,3 +90,44 @@ def test_accuracies_are_compared_at_the_end() -> None:
     worse = judge(claim("worse", of=TCP, to=UDP), [at("tcp", [0.80]), at("udp", [0.81])], [])
     assert (worse.seen, worse.words) == (True, "1.00 points less")
     assert judge(claim("worse", of=UDP, to=TCP), [at("tcp", [0.80]), at("udp", [0.81])], []).seen is False
+
+
+def rates(**changed: Any) -> list[Cell]:
+    """Return cells of a kernel's receiver and of one that masks, at no loss and at 1 %."""
+    found = []
+    for case, loss, rate in (("tcp", "0%", 90e6), ("tcp", "1%", 3e6), ("masked", "0%", 90e6), ("masked", "1%", 89e6)):
+        numbers = {"seconds": 1.0, "goodput": rate, "lost": 0.125, "jain": 0.95, **changed}
+        found.append(Cell({"case": case, "loss": loss}, numbers))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen", "words"),
+    [
+        (
+            claim("reaches", of={"case": "masked", "loss": "1%"}, to={"case": "tcp", "loss": "1%"}, value=20),
+            True,
+            "29.67",
+        ),
+        (
+            claim("reaches", of={"case": "masked", "loss": "1%"}, to={"case": "tcp", "loss": "1%"}, value=40),
+            False,
+            "29.67",
+        ),
+        (claim("level", of={"case": "masked"}, along={"loss": ["0%", "1%"]}, factor=1.25), True, "90, 89 Mbit/s"),
+        (claim("level", of={"case": "tcp"}, along={"loss": ["0%", "1%"]}, factor=1.25), False, "90, 3 Mbit/s"),
+    ],
+)
+def test_verdicts_on_goodput(asked: dict[str, Any], seen: bool, words: str) -> None:
+    found = judge({**asked, "number": "goodput"}, rates(), [])
+    assert (found.seen, found.words) == (seen, words)
+
+
+def test_each_of_them_is_above_and_alike() -> None:
+    above = claim("above", number="lost", of={"case": "tcp"}, value=10)
+    assert judge(above, rates(), []).words == "12.5, 12.5 %"
+    assert judge(above, rates(), []).seen is True
+    assert judge(above, rates(lost=0.1), []).seen is False
+    assert judge(above, rates(lost=None), []).seen is None
+    assert judge(claim("even", of={"case": "tcp"}), rates(), []).seen is True
+    assert judge(claim("even", of={"case": "tcp"}), rates(jain=0.89), []).seen is False

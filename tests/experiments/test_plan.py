@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +18,16 @@ from thalweg.errors import PlanError
 
 ALL = names()
 STUDIES = sorted({name.partition("/")[0] for name in ALL})
+# How the requirements' lines on each paper begin.
+PREFIX = {"fedcomm": "F-", "unifl": "U-"}
 
 
 def matrix(name: str, mode: str, scale: str) -> Matrix:
     return Matrix.of(Experiment.load(name).bench(mode, scale), name)
+
+
+def made_up(name: str, value: float) -> dict[str, Any]:
+    return {name: value, f"{name}_by_run": [value]}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -45,7 +52,8 @@ def test_claims_name_places_that_are_there(name: str) -> None:
     experiment = Experiment.load(name)
     axes = experiment.axes(next(iter(experiment.modes)), "full")
     for claim in claims.read(ROOT / name / "expected.json"):
-        assert claim["id"].startswith("F-")
+        assert claim["id"].startswith(PREFIX[name.partition("/")[0]])
+        assert claim.get("number", "seconds") in claims.NUMBERS
         for place in (claim["of"], claim.get("to", {})):
             assert all(value in axes[axis] for axis, value in place.items() if value != "*")
         for axis, values in claim.get("along", {}).items():
@@ -76,7 +84,9 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
     for mode in experiment.modes:
         cells = []
         for number, cell in enumerate(matrix(name, mode, "full").cells, 1):
-            numbers = {"seconds": float(number), "seconds_by_run": [float(number)], "bound_seconds": number / 2}
+            numbers = {**made_up("seconds", number), **made_up("goodput", 1e6 * number)}
+            numbers |= {"bound_seconds": number / 2, "ceiling": 2e6 * number, "lost": 0.2, "jain": 0.5, "clients": 2}
+            numbers |= {"flows": {"client-1": 1e6 * number, "client-2": 2e6 * number}}
             cells.append({"labels": dict(cell.settings), "accuracy": [0.1, 0.1 + number / 1000], **numbers})
         parts[mode] = {"cells": cells}
     measured.write(tmp_path / "measured.json", name, "full", parts, list(experiment.modes))

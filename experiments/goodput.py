@@ -1,0 +1,180 @@
+"""The goodput of updates, from the records of a bench's runs.
+
+The goodput of an update is its bytes that came over the time from its first byte to its last at the server, start-up
+included. That of a round of several clients is all their bytes over the time from the first byte of any to the last of
+any, so that the slowest one decides. The ceiling is what the links carry of full TCP segments that are not lost:
+rate x 1448/1500 x (1 - loss), of the slowest client's own link for each, and of a link that all share.
+
+=====================  =========================================================================================
+``goodput``            of a round, bits a second
+``ceiling``            of a round, bits a second; null where a link has no limit
+``share``              ``goodput`` over ``ceiling``
+``slowest``            goodput of the slowest client's update, bits a second
+``jain``               Jain's index of the clients' goodputs: 1 if all are alike, 1/n if one has all
+``missing``            share of the updates' bytes that did not come and were not asked for again
+``lost``               share of the bytes that clients sent which the links or their queues lost
+``queue_drops``        packets that full queues dropped on the way up
+``queue_seconds``      mean of what waited on the way up while updates were under way, in seconds of that link's rate
+``queue_seconds_max``  the most that waited, likewise, of the whole run
+``flows``              goodput of each client, by name
+=====================  =========================================================================================
+
+All are medians over rounds and then over runs; ``goodput_by_run`` and ``share_by_run`` have each run's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final
+
+from experiments.measured import Table, middle, rounded
+from thalweg.report.numbers import divided
+from thalweg.report.source import Row, Run, json_object, read_run
+
+# Of a packet of 1500 bytes 20 are IP's, 20 TCP's and 12 its timestamps.
+SEGMENT: Final = 1448 / 1500
+UP: Final = "ab"
+# Kept for each run, so that figures can show how far they are apart.
+SPREAD: Final = ("goodput", "share")
+
+
+@dataclass(frozen=True)
+class Flow:
+    """An update on its way up: bytes that came and that did not, seconds of its first byte and of its last."""
+
+    client: str
+    came: int
+    missing: int
+    begin: float
+    end: float
+
+    @property
+    def rate(self) -> float:
+        """Goodput in bits a second."""
+        return 8 * self.came / (self.end - self.begin)
+
+
+def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]:
+    """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
+    found: dict[int, list[Table]] = defaultdict(list)
+    for run in runs:
+        if run["status"] == "complete" and run["record"]:
+            found[run["cell"]].append(of_run(read_run(folder / run["record"])))
+    return {cell: joined(tables) for cell, tables in found.items()}
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return one cell's numbers from those of its runs."""
+    names = [name for name in tables[0] if name != "flows"]
+    found: Table = {name: middle(table[name] for table in tables) for name in names}
+    clients = dict.fromkeys(client for table in tables for client in table["flows"])
+    found["flows"] = {client: middle(table["flows"].get(client) for table in tables) for client in clients}
+    return {**found, **{f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}}
+
+
+def of_run(run: Run) -> Table:
+    """Return the numbers of one run."""
+    rounds = list(flows(run.transfers).values())
+    alone = [flow for flows in rounds for flow in flows]
+    rates = {client: middle(flow.rate for flow in alone if flow.client == client) for client in _clients(alone)}
+    goodput, ceiling = middle(map(together, rounds)), ceiling_of(run.links, _widest(rounds))
+    came, missing = sum(flow.came for flow in alone), sum(flow.missing for flow in alone)
+    return {
+        "clients": _widest(rounds),
+        "goodput": goodput,
+        "ceiling": ceiling,
+        "share": divided(goodput, ceiling),
+        "slowest": middle(min(flow.rate for flow in flows) for flows in rounds),
+        "jain": middle(jain([flow.rate for flow in flows]) for flows in rounds),
+        "missing": divided(missing, came + missing),
+        **_links(run, rounds),
+        "flows": rates,
+    }
+
+
+def flows(transfers: Iterable[Row]) -> dict[int, list[Flow]]:
+    """Return the updates of each round; those of which nothing came are left out."""
+    found: dict[int, list[Flow]] = defaultdict(list)
+    for row in transfers:
+        begin, end = row["receive_start"], row["receive_end"]
+        if row["direction"] == "up" and row["bytes"] and begin is not None and end is not None and end > begin:
+            found[row["round"]].append(Flow(row["client"], row["bytes"], row["missing"] or 0, begin, end))
+    return dict(found)
+
+
+def together(flows: Sequence[Flow]) -> float:
+    """Return the goodput of a round in bits a second."""
+    window = max(flow.end for flow in flows) - min(flow.begin for flow in flows)
+    return 8 * sum(flow.came for flow in flows) / window
+
+
+def jain(rates: Sequence[float]) -> float:
+    """Return Jain's index of fairness (Jain, Chiu and Hawe 1984)."""
+    return sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
+
+
+def ceiling_of(links: Iterable[Row], clients: int) -> float | None:
+    """Return the most that a round of so many clients can have, in bits a second; None if nothing limits it.
+
+    Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
+    """
+    carried: dict[bool, list[float]] = {True: [], False: []}
+    for row in links:
+        shape = json_object(row["nominal"])
+        if row["direction"] == UP and shape.get("rate"):
+            carried[_own(row)].append(shape["rate"] * SEGMENT * (1 - loss_of(shape)))
+    least = [min(own) * clients for own in (carried[True],) if own] + carried[False]
+    return min(least) if least else None
+
+
+def loss_of(shape: Mapping[str, Any]) -> float:
+    """Return the share of packets that a direction loses on average, whether one by one or in bursts."""
+    burst = shape.get("burst")
+    if not burst:
+        return float(shape.get("loss") or 0.0)
+    bad = burst["enter"] / (burst["enter"] + burst["leave"]) if burst["enter"] else 0.0
+    return float(bad * burst["loss_bad"] + (1 - bad) * burst["loss_good"])
+
+
+def _own(row: Row) -> bool:
+    return str(row["source"]).startswith("client-")
+
+
+def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
+    """Return what the links' own counters say of the way up."""
+    up = [row for row in run.links if row["direction"] == UP]
+    sent = sum(row["bytes_in"] or 0 for row in up if _own(row))
+    arrived = sum(row["bytes_out"] or 0 for row in up if row["target"] == "server")
+    rates = {row["link"]: json_object(row["nominal"]).get("rate") for row in up}
+    most = [8 * (row["queue_bytes_max"] or 0) / rates[row["link"]] for row in up if rates[row["link"]]]
+    return {
+        "lost": 1 - arrived / sent if sent else None,
+        "queue_drops": sum(row["queue_drops"] or 0 for row in up) if up else None,
+        "queue_seconds": max(_waited(run, rounds, rates), default=None),
+        "queue_seconds_max": max(most, default=None),
+    }
+
+
+def _waited(run: Run, rounds: Sequence[Sequence[Flow]], rates: Mapping[str, float | None]) -> list[float]:
+    """Return the mean seconds that waited for each limited link while updates were under way."""
+    spans = [(min(flow.begin for flow in flows), max(flow.end for flow in flows)) for flows in rounds]
+    found = []
+    for line in run.samples:
+        rate = rates.get(line.link) if line.direction == UP else None
+        pairs = zip(line.seconds.tolist(), line.queue_bytes.tolist(), strict=True)
+        waiting = [held for at, held in pairs if any(begin <= at <= end for begin, end in spans)]
+        if rate and waiting:
+            found.append(8 * fmean(waiting) / rate)
+    return found
+
+
+def _widest(rounds: Iterable[Sequence[Flow]]) -> int:
+    return max((len(flows) for flows in rounds), default=0)
+
+
+def _clients(flows: Iterable[Flow]) -> list[str]:
+    return sorted({flow.client for flow in flows}, key=lambda name: (len(name), name))

@@ -1,0 +1,1 @@
+"""UniFL (Chen, Ruan, Liu, Xu), figures 2 to 10."""

@@ -1,0 +1,1 @@
+"""UniFL figures 5 and 6."""

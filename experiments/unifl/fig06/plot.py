@@ -1,0 +1,14 @@
+"""UniFL figures 5 and 6: a line for each cipher, over loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.measured import Cell
+from experiments.plots import lines
+
+
+def plot(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
+    """Draw the figure of one mode."""
+    return lines(cells, title, file, along="network.up.loss")

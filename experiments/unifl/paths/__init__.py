@@ -1,0 +1,1 @@
+"""UniFL: paths with bursts, reordering and lost acknowledgements."""

@@ -1,0 +1,93 @@
+"""Goodput, fairness and ceiling: from made-up transfers, links and records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import goodput, measured
+from tests.report import records
+from thalweg.report.source import read_run
+
+
+def way(client: str, begin: float, end: float, **more: Any) -> dict[str, Any]:
+    times = {"receive_start": begin, "receive_end": end}
+    return {"round": 1, "client": client, "direction": "up", "bytes": 1_000_000, "missing": 0, **times, **more}
+
+
+def link(name: str, source: str, target: str, **nominal: Any) -> dict[str, Any]:
+    return {"link": name, "direction": "ab", "source": source, "target": target, "nominal": json.dumps(nominal)}
+
+
+def test_an_update_counts_from_its_first_byte_to_its_last() -> None:
+    (flow,) = goodput.flows([way("client-1", 2.0, 4.0, missing=5000)])[1]
+    assert (flow.rate, flow.missing) == (4e6, 5000)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        way("client-1", 2.0, 4.0, direction="down"),
+        way("client-1", 2.0, 2.0),
+        way("client-1", 2.0, 4.0, bytes=0),
+        way("client-1", 2.0, 4.0, receive_end=None),
+    ],
+)
+def test_what_has_no_rate_is_left_out(row: dict[str, Any]) -> None:
+    assert goodput.flows([row]) == {}
+
+
+def test_a_round_takes_as_long_as_its_slowest_client() -> None:
+    flows = goodput.flows([way("client-1", 1.0, 2.0), way("client-2", 1.5, 5.0)])[1]
+    assert goodput.together(flows) == 8 * 2_000_000 / 4.0
+
+
+@pytest.mark.parametrize(("rates", "index"), [([5.0, 5.0, 5.0, 5.0], 1.0), ([1.0, 0.0], 0.5), ([3.0, 1.0], 0.8)])
+def test_jains_index(rates: list[float], index: float) -> None:
+    assert goodput.jain(rates) == pytest.approx(index)
+
+
+def test_the_slowest_link_of_its_own_or_the_shared_one_is_the_ceiling() -> None:
+    own = [link(name, name, "server", rate=rate, loss=0.5) for name, rate in (("client-1", 30e6), ("client-2", 90e6))]
+    part = 1448 / 1500
+    assert goodput.ceiling_of(own, 2) == pytest.approx(2 * 30e6 * part / 2)
+    shared = link("bottleneck", "switch", "server", rate=10e6, loss=0.0)
+    assert goodput.ceiling_of([*own, shared], 2) == pytest.approx(10e6 * part)
+    assert goodput.ceiling_of([link("client-1", "client-1", "server", rate=None)], 1) is None
+
+
+def test_bursts_lose_what_the_chain_loses_on_average() -> None:
+    burst = {"enter": 0.002, "leave": 0.198, "loss_bad": 0.8, "loss_good": 0.1}
+    assert goodput.loss_of({"burst": burst}) == pytest.approx(0.01 * 0.8 + 0.99 * 0.1)
+    assert goodput.loss_of({"burst": {**burst, "enter": 0.0}}) == pytest.approx(0.1)
+    assert goodput.loss_of({"loss": 0.03, "burst": None}) == 0.03
+
+
+def test_a_record_has_all_numbers(tmp_path: Path) -> None:
+    found = goodput.of_run(read_run(records.make(tmp_path / "run", rounds=1)))
+    # An update of 1 MB takes from 0.01 to 0.1 s after it is sent; both clients' do at the same time.
+    each = records.UPDATE * 8 / 0.09
+    assert found["clients"] == 2
+    assert found["goodput"] == measured.rounded(2 * each)
+    assert found["slowest"] == measured.rounded(each)
+    assert found["flows"] == {name: measured.rounded(each) for name in ("client-1", "client-2")}
+    assert (found["jain"], found["missing"]) == (1.0, 0.0)
+    assert found["ceiling"] == pytest.approx(2 * 60e6 * 1448 / 1500 * 0.99)
+    assert found["lost"] == pytest.approx(1 - 14_775_000 / 15_000_000)
+    assert found["queue_drops"] == 100
+    assert found["queue_seconds_max"] == pytest.approx(200_000 * 8 / 60e6)
+
+
+def test_cells_have_the_median_of_their_runs(tmp_path: Path) -> None:
+    runs = []
+    for number in (1, 2, 3):
+        records.make(tmp_path / f"run-{number}", rounds=number)
+        runs.append({"status": "complete", "cell": 7, "record": f"run-{number}"})
+    runs.append({"status": "failed", "cell": 8, "record": None})
+    found = goodput.by_cell(runs, tmp_path)
+    assert list(found) == [7]
+    assert found[7]["goodput_by_run"][1] == found[7]["goodput"]
+    assert len(found[7]["share_by_run"]) == 3

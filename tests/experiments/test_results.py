@@ -1,0 +1,33 @@
+"""The tables of RESULTS.md, from cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import measured, results
+from experiments.plan import ROOT, Experiment
+
+NAME = "unifl/fig04"
+
+
+def cell(case: str, **numbers: Any) -> dict[str, Any]:
+    return {"labels": {"case": case}, "status": "complete", "seconds": 1.0, "accuracy": [], **numbers}
+
+
+def test_goodput_and_what_it_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = {"goodput": 95e6, "share": 0.98, "missing": 0.01, "lost": 0.012, "queue_seconds": 0.004, "clients": 5}
+    cells = [cell("cubic", **known, queue_seconds_max=0.04, slowest=19e6, jain=0.99), cell("no control", clients=0)]
+    folder = tmp_path / NAME
+    measured.write(folder / measured.FILE, NAME, "full", {"lab": {"cells": cells}}, ["lab"])
+    (folder / "expected.json").write_text((ROOT / NAME / "expected.json").read_text())
+    experiment = Experiment.load(NAME)
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setattr("experiments.run.ROOT", tmp_path)
+    monkeypatch.setattr(Experiment, "load", classmethod(lambda _cls, _name: experiment))
+    text = results.tables(NAME)
+    assert "| cubic | 95 | 98 | 19 | 0.99 | 1 | 1.2 | 4 | 40 |" in text
+    assert "| no control | complete | - | - | - | - | - | - | - |" in text
+    assert "| U-M10 | UniFL shares alike among the flows of a round | - | not measured: without unifl cubic |" in text
