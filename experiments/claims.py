@@ -12,7 +12,7 @@ is what of a cell is meant: ``seconds`` of communication if it says none, or ano
 ``falls``    the values fall along the labels of ``along``, for each of ``of``'s
 ``rises``    they rise
 ``level``    the largest along ``along`` is at most ``factor`` times the least
-``above``    each of ``of``'s is more than ``value``, in the unit that it is written with
+``above``    each of ``of``'s is more than the paper's ``value``, or our ``least``, in the unit it is written with
 ``even``     Jain's index of each of ``of``'s is at least 0.9
 ``close``    the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
 ``worse``    the last accuracy of ``of`` is less than that of ``to``
@@ -40,6 +40,7 @@ NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "seconds": (1.0, " s"),
     "goodput": (1e-6, " Mbit/s"),
     "slowest": (1e-6, " Mbit/s"),
+    "share": (100.0, " %"),
     "missing": (100.0, " %"),
     "lost": (100.0, " %"),
     "queue_seconds": (1e3, " ms"),
@@ -162,7 +163,8 @@ def _worse(claim: Claim, cells: Sequence[Cell]) -> Verdict:
 def _above(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     found = _each(cells, claim["of"], _number(claim))
     factor, _ = NUMBERS[_number(claim)]
-    return Verdict(all(one * factor > claim["value"] for one in found), _words(claim, found))
+    least = claim.get("value", claim.get("least"))
+    return Verdict(all(one * factor > least for one in found), _words(claim, found))
 
 
 def _even(claim: Claim, cells: Sequence[Cell]) -> Verdict:

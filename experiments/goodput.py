@@ -16,7 +16,8 @@ rate x 1448/1500 x (1 - loss), of the slowest client's own link for each, and of
 ``queue_drops``        packets that full queues dropped on the way up
 ``queue_seconds``      mean of what waited on the way up while updates were under way, in seconds of that link's rate
 ``queue_seconds_max``  the most that waited, likewise, of the whole run
-``flows``              goodput of each client, by name
+``flows``              goodput of each client, by name; and of each rival, of which ``jain`` then is too
+``timeline``           of the first run, if its senders were watched: see ``senders``
 =====================  =========================================================================================
 
 All are medians over rounds and then over runs; ``goodput_by_run`` and ``share_by_run`` have each run's.
@@ -31,6 +32,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
+from experiments import senders
 from experiments.measured import Table, middle, rounded
 from thalweg.report.numbers import divided
 from thalweg.report.source import Row, Run, json_object, read_run
@@ -63,16 +65,27 @@ def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]
     found: dict[int, list[Table]] = defaultdict(list)
     for run in runs:
         if run["status"] == "complete" and run["record"]:
-            found[run["cell"]].append(of_run(read_run(folder / run["record"])))
+            numbers = of_run(read_run(folder / run["record"]))
+            watched = folder / "cells" / f"{Path(run['record']).name}{senders.SUFFIX}"
+            found[run["cell"]].append(with_senders(numbers, watched) if watched.is_file() else numbers)
     return {cell: joined(tables) for cell, tables in found.items()}
+
+
+def with_senders(numbers: Table, file: Path) -> Table:
+    """Return a run's numbers with what was seen of its senders meanwhile."""
+    seen = senders.of_file(file)
+    rates = {**numbers["flows"], **{name: rounded(rate) for name, rate in seen["rivals"].items()}}
+    fairness = {"jain": rounded(jain(list(rates.values())))} if seen["rivals"] else {}
+    return {**numbers, **fairness, "flows": rates, "timeline": seen["timeline"]}
 
 
 def joined(tables: Sequence[Table]) -> Table:
     """Return one cell's numbers from those of its runs."""
-    names = [name for name in tables[0] if name != "flows"]
+    names = [name for name in tables[0] if name not in ("flows", "timeline")]
     found: Table = {name: middle(table[name] for table in tables) for name in names}
     clients = dict.fromkeys(client for table in tables for client in table["flows"])
     found["flows"] = {client: middle(table["flows"].get(client) for table in tables) for client in clients}
+    found |= {"timeline": tables[0]["timeline"]} if "timeline" in tables[0] else {}
     return {**found, **{f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}}
 
 

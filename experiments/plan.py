@@ -43,6 +43,8 @@ class Experiment(Section):
     title: str = Field(description="what is measured")
     source: str = Field(description="paper, section and figure")
     quantity: Literal["communication", "accuracy", "goodput"] = Field(description="what the figure shows")
+    watch: bool = Field(False, description="whether the kernel's senders are looked at meanwhile")
+    rivals: int = Field(0, ge=0, le=64, description="other TCP streams from client-1, if senders are watched")
     only: str | None = Field(None, description="the one mode of the shared ones that it is run in")
     kept: str = Field(FULL, description="scale whose numbers the study's RESULTS.md shows")
     base: dict[str, Any] = Field(default_factory=dict, description="a plan that all cells share")

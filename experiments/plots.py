@@ -67,7 +67,7 @@ def bars(
     panels: str | None = "model",
     shown: Quantity = SECONDS,
 ) -> list[Path]:
-    """Draw a quantity: a panel for each label of ``panels`` if it names an axis, a group of bars for each of ``groups``.
+    """Draw a quantity: a panel for each label of ``panels``, if it is an axis, a group of bars for each of ``groups``.
 
     The whiskers are the least and most of the runs, the black marks the bound of a time, the ceiling of a goodput.
     Returns the files.
@@ -140,6 +140,23 @@ def flows(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
     axis.set_xticks(range(len(cases)), cases)
     axis.set_ylabel("goodput of a client, Mbit/s")
     return _save(figure, axis, file)
+
+
+def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
+    """Draw what senders had under way over time, a panel a case: windows and flight in packets. Returns the files."""
+    known = [cell for cell in cells if cell.numbers["timeline"]]
+    figure, axes = _figure([cell.labels["case"] for cell in known], title)
+    words = {"cwnd": "congestion window", "in_flight": "in flight", "window": "receiver's window"}
+    for axis, cell in zip(axes, known, strict=True):
+        for at, (name, meaning) in enumerate(words.items()):
+            axis.plot(
+                cell.numbers["timeline"]["seconds"], cell.numbers["timeline"][name], label=meaning, color=colour(at)
+            )
+        axis.set_title(cell.labels["case"], fontsize=8)
+        axis.set_yscale("log")
+        axis.set_xlabel("seconds")
+    axes[0].set_ylabel("packets")
+    return _save(figure, axes[0], file)
 
 
 def accuracy(cells: Sequence[Cell], title: str, file: Path, *, panels: str) -> list[Path]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from experiments import claims, goodput, measured
+from experiments import claims, goodput, measured, senders
 from experiments.plan import ROOT, Experiment
 from experiments.plots import Plot
 from thalweg.bench import Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
+from thalweg.bench.process import execute
 from thalweg.bench.show import progress_on_stderr
 
 OUT: Final = ROOT / "out"
@@ -52,7 +53,8 @@ def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> measur
     found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
     going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
     folder = going_on or Folder.create(place, mode, plan)
-    results = Bench(folder, matrix).run(progress_on_stderr(), retry=True)
+    way = senders.watched(experiment.rivals) if experiment.watch else execute
+    results = Bench(folder, matrix).run(progress_on_stderr(), retry=True, execute=way)
     more = goodput.by_cell(results["runs"], folder.path) if experiment.quantity == "goodput" else None
     return measured.of_bench(results, more)
 

@@ -39,5 +39,16 @@ def test_figure_3_runs_in_both_modes_and_is_not_run_twice(tmp_path: Path) -> Non
     assert sorted(here.glob("*/*/records/*")) == before
 
 
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
+def test_figure_7_watches_the_sender_that_it_masks(tmp_path: Path) -> None:
+    experiment("run", "unifl/fig07", "--scale", "ci", "--out", str(tmp_path), "--json")
+    measured = json.loads((tmp_path / "unifl" / "fig07" / "ci" / "measured.json").read_text())
+    (cell,) = measured["modes"]["lab"]["cells"]
+    assert cell["status"] == "complete"
+    assert 0 < cell["goodput"] <= cell["ceiling"]
+    assert 0 < cell["missing"] < 0.05
+    assert len(cell["timeline"]["seconds"]) > 1
+
+
 def test_there_is_a_list() -> None:
-    assert "fedcomm/fig08" in json.loads(experiment("list", "--json"))
+    assert {"fedcomm/fig08", "unifl/fig02"} <= set(json.loads(experiment("list", "--json")))

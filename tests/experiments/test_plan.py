@@ -86,7 +86,8 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
         for number, cell in enumerate(matrix(name, mode, "full").cells, 1):
             numbers = {**made_up("seconds", number), **made_up("goodput", 1e6 * number)}
             numbers |= {"bound_seconds": number / 2, "ceiling": 2e6 * number, "lost": 0.2, "jain": 0.5, "clients": 2}
-            numbers |= {"flows": {"client-1": 1e6 * number, "client-2": 2e6 * number}}
+            numbers |= {"flows": {"client-1": 1e6 * number, "client-2": 2e6 * number}, "share": 0.5}
+            numbers |= {"timeline": {name: [1.0, 2.0] for name in ("seconds", "cwnd", "in_flight", "window")}}
             cells.append({"labels": dict(cell.settings), "accuracy": [0.1, 0.1 + number / 1000], **numbers})
         parts[mode] = {"cells": cells}
     measured.write(tmp_path / "measured.json", name, "full", parts, list(experiment.modes))

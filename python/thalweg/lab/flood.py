@@ -44,6 +44,11 @@ class Flow:
         self._ending = False
         self._threads = [threading.Thread(target=do, daemon=True) for do in (self._receive, self._send)]
 
+    @property
+    def port(self) -> int:
+        """The sender's port."""
+        return int(self._sender.getsockname()[1])
+
     def start(self) -> None:
         """Begin to send."""
         self._began = time.monotonic()

@@ -1,0 +1,204 @@
+"""What a kernel says of its TCP senders while a run goes on: congestion window, packets in flight, peer's window.
+
+``watched`` runs a plan as a bench does. Meanwhile ``ss`` is asked again and again on the host of ``client-1``, and
+other streams of TCP go from there to the server if there are to be ``rivals``. They have the host's own congestion
+control and a kernel's receiver, and share the way of the client's update. All goes to ``NAME.senders.json`` beside the
+run's log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.bench.driver import Execute
+from thalweg.bench.process import execute
+from thalweg.errors import LabError, ThalwegError
+from thalweg.lab import state
+from thalweg.lab.flood import Flow
+from thalweg.lab.namespaces import within
+
+SUFFIX: Final = ".senders.json"
+HOST: Final = "client-1"
+SERVER: Final = "server"
+INTERVAL: Final = 0.02
+LOOK: Final = 0.02
+# More than any link here carries: congestion control is a rival's only brake.
+UNPACED: Final = 10**9
+COMMAND: Final = ("ss", "--tcp", "--info", "--numeric", "--no-header", "--oneline", "state", "established")
+# Before this share of all was acknowledged a connection was set up and not more; after that it is told of the end.
+BEGUN: Final = 0.005
+ENDED: Final = 0.999
+
+_ENDS: Final = re.compile(r"\S+:(\d+)\s+\S+:\d+\s+(\S.*)")
+_FIELDS: Final = re.compile(r"(?<!\w)(cwnd|mss|unacked|sacked|lost|snd_wnd|bytes_acked):(\d+)")
+_REPEATS: Final = re.compile(r"(?<!\w)retrans:(\d+)/(\d+)")
+
+Socket = dict[str, int]
+Sample = Mapping[str, Any]
+
+
+def watched(rivals: int) -> Execute:
+    """Return what runs a plan, as ``process.execute``, with its senders watched and so many rivals."""
+
+    def run(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+        watch = Watch(rivals)
+        watch.start()
+        try:
+            said = execute(plan, log, limit)
+        finally:
+            found = watch.stop()
+        log.with_name(log.stem + SUFFIX).write_text(json.dumps(found))
+        if watch.failure is not None and "error" not in said:
+            return {"error": {"cause": f"its senders were not watched: {watch.failure}", "mend": "See why, try again"}}
+        return said
+
+    return run
+
+
+class Watch:
+    """Looks at the senders of the one run that this process has under way."""
+
+    def __init__(self, rivals: int) -> None:
+        """Begin nothing yet."""
+        self.failure: str | None = None
+        self._rivals = rivals
+        self._ports: list[int] = []
+        self._samples: list[Sample] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self) -> None:
+        """Look for the run's lab, and at its senders from then on."""
+        self._thread.start()
+
+    def stop(self) -> dict[str, Any]:
+        """End it and return the rivals' ports and the samples."""
+        self._ended.set()
+        self._thread.join()
+        return {"rivals": self._ports, "samples": self._samples}
+
+    def _watch(self) -> None:
+        try:
+            if shutil.which(COMMAND[0]) is None:
+                raise LabError(f"there is no {COMMAND[0]}", "Install iproute2")
+            lab = self._lab()
+            if lab is not None:
+                with ExitStack() as stack:
+                    for _ in range(self._rivals):
+                        self._rival(lab, stack)
+                    within(lab.hosts[HOST]["namespace"], self._sample)
+        except (OSError, ValueError, ThalwegError) as error:
+            self.failure = str(error)
+
+    def _lab(self) -> state.State | None:
+        """Return the lab whose keeper descends from this process, once there is one; None if the run ended before."""
+        while not self._ended.wait(LOOK):
+            for one in state.live():
+                if HOST in one.hosts and os.getpid() in ancestors(one.pid):
+                    return one
+        return None
+
+    def _rival(self, lab: state.State, stack: ExitStack) -> None:
+        ends = [
+            {"name": name, "namespace": lab.hosts[name]["namespace"], "address": lab.hosts[name]["ipv4"]}
+            for name in (HOST, SERVER)
+        ]
+        flow = Flow(*ends, UNPACED)
+        stack.callback(flow.stop)
+        self._ports.append(flow.port)
+        flow.start()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(INTERVAL):
+            at = time.monotonic()
+            said = subprocess.run(COMMAND, capture_output=True, text=True, check=False).stdout
+            self._samples.append({"seconds": at, "sockets": parsed(said)})
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the ids of a process's parent, its parent's, and so on."""
+    found: list[int] = []
+    while pid > 1:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            break
+        pid = int(fields[1])
+        found.append(pid)
+    return found
+
+
+def parsed(text: str) -> dict[str, Socket]:
+    """Return what ``ss`` says of each socket, by its own port. Counts are packets, but ``snd_wnd`` and so on bytes."""
+    found = {}
+    for line in text.splitlines():
+        ends = _ENDS.search(line)
+        if ends is None:
+            continue
+        numbers = {name: int(value) for name, value in _FIELDS.findall(ends[2])}
+        again = _REPEATS.search(ends[2])
+        numbers |= {"again": int(again[1]), "repeats": int(again[2])} if again else {"again": 0, "repeats": 0}
+        found[ends[1]] = numbers
+    return found
+
+
+def of_file(file: Path) -> dict[str, Any]:
+    """Return the ``timeline`` of a run's update, and its rivals' goodput in bits a second by name.
+
+    A timeline has lists: ``seconds`` since the update began, ``cwnd``, ``in_flight``, ``window`` (the receiver's) in
+    packets, ``repeats`` so far. Empty if the update was over between two samples.
+    """
+    said = json.loads(file.read_text())
+    rivals = [str(port) for port in said["rivals"]]
+    samples = _while_sending(said["samples"], rivals)
+    if len(samples) < 2:
+        return {"timeline": None, "rivals": {}}
+    began, seconds = samples[0][0], samples[-1][0] - samples[0][0]
+    first, last = samples[0][2], samples[-1][2]
+    rates = {
+        f"rival {number}": 8 * (last[port].get("bytes_acked", 0) - first[port].get("bytes_acked", 0)) / seconds
+        for number, port in enumerate(rivals, 1)
+        if port in first and port in last
+    }
+    return {"timeline": timeline([(at - began, one) for at, one, _ in samples]), "rivals": rates}
+
+
+def _while_sending(samples: Iterable[Sample], rivals: Sequence[str]) -> list[tuple[float, Socket, dict[str, Socket]]]:
+    """Return time, the update's socket and all sockets, from before the update's first byte to after its last."""
+    samples = list(samples)
+    acked: dict[str, int] = {}
+    for sample in samples:
+        for port, one in sample["sockets"].items():
+            if port not in rivals:
+                acked[port] = max(acked.get(port, 0), one.get("bytes_acked", 0))
+    if not acked:
+        return []
+    chosen = max(acked, key=lambda port: acked[port])
+    rows = [(s["seconds"], s["sockets"][chosen], s["sockets"]) for s in samples if chosen in s["sockets"]]
+    done = [row[1].get("bytes_acked", 0) for row in rows]
+    first, last = (
+        next((at for at, count in enumerate(done) if count >= share * acked[chosen]), 0) for share in (BEGUN, ENDED)
+    )
+    return rows[max(0, first - 1) : last + 1]
+
+
+def timeline(rows: Sequence[tuple[float, Socket]]) -> dict[str, list[float]]:
+    """Return the lists of a timeline. In flight is what the kernel takes for it (tcp_packets_in_flight)."""
+    flying = [one.get("unacked", 0) - one.get("sacked", 0) - one.get("lost", 0) + one["again"] for _, one in rows]
+    return {
+        "seconds": [round(at, 3) for at, _ in rows],
+        "cwnd": [one.get("cwnd", 0) for _, one in rows],
+        "in_flight": [max(0, count) for count in flying],
+        "window": [round(one.get("snd_wnd", 0) / one.get("mss", 1448), 1) for _, one in rows],
+        "repeats": [one["repeats"] for _, one in rows],
+    }

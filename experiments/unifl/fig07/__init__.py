@@ -1,0 +1,1 @@
+"""UniFL figure 7."""
