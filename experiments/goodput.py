@@ -135,13 +135,13 @@ def ceiling_of(links: Iterable[Row], clients: int) -> float | None:
 
     Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
     """
-    carried: dict[bool, list[float]] = {True: [], False: []}
-    for row in links:
-        shape = json_object(row["nominal"])
-        if row["direction"] == UP and shape.get("rate"):
-            carried[_own(row)].append(shape["rate"] * SEGMENT * (1 - loss_of(shape)))
-    least = [min(own) * clients for own in (carried[True],) if own] + carried[False]
-    return min(least) if least else None
+    shapes = [(row, json_object(row["nominal"])) for row in links if row["direction"] == UP]
+    limits = [
+        shape["rate"] * SEGMENT * (1 - loss_of(shape)) * (clients if _own(row) else 1)
+        for row, shape in shapes
+        if shape.get("rate")
+    ]
+    return min(limits, default=None)
 
 
 def loss_of(shape: Mapping[str, Any]) -> float:

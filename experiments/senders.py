@@ -109,11 +109,11 @@ class Watch:
         return None
 
     def _rival(self, lab: state.State, stack: ExitStack) -> None:
-        ends = [
+        source, target = (
             {"name": name, "namespace": lab.hosts[name]["namespace"], "address": lab.hosts[name]["ipv4"]}
             for name in (HOST, SERVER)
-        ]
-        flow = Flow(*ends, UNPACED)
+        )
+        flow = Flow(source, target, UNPACED)
         stack.callback(flow.stop)
         self._ports.append(flow.port)
         flow.start()

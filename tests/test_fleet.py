@@ -9,6 +9,7 @@ import pytest
 
 from thalweg.errors import RoundError
 from thalweg.fleet import Fleet, Orders, client_threads
+from thalweg.plan.sections import TransportSection
 
 # Nobody listens at the port that means "any".
 NOBODY = "tcp://127.0.0.1:1"
@@ -52,3 +53,15 @@ def test_clients_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.machine.cores", lambda: 8)
     assert [client_threads(None, clients) for clients in (1, 4, 100)] == [8, 2, 1]
     assert client_threads(3, 100) == 3
+
+
+def test_clients_have_the_congestion_control_that_they_are_dealt() -> None:
+    section = TransportSection(congestion="bbr", client_congestion=["reno", "cubic"])
+    names = ["client-1", "client-2", "client-3"]
+    dealt = {name: section.congestion_of(place) for place, name in enumerate(names)}
+    given = {**vars(orders(patience=1.0)), "options": {"transport": {"congestion": "bbr", "streams": 2}}}
+    made = [Orders(**{**given, "congestion": dealt}).of(name, at)["options"] for at, name in enumerate(names, 1)]
+    assert [one["transport"]["congestion"] for one in made] == ["reno", "cubic", "reno"]
+    assert all(one["transport"]["streams"] == 2 for one in made)
+    assert TransportSection(congestion="bbr").congestion_of(7) == "bbr"
+    assert TransportSection().congestion_of(0) is None

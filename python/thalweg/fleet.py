@@ -46,10 +46,14 @@ class Orders:
     threads: int | None
     # Where each client's process goes before anything else, as thalweg.lab.inside takes it.
     places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    # Each client's congestion control, where it is not that of the options.
+    congestion: Mapping[str, str | None] = field(default_factory=dict)
 
     def of(self, name: str, number: int) -> dict[str, Any]:
         """Return the orders of one client; its seed is its own."""
         options = {**self.options, "seed": self.options.get("seed", 0) + number}
+        if name in self.congestion:
+            options["transport"] = {**options.get("transport", {}), "congestion": self.congestion[name]}
         return {
             "url": self.url,
             "name": name,

@@ -81,7 +81,13 @@ def _orders(host: Host, network: Session, trust: dict[str, object], names: list[
         data_root=plan.data.root,
         threads=threads,
         places={name: network.place(name) for name in names},
+        congestion=_dealt(plan, names),
     )
+
+
+def _dealt(plan: Plan, names: list[str]) -> dict[str, str | None]:
+    chosen = plan.transport
+    return {name: chosen.congestion_of(at) for at, name in enumerate(names)} if chosen.client_congestion else {}
 
 
 def _lost(host: Host, name: str, why: str) -> None:

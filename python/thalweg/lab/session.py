@@ -179,7 +179,9 @@ class Session:
 
     def _congestion_of(self, party: str) -> str | None:
         """Return what a party's connections have; a broker's the plan's only where their namespace is the run's."""
-        chosen = self.plan.transport.congestion if party in (SERVER, *self.names) or self.lab is not None else None
+        if party in self.names:
+            return self.plan.transport.congestion_of(self.names.index(party)) or self.congestion
+        chosen = self.plan.transport.congestion if party == SERVER or self.lab is not None else None
         return chosen or self.congestion
 
     def _network(self, status: Mapping[str, Any] | None) -> dict[str, Any] | None:

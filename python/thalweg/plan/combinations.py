@@ -45,6 +45,11 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
     can = entry["capabilities"]
     asked = {
         "a congestion control": (plan.transport.congestion is not None, can["congestion"], "transport.congestion"),
+        "the clients' congestion control": (
+            plan.transport.client_congestion is not None,
+            can["congestion"],
+            "transport.client_congestion",
+        ),
         "several streams": (plan.transport.streams > 1, can["remote"], "transport.streams"),
         "TLS": (plan.security.tls == "on", can["encrypted"], "security.tls"),
     }

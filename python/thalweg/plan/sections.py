@@ -110,6 +110,9 @@ class TransportSection(Section):
 
     url: Text = Field("tcp://127.0.0.1:0", description="where to listen; tcp means tcp://127.0.0.1:0")
     congestion: Text | None = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
+    client_congestion: Annotated[list[Text], Field(min_length=1)] | None = Field(
+        None, description="of the clients of `thalweg run`, dealt out in turn; without it congestion"
+    )
     streams: int = Field(1, ge=1, le=16, description="parallel connections of one link")
     send_buffer: Buffer | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
     receive_buffer: Buffer | None = Field(None, description="kernel receive buffer in bytes; likewise")
@@ -128,6 +131,11 @@ class TransportSection(Section):
     options: dict[Text, bool | int | FiniteFloat | Text] | None = Field(
         None, description="table of what only this transport can be told; `thalweg transports` lists it"
     )
+
+    def congestion_of(self, place: int) -> str | None:
+        """Return the congestion control of the client at a place, from 0; None is the system's."""
+        dealt = self.client_congestion
+        return dealt[place % len(dealt)] if dealt else self.congestion
 
 
 class AggregationSection(Section):
