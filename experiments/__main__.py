@@ -30,7 +30,7 @@ def _arguments() -> argparse.Namespace:
     listing.set_defaults(command=_list)
     running = commands.add_parser("run", help="run one; what was run before is not run again")
     running.add_argument("name", help="as fedcomm/fig08")
-    running.add_argument("--scale", default=FULL, help="full (the figure's own size), ci (under two minutes), or another of its plan")
+    running.add_argument("--scale", default=FULL, help="full, ci (under two minutes), or another of its plan's")
     running.add_argument("--modes", help="only these, as paper,fair")
     running.add_argument("--out", type=Path, default=OUT, help="folder for benches and records")
     running.set_defaults(command=_run)
