@@ -162,8 +162,9 @@ def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
     up = [row for row in run.links if row["direction"] == UP]
     sent = sum(row["bytes_in"] or 0 for row in up if _own(row))
     arrived = sum(row["bytes_out"] or 0 for row in up if row["target"] == "server")
-    rates = {row["link"]: json_object(row["nominal"]).get("rate") for row in up}
-    most = [8 * (row["queue_bytes_max"] or 0) / rates[row["link"]] for row in up if rates[row["link"]]]
+    said = {row["link"]: json_object(row["nominal"]).get("rate") for row in up}
+    rates: dict[str, float] = {link: rate for link, rate in said.items() if rate}
+    most = [8 * (row["queue_bytes_max"] or 0) / rates[row["link"]] for row in up if row["link"] in rates]
     return {
         "lost": 1 - arrived / sent if sent else None,
         "queue_drops": sum(row["queue_drops"] or 0 for row in up) if up else None,
@@ -172,7 +173,7 @@ def _links(run: Run, rounds: Sequence[Sequence[Flow]]) -> Table:
     }
 
 
-def _waited(run: Run, rounds: Sequence[Sequence[Flow]], rates: Mapping[str, float | None]) -> list[float]:
+def _waited(run: Run, rounds: Sequence[Sequence[Flow]], rates: Mapping[str, float]) -> list[float]:
     """Return the mean seconds that waited for each limited link while updates were under way."""
     spans = [(min(flow.begin for flow in flows), max(flow.end for flow in flows)) for flows in rounds]
     found = []

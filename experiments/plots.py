@@ -113,10 +113,11 @@ def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Q
     places = labels(cells, along)
     for at, case in enumerate(labels(cells, "case")):
         found = [_one(cells, {along: place, "case": case}) for place in places]
-        points = [(x, shown.of(cell), shown.runs(cell)) for x, cell in enumerate(found) if cell and shown.of(cell)]
-        for x, _, runs in points:
-            axis.vlines(x, min(runs), max(runs), colour(at), linewidth=0.8)
-        axis.plot([x for x, _, _ in points], [y for _, y, _ in points], label=case, color=colour(at), marker=".")
+        known = [(x, cell, shown.of(cell)) for x, cell in enumerate(found) if cell]
+        points = [(x, cell, height) for x, cell, height in known if height]
+        for x, cell, _ in points:
+            axis.vlines(x, min(shown.runs(cell)), max(shown.runs(cell)), colour(at), linewidth=0.8)
+        axis.plot([x for x, _, _ in points], [y for _, _, y in points], label=case, color=colour(at), marker=".")
     marks = [(x, shown.marked(cell)) for x, at in enumerate(places) for cell in cells if cell.labels[along] == at]
     limits = {x: mark for x, mark in marks if mark is not None}
     axis.plot(list(limits), list(limits.values()), "--", label="ceiling", color="black", linewidth=0.8)
