@@ -121,7 +121,7 @@ def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Q
     marks = [(x, shown.marked(cell)) for x, at in enumerate(places) for cell in cells if cell.labels[along] == at]
     limits = {x: mark for x, mark in marks if mark is not None}
     axis.plot(list(limits), list(limits.values()), "--", label="ceiling", color="black", linewidth=0.8)
-    axis.set_yscale("log")
+    _in_logs(axis)
     axis.set_xticks(range(len(places)), places)
     axis.set_ylabel(shown.words)
     return _save(figure, axis, file)
@@ -154,7 +154,7 @@ def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
                 cell.numbers["timeline"]["seconds"], cell.numbers["timeline"][name], label=meaning, color=colour(at)
             )
         axis.set_title(cell.labels["case"], fontsize=8)
-        axis.set_yscale("log")
+        _in_logs(axis)
         axis.set_xlabel("seconds")
     axes[0].set_ylabel("packets")
     return _save(figure, axes[0], file)
@@ -175,6 +175,12 @@ def accuracy(cells: Sequence[Cell], title: str, file: Path, *, panels: str) -> l
         axis.set_xlabel("round")
     axes[0].set_ylabel("accuracy, %")
     return _save(figure, axes[0], file)
+
+
+def _in_logs(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
 
 
 def _one(cells: Sequence[Cell], place: dict[str, str]) -> Cell | None:
