@@ -16,6 +16,7 @@ rate x 1448/1500 x (1 - loss), of the slowest client's own link for each, and of
 ``queue_drops``        packets that full queues dropped on the way up
 ``queue_seconds``      mean of what waited on the way up while updates were under way, in seconds of that link's rate
 ``queue_seconds_max``  the most that waited, likewise, of the whole run
+``rivals``             goodput of the rivals together, bits a second, if there were any
 ``flows``              goodput of each client, by name; and of each rival, of which ``jain`` then is too
 ``timeline``           of the first run, if its senders were watched: see ``senders``
 =====================  =========================================================================================
@@ -75,8 +76,10 @@ def with_senders(numbers: Table, file: Path) -> Table:
     """Return a run's numbers with what was seen of its senders meanwhile."""
     seen = senders.of_file(file)
     rates = {**numbers["flows"], **{name: rounded(rate) for name, rate in seen["rivals"].items()}}
-    fairness = {"jain": rounded(jain(list(rates.values())))} if seen["rivals"] else {}
-    return {**numbers, **fairness, "flows": rates, "timeline": seen["timeline"]}
+    several = {}
+    if seen["rivals"]:
+        several = {"jain": rounded(jain(list(rates.values()))), "rivals": rounded(sum(seen["rivals"].values()))}
+    return {**numbers, **several, "flows": rates, "timeline": seen["timeline"]}
 
 
 def joined(tables: Sequence[Table]) -> Table:

@@ -13,8 +13,8 @@ from experiments.plan import ROOT, Experiment, names
 from experiments.run import judge
 
 COLUMNS: Final = ("FedComm's s", "measured s", "bound s", "resent", "wire/update")
-# Of goodput: the number of a cell, the factor that it is written with, and the column's name. The rest only means
-# something where there are several clients.
+# Of goodput: the number of a cell, the factor that it is written with, and the column's name; and what only means
+# something among several flows.
 RATES: Final = (
     ("goodput", 1e-6, "Mbit/s"),
     ("share", 100.0, "% of the ceiling"),
@@ -23,7 +23,11 @@ RATES: Final = (
     ("queue_seconds", 1e3, "ms waited, mean"),
     ("queue_seconds_max", 1e3, "ms waited, most"),
 )
-AMONG: Final = (("slowest", 1e-6, "slowest, Mbit/s"), ("jain", 1.0, "Jain's index"))
+AMONG: Final = (
+    ("slowest", 1e-6, "slowest, Mbit/s"),
+    ("rivals", 1e-6, "rivals together, Mbit/s"),
+    ("jain", 1.0, "Jain's index"),
+)
 SEEN: Final = {True: "yes", False: "no", None: "not measured"}
 
 
@@ -81,15 +85,19 @@ def _figures(cell: Cell | None) -> list[str]:
 
 
 def _goodputs(modes: dict[str, list[Cell]]) -> str:
-    several = any((cell.numbers.get("clients") or 0) > 1 for cells in modes.values() for cell in cells)
-    columns = (*RATES[:2], *AMONG, *RATES[2:]) if several else RATES
+    known = [cell.numbers for cells in modes.values() for cell in cells if "flows" in cell.numbers]
+    wanted = {
+        "slowest": any(numbers["clients"] > 1 for numbers in known),
+        "rivals": any(numbers.get("rivals") for numbers in known),
+        "jain": any(len(numbers["flows"]) > 1 for numbers in known),
+    }
+    columns = (*RATES[:2], *(column for column in AMONG if wanted[column[0]]), *RATES[2:])
     axes = list(next(iter(modes.values()))[0].labels)
     rows = []
     for mode, cells in modes.items():
         for cell in cells:
-            known = "goodput" in cell.numbers
             shown = [_number(cell.numbers.get(key), factor) for key, factor, _ in columns]
-            shown[0] = shown[0] if known else cell.numbers["status"]
+            shown[0] = shown[0] if "goodput" in cell.numbers else cell.numbers["status"]
             rows.append([*([mode] if len(modes) > 1 else []), *(cell.labels[axis] for axis in axes), *shown])
     return _table([*(["mode"] if len(modes) > 1 else []), *axes, *(words for _, _, words in columns)], rows)
 

@@ -65,6 +65,7 @@ def test_rivals_count_among_the_flows(tmp_path: Path) -> None:
     found = goodput.with_senders(alone, samples(tmp_path))
     rates = [alone["flows"]["client-1"], 4e6]
     assert list(found["flows"].values()) == rates
+    assert found["rivals"] == 4e6
     assert found["jain"] == rounded(goodput.jain(rates))
     assert goodput.joined([found, found])["timeline"] == found["timeline"]
 
