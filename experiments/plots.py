@@ -147,6 +147,7 @@ def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
     """Draw what senders had under way over time, a panel a case: windows and flight in packets. Returns the files."""
     known = [cell for cell in cells if cell.numbers["timeline"]]
     figure, axes = _figure([cell.labels["case"] for cell in known], title)
+    most = max((max(cell.numbers["timeline"]["window"]) for cell in known), default=1)
     words = {"cwnd": "congestion window", "in_flight": "in flight", "window": "receiver's window"}
     for axis, cell in zip(axes, known, strict=True):
         for at, (name, meaning) in enumerate(words.items()):
@@ -155,6 +156,7 @@ def timelines(cells: Sequence[Cell], title: str, file: Path) -> list[Path]:
             )
         axis.set_title(cell.labels["case"], fontsize=8)
         _in_logs(axis)
+        axis.set_ylim(1, 2 * most)
         axis.set_xlabel("seconds")
     axes[0].set_ylabel("packets")
     return _save(figure, axes[0], file)

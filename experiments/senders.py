@@ -38,6 +38,8 @@ COMMAND: Final = ("ss", "--tcp", "--info", "--numeric", "--no-header", "--onelin
 # Before this share of all was acknowledged a connection was set up and not more; after that it is told of the end.
 BEGUN: Final = 0.005
 ENDED: Final = 0.999
+# A timeline has no more points: every second one is left out, or more.
+POINTS: Final = 400
 
 _ENDS: Final = re.compile(r"\S+:(\d+)\s+\S+:\d+\s+(\S.*)")
 _FIELDS: Final = re.compile(r"(?<!\w)(cwnd|mss|unacked|sacked|lost|snd_wnd|bytes_acked):(\d+)")
@@ -194,6 +196,7 @@ def _while_sending(samples: Iterable[Sample], rivals: Sequence[str]) -> list[tup
 
 def timeline(rows: Sequence[tuple[float, Socket]]) -> dict[str, list[float]]:
     """Return the lists of a timeline. In flight is what the kernel takes for it (tcp_packets_in_flight)."""
+    rows = rows[:: -(-len(rows) // POINTS)]
     flying = [one.get("unacked", 0) - one.get("sacked", 0) - one.get("lost", 0) + one["again"] for _, one in rows]
     return {
         "seconds": [round(at, 3) for at, _ in rows],
