@@ -14,7 +14,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use thalweg_proto::unifl::{Agreed, Endpoint, FlowId, Offload, What};
 use thalweg_proto::Time;
 use thalweg_tun::{Device, HEADER};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::pipe::{End, Handle, Pipe};
 use crate::route::Way;
@@ -57,14 +57,15 @@ pub(crate) struct Core {
 }
 
 impl Shared {
-    /// Starts the thread that drives the endpoint. It takes the way back when the last connection has ended.
+    /// Starts the thread that drives the endpoint. It takes the way back when the last connection has ended; then the
+    /// receiver hears that nobody will say anything any more.
     pub(crate) fn start(
         endpoint: Endpoint,
         device: Device,
         way: Way,
         (limits, full): (Limits, u64),
         newcomers: mpsc::Sender<Newcomer>,
-    ) -> io::Result<Arc<Self>> {
+    ) -> io::Result<(Arc<Self>, oneshot::Receiver<()>)> {
         let core = Core {
             endpoint,
             device,
@@ -84,13 +85,17 @@ impl Shared {
         });
         let thread = std::thread::Builder::new().name("thalweg-unifl".into());
         let theirs = shared.clone();
+        let (running, gone) = oneshot::channel();
         thread.spawn(move || {
             if let Err(error) = theirs.run() {
                 theirs.fail(&error);
             }
             way.close();
+            // Before it is said: the device goes with the last of these.
+            drop(theirs);
+            drop(running);
         })?;
-        Ok(shared)
+        Ok((shared, gone))
     }
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {

@@ -32,6 +32,7 @@ mod linux {
     use ring::rand::{SecureRandom, SystemRandom};
     use thalweg_proto::unifl::Endpoint;
     use thalweg_tun::Device;
+    use tokio::sync::oneshot;
 
     use super::*;
     pub(crate) use crate::driver::Newcomer;
@@ -41,11 +42,20 @@ mod linux {
     /// The kernel fills in the number.
     const NAME: &str = "unifl%d";
 
-    pub(crate) struct Front(Arc<Shared>);
+    pub(crate) struct Front {
+        shared: Arc<Shared>,
+        gone: oneshot::Receiver<()>,
+    }
 
     impl Front {
         pub(crate) fn stop_listening(&self) {
-            self.0.stop_listening();
+            self.shared.stop_listening();
+        }
+
+        /// Waits until the last connection has ended and what was set on the system is taken back.
+        pub(crate) async fn gone(self) {
+            // An error is what there is to hear: the thread has ended.
+            let _ = self.gone.await;
         }
     }
 
@@ -67,8 +77,8 @@ mod linux {
         let endpoint = Endpoint::new(config, [number(first), number(second)]);
         let device = Device::new(NAME).map_err(|e| explain(&e))?;
         let way = Way::open(device.name(), at.ip(), at.port()).await.map_err(|e| explain(&e))?;
-        let shared = Shared::start(endpoint, device, way, (limits, full), newcomers);
-        shared.map(Front).map_err(|e| explain(&e))
+        let started = Shared::start(endpoint, device, way, (limits, full), newcomers);
+        started.map(|(shared, gone)| Front { shared, gone }).map_err(|e| explain(&e))
     }
 
     fn explain(error: &std::io::Error) -> String {
@@ -88,6 +98,7 @@ mod other {
     use thalweg_transport::Counters;
 
     use super::*;
+    use crate::proxy::Caller;
 
     pub(crate) struct Front(std::convert::Infallible);
     /// There are none.
@@ -116,8 +127,30 @@ mod other {
         }
     }
 
+    impl Caller for Nobody {
+        fn finish(&self) {
+            match self.0 {}
+        }
+
+        fn abort(&self) {
+            match self.0 {}
+        }
+
+        fn poll_broken(&self, _: &mut Context<'_>) -> Poll<io::Error> {
+            match self.0 {}
+        }
+
+        fn repaired(&self) -> Option<u64> {
+            match self.0 {}
+        }
+    }
+
     impl Front {
         pub(crate) fn stop_listening(&self) {
+            match self.0 {}
+        }
+
+        pub(crate) async fn gone(self) {
             match self.0 {}
         }
     }

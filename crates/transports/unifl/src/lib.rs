@@ -11,10 +11,15 @@
 //! ```
 //!
 //! Where this cannot be, the listener is plain tcp and says so.
+//!
+//! The [`proxy`] puts the same endpoint in front of any TCP server, which gets zeros where something was lost, and a map
+//! of these holes.
 #![forbid(unsafe_code)]
 
 #[cfg(target_os = "linux")]
 mod buffer;
+#[cfg(target_os = "linux")]
+mod content;
 #[cfg(target_os = "linux")]
 mod driver;
 mod endpoint;
@@ -22,6 +27,7 @@ mod link;
 mod listener;
 #[cfg(target_os = "linux")]
 mod pipe;
+pub mod proxy;
 #[cfg(target_os = "linux")]
 mod route;
 #[cfg(target_os = "linux")]

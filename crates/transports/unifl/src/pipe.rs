@@ -4,27 +4,19 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use thalweg_proto::unifl::{Budget, Ended, FlowId};
+use thalweg_proto::unifl::{Ended, FlowId};
 use thalweg_tcp::line::{Line, Taken};
 use thalweg_transport::Counters;
-use thalweg_wire::{Range, Ranges};
+use thalweg_wire::Range;
 
 use crate::buffer::Buffer;
+use crate::content::{Permits, Watch};
 use crate::driver::Shared;
-use crate::scout::Scout;
+use crate::proxy::Caller;
 use crate::settings::Limits;
 
 /// A part of the buffer taken before its place is offered to the sender anew.
 const OFFER: u64 = 8;
-
-/// What happens to a flow because of what came.
-#[derive(Default)]
-pub(crate) struct Permits {
-    /// What may be lost from now on.
-    pub ranges: Vec<Range>,
-    /// The budget of the update that has begun.
-    pub budget: Option<Budget>,
-}
 
 /// Why nothing comes any more.
 #[derive(Debug, Clone)]
@@ -41,9 +33,7 @@ pub(crate) struct Pipe {
 
 struct Inside {
     buffer: Buffer,
-    scout: Scout,
-    /// The update whose chunks come: round and sender.
-    update: Option<(u32, u32)>,
+    watch: Watch,
     permits: Permits,
     /// Up to where the sender has been told that there is place.
     admitted: u64,
@@ -68,8 +58,7 @@ impl Pipe {
     pub(crate) fn new(flow: FlowId, limits: Limits) -> Self {
         let inside = Inside {
             buffer: Buffer::default(),
-            scout: Scout::new(),
-            update: None,
+            watch: Watch::new(limits.content),
             permits: Permits::default(),
             admitted: limits.buffer,
             length: None,
@@ -96,16 +85,8 @@ impl Pipe {
         let kept = Range::new(inside.buffer.start().clamp(offset, end), end);
         inside.buffer.write(offset, bytes);
         // At once: who takes the bytes takes headers away.
-        let Inside { buffer, scout, update, permits, .. } = &mut *inside;
-        for payload in scout.advance(|at| buffer.header(at)) {
-            permits.ranges.push(payload.range);
-            let this = (payload.chunk.round, payload.chunk.sender);
-            if update.replace(this) != Some(this) {
-                let ranges: Ranges = [Range::new(payload.range.start, u64::MAX)].into_iter().collect();
-                let Limits { budget, refuse, .. } = self.limits;
-                permits.budget = Some(Budget { ranges, mask: budget, refuse, at_least: 0 });
-            }
-        }
+        let Inside { buffer, watch, permits, .. } = &mut *inside;
+        watch.advance(&self.limits, |at| buffer.header(at), permits);
         kept
     }
 
@@ -178,15 +159,22 @@ impl Inside {
         if at_end || self.shut {
             return Some(Ok(Taken::Bytes(0)));
         }
-        Some(match self.ended.as_ref()? {
-            End::Flow(Ended::Closed | Ended::Aborted) => Ok(Taken::Bytes(0)),
-            End::Flow(Ended::Reset) => Err(io::ErrorKind::ConnectionReset.into()),
-            End::Flow(Ended::Silent) => Err(io::ErrorKind::TimedOut.into()),
+        Some(self.ended.as_ref()?.failure().map_or(Ok(Taken::Bytes(0)), Err))
+    }
+}
+
+impl End {
+    /// What broke; nothing where both sides have ended it, or we have.
+    fn failure(&self) -> Option<io::Error> {
+        Some(match self {
+            End::Flow(Ended::Closed | Ended::Aborted) => return None,
+            End::Flow(Ended::Reset) => io::ErrorKind::ConnectionReset.into(),
+            End::Flow(Ended::Silent) => io::ErrorKind::TimedOut.into(),
             End::Flow(Ended::Lossy { lost, of }) => {
                 let why = format!("{lost} of {of} bytes were lost on the way, more than `refuse` allows");
-                Err(io::Error::new(io::ErrorKind::ConnectionAborted, why))
+                io::Error::new(io::ErrorKind::ConnectionAborted, why)
             }
-            End::Device(why) => Err(io::Error::other(format!("the TUN device failed: {why}"))),
+            End::Device(why) => io::Error::other(format!("the TUN device failed: {why}")),
         })
     }
 }
@@ -286,6 +274,30 @@ impl Line for Handle {
         counters.round_trip = core.endpoint.stats(self.pipe.flow).and_then(|stats| stats.rtt);
         // Of the way back, which is ours (RFC 6582).
         counters.congestion = Some("newreno".into());
+    }
+}
+
+impl Caller for Handle {
+    fn finish(&self) {
+        self.shared.act(|core, now| core.endpoint.close(now, self.pipe.flow));
+    }
+
+    fn abort(&self) {
+        self.pipe.shut();
+        self.shared.act(|core, now| core.endpoint.abort(now, self.pipe.flow));
+    }
+
+    fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        let mut inside = self.pipe.inside();
+        if let Some(error) = inside.ended.as_ref().and_then(End::failure) {
+            return Poll::Ready(error);
+        }
+        wait(&mut inside.mourners, cx);
+        Poll::Pending
+    }
+
+    fn repaired(&self) -> Option<u64> {
+        self.shared.core().endpoint.stats(self.pipe.flow).map(|stats| stats.repaired)
     }
 }
 

@@ -51,6 +51,18 @@ pub(crate) struct Limits {
     pub refuse: f64,
     /// Bytes that wait to be read.
     pub buffer: u64,
+    /// What its stream is made of.
+    pub content: Content,
+}
+
+/// What a stream is made of, which says what of it may be lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Content {
+    /// Frames of a tcp link: the payloads of chunks may.
+    Frames,
+    /// Nothing is known of it: all but so many bytes at its beginning may.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+    Plain { reliable: u64 },
 }
 
 /// What is set, for connections and for the endpoint.
@@ -72,6 +84,7 @@ pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
         budget: chosen.share("budget"),
         refuse: chosen.share("refuse"),
         buffer: options.receive_buffer.map_or(BUFFER, u64::from),
+        content: Content::Frames,
     };
     Ok((limits, config))
 }

@@ -1,0 +1,164 @@
+//! Where the hole map goes: to standard output, to a file, or to whoever connects to a Unix socket.
+//!
+//! One writer has all lines, so each is whole. A hole's bytes go to the server when its line has been written; a writer that
+//! is slow holds them up, and one that fails ends the connection: a server never has a hole that nobody was told of.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use thalweg_transport::{Error, ErrorKind, Result};
+use tokio::sync::{mpsc, oneshot};
+
+#[cfg(unix)]
+use super::readers::attend;
+
+/// Lines that wait to be written; beyond that, those who have some wait.
+const WAITING: usize = 256;
+/// How long the last lines may take.
+const GRACE: Duration = Duration::from_secs(1);
+/// What stands in front of a socket's path.
+const SOCKET: &str = "unix:";
+
+/// Something to be written.
+pub(super) struct Line {
+    pub text: String,
+    /// Whether somebody must have it.
+    pub needed: bool,
+    /// Hears when it is written; closed when nobody waits for that.
+    pub written: oneshot::Sender<io::Result<()>>,
+}
+
+pub(super) struct Map {
+    lines: mpsc::Sender<Line>,
+    socket: Option<PathBuf>,
+}
+
+impl Map {
+    /// Opens `place`: `-` for standard output, `unix:PATH` for a socket, else a file that is appended to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`] for a place that cannot be written.
+    pub(super) async fn open(place: &str) -> Result<Self> {
+        let failed = |error: io::Error| {
+            Error::new(ErrorKind::Address, "open the hole map", format!("{place}: {error}"))
+                .mend("give a file that can be written, unix:PATH for a socket, or - for standard output")
+        };
+        let (lines, waiting) = mpsc::channel(WAITING);
+        if let Some(path) = place.strip_prefix(SOCKET) {
+            let path = PathBuf::from(path);
+            attend(&path, waiting).map_err(failed)?;
+            return Ok(Self { lines, socket: Some(path) });
+        }
+        if place == "-" {
+            start(io::stdout(), waiting).map_err(failed)?;
+        } else {
+            start(open_file(Path::new(place)).map_err(failed)?, waiting).map_err(failed)?;
+        }
+        Ok(Self { lines, socket: None })
+    }
+
+    /// Writes a line that somebody must have, and waits until it is written.
+    pub(super) async fn tell(&self, text: String) -> io::Result<()> {
+        let ended = || io::Error::other("it has ended");
+        self.put(text, true).await.ok_or_else(ended)?.await.map_err(|_| ended())?
+    }
+
+    /// Writes a line if somebody is there who has it.
+    pub(super) async fn mention(&self, text: String) {
+        drop(self.put(text, false).await);
+    }
+
+    /// Waits, but not for long, until all that was said is written.
+    pub(super) async fn flush(&self) {
+        let last = async {
+            if let Some(written) = self.put(String::new(), false).await {
+                // An error has been said to whom it concerned.
+                let _ = written.await;
+            }
+        };
+        let _ = tokio::time::timeout(GRACE, last).await;
+    }
+
+    async fn put(&self, text: String, needed: bool) -> Option<oneshot::Receiver<io::Result<()>>> {
+        let (written, told) = oneshot::channel();
+        self.lines.send(Line { text, needed, written }).await.ok().map(|()| told)
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        if let Some(path) = &self.socket {
+            // It may have been removed by others.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn open_file(path: &Path) -> io::Result<File> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt;
+        // Opening one waits for its reader, and would not hear Ctrl-C.
+        if std::fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo()) {
+            return Err(io::Error::other("is a named pipe"));
+        }
+    }
+    File::options().append(true).create(true).open(path)
+}
+
+/// A thread that writes: it may block.
+fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<Line>) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("thalweg-holes".into());
+    thread.spawn(move || {
+        while let Some(line) = lines.blocking_recv() {
+            let done = to.write_all(line.text.as_bytes()).and_then(|()| to.flush());
+            // Who does not wait for it does not need it.
+            let _ = line.written.send(done);
+        }
+    })?;
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn attend(_: &Path, _: mpsc::Receiver<Line>) -> io::Result<()> {
+    Err(io::Error::other("this system has no Unix sockets"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how tests report
+mod tests {
+    use super::*;
+
+    fn run<T>(what: impl std::future::Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(what)
+    }
+
+    #[test]
+    fn a_line_that_was_told_is_in_the_file() {
+        let path = std::env::temp_dir().join(format!("thalweg-holes-{}", std::process::id()));
+        run(async {
+            let map = Map::open(path.to_str().unwrap()).await.unwrap();
+            map.mention("one\n".into()).await;
+            map.tell("two\n".into()).await.unwrap();
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+        });
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_refused_with_the_mend() {
+        let error = run(Map::open("/no/such/folder/holes")).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Address);
+        assert!(error.to_string().contains("unix:PATH"), "{error}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_line_that_cannot_be_written_is_an_error() {
+        // A device that is always full.
+        let error = run(async { Map::open("/dev/full").await.unwrap().tell("one\n".into()).await });
+        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::StorageFull);
+    }
+}

@@ -1,0 +1,263 @@
+//! Any TCP server behind the endpoint that masks loss. Each connection that comes to the proxy becomes a kernel connection
+//! to the server, which gets the client's bytes with zeros where some were lost, at their places and in their number; a
+//! map tells of these holes. What the server answers goes back reliably.
+//!
+//! ```text
+//! client -> endpoint -> pipe: buffer -> cut: zeros, whole units -> kernel connection -> server
+//!                                            +--> map: file, standard output, socket
+//! ```
+
+mod caller;
+mod cut;
+mod map;
+mod pump;
+#[cfg(unix)]
+mod readers;
+mod record;
+mod settings;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_proto::unifl::Config;
+use thalweg_transport::{Error, ErrorKind, Options, Result};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::endpoint::{self, Front, Newcomer};
+use crate::settings::Limits;
+pub(crate) use caller::Caller;
+use caller::Direct;
+use cut::Cut;
+use map::Map;
+use pump::{carry, Pair, Told};
+use record::{Ends, Record, Totals};
+pub use settings::ProxySettings;
+
+const OPEN: &str = "open the proxy";
+/// Connections that wait for others to end; further ones are reset.
+const WAITING: usize = 64;
+/// How long connections may take to end when the proxy does.
+const GRACE: Duration = Duration::from_secs(1);
+/// Pause after the system could not give us a connection (no more descriptors), so as not to spin.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A proxy that listens; connections wait until it [runs](Proxy::run).
+pub struct Proxy {
+    listen: String,
+    holes: String,
+    why: Option<String>,
+    kernel: TcpListener,
+    new: mpsc::Receiver<Newcomer>,
+    front: Option<Front>,
+    shared: Arc<Shared>,
+    most: usize,
+}
+
+/// What all connections need.
+struct Shared {
+    to: String,
+    servers: Vec<SocketAddr>,
+    align: u64,
+    reliable: u64,
+    limit: Duration,
+    map: Map,
+    events: mpsc::Sender<String>,
+}
+
+impl Proxy {
+    /// Listens. `events` gets a line of JSON for each connection that begins or ends, and a last one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`], [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`] where loss cannot be masked and nobody
+    /// asked for a plain proxy.
+    pub async fn open(settings: ProxySettings, events: mpsc::Sender<String>) -> Result<Self> {
+        let (limits, config) = settings.read()?;
+        let servers = settings.servers().await?;
+        let at = settings.listen_at().await?;
+        let failed = |error| Error::io(OPEN, at, &error);
+        let kernel = TcpListener::bind(at).await.map_err(failed)?;
+        let at = kernel.local_addr().map_err(failed)?;
+        if let Some(back) = servers.iter().find(|&&to| settings::leads_back(at, to)) {
+            let context = format!("the server {back} is the proxy itself, which listens at {at}");
+            return Err(Error::new(ErrorKind::Address, OPEN, context)
+                .mend("give the server another port, or let it listen at 127.0.0.1 and the proxy at another address"));
+        }
+        let map = Map::open(&settings.holes).await?;
+        let (newcomers, new) = mpsc::channel(WAITING);
+        let (front, why) = in_front(at, config, limits, newcomers, settings.plain).await?;
+        let shared = Shared {
+            to: settings.to,
+            servers,
+            align: settings.align,
+            reliable: settings.reliable,
+            limit: Options::default().connect_timeout(),
+            map,
+            events,
+        };
+        let (shared, most) = (Arc::new(shared), settings.connections);
+        Ok(Self { listen: at.to_string(), holes: settings.holes, why, kernel, new, front, shared, most })
+    }
+
+    /// Where it listens and what it does, as a line of JSON.
+    pub fn listening(&self) -> String {
+        let record = Record::Listening {
+            listen: &self.listen,
+            to: &self.shared.to,
+            masks: self.front.is_some(),
+            why: self.why.as_deref(),
+            holes: &self.holes,
+        };
+        record.line()
+    }
+
+    /// Carries connections until `stop` says so, or nobody can any more; then resets those there are, and takes back what
+    /// was set on the system.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut calls = JoinSet::new();
+        let mut connections = 0;
+        loop {
+            let free = calls.len() < self.most;
+            tokio::select! {
+                () = stopped(&mut stop) => break,
+                Some(_) = calls.join_next() => {}
+                new = self.new.recv(), if free && self.front.is_some() => {
+                    if let Some((caller, from)) = new {
+                        connections += 1;
+                        let ends = Ends { connection: connections, from, local: None };
+                        calls.spawn(self.shared.clone().serve(caller, ends, true, stop.clone()));
+                    } else {
+                        self.fall_back().await;
+                    }
+                }
+                accepted = self.kernel.accept(), if free => {
+                    let Ok((stream, from)) = accepted else {
+                        tokio::time::sleep(PAUSE).await;
+                        continue;
+                    };
+                    connections += 1;
+                    let ends = Ends { connection: connections, from: from.to_string(), local: None };
+                    calls.spawn(self.shared.clone().serve(Direct(stream), ends, false, stop.clone()));
+                }
+            }
+        }
+        self.close(calls, connections).await;
+    }
+
+    /// The device has failed: packets are the kernel's again.
+    async fn fall_back(&mut self) {
+        self.front = None;
+        self.why = Some("the TUN device has failed".into());
+        let line = self.listening();
+        let _ = self.shared.events.send(line).await;
+    }
+
+    async fn close(mut self, mut calls: JoinSet<()>, connections: u64) {
+        if let Some(front) = &self.front {
+            front.stop_listening();
+        }
+        self.new.close();
+        while let Ok((caller, _)) = self.new.try_recv() {
+            caller.abort();
+        }
+        // They have heard it too, and only write that they have ended.
+        let ended = async { while calls.join_next().await.is_some() {} };
+        if timeout(GRACE, ended).await.is_err() {
+            calls.shutdown().await;
+        }
+        self.shared.map.flush().await;
+        if let Some(front) = self.front.take() {
+            front.gone().await;
+        }
+        let _ = self.shared.events.send(Record::Stopped { connections }.line()).await;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        if let Some(front) = &self.front {
+            front.stop_listening();
+        }
+    }
+}
+
+/// Waits until all of it is to end.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error says that nobody can say so any more, which is the same.
+    let _ = stop.wait_for(|&stop| stop).await;
+}
+
+/// The endpoint in front of the kernel's listener, or why there is none.
+async fn in_front(
+    at: SocketAddr,
+    config: Config,
+    limits: Limits,
+    newcomers: mpsc::Sender<Newcomer>,
+    plain: bool,
+) -> Result<(Option<Front>, Option<String>)> {
+    match endpoint::open(at, config, limits, newcomers).await {
+        Ok(front) => Ok((Some(front), None)),
+        Err(why) if plain => Ok((None, Some(why))),
+        Err(why) => {
+            let context = format!("loss cannot be masked at {at}: {why}");
+            let error = Error::new(ErrorKind::Unsupported, OPEN, context);
+            Err(error.mend("mend that, or give --plain for an ordinary TCP proxy"))
+        }
+    }
+}
+
+impl Shared {
+    /// A connection from its beginning to its end.
+    async fn serve<C: Caller>(
+        self: Arc<Self>,
+        caller: C,
+        mut ends: Ends,
+        masks: bool,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let mut pair = Pair { caller, server: None, whole: false };
+        let mut cut = Cut::new(self.align, self.reliable);
+        let mut totals = Totals::default();
+        let outcome = tokio::select! {
+            outcome = self.relay(&mut pair, &mut ends, masks, &mut cut, &mut totals) => outcome,
+            () = stopped(&mut stop) => Err("the proxy was stopped".to_owned()),
+        };
+        pair.whole = outcome.is_ok();
+        drop(pair);
+        let (bytes, missing, holes) = (cut.position(), cut.missing(), cut.holes());
+        let totals = Totals { bytes, missing, holes, ..totals };
+        self.say(&Record::End { ends: &ends, totals: &totals, error: outcome.err().as_deref() }).await;
+    }
+
+    async fn relay<C: Caller>(
+        &self,
+        pair: &mut Pair<C>,
+        ends: &mut Ends,
+        masks: bool,
+        cut: &mut Cut,
+        totals: &mut Totals,
+    ) -> std::result::Result<(), String> {
+        let server = self.reach().await.map_err(|error| format!("server: {error}"))?;
+        ends.local = server.local_addr().ok().map(|at| at.to_string());
+        let server = pair.server.insert(server);
+        self.say(&Record::Connection { ends, masks }).await;
+        carry(&pair.caller, server, Told { map: &self.map, ends }, cut, totals).await
+    }
+
+    async fn reach(&self) -> std::io::Result<TcpStream> {
+        let late = |_| Err(std::io::ErrorKind::TimedOut.into());
+        let server = timeout(self.limit, TcpStream::connect(&self.servers[..])).await.unwrap_or_else(late)?;
+        server.set_nodelay(true)?;
+        Ok(server)
+    }
+
+    async fn say(&self, record: &Record<'_>) {
+        let line = record.line();
+        self.map.mention(line.clone()).await;
+        // Nobody hears it any more once the proxy's owner has gone.
+        let _ = self.events.send(line).await;
+    }
+}

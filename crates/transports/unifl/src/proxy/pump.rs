@@ -1,0 +1,162 @@
+//! Carries a connection's bytes both ways, until both sides have ended theirs or something breaks.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::time::Duration;
+
+use socket2::SockRef;
+use thalweg_tcp::line::Taken;
+use thalweg_wire::Range;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::task::consume_budget;
+use tokio::time::timeout;
+
+use super::caller::{reset, Caller};
+use super::cut::Cut;
+use super::map::Map;
+use super::record::{Ends, Record, Totals};
+
+/// Bytes on their way to the client at a time.
+const BLOCK: usize = 64 << 10;
+/// How long the part of a unit waits for its rest.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Both connections. Where they do not come to their end both are reset: else a part would pass for the whole.
+pub(super) struct Pair<C: Caller> {
+    pub caller: C,
+    pub server: Option<TcpStream>,
+    pub whole: bool,
+}
+
+impl<C: Caller> Drop for Pair<C> {
+    fn drop(&mut self) {
+        if !self.whole {
+            self.caller.abort();
+            self.server.iter().for_each(reset);
+        }
+    }
+}
+
+/// Who is told of holes, and whose they are.
+pub(super) struct Told<'a> {
+    pub map: &'a Map,
+    pub ends: &'a Ends,
+}
+
+impl Told<'_> {
+    async fn tell(&self, hole: Range) -> Result<(), String> {
+        let line = Record::Hole { ends: self.ends, start: hole.start, end: hole.end }.line();
+        self.map.tell(line).await.map_err(|error| format!("hole map: {error}"))
+    }
+}
+
+fn of_client(error: io::Error) -> String {
+    format!("client: {error}")
+}
+
+fn of_server(error: io::Error) -> String {
+    format!("server: {error}")
+}
+
+/// Carries until both directions have ended; an error says which side broke, and how.
+pub(super) async fn carry<C: Caller>(
+    caller: &C,
+    server: &TcpStream,
+    told: Told<'_>,
+    cut: &mut Cut,
+    totals: &mut Totals,
+) -> Result<(), String> {
+    let Totals { repaired, returned, .. } = totals;
+    let ended = Notify::new();
+    let up = async {
+        upstream(caller, server, &told, cut).await?;
+        *repaired = caller.repaired();
+        ended.notify_one();
+        Ok::<(), String>(())
+    };
+    // Once all of the client's stream has been taken, nobody else would hear that the client is gone.
+    let broken = async {
+        ended.notified().await;
+        poll_fn(|cx| caller.poll_broken(cx)).await
+    };
+    let down = async {
+        tokio::select! {
+            done = downstream(caller, server, returned) => done,
+            error = broken => Err(of_client(error)),
+        }
+    };
+    tokio::try_join!(up, down).map(drop)
+}
+
+async fn upstream(
+    caller: &impl Caller,
+    server: &TcpStream,
+    told: &Told<'_>,
+    cut: &mut Cut,
+) -> Result<(), String> {
+    loop {
+        // Others on this thread have their turn, however much there is to take.
+        consume_budget().await;
+        let held = cut.holds();
+        let place = cut.place();
+        let next = poll_fn(|cx| caller.poll_take(cx, place));
+        let taken = if held { timeout(PATIENCE, next).await.ok() } else { Some(next.await) };
+        let now = match taken.transpose().map_err(of_client)? {
+            Some(Taken::Bytes(0)) => break,
+            Some(Taken::Bytes(count)) => {
+                cut.came(count);
+                cut.whole().len()
+            }
+            Some(Taken::Hole(count)) => {
+                if let Some(hole) = cut.lost(count) {
+                    told.tell(hole).await?;
+                }
+                cut.whole().len()
+            }
+            None => cut.all().len(),
+        };
+        put(server, &cut.all()[..now]).await.map_err(of_server)?;
+        cut.gone(now);
+    }
+    let rest = cut.all().len();
+    put(server, cut.all()).await.map_err(of_server)?;
+    cut.gone(rest);
+    SockRef::from(server).shutdown(Shutdown::Write).map_err(of_server)
+}
+
+async fn put(server: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        server.writable().await?;
+        match server.try_write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn downstream(caller: &impl Caller, server: &TcpStream, returned: &mut u64) -> Result<(), String> {
+    let mut block = vec![0; BLOCK];
+    loop {
+        consume_budget().await;
+        server.readable().await.map_err(of_server)?;
+        let count = match server.try_read(&mut block) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(of_server(error)),
+        };
+        let mut left = &block[..count];
+        while !left.is_empty() {
+            let taken = poll_fn(|cx| caller.poll_put(cx, &[IoSlice::new(left)])).await;
+            let taken = taken.map_err(of_client)?;
+            left = &left[taken..];
+            *returned += taken as u64;
+        }
+    }
+    caller.finish();
+    Ok(())
+}

@@ -1,0 +1,198 @@
+//! What a proxy is told, and what of it cannot be.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+use thalweg_proto::unifl::Config;
+use thalweg_tcp::socket::resolve;
+use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Settings};
+
+use super::cut::MOST_UNIT;
+use crate::settings::{self, Content, Limits};
+
+const OPEN: &str = "open the proxy";
+/// Most connections at a time: half of what the endpoint has place for, as ended ones are remembered for a while.
+const MOST_CONNECTIONS: usize = 2048;
+/// How long a client may go on sending to a server that has ended its own stream: as long as it likes.
+const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Where connections are taken, and where the server is, if no host is said.
+const ANYWHERE: &str = "0.0.0.0";
+const HERE: &str = "127.0.0.1";
+
+/// What a proxy is told.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ProxySettings {
+    /// Where it listens: `host:port`, or `:port` for all of the machine's addresses. Port 0 lets the system choose.
+    pub listen: String,
+    /// The server: `host:port`, or `:port` on this machine.
+    pub to: String,
+    /// Where the hole map goes: `-` for standard output, `unix:PATH` for a socket, or a file.
+    pub holes: String,
+    /// Bytes at the beginning of each connection that are never masked.
+    pub reliable: u64,
+    /// Holes are widened to multiples of so many bytes, counted from the end of `reliable`; 1 to 4096.
+    pub align: u64,
+    /// Serve as an ordinary TCP proxy where loss cannot be masked.
+    pub plain: bool,
+    /// Connections at a time, 1 to 2048; further ones wait.
+    pub connections: usize,
+    /// Seconds after which a client that says nothing counts as gone; none waits for ever.
+    pub idle: Option<f64>,
+    /// Bytes of a connection that wait for the server, and the largest window; 16 MiB unless said.
+    pub buffer: Option<u32>,
+    /// Options of the `unifl` transport.
+    pub own: Settings,
+}
+
+impl Default for ProxySettings {
+    fn default() -> Self {
+        Self {
+            listen: String::new(),
+            to: String::new(),
+            holes: "-".into(),
+            reliable: 64 << 10,
+            align: 1,
+            plain: false,
+            connections: 256,
+            idle: None,
+            buffer: None,
+            own: Settings::default(),
+        }
+    }
+}
+
+impl ProxySettings {
+    /// Limits of a connection, and the endpoint's own settings.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] naming what cannot be.
+    pub(super) fn read(&self) -> Result<(Limits, Config)> {
+        within("align", self.align, 1, MOST_UNIT)?;
+        within("connections", self.connections as u64, 1, MOST_CONNECTIONS as u64)?;
+        within("buffer", u64::from(self.buffer.unwrap_or(1 << 20)), 1 << 16, 1 << 30)?;
+        let options = Options { own: self.own.clone(), receive_buffer: self.buffer, ..Options::default() };
+        let (limits, config) = settings::read(&options)?;
+        let limits = Limits { content: Content::Plain { reliable: self.reliable }, ..limits };
+        Ok((limits, Config { fin_wait: EVER, idle: self.patience()?, ..config }))
+    }
+
+    fn patience(&self) -> Result<Option<Duration>> {
+        let Some(seconds) = self.idle else { return Ok(None) };
+        match Duration::try_from_secs_f64(seconds) {
+            Ok(idle) if !idle.is_zero() && idle <= EVER => Ok(Some(idle)),
+            _ => Err(unsupported(format!("idle is {seconds} seconds"))
+                .mend("give it more than 0 and at most a year, or leave it out")),
+        }
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`].
+    pub(super) async fn listen_at(&self) -> Result<SocketAddr> {
+        Ok(resolve(OPEN, &parse("listen", &self.listen, ANYWHERE)?).await?[0])
+    }
+
+    /// The server's addresses, at least one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Address`].
+    pub(super) async fn servers(&self) -> Result<Vec<SocketAddr>> {
+        let address = parse("to", &self.to, HERE)?;
+        if address.port == Some(0) {
+            return Err(written_badly("to", &self.to));
+        }
+        resolve(OPEN, &address).await
+    }
+}
+
+fn unsupported(context: String) -> Error {
+    Error::new(ErrorKind::Unsupported, OPEN, context)
+}
+
+fn within(name: &str, value: u64, least: u64, most: u64) -> Result<()> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(unsupported(format!("{name} is {value}, but must be from {least} to {most}"))
+        .mend("give a number in these bounds"))
+}
+
+fn written_badly(name: &str, text: &str) -> Error {
+    Error::new(ErrorKind::Address, OPEN, format!("{name} is {text:?}, which is no HOST:PORT"))
+        .mend("write it as 192.0.2.1:9000, or :9000")
+}
+
+fn parse(name: &str, text: &str, host: &str) -> Result<Address> {
+    let host = if text.starts_with(':') { host } else { "" };
+    let address = Address::parse(&format!("tcp://{host}{text}")).ok();
+    address.filter(|a| a.port.is_some() && a.job.is_none()).ok_or_else(|| written_badly(name, text))
+}
+
+/// Whether what is sent to a server comes back to us.
+pub(super) fn leads_back(listen: SocketAddr, to: SocketAddr) -> bool {
+    let own = || std::net::UdpSocket::bind((to.ip(), 0)).is_ok();
+    to.port() == listen.port() && (to.ip() == listen.ip() || (listen.ip().is_unspecified() && own()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how tests report
+mod tests {
+    use super::*;
+
+    fn settings(json: &str) -> ProxySettings {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn addresses_are_written_without_a_scheme() {
+        let parsed = |text| parse("to", text, HERE).map(|a| a.authority());
+        assert_eq!(parsed("192.0.2.1:9000").unwrap(), "192.0.2.1:9000");
+        assert_eq!(parsed(":9000").unwrap(), "127.0.0.1:9000");
+        assert_eq!(parsed("[::1]:9000").unwrap(), "[::1]:9000");
+        for text in ["", "here", "here:", "here:99999", "a b:1", "tcp://here:1", "here:1/job"] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.kind() == ErrorKind::Address && error.to_string().contains("HOST:PORT"), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_set_reaches_the_endpoint() {
+        let (limits, config) =
+            settings(r#"{"own": {"budget": 0.1}, "reliable": 7, "idle": 2.5}"#).read().unwrap();
+        assert!(matches!(limits.content, Content::Plain { reliable: 7 }));
+        assert_eq!((limits.budget, config.idle), (0.1, Some(Duration::from_millis(2500))));
+        assert!(settings("{}").read().unwrap().1.idle.is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for json in [
+            r#"{"align": 0}"#,
+            r#"{"align": 5000}"#,
+            r#"{"connections": 0}"#,
+            r#"{"buffer": 100}"#,
+            r#"{"idle": 0}"#,
+            r#"{"idle": -1}"#,
+            r#"{"idle": 1e300}"#,
+            r#"{"own": {"budget": 2}}"#,
+            r#"{"own": {"speed": 2}}"#,
+        ] {
+            let parsed: std::result::Result<ProxySettings, _> = serde_json::from_str(json);
+            let refused = parsed.map(|settings| settings.read().map(|_| ()).unwrap_err().kind());
+            assert!(refused.is_err() || refused.is_ok_and(|kind| kind == ErrorKind::Unsupported), "{json}");
+        }
+    }
+
+    #[test]
+    fn a_way_that_leads_back_is_seen() {
+        let at = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert!(leads_back(at("127.0.0.1:9000"), at("127.0.0.1:9000")));
+        assert!(leads_back(at("0.0.0.0:9000"), at("127.0.0.1:9000")));
+        assert!(!leads_back(at("0.0.0.0:9000"), at("127.0.0.1:9001")));
+        assert!(!leads_back(at("0.0.0.0:9000"), at("192.0.2.1:9000")));
+        assert!(!leads_back(at("192.0.2.1:9000"), at("127.0.0.1:9000")));
+    }
+}

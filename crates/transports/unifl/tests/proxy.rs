@@ -1,0 +1,442 @@
+//! Plain servers and clients of the kernel, with the proxy between them: on hosts of a lab over a link that loses packets,
+//! and on the loopback, where it is an ordinary proxy.
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
+#![cfg(target_os = "linux")]
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{channel, Sender};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{json, Value};
+use socket2::SockRef;
+use thalweg_lab::Lab;
+use thalweg_unifl::proxy::{Proxy, ProxySettings};
+use tokio::sync::{mpsc, watch};
+
+mod common;
+
+const STREAM: usize = 8 << 20;
+const LOOPBACK: &str = "127.0.0.1";
+
+/// Where client and server are.
+#[derive(Clone, Copy)]
+enum Network {
+    /// On two hosts; the way to the server loses this share of packets.
+    Lossy(f64),
+    Loopback,
+}
+
+/// What came of it: the server's and the client's part, the map's lines, the events.
+struct Outcome<S, C> {
+    server: S,
+    client: C,
+    map: Vec<Value>,
+    events: Vec<Value>,
+}
+
+impl<S, C> Outcome<S, C> {
+    fn holes(&self) -> Vec<(usize, usize)> {
+        let holes = self.map.iter().filter(|line| line["event"] == "hole");
+        holes.map(|hole| (number(&hole["start"]), number(&hole["end"]))).collect()
+    }
+
+    fn end(&self) -> &Value {
+        self.events.iter().find(|event| event["event"] == "end").unwrap()
+    }
+}
+
+fn number(value: &Value) -> usize {
+    value.as_u64().unwrap() as usize
+}
+
+fn enter(lab: Option<&Lab>, host: &str) {
+    if let Some(lab) = lab {
+        common::go_to(lab, host);
+    }
+}
+
+/// Has a client and a server talk through a proxy, which is stopped after the first event `last`. `None` where there is no
+/// such network.
+fn talk<S: Send + 'static, C: Send + 'static>(
+    (network, last): (Network, &'static str),
+    settings: Value,
+    server: impl FnOnce(TcpListener) -> S + Send + 'static,
+    client: impl FnOnce(TcpStream) -> C + Send + 'static,
+) -> Option<Outcome<S, C>> {
+    let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});
+    let lab = match network {
+        Network::Loopback => None,
+        Network::Lossy(loss) => match common::lab(way(loss), way(0.0)) {
+            Ok(lab) => Some(Arc::new(lab)),
+            Err(why) => {
+                println!("skipped: {why}");
+                return None;
+            }
+        },
+    };
+    // The lab lasts as long as this call.
+    let map = tempfile();
+    let (holes, theirs, (ready, told)) = (map.clone(), lab.clone(), channel());
+    let host = thread::spawn(move || {
+        enter(theirs.as_deref(), "b");
+        let listener = TcpListener::bind((LOOPBACK, 0)).unwrap();
+        let mut settings = settings;
+        settings["holes"] = json!(holes);
+        settings["listen"] = json!(format!("{}:0", theirs.as_ref().map_or(LOOPBACK, |_| common::SERVER)));
+        if settings["to"].is_null() {
+            settings["to"] = json!(listener.local_addr().unwrap().to_string());
+        }
+        let served = thread::spawn(move || server(listener));
+        let events = run(serde_json::from_value(settings).unwrap(), last, ready);
+        (served.join().unwrap(), events)
+    });
+    let to = told.recv().unwrap();
+    let theirs = lab.clone();
+    let guest = thread::spawn(move || {
+        enter(theirs.as_deref(), "a");
+        client(TcpStream::connect(to).unwrap())
+    });
+    let client = guest.join().unwrap();
+    let (server, events) = host.join().unwrap();
+    let lines = std::fs::read_to_string(&map).unwrap();
+    std::fs::remove_file(&map).unwrap();
+    let map = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    Some(Outcome { server, client, map, events })
+}
+
+fn tempfile() -> String {
+    let test = thread::current().name().unwrap_or_default().replace(':', "-");
+    std::env::temp_dir().join(format!("thalweg-{test}-{}", std::process::id())).to_str().unwrap().to_owned()
+}
+
+/// Runs a proxy up to the first event `last`, and then to its end; all events.
+fn run(settings: ProxySettings, last: &str, ready: Sender<SocketAddr>) -> Vec<Value> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (masks, plain) = (!settings.plain, settings.plain);
+    let before = forwarding();
+    let events = runtime.block_on(async {
+        let (sender, mut events) = mpsc::channel(100);
+        let proxy = Proxy::open(settings, sender).await.unwrap();
+        let listening: Value = serde_json::from_str(&proxy.listening()).unwrap();
+        assert_eq!((&listening["masks"], listening["why"].is_null()), (&json!(masks), !plain));
+        assert!(plain || devices() == 1);
+        ready.send(listening["listen"].as_str().unwrap().parse().unwrap()).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(proxy.run(stopped));
+        let mut all: Vec<Value> = Vec::new();
+        while let Some(event) = events.recv().await {
+            all.push(serde_json::from_str(&event).unwrap());
+            if all.iter().any(|event| event["event"] == last) {
+                stop.send_replace(true);
+            }
+        }
+        all
+    });
+    assert!(plain || devices() == 0, "a device is left behind");
+    assert!(plain || forwarding() == before, "a setting is left behind");
+    assert_eq!(events.last().unwrap()["event"], "stopped");
+    events
+}
+
+/// Our devices on this thread's host.
+fn devices() -> usize {
+    let seen = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    seen.lines().filter(|line| line.trim_start().starts_with("unifl")).count()
+}
+
+/// A setting of this thread's host that is changed while it runs.
+fn forwarding() -> Option<String> {
+    std::fs::read_to_string("/proc/sys/net/ipv4/conf/eth0/forwarding").ok()
+}
+
+/// Bytes of which none is zero.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at % 251) as u8 + 1).collect()
+}
+
+fn accepted(listener: &TcpListener) -> TcpStream {
+    listener.accept().unwrap().0
+}
+
+/// All that comes, and who it is from.
+fn take(listener: TcpListener) -> (Vec<u8>, SocketAddr) {
+    let mut stream = accepted(&listener);
+    let mut came = Vec::new();
+    stream.read_to_end(&mut came).unwrap();
+    (came, stream.peer_addr().unwrap())
+}
+
+/// Sends a stream, and waits for the other end.
+fn give(length: usize) -> impl FnOnce(TcpStream) -> SocketAddr {
+    move |mut stream| {
+        stream.write_all(&pattern(length)).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+        stream.local_addr().unwrap()
+    }
+}
+
+fn reset(stream: TcpStream) {
+    SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+}
+
+fn broken(stream: &mut TcpStream) -> ErrorKind {
+    loop {
+        match stream.read(&mut [0; 1024]) {
+            Ok(0) => return ErrorKind::UnexpectedEof,
+            Ok(_) => {}
+            Err(error) => return error.kind(),
+        }
+    }
+}
+
+/// What the server must have got of a stream with these holes.
+fn with_holes(length: usize, holes: &[(usize, usize)]) -> Vec<u8> {
+    let mut expected = pattern(length);
+    for &(start, end) in holes {
+        expected[start..end.min(length)].fill(0);
+    }
+    expected
+}
+
+#[test]
+fn holes_are_zeros_and_the_map_has_each() {
+    let settings = json!({"own": {"budget": 0.05}});
+    let Some(outcome) = talk((Network::Lossy(0.01), "end"), settings, take, give(STREAM)) else { return };
+    let ((came, from), holes) = (&outcome.server, outcome.holes());
+    assert!(*came == with_holes(STREAM, &holes), "what is not in the map is not what was sent");
+    let missing: usize = holes.iter().map(|(start, end)| end - start).sum();
+    assert!((STREAM / 1000..STREAM / 20).contains(&missing), "{missing} bytes are missing");
+    assert!(holes.iter().all(|&(start, _)| start >= 64 << 10), "the beginning is reliable");
+    assert!(holes.windows(2).all(|pair| pair[0].1 <= pair[1].0), "holes rise");
+    let end = outcome.end();
+    assert_eq!(
+        (number(&end["bytes"]), number(&end["missing"]), number(&end["holes"])),
+        (STREAM, missing, holes.len())
+    );
+    assert!(end["error"].is_null(), "{end}");
+    for line in &outcome.map {
+        assert_eq!((&line["connection"], &line["from"]), (&json!(1), &json!(outcome.client.to_string())));
+        assert_eq!(line["local"], json!(from.to_string()));
+    }
+    assert_eq!((&outcome.map[0]["event"], outcome.map.last()), (&json!("connection"), Some(end)));
+}
+
+#[test]
+fn without_a_budget_all_of_it_comes() {
+    let settings = json!({"own": {"budget": 0}});
+    let Some(outcome) = talk((Network::Lossy(0.01), "end"), settings, take, give(STREAM)) else { return };
+    assert!(outcome.holes().is_empty() && outcome.server.0 == pattern(STREAM));
+}
+
+#[test]
+fn a_stream_no_longer_than_its_reliable_beginning_comes_whole() {
+    let settings = json!({"own": {"budget": 1}, "reliable": STREAM});
+    let Some(outcome) = talk((Network::Lossy(0.01), "end"), settings, take, give(STREAM)) else { return };
+    assert!(outcome.holes().is_empty() && outcome.server.0 == pattern(STREAM));
+}
+
+#[test]
+fn no_more_is_masked_than_the_budget_has() {
+    let settings = json!({"own": {"budget": 0.01}});
+    let Some(outcome) = talk((Network::Lossy(0.05), "end"), settings, take, give(STREAM)) else { return };
+    let (holes, missing) = (outcome.holes(), number(&outcome.end()["missing"]));
+    assert!(missing > 0 && missing <= STREAM / 100, "{missing} bytes are missing");
+    assert!(outcome.server.0 == with_holes(STREAM, &holes));
+}
+
+#[test]
+fn holes_are_widened_to_whole_values() {
+    let settings = json!({"own": {"budget": 0.05}, "reliable": 13, "align": 8});
+    let Some(outcome) = talk((Network::Lossy(0.01), "end"), settings, take, give(STREAM)) else { return };
+    let holes = outcome.holes();
+    assert!(
+        !holes.is_empty() && holes.iter().all(|(start, end)| (start - 13) % 8 == 0 && (end - 13) % 8 == 0)
+    );
+    let (expected, came) = (with_holes(STREAM, &holes), &outcome.server.0);
+    assert_eq!(came.len(), STREAM);
+    // In a hole is zero, or at its edges what came.
+    assert!(expected.iter().zip(came).all(|(expected, came)| expected == came || *expected == 0));
+}
+
+#[test]
+fn a_client_that_has_sent_all_gets_the_answer() {
+    for network in [Network::Lossy(0.01), Network::Loopback] {
+        let server = |listener: TcpListener| {
+            let mut stream = accepted(&listener);
+            let mut came = Vec::new();
+            stream.read_to_end(&mut came).unwrap();
+            stream.write_all(&pattern(300_000)).unwrap();
+            came.len()
+        };
+        let client = |mut stream: TcpStream| {
+            stream.write_all(&pattern(200_000)).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut came = Vec::new();
+            stream.read_to_end(&mut came).unwrap();
+            came
+        };
+        let Some(outcome) = talk((network, "end"), settings(network), server, client) else { continue };
+        assert_eq!(outcome.server, 200_000);
+        assert!(outcome.client == pattern(300_000));
+        assert_eq!(number(&outcome.end()["returned"]), 300_000);
+        assert!(outcome.end()["error"].is_null());
+    }
+}
+
+#[test]
+fn a_server_that_has_sent_all_still_gets_the_stream() {
+    for network in [Network::Lossy(0.01), Network::Loopback] {
+        let server = |listener: TcpListener| {
+            let mut stream = accepted(&listener);
+            stream.write_all(b"go").unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut came = Vec::new();
+            stream.read_to_end(&mut came).unwrap();
+            came.len()
+        };
+        let client = |mut stream: TcpStream| {
+            let mut came = Vec::new();
+            stream.read_to_end(&mut came).unwrap();
+            stream.write_all(&pattern(200_000)).unwrap();
+            came
+        };
+        let Some(outcome) = talk((network, "end"), settings(network), server, client) else { continue };
+        assert_eq!((outcome.server, &outcome.client[..]), (200_000, &b"go"[..]));
+        assert!(outcome.end()["error"].is_null());
+    }
+}
+
+/// Those of a test on this network.
+fn settings(network: Network) -> Value {
+    json!({"plain": matches!(network, Network::Loopback)})
+}
+
+#[test]
+fn a_reset_of_the_client_reaches_the_server() {
+    for network in [Network::Lossy(0.0), Network::Loopback] {
+        let server = |listener: TcpListener| {
+            let mut stream = accepted(&listener);
+            stream.write_all(b"go").unwrap();
+            broken(&mut stream)
+        };
+        let client = |mut stream: TcpStream| {
+            stream.write_all(b"some").unwrap();
+            stream.read_exact(&mut [0; 2]).unwrap();
+            reset(stream);
+        };
+        let Some(outcome) = talk((network, "end"), settings(network), server, client) else { continue };
+        assert_eq!(outcome.server, ErrorKind::ConnectionReset);
+        assert!(outcome.end()["error"].as_str().unwrap().starts_with("client: "));
+    }
+}
+
+#[test]
+fn a_reset_of_the_server_reaches_the_client() {
+    for network in [Network::Lossy(0.0), Network::Loopback] {
+        let server = |listener: TcpListener| {
+            let mut stream = accepted(&listener);
+            stream.read_exact(&mut [0; 4]).unwrap();
+            reset(stream);
+        };
+        let client = |mut stream: TcpStream| {
+            stream.write_all(b"some").unwrap();
+            broken(&mut stream)
+        };
+        let Some(outcome) = talk((network, "end"), settings(network), server, client) else { continue };
+        assert_eq!(outcome.client, ErrorKind::ConnectionReset);
+        assert!(outcome.end()["error"].as_str().unwrap().starts_with("server: "));
+    }
+}
+
+#[test]
+fn where_no_server_listens_clients_are_reset() {
+    for network in [Network::Lossy(0.0), Network::Loopback] {
+        let mut settings = settings(network);
+        settings["to"] = json!("127.0.0.1:1");
+        let client = |mut stream: TcpStream| broken(&mut stream);
+        let Some(outcome) = talk((network, "end"), settings, drop, client) else { continue };
+        assert_eq!(outcome.client, ErrorKind::ConnectionReset);
+        assert!(outcome.end()["error"].as_str().unwrap().starts_with("server: "));
+        assert!(outcome.end()["local"].is_null());
+    }
+}
+
+#[test]
+fn a_proxy_that_is_stopped_resets_both_ends() {
+    for network in [Network::Lossy(0.0), Network::Loopback] {
+        let server = |listener: TcpListener| broken(&mut accepted(&listener));
+        let client = |mut stream: TcpStream| broken(&mut stream);
+        let settings = settings(network);
+        let Some(outcome) = talk((network, "connection"), settings, server, client) else { continue };
+        assert_eq!(
+            (outcome.server, outcome.client),
+            (ErrorKind::ConnectionReset, ErrorKind::ConnectionReset)
+        );
+        assert_eq!(outcome.end()["error"], "the proxy was stopped");
+    }
+}
+
+#[test]
+fn a_server_that_is_slow_slows_the_client_and_gets_all() {
+    const LONG: usize = 16 << 20;
+    let (full, seen) = channel();
+    let server = move |listener: TcpListener| {
+        let mut stream = accepted(&listener);
+        // Nothing is read before the client could send no more.
+        seen.recv().unwrap();
+        let mut count = 0;
+        let mut block = [0; 10_000];
+        loop {
+            match stream.read(&mut block).unwrap() {
+                0 => return count,
+                more => count += more,
+            }
+        }
+    };
+    let client = move |mut stream: TcpStream| {
+        let bytes = pattern(LONG);
+        stream.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        loop {
+            match stream.write(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        full.send(()).unwrap();
+        stream.set_nonblocking(false).unwrap();
+        stream.write_all(&bytes[sent..]).unwrap();
+    };
+    let settings = json!({"buffer": 256 << 10});
+    let Some(outcome) = talk((Network::Lossy(0.0), "end"), settings, server, client) else { return };
+    assert_eq!(outcome.server, LONG);
+    assert!(outcome.holes().is_empty());
+}
+
+#[test]
+fn where_nothing_can_be_masked_it_is_refused() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let open = |listen: &str, to: &str| {
+        let settings = json!({"listen": listen, "to": to});
+        let (events, _) = mpsc::channel(1);
+        let opened = Proxy::open(serde_json::from_value(settings).unwrap(), events);
+        let error = runtime.block_on(opened).err().unwrap();
+        (format!("{:?}", error.kind()), error.to_string())
+    };
+    let (kind, why) = open("127.0.0.1:0", "127.0.0.1:9");
+    assert!(
+        kind == "Unsupported" && why.contains("the loopback loses nothing") && why.contains("--plain"),
+        "{why}"
+    );
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    assert_eq!(open(&taken.local_addr().unwrap().to_string(), "127.0.0.1:9").0, "InUse");
+    drop(taken);
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (kind, why) = open(&free, &free);
+    assert!(kind == "Address" && why.contains("is the proxy itself"), "{why}");
+}
