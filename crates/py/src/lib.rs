@@ -13,6 +13,7 @@ mod errors;
 mod functions;
 mod lab;
 mod layout;
+mod proxy;
 mod server;
 
 /// The compiled core of thalweg.
@@ -33,6 +34,8 @@ mod _core {
     use crate::lab::{enter_namespace, Lab};
     #[pymodule_export]
     use crate::layout::Layout;
+    #[pymodule_export]
+    use crate::proxy::Proxy;
     #[pymodule_export]
     use crate::server::Server;
 }

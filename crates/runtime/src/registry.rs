@@ -8,6 +8,36 @@ use thalweg_transport::{memory::Memory, Address, Capabilities, ErrorKind, Option
 
 use crate::{options::Layers, Error};
 
+/// The proxy that masks loss for any TCP server.
+#[cfg(feature = "unifl")]
+pub(crate) use thalweg_unifl::proxy as masking;
+/// Its counterpart for builds without it.
+#[cfg(not(feature = "unifl"))]
+pub(crate) mod masking {
+    use thalweg_transport::{Error, ErrorKind, Result};
+    use tokio::sync::{mpsc, watch};
+
+    #[derive(serde::Deserialize)]
+    pub struct ProxySettings {}
+    pub struct Proxy(std::convert::Infallible);
+
+    impl Proxy {
+        pub async fn open(_: ProxySettings, _: mpsc::Sender<String>) -> Result<Self> {
+            let context = "built without the feature `unifl`";
+            Err(Error::new(ErrorKind::Unsupported, "open the proxy", context)
+                .mend("build with --features unifl"))
+        }
+
+        pub fn listening(&self) -> String {
+            match self.0 {}
+        }
+
+        pub async fn run(self, _: watch::Receiver<bool>) {
+            match self.0 {}
+        }
+    }
+}
+
 /// A transport, whether this build and machine have it or not.
 #[derive(Clone, Serialize)]
 pub struct Entry {

@@ -1,0 +1,63 @@
+//! `Proxy`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use thalweg_runtime as runtime;
+
+use crate::errors::{core_error, raise};
+
+/// A proxy that masks loss in front of any TCP server; it listens from when it is made.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Proxy(Mutex<Option<runtime::Proxy>>);
+
+impl Proxy {
+    fn held(&self) -> MutexGuard<'_, Option<runtime::Proxy>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut runtime::Proxy) -> Result<T, runtime::Error>) -> PyResult<T> {
+        let mut held = self.held();
+        let proxy = held
+            .as_mut()
+            .ok_or_else(|| core_error("closed", "proxy: it has been closed; open another one"))?;
+        f(proxy).map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Proxy {
+    /// Listens as `config`, a JSON object, says.
+    #[new]
+    fn new(py: Python<'_>, config: &str) -> PyResult<Self> {
+        let opened = py.detach(|| runtime::Proxy::open(config)).map_err(raise)?;
+        Ok(Self(Mutex::new(Some(opened))))
+    }
+
+    /// Where it listens, and whether it masks loss, as JSON.
+    #[getter]
+    fn listening(&self) -> PyResult<String> {
+        self.with(|proxy| Ok(proxy.listening().to_owned()))
+    }
+
+    /// Serves until a signal's handler raises, and raises that. `observer` hears of connections, as JSON; what it raises
+    /// ends it too.
+    fn serve(&self, py: Python<'_>, observer: Py<PyAny>) -> PyResult<()> {
+        let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+        let go_on = |event: Option<&str>| {
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                event.map_or(Ok(()), |event| observer.call1(py, (event,)).map(drop))
+            });
+            let kept = |error| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            told.map_err(kept).is_ok()
+        };
+        py.detach(|| self.with(|proxy| proxy.serve(go_on)))?;
+        raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// Ends it, if it has not. May be called again.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.held().take()));
+    }
+}
