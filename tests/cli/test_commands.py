@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 from thalweg.cli import app
 
 HEAVY = ("torch", "pyarrow", "pydantic", "numpy", "sklearn", "rich")
+COMMANDS = ("run", "server", "client", "pki", "doctor", "transports", "export", "lab", "bench", "advise", "unifl")
+PROXY = ["unifl", "proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:
@@ -41,13 +43,11 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     *text, heavy = done.stdout.splitlines()
     assert heavy == "[]"
-    for command in ("run", "server", "client", "pki", "doctor", "transports", "export", "lab", "bench", "advise"):
+    for command in COMMANDS:
         assert any(line.split()[:1] == [command] for line in text), command
 
 
-@pytest.mark.parametrize(
-    "command", ["run", "server", "client", "pki", "doctor", "transports", "export", "lab", "bench", "advise"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     code, out, _ = invoke(command, "--help")
     assert code == 0
@@ -61,7 +61,18 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bogus"], ["run", "--clients", "many"], ["run", "--bogus"], ["client"], ["pki", "issue"]]
+    "arguments",
+    [
+        ["bogus"],
+        ["run", "--clients", "many"],
+        ["run", "--bogus"],
+        ["client"],
+        ["pki", "issue"],
+        ["unifl", "proxy", "--listen", ":9000"],
+        [*PROXY, "--budget", "2"],
+        [*PROXY, "--align", "0"],
+        [*PROXY, "--connections", "0"],
+    ],
 )
 def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
     assert invoke(*arguments)[0] == 2
@@ -88,6 +99,12 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         (["client", "tcp://127.0.0.1:1", "--cert", "c"], "go together", "--key"),
         (["pki", "issue", "a", "--dir", "/none"], "cannot read /none/ca.crt", "thalweg pki init"),
         (["doctor", "--size", "big"], "'big'", "64MiB"),
+        (PROXY, "loss cannot be masked at 127.0.0.1:", "--plain"),
+        ([*PROXY, "--reliable", "much"], "--reliable: 'much'", "64KiB"),
+        ([*PROXY, "--to", "here"], 'to is "here"', "192.0.2.1:9000"),
+        ([*PROXY, "--control", "fast"], "control must be one of delay, paper, fixed, none", "thalweg doctor"),
+        ([*PROXY, "--option", "speed"], "'speed' is no option", "KEY=VALUE"),
+        ([*PROXY, "--holes", "/none/holes"], "/none/holes: No such file", "unix:PATH"),
     ],
 )
 def test_an_error_is_two_lines_and_a_code(arguments: list[str], cause: str, mend: str) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ def why_no_lab() -> str:
 class Program:
     """``thalweg ...`` in a process of its own."""
 
-    def __init__(self, arguments: list[str], folder: Path) -> None:
+    def __init__(self, arguments: list[str], folder: Path, through: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "thalweg", *arguments],
+            [*through, sys.executable, "-m", "thalweg", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -76,8 +76,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start programs; those that still run at the end are ended."""
     programs: list[Program] = []
 
-    def begin(*arguments: str) -> Program:
-        programs.append(Program([str(argument) for argument in arguments], tmp_path))
+    def begin(*arguments: str, through: Sequence[str] = ()) -> Program:
+        programs.append(Program([str(argument) for argument in arguments], tmp_path, through))
         return programs[-1]
 
     yield begin

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports
+from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
 from thalweg.errors import ThalwegError
 from thalweg.explain import INTERRUPTED, exit_code, explain
@@ -87,6 +87,7 @@ app.command("bench")(bench.command)
 app.command("advise")(advise.command)
 app.add_typer(pki.app, name="pki")
 app.add_typer(lab.app, name="lab")
+app.add_typer(unifl.app, name="unifl")
 
 
 def main() -> None:
