@@ -91,6 +91,8 @@ fuzz: ## ten million damaged frames against the decoders (FUZZ_FRAMES, FUZZ_SEED
 	  cargo test $(LOCKED) --release -p thalweg-wire --test fuzz -- --nocapture
 	@THALWEG_FUZZ_FRAMES=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many messages, packets and datagrams" \
 	  cargo test $(LOCKED) --release -p thalweg-ltp -p thalweg-messages -p thalweg-mqtt -p thalweg-udp --lib fuzz
+	@THALWEG_FUZZ_PACKETS=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many packets at a TCP endpoint" \
+	  cargo test $(LOCKED) --release -p thalweg-proto --test unifl hostile -- --nocapture
 
 .PHONY: lock
 lock: setup ## resolve requirements/dev.lock anew

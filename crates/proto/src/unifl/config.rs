@@ -83,13 +83,13 @@ pub struct Reorder {
 /// How a sender's reduction for a repaired hole is undone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Undo {
-    /// The echo of a timestamp from before the repair (RFC 3522); the sender needs timestamps.
+    /// The echo of a timestamp from before the repairs (RFC 3522); the sender needs timestamps.
     pub eifel: bool,
     /// A report that the repair came twice (RFC 2883), though it did not.
     pub duplicates: bool,
-    /// Silences up to which the first segment after one counts as a repair by timeout. The sender takes them for round
-    /// trips, so its next timeout is longer.
-    pub silence: Time,
+    /// How old such an echo may become while holes follow on each other, or four round trips where that is longer. The
+    /// sender takes its age for a round trip, so its next timeout is longer.
+    pub oldest: Time,
 }
 
 impl Default for Config {
@@ -103,7 +103,7 @@ impl Default for Config {
             ecn: Ecn::Refuse,
             ack_delay: Time::from_millis(5),
             reorder: Reorder::default(),
-            undo: Undo { eifel: true, duplicates: false, silence: Time::from_millis(600) },
+            undo: Undo { eifel: true, duplicates: false, oldest: Time::from_millis(600) },
             policy: Policy::default(),
             rate: Rate::default(),
             gaps: 4096,

@@ -2,9 +2,17 @@
 //!
 //! What is echoed decides what the sender makes of its own retransmissions. Ordinarily it is the timestamp of the
 //! earliest segment not yet acknowledged (RFC 7323 section 4.3), of what has *come*: after a masked hole that is the
-//! segment which showed it. While a hole is held, the echo stays what it was when the first one opened: a sender that
-//! sees an acknowledgement of its retransmission with an echo from before it takes the retransmission for needless and
-//! undoes its reduction (Eifel, RFC 3522 and RFC 4015; Linux: `tcp_packet_delayed`).
+//! segment which showed it.
+//!
+//! While holes are held, the echo is of something sent before the first repair: a sender that sees its retransmission
+//! acknowledged with an echo from before it takes it for needless and undoes its reduction (Eifel, RFC 3522 and RFC 4015).
+//! Linux compares with the first retransmission of those that may still be under way (`tcp_packet_delayed`,
+//! `retrans_stamp`), whether that came or not. What it sends again on our word it sends after hearing it, so everything
+//! that echoes an earlier clock of ours was sent before; of these timestamps the newest but one is echoed, where it is
+//! near, which the sender has really sent. No older one will do: where a repair is acknowledged, the sender takes what
+//! lies between echo and acknowledgement for a round trip (RFC 7323 section 4.1), and times out the later. Nor is one
+//! echoed for long, while holes follow on each other. After a silence, which may have been a timeout, it is the tick
+//! before the timestamp that ended it: nothing nearer was sent.
 
 use super::sequence::before;
 use crate::Time;
@@ -15,6 +23,8 @@ const SLACK: u32 = 10_000;
 const OUTDATED: Time = Time::from_secs(24 * 24 * 3600);
 /// How long a peer's clock is watched before its unit is known.
 const WATCHED: Time = Time::from_millis(100);
+/// Ticks between two timestamps that are near.
+const NEAR: u32 = 16;
 /// Units of peers' clocks, per second.
 const UNITS: [f64; 6] = [1e2, 250.0, 1e3, 1e4, 1e5, 1e6];
 
@@ -28,6 +38,9 @@ pub(super) struct Stamps {
     recent_at: Time,
     /// The newest timestamp that has come: the sender's clock.
     pub newest: u32,
+    /// The one before it.
+    second: u32,
+    repair: Option<Repair>,
     /// The newest of our own that came back.
     echoed: u32,
     first: (u32, Time),
@@ -36,11 +49,44 @@ pub(super) struct Stamps {
     pub unsent: bool,
 }
 
+/// Holes that are held.
+#[derive(Debug, Clone, Copy)]
+struct Repair {
+    /// Our clock when the sender was told, or when the echo before this had become too old.
+    since: u32,
+    /// The newest two timestamps from before it heard.
+    newest: u32,
+    second: u32,
+    /// Something has been repaired: the rest was sent after that.
+    begun: bool,
+}
+
+impl Repair {
+    /// Earlier than anything sent after `newest`.
+    fn echo(&self) -> u32 {
+        let near = self.newest.wrapping_sub(self.second) <= NEAR && self.newest != self.second;
+        if near {
+            self.second
+        } else {
+            self.newest.wrapping_sub(1)
+        }
+    }
+}
+
 impl Stamps {
     pub fn new(now: Time, shift: u32, value: u32) -> Self {
-        let echoed = clock(now, shift);
-        let (recent, newest, first) = (value, value, (value, now));
-        Self { shift, recent, recent_at: now, newest, echoed, first, unit: None, unsent: false }
+        Self {
+            shift,
+            recent: value,
+            recent_at: now,
+            newest: value,
+            second: value,
+            repair: None,
+            echoed: clock(now, shift),
+            first: (value, now),
+            unit: None,
+            unsent: false,
+        }
     }
 
     /// Our clock: milliseconds.
@@ -60,16 +106,61 @@ impl Stamps {
         !before(self.value(now), echo) && !before(echo, self.echoed.wrapping_sub(SLACK))
     }
 
-    /// Data has come. `holding`: holes are being repaired; the echo stays.
-    pub fn came(&mut self, now: Time, value: u32, holding: bool) {
-        if before(self.newest, value) {
-            self.newest = value;
+    /// Data has come. `stays`: it is not the first that is unacknowledged.
+    pub fn came(&mut self, now: Time, value: u32, stays: bool) {
+        self.repair = None;
+        self.see(value);
+        if !self.unsent && !stays {
+            self.echo(now, value);
         }
-        if !self.unsent && !holding && !before(value, self.recent) {
+        self.unsent = true;
+    }
+
+    /// Data has come after a silence: perhaps what the sender's timer made it send again.
+    pub fn woke(&mut self, now: Time, value: u32) {
+        self.came(now, value.wrapping_sub(1), false);
+        self.see(value);
+    }
+
+    /// The sender is about to hear that something is missing.
+    pub fn hold(&mut self, now: Time) {
+        let (since, newest, second) = (self.value(now), self.newest, self.second);
+        self.repair.get_or_insert(Repair { since, newest, second, begun: false });
+    }
+
+    /// Nothing is held any longer.
+    pub fn release(&mut self) {
+        self.repair = None;
+    }
+
+    /// Data has come while holes are held. `echo`: what it echoes; `fills`: it is a repair. `oldest`: milliseconds of our
+    /// clock after which an echo is too old.
+    pub fn held(&mut self, now: Time, (value, echo): (u32, u32), fills: bool, oldest: u32) {
+        self.see(value);
+        self.unsent = true;
+        let time = self.value(now);
+        let Some(repair) = &mut self.repair else { return };
+        if time.wrapping_sub(repair.since) > oldest {
+            *repair = Repair { since: time, newest: value, second: value, begun: fills };
+        } else if !fills && !repair.begun && before(echo, repair.since) && before(repair.newest, value) {
+            (repair.second, repair.newest) = (repair.newest, value);
+        }
+        repair.begun |= fills;
+        // Also where that is a tick less than before: what is sent again may have the same one.
+        (self.recent, self.recent_at) = (repair.echo(), now);
+    }
+
+    fn see(&mut self, value: u32) {
+        if before(self.newest, value) {
+            (self.second, self.newest) = (self.newest, value);
+        }
+    }
+
+    fn echo(&mut self, now: Time, value: u32) {
+        if !before(value, self.recent) {
             self.recent = value;
             self.recent_at = now;
         }
-        self.unsent = true;
     }
 
     /// A round trip, from what a segment echoes.
@@ -115,10 +206,48 @@ mod tests {
         assert_eq!((stamps.recent, stamps.newest), (110, 120));
         stamps.unsent = false;
         stamps.came(MS, 130, true);
-        assert_eq!(stamps.recent, 110, "held");
+        assert_eq!(stamps.recent, 110, "not in order");
         stamps.unsent = false;
         stamps.came(MS, 140, false);
         assert_eq!(stamps.recent, 140);
+    }
+
+    /// The sender's clock is at 1000 where ours is at 0; 40 ms for a round trip.
+    #[test]
+    fn the_echo_while_holes_are_held_is_from_before_the_first_repair() {
+        let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
+        stamps.came(100 * MS, 1080, false);
+        stamps.came(110 * MS, 1090, false);
+        stamps.hold(110 * MS);
+        // Sent before the sender has heard, and after.
+        for (at, value, echo) in [(111, 1091, 71), (140, 1120, 100), (149, 1129, 109), (151, 1131, 111)] {
+            stamps.held(at * MS, (value, echo), false, 600);
+        }
+        assert_eq!(stamps.recent, 1120, "sent, and before the last that was sent unknowing");
+        // The first repair is lost; what comes is later, and so is everything else.
+        stamps.held(230 * MS, (1210, 190), true, 600);
+        stamps.held(231 * MS, (1211, 100), false, 600);
+        assert_eq!(stamps.recent, 1120);
+        stamps.release();
+        stamps.came(232 * MS, 1212, false);
+        assert_eq!(stamps.recent, 1120, "not acknowledged yet");
+        stamps.unsent = false;
+        stamps.came(233 * MS, 1213, false);
+        assert_eq!(stamps.recent, 1213);
+    }
+
+    #[test]
+    fn an_echo_is_neither_held_for_long_nor_from_before_a_pause() {
+        let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
+        stamps.came(9000 * MS, 10_000, false);
+        stamps.hold(9000 * MS);
+        stamps.held(9050 * MS, (10_050, 9000), true, 600);
+        assert_eq!(stamps.recent, 9999);
+        stamps.held(9601 * MS, (10_601, 9561), true, 600);
+        assert_eq!(stamps.recent, 10_600);
+        let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
+        stamps.woke(250 * MS, 1250);
+        assert_eq!((stamps.recent, stamps.newest), (1249, 1250));
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Stream {
         floor: u32,
     ) -> Result<Arrival, TooManyGaps> {
         let mut arrival = Arrival::default();
-        if range.start > self.highest && self.gaps.len() >= self.most_gaps {
+        if (range.start > self.highest || self.splits(range)) && self.gaps.len() >= self.most_gaps {
             return Err(TooManyGaps);
         }
         self.segments += u64::from(segments);
@@ -181,6 +181,13 @@ impl Stream {
             }
         }
         Ok(arrival)
+    }
+
+    /// Whether `range` leaves something of a gap on either side. What a sender repairs first never does.
+    fn splits(&self, range: Range) -> bool {
+        let first = self.gaps.partition_point(|gap| gap.range.end <= range.start);
+        let inside = |gap: &Gap| gap.range.start < range.start && range.end < gap.range.end;
+        !range.is_empty() && self.gaps.get(first).is_some_and(inside)
     }
 
     /// The first part of `old` that is not among `pieces`, which rise.
@@ -241,6 +248,10 @@ impl Stream {
             self.late += part.len();
             self.missing -= part.len();
             arrival.pieces.push((part, true));
+        }
+        // What is left of a mask may be two.
+        while self.masks.len() > self.most_masks {
+            self.masks.pop_first();
         }
     }
 

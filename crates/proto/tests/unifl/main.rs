@@ -7,7 +7,9 @@ mod app;
 mod choices;
 mod client;
 mod congestion;
+mod estimator;
 mod fuzz;
+mod hostile;
 mod properties;
 #[path = "../common/recorded.rs"]
 mod recorded;
@@ -17,6 +19,7 @@ mod states;
 mod table;
 mod traps;
 mod wire;
+mod witness;
 mod world;
 
 #[global_allocator]

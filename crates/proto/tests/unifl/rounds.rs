@@ -2,24 +2,33 @@
 
 use std::fmt::Write;
 
-use thalweg_proto::emulation::Shape;
+use thalweg_proto::emulation::{Dice, Shape};
 use thalweg_proto::unifl::{Config, Policy, Rate};
 use thalweg_proto::Time;
 
+use super::allocator;
 use super::congestion::Kind;
-use super::sender::Sender;
+use super::recorded::assert_recorded;
+use super::sender::{Sender, FIRST};
 use super::table;
 use super::world::World;
 
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/unifl_rounds.txt");
+const INCAST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/unifl_incast.txt");
 const EACH: u64 = 3 << 20;
 const SHARED: u64 = 60_000_000;
+
+/// Jain's index: 1 for equal rates, 1/n if one has all.
+fn jain(rates: &[f64]) -> f64 {
+    let sum: f64 = rates.iter().sum();
+    sum * sum / (rates.len() as f64 * rates.iter().map(|r| r * r).sum::<f64>())
+}
 
 /// Eight senders with 50 Mbit/s each, 40 ms, over one link of 60 Mbit/s. Slowest against ideal, Jain's index of what has
 /// come when the first is done, and what queues dropped.
 fn round(mixed: bool, group: bool, loss: f64, seed: u64) -> (f64, f64, u64, f64) {
-    let kind = |i: u8| if mixed && i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
-    let senders = (0..8).map(|i| Sender::new(2 + i, kind(i), EACH)).collect();
+    let kind = |i: u16| if mixed && i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
+    let senders = (0..8).map(|i| Sender::new(FIRST + i, kind(i), EACH)).collect();
     let queue = Some((SHARED as f64 / 8.0 * 0.04) as u64);
     let shared = Shape { rate: Some(SHARED), queue_bytes: queue, ..Shape::default() };
     let config = Config { flows: 8, ..table::config(0.0) };
@@ -32,8 +41,7 @@ fn round(mixed: bool, group: bool, loss: f64, seed: u64) -> (f64, f64, u64, f64)
     let ends: Vec<f64> = world.ends.iter().flatten().map(Time::as_secs_f64).collect();
     assert_eq!(ends.len(), 8);
     let rates: Vec<f64> = ends.iter().map(|end| EACH as f64 / end).collect();
-    let sum: f64 = rates.iter().sum();
-    let jain = sum * sum / (8.0 * rates.iter().map(|r| r * r).sum::<f64>());
+    let jain = jain(&rates);
     let ideal = (8 * EACH) as f64 * 8.0 / (SHARED as f64 * 1448.0 / 1500.0);
     let missing: u64 = world.apps.iter().map(|app| app.missing()).sum();
     (ends.iter().copied().fold(0.0, f64::max) / ideal, jain, world.full, missing as f64 / (8 * EACH) as f64)
@@ -61,24 +69,136 @@ fn rounds_are_as_recorded_and_fair() {
             }
         }
     }
-    if std::env::var_os("THALWEG_REWRITE").is_some() {
-        std::fs::write(TABLE, &now).expect("the snapshot can be written");
+    assert_recorded(TABLE, &now);
+}
+
+/// So many flows on one endpoint.
+const FLOWS: u16 = 1000;
+
+/// Flows in memory, what their tables hold, and how far beyond what is acknowledged they have promised place.
+fn held(world: &World) -> (usize, usize, usize, u64) {
+    let stats = world.apps.iter().filter_map(|app| world.endpoint.stats(app.flow?));
+    stats.fold((world.endpoint.flows(), 0, 0, 0), |(flows, gaps, masks, promised), stats| {
+        assert_eq!(stats.unacknowledged, 0, "nothing is on the way back");
+        let (more_gaps, more_masks) = stats.tables;
+        let room = stats.edge - stats.acknowledged;
+        (flows, gaps + more_gaps, masks + more_masks, promised + room)
+    })
+}
+
+/// A thousand senders begin within 200 ms, each of 50 Mbit/s and 40 ms, over one link of 1 Gbit/s with a queue of 60 ms.
+/// Segments are small so that each flow has many. The world, when each began, and the most that the endpoint held.
+fn thousand(each: u64) -> (World, Vec<f64>, (usize, usize, usize, u64)) {
+    let mut dice = Dice::new(&[FLOWS.into(), 1]);
+    let starts: Vec<f64> = (0..FLOWS).map(|_| 0.2 * dice.unit()).collect();
+    let sender = |(i, &start): (u16, &f64)| {
+        let kind = if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
+        let mut sender = Sender::new(FIRST + i, kind, each);
+        sender.deadline = Some(Time::from_secs_f64(start));
+        sender
+    };
+    let senders = (0..FLOWS).zip(&starts).map(sender).collect();
+    let rate = 1_000_000_000;
+    let shared = Shape { rate: Some(rate), queue_bytes: Some(rate / 8 * 6 / 100), ..Shape::default() };
+    // More shake hands at a time than by default may.
+    let flows = FLOWS.into();
+    let config = Config { flows, half_open: flows, mtu: 576, ..table::config(0.0) };
+    let path = table::link(40.0, 0.01);
+    let mut world = World::new(config, senders, &path, Some(shared), 2).grouped().settled();
+    let mut most = (0, 0, 0, 0);
+    for step in 1..=200 {
+        world.run(Time::from_millis(50 * step));
+        let now = held(&world);
+        most = (most.0.max(now.0), most.1.max(now.1), most.2.max(now.2), most.3.max(now.3));
     }
-    assert_eq!(
-        std::fs::read_to_string(TABLE).unwrap_or_default(),
-        now,
-        "if that is meant, rewrite the table"
-    );
+    (world, starts, most)
 }
 
 #[test]
-fn hundreds_of_flows_on_one_endpoint() {
-    let kind = |i: u8| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
-    let senders = (0..200).map(|i| Sender::new(2 + i, kind(i), 40_000)).collect();
-    let mut world = World::new(table::config(0.0), senders, &table::link(40.0, 0.01), None, 2);
-    world.run(Time::from_secs(600));
-    assert!(world.apps.iter().all(|app| app.finished == Some(40_000)));
-    assert_eq!(world.endpoint.flows(), 200, "in CLOSE-WAIT until we close");
+fn a_thousand_flows_finish_in_bounds_and_share_fairly() {
+    const EACH: u64 = 80_000;
+    let (peak, (world, starts, most)) = allocator::peak(|| thousand(EACH));
+    assert!(world.is_over() && world.apps.iter().all(|app| app.finished == Some(EACH)));
+    assert_eq!((world.endpoint.flows(), world.endpoint.counters().evicted), (FLOWS.into(), 0));
+    let times = world.ends.iter().flatten().zip(&starts).map(|(end, start)| end.as_secs_f64() - start);
+    let rates: Vec<f64> = times.map(|took| EACH as f64 / took).collect();
+    let jain = jain(&rates);
+    let missing: u64 = world.apps.iter().map(|app| app.missing()).sum();
+    let missing = missing as f64 / (u64::from(FLOWS) * EACH) as f64;
+    println!("{most:?}, {peak} bytes, jain {jain:.4}, missing {missing:.4}, full {}", world.full);
+    // Measured: 95 gaps, 5929 masks and 31.6 MB of window at most, 21.7 MB with all packets under way and all senders.
+    let (flows, gaps, masks, promised) = most;
+    assert!(flows == FLOWS.into() && gaps < 500 && masks < 12_000 && promised < 50 << 20, "{most:?}");
+    assert!(peak < 40 << 20, "{peak} bytes");
+    // Measured: 0.960, and 0.122 missing, nearly all of it where all begin at once.
+    assert!(jain > 0.93 && missing < 0.16, "{jain} {missing}");
+}
+
+/// What a round of eight came to, in seconds.
+#[derive(Debug)]
+struct Incast {
+    /// Until the last is done.
+    took: f64,
+    /// The same without what each waited for a lost tail, which nothing tells of but the sender's timer (trap 7).
+    carried: f64,
+    /// The longest such wait, and retransmissions and reductions of all.
+    waited: f64,
+    repairs: [u64; 2],
+    full: u64,
+}
+
+/// Eight senders of 100 Mbit/s each and 30 to 50 ms at once, over one link of 400 Mbit/s with a queue of 40 ms, rates
+/// and packets scaled to a fifth of the packets a second; every hundredth is lost.
+fn incast(seed: u64) -> Incast {
+    const EACH: u64 = 430_000;
+    let kind = |i: u16| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
+    let senders = (0..8).map(|i| Sender::new(FIRST + i, kind(i), EACH)).collect();
+    let link = |rate: u64| Shape { rate: Some(rate), queue_bytes: Some(rate / 8 / 25), ..Shape::default() };
+    let (own, shared) = (Shape { loss: 0.01, ..link(7_680_000) }, link(30_720_000));
+    let config = Config { mtu: 576, ..table::config(0.0) };
+    let delay = |i: usize| 0.015 + 0.01 * Dice::new(&[seed, i as u64]).unit();
+    let world = World::new(config, senders, &own, Some(shared), seed);
+    let mut world = world.delayed(delay).grouped().settled();
+    world.run(Time::from_secs(60));
+    assert!(world.apps.iter().all(|app| app.finished == Some(EACH)), "everybody finishes");
+    let ends = || world.ends.iter().flatten().map(Time::as_secs_f64);
+    let waits = || world.senders.iter().map(|sender| sender.tally.waited.as_secs_f64());
+    let most = |a: f64, b: f64| a.max(b);
+    let sum = |of: fn(&Sender) -> u64| world.senders.iter().map(of).sum();
+    Incast {
+        took: ends().fold(0.0, most),
+        carried: ends().zip(waits()).map(|(end, waited)| end - waited).fold(0.0, most),
+        waited: waits().fold(0.0, most),
+        repairs: [sum(|s| s.tally.retransmissions), sum(|s| s.tally.reductions)],
+        full: world.full,
+    }
+}
+
+/// Rounds at full size take 4.7 s, where a lost tail is a small part; of these it is a fifth, so it counts apart.
+#[test]
+fn no_incast_round_is_far_from_the_median() {
+    let rounds: Vec<Incast> = (0..200).map(incast).collect();
+    let sorted = |of: fn(&Incast) -> f64| {
+        let mut all: Vec<f64> = rounds.iter().map(of).collect();
+        all.sort_by(f64::total_cmp);
+        move |percent: usize| all[(all.len() - 1) * percent / 100]
+    };
+    let (took, carried, waited) = (sorted(|r| r.took), sorted(|r| r.carried), sorted(|r| r.waited));
+    let mut now = String::from(
+        "200 incast rounds of eight senders with 1 % loss, in seconds by percentile: until the last is done, the same\n\
+         without waits for a lost tail, and the longest such wait.\n\n   %    took carried  waited\n",
+    );
+    for percent in [0, 10, 50, 90, 95, 99, 100] {
+        let (took, carried, waited) = (took(percent), carried(percent), waited(percent));
+        writeln!(now, "{percent:>4} {took:>7.3} {carried:>7.3} {waited:>7.3}").expect("a string grows");
+    }
+    let sum = |of: fn(&Incast) -> u64| rounds.iter().map(of).sum::<u64>();
+    let (again, reduced, full) = (sum(|r| r.repairs[0]), sum(|r| r.repairs[1]), sum(|r| r.full));
+    writeln!(now, "\n{again} segments sent again, {reduced} reductions, {full} found a queue full")
+        .expect("a string grows");
+    assert!(carried(100) <= 1.25 * carried(50) && waited(100) < 0.25 * 4.7, "{now}");
+    assert_eq!(reduced, 0, "no loss but of a tail is visible");
+    assert_recorded(INCAST, &now);
 }
 
 /// Trap 16: a masked flow beside an ordinary one, each Cubic, on one bottleneck.

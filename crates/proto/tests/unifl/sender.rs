@@ -1,15 +1,27 @@
-//! A TCP sender that knows nothing of masking, as Linux has it: window scale, timestamps, SACK with the loss rule of RFC
-//! 6675, recovery, timeouts of RFC 6298, and undoing both by Eifel (`tcp_packet_delayed`) and by reported duplicates.
+//! A TCP sender that knows nothing of masking, as Linux (6.18) has it: window scale, timestamps, SACK with the loss rule
+//! of RFC 6675, recovery, timeouts, and undoing both by Eifel (`tcp_packet_delayed`) and by reported duplicates.
+//!
+//! A round trip is that of the oldest segment newly acknowledged; if one of them was sent again, that of segments newly
+//! reported by SACK; and only without any of these what the echo says (`tcp_ack_update_rtt`). So echoes count just where
+//! a repair is acknowledged. What Linux has and this has not: RACK, so a repair that is lost too is left to the timer;
+//! tail loss probes; F-RTO; a gradual reduction.
+
+mod recovery;
 
 use std::collections::VecDeque;
 
 use thalweg_proto::Time;
 
+use self::recovery::Recovery;
 use super::congestion::{Congestion, Kind};
+use super::estimator::Estimator;
 use super::wire::*;
 
-pub const MSS: u64 = 1448;
-const REORDERING: u64 = 3;
+/// Payload bytes of a segment, where the other end takes as many.
+const SEGMENT: u64 = 1448;
+/// The first sender's number, and port.
+pub const FIRST: u16 = 2;
+pub const PORTS: u16 = 4000;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sent {
@@ -17,20 +29,22 @@ struct Sent {
     end: u64,
     at: Time,
     sacked: bool,
+    /// Counts as lost, whether it has been sent again or not.
     lost: bool,
+    /// Sent again, and under way.
     again: bool,
+    /// Sent again at any time: its acknowledgement is no round trip (Karn's rule).
+    ever: bool,
 }
 
-/// What to restore if a reduction turns out needless.
-#[derive(Debug, Clone)]
-struct Recovery {
-    high: u64,
-    before: Congestion,
-    /// Our clock at the first retransmission.
-    stamp: Option<u32>,
-    /// Retransmissions not reported as duplicates.
-    needed: u32,
-    timeout: bool,
+impl Sent {
+    fn is_under_way(&self) -> bool {
+        !self.sacked && (self.again || !self.lost)
+    }
+
+    fn is_repair(&self) -> bool {
+        self.again && !self.sacked
+    }
 }
 
 /// What became of it.
@@ -40,6 +54,8 @@ pub struct Tally {
     pub reductions: u64,
     pub timeouts: u64,
     pub undone: u64,
+    /// Waited for timers that ran out.
+    pub waited: Time,
 }
 
 pub struct Sender {
@@ -60,8 +76,12 @@ pub struct Sender {
     pub done: bool,
     duplicates: u64,
     recovery: Option<Recovery>,
-    smooth: Option<(f64, f64)>,
-    timeout: Time,
+    /// Our clock at the first of the retransmissions that may still be under way (`retrans_stamp`).
+    stamp: Option<u32>,
+    /// Timeouts since the last progress.
+    tries: u32,
+    segment: u64,
+    pub estimator: Estimator,
     pub deadline: Option<Time>,
     limited: bool,
     pub stamps: bool,
@@ -71,8 +91,10 @@ pub struct Sender {
 }
 
 impl Sender {
-    pub fn new(host: u8, kind: Kind, total: u64) -> Self {
-        let base = Seg { port: 4000 + u16::from(host), host, window: 512, ..Seg::default() };
+    /// The sender of a number from [`FIRST`] on, which its port has too.
+    pub fn new(number: u16, kind: Kind, total: u64) -> Self {
+        let host = FIRST as u8 + ((number - FIRST) % 250) as u8;
+        let base = Seg { port: PORTS + number, host, window: 512, ..Seg::default() };
         Self {
             base,
             total,
@@ -91,8 +113,10 @@ impl Sender {
             done: false,
             duplicates: 0,
             recovery: None,
-            smooth: None,
-            timeout: Time::from_secs(1),
+            stamp: None,
+            tries: 0,
+            segment: SEGMENT,
+            estimator: Estimator::default(),
             deadline: Some(Time::ZERO),
             limited: false,
             stamps: true,
@@ -138,20 +162,18 @@ impl Sender {
             };
             return Some(syn);
         }
-        let flight = self.sent.iter().filter(|s| !s.sacked && !s.lost).count() as f64;
+        let flight = self.sent.iter().filter(|s| s.is_under_way()).count() as f64;
         if flight >= self.congestion.window.max(1.0) {
             self.limited = true;
             return None;
         }
-        if let Some(lost) = self.sent.iter_mut().find(|s| s.lost && !s.sacked) {
-            lost.lost = false;
-            lost.again = true;
-            lost.at = now;
+        let stamp = self.clock(now);
+        if let Some(lost) = self.sent.iter_mut().find(|s| s.lost && !s.again && !s.sacked) {
+            (lost.again, lost.ever, lost.at) = (true, true, now);
             let (start, end) = (lost.start, lost.end);
             self.tally.retransmissions += 1;
-            let stamp = self.clock(now);
+            self.stamp.get_or_insert(stamp);
             if let Some(recovery) = &mut self.recovery {
-                recovery.stamp.get_or_insert(stamp);
                 recovery.needed += 1;
             }
             return Some(self.piece(now, start, end));
@@ -160,13 +182,13 @@ impl Sender {
             return None;
         }
         let start = self.next;
-        let data = (start + MSS).min(self.total).min(self.edge);
+        let data = (start + self.segment).min(self.total).min(self.edge);
         let end = if data == self.total { self.end() } else { data };
         self.sent.push_back(Sent { start, end, at: now, ..Sent::default() });
         self.next = end;
         self.finished |= end == self.end();
         if self.deadline.is_none() {
-            self.deadline = Some(now + self.timeout);
+            self.deadline = Some(now + self.estimator.timeout());
         }
         Some(self.piece(now, start, end))
     }
@@ -175,23 +197,6 @@ impl Sender {
         let data = end.min(self.total);
         let fin = if end == self.end() { FIN } else { 0 };
         self.seg(now, ACK | fin, start, bytes(start, (data - start) as usize))
-    }
-
-    pub fn expired(&mut self, now: Time) {
-        if !self.connected || self.deadline.is_none_or(|at| at > now) {
-            return;
-        }
-        self.timeout = (self.timeout * 2).min(Time::from_secs(60));
-        self.deadline = Some(now + self.timeout);
-        if self.sent.is_empty() {
-            return;
-        }
-        self.tally.timeouts += 1;
-        let before = self.recovery.take().map_or_else(|| self.congestion.clone(), |recovery| recovery.before);
-        self.congestion.reduce();
-        self.congestion.window = 1.0;
-        self.sent.iter_mut().filter(|s| !s.sacked).for_each(|s| s.lost = true);
-        self.recovery = Some(Recovery { high: self.next, before, stamp: None, needed: 0, timeout: true });
     }
 
     pub fn receive(&mut self, now: Time, seg: &Seg) {
@@ -206,9 +211,12 @@ impl Sender {
             self.theirs = seg.seq.wrapping_add(1);
             self.scale = seg.scale.unwrap_or(0);
             self.edge = u64::from(seg.window);
+            self.segment = u64::from(seg.mss.unwrap_or(536) - 12).min(SEGMENT);
             self.connected = true;
             self.deadline = None;
-            self.measured(seg.stamps.map(|(_, echo)| self.clock(now).wrapping_sub(echo)));
+            if let Some((_, echo)) = seg.stamps {
+                self.measured(self.since(now, echo));
+            }
             return;
         }
         let ack = seg.ack.wrapping_sub(self.iss.wrapping_add(1));
@@ -219,114 +227,79 @@ impl Sender {
         }
         self.edge = self.edge.max(ack + (u64::from(seg.window) << self.scale));
         let stamp = seg.stamps.map(|(_, echo)| echo);
-        let twice = self.blocks(seg, ack);
-        let came = self.acknowledge(now, ack, stamp);
+        let (twice, reported) = self.blocks(seg, ack);
+        let reported = reported.map(|at| now.saturating_sub(at).as_secs_f64());
+        let came = self.acknowledge(now, ack, stamp, reported);
         let mut undo = false;
         if let Some(recovery) = self.recovery.as_mut().filter(|_| twice) {
             recovery.needed = recovery.needed.saturating_sub(1);
-            undo = recovery.needed == 0 && recovery.stamp.is_some();
+            undo = recovery.needed == 0 && self.stamp.is_some();
         }
-        self.recover(now, ack, came > 0, stamp, undo);
+        self.leave(ack, came > 0, stamp, undo);
+        self.enter();
         if came > 0 && self.recovery.as_ref().is_none_or(|r| r.timeout) && self.limited {
-            let rtt = self.smooth.map_or(0.1, |(smooth, _)| smooth);
-            self.congestion.acknowledged(now, came as f64 / MSS as f64, rtt);
+            let rtt = self.estimator.smooth().unwrap_or(0.1);
+            self.congestion.acknowledged(now, came as f64 / self.segment as f64, rtt);
         }
         self.limited = false;
         self.done |= self.una == self.end();
     }
 
-    /// Marks what is reported; whether a duplicate is.
-    fn blocks(&mut self, seg: &Seg, ack: u64) -> bool {
+    /// Marks what is reported. Whether a duplicate is, and when the first of what is newly reported was sent.
+    fn blocks(&mut self, seg: &Seg, ack: u64) -> (bool, Option<Time>) {
         let base = self.iss.wrapping_add(1);
         let offset =
             |n: u32| self.una as i64 + i64::from(n.wrapping_sub(base).wrapping_sub(self.una as u32) as i32);
-        let mut twice = false;
+        let (mut twice, mut first) = (false, None::<Time>);
         for &(start, end) in &seg.sack {
             let (start, end) = (offset(start), offset(end));
             if end <= ack as i64 {
                 twice = true;
                 continue;
             }
-            let all = self.sent.iter_mut();
-            all.filter(|s| s.start as i64 >= start && s.end as i64 <= end).for_each(|s| s.sacked = true);
+            let inside = |s: &Sent| s.start as i64 >= start && s.end as i64 <= end;
+            for s in self.sent.iter_mut().filter(|s| !s.sacked && inside(s)) {
+                s.sacked = true;
+                if !s.ever {
+                    first = Some(first.map_or(s.at, |first| first.min(s.at)));
+                }
+            }
         }
-        twice
+        (twice, first)
     }
 
-    /// Bytes that are newly acknowledged.
-    fn acknowledge(&mut self, now: Time, ack: u64, stamp: Option<u32>) -> u64 {
+    /// Bytes that are newly acknowledged. `reported`: a round trip that SACK shows, in seconds.
+    fn acknowledge(&mut self, now: Time, ack: u64, stamp: Option<u32>, reported: Option<f64>) -> u64 {
         if ack <= self.una {
             self.duplicates += u64::from(!self.sent.is_empty());
+            reported.into_iter().for_each(|rtt| self.measured(rtt));
             return 0;
         }
         let came = ack - self.una;
         self.una = ack;
         self.duplicates = 0;
-        let mut rtt = None;
+        self.tries = 0;
+        let (mut oldest, mut repaired) = (None, false);
         while let Some(first) = self.sent.front().copied().filter(|s| s.end <= ack) {
-            if !first.again && !first.sacked {
-                rtt = Some(now.saturating_sub(first.at).as_millis() as u32);
+            repaired |= first.ever;
+            if !first.ever && !first.sacked {
+                oldest.get_or_insert(first.at);
             }
             self.sent.pop_front();
         }
-        self.measured(rtt.or(stamp.map(|echo| self.clock(now).wrapping_sub(echo))));
-        self.deadline = (!self.sent.is_empty()).then(|| now + self.timeout);
+        let plain = oldest.filter(|_| !repaired).map(|at| now.saturating_sub(at).as_secs_f64());
+        let told = stamp.map(|echo| self.since(now, echo));
+        plain.or(reported).or(told).into_iter().for_each(|rtt| self.measured(rtt));
+        self.deadline = (!self.sent.is_empty()).then(|| now + self.estimator.timeout());
         came
     }
 
-    fn measured(&mut self, rtt: Option<u32>) {
-        let Some(rtt) = rtt.map(|ms| f64::from(ms.max(1)) / 1000.0) else { return };
-        let (smooth, spread) = match self.smooth {
-            None => (rtt, rtt / 2.0),
-            Some((smooth, spread)) => {
-                (smooth * 0.875 + rtt * 0.125, spread * 0.75 + (smooth - rtt).abs() * 0.25)
-            }
-        };
-        self.smooth = Some((smooth, spread));
-        self.timeout = Time::from_secs_f64(smooth + (4.0 * spread).max(0.2));
+    /// Seconds since our clock showed what is echoed; it counts milliseconds, one at least.
+    fn since(&self, now: Time, echo: u32) -> f64 {
+        f64::from(self.clock(now).wrapping_sub(echo).max(1)) / 1000.0
     }
 
-    fn recover(&mut self, now: Time, ack: u64, advanced: bool, stamp: Option<u32>, duplicate: bool) {
-        if let Some(recovery) = self.recovery.clone() {
-            let early = |echo: u32, first: u32| (echo.wrapping_sub(first) as i32) < 0;
-            let delayed = matches!((stamp, recovery.stamp), (Some(echo), Some(first)) if early(echo, first));
-            let out = self.sent.iter().any(|s| s.again && !s.sacked);
-            if duplicate || (advanced && delayed && (ack >= recovery.high || !out)) {
-                // Needless after all.
-                self.tally.undone += 1;
-                let window = self.congestion.window.max(recovery.before.window);
-                self.congestion = recovery.before;
-                self.congestion.window = window;
-                self.sent.iter_mut().for_each(|s| s.lost = false);
-                self.recovery = None;
-            } else if ack >= recovery.high {
-                self.recovery = None;
-            }
-        }
-        let highest = self.sent.iter().rev().find(|s| s.sacked).map(|s| s.start);
-        let mut found = false;
-        if let Some(highest) = highest {
-            let sacked = self.sent.iter().filter(|s| s.sacked).count() as u64;
-            for s in self.sent.iter_mut().filter(|s| !s.sacked && !s.again && !s.lost) {
-                if s.end + REORDERING * MSS <= highest + MSS && sacked >= REORDERING {
-                    s.lost = true;
-                    found = true;
-                }
-            }
-        } else if !self.sack && self.duplicates == REORDERING {
-            if let Some(first) = self.sent.front_mut() {
-                first.lost = true;
-                found = true;
-            }
-        }
-        // A retransmission that is lost too is left to the timer.
-        if found && self.recovery.is_none() {
-            self.tally.reductions += 1;
-            let before = self.congestion.clone();
-            self.congestion.reduce();
-            let (high, stamp) = (self.next, None);
-            self.recovery = Some(Recovery { high, before, stamp, needed: 0, timeout: false });
-        }
-        let _ = now;
+    fn measured(&mut self, rtt: f64) {
+        self.estimator.measured(rtt, self.una, self.next);
     }
 }

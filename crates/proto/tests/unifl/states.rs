@@ -152,6 +152,18 @@ fn a_fin_is_acknowledged_once_whatever_the_state() {
     }
 }
 
+/// As an old connection of the same ports may have left one.
+#[test]
+fn an_end_from_before_the_stream_is_none() {
+    let mut c = Client::connected(config());
+    let seg = Seg { seq: IRS.wrapping_sub(50_000), ..c.at(ACK | FIN, 0, &[7; 1448]) };
+    c.hand_in(&seg);
+    c.pass(1000 * MS);
+    assert_eq!((c.app.finished, c.acked()), (None, Some(0)));
+    c.say(ACK | FIN, 0, &[]);
+    assert_eq!((c.app.finished, c.acked()), (Some(0), Some(1)));
+}
+
 #[test]
 fn both_ends_close_in_every_order() {
     let ended = |mut c: Client, at: u64| {

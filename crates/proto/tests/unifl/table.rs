@@ -50,7 +50,7 @@ fn row(kind: Kind, repair: (&str, f64), loss: f64, rtt: u64) -> String {
     let ceiling = RATE as f64 * 1e-6 * 1448.0 / 1500.0;
     let share = world.goodput(0) / ceiling * 100.0;
     format!(
-        "{:>5} {:>6} {:>6.1} {rtt:>4} {:>8.2} {share:>9.1} {holes:>7.3} {:>6} {:>10} {:>8} {:>7} {:>6}",
+        "{:>5} {:>6} {:>6.1} {rtt:>4} {:>8.2} {share:>9.1} {holes:>7.3} {:>6} {:>10} {:>8} {:>7} {:>6.0} {:>6}",
         format!("{kind:?}").to_lowercase(),
         repair.0,
         loss * 100.0,
@@ -59,6 +59,7 @@ fn row(kind: Kind, repair: (&str, f64), loss: f64, rtt: u64) -> String {
         tally.retransmissions,
         tally.timeouts,
         tally.undone,
+        world.senders[0].estimator.longest() * 1000.0,
         world.full,
     )
 }
@@ -66,8 +67,9 @@ fn row(kind: Kind, repair: (&str, f64), loss: f64, rtt: u64) -> String {
 fn table() -> String {
     let mut table = String::from(
         "8 MiB from one sender over 50 Mbit/s with a queue of 40 ms, the delay controller, to the end acknowledged.\n\
-         Ceiling: rate x 1448/1500, the loss being in front of the queue. Whole: every hole is repaired and undone by Eifel. Full: queue drops.\n\n\
-         cc    repair loss %  rtt   Mbit/s % ceiling holes %  holes  sent again timeouts  undone   full\n",
+         Ceiling: rate x 1448/1500, the loss being in front of the queue. Whole: every hole is repaired and undone by Eifel.\n\
+         Rto: the longest timeout in ms that the sender's round trips made. Full: queue drops.\n\n\
+         cc    repair loss %  rtt   Mbit/s % ceiling holes %  holes  sent again timeouts  undone    rto   full\n",
     );
     for kind in [Kind::Reno, Kind::Cubic] {
         for repair in REPAIRS {

@@ -32,7 +32,9 @@ pub struct Seg {
 }
 
 fn sum(bytes: &[u8]) -> u32 {
-    bytes.chunks(2).map(|c| u32::from(c[0]) << 8 | u32::from(*c.get(1).unwrap_or(&0))).sum()
+    let pairs = bytes.chunks_exact(2);
+    let last = pairs.remainder().first().map_or(0, |&byte| u32::from(byte) << 8);
+    last + pairs.map(|c| u32::from(c[0]) << 8 | u32::from(c[1])).sum::<u32>()
 }
 
 fn fold(mut sum: u32) -> u16 {
@@ -40,6 +42,25 @@ fn fold(mut sum: u32) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
+}
+
+/// Makes the checksums of a packet right, as far as it is one.
+pub fn mend(packet: &mut [u8]) {
+    let v6 = packet.first().is_some_and(|first| first >> 4 == 6);
+    let (start, addresses) = if v6 { (40, 8..40) } else { (20, 12..20) };
+    if packet.len() < start + 20 {
+        return;
+    }
+    let set = |bytes: &mut [u8], at: usize, others: u32| {
+        bytes[at..at + 2].fill(0);
+        let checksum = !fold(others + sum(bytes));
+        bytes[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
+    };
+    if !v6 {
+        set(&mut packet[..20], 10, 0);
+    }
+    let pseudo = sum(&packet[addresses]) + 6 + (packet.len() - start) as u32;
+    set(&mut packet[start..], 16, pseudo);
 }
 
 impl Seg {
@@ -63,40 +84,35 @@ impl Seg {
         }
         let mut tcp = Vec::with_capacity(60 + self.payload.len());
         tcp.extend(self.port.to_be_bytes());
-        tcp.extend(PORT.to_be_bytes());
+        tcp.extend(if self.local == 0 { PORT } else { self.local }.to_be_bytes());
         tcp.extend(self.seq.to_be_bytes());
         tcp.extend(self.ack.to_be_bytes());
         tcp.extend([(5 + options.len() as u8 / 4) << 4, self.flags]);
         tcp.extend(self.window.to_be_bytes());
         tcp.extend([0; 4]);
         tcp.extend(options);
-        tcp.extend(&self.payload);
-        let (addresses, mut packet) = self.ip(tcp.len());
-        let checksum = !fold(sum(&addresses) + 6 + tcp.len() as u32 + sum(&tcp));
-        tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
+        let mut packet = self.ip(tcp.len() + self.payload.len());
         packet.extend(tcp);
+        packet.extend(&self.payload);
+        mend(&mut packet);
         packet
     }
 
-    fn ip(&self, length: usize) -> (Vec<u8>, Vec<u8>) {
+    fn ip(&self, length: usize) -> Vec<u8> {
         let tos = if self.ce { 3 } else { 0 };
         if self.v6 {
             let host = |last: u8| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
-            let addresses = [host(self.host), host(1)].concat();
             let mut packet = vec![0x60, tos << 4, 0, 0];
             packet.extend((length as u16).to_be_bytes());
             packet.extend([6, 64]);
-            packet.extend(&addresses);
-            return (addresses, packet);
+            packet.extend(host(self.host));
+            packet.extend(host(1));
+            return packet;
         }
-        let addresses = vec![10, 0, 0, self.host, 10, 0, 0, 1];
         let mut packet = vec![0x45, tos];
         packet.extend((20 + length as u16).to_be_bytes());
-        packet.extend([0, 1, 0x40, 0, 64, 6, 0, 0]);
-        packet.extend(&addresses);
-        let checksum = !fold(sum(&packet));
-        packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-        (addresses, packet)
+        packet.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, self.host, 10, 0, 0, 1]);
+        packet
     }
 
     /// What the endpoint sends. Its checksums must be right, and nothing left to a device.

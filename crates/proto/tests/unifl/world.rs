@@ -1,12 +1,12 @@
 //! Senders, lossy links, perhaps a shared one, and the endpoint, in virtual time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use super::app::App;
-use super::sender::Sender;
+use super::sender::{Sender, FIRST, PORTS};
 use super::wire::*;
-use thalweg_proto::emulation::{Fate, Pipe, Shape};
+use thalweg_proto::emulation::{Cause, Fate, Pass, Pipe, Shape};
 use thalweg_proto::unifl::{Config, Endpoint, FlowId, Offload};
 use thalweg_proto::Time;
 
@@ -30,6 +30,12 @@ pub struct World {
     pub lost: u64,
     pub full: u64,
     group: Option<u32>,
+    settled: bool,
+    /// Senders that are not done, and when the timers of these run out.
+    left: usize,
+    timers: BTreeSet<(Time, usize)>,
+    armed: Vec<Option<Time>>,
+    over: Vec<bool>,
     up: Vec<Pipe>,
     down: Vec<Pipe>,
     shared: Option<Pipe>,
@@ -54,6 +60,11 @@ impl World {
             lost: 0,
             full: 0,
             group: None,
+            settled: false,
+            left: count,
+            timers: BTreeSet::new(),
+            armed: vec![None; count],
+            over: vec![false; count],
             up: (0..count as u64).map(|i| pipe(up, i)).collect(),
             down: (0..count as u64).map(|i| pipe(&back, 1000 + i)).collect(),
             shared: shared.map(|shape| pipe(&shape, 2000)),
@@ -77,6 +88,28 @@ impl World {
         self
     }
 
+    /// Connections are there before anything is sent, as those of a session are: no link loses a SYN.
+    pub fn settled(mut self) -> Self {
+        self.settled = true;
+        self
+    }
+
+    /// Each sender's path has a delay of its own, in seconds one way.
+    pub fn delayed(mut self, delay: impl Fn(usize) -> f64) -> Self {
+        for (i, (up, down)) in self.up.iter_mut().zip(&mut self.down).enumerate() {
+            for pipe in [up, down] {
+                let shape = Shape { delay: delay(i), ..pipe.shape().clone() };
+                pipe.set(shape).expect("a possible shape");
+            }
+        }
+        self
+    }
+
+    /// Whether all senders are done.
+    pub fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
     fn endpoints(&mut self) -> impl Iterator<Item = (bool, &mut Endpoint)> {
         let other = self.other.iter_mut().map(|(_, endpoint)| (true, endpoint));
         [(false, &mut self.endpoint)].into_iter().chain(other)
@@ -90,10 +123,10 @@ impl World {
     /// Until everything is acknowledged, or `most` is over.
     pub fn run(&mut self, most: Time) {
         (0..self.senders.len()).for_each(|i| self.send(i));
-        while !self.senders.iter().all(|s| s.done || s.reset) {
+        while self.left > 0 {
             let other = self.other.as_ref().and_then(|(_, endpoint)| endpoint.poll_timeout());
-            let timers = self.senders.iter().filter(|s| !s.done && !s.reset).filter_map(|s| s.deadline);
-            let wake = timers.chain(self.endpoint.poll_timeout()).chain(other).min();
+            let timer = self.timers.first().map(|&(at, _)| at);
+            let wake = [timer, self.endpoint.poll_timeout(), other].into_iter().flatten().min();
             let next = self.events.peek().map(|Reverse((at, ..))| *at);
             let at = wake.into_iter().chain(next).min().expect("something will happen");
             if at > most {
@@ -106,8 +139,9 @@ impl World {
             } else {
                 let now = self.now;
                 self.endpoints().for_each(|(_, endpoint)| endpoint.handle_timeout(now));
-                (0..self.senders.len()).for_each(|i| {
-                    self.senders[i].expired(self.now);
+                let due: Vec<usize> = self.timers.range(..=(now, usize::MAX)).map(|&(_, i)| i).collect();
+                due.into_iter().for_each(|i| {
+                    self.senders[i].expired(now);
                     self.send(i);
                 });
             }
@@ -161,7 +195,13 @@ impl World {
     fn send(&mut self, from: usize) {
         while let Some(seg) = self.senders[from].poll(self.now) {
             let packet = seg.encode();
-            match self.up[from].offer(self.now, packet.len()) {
+            let fate = if self.settled && seg.flags & SYN > 0 {
+                let due = self.now + Time::from_secs_f64(self.up[from].shape().delay);
+                Fate::Passes(Pass { due, overtakes: false, twice: false })
+            } else {
+                self.up[from].offer(self.now, packet.len())
+            };
+            match fate {
                 Fate::Passes(pass) => {
                     let shared = self.shared.is_some();
                     let to = |packet| {
@@ -176,9 +216,24 @@ impl World {
                     }
                     self.push(pass.due, to(packet));
                 }
-                Fate::Dropped(thalweg_proto::emulation::Cause::Queue) => self.full += 1,
+                Fate::Dropped(Cause::Queue) => self.full += 1,
                 Fate::Dropped(_) => self.lost += 1,
             }
+        }
+        self.arm(from);
+    }
+
+    /// Sees to a sender's timer, after everything that happens to it.
+    fn arm(&mut self, of: usize) {
+        let sender = &self.senders[of];
+        let over = sender.done || sender.reset;
+        let deadline = sender.deadline.filter(|_| !over);
+        if let Some(old) = std::mem::replace(&mut self.armed[of], deadline) {
+            self.timers.remove(&(old, of));
+        }
+        self.timers.extend(deadline.map(|at| (at, of)));
+        if over && !std::mem::replace(&mut self.over[of], true) {
+            self.left -= 1;
         }
     }
 
@@ -201,7 +256,7 @@ impl World {
         }
         for packet in packets {
             let seg = Seg::decode(&packet);
-            let to = usize::from(seg.host) - 2;
+            let to = usize::from(seg.port - PORTS - FIRST);
             self.check(to, &seg);
             if let Fate::Passes(pass) = self.down[to].offer(now, packet.len()) {
                 self.push(pass.due, What::Sender(to, packet));

@@ -25,6 +25,11 @@ impl Flow {
             self.acks.now = true;
             return;
         }
+        // From before the stream: were its end taken for one at offset 0, the stream would be over.
+        if start + length < 0 {
+            self.acks.now = true;
+            return;
+        }
         let most = self.stream.fin.unwrap_or(self.edge.max(self.stream.highest()));
         let range = Range::new(start.max(0) as u64, ((start + length).max(0) as u64).min(most));
         if range.end < range.start || (range.is_empty() && !fin) {
@@ -60,7 +65,7 @@ impl Flow {
 
     fn take(&mut self, cx: &mut Context<'_>, segment: &Segment, range: Range, start: i64) {
         let held = self.stream.holding();
-        let progress = self.stream.acknowledged();
+        let (progress, repaired) = (self.stream.acknowledged(), self.stream.repaired);
         let floor = self.stamps.as_ref().map_or(0, |stamps| stamps.newest);
         let Ok(arrival) = self.stream.arrive(cx.now, range, segment.segments, floor) else {
             cx.counters.gaps += 1;
@@ -84,7 +89,12 @@ impl Flow {
         }
         self.mark(cx, segment);
         let fresh = arrival.pieces.iter().any(|(_, late)| !late);
-        self.stamp(cx, segment, range, held || self.stream.holding(), fresh);
+        if held || self.stream.holding() {
+            self.stamp_held(cx, segment, range, self.stream.repaired > repaired);
+        } else if fresh {
+            self.stamp(cx, segment);
+        }
+        self.last_data = Some(cx.now);
         self.resolve(cx);
         self.sample(cx.now, segment);
         if self.stream.holding() || (arrival.moved_gaps && self.stream.acknowledged() > progress) {
@@ -113,21 +123,29 @@ impl Flow {
     }
 
     /// Sees to what the next acknowledgement echoes.
-    fn stamp(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, held: bool, fresh: bool) {
+    fn stamp(&mut self, cx: &Context<'_>, segment: &Segment) {
         let silence = self.last_data.map_or(Time::ZERO, |last| cx.now.saturating_sub(last));
-        self.last_data = Some(cx.now);
         let (Some(stamps), Some((value, _))) = (&mut self.stamps, segment.options.stamps) else { return };
-        if !fresh {
-            return;
+        if cx.config.undo.eifel && silence >= TIMEOUT {
+            stamps.woke(cx.now, value);
+        } else {
+            stamps.came(cx.now, value, false);
         }
+    }
+
+    /// The same while something is held, or was until this came. `fills`: it is a repair.
+    fn stamp_held(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, fills: bool) {
+        let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
-        // The sender takes what lies between echo and acknowledgement for a round trip. After a long silence that would
-        // make its next timeout longer still, and so on.
-        let brief = silence <= undo.silence;
-        // After a timeout the first thing to come is its retransmission: the echo from before it undoes it too.
-        let repair = undo.eifel && silence >= TIMEOUT && brief;
-        let hold = if undo.eifel { held && brief } else { held && range.start > self.acks.sent };
-        stamps.came(cx.now, value, hold || repair);
+        if !undo.eifel {
+            return stamps.came(cx.now, both.0, range.start > self.acks.sent);
+        }
+        let oldest = undo.oldest.max(self.rtt.unwrap_or_default() * 4);
+        stamps.hold(cx.now);
+        stamps.held(cx.now, both, fills, oldest.as_millis() as u32);
+        if !self.stream.holding() {
+            stamps.release();
+        }
     }
 
     /// Masks what has waited long enough, holds what has to be repaired, and says so.
@@ -138,6 +156,10 @@ impl Flow {
             self.push(cx, What::Hole(hole));
         }
         self.acks.now |= resolved.held || self.stream.acknowledged() > progress;
+        let holding = self.stream.holding();
+        if let Some(stamps) = self.stamps.as_mut().filter(|_| holding && cx.config.undo.eifel) {
+            stamps.hold(cx.now);
+        }
         if let Some((lost, of)) = resolved.refused {
             return self.abort(cx, Ended::Lossy { lost, of });
         }
