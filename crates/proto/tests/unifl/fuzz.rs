@@ -50,5 +50,8 @@ fn hostile_packets_do_no_harm() {
     println!("connected, pieces, holes, finished, ended, forged: {seen:?}");
     assert!(most < MEMORY, "{most} bytes");
     let others = [c.senseless, c.checksum, c.forged, c.outdated, c.stray, c.evicted, c.crowded, c.gaps];
-    assert!(count < 100_000 || others.into_iter().chain(seen).all(|n| n > 20), "it gets everywhere: {c:?} {seen:?}");
+    assert!(
+        count < 100_000 || others.into_iter().chain(seen).all(|n| n > 20),
+        "it gets everywhere: {c:?} {seen:?}"
+    );
 }

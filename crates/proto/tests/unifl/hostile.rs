@@ -5,8 +5,8 @@ use thalweg_proto::unifl::{Budget, Checksum, Config, Counters, Endpoint, Offload
 use thalweg_proto::Time;
 use thalweg_wire::Range;
 
-use super::witness::Witness;
 use super::wire::*;
+use super::witness::Witness;
 
 const MS: Time = Time::from_millis(1);
 /// Clients that are known by name; floods and scans come from others.
@@ -24,7 +24,7 @@ pub fn bounds() -> Config {
         gaps: 64,
         masks: 64,
         send_buffer: 10_000,
-        flows: 20,
+        flows: 10,
         half_open: 5,
         resets: 8,
         idle: Some(5000 * MS),
@@ -118,7 +118,7 @@ impl Storm<'_> {
 
     fn client(&mut self) -> Seg {
         let number = self.choices.byte() % CLIENTS;
-        Seg { port: 5000 + u16::from(number), host: 2, v6: number % 2 > 0, window: 500, ..Seg::default() }
+        Seg { port: 5000 + u16::from(number), host: 2, v6: number & 1 > 0, window: 500, ..Seg::default() }
     }
 
     fn syn(&mut self) {
@@ -197,18 +197,18 @@ impl Storm<'_> {
     }
 
     fn flood(&mut self) {
-        for _ in 0..self.choices.byte() % 32 {
+        for _ in 0..self.choices.byte() % 16 {
             let (host, port) = (self.choices.byte(), self.choices.short() as u16);
             let stamps = Some((self.clock(), 0));
-            let syn = Seg { host, port, flags: SYN, v6: port % 2 > 0, stamps, ..Seg::default() };
+            let syn = Seg { host, port, flags: SYN, v6: port & 1 > 0, stamps, ..Seg::default() };
             self.witnessed(&syn.encode(), Offload::default());
         }
     }
 
     fn scan(&mut self) {
-        for _ in 0..self.choices.byte() % 32 {
+        for _ in 0..self.choices.byte() % 8 {
             let (local, flags) = (self.choices.short() as u16, self.choices.byte());
-            let seg = Seg { local, port: 40_000, host: 7, flags, v6: local % 2 > 0, ..Seg::default() };
+            let seg = Seg { local, port: 40_000, host: 7, flags, v6: local & 1 > 0, ..Seg::default() };
             self.witnessed(&seg.encode(), Offload::default());
         }
     }
@@ -228,8 +228,8 @@ impl Storm<'_> {
         let words = self.choices.byte() % 16;
         packet[start - 8] = words << 4 | packet[start - 8] & 15;
         let kinds = [0, 1, 2, 3, 4, 5, 8, 30, 254];
-        for at in start..start + 40 {
-            packet[at] = if at % 2 > 0 { self.choices.byte() % 12 } else { self.choices.one_of(&kinds) };
+        for (at, byte) in packet[start..start + 40].iter_mut().enumerate() {
+            *byte = if at & 1 > 0 { self.choices.byte() % 12 } else { self.choices.one_of(&kinds) };
         }
         mend(&mut packet);
         self.witnessed(&packet, Offload::default());
@@ -244,7 +244,7 @@ impl Storm<'_> {
         let clock = last.stamps.map_or(0, |(value, _)| value);
         let clock = clock.wrapping_add((self.now - at).as_millis() as u32);
         let far = 1 + self.choices.short();
-        let echo = if far % 2 > 0 { clock.wrapping_add(far) } else { clock.wrapping_sub(1 << 30) };
+        let echo = if far & 1 > 0 { clock.wrapping_add(far) } else { clock.wrapping_sub(1 << 30) };
         forged.stamps = Some((self.clock(), echo));
         self.witnessed(&forged.encode(), Offload::default());
         self.witness.seen[5] += 1;
@@ -274,7 +274,7 @@ impl Storm<'_> {
             4 => endpoint.join(now, flow, 1),
             5 | 6 => {
                 self.witness.cut(flow);
-                if part.start % 2 > 0 {
+                if part.start & 1 > 0 {
                     endpoint.protect(now, flow, part);
                 } else {
                     endpoint.permit(now, flow, part);
@@ -307,7 +307,7 @@ impl Storm<'_> {
         for _ in 0..self.choices.byte() % 4 {
             // Most of what matters is in the first bytes.
             let at = self.choices.short() as usize % packet.len().max(1);
-            let at = if self.choices.byte() % 4 > 0 { at % 80 } else { at };
+            let at = if self.choices.byte() & 3 > 0 { at % 80 } else { at };
             match (self.choices.byte() % 6, packet.get_mut(at)) {
                 (0, _) => packet.truncate(at),
                 (1, Some(_)) => packet.insert(at, self.choices.byte()),

@@ -152,6 +152,24 @@ fn a_fin_is_acknowledged_once_whatever_the_state() {
     }
 }
 
+#[test]
+fn what_is_late_in_time_wait_is_not_told() {
+    let mut c = Client::connected(config());
+    c.data(0, 1000);
+    c.data(2000, 1000);
+    c.pass(100 * MS);
+    assert_eq!(c.app.holes.bytes(), 1000);
+    let flow = c.app.flow.expect("a flow");
+    c.endpoint.close(c.now, flow);
+    c.listen();
+    c.base.ack = c.base.ack.wrapping_add(1);
+    c.say(ACK | FIN, 3000, &[]);
+    assert_eq!((c.app.ended, c.endpoint.flows()), (Some(Ended::Closed), 1));
+    c.said.clear();
+    c.data(1000, 1000);
+    assert_eq!((c.app.late, c.acked()), (0, Some(3001)));
+}
+
 /// As an old connection of the same ports may have left one.
 #[test]
 fn an_end_from_before_the_stream_is_none() {

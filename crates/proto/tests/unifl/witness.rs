@@ -78,7 +78,8 @@ impl Witness {
 
     /// A packet is about to be handed in.
     pub fn before(&mut self, packet: &[u8]) {
-        let Some((pair, seq, flags, length)) = look(packet).filter(|(_, _, flags, _)| flags & SYN == 0) else {
+        let Some((pair, seq, flags, length)) = look(packet).filter(|(_, _, flags, _)| flags & SYN == 0)
+        else {
             return;
         };
         let Some(wire) = self.wires.get_mut(&pair) else { return };
@@ -145,7 +146,8 @@ impl Witness {
             return;
         }
         let pair = (to, from);
-        let again = |wire: &Wire| wire.last.flags & SYN > 0 && (wire.last.seq, wire.base) == (seg.seq, seg.ack);
+        let again =
+            |wire: &Wire| wire.last.flags & SYN > 0 && (wire.last.seq, wire.base) == (seg.seq, seg.ack);
         if seg.flags & SYN > 0 {
             if !self.wires.get(&pair).is_some_and(again) {
                 let (base, scale, edge) = (seg.ack, seg.scale.unwrap_or(0), u64::from(seg.window));

@@ -25,6 +25,11 @@ impl Flow {
             self.acks.now = true;
             return;
         }
+        // The application has heard its last of this flow.
+        if self.ended {
+            self.acks.now = true;
+            return;
+        }
         // From before the stream: were its end taken for one at offset 0, the stream would be over.
         if start + length < 0 {
             self.acks.now = true;
