@@ -21,17 +21,9 @@ impl Flow {
             return;
         }
         // A keep-alive may carry one byte that means nothing, in front of what is expected (RFC 9293 section 3.8.4).
-        if length <= 1 && !fin && start + 1 == self.acks.sent as i64 {
-            self.acks.now = true;
-            return;
-        }
-        // The application has heard its last of this flow.
-        if self.ended {
-            self.acks.now = true;
-            return;
-        }
-        // From before the stream: were its end taken for one at offset 0, the stream would be over.
-        if start + length < 0 {
+        let keep_alive = length <= 1 && !fin && start + 1 == self.acks.sent as i64;
+        // An end from before the stream is no end at offset 0; and who has heard the last of a flow hears no more.
+        if keep_alive || start + length < 0 || self.ended {
             self.acks.now = true;
             return;
         }
