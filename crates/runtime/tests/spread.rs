@@ -1,5 +1,5 @@
 //! Updates that are sent in another order than the model's: what is lost is scattered, and all else is as without.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 mod common;
 
@@ -59,6 +59,9 @@ fn options(policy: &str, spread: bool) -> Value {
     json!({ "chunk": CHUNK, "seed": 5, "repair": repair })
 }
 
+/// A policy, and what stands in by it.
+type Case = (&'static str, fn(usize) -> f32);
+
 /// The model after each of some rounds.
 fn models(policy: &str, spread: bool, loss: f64, rounds: u32) -> Vec<Vec<f32>> {
     let layout = layout(ELEMENTS);
@@ -96,7 +99,7 @@ fn without_loss_it_changes_nothing() {
 
 #[test]
 fn elements_come_to_their_places_and_what_stands_in_is_theirs() {
-    let cases: [(&str, fn(usize) -> f32); 4] =
+    let cases: [Case; 4] =
         [("renormalise", global), ("keep-local", global), ("last", global), ("zero", |_| 0.0)];
     for (policy, other) in cases {
         let model = models(policy, true, 0.2, 1).remove(0);
