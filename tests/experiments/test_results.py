@@ -18,7 +18,14 @@ def cell(case: str, **numbers: Any) -> dict[str, Any]:
 
 
 def test_goodput_and_what_it_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    known = {"goodput": 95e6, "share": 0.98, "missing": 0.01, "lost": 0.012, "queue_seconds": 0.004, "clients": 5}
+    known: dict[str, Any] = {
+        "goodput": 95e6,
+        "share": 0.98,
+        "missing": 0.01,
+        "lost": 0.012,
+        "queue_seconds": 0.004,
+        "clients": 5,
+    }
     known |= {"flows": {"client-1": 19e6, "client-2": 20e6}}
     cells = [cell("cubic", **known, queue_seconds_max=0.04, slowest=19e6, jain=0.99), cell("no control", clients=0)]
     folder = tmp_path / NAME
