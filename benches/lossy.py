@@ -31,7 +31,7 @@ url = "{transport}"
 resend = false
 [network]
 rate = "{megabits}mbit"
-delay = "{delay}"
+delay = {delay}
 up = {{ loss = "{loss}%" }}
 emulator = "packet"
 {shared}
@@ -74,7 +74,6 @@ class Sent:
 
 def send(way: Way, path: Road, mib: int, *, clients: int = 1, rounds: int = 1, seed: int = 0) -> Run:
     """Run a job over the path; return its record."""
-    delay = path.delay if isinstance(path.delay, str) else list(path.delay)
     shared = "" if path.shared is None else f'topology = "bottleneck"\nbottleneck = {{ rate = {path.shared:.0f} }}'
     text = PLAN.format(
         clients=clients,
@@ -85,7 +84,8 @@ def send(way: Way, path: Road, mib: int, *, clients: int = 1, rounds: int = 1, s
         congestion="" if way.congestion is None else f'congestion = "{way.congestion}"',
         options=way.options,
         megabits=path.rate / 1e6,
-        delay=delay,
+        # A string or a list of them is written in JSON as in TOML.
+        delay=json.dumps(path.delay),
         loss=path.loss * 100,
         shared=shared,
     )
