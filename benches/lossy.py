@@ -28,7 +28,7 @@ url = "{transport}"
 [transport.options]
 {options}
 [repair]
-resend = false
+resend = {resend}
 [network]
 rate = "{megabits}mbit"
 delay = {delay}
@@ -61,6 +61,8 @@ class Way:
     transport: str
     congestion: str | None = None
     options: str = ""
+    # What is missing at the end is asked for again, until nothing is.
+    resend: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def send(way: Way, path: Road, mib: int, *, clients: int = 1, rounds: int = 1, s
         transport=way.transport,
         congestion="" if way.congestion is None else f'congestion = "{way.congestion}"',
         options=way.options,
+        resend=json.dumps(way.resend),
         megabits=path.rate / 1e6,
         # A string or a list of them is written in JSON as in TOML.
         delay=json.dumps(path.delay),

@@ -27,7 +27,7 @@ All are medians over rounds and then over runs; ``goodput_by_run`` and ``share_b
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -97,7 +97,7 @@ def of_run(run: Run) -> Table:
     rounds = list(flows(run.transfers).values())
     alone = [flow for flows in rounds for flow in flows]
     rates = {client: middle(flow.rate for flow in alone if flow.client == client) for client in _clients(alone)}
-    goodput, ceiling = middle(map(together, rounds)), ceiling_of(run.links, _widest(rounds))
+    goodput, ceiling = middle(map(together, rounds)), ceiling_of(used(run.links, rates), _widest(rounds))
     came, missing = sum(flow.came for flow in alone), sum(flow.missing for flow in alone)
     return {
         "clients": _widest(rounds),
@@ -131,6 +131,11 @@ def together(flows: Sequence[Flow]) -> float:
 def jain(rates: Sequence[float]) -> float:
     """Return Jain's index of fairness (Jain, Chiu and Hawe 1984)."""
     return sum(rates) ** 2 / (len(rates) * sum(rate**2 for rate in rates))
+
+
+def used(links: Iterable[Row], clients: Container[str]) -> list[Row]:
+    """Return the links but for those of clients that are none of these: who was not chosen sends nothing."""
+    return [row for row in links if not _own(row) or row["source"] in clients]
 
 
 def ceiling_of(links: Iterable[Row], clients: int) -> float | None:

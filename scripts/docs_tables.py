@@ -105,11 +105,11 @@ def _kind(field: FieldInfo) -> str:
         metadata += more
     if get_origin(annotation) is Literal:
         return " or ".join(f'"{value}"' for value in get_args(annotation))
-    if get_origin(annotation) is dict:
-        return "table or list"
     said = next((extra.kind for extra in metadata if isinstance(extra, Words)), None)
     if said is not None:
         return said
+    if get_origin(annotation) is dict:
+        return "table or list"
     if get_origin(annotation) is list:
         return "list"
     unit = any(hasattr(extra, "func") for extra in metadata)

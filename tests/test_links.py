@@ -59,7 +59,8 @@ def test_options_follow_from_the_plan() -> None:
     assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
     assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
     assert (options["fanout"], options["gather"]) == ("sequential", "in-order")
-    assert options["repair"] == {"resend": False, "policy": "last", "spread": True}
+    unnamed: dict[str, object] = {"critical": [], "budgets": {}, "refuse": {}}
+    assert options["repair"] == {"resend": False, "policy": "last", "spread": True, **unnamed}
     assert options["layers"]["throttle"] == "5000000bit"
     assert options["layers"]["fault"]["loss"] == 0.5
     assert "secret" not in options

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "system.sh"
 TOOLS = ("bash", "chmod", "mktemp", "rm", "grep", "tail")
-WANTED = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "dataset-fashion-mnist"]
+WANTED = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "clang", "dataset-fashion-mnist"]
 # Says what a package's own scripts would be told when they ask whether they may start its services.
 ASKED = '[ ! -x "$POLICY_RC_D" ] || { "$POLICY_RC_D"; echo "policy $?" >>"$LOG"; }; '
 APT = f'{ASKED}echo "$@" >>"$LOG"; [ "${{@: -1}}" != "$BAD" ] || {{ echo "E: Unable to locate package"; exit 100; }}'

@@ -59,6 +59,7 @@ class Server:
         app: App,
         *,
         clients: int,
+        choose: float | None = None,
         listen: str = "tcp://127.0.0.1:0",
         enough: int | None = None,
         deadline: float | None = None,
@@ -68,13 +69,14 @@ class Server:
     ) -> None:
         """Listen at ``listen`` for ``clients`` clients.
 
+        Each round takes all of them, or ``choose`` by lot: a number, or a share as 0.125.
         A round ends complete, or after ``deadline`` seconds with at least ``enough`` whole updates. ``pki`` is a
         folder of ``thalweg pki init``; beyond loopback there must be one. Raises PlanError, LinkError, CoreError.
         """
         from thalweg import links
         from thalweg.plan import Plan
 
-        job = {"clients": clients, "enough": enough, "deadline": deadline}
+        job = {"clients": clients, "choose": choose, "enough": enough, "deadline": deadline}
         table = {
             "job": {key: value for key, value in job.items() if value is not None},
             "transport": {"url": listen},

@@ -35,7 +35,7 @@ class Bound:
     source: str
     link_bits_per_second: float | None = None
     total_bytes_per_second: float | None = None
-    # Of a round in which every client receives and sends the whole update, which is so many bytes.
+    # Of a round in which everyone who takes part receives and sends the whole update, which is so many bytes.
     round_seconds: float | None = None
     round_bytes: int | None = None
 
@@ -57,13 +57,13 @@ def bound_of(plan: Plan, url: str, update_bytes: int, session: Session | None = 
     """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound."""
     # At message level too: the layer counts the headers of packets that are not there.
     if session is not None and session.spec is not None:
-        return _emulated(session.spec, update_bytes, plan.job.clients, broker=registry.can(plan.scheme)["broker"])
+        return _emulated(session.spec, update_bytes, plan.participants, broker=registry.can(plan.scheme)["broker"])
     rate = plan.layers.throttle
     if rate is not None:
         return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
     if not links.is_local(url) or not registry.can(plan.scheme)["remote"]:
         return Bound("not known for this transport or network")
-    probe = loopback(update_bytes, plan.job.clients)
+    probe = loopback(update_bytes, plan.participants)
     if probe is None:
         return Bound("the probe of the loopback failed")
     return Bound(LOOPBACK, total_bytes_per_second=probe["together"])

@@ -42,6 +42,7 @@ def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, A
     options = {
         "transport": {**_transport(plan, trust), "tls": trust.get("tls")},
         "expected": job.clients,
+        "choose": plan.chosen,
         "enough": job.enough or 1,
         "deadline": job.deadline,
         "grace": job.grace,

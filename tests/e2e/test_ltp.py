@@ -39,6 +39,11 @@ close_percent = 90
 resend = false
 """
 
+REPAIRS = """
+[transport.options]
+repair = 0.1
+"""
+
 
 def uploads(result: Run, folder: Path, text: str) -> list[dict[str, Any]]:
     """Run a plan; return what the record says of each update on its way up."""
@@ -53,6 +58,12 @@ def test_all_of_an_update_comes_whatever_is_lost(result: Run, tmp_path: Path) ->
     ways = uploads(result, tmp_path, PLAN)
     assert len(ways) == 2 * CLIENTS
     for way in ways:
+        assert (way["bytes"], way["missing"]) == (BYTES, 0)
+        assert way["wire_bytes"] > BYTES
+
+
+def test_repair_packets_change_nothing_but_the_bytes_on_the_wire(result: Run, tmp_path: Path) -> None:
+    for way in uploads(result, tmp_path, PLAN + REPAIRS):
         assert (way["bytes"], way["missing"]) == (BYTES, 0)
         assert way["wire_bytes"] > BYTES
 

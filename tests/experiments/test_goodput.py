@@ -59,6 +59,13 @@ def test_the_slowest_link_of_its_own_or_the_shared_one_is_the_ceiling() -> None:
     assert goodput.ceiling_of([link("client-1", "client-1", "server", rate=None)], 1) is None
 
 
+def test_links_of_clients_that_were_not_chosen_limit_nothing() -> None:
+    links = [link(name, name, "server", rate=rate) for name, rate in (("client-1", 30e6), ("client-2", 90e6))]
+    shared = link("bottleneck", "switch", "server", rate=80e6)
+    assert goodput.used([*links, shared], {"client-2"}) == [links[1], shared]
+    assert goodput.used(links, ["client-1", "client-2"]) == links
+
+
 def test_bursts_lose_what_the_chain_loses_on_average() -> None:
     burst = {"enter": 0.002, "leave": 0.198, "loss_bad": 0.8, "loss_good": 0.1}
     assert goodput.loss_of({"burst": burst}) == pytest.approx(0.01 * 0.8 + 0.99 * 0.1)

@@ -39,6 +39,21 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(text: str, cause: st
 
 
 @pytest.mark.parametrize(
+    ("said", "chosen", "participants"), [("", None, 64), ("8", 8, 8), ("0.125", 8, 8), ("0.001", 1, 1), ("1.0", 64, 64)]
+)
+def test_a_round_chooses_a_number_or_a_share(said: str, chosen: int | None, participants: int) -> None:
+    plan = Plan.loads("[job]\nclients = 64\n" + (f"choose = {said}" if said else ""))
+    assert (plan.chosen, plan.participants) == (chosen, participants)
+    assert Plan.loads(plan.to_toml()) == plan
+
+
+def test_tensors_are_named_by_patterns() -> None:
+    plan = Plan.loads('[repair]\ncritical = ["*.bias"]\n[repair.budgets]\n"conv*" = 0.05')
+    assert (plan.repair.critical, plan.repair.budgets, plan.repair.refuse) == (["*.bias"], {"conv*": 0.05}, {})
+    assert Plan.loads(plan.to_toml()) == plan
+
+
+@pytest.mark.parametrize(
     ("text", "cause"),
     [
         ("[job]\nrounds = '3'", "rounds in [job] is '3', not a whole number"),
@@ -48,6 +63,10 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(text: str, cause: st
         ("[job]\ngrace = inf", "grace in [job] is inf, not a finite number"),
         ("[training]\nmomentum = 1", "momentum in [training] is 1, not less than 1.0"),
         ("[aggregation]\npartial = 'some'", "partial in [aggregation] is 'some', not 'discard' or 'keep'"),
+        ("[repair]\nbudgets = { 'conv*' = 1.5 }", "budgets in [repair] is 1.5, not at most 1.0"),
+        ("[repair]\ncritical = 'fc.bias'", "critical in [repair] is 'fc.bias', not a list"),
+        ("[job]\nchoose = 0", "choose in [job] is 0, not at least 1"),
+        ("[job]\nchoose = 1.5", "choose in [job] is 1.5, not"),
         ("[repair]\npolicy = 'half'", "policy in [repair] is 'half', not 'renormalise', 'keep-local', 'zero'"),
         ("[transport]\nurl = 3", "url in [transport] is 3, not text in quotes"),
         ("[layers]\nfault = 3", "fault in [layers] is 3, not a table"),
@@ -100,10 +119,13 @@ def test_several_findings_are_counted() -> None:
     ("text", "words"),
     [
         ("[job]\nclients = 2\nenough = 3", "enough with 3 updates of 2 clients"),
+        ("[job]\nclients = 64\nchoose = 8\nenough = 9", "enough with 9 updates of 8 clients"),
+        ("[job]\nclients = 2\nchoose = 3", "choose 3 of 2 clients"),
         ("[aggregation]\ndeterministic = true\nprecision = 'f32'", "deterministic needs precision exact"),
         ("[aggregation]\npartial = 'keep'\nstaging = '1GiB'", "stages nothing"),
         ("[repair]\npolicy = 'zero'", "nothing stands in for it"),
         ("[repair]\nspread = true", "what is lost is asked for again"),
+        ("[repair]\nrefuse = { w = 0.5 }\n[aggregation]\npartial = 'keep'", "folds what comes on arrival"),
         ("[repair]\nspread = true\nresend = false\npolicy = 'fedcomm-legacy'", "means nothing in another order"),
         ("[repair]\nresend = false\npolicy = 'zero'\n[aggregation]\npartial = 'keep'", "folds what comes on arrival"),
         ("[layers.seal]", "the links are in the clear"),

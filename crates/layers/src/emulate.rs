@@ -12,7 +12,7 @@ use thalweg_proto::emulation::{Dice, Shape, ShapeError};
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
 };
-use thalweg_wire::{HEADER_BYTES, MAX_CONTROL};
+use thalweg_wire::{Tolerance, HEADER_BYTES, MAX_CONTROL};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -387,6 +387,10 @@ impl Link for EmulatedLink {
 
     fn held(&self) -> Option<String> {
         self.inner.held()
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inner.tolerate(tolerance);
     }
 
     fn counters(&self) -> Counters {

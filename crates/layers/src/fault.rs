@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
 };
-use thalweg_wire::HEADER_BYTES;
+use thalweg_wire::{Tolerance, HEADER_BYTES};
 use tokio::time::Instant;
 
 use crate::ended::Ended;
@@ -208,6 +208,10 @@ impl Link for FaultLink {
 
     fn held(&self) -> Option<String> {
         self.inner.held()
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inner.tolerate(tolerance);
     }
 
     fn counters(&self) -> Counters {

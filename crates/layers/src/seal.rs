@@ -6,10 +6,12 @@
 //! |---|---|---|
 //! | 0 | number | u64, of the stream on this link and way; nonces follow from it |
 //! | 8 | length | u32, bytes of plaintext |
-//! | 12 | checksum | u32, CRC-32C of the plaintext, as the sender knew it |
+//! | 12 | checksum | u32, CRC-32C of the plaintext, as the sender knew it, hidden by [`thalweg_seal::Stream::pad`] |
 //! | 16 | records | `record` bytes of plaintext in each, the last may have less |
 //!
-//! little-endian. All of the header, the length and each record's place are authenticated with the records.
+//! little-endian. All of the header, the length and each record's place are authenticated with the records. So a transport
+//! may lose parts of what is behind byte 16, and carry it in the clear: only the records that a hole touches are lost
+//! then ([`thalweg_transport::Sealed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +20,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_seal::{
-    record_size, Context, Grid, Refused, StreamOpener, StreamSealer, Streams, Suite, RECORD_LIMITS,
+    record_size, Context, Refused, StreamOpener, StreamSealer, Streams, Suite, RECORD_LIMITS,
 };
 use thalweg_transport::{
-    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport,
-    Sink, Target,
+    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Options, Outgoing, Peer, Result,
+    Sealed, SendReport, Sink,
 };
-use thalweg_wire::{checksum, ChunkHeader, Ranges, WireError};
+use thalweg_wire::{ChunkHeader, Tolerance};
+
+mod opening;
+use opening::{Opening, Progress};
 
 use crate::nowhere::Nowhere;
 use crate::wrap::{add, nothing};
@@ -116,6 +121,14 @@ impl Layer for Seal {
         }
     }
 
+    /// Chunks may go in the clear, and with holes, if nobody can change them on the way.
+    fn options(&self, outer: &Options) -> Options {
+        let record = self.record();
+        let stride = u32::try_from(self.cipher.sealed(record.into())).unwrap_or(u32::MAX);
+        let sealed = Sealed { head: PREFACE as u32, record, stride };
+        Options { sealed: self.cipher.is_authenticated().then_some(sealed), ..outer.clone() }
+    }
+
     fn links(&self, side: Side) -> Arc<dyn Links> {
         Arc::new(Sealing { layer: self.clone(), side })
     }
@@ -137,8 +150,8 @@ impl Links for Sealing {
             (streams.sealer(out), streams.opener(back))
         });
         let record = self.layer.record();
-        let (copied, spare, progress) = Default::default();
-        Arc::new(SealedLink { inner, layer: self.layer.clone(), record, ends, copied, spare, progress })
+        let (copied, lost, spare, progress) = Default::default();
+        Arc::new(SealedLink { inner, layer: self.layer.clone(), record, ends, copied, lost, spare, progress })
     }
 
     async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
@@ -196,6 +209,8 @@ struct SealedLink {
     ends: Option<(StreamSealer, StreamOpener)>,
     /// Bytes of plaintext that went through the cipher into another buffer.
     copied: AtomicU64,
+    /// Records that were given up.
+    lost: AtomicU64,
     spare: Mutex<Vec<Vec<u8>>>,
     progress: Mutex<Progress>,
 }
@@ -236,7 +251,8 @@ impl SealedLink {
         let start = out.len();
         out.extend_from_slice(&stream.number().to_le_bytes());
         out.extend_from_slice(&header.chunk.length.to_le_bytes());
-        out.extend_from_slice(&header.payload_checksum.to_le_bytes());
+        let hidden = header.payload_checksum ^ stream.pad().map_err(failed)?;
+        out.extend_from_slice(&hidden.to_le_bytes());
         stream.seal(&plain, out).map_err(failed)?;
         self.copied.fetch_add(plain.len() as u64, Ordering::Relaxed);
         Ok((header.chunk.offset, (out.len() - start) as u32))
@@ -302,125 +318,18 @@ impl Link for SealedLink {
         self.inner.held()
     }
 
+    /// A sealed chunk begins where its plaintext does and is longer, so what touches that touches it too.
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inner.tolerate(tolerance);
+    }
+
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
-        Counters { copied: inner.copied + self.copied.load(Ordering::Relaxed), ..inner }
+        let (copied, lost) = (self.copied.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed));
+        Counters { copied: inner.copied + copied, records_lost: Some(lost), ..inner }
     }
 
     async fn close(&self) {
         self.inner.close().await;
-    }
-}
-
-/// Gives what is opened to the sink behind it.
-struct Opening<'a> {
-    link: &'a SealedLink,
-    sink: &'a dyn Sink,
-}
-
-/// How much of the plaintext the sink has been told of: all of it once a chunk is there, and meanwhile no more.
-#[derive(Default)]
-struct Progress {
-    begun: u64,
-    done: u64,
-    told: u64,
-}
-
-impl Progress {
-    fn arrived(&mut self, bytes: u64) -> u64 {
-        let fresh = bytes.min(self.begun.saturating_sub(self.told));
-        self.told += fresh;
-        fresh
-    }
-
-    fn finished(&mut self, bytes: u64) -> u64 {
-        self.done += bytes;
-        let fresh = self.done.saturating_sub(self.told);
-        self.told += fresh;
-        fresh
-    }
-}
-
-impl Opening<'_> {
-    fn tell(&self, progress: impl FnOnce(&mut Progress) -> u64) {
-        let fresh = progress(&mut self.link.progress.lock().unwrap_or_else(PoisonError::into_inner));
-        if fresh > 0 {
-            self.sink.progress(fresh);
-        }
-    }
-
-    /// The header of the plaintext, the stream's number and the checksum; `None` if this is no sealed chunk.
-    fn read(&self, chunk: &ChunkHeader, sealed: &[u8]) -> Option<(ChunkHeader, u64, u32)> {
-        let (number, rest) = sealed.split_first_chunk::<8>()?;
-        let (length, rest) = rest.split_first_chunk::<4>()?;
-        let (sum, records) = rest.split_first_chunk::<4>()?;
-        let length = u32::from_le_bytes(*length);
-        let grid = Grid::new(self.link.layer.cipher, length.into(), self.link.record).ok()?;
-        let plain = ChunkHeader { length, ..*chunk };
-        let fits = grid.sealed_bytes() == records.len() as u64;
-        fits.then_some((plain, u64::from_le_bytes(*number), u32::from_le_bytes(*sum)))
-    }
-
-    /// Opens a chunk into its place, and says so to the sink. What came before, or too late, is dropped.
-    fn open(&self, chunk: &ChunkHeader, number: u64, sum: u32, records: &mut [u8]) {
-        let Some((_, opener)) = &self.link.ends else { return };
-        let stream = match opener.stream(number, &context(chunk), self.link.record) {
-            Err(Refused::Replayed | Refused::Old) => return,
-            stream => stream,
-        };
-        let Some(mut target) = self.sink.place(chunk) else { return };
-        let authentic = stream.and_then(|stream| {
-            let opened = stream.open(records, &Ranges::new(), target.bytes_mut())?;
-            opened.is_whole().then_some(()).ok_or(Refused::Forged)?;
-            self.link.copied.fetch_add(chunk.length.into(), Ordering::Relaxed);
-            if self.link.layer.cipher.is_authenticated() {
-                opener.opened(&stream)?;
-            }
-            Ok(())
-        });
-        let outcome = authentic.map_err(|refused| WireError::Sealed(refused.to_string())).and_then(|()| {
-            let computed = checksum(target.bytes());
-            (computed == sum).then_some(()).ok_or(WireError::PayloadChecksum { found: sum, computed })
-        });
-        self.sink.stored(chunk, target, outcome);
-    }
-
-    /// A chunk of which all bytes have come, as they were sent or not.
-    fn deliver(&self, chunk: &ChunkHeader, sealed: &mut [u8], damage: Option<WireError>) {
-        let Some((plain, number, sum)) = self.read(chunk, sealed) else { return };
-        match damage {
-            None => self.open(&plain, number, sum, &mut sealed[PREFACE..]),
-            Some(damage) => {
-                if let Some(target) = self.sink.place(&plain) {
-                    self.sink.stored(&plain, target, Err(damage));
-                }
-            }
-        }
-        self.tell(|progress| progress.finished(plain.length.into()));
-    }
-}
-
-impl Sink for Opening<'_> {
-    /// A buffer of its own for all that comes. The sink is asked for a place when the records are there: it would not
-    /// fit the sealed ones.
-    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
-        // Padding hides how much of the last block is plaintext.
-        let padding = if self.link.layer.cipher.is_authenticated() { 0 } else { 15 };
-        let plain = self.link.layer.room(chunk.length).saturating_sub(padding);
-        self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begun += u64::from(plain);
-        let mut buffer = self.link.buffer();
-        buffer.resize(chunk.length as usize, 0);
-        Some(Target::Scratch(buffer))
-    }
-
-    fn progress(&self, bytes: u64) {
-        self.tell(|progress| progress.arrived(bytes));
-    }
-
-    fn stored(&self, chunk: &ChunkHeader, mut target: Target, outcome: std::result::Result<(), WireError>) {
-        self.deliver(chunk, target.bytes_mut(), outcome.err());
-        if let Target::Scratch(buffer) = target {
-            self.link.recycle(buffer);
-        }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink};
-use thalweg_wire::HEADER_BYTES;
+use thalweg_wire::{Tolerance, HEADER_BYTES};
 use tokio::time::Instant;
 
 use crate::ended::Ended;
@@ -130,6 +130,10 @@ impl Link for ThrottledLink {
 
     fn held(&self) -> Option<String> {
         self.inner.held()
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inner.tolerate(tolerance);
     }
 
     fn counters(&self) -> Counters {

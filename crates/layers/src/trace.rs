@@ -10,7 +10,7 @@ use serde::Serialize;
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
 };
-use thalweg_wire::{ChunkHeader, WireError};
+use thalweg_wire::{ChunkHeader, Ranges, Tolerance, WireError};
 use tokio::time::Instant;
 
 use crate::wrap::{add, nothing, piece};
@@ -188,6 +188,14 @@ impl Sink for TracedSink<'_> {
         self.link.note(what, Some(chunk), chunk.length as usize);
         self.inner.stored(chunk, target, outcome);
     }
+
+    fn holed(&self, chunk: &ChunkHeader, target: Target, holes: &Ranges) -> Option<Target> {
+        let target = self.inner.holed(chunk, target, holes);
+        if target.is_none() {
+            self.link.note(What::ChunkReceived, Some(chunk), chunk.length as usize);
+        }
+        target
+    }
 }
 
 #[async_trait]
@@ -230,6 +238,10 @@ impl Link for TracedLink {
 
     fn held(&self) -> Option<String> {
         self.inner.held()
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inner.tolerate(tolerance);
     }
 
     fn counters(&self) -> Counters {

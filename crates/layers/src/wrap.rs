@@ -22,6 +22,11 @@ pub trait Layer: Clone + Send + Sync + 'static {
     /// What is left of a transport's capabilities, or of a link's.
     fn capabilities(&self, inner: Capabilities) -> Capabilities;
 
+    /// What the transport within is told, where that is not what this one is.
+    fn options(&self, outer: &Options) -> Options {
+        outer.clone()
+    }
+
     /// Wraps the links of one listener, or all those that connect.
     fn links(&self, side: Side) -> Arc<dyn Links>;
 
@@ -84,14 +89,15 @@ impl<L: Layer> Transport for Wrapped<L> {
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
-        let inner = self.inner.listen(address, options).await?;
+        let inner = self.inner.listen(address, &self.layer.options(options)).await?;
         let (links, numbers) = (self.layer.links(Side::Accepted), self.numbers[1].clone());
         Ok(Box::new(WrappedListener { inner, links, numbers }))
     }
 
     async fn connect(&self, address: &Address, options: &Options) -> Result<Arc<dyn Link>> {
         let number = self.numbers[0].next();
-        self.connected.open(self.inner.connect(address, options).await?, number).await
+        let inner = self.inner.connect(address, &self.layer.options(options)).await?;
+        self.connected.open(inner, number).await
     }
 }
 

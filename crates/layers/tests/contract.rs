@@ -12,6 +12,7 @@ use thalweg_tcp::Tcp;
 use thalweg_transport::memory::Memory;
 
 mod common;
+use common::lossy::Lossy;
 use common::Trust;
 
 /// The memory transport within a layer, at a name of its own for each test.
@@ -100,6 +101,19 @@ mod emulate_over_loss {
 mod seal {
     use super::*;
     suite!(sealed(&Seal::default()));
+}
+
+/// Chunks on data connections, in the clear.
+mod seal_over_data_connections {
+    use super::*;
+
+    fn apart() -> Factory {
+        let mut factory = sealed(&Seal::default());
+        factory.transport = Seal::default().wrap(Arc::new(Lossy::default()));
+        factory
+    }
+
+    suite!(apart());
 }
 
 mod seal_in_small_records_with_chacha {

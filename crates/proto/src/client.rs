@@ -1,12 +1,13 @@
 //! The client's side: join, take the model, offer the update, and come back after a broken connection.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use thalweg_wire::control::{
     Challenge, Control, Hello, Holding, Interval, Nonce, Proof, Refusal, StandIn, Welcome, MAX_HOLES,
     VERSIONS,
 };
-use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
+use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
 use crate::{micros, Fit, Liveness, Reassembly, Span, Time};
 
@@ -127,6 +128,8 @@ pub struct Client {
     config: ClientConfig,
     phase: Phase,
     welcome: Option<Welcome>,
+    /// What the server said may be lost.
+    tolerance: Arc<Tolerance>,
     link: Option<Connection>,
     failing_since: Option<Time>,
     retries: u32,
@@ -156,6 +159,7 @@ impl Client {
             config,
             phase: Phase::Idle,
             welcome: None,
+            tolerance: Arc::default(),
             link: None,
             failing_since: None,
             retries: 0,
@@ -176,6 +180,11 @@ impl Client {
     /// What the server said of the job, once it has let us in.
     pub fn welcome(&self) -> Option<&Welcome> {
         self.welcome.as_ref()
+    }
+
+    /// What of models and updates may be lost, once the server has let us in.
+    pub fn tolerance(&self) -> &Arc<Tolerance> {
+        &self.tolerance
     }
 
     /// Whether nothing more will happen.
@@ -323,6 +332,13 @@ impl Client {
     }
 
     fn welcomed(&mut self, now: Time, welcome: Welcome) {
+        match Tolerance::new(&welcome.layout, &welcome.allowances) {
+            Ok(tolerance) => self.tolerance = Arc::new(tolerance),
+            Err(error) => {
+                self.actions.push_back(ClientAction::Close);
+                return self.finish(Err(format!("what the server says may be lost: {error}")));
+            }
+        }
         let floor = Time::from_micros(welcome.liveness);
         if let Some(link) = &mut self.link {
             link.live = Liveness::new(now, floor);
@@ -446,13 +462,12 @@ impl Client {
         let round = *round;
         let (holes, stand_in) = (model.holes(), self.welcome.as_ref().and_then(|w| w.stand_in));
         let missing = holes.bytes();
-        match stand_in.filter(|_| missing > 0) {
-            Some(stand_in) => self.actions.push_back(ClientAction::Mend { holes, stand_in }),
-            None if missing > 0 => {
-                let holes = holes.first(MAX_HOLES);
-                return self.send(Control::Need { round, holes });
-            }
-            None => {}
+        let owed = if stand_in.is_some() { self.tolerance.owed(&holes) } else { holes.clone() };
+        if !owed.is_empty() {
+            return self.send(Control::Need { round, holes: owed.first(MAX_HOLES) });
+        }
+        if let Some(stand_in) = stand_in.filter(|_| missing > 0) {
+            self.actions.push_back(ClientAction::Mend { holes, stand_in });
         }
         let span = model.span().unwrap_or(Span { start: now, end: now });
         let received = Interval { start: micros(span.start), end: micros(span.end) };

@@ -19,6 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod choice;
 mod client;
 mod credits;
 pub mod emulation;
@@ -28,9 +29,11 @@ mod order;
 mod outcome;
 mod reassembly;
 mod round;
+mod sending;
 mod server;
 pub mod unifl;
 
+pub use choice::Choice;
 pub use client::{Client, ClientAction, ClientConfig, Verdict};
 pub use credits::Credits;
 pub use liveness::Liveness;

@@ -103,10 +103,21 @@ pub struct Transfer {
     pub corrupt: u64,
     /// Bytes of payload copied in user space at the server.
     pub copied: u64,
+    /// Sealed records of it that the server gave up: a hole touched them, or they were not authentic. Of updates that
+    /// are sealed.
+    pub records_lost: Option<u64>,
     /// Times the connection broke and only what was missing was sent again.
     pub resumed: u32,
     /// Whether all of it arrived.
     pub complete: bool,
+}
+
+/// What a link has carried of a transfer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Carried {
+    pub wire: u64,
+    pub copied: u64,
+    pub records_lost: Option<u64>,
 }
 
 impl Transfer {
@@ -125,9 +136,19 @@ impl Transfer {
             duplicates: 0,
             corrupt: 0,
             copied: 0,
+            records_lost: None,
             resumed: 0,
             complete: false,
         }
+    }
+
+    pub(crate) fn carry(&mut self, carried: Carried) {
+        self.wire_bytes += carried.wire;
+        self.copied += carried.copied;
+        self.records_lost = match (self.records_lost, carried.records_lost) {
+            (None, None) => None,
+            (before, more) => Some(before.unwrap_or(0) + more.unwrap_or(0)),
+        };
     }
 
     /// From the first byte sent to the last received, as far as known.

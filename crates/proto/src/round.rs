@@ -7,7 +7,8 @@ use thalweg_wire::Ranges;
 use crate::order::by_name;
 use crate::outcome::union_seconds;
 use crate::{
-    Credits, Direction, Fanout, Gather, Outcome, Participation, Reassembly, Span, State, Time, Transfer,
+    Choice, Credits, Direction, Fanout, Gather, Outcome, Participation, Reassembly, Span, State, Time,
+    Transfer,
 };
 
 /// What a client counts for that dies, or turns out bad, in the middle of its update.
@@ -29,6 +30,8 @@ pub struct RoundPlan {
     pub config: String,
     /// Clients it wants.
     pub expected: u32,
+    /// Which, if more are there.
+    pub choice: Choice,
     /// Updates that are enough, whole or mended.
     pub enough: u32,
     /// How long it may take; `None`: until nobody can deliver any more.
@@ -113,11 +116,12 @@ impl Round {
     /// Takes a client into the round, or takes it back in anew after it lost everything. Not if its update is
     /// in already, was refused, or the round has all the clients it wants.
     pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
-        let full =
-            self.parts.values().filter(|p| p.state != State::Lost).count() >= self.plan.expected as usize;
-        let number = self.plan.number;
+        let (full, number) = (self.room(now) == 0, self.plan.number);
+        // Of those chosen by lot, one that came back too late may find that another has its place.
+        let replaced = full && self.parts.get(&sender).is_some_and(|p| !self.has_place(p, now));
         match self.parts.get_mut(&sender) {
             Some(part) if part.is_settled() || part.state == State::Staged => false,
+            Some(_) if replaced && self.plan.choice != Choice::ByName => false,
             Some(part) => {
                 part.instance = instance;
                 part.gone = false;
@@ -147,6 +151,21 @@ impl Round {
                 self.parts.insert(sender, part);
                 true
             }
+        }
+    }
+
+    /// Places that nobody has.
+    pub(crate) fn room(&self, now: Time) -> usize {
+        let taken = self.parts.values().filter(|p| self.has_place(p, now)).count();
+        (self.plan.expected as usize).saturating_sub(taken)
+    }
+
+    /// Whether no other client may have this one's place. By name a lost one's is free at once, by lot when its grace
+    /// is over: a lot counts for more than who comes first.
+    fn has_place(&self, part: &Part, now: Time) -> bool {
+        match self.plan.choice {
+            Choice::ByName => part.state != State::Lost,
+            Choice::ByLot { .. } => part.state != State::Lost || self.may_deliver(part, now),
         }
     }
 
@@ -452,6 +471,7 @@ mod tests {
             number: 1,
             config: "{}".into(),
             expected,
+            choice: Choice::ByName,
             enough,
             deadline,
             grace: 10 * SECOND,

@@ -1,5 +1,6 @@
 //! The server's side: who is connected, what each is told, and the round they take part in.
 
+mod choosing;
 mod fanout;
 mod joining;
 
@@ -9,9 +10,9 @@ use std::sync::Arc;
 use thalweg_wire::control::{
     Challenge, Control, Hello, Interval, Nonce, Refusal, StandIn, MAX_HOLES, VERSIONS,
 };
-use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
+use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
-use crate::order::by_name;
+use crate::outcome::Carried;
 use crate::round::Part;
 use crate::{micros, Credits, Ending, Fit, Liveness, Outcome, Partial, Round, RoundPlan, Span, State, Time};
 
@@ -46,6 +47,8 @@ pub struct ServerConfig {
     pub stand_in: Option<StandIn>,
     /// The seed of the order in which updates are sent, as clients are told it; `None`: as they are.
     pub spread: Option<u64>,
+    /// What of models and updates may be lost: the rest is asked for again, whatever stands in.
+    pub tolerance: Arc<Tolerance>,
     /// Bytes of updates that may be staged at a time.
     pub staging: u64,
     /// Least time without progress that ends a link.
@@ -63,6 +66,8 @@ pub struct Traffic {
     pub received: u64,
     /// Bytes of payload copied.
     pub copied: u64,
+    /// Sealed records given up on their way in, if updates are sealed.
+    pub records_lost: Option<u64>,
     /// Segments retransmitted by the server.
     pub retransmissions: Option<u64>,
 }
@@ -354,7 +359,7 @@ impl Server {
         }
     }
 
-    /// Begins a round with everybody who is ready.
+    /// Begins a round with everybody who is ready, or whom its choice falls on.
     ///
     /// # Errors
     /// If one is under way, or the plan can never be met.
@@ -375,15 +380,8 @@ impl Server {
             Partial::Keep => Credits::unbounded(),
         };
         self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
-        let mut ready: Vec<(&str, u32)> = self
-            .members
-            .iter()
-            .filter(|(_, m)| m.link.is_some())
-            .map(|(&s, m)| (m.name.as_str(), s))
-            .collect();
-        ready.sort_by(|(one, _), (other, _)| by_name(one, other));
-        let ready: Vec<u32> = ready.into_iter().map(|(_, s)| s).collect();
-        let links: Vec<LinkId> = ready.iter().filter_map(|&s| self.enlist(now, s)).collect();
+        let links: Vec<LinkId> =
+            self.candidates(now).into_iter().filter_map(|s| self.enlist(now, s)).collect();
         self.send_model(now, links, Ranges::full(total));
         self.advance(now);
         Ok(())
@@ -500,11 +498,10 @@ impl Server {
         let started = self.round.as_ref().map_or(now, |r| r.started);
         let Some(state) = self.links.get_mut(&link) else { return };
         let span = on_our_clock(sent, state.offset, Span { start: started, end: now });
-        let (wire, copied) = upload_traffic(state);
+        let carried = upload_traffic(state);
         let ordered = state.ordered;
         let Some(part) = self.part(sender, round).filter(|p| p.state == State::Sending) else { return };
-        part.up.wire_bytes += wire;
-        part.up.copied += copied;
+        part.up.carry(carried);
         part.up.retransmissions = sum(part.up.retransmissions, again);
         part.up.extend_send(span);
         let whole = part.incoming.is_whole();
@@ -516,12 +513,17 @@ impl Server {
         }
     }
 
-    /// All that was asked for was sent: either it is whole, or the rest is asked for, or something stands in.
+    /// All that was asked for was sent: either it is whole, or what must come is asked for, or something stands in, or too
+    /// much was lost.
     fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let Some(part) = self.part(sender, number) else { return };
         let (holes, samples) = (part.incoming.holes(), part.samples);
-        if !holes.is_empty() && self.config.stand_in.is_none() {
-            self.send(link, Control::Grant { round: number, wanted: holes.first(MAX_HOLES) });
+        if let Some(reason) = self.too_lossy(now, &holes) {
+            return self.reject(now, link, sender, number, &reason);
+        }
+        let owed = self.owed(&holes);
+        if !owed.is_empty() {
+            self.send(link, Control::Grant { round: number, wanted: owed.first(MAX_HOLES) });
             return;
         }
         if let Some(state) = self.links.get_mut(&link) {
@@ -535,6 +537,36 @@ impl Server {
             self.actions.push_back(Action::Fold { sender, weight: samples as f64, holes });
         }
         self.accept(link, sender, number);
+    }
+
+    /// What of an update's holes nothing may stand in for.
+    fn owed(&self, holes: &Ranges) -> Ranges {
+        if self.config.stand_in.is_some() {
+            self.config.tolerance.owed(holes)
+        } else {
+            holes.clone()
+        }
+    }
+
+    /// Why an update with these holes is refused, if it is: more of a tensor was lost than may be, or at the deadline
+    /// something is missing that must not.
+    fn too_lossy(&self, now: Time, holes: &Ranges) -> Option<String> {
+        let tolerance = &self.config.tolerance;
+        if let Some((limit, lost)) = tolerance.refused(holes) {
+            let (of, most) = (limit.range.len(), limit.refuse);
+            return Some(format!(
+                "lost {lost} of the {of} bytes of {:?}, of which {most} may be",
+                limit.tensor
+            ));
+        }
+        let owed = if self.ends_updates(now) { tolerance.owed(holes) } else { Ranges::new() };
+        let first = owed.iter().next()?;
+        let (_, limit) = tolerance.touched(first).next()?;
+        Some(format!(
+            "lacked {} bytes at the deadline that must come, first of {:?}",
+            owed.bytes(),
+            limit.tensor
+        ))
     }
 
     /// Whether updates that are being sent end here: the deadline has passed, and something stands in for what did not
@@ -551,10 +583,9 @@ impl Server {
         let late: Vec<u32> = round.parts.iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();
         for sender in late {
             let Some(link) = self.members.get(&sender).and_then(|m| m.link) else { continue };
-            let Some((wire, copied)) = self.links.get_mut(&link).map(upload_traffic) else { continue };
+            let Some(carried) = self.links.get_mut(&link).map(upload_traffic) else { continue };
             if let Some(part) = self.part(sender, number) {
-                part.up.wire_bytes += wire;
-                part.up.copied += copied;
+                part.up.carry(carried);
             }
             self.conclude(now, link, sender, number);
         }
@@ -737,6 +768,7 @@ impl Server {
     fn advance(&mut self, now: Time) {
         self.advanced = self.advanced.max(now);
         self.conclude_overdue(now);
+        self.replace(now);
         let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);
@@ -795,31 +827,30 @@ impl Server {
     }
 }
 
-fn upload_traffic(state: &mut LinkState) -> (u64, u64) {
-    let wire = state.traffic.received.saturating_sub(state.base.received);
-    let copied = state.traffic.copied.saturating_sub(state.base.copied);
-    state.base = state.traffic;
-    (wire, copied)
+fn upload_traffic(state: &mut LinkState) -> Carried {
+    let (now, base) = (state.traffic, std::mem::replace(&mut state.base, state.traffic));
+    let records = now.records_lost.map(|lost| lost.saturating_sub(base.records_lost.unwrap_or(0)));
+    Carried {
+        wire: now.received.saturating_sub(base.received),
+        copied: now.copied.saturating_sub(base.copied),
+        records_lost: records,
+    }
 }
 
-fn download_traffic(state: &mut LinkState) -> (u64, u64) {
-    let wire = state.traffic.sent.saturating_sub(state.base.sent);
-    let copied = state.traffic.copied.saturating_sub(state.base.copied);
-    state.base = state.traffic;
-    (wire, copied)
+fn download_traffic(state: &mut LinkState) -> Carried {
+    let (now, base) = (state.traffic, std::mem::replace(&mut state.base, state.traffic));
+    // Only the client knows what it could not open.
+    let (wire, copied) = (now.sent.saturating_sub(base.sent), now.copied.saturating_sub(base.copied));
+    Carried { wire, copied, records_lost: None }
 }
 
 /// What the link carried of a transfer that its end broke off.
 fn count_broken(now: Time, part: &mut Part, state: &mut LinkState, round: u32) {
     if let Some((_, since)) = state.sending.filter(|(number, _)| *number == round) {
-        let (wire, copied) = download_traffic(state);
-        part.down.wire_bytes += wire;
-        part.down.copied += copied;
+        part.down.carry(download_traffic(state));
         part.down.extend_send(Span { start: since, end: now });
     } else if part.state == State::Sending {
-        let (wire, copied) = upload_traffic(state);
-        part.up.wire_bytes += wire;
-        part.up.copied += copied;
+        part.up.carry(upload_traffic(state));
     }
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{plan, profile, Path, Profile, Rng, Setup, World, MS, SECOND};
-use thalweg_proto::{Fanout, Gather, Partial, RoundPlan, State, Verdict};
+use thalweg_proto::{Choice, Fanout, Gather, Partial, RoundPlan, State, Verdict};
 
 /// A path with every fault, drawn from `rng`.
 fn faulty(rng: &mut Rng, ordered: bool) -> Path {
@@ -56,11 +56,12 @@ fn faulty_world(seed: u64) -> (World, u32) {
     (world, clients as u32)
 }
 
-/// All four ways to serve clients take their turn.
+/// All ways to serve clients and to choose them take their turn.
 fn in_some_order(seed: u64, plan: RoundPlan) -> RoundPlan {
     let fanout = if seed.is_multiple_of(2) { Fanout::Concurrent } else { Fanout::Sequential };
     let gather = if seed % 4 < 2 { Gather::Concurrent } else { Gather::InOrder };
-    RoundPlan { fanout, gather, ..plan }
+    let choice = if seed % 8 < 4 { Choice::ByName } else { Choice::ByLot { seed } };
+    RoundPlan { fanout, gather, choice, ..plan }
 }
 
 /// Links break and come back; every client comes back in time, so every round ends complete.

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use common::party::ServerParty;
 use common::senseless::{chunk, from_client};
 use common::{plan, Rng, Setup, JOB, MS, SECOND};
-use thalweg_proto::{Action, Fanout, Gather, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time};
+use thalweg_proto::{
+    Action, Choice, Fanout, Gather, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time,
+};
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Ranges};
 
@@ -149,7 +151,8 @@ impl Fuzzed {
         let grace = self.rng.time(5 * SECOND);
         let fanout = if self.rng.chance(0.5) { Fanout::Concurrent } else { Fanout::Sequential };
         let gather = if self.rng.chance(0.5) { Gather::Concurrent } else { Gather::InOrder };
-        let plan = RoundPlan { enough, deadline, grace, fanout, gather, ..plan(number, expected) };
+        let choice = if self.rng.chance(0.5) { Choice::ByName } else { Choice::ByLot { seed: 3 } };
+        let plan = RoundPlan { enough, choice, deadline, grace, fanout, gather, ..plan(number, expected) };
         if self.party.machine.start_round(self.now, plan).is_ok() {
             self.rounds += 1;
             assert_eq!(self.rounds, self.ended + 1);

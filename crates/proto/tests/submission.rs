@@ -30,6 +30,7 @@ fn let_in(client: &mut Client, now: Time) -> Vec<ClientAction> {
         liveness,
         stand_in: None,
         spread: None,
+        allowances: Vec::new(),
     };
     client.control(now, Control::Welcome(welcome));
     client_actions(client)
@@ -144,6 +145,7 @@ fn a_heartbeat_of_zero_is_not_followed() {
         liveness,
         stand_in: None,
         spread: None,
+        allowances: Vec::new(),
     };
     client.control(Time::ZERO, Control::Welcome(welcome));
     client.timeout(5 * MS);

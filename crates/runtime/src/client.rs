@@ -336,6 +336,7 @@ impl Shared {
         let link = lock(&self.connection).as_ref().map(|c| c.outbox.link().clone()).ok_or("not connected")?;
         let (job, sender, chunk, spread) = {
             let machine = lock(&self.machine);
+            link.tolerate(machine.tolerance());
             let welcome = machine.welcome().ok_or("not joined")?;
             (welcome.job, welcome.sender, welcome.chunk, welcome.spread)
         };

@@ -23,6 +23,7 @@ mod report;
 mod server;
 mod server_sink;
 mod staging;
+mod tensors;
 
 pub use client::{Client, ClientEvent};
 pub use error::Error;

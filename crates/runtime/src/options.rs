@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use thalweg_fold::Precision;
-use thalweg_proto::{Fanout, Gather, Partial};
+use thalweg_proto::{Choice, Fanout, Gather, Partial};
 use thalweg_transport::Options;
 use thalweg_wire::control::StandIn;
 
@@ -114,8 +114,10 @@ pub struct Layers {
 pub struct ServerOptions {
     /// The transport's.
     pub transport: Options,
-    /// Clients a round wants.
+    /// Clients there are to be.
     pub expected: u32,
+    /// How many of them take part in a round, chosen by lot; `None`: all.
+    pub choose: Option<u32>,
     /// Whole updates that are enough.
     pub enough: u32,
     /// Seconds a round may take; `None`: no limit.
@@ -155,6 +157,7 @@ impl Default for ServerOptions {
         Self {
             transport: Options::default(),
             expected: 1,
+            choose: None,
             enough: 1,
             deadline: None,
             grace: 10.0,
@@ -185,14 +188,27 @@ impl ServerOptions {
         self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING))
     }
 
+    /// Clients that a round wants.
+    pub fn wanted(&self) -> u32 {
+        self.choose.unwrap_or(self.expected)
+    }
+
+    /// Which clients take part in a round.
+    pub fn choice(&self) -> Choice {
+        self.choose.map_or(Choice::ByName, |_| Choice::ByLot { seed: self.seed })
+    }
+
     /// Checks what the types do not.
     ///
     /// # Errors
     /// Which option is impossible, and what it may be.
     pub fn check(&self) -> Result<(), Error> {
         let bad = |what: &str| Err(Error::new("options", "start server", what));
-        if self.expected == 0 || self.enough == 0 || self.enough > self.expected {
-            return bad("enough must be between 1 and the number of clients expected");
+        if self.choose.is_some_and(|chosen| chosen == 0 || chosen > self.expected) {
+            return bad("choose must be between 1 and the number of clients expected");
+        }
+        if self.expected == 0 || self.enough == 0 || self.enough > self.wanted() {
+            return bad("enough must be between 1 and the number of clients that take part in a round");
         }
         let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
         if !self.chunk.is_none_or(possible) {
@@ -210,6 +226,11 @@ impl ServerOptions {
         }
         if self.repair.spread && self.repair.stand_in().is_none_or(|p| p == StandIn::FedcommLegacy) {
             return bad("spread is for updates that keep their holes, and not for fedcomm-legacy");
+        }
+        if !self.repair.refuse.is_empty() && self.partial == PartialRule::Keep {
+            return bad(
+                "with partial keep an update cannot be refused any more, for it is folded as it comes",
+            );
         }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");

@@ -1,6 +1,6 @@
 //! What stands in for parts of models and updates that did not come and are not asked for again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use thalweg_wire::{Layout, Ranges, Spread};
 use crate::lock;
 
 /// What happens to what did not come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RepairRule {
     /// What stands in for it.
@@ -20,22 +20,35 @@ pub struct RepairRule {
     pub resend: bool,
     /// Updates are sent in an order in which bytes lost together are apart in the model.
     pub spread: bool,
+    /// Tensors of which nothing may be missing, whatever stands in: names with `*` and `?`.
+    pub critical: Vec<String>,
+    /// By such names, the share of a tensor's bytes that may be missing; what is lost beyond it is sent again.
+    pub budgets: BTreeMap<String, f64>,
+    /// By such names, the share of a tensor's bytes whose loss on the way refuses an update.
+    pub refuse: BTreeMap<String, f64>,
 }
 
 impl Default for RepairRule {
     fn default() -> Self {
-        Self { policy: StandIn::default(), resend: true, spread: false }
+        Self {
+            policy: StandIn::default(),
+            resend: true,
+            spread: false,
+            critical: Vec::new(),
+            budgets: BTreeMap::new(),
+            refuse: BTreeMap::new(),
+        }
     }
 }
 
 impl RepairRule {
     /// What stands in for parts that did not come; `None`: they are asked for again.
-    pub fn stand_in(self) -> Option<StandIn> {
+    pub fn stand_in(&self) -> Option<StandIn> {
         (!self.resend).then_some(self.policy)
     }
 
     /// The order of a seed, if updates are not sent as they are.
-    pub fn order(self, seed: u64) -> Option<Spread> {
+    pub fn order(&self, seed: u64) -> Option<Spread> {
         self.spread.then(|| Spread::new(seed))
     }
 }

@@ -68,6 +68,7 @@ fn transfer(transfer: &Transfer, stand_in: StandIn, layout: &Layout) -> Value {
         "duplicates": transfer.duplicates,
         "corrupt": transfer.corrupt,
         "copied": transfer.copied,
+        "records_lost": transfer.records_lost,
         "resumed": transfer.resumed,
         "complete": transfer.complete,
     })

@@ -14,7 +14,7 @@ use thalweg_transport::{
     Address, Cancel, ErrorKind, Link, Listener, Outgoing, Pending, SendReport, UpdateId,
 };
 use thalweg_wire::control::Control;
-use thalweg_wire::{Layout, Ranges, Spread};
+use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::admission::{Gate, Peers};
@@ -73,6 +73,7 @@ pub(crate) struct Shared {
     listener: Box<dyn Listener>,
     ordered: bool,
     chunk: u32,
+    tolerance: Arc<Tolerance>,
     links: Mutex<HashMap<LinkId, Outbox>>,
     next_link: AtomicU64,
     peers: Peers,
@@ -98,6 +99,9 @@ impl Server {
         let address = Address::parse(address)?;
         let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
         let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
+        let named = options.repair.tolerance(&layout)?;
+        // What loses nothing needs no rule.
+        let tolerance = if transport.capabilities().reliable { Arc::default() } else { Arc::new(named) };
         let peers = Peers::default();
         let gate = Gate::new(&options, address.is_local(), peers.clone())?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -115,6 +119,7 @@ impl Server {
             partial: options.partial.into(),
             stand_in: options.repair.stand_in(),
             spread: options.repair.spread.then_some(options.seed),
+            tolerance: tolerance.clone(),
             staging: options.staging_bytes(layout.bytes()),
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
@@ -130,6 +135,7 @@ impl Server {
             order: options.repair.order(options.seed),
             wire: Mutex::default(),
             chunk,
+            tolerance,
             ordered: transport.capabilities().settles(),
             layout,
             model,
@@ -195,7 +201,8 @@ impl Server {
         let plan = proto::RoundPlan {
             number,
             config: config.into(),
-            expected: options.expected,
+            expected: options.wanted(),
+            choice: options.choice(),
             enough: options.enough,
             deadline: options.deadline.map(seconds),
             grace: seconds(options.grace),
@@ -316,6 +323,7 @@ impl Shared {
             sent: counters.sent,
             received: counters.received,
             copied: counters.copied,
+            records_lost: counters.records_lost,
             retransmissions: counters.retransmissions,
         };
         machine.observe(id, traffic);
@@ -340,6 +348,7 @@ impl Shared {
         let handle = tokio::runtime::Handle::current();
         lock(&self.peers).insert(id, link.peer().clone());
         lock(&self.links).insert(id, Outbox::start(&handle, link.clone()));
+        link.tolerate(&self.tolerance);
         let ordered = self.ordered && link.capabilities().settles();
         lock(&self.machine).connected(self.now(), id, nonce, ordered);
         self.wake();

@@ -197,3 +197,29 @@ fn a_port_in_use_says_so() {
     let second = thalweg_runtime::Server::start(arena, layout, &first.address(), Default::default());
     assert!(second.err().unwrap().to_string().contains("choose another port"));
 }
+
+#[test]
+fn a_round_takes_as_many_clients_as_it_chooses() {
+    for address in ADDRESSES {
+        let layout = layout(10_000);
+        let options = json!({ "expected": 6, "choose": 2, "enough": 2, "seed": 3 });
+        let (mut server, _) = server(&layout, address, options);
+        let clients: Vec<_> =
+            (0..6).map(|i| client(&server.address(), &format!("c{i}"), json!({}), i as f32, 1)).collect();
+        assert_eq!(server.wait(6, Some(LIMIT), || true), 6);
+        let mut parts = std::collections::BTreeMap::<String, usize>::new();
+        for number in 1..=8 {
+            let outcome = round(&server, number).unwrap();
+            assert_eq!((&outcome["complete"], &outcome["expected"]), (&json!(true), &json!(2)), "{outcome}");
+            let chosen = outcome["participants"].as_array().unwrap();
+            assert_eq!(chosen.len(), 2);
+            chosen.iter().for_each(|p| *parts.entry(p["client"].as_str().unwrap().into()).or_default() += 1);
+        }
+        server.close("done");
+        assert!(parts.len() > 2, "{parts:?}");
+        for (i, thread) in clients.into_iter().enumerate() {
+            let times = parts.get(&format!("c{i}")).copied().unwrap_or(0);
+            assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted; times]), "{address} c{i}");
+        }
+    }
+}

@@ -326,6 +326,22 @@ impl Stream {
         nonce
     }
 
+    /// What hides a checksum of the plaintext, by exclusive or, from who has not the key: part of a tag under a nonce that
+    /// no record has. Nothing for a cipher without tags.
+    ///
+    /// # Errors
+    /// [`Refused::Length`] for a stream whose records leave no nonce.
+    pub fn pad(&self) -> Result<u32, Refused> {
+        let Key::Aead(key) = &*self.key else { return Ok(0) };
+        if self.grid.records() > u64::from(u32::MAX) {
+            return Err(Refused::Length);
+        }
+        let aad = Aad::from(self.context.aad(self.grid.record(), u32::MAX));
+        let nonce = Nonce::assume_unique_for_key(self.nonce(u32::MAX));
+        let tag = key.seal_in_place_separate_tag(nonce, aad, &mut []).map_err(|_| Refused::Length)?;
+        Ok(tag.as_ref().iter().take(4).fold(0, |pad, &byte| pad << 8 | u32::from(byte)))
+    }
+
     /// Appends the sealed stream to `out`.
     ///
     /// # Errors

@@ -325,3 +325,20 @@ proptest! {
         }
     }
 }
+
+/// A checksum beside the records says nothing of the plaintext to who has not the key, nor what other streams' say.
+#[test]
+fn a_pad_is_of_one_stream() {
+    for suite in AEAD {
+        let streams = Streams::new(suite, &[7; 32], b"salt");
+        let (sealer, opener) = (streams.sealer(b"up"), streams.opener(b"up"));
+        let (one, other) =
+            (sealer.stream(&context(100), 10).unwrap(), sealer.stream(&context(100), 10).unwrap());
+        let again = opener.stream(one.number(), &context(100), 10).unwrap();
+        assert_eq!(one.pad(), again.pad());
+        assert_ne!(one.pad(), other.pad());
+        assert_ne!(one.pad(), stream(suite, &context(100), 10).pad());
+        assert_eq!(stream(suite, &context(1 << 32), 1).pad(), Err(Refused::Length));
+    }
+    assert_eq!(stream(Suite::AesCbc, &context(100), 10).pad(), Ok(0));
+}

@@ -17,6 +17,7 @@ mod link;
 pub mod memory;
 mod options;
 mod outgoing;
+mod parts;
 mod settings;
 mod sink;
 
@@ -24,7 +25,8 @@ pub use address::Address;
 pub use capabilities::Capabilities;
 pub use error::{Error, ErrorKind, Result};
 pub use link::{send_group_each, Counters, Link, Listener, Peer, Pending, SendReport, Transport};
-pub use options::{Identity, Login, Options, Tls};
+pub use options::{Identity, Login, Options, Sealed, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
+pub use parts::{hand_over, ALIGNED};
 pub use settings::{Chosen, Kind, Setting, Settings, Share, Value};
 pub use sink::{Sink, Target};

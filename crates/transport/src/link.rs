@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use thalweg_wire::Tolerance;
 
 use crate::{Address, Capabilities, Error, ErrorKind, Options, Outgoing, Result, Setting, Sink};
 
@@ -115,6 +116,13 @@ pub trait Link: Send + Sync {
     /// [`ErrorKind::Closed`] when the peer has gone, [`ErrorKind::Corrupt`] for bytes that are no frame.
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes>;
 
+    /// What may be lost of the models and updates that follow, by bytes of their buffer. A transport that decides by itself
+    /// what is sent again lets nothing else be lost, as far as it may; whatever it cannot keep the session asks for again.
+    /// Until it is said all may be lost. One that loses nothing does nothing.
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        let _ = tolerance;
+    }
+
     /// What the link has carried so far.
     fn counters(&self) -> Counters;
 
@@ -148,8 +156,15 @@ pub struct Counters {
     pub received: u64,
     /// Bytes of payload copied in user space on the way, beside the one move into or out of the kernel.
     pub copied: u64,
+    /// Records that were given up on their way in: a hole touched them, or they were not authentic. Of links whose
+    /// updates are sealed.
+    pub records_lost: Option<u64>,
     /// Segments retransmitted by this end, if the transport can tell.
     pub retransmissions: Option<u64>,
+    /// Repair packets sent by this end, if the transport has such.
+    pub repair: Option<u64>,
+    /// Chunks that this end rebuilt from repair packets, if the transport has such.
+    pub rebuilt: Option<u64>,
     /// Smoothed round-trip time, if known.
     pub round_trip: Option<Duration>,
     /// The congestion control in use, if there is one.

@@ -24,6 +24,9 @@ pub struct Options {
     pub login: Option<Login>,
     /// What only this transport can be told, as [`crate::Transport::settings`] declares it.
     pub own: Settings,
+    /// What a layer above makes of chunks before the transport gets them; only layers say so.
+    #[serde(skip)]
+    pub sealed: Option<Sealed>,
     /// How long one attempt to connect and shake hands may take, in milliseconds.
     pub connect_timeout_ms: u64,
 }
@@ -45,9 +48,22 @@ impl Default for Options {
             tls: None,
             login: None,
             own: Settings::default(),
+            sealed: None,
             connect_timeout_ms: 10_000,
         }
     }
+}
+
+/// Chunks are encrypted and authenticated, with what their headers say, in records that are opened one by one: by keys
+/// that follow from [`crate::Peer::binding`]. So they may travel in the clear, and parts of them may be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sealed {
+    /// Bytes at the head of each chunk's payload without which nothing of it can be opened.
+    pub head: u32,
+    /// Bytes of the update in each record behind it; the last may have less.
+    pub record: u32,
+    /// Bytes of such a record when sealed; one with less is shorter by as much.
+    pub stride: u32,
 }
 
 /// Who is trusted, and who one is. All in PEM.

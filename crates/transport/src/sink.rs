@@ -1,7 +1,7 @@
 //! Where received chunks go.
 
 use thalweg_arena::Claim;
-use thalweg_wire::{ChunkHeader, WireError};
+use thalweg_wire::{ChunkHeader, Ranges, WireError};
 
 /// The place a chunk is received into.
 #[derive(Debug)]
@@ -41,4 +41,10 @@ pub trait Sink: Send + Sync {
 
     /// The chunk is in its place and its checksum matches, or `Err` says that it does not.
     fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>);
+
+    /// The chunk is in its place but for `holes`, offsets from its begin, of which nothing will come. A sink that makes
+    /// nothing of a whole chunk with holes gives the target back, and gets the parts that came ([`crate::hand_over`]).
+    fn holed(&self, _chunk: &ChunkHeader, target: Target, _holes: &Ranges) -> Option<Target> {
+        Some(target)
+    }
 }

@@ -5,10 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
+use crate::{Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
-pub const VERSIONS: (u16, u16) = (3, 3);
+pub const VERSIONS: (u16, u16) = (4, 4);
 /// Most separate holes one message names; more are asked for in a further pass.
 pub const MAX_HOLES: usize = 4096;
 /// Longest name of a client, in bytes.
@@ -198,6 +198,8 @@ pub struct Welcome {
     pub stand_in: Option<StandIn>,
     /// The seed of the [`crate::Spread`] in which updates are sent; `None`: as they are.
     pub spread: Option<u64>,
+    /// What of models and updates may be lost, by tensor; of those without an allowance all may.
+    pub allowances: Vec<Allowance>,
 }
 
 /// What stands in for parts that did not come. What each means is defined where updates are folded.
@@ -312,6 +314,7 @@ mod tests {
                 liveness: 2,
                 stand_in: Some(StandIn::Last),
                 spread: Some(4),
+                allowances: vec![Allowance { tensor: 0, budget: 50_000, refuse: 1_000_000 }],
             }),
             Control::Need { round: 1, holes },
             Control::Offer { round: 1, samples: 10, layout: LayoutHash(3), metrics: "{}".into() },

@@ -11,6 +11,7 @@ mod frame;
 mod layout;
 mod ranges;
 mod spread;
+mod tolerance;
 
 pub use dtype::Dtype;
 pub use error::WireError;
@@ -18,3 +19,4 @@ pub use frame::{checksum, ChunkHeader, FrameHeader, Kind, HEADER_BYTES, MAX_CHUN
 pub use layout::{Layout, LayoutHash, Tensor, ALIGN, MAX_TENSORS};
 pub use ranges::{Range, Ranges};
 pub use spread::Spread;
+pub use tolerance::{Allowance, Limit, Tolerance, WHOLE};

@@ -138,6 +138,16 @@ impl Ranges {
         before.or_else(|| self.parts.range(at..).next()).map(|(&start, &end)| Range::new(start, end))
     }
 
+    /// What of the set is in `range`, rising.
+    pub fn within(&self, range: Range) -> impl Iterator<Item = Range> + '_ {
+        let before = self.parts.range(..range.start).next_back();
+        let inside = self.parts.range(range.start..range.end.max(range.start));
+        let parts = before.into_iter().chain(inside);
+        parts
+            .map(move |(&start, &end)| Range::new(start, end).intersect(range))
+            .filter(|part| !part.is_empty())
+    }
+
     /// The first `limit` ranges only, so that a message about them stays small.
     pub fn first(&self, limit: usize) -> Ranges {
         self.iter().take(limit).collect()
@@ -202,6 +212,9 @@ mod tests {
             prop_assert_eq!(set.covers(probe), (probe.start..probe.end).all(|b| model[b as usize]));
             let parts: Vec<Range> = set.iter().collect();
             prop_assert!(parts.windows(2).all(|w| w[0].end < w[1].start), "disjoint and not touching");
+            let within: Vec<Range> =
+                parts.iter().map(|part| part.intersect(probe)).filter(|part| !part.is_empty()).collect();
+            prop_assert_eq!(set.within(probe).collect::<Vec<_>>(), within);
             let next = parts.iter().find(|part| part.end > probe.start).copied();
             prop_assert_eq!(set.next(probe.start), next);
             set.trim(probe.start);

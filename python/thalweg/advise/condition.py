@@ -95,7 +95,7 @@ def condition_of(plan: Plan) -> Condition:
         topology = network.topology
     return Condition(
         update_bytes=update_bytes(plan),
-        clients=plan.job.clients,
+        clients=plan.participants,
         up=up,
         down=down,
         topology=topology,

@@ -22,7 +22,7 @@ def least(plan: Plan) -> float:
 
     Raises PlanError if a file that its network names cannot be read.
     """
-    size, clients = update_bytes(plan), plan.job.clients
+    size, clients = update_bytes(plan), plan.participants
     each = 0.0
     if plan.network is not None and plan.network.emulator != "none":
         from thalweg.network import bound, spec

@@ -143,6 +143,17 @@ class Plan(Section):
         return self.url.partition("://")[0]
 
     @property
+    def chosen(self) -> int | None:
+        """Number of clients that are chosen for each round; None where all take part."""
+        asked = self.job.choose
+        return max(1, round(asked * self.job.clients)) if isinstance(asked, float) else asked
+
+    @property
+    def participants(self) -> int:
+        """Number of clients that take part in a round."""
+        return self.job.clients if self.chosen is None else self.chosen
+
+    @property
     def precision(self) -> str:
         """The accumulator that is used."""
         chosen = self.aggregation

@@ -124,10 +124,14 @@ def _payload(plan: Plan) -> None:
 
 def _round(plan: Plan) -> None:
     job = plan.job
-    if job.enough is not None and job.enough > job.clients:
+    if plan.participants > job.clients:
         raise PlanError(
-            f"a round cannot have enough with {job.enough} updates of {job.clients} clients",
-            "Make job.enough at most job.clients",
+            f"a round cannot choose {plan.participants} of {job.clients} clients", "Make job.choose at most job.clients"
+        )
+    if job.enough is not None and job.enough > plan.participants:
+        raise PlanError(
+            f"a round cannot have enough with {job.enough} updates of {plan.participants} clients",
+            f"Make job.enough at most job.{'clients' if job.choose is None else 'choose'}",
         )
 
 
@@ -155,6 +159,11 @@ def _repair(plan: Plan) -> None:
         raise PlanError(
             "repair.policy = fedcomm-legacy lets what comes slip into holes, which means nothing in another order",
             "Remove repair.spread, or take another repair.policy",
+        )
+    if chosen.refuse and plan.aggregation.partial == "keep":
+        raise PlanError(
+            "repair.refuse refuses updates, and partial = keep folds what comes on arrival",
+            "Take aggregation.partial = 'discard', which stages updates, or remove repair.refuse",
         )
     if chosen.policy == "renormalise":
         return

@@ -18,6 +18,7 @@ _EXPECTED: Final = {
     "string_type": "text in quotes",
     "bool_type": "true or false",
     "dict_type": "a table",
+    "list_type": "a list",
     "model_type": "a table",
     "finite_number": "a finite number",
     "string_too_short": "text that is not empty",

@@ -41,6 +41,11 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Shares: TypeAlias = Annotated[dict[Text, Fraction], Words("table of shares")]
+Part: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)],
+    Words("whole number, at least 1, or a share as 0.125"),
+]
 RecordSize: TypeAlias = Annotated[
     Annotated[Size, Field(ge=16, le=4 << 20)] | None,
     BeforeValidator(lambda value: None if value == "auto" else value),
@@ -58,7 +63,12 @@ class JobSection(Section):
     """How many rounds with how many clients, and when a round ends."""
 
     rounds: int = Field(5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)")
-    clients: int = Field(4, ge=1, le=100_000, description="clients expected in each round (FedComm section IV.A)")
+    clients: int = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)")
+    choose: Part | None = Field(
+        None,
+        description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "
+        "section 4.1.1); without it all",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
     enough: int | None = Field(
         None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
@@ -166,6 +176,19 @@ class RepairSection(Section):
     spread: bool = Field(
         False,
         description="updates go in an order, of the job's seed, in which bytes lost together are apart in the model",
+    )
+    critical: list[Text] = Field(
+        [],
+        description="tensors of which nothing may be missing, by name as fc.bias or *.bias; they are sent until they "
+        "arrive",
+    )
+    budgets: Shares = Field(
+        {},
+        description="by such names: share of a tensor's bytes that may be missing; what is lost beyond it is sent "
+        "again (UniFL section 5.1)",
+    )
+    refuse: Shares = Field(
+        {}, description="by such names: share of a tensor's bytes whose loss on the way refuses an update"
     )
 
 

@@ -66,6 +66,7 @@ TRANSFERS: Final = (
     Column("duplicates", "uint64", "chunks that came more than once"),
     Column("corrupt", "uint64", "chunks that came damaged"),
     Column("copied", "uint64", "bytes of payload copied in user space at the server"),
+    Column("records_lost", "uint64", "records that the server could not open, lost or forged; null if not sealed"),
     Column("resumed", "uint32", "times the link broke and only what was missing was sent again"),
     Column("complete", "bool", "whether all of it arrived"),
 )

@@ -5,6 +5,8 @@ use thalweg_transport::Options;
 
 #[path = "../../../transports/tcp/tests/common/trust.rs"]
 mod certificates;
+#[path = "../../../transports/tcp/tests/common/lossy.rs"]
+pub mod lossy;
 pub use certificates::Trust;
 
 /// Small socket buffers, so that a peer that does not receive soon blocks its sender.

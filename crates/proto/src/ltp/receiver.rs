@@ -3,6 +3,8 @@
 use thalweg_wire::Range;
 
 use super::arrivals::Arrivals;
+use super::mend::{Mender, Rebuild};
+use super::repair::Block;
 use super::transfer::{Part, MAX_PIECES};
 use crate::Time;
 
@@ -61,12 +63,14 @@ pub struct Receiver {
     incoming: Option<Incoming>,
     closed: Option<(u16, Closed)>,
     owes: bool,
+    mender: Mender,
 }
 
 impl Receiver {
     /// One that closes transfers by `rule`.
     pub fn new(rule: Rule) -> Self {
-        Self { rule, arrivals: Arrivals::default(), incoming: None, closed: None, owes: false }
+        let (arrivals, mender) = (Arrivals::default(), Mender::default());
+        Self { rule, arrivals, incoming: None, closed: None, owes: false, mender }
     }
 
     /// A packet has come; `part` is its chunk, if it carries one. Says whether the chunk is one that had not come
@@ -75,6 +79,29 @@ impl Receiver {
         self.arrivals.insert(number);
         self.owes = true;
         part.is_some_and(|part| self.handle_part(now, part))
+    }
+
+    /// A packet has come that repair packets may follow, as it says; `write` appends its symbol, to be kept for a while.
+    pub fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
+        self.mender.keep(number, write);
+    }
+
+    /// A repair packet has come: which of the block's, and its symbol. What cannot be is ignored.
+    pub fn handle_repair(&mut self, number: u64, block: Block, which: u32, symbol: &[u8]) {
+        self.arrivals.insert(number);
+        self.owes = true;
+        self.mender.repair(block, which, symbol);
+    }
+
+    /// A block whose missing packets may be rebuilt. Each that was is to be told to [`Self::handle_packet`], as if it
+    /// had come.
+    pub fn poll_rebuild(&mut self) -> Option<Rebuild<'_>> {
+        self.mender.poll()
+    }
+
+    /// The block was rebuilt: its symbols are needed no longer.
+    pub fn rebuilt(&mut self, block: Block) {
+        self.mender.done(block);
     }
 
     fn handle_part(&mut self, now: Time, part: Part) -> bool {
@@ -116,6 +143,9 @@ impl Receiver {
             self.owes = true;
         }
         incoming.closed = true;
+        if closed == Closed::Whole {
+            self.mender.clear();
+        }
         self.closed = Some((incoming.id, closed));
     }
 

@@ -4,16 +4,16 @@ use std::collections::VecDeque;
 
 use thalweg_wire::Ranges;
 
-use super::delivery::{Delivery, Stamp};
-use super::loss::Trips;
-use super::pace::Pacer;
-use super::rate::{Heard, Rate};
 use super::receiver::{Ack, Closed};
+use super::repair::{Block, Blocks, Hope};
 use super::transfer::{Part, Piece, Transfer};
+use crate::sending::{Delivery, Heard, Pacer, Rate, Stamp, Trips};
 use crate::Time;
 
 /// Bytes of a packet without a chunk, to be counted by.
 const PROBE_BYTES: u32 = 64;
+/// Packets to begin with. TCP begins with 10 (RFC 6928) and sends again whatever that loses.
+const INITIAL: u64 = 32;
 
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Packet {
     pub number: u64,
     /// What it carries.
     pub what: What,
+    /// The first number of its block, if repair packets may follow: until then it is to be kept.
+    pub block: Option<u64>,
 }
 
 /// What a packet carries.
@@ -31,6 +33,8 @@ pub enum What {
     Chunk(Part),
     /// Nothing; it asks for an acknowledgement.
     Probe,
+    /// A repair packet of a block: which of them, from 0.
+    Repair(Block, u32),
 }
 
 /// How a transfer ended.
@@ -42,6 +46,8 @@ pub struct Ended {
     pub why: Closed,
     /// Chunks sent more than once, each time counted.
     pub again: u64,
+    /// Repair packets sent.
+    pub repair: u64,
     /// Chunks that nobody has acknowledged: an upper bound of what is missing.
     pub missing: usize,
 }
@@ -55,13 +61,31 @@ enum State {
     Done,
 }
 
+/// What a packet carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// Transfer and index.
+    Chunk(u16, u32),
+    Probe,
+    Repair,
+}
+
+/// What has become of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It has come, or counts as lost already.
+    Decided,
+    /// It may still come, and is lost at that time if it is known.
+    Open(Option<Time>),
+    Lost,
+}
+
 #[derive(Debug)]
 struct Sent {
     at: Time,
     bytes: u32,
     state: State,
-    /// Transfer and index.
-    chunk: Option<(u16, u32)>,
+    load: Load,
     /// Sent a second time under the same number: its round trip cannot be known (Karn and Partridge 1987).
     twice: bool,
     stamp: Stamp,
@@ -103,6 +127,9 @@ pub struct Sender {
     pace_at: Option<Time>,
     lost: u64,
     lost_bytes: u64,
+    blocks: Blocks,
+    /// Repair packets of the transfer.
+    repaired: u64,
 }
 
 impl Sender {
@@ -123,7 +150,7 @@ impl Sender {
             transfers: 0,
             ended: None,
             trips: Trips::new(),
-            rate: Rate::new(full.into()),
+            rate: Rate::new(full.into(), INITIAL),
             pacer: Pacer::new(now),
             delivery: Delivery::default(),
             probe: false,
@@ -136,7 +163,15 @@ impl Sender {
             pace_at: None,
             lost: 0,
             lost_bytes: 0,
+            blocks: Blocks::default(),
+            repaired: 0,
         }
+    }
+
+    /// With `share` repair packets, 0 to 1, for each packet whose loss it would hear of too late.
+    #[must_use]
+    pub fn with_repair(self, share: f64) -> Self {
+        Self { blocks: Blocks::new(share), ..self }
     }
 
     /// Begins a transfer; one that has not ended is given up.
@@ -144,6 +179,8 @@ impl Sender {
         self.transfers = self.transfers.wrapping_add(1);
         self.rate.carry(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).into());
         (self.transfer, self.ended) = (Some(Transfer::new(self.transfers, pieces)), None);
+        self.blocks.give_up();
+        self.repaired = 0;
         self.conclude();
         self.transfers
     }
@@ -151,6 +188,7 @@ impl Sender {
     /// Gives up the transfer: its receiver no longer wants it.
     pub fn abandon(&mut self) {
         self.transfer = None;
+        self.blocks.give_up();
     }
 
     /// Sends a probe behind what was sent before, with a number of its own: its acknowledgement speaks for no other.
@@ -182,8 +220,7 @@ impl Sender {
     pub fn poll_packet(&mut self, now: Time) -> Option<Packet> {
         self.pace_at = None;
         if std::mem::take(&mut self.probe) {
-            let number = self.send(now, PROBE_BYTES, None);
-            return Some(Packet { number, what: What::Probe });
+            return Some(self.send(now, PROBE_BYTES, What::Probe));
         }
         if std::mem::take(&mut self.again) {
             return Some(self.send_again(now));
@@ -191,16 +228,32 @@ impl Sender {
         if !self.may_send(now) {
             return None;
         }
+        if let Some(packet) = self.send_repair(now) {
+            return Some(packet);
+        }
         if let Some((part, piece)) = self.transfer.as_mut().and_then(Transfer::next) {
             self.tail = true;
-            let number = self.send(now, piece.bytes, Some((part.transfer, part.index)));
+            let packet = self.send(now, piece.bytes, What::Chunk(part));
             self.pacer.sent(piece.bytes.into());
             self.conclude();
-            return Some(Packet { number, what: What::Chunk(part) });
+            return Some(packet);
+        }
+        self.blocks.close();
+        if let Some(packet) = self.send_repair(now) {
+            return Some(packet);
         }
         self.delivery.idle(self.under_way);
         let tail = std::mem::take(&mut self.tail);
-        tail.then(|| Packet { number: self.send(now, PROBE_BYTES, None), what: What::Probe })
+        tail.then(|| self.send(now, PROBE_BYTES, What::Probe))
+    }
+
+    fn send_repair(&mut self, now: Time) -> Option<Packet> {
+        let (block, which, bytes) = self.blocks.next()?;
+        let packet = self.send(now, bytes, What::Repair(block, which));
+        self.pacer.sent(bytes.into());
+        self.blocks.repaired(packet.number, now);
+        self.repaired += 1;
+        Some(packet)
     }
 
     fn may_send(&mut self, now: Time) -> bool {
@@ -217,22 +270,39 @@ impl Sender {
         at <= now
     }
 
-    fn send(&mut self, now: Time, bytes: u32, chunk: Option<(u16, u32)>) -> u64 {
+    fn send(&mut self, now: Time, bytes: u32, what: What) -> Packet {
         let stamp = self.delivery.sent(now, self.packets == 0);
         self.count(bytes, 1);
-        self.sent.push_back(Sent { at: now, bytes, state: State::UnderWay, chunk, twice: false, stamp });
+        let number = self.base + self.sent.len() as u64;
+        let (load, block) = match what {
+            What::Chunk(part) => {
+                let late = self.is_late();
+                (Load::Chunk(part.transfer, part.index), self.blocks.covers(number, bytes, late))
+            }
+            What::Probe => (Load::Probe, self.blocks.covers(number, bytes, false)),
+            What::Repair(..) => (Load::Repair, None),
+        };
+        self.sent.push_back(Sent { at: now, bytes, state: State::UnderWay, load, twice: false, stamp });
         self.last_sent = now;
-        self.base + self.sent.len() as u64 - 1
+        Packet { number, what, block }
+    }
+
+    /// Whether all that waits is sent before the loss of what is sent now would be known: whatever is lost earlier is
+    /// sent again while there is other work, so that repair packets would gain nothing.
+    fn is_late(&self) -> bool {
+        let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.window();
+        self.transfer.as_ref().is_some_and(|transfer| transfer.closed.is_none() && waits(transfer))
     }
 
     /// A probe that nobody answered goes again as it is, so that no more of them are remembered.
     fn send_again(&mut self, now: Time) -> Packet {
         let next = self.base + self.sent.len() as u64;
-        if let Some(last) = self.sent.back_mut().filter(|p| p.chunk.is_none() && p.state == State::UnderWay) {
+        let probe = |packet: &&mut Sent| packet.load == Load::Probe && packet.state == State::UnderWay;
+        if let Some(last) = self.sent.back_mut().filter(probe) {
             (last.twice, self.last_sent) = (true, now);
-            return Packet { number: next - 1, what: What::Probe };
+            return Packet { number: next - 1, what: What::Probe, block: None };
         }
-        Packet { number: self.send(now, PROBE_BYTES, None), what: What::Probe }
+        self.send(now, PROBE_BYTES, What::Probe)
     }
 
     fn count(&mut self, bytes: u32, by: i64) {
@@ -257,6 +327,7 @@ impl Sender {
         if let (Some(transfer), Some((id, why))) = (&mut self.transfer, ack.closed) {
             if transfer.id == id {
                 transfer.closed = Some(why);
+                self.blocks.give_up();
             }
         }
         self.conclude();
@@ -293,8 +364,7 @@ impl Sender {
     fn came(&mut self, now: Time, number: u64) -> bool {
         let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
         let was = std::mem::replace(&mut packet.state, State::Done);
-        let (bytes, at, stamp, chunk, twice) =
-            (packet.bytes, packet.at, packet.stamp, packet.chunk, packet.twice);
+        let &mut Sent { bytes, at, stamp, load, twice, .. } = packet;
         match was {
             State::Done => return false,
             State::Lost => {
@@ -304,7 +374,7 @@ impl Sender {
             State::UnderWay => self.count(bytes, -1),
         }
         self.delivery.arrived(now, bytes.into(), at, stamp);
-        if let (Some((id, index)), Some(transfer)) = (chunk, &mut self.transfer) {
+        if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
             if transfer.id == id {
                 transfer.arrived(index);
             }
@@ -316,25 +386,52 @@ impl Sender {
     fn detect(&mut self, now: Time) {
         self.loss_at = None;
         let Some(largest) = self.largest else { return };
-        let (packets, patience) = (self.trips.packets(), self.trips.patience());
         let earlier = (largest.saturating_sub(self.base) as usize).min(self.sent.len());
         let first = self.decided.saturating_sub(self.base) as usize;
         self.decided = self.base + earlier as u64;
         for at in first..earlier {
-            let Some(packet) = self.sent.get_mut(at).filter(|p| p.state == State::UnderWay) else { continue };
-            let (number, due) = (self.base + at as u64, packet.at + patience);
-            if number + packets > largest && due > now {
-                self.loss_at = self.loss_at.map_or(Some(due), |soonest| Some(soonest.min(due)));
-                self.decided = self.decided.min(number);
-                continue;
+            let number = self.base + at as u64;
+            match self.fate(now, largest, number) {
+                Fate::Decided => {}
+                Fate::Open(due) => {
+                    self.loss_at = [self.loss_at, due].into_iter().flatten().min();
+                    self.decided = self.decided.min(number);
+                }
+                Fate::Lost => self.lose(at),
             }
-            packet.state = State::Lost;
-            let (bytes, chunk) = (packet.bytes, packet.chunk);
-            self.count(bytes, -1);
-            let Some((id, index)) = chunk else { continue };
-            self.lost += 1;
-            self.lost_bytes += u64::from(bytes);
-            if let Some(transfer) = self.transfer.as_mut().filter(|transfer| transfer.id == id) {
+        }
+    }
+
+    /// What has become of a packet, now that `largest` has come. One that may still be rebuilt is judged as the last of
+    /// its repair packets.
+    fn fate(&self, now: Time, largest: u64, number: u64) -> Fate {
+        let packet = self.sent.get((number - self.base) as usize).filter(|p| p.state == State::UnderWay);
+        let Some(packet) = packet else { return Fate::Decided };
+        let (last, sent_at) = match self.blocks.hope(number) {
+            Some(Hope::Open) => return Fate::Open(None),
+            Some(Hope::Until(last, _)) if last > largest => return Fate::Open(None),
+            Some(Hope::Until(last, at)) => (last, at),
+            None => (number, packet.at),
+        };
+        let due = sent_at + self.trips.patience();
+        if last + self.trips.packets() > largest && due > now {
+            return Fate::Open(Some(due));
+        }
+        Fate::Lost
+    }
+
+    fn lose(&mut self, at: usize) {
+        let Some(packet) = self.sent.get_mut(at) else { return };
+        packet.state = State::Lost;
+        let (bytes, load) = (packet.bytes, packet.load);
+        self.count(bytes, -1);
+        if load == Load::Probe {
+            return;
+        }
+        self.lost += 1;
+        self.lost_bytes += u64::from(bytes);
+        if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
+            if transfer.id == id {
                 transfer.lost(index);
             }
         }
@@ -352,13 +449,15 @@ impl Sender {
             self.sent.pop_front();
             self.base += 1;
         }
+        self.blocks.forget(self.base);
     }
 
     fn conclude(&mut self) {
         let Some(why) = self.transfer.as_ref().and_then(Transfer::ended) else { return };
         let Some(transfer) = self.transfer.take() else { return };
-        let (again, missing) = (transfer.again, transfer.missing());
-        self.ended = Some(Ended { transfer: transfer.id, why, again, missing });
+        self.blocks.give_up();
+        let (again, repair, missing) = (transfer.again, self.repaired, transfer.missing());
+        self.ended = Some(Ended { transfer: transfer.id, why, again, repair, missing });
     }
 
     /// When [`Self::handle_timeout`] or [`Self::poll_packet`] has something to do.
@@ -377,6 +476,8 @@ impl Sender {
         if self.packets > 0 && now >= probe {
             self.trips.probed();
             self.again = true;
+            // What is under way is lost, it seems: waiting for repair packets would keep the window shut.
+            self.blocks.give_up();
         }
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct Transfer {
     lost: [VecDeque<u32>; 2],
     missing: usize,
     critical: usize,
+    /// Chunks that are not under way and have not come.
+    waiting: usize,
     pub closed: Option<Closed>,
     pub again: u64,
 }
@@ -54,7 +56,8 @@ impl Transfer {
     pub(super) fn new(id: u16, pieces: Vec<Piece>) -> Self {
         let (missing, critical) = (pieces.len(), pieces.iter().filter(|piece| piece.critical).count());
         let pieces = pieces.into_iter().map(|piece| (piece, State::Fresh)).collect();
-        Self { id, pieces, fresh: 0, lost: Default::default(), missing, critical, closed: None, again: 0 }
+        let (lost, closed, waiting) = (Default::default(), None, missing);
+        Self { id, pieces, fresh: 0, lost, missing, critical, waiting, closed, again: 0 }
     }
 
     /// The chunk to send now, which is under way then: critical ones that were lost, first transmissions, the rest.
@@ -64,6 +67,7 @@ impl Transfer {
         let (piece, state) = self.pieces.get_mut(index as usize)?;
         self.again += u64::from(*state == State::Lost);
         *state = State::UnderWay;
+        self.waiting -= 1;
         Some((Part { transfer: self.id, index, of }, *piece))
     }
 
@@ -91,6 +95,7 @@ impl Transfer {
     pub(super) fn arrived(&mut self, index: u32) {
         let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
         if *state != State::Here {
+            self.waiting -= usize::from(*state != State::UnderWay);
             *state = State::Here;
             self.missing -= 1;
             self.critical -= usize::from(piece.critical);
@@ -102,24 +107,31 @@ impl Transfer {
         let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
         if *state == State::UnderWay {
             *state = State::Lost;
+            self.waiting += 1;
             self.lost[usize::from(piece.critical)].push_back(index);
         }
     }
 
     /// How it ended, if it did.
     pub(super) fn ended(&self) -> Option<Closed> {
-        if self.missing == 0 {
+        // Whose receiver says that all is there needs no acknowledgement of each.
+        if self.missing == 0 || self.closed == Some(Closed::Whole) {
             return Some(Closed::Whole);
         }
-        let sent = match self.closed? {
-            Closed::Deadline => true,
-            Closed::Whole | Closed::Fraction => self.fresh >= self.pieces.len(),
-        };
+        let sent = self.closed? == Closed::Deadline || self.fresh >= self.pieces.len();
         self.closed.filter(|_| sent && self.critical == 0)
     }
 
-    /// Chunks that nobody has acknowledged.
+    /// Chunks that are to be sent, or were lost.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Chunks that nobody has acknowledged, one by one or all at once.
     pub(super) fn missing(&self) -> usize {
+        if self.closed == Some(Closed::Whole) {
+            return 0;
+        }
         self.missing
     }
 }
@@ -181,6 +193,7 @@ mod tests {
         transfer.lost(0);
         transfer.arrived(9);
         assert_eq!((next(&mut transfer), transfer.ended(), transfer.missing()), (None, None, 1));
+        assert_eq!(transfer.waiting(), 0);
         transfer.arrived(1);
         assert_eq!(transfer.ended(), Some(Closed::Whole));
     }

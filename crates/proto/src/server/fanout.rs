@@ -88,10 +88,9 @@ impl Server {
         let Some(sender) = state.sender else { return };
         let again = retransmitted(state.traffic, state.base);
         let span = outcome.as_ref().map_or(Span { start: since, end: now }, |span| *span);
-        let (wire, copied) = download_traffic(state);
+        let carried = download_traffic(state);
         if let Some(part) = self.part(sender, round) {
-            part.down.wire_bytes += wire;
-            part.down.copied += copied;
+            part.down.carry(carried);
             part.down.retransmissions = sum(part.down.retransmissions, again);
             part.down.extend_send(span);
         }

@@ -22,7 +22,9 @@ impl Server {
         let (job, chunk) = (self.config.job, self.config.chunk);
         let liveness = micros(self.config.liveness);
         let (stand_in, spread) = (self.config.stand_in, self.config.spread);
-        let welcome = Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in, spread };
+        let allowances = self.config.tolerance.allowances().to_vec();
+        let welcome =
+            Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in, spread, allowances };
         self.send(link, Control::Welcome(welcome));
         self.actions.push_back(Action::Joined { client: hello.name.clone() });
         self.resume(now, link, sender, same, &hello.holding);

@@ -67,10 +67,11 @@ pub enum Ecn {
     Ignore,
 }
 
-/// How long a gap waits for reordered packets before it is a hole: until either is over, as RACK has it (RFC 8985).
+/// How long a gap waits for reordered packets before it is a hole: until either is over, as RACK has it (RFC 8985). Both
+/// grow where packets are seen to come later than that.
 #[derive(Debug, Clone, Copy)]
 pub struct Reorder {
-    /// Segments that come after it.
+    /// Segments that come after it, until some are seen to come later.
     pub packets: Option<u32>,
     /// Share of the shortest round trip.
     pub share: f64,
@@ -87,6 +88,9 @@ pub struct Undo {
     pub eifel: bool,
     /// A report that the repair came twice (RFC 2883), though it did not.
     pub duplicates: bool,
+    /// Such a report of what comes after a silence, which may be a tail loss probe: the sender then takes the probe for
+    /// needless (RFC 8985 section 7.4.2), and has nothing to reduce.
+    pub probes: bool,
     /// How old such an echo may become while holes follow on each other, or four round trips where that is longer. The
     /// sender takes its age for a round trip, so its next timeout is longer.
     pub oldest: Time,
@@ -103,7 +107,7 @@ impl Default for Config {
             ecn: Ecn::Refuse,
             ack_delay: Time::from_millis(5),
             reorder: Reorder::default(),
-            undo: Undo { eifel: true, duplicates: false, oldest: Time::from_millis(600) },
+            undo: Undo { eifel: true, duplicates: false, probes: true, oldest: Time::from_millis(600) },
             policy: Policy::default(),
             rate: Rate::default(),
             gaps: 4096,
@@ -133,6 +137,7 @@ impl Reorder {
     /// How long gaps wait where the shortest round trip is `rtt`.
     pub(super) fn patience(&self, rtt: Option<Time>) -> Patience {
         let share = rtt.unwrap_or_default().mul_f64(self.share.clamp(0.0, 10.0));
-        Patience { time: share.max(self.least).min(self.most.max(self.least)), packets: self.packets }
+        let most = self.most.max(self.least);
+        Patience { time: share.max(self.least).min(most), packets: self.packets, most }
     }
 }

@@ -2,7 +2,7 @@
 
 use thalweg_wire::Range;
 
-use super::Tuple;
+use super::{Excess, Tuple};
 
 /// A flow of an endpoint; never used again for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,13 +70,8 @@ pub enum Ended {
     Aborted,
     /// The peer was silent for too long.
     Silent,
-    /// More was lost than it may lose: so many bytes, of so many in the budget's ranges.
-    Lossy {
-        /// Bytes lost.
-        lost: u64,
-        /// Bytes of the budget's ranges.
-        of: u64,
-    },
+    /// More was lost than it may lose.
+    Lossy(Excess),
 }
 
 /// The same without the packet: where in it the bytes are.

@@ -11,8 +11,9 @@
 //! packet -> segment -> flow/input   is it of this connection, and of now?      RFC 9293, 5961, 7323
 //!                      flow/data    into the stream, to the application
 //!                      stream       gaps: waiting, held, masked                RFC 2018, policy: which
+//!                      reordering  how long gaps wait                        RFC 8985
 //!                      rate/*       how large the window is
-//!           packet  <- flow/output  acknowledgements, window, the way back     outgoing: RFC 6298, 6582
+//!           packet  <- flow/output  acknowledgements, window, the way back     outgoing: RFC 2018, 6298, 8985
 //! ```
 //!
 //! Never acknowledged is what lies beyond the highest byte seen: that would be an optimistic acknowledgement (Savage et
@@ -30,6 +31,7 @@ mod options;
 mod outgoing;
 mod policy;
 mod rate;
+mod reordering;
 mod segment;
 mod sequence;
 mod siphash;
@@ -40,6 +42,7 @@ pub use address::{Address, Peer, Tuple};
 pub use config::{Config, Ecn, Reorder, Undo};
 pub use endpoint::{Endpoint, Turn};
 pub use event::{Agreed, Counters, Ended, Event, FlowId, Stats, What};
-pub use policy::{Budget, Policy};
+pub use policy::{Budget, Excess, Policy};
 pub use rate::{Control, Delay, DelaySettings, Group, Paper, PaperSettings, Rate, Sample};
 pub use segment::{Checksum, Offload};
+pub use stamps::clock_unit;

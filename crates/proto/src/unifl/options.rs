@@ -10,6 +10,8 @@ const SACK: u8 = 5;
 const STAMPS: u8 = 8;
 /// Most bytes of options a header has.
 pub(super) const MOST: usize = 40;
+/// Most blocks that a selective acknowledgement has place for.
+const BLOCKS: usize = 4;
 
 /// What a peer's options say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,6 +23,8 @@ pub(super) struct Options {
     pub sack: bool,
     /// TSval and TSecr.
     pub stamps: Option<(u32, u32)>,
+    /// What has come of the other direction beyond what is acknowledged: first number, and one past the last.
+    pub blocks: [Option<(u32, u32)>; BLOCKS],
 }
 
 impl Options {
@@ -50,11 +54,20 @@ impl Options {
                     let stamps = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]));
                     options.stamps = Some(stamps);
                 }
+                (SACK, blocks) => {
+                    for (place, block) in options.blocks.iter_mut().zip(blocks.chunks_exact(8)) {
+                        *place = Some((word(&block[..4]), word(&block[4..])));
+                    }
+                }
                 _ => {}
             }
         }
         options
     }
+}
+
+fn word(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0, |word, &byte| word << 8 | u32::from(byte))
 }
 
 /// Options to be sent, padded to whole words.
@@ -129,10 +142,22 @@ mod tests {
         written.sack_permitted();
         written.stamps(7, 0xffff_ffff);
         written.scale(10);
+        let stamps = Some((7, u32::MAX));
         let expected =
-            Options { segment: Some(1460), scale: Some(10), sack: true, stamps: Some((7, u32::MAX)) };
+            Options { segment: Some(1460), scale: Some(10), sack: true, stamps, ..Options::default() };
         assert_eq!(Options::read(written.bytes()), expected);
         assert_eq!(written.bytes().len() % 4, 0);
+    }
+
+    #[test]
+    fn blocks_are_read_and_half_of_one_is_not() {
+        let mut written = Written::new();
+        written.blocks(&[(1, 2), (u32::MAX, 3)]);
+        let blocks = [Some((1, 2)), Some((u32::MAX, 3)), None, None];
+        assert_eq!(Options::read(written.bytes()).blocks, blocks);
+        let cut = [SACK, 14, 0, 0, 0, 1, 0, 0, 0, 2, 9, 9, 9, 9];
+        assert_eq!(Options::read(&cut).blocks, [Some((1, 2)), None, None, None]);
+        assert_eq!(Options::read(&[SACK, 40]).blocks, [None; 4], "longer than what there is");
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Budget {
     pub refuse: f64,
     /// No share counts as less than so many bytes.
     pub at_least: u64,
+    /// Bytes that the shares are of, where they are known before all ranges are; else those of `ranges`.
+    pub of: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -39,16 +41,24 @@ struct Spent {
     lost: u64,
 }
 
+/// More is lost than may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Excess {
+    /// Bytes lost.
+    pub lost: u64,
+    /// Bytes of the budget's ranges.
+    pub of: u64,
+    /// Which budget, counted from 0 in the order in which they were added.
+    pub budget: usize,
+}
+
 /// What becomes of a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Mask,
     Repair,
     /// More is lost than the flow may lose at all.
-    Refuse {
-        lost: u64,
-        of: u64,
-    },
+    Refuse(Excess),
 }
 
 impl Default for Policy {
@@ -83,6 +93,13 @@ impl Policy {
         self.budgets.push(Spent { budget, masked: 0, lost: 0 });
     }
 
+    /// Adds bytes to a budget's ranges, which are counted from 0 in the order in which they were added.
+    pub fn extend(&mut self, budget: usize, range: Range) {
+        if let Some(spent) = self.budgets.get_mut(budget) {
+            spent.budget.ranges.insert(range);
+        }
+    }
+
     /// Takes all budgets away, with what was spent of them.
     pub fn unlimit(&mut self) {
         self.budgets.clear();
@@ -102,8 +119,8 @@ impl Policy {
     /// has been counted as lost before.
     pub(super) fn judge(&mut self, hole: Range, seen: u64, again: bool) -> Verdict {
         let mut repair = hole.len() > self.largest;
-        for spent in &mut self.budgets {
-            let bytes: u64 = spent.budget.ranges.iter().map(|r| r.intersect(hole).len()).sum();
+        for (budget, spent) in self.budgets.iter_mut().enumerate() {
+            let bytes = spent.budget.within(hole);
             if bytes == 0 {
                 continue;
             }
@@ -113,7 +130,7 @@ impl Policy {
                 spent.lost += bytes;
             }
             if spent.lost > share(spent.budget.refuse) {
-                return Verdict::Refuse { lost: spent.lost, of: whole };
+                return Verdict::Refuse(Excess { lost: spent.lost, of: whole, budget });
             }
             repair |= spent.masked + bytes > share(spent.budget.mask);
         }
@@ -138,7 +155,7 @@ impl Policy {
 
     fn masked(&mut self, part: Range, more: bool) {
         for spent in &mut self.budgets {
-            let bytes: u64 = spent.budget.ranges.iter().map(|r| r.intersect(part).len()).sum();
+            let bytes = spent.budget.within(part);
             if more {
                 spent.masked += bytes;
             } else {
@@ -155,11 +172,19 @@ impl Policy {
 }
 
 impl Budget {
-    /// Bytes that its shares are of: all of a set that ends, what has been seen of one that does not.
+    /// Bytes of `range` that it is about.
+    fn within(&self, range: Range) -> u64 {
+        self.ranges.within(range).map(Range::len).sum()
+    }
+
+    /// Bytes that its shares are of: those said, else all of a set that ends, what has been seen of one that does not.
     fn bytes(&self, seen: u64) -> u64 {
+        if let Some(bytes) = self.of {
+            return bytes;
+        }
         let endless = self.ranges.iter().last().is_some_and(|last| last.end == u64::MAX);
         let end = if endless { seen } else { u64::MAX };
-        self.ranges.iter().map(|r| r.intersect(Range::new(0, end)).len()).sum()
+        self.within(Range::new(0, end))
     }
 }
 
@@ -254,10 +279,10 @@ mod tests {
     fn a_budget_masks_then_repairs_then_refuses() {
         let mut policy = Policy::lossy();
         let ranges = [Range::new(1000, 11_000)].into_iter().collect();
-        policy.limit(Budget { ranges, mask: 0.02, refuse: 0.05, at_least: 0 });
+        policy.limit(Budget { ranges, mask: 0.02, refuse: 0.05, at_least: 0, of: None });
         let mut judge = |start: u64| policy.judge(Range::new(start, start + 100), 20_000, false);
         let verdicts: Vec<Verdict> = (0..7).map(|i| judge(2000 + i * 1000)).collect();
-        let refuse = |lost| Verdict::Refuse { lost, of: 10_000 };
+        let refuse = |lost| Verdict::Refuse(Excess { lost, of: 10_000, budget: 0 });
         let (m, r) = (Verdict::Mask, Verdict::Repair);
         assert_eq!(verdicts, [m, m, r, r, r, refuse(600), refuse(700)]);
         assert_eq!(judge(12_000), Verdict::Mask);
@@ -271,10 +296,28 @@ mod tests {
     fn a_budget_that_is_taken_away_counts_no_more() {
         let mut policy = Policy::lossy();
         let ranges: Ranges = [Range::new(0, u64::MAX)].into_iter().collect();
-        policy.limit(Budget { ranges, mask: 0.0, refuse: 1.0, at_least: 0 });
+        policy.limit(Budget { ranges, mask: 0.0, refuse: 1.0, at_least: 0, of: None });
         assert_eq!(policy.judge(Range::new(0, 100), 1000, false), Verdict::Repair);
         policy.unlimit();
         assert_eq!(policy.judge(Range::new(200, 300), 1000, false), Verdict::Mask);
+    }
+
+    /// A tensor's bytes become known as its chunks come; its share is of all of them from the first.
+    #[test]
+    fn a_budget_grows_with_what_is_known_of_its_bytes() {
+        let mut policy = Policy::lossy();
+        let all: Ranges = [Range::new(0, u64::MAX)].into_iter().collect();
+        policy.limit(Budget { ranges: all, mask: 1.0, refuse: 1.0, at_least: 0, of: None });
+        policy.limit(Budget { ranges: Ranges::new(), mask: 0.1, refuse: 0.3, at_least: 0, of: Some(1000) });
+        let judge = |policy: &mut Policy, start| policy.judge(Range::new(start, start + 100), 5000, false);
+        policy.extend(1, Range::new(50, 550));
+        assert_eq!(judge(&mut policy, 100), Verdict::Mask);
+        assert_eq!(judge(&mut policy, 300), Verdict::Repair);
+        assert_eq!(judge(&mut policy, 600), Verdict::Mask, "it is not of the tensor, for all that is known");
+        policy.extend(1, Range::new(600, 1100));
+        policy.extend(7, Range::new(0, 5000));
+        assert_eq!(judge(&mut policy, 700), Verdict::Repair);
+        assert_eq!(judge(&mut policy, 900), Verdict::Refuse(Excess { lost: 400, of: 1000, budget: 1 }));
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! near, which the sender has really sent. No older one will do: where a repair is acknowledged, the sender takes what
 //! lies between echo and acknowledgement for a round trip (RFC 7323 section 4.1), and times out the later. Nor is one
 //! echoed for long, while holes follow on each other. After a silence, which may have been a timeout, it is the tick
-//! before the timestamp that ended it: nothing nearer was sent.
+//! before the timestamp that ended it: nothing nearer was sent. After a longer one, in which the timer may have run out
+//! twice and the first repair was lost too, it is the last that was before the first.
 
 use super::sequence::before;
 use crate::Time;
@@ -23,6 +24,8 @@ const SLACK: u32 = 10_000;
 const OUTDATED: Time = Time::from_secs(24 * 24 * 3600);
 /// How long a peer's clock is watched before its unit is known.
 const WATCHED: Time = Time::from_millis(100);
+/// Seconds that a sender's timer waits at least: Linux's shortest.
+const SHORTEST: f64 = 0.2;
 /// Ticks between two timestamps that are near.
 const NEAR: u32 = 16;
 /// Units of peers' clocks, per second.
@@ -116,9 +119,13 @@ impl Stamps {
         self.unsent = true;
     }
 
-    /// Data has come after a silence: perhaps what the sender's timer made it send again.
-    pub fn woke(&mut self, now: Time, value: u32) {
-        self.came(now, value.wrapping_sub(1), false);
+    /// Data has come after a silence: perhaps what the sender's timer made it send again, a second time if the silence was
+    /// `long`. Then the first time is what the echo must be before: a timer waits [`SHORTEST`] at least.
+    pub fn woke(&mut self, now: Time, value: u32, long: bool) {
+        let ticks = self.unit.map(|unit| (unit * SHORTEST) as u32).filter(|_| long);
+        let first = ticks.map(|ticks| self.newest.wrapping_add(ticks)).filter(|&first| before(first, value));
+        let echo = first.unwrap_or(value).wrapping_sub(1);
+        self.came(now, echo, false);
         self.see(value);
     }
 
@@ -179,13 +186,21 @@ impl Stamps {
         let (first, at) = self.first;
         let ticks = f64::from(value.wrapping_sub(first) as i32);
         let took = now.saturating_sub(at);
-        if self.unit.is_none() && took >= WATCHED && ticks > 0.0 {
-            let speed = ticks / took.as_secs_f64();
-            let off = |unit: &f64| (speed / unit).ln().abs();
-            self.unit = UNITS.into_iter().min_by(|a, b| off(a).total_cmp(&off(b))).filter(|u| off(u) < 0.5);
+        if self.unit.is_none() {
+            self.unit = clock_unit(ticks, took);
         }
         Some(took.as_secs_f64() - ticks / self.unit?)
     }
+}
+
+/// Ticks a second of a peer's clock that made so many in this time; `None` while that cannot be told.
+pub fn clock_unit(ticks: f64, took: Time) -> Option<f64> {
+    if took < WATCHED || ticks <= 0.0 {
+        return None;
+    }
+    let speed = ticks / took.as_secs_f64();
+    let off = |unit: &f64| (speed / unit).ln().abs();
+    UNITS.into_iter().min_by(|a, b| off(a).total_cmp(&off(b))).filter(|unit| off(unit) < 0.5)
 }
 
 fn clock(now: Time, shift: u32) -> u32 {
@@ -246,7 +261,7 @@ mod tests {
         stamps.held(9601 * MS, (10_601, 9561), true, 600);
         assert_eq!(stamps.recent, 10_600);
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
-        stamps.woke(250 * MS, 1250);
+        stamps.woke(250 * MS, 1250, false);
         assert_eq!((stamps.recent, stamps.newest), (1249, 1250));
     }
 

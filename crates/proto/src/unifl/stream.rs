@@ -10,21 +10,53 @@ use std::collections::{BTreeMap, VecDeque};
 
 use thalweg_wire::Range;
 
-use super::policy::{Policy, Verdict};
+use super::policy::{Excess, Policy, Verdict};
+use super::reordering::Reordering;
+use super::sequence::before;
 use crate::Time;
 
 /// A part of the stream below the highest byte seen that has neither come nor been masked.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     range: Range,
+    /// When it opened, or was filled in part.
     since: Time,
-    /// Segments that had come when it opened.
+    /// Segments that had come by then.
     seen: u64,
-    /// The sender's clock before it: what fills it cannot be older.
-    floor: u32,
+    clocks: Clocks,
     held: bool,
     /// Whether budgets have counted it as lost.
     counted: bool,
+}
+
+/// A hole that late data may still fill.
+#[derive(Debug, Clone, Copy)]
+struct Mask {
+    end: u64,
+    /// As of the gap that it was.
+    clocks: Clocks,
+    since: Time,
+    seen: u64,
+}
+
+/// The sender's clock, where it has one: 0 otherwise.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Clocks {
+    /// As last seen before a segment: what fills a gap that this one opens cannot be older.
+    pub before: u32,
+    /// As of the segment: what fills the gap and is newer was sent again.
+    pub now: u32,
+}
+
+/// A segment that fills something.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    now: Time,
+    /// Segments that had come by then.
+    before: u64,
+    clock: u32,
+    /// It fills something held.
+    repairs: bool,
 }
 
 /// How long a gap waits before it counts as a hole.
@@ -32,6 +64,8 @@ struct Gap {
 pub(super) struct Patience {
     pub time: Time,
     pub packets: Option<u32>,
+    /// The longest that it may wait where packets are seen to come that late.
+    pub most: Time,
 }
 
 /// What came of a segment's bytes.
@@ -52,8 +86,8 @@ pub(super) struct Resolved {
     pub holes: Vec<Range>,
     /// Gaps that are held from now on.
     pub held: bool,
-    /// Bytes lost, and of how many, where that is too much.
-    pub refused: Option<(u64, u64)>,
+    /// Where too much is lost.
+    pub refused: Option<Excess>,
 }
 
 /// Why a segment is not taken.
@@ -65,9 +99,12 @@ pub(super) struct Stream {
     highest: u64,
     gaps: VecDeque<Gap>,
     most_gaps: usize,
-    /// start -> end, and the sender's clock before.
-    masks: BTreeMap<u64, (u64, u32)>,
+    /// By their beginnings.
+    masks: BTreeMap<u64, Mask>,
     most_masks: usize,
+    reordering: Reordering,
+    /// What comes later than that was sent again.
+    latest: Time,
     segments: u64,
     pub fin: Option<u64>,
     pub policy: Policy,
@@ -83,13 +120,15 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn new(policy: Policy, most_gaps: usize, most_masks: usize) -> Self {
+    pub fn new(policy: Policy, most_gaps: usize, most_masks: usize, latest: Time) -> Self {
         Self {
             highest: 0,
             gaps: VecDeque::new(),
             most_gaps: most_gaps.max(1),
             masks: BTreeMap::new(),
             most_masks,
+            reordering: Reordering::default(),
+            latest,
             segments: 0,
             fin: None,
             policy,
@@ -129,24 +168,24 @@ impl Stream {
     /// The sender's clock before a masked hole that `range` touches.
     pub fn floor(&self, range: Range) -> Option<u32> {
         let gap = self.gaps.iter().find(|gap| !gap.range.intersect(range).is_empty());
-        self.masks_in(range).next().map(|(_, floor)| floor).or(gap.map(|gap| gap.floor))
+        self.masks_in(range).next().map(|(_, mask)| mask.clocks.before).or(gap.map(|gap| gap.clocks.before))
     }
 
-    fn masks_in(&self, range: Range) -> impl Iterator<Item = (Range, u32)> + '_ {
+    fn masks_in(&self, range: Range) -> impl Iterator<Item = (Range, Mask)> + '_ {
         let first = self.masks.range(..=range.start).next_back().map_or(range.start, |(&start, _)| start);
         let among = self.masks.range(first..range.end.max(first));
         among
-            .map(|(&start, &(end, floor))| (Range::new(start, end), floor))
-            .filter(move |(mask, _)| !mask.intersect(range).is_empty())
+            .map(|(&start, &mask)| (Range::new(start, mask.end), mask))
+            .filter(move |(hole, _)| !hole.intersect(range).is_empty())
     }
 
-    /// Takes the bytes of a segment, in so many pieces on the network. `floor`: the sender's clock as last seen.
+    /// Takes the bytes of a segment, in so many pieces on the network.
     pub fn arrive(
         &mut self,
         now: Time,
         range: Range,
         segments: u32,
-        floor: u32,
+        clocks: Clocks,
     ) -> Result<Arrival, TooManyGaps> {
         let mut arrival = Arrival::default();
         if (range.start > self.highest || self.splits(range)) && self.gaps.len() >= self.most_gaps {
@@ -158,7 +197,7 @@ impl Stream {
                 range: Range::new(self.highest, range.start),
                 since: now,
                 seen: self.segments - u64::from(segments),
-                floor,
+                clocks,
                 held: false,
                 counted: false,
             };
@@ -167,8 +206,11 @@ impl Stream {
         }
         let old = range.intersect(Range::new(0, self.highest));
         if !old.is_empty() {
-            self.fill_gaps(old, &mut arrival);
-            self.fill_masks(old, &mut arrival);
+            // Of a segment that is sent again one part may fill what was held, and another what was not.
+            let repairs = self.gaps.iter().any(|gap| gap.held && !gap.range.intersect(old).is_empty());
+            let seen = Seen { now, before: self.segments - u64::from(segments), clock: clocks.now, repairs };
+            self.fill_gaps(seen, old, &mut arrival);
+            self.fill_masks(seen, old, &mut arrival);
             arrival.pieces.sort_unstable();
             arrival.duplicate = self.not_in(old, &arrival.pieces);
         }
@@ -211,7 +253,9 @@ impl Stream {
         }
     }
 
-    fn fill_gaps(&mut self, old: Range, arrival: &mut Arrival) {
+    /// What is left of a gap of which a part has come waits anew: what is in front of that part has only now been
+    /// overtaken, and what is behind it is on its way, as the segments in front of it were.
+    fn fill_gaps(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) {
         let mut at = self.gaps.partition_point(|gap| gap.range.end <= old.start);
         while let Some(&gap) = self.gaps.get(at) {
             let part = gap.range.intersect(old);
@@ -221,27 +265,39 @@ impl Stream {
             arrival.pieces.push((part, false));
             arrival.moved_gaps = true;
             self.delivered += part.len();
-            self.repaired += if gap.held { part.len() } else { 0 };
+            if gap.held {
+                self.repaired += part.len();
+            } else {
+                self.overtaken(seen, gap.since, gap.seen, gap.clocks);
+            }
             self.gaps.remove(at);
             let left = Range::new(gap.range.start, part.start);
             let right = Range::new(part.end, gap.range.end);
-            for rest in [right, left] {
+            for (rest, count) in [(right, self.segments), (left, seen.before)] {
                 if !rest.is_empty() {
-                    self.gaps.insert(at, Gap { range: rest, ..gap });
+                    self.gaps.insert(at, Gap { range: rest, since: seen.now, seen: count, ..gap });
                 }
             }
             at += usize::from(!left.is_empty());
         }
     }
 
-    fn fill_masks(&mut self, old: Range, arrival: &mut Arrival) {
-        let touched: Vec<(Range, u32)> = self.masks_in(old).collect();
-        for (mask, floor) in touched {
-            let part = mask.intersect(old);
-            self.masks.remove(&mask.start);
-            for rest in [Range::new(mask.start, part.start), Range::new(part.end, mask.end)] {
+    /// A segment came late for a gap, unless it was sent again.
+    fn overtaken(&mut self, seen: Seen, since: Time, count: u64, clocks: Clocks) {
+        if !seen.repairs && !before(clocks.now, seen.clock) {
+            self.reordering.filled(seen.now.saturating_sub(since), seen.before - count, self.latest);
+        }
+    }
+
+    fn fill_masks(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) {
+        let touched: Vec<(Range, Mask)> = self.masks_in(old).collect();
+        for (hole, mask) in touched {
+            let part = hole.intersect(old);
+            self.overtaken(seen, mask.since, mask.seen, mask.clocks);
+            self.masks.remove(&hole.start);
+            for rest in [Range::new(hole.start, part.start), Range::new(part.end, hole.end)] {
                 if !rest.is_empty() {
-                    self.masks.insert(rest.start, (rest.end, floor));
+                    self.masks.insert(rest.start, Mask { end: rest.end, ..mask });
                 }
             }
             self.delivered += part.len();
@@ -263,6 +319,7 @@ impl Stream {
     /// Masks or holds the gaps that have waited long enough.
     pub fn resolve(&mut self, now: Time, patience: Patience) -> Resolved {
         let mut resolved = Resolved::default();
+        let patience = self.reordering.patience(patience);
         let mut at = 0;
         while let Some(&gap) = self.gaps.get(at) {
             let later = self.segments.saturating_sub(gap.seen);
@@ -275,7 +332,8 @@ impl Stream {
                 Verdict::Mask => {
                     self.gaps.remove(at);
                     self.missing += gap.range.len();
-                    self.remember(gap.range, gap.floor);
+                    self.reordering.hole();
+                    self.remember(&gap);
                     resolved.holes.push(gap.range);
                 }
                 Verdict::Repair => {
@@ -283,9 +341,9 @@ impl Stream {
                     resolved.held = true;
                     at += 1;
                 }
-                Verdict::Refuse { lost, of } => {
+                Verdict::Refuse(excess) => {
                     self.gaps[at].counted = true;
-                    resolved.refused = Some((lost, of));
+                    resolved.refused = Some(excess);
                     return resolved;
                 }
             }
@@ -293,19 +351,21 @@ impl Stream {
         resolved
     }
 
-    fn remember(&mut self, hole: Range, floor: u32) {
+    fn remember(&mut self, gap: &Gap) {
         if self.most_masks == 0 {
             return;
         }
         if self.masks.len() >= self.most_masks {
             self.masks.pop_first();
         }
-        self.masks.insert(hole.start, (hole.end, floor));
+        let &Gap { range, since, seen, clocks, .. } = gap;
+        self.masks.insert(range.start, Mask { end: range.end, clocks, since, seen });
     }
 
     /// When the next gap will have waited long enough.
     pub fn deadline(&self, patience: Patience) -> Option<Time> {
-        self.gaps.iter().find(|gap| !gap.held).map(|gap| gap.since + patience.time)
+        let patience = self.reordering.patience(patience);
+        self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + patience.time).min()
     }
 
     /// Changes what may be lost; gaps are sorted anew.
@@ -319,11 +379,11 @@ impl Stream {
     /// Late data before `offset` is not wanted any longer.
     pub fn forget(&mut self, offset: u64) {
         let offset = offset.min(self.acknowledged());
-        let parts: Vec<(Range, u32)> = self.masks_in(Range::new(0, offset)).collect();
-        for (mask, floor) in parts {
-            self.masks.remove(&mask.start);
+        let parts: Vec<(Range, Mask)> = self.masks_in(Range::new(0, offset)).collect();
+        for (hole, mask) in parts {
+            self.masks.remove(&hole.start);
             if mask.end > offset {
-                self.masks.insert(offset, (mask.end, floor));
+                self.masks.insert(offset, mask);
             }
         }
         self.policy.forget(offset);

@@ -108,7 +108,7 @@ impl World {
 
     pub(crate) fn observe(&mut self, link: LinkId) {
         let (sent, received) = self.net.counters(link, End::Server);
-        let traffic = Traffic { sent, received, copied: 0, retransmissions: None };
+        let traffic = Traffic { sent, received, copied: 0, records_lost: None, retransmissions: None };
         self.server.machine.observe(link, traffic);
     }
 

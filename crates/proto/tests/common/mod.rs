@@ -11,8 +11,9 @@ pub mod party;
 pub mod senseless;
 pub mod world;
 
-use thalweg_proto::{Admission, Fanout, Gather, LinkId, Partial, RoundPlan, Time};
+use thalweg_proto::{Admission, Choice, Fanout, Gather, LinkId, Partial, RoundPlan, Time};
 use thalweg_wire::control::{Hello, Nonce, Proof, StandIn};
+use thalweg_wire::Allowance;
 
 pub use network::{End, Path, Rng};
 pub use party::{Profile, RoundResult};
@@ -29,6 +30,8 @@ pub struct Setup {
     pub partial: Partial,
     /// What stands in for what did not come; `None`: it is asked for again.
     pub stand_in: Option<StandIn>,
+    /// What may be lost of which tensor.
+    pub allowances: Vec<Allowance>,
     /// Updates that may be staged.
     pub places: u64,
     pub elements: u64,
@@ -47,6 +50,7 @@ impl Default for Setup {
             seed: 1,
             partial: Partial::Discard,
             stand_in: None,
+            allowances: Vec::new(),
             places: 100,
             elements: 1000,
             chunk: 512,
@@ -80,6 +84,7 @@ pub fn plan(number: u32, expected: u32) -> RoundPlan {
         number,
         config: "{}".into(),
         expected,
+        choice: Choice::ByName,
         enough: expected,
         deadline: None,
         grace: 10 * SECOND,

@@ -7,7 +7,7 @@ use thalweg_proto::{
     Client, ClientConfig, Fit, LinkId, Outcome, Partial, Participation, Place, Server, ServerConfig, Stored,
     Time, Verdict,
 };
-use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};
+use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges, Tolerance};
 
 use super::network::{Path, Rng};
 use super::{Doors, JOB};
@@ -133,6 +133,7 @@ impl ServerParty {
     pub fn new(setup: &super::Setup) -> Self {
         let layout = Arc::new(layout(setup.elements));
         let bytes = layout.bytes();
+        let tolerance = Tolerance::new(&layout, &setup.allowances).expect("a rule of this layout");
         let config = ServerConfig {
             job: JOB,
             layout: layout.clone(),
@@ -140,6 +141,7 @@ impl ServerParty {
             partial: setup.partial,
             stand_in: setup.stand_in,
             spread: None,
+            tolerance: Arc::new(tolerance),
             staging: bytes * setup.places,
             liveness: setup.liveness,
             max_clients: setup.max_clients,

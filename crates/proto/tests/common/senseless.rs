@@ -122,5 +122,6 @@ pub fn welcome(rng: &mut Rng, layout: &Layout) -> Control {
         liveness,
         stand_in: None,
         spread: None,
+        allowances: Vec::new(),
     })
 }

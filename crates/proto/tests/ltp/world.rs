@@ -1,10 +1,10 @@
 //! Senders and receivers over emulated links on a virtual clock. Several senders share the link that carries packets.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 
 use thalweg_proto::emulation::{Cause, Dice, Fate, Pipe, Shape};
-use thalweg_proto::ltp::{Ack, Ended, Packet, Part, Piece, Receiver, Rule, Sender, What};
+use thalweg_proto::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_proto::Time;
 
 /// Bytes of a chunk's packet beside its payload, with the headers of UDP and IPv4, and of its payload.
@@ -14,6 +14,8 @@ pub const PAYLOAD: u32 = 1344;
 const OVERHEAD: u64 = 1024;
 const BUFFER: u64 = 16 << 20;
 const ACK_BYTES: usize = 200;
+/// How often as many symbols as a block has packets are not enough, at most (RFC 6330, section 5.8).
+const FAILS: f64 = 0.01;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Event {
@@ -36,6 +38,10 @@ pub struct Party {
     pub last: Time,
     pub ended: Option<(Time, Ended)>,
     pub packets: u64,
+    /// Chunks that were rebuilt.
+    pub rebuilt: u64,
+    /// What was sent, by number, that repair packets may follow.
+    covered: HashMap<u64, Packet>,
     /// How much later than it should each end gets to work, at most.
     pub late: Time,
     /// The receiver does not read until then; what comes meanwhile waits, as far as its buffer goes.
@@ -60,6 +66,44 @@ pub struct World {
     dice: Dice,
 }
 
+impl Party {
+    /// The receiver takes a packet. Its symbols have no bytes.
+    fn takes(&mut self, now: Time, packet: Packet, dice: &mut Dice) {
+        if packet.block.is_some() {
+            self.receiver.keep(packet.number, |_| {});
+        }
+        match packet.what {
+            What::Chunk(part) => self.chunk(now, packet.number, Some(part)),
+            What::Probe => self.chunk(now, packet.number, None),
+            What::Repair(block, which) => self.receiver.handle_repair(packet.number, block, which, &[]),
+        }
+        while let Some(Rebuild { block, packets, repair }) = self.receiver.poll_rebuild() {
+            if packets.len() + repair.len() == block.count as usize && dice.hits(FAILS) {
+                continue;
+            }
+            let came: Vec<u32> = packets.iter().map(|(at, _)| *at).collect();
+            self.receiver.rebuilt(block);
+            for at in (0..block.count).filter(|at| !came.contains(at)) {
+                let number = block.first + u64::from(at);
+                match self.covered[&number].what {
+                    What::Chunk(part) => {
+                        self.rebuilt += 1;
+                        self.chunk(now, number, Some(part));
+                    }
+                    _ => self.chunk(now, number, None),
+                }
+            }
+        }
+    }
+
+    fn chunk(&mut self, now: Time, number: u64, part: Option<Part>) {
+        if self.receiver.handle_packet(now, number, part) {
+            self.came.extend(part.filter(|part| part.transfer == self.transfer).map(|part| part.index));
+            self.last = now;
+        }
+    }
+}
+
 impl World {
     pub fn new(shape: &Shape, rules: &[Rule], seed: u64) -> Self {
         let there = Pipe::new(shape.clone(), seed, 1).unwrap();
@@ -74,6 +118,8 @@ impl World {
             last: Time::ZERO,
             ended: None,
             packets: 0,
+            rebuilt: 0,
+            covered: HashMap::new(),
             late: Time::ZERO,
             asleep: Time::ZERO,
             waiting: Vec::new(),
@@ -93,12 +139,20 @@ impl World {
         }
     }
 
+    /// With `share` repair packets for each that they stand behind.
+    pub fn with_repair(mut self, share: f64) -> Self {
+        for party in &mut self.parties {
+            party.sender = Sender::new(Time::ZERO, BUFFER, OVERHEAD, PAYLOAD + AROUND).with_repair(share);
+        }
+        self
+    }
+
     /// Begins a transfer of so many chunks; those that `critical` names are.
     pub fn begin(&mut self, party: usize, chunks: u32, critical: impl Fn(u32) -> bool) {
         let pieces = (0..chunks).map(|n| Piece { bytes: PAYLOAD + AROUND, critical: critical(n) }).collect();
         let one = &mut self.parties[party];
         one.transfer = one.sender.begin(pieces);
-        (one.came, one.ended) = (Vec::new(), None);
+        (one.came, one.ended, one.rebuilt) = (Vec::new(), None, 0);
         self.wake(party, 0, self.now);
     }
 
@@ -181,15 +235,7 @@ impl World {
         let (now, one) = (self.now, &mut self.parties[party]);
         one.receiver.handle_timeout(now);
         for packet in std::mem::take(&mut one.waiting) {
-            let part = match packet.what {
-                What::Chunk(part) => Some(part),
-                What::Probe => None,
-            };
-            if one.receiver.handle_packet(now, packet.number, part) {
-                one.came
-                    .extend(part.filter(|part| part.transfer == one.transfer).map(|part: Part| part.index));
-                one.last = now;
-            }
+            one.takes(now, packet, &mut self.dice);
         }
         if let Some(at) = one.receiver.poll_timeout() {
             self.wake(party, 1, at);
@@ -206,10 +252,14 @@ impl World {
         let now = self.now;
         while let Some(packet) = self.parties[party].sender.poll_packet(now) {
             let bytes = match packet.what {
-                What::Chunk(_) => (PAYLOAD + AROUND) as usize,
+                What::Chunk(_) | What::Repair(..) => (PAYLOAD + AROUND) as usize,
                 What::Probe => 92,
             };
-            self.parties[party].packets += 1;
+            let one = &mut self.parties[party];
+            one.packets += 1;
+            if packet.block.is_some() {
+                one.covered.insert(packet.number, packet);
+            }
             match self.there.offer(now, bytes) {
                 Fate::Passes(pass) => {
                     if pass.twice {

@@ -1,6 +1,6 @@
 //! What is masked, held and refused as the application wants it, and what is the same for every peer.
 
-use thalweg_proto::unifl::{Budget, Ended, Offload};
+use thalweg_proto::unifl::{Budget, Ended, Excess, Offload};
 use thalweg_wire::Range;
 
 use super::client::{config, syn, Client, MS};
@@ -50,13 +50,13 @@ fn over_its_budget_a_flow_is_repaired_and_over_the_limit_refused() {
     let mut c = Client::connected(config());
     let flow = c.app.flow.unwrap();
     let ranges = [Range::new(0, 100 * M)].into_iter().collect();
-    c.endpoint.limit(c.now, flow, Budget { ranges, mask: 0.02, refuse: 0.05, at_least: 0 });
+    c.endpoint.limit(c.now, flow, Budget { ranges, mask: 0.02, refuse: 0.05, at_least: 0, of: None });
     for i in 0..6 {
         c.data((2 * i + 1) * M, M as usize);
         c.pass(100 * MS);
     }
     assert_eq!(holes(&c), [(0, M), (2 * M, 3 * M)]);
-    assert_eq!(c.app.ended, Some(Ended::Lossy { lost: 6 * M, of: 100 * M }));
+    assert_eq!(c.app.ended, Some(Ended::Lossy(Excess { lost: 6 * M, of: 100 * M, budget: 0 })));
     assert_eq!((c.said.last().unwrap().flags & RST, c.endpoint.flows()), (RST, 0));
 }
 
@@ -67,7 +67,7 @@ fn late_bytes_give_a_budget_back_only_if_they_are_of_use() {
         let mut c = Client::connected(config());
         let flow = c.app.flow.unwrap();
         let ranges = [Range::new(0, 100 * M)].into_iter().collect();
-        c.endpoint.limit(c.now, flow, Budget { ranges, mask: 0.02, refuse: 1.0, at_least: 0 });
+        c.endpoint.limit(c.now, flow, Budget { ranges, mask: 0.02, refuse: 1.0, at_least: 0, of: None });
         for start in [M, 3 * M] {
             c.data(start, M as usize);
             c.pass(100 * MS);

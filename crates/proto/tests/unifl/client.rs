@@ -23,7 +23,7 @@ pub struct Client {
     pub echo: u32,
     pub highest: u32,
     edge: Option<u32>,
-    stamped: bool,
+    pub stamped: bool,
 }
 
 pub fn config() -> Config {

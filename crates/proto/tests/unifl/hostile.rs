@@ -282,7 +282,11 @@ impl Storm<'_> {
             }
             7 => {
                 let ranges = [part].into_iter().collect();
-                endpoint.limit(now, flow, Budget { ranges, mask: 0.02, refuse: 0.5, at_least: 1448 });
+                endpoint.limit(
+                    now,
+                    flow,
+                    Budget { ranges, mask: 0.02, refuse: 0.5, at_least: 1448, of: None },
+                );
             }
             _ => drop(endpoint.send(now, flow, &[7; 3000])),
         }

@@ -321,9 +321,10 @@ fn the_way_back_is_reliable() {
         c.said.last().map(|seg| (seg.seq, seg.payload.clone())),
         Some((sent[0].seq, sent[0].payload.clone()))
     );
-    // All lost: the timeout brings them again, one, then more.
+    // All lost: a probe with the last one asks for news, then timeouts bring the first again.
     c.said.clear();
     c.pass(5000 * MS);
+    assert_eq!(c.said.remove(0).seq, sent[3].seq);
     assert!(c.said.iter().all(|seg| seg.seq == sent[0].seq) && c.said.len() >= 3, "{}", c.said.len());
     c.base.ack = c.base.ack.wrapping_add(5000);
     c.say(ACK, next, &[]);

@@ -1,6 +1,8 @@
 //! The traps that were found by building it on real kernels, one test each, in their order.
 
-use thalweg_proto::unifl::{Checksum, Config, Ecn, Ended, Offload, Policy, Rate, Reorder};
+use thalweg_proto::unifl::{Checksum, Config, Ecn, Ended, Offload, Policy, Rate, Reorder, Undo};
+use thalweg_proto::Time;
+use thalweg_wire::Range;
 
 use super::client::{config, syn, Client, IRS, MS};
 use super::wire::*;
@@ -85,6 +87,42 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32);
 }
 
+/// A timeout's repair that is lost too is sent again after a second, twice as long timeout. The echo must be from before
+/// the first, or the sender keeps the reduction.
+#[test]
+fn trap_4_a_repair_by_the_second_timeout_too() {
+    let mut c = Client::connected(config());
+    for i in 0..10 {
+        c.pass(20 * MS);
+        c.data(2 * i * M, 2 * M as usize);
+    }
+    let last = c.now.as_millis() as u32;
+    c.now += (244 + 488) * MS;
+    c.data(20 * M, 2 * M as usize);
+    assert_eq!(c.said.last().unwrap().stamps.unwrap().1, last + 199);
+}
+
+/// Linux takes nothing for lost any more when it undoes a reduction (`tcp_undo_cwnd_reduction`), and with nothing new under
+/// way it would hear of no other hole: one repair for each timeout.
+#[test]
+fn trap_4_of_several_holes_at_the_end_none_is_undone() {
+    let mut c = Client::connected(reliable());
+    for i in [0, 2, 4, 6, 7, 8] {
+        c.data(i * M, M as usize);
+    }
+    let echo = |c: &Client| c.said.last().unwrap().stamps.unwrap().1;
+    c.now += 41 * MS;
+    c.data(M, M as usize);
+    assert_eq!((c.acked(), echo(&c)), (Some(3 * M), c.now.as_millis() as u32), "two are left");
+    c.now += 40 * MS;
+    c.data(3 * M, M as usize);
+    c.now += MS;
+    let before = c.now.as_millis() as u32;
+    c.data(5 * M, M as usize);
+    assert_eq!(c.acked(), Some(9 * M));
+    assert!(echo(&c) < before, "the last of them");
+}
+
 #[test]
 fn trap_4_a_repair_by_timeout_too() {
     let mut c = Client::connected(config());
@@ -143,6 +181,30 @@ fn trap_6_reordering_is_waited_out() {
     assert_eq!(holes(&c), [(0, M)]);
 }
 
+/// The rest of a segment with a critical part is masked, and comes again with that part a round trip later: that is no
+/// reordering, and the next gap waits no longer for it.
+#[test]
+fn trap_6_what_is_sent_again_was_not_overtaken() {
+    for stamped in [true, false] {
+        let mut policy = Policy::lossy();
+        policy.protect(Range::new(M, M + 52));
+        let reorder = Reorder { packets: Some(3), ..Reorder::default() };
+        let mut c = Client::connected(Config { policy, reorder, timestamps: stamped, ..config() });
+        c.stamped = stamped;
+        c.data(0, M as usize);
+        for i in 2..8 {
+            c.data(i * M, M as usize);
+        }
+        c.now += 41 * MS;
+        c.data(M, M as usize);
+        assert_eq!((c.acked(), c.stats().missing), (Some(8 * M), 0));
+        for i in 9..12 {
+            c.data(i * M, M as usize);
+        }
+        assert_eq!((c.acked(), holes(&c).last()), (Some(12 * M), Some(&(8 * M, 9 * M))), "{stamped}");
+    }
+}
+
 #[test]
 fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     let mut c = Client::connected(config());
@@ -160,6 +222,87 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     c.endpoint.abort(c.now, flow);
     c.listen();
     assert_eq!((c.app.ended, c.said.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
+}
+
+/// Linux reduces its window to 7 segments for a message of a few bytes that its probe repairs, unless it hears that the
+/// message had come.
+#[test]
+fn trap_7_a_tail_loss_probe_is_taken_for_needless() {
+    let mut c = Client::connected(config());
+    c.pass(250 * MS);
+    c.data(0, 57);
+    assert_eq!((c.acked(), c.blocks()), (Some(57), vec![(0, 57)]), "the first message of all");
+    c.pass(10 * MS);
+    c.data(57, 57);
+    c.pass(10 * MS);
+    assert_eq!((c.acked(), c.blocks()), (Some(114), vec![]), "it follows on the other");
+    c.pass(70 * MS);
+    c.data(114, 57);
+    assert_eq!((c.acked(), c.blocks()), (Some(171), vec![(114, 171)]), "two round trips later");
+    c.pass(70 * MS);
+    c.data(171, 4 * M as usize);
+    assert_eq!(c.blocks(), [], "a probe is one segment");
+    let undo = Undo { probes: false, ..config().undo };
+    let mut c = Client::connected(Config { undo, ..config() });
+    c.pass(250 * MS);
+    c.data(0, 57);
+    c.pass(10 * MS);
+    assert_eq!((c.acked(), c.blocks()), (Some(57), vec![]));
+}
+
+/// Cubic leaves slow start when acknowledgements have come for half a round trip without a break of 2 ms (HyStart).
+#[test]
+fn trap_8_acknowledgements_are_no_train_while_a_sender_starts() {
+    let longest = |rate: Rate| {
+        let mut c = Client::connected(Config { rate, ..config() });
+        let mut said = Vec::new();
+        for i in 0..600 {
+            c.data(i * 2 * M, 2 * M as usize);
+            c.pass(MS / 10);
+            said.extend(std::iter::repeat_n(c.now, c.said.drain(..).count()));
+        }
+        assert!(said.len() > 100 && c.stats().highest == 1200 * M);
+        let (mut since, mut longest) = (said[0], Time::ZERO);
+        for pair in said.windows(2) {
+            since = if pair[1] - pair[0] > 2 * MS { pair[1] } else { since };
+            longest = longest.max(pair[1] - since);
+        }
+        longest
+    };
+    assert!(longest(Rate::default()) <= 6 * MS, "{:?}", longest(Rate::default()));
+    // No slow start is seen there.
+    assert!(longest(Rate::None) > 55 * MS, "{:?}", longest(Rate::None));
+}
+
+/// A sender that doubles what it sends with each round trip, in bursts, never has to wait for the window.
+#[test]
+fn trap_8_a_start_in_bursts_is_not_held_back() {
+    let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
+    let (mut burst, mut offset) = (10, 0);
+    for _ in 0..8 {
+        let end = c.now + 40 * MS;
+        for _ in 0..burst {
+            assert!(offset + M <= c.stats().edge, "a burst of {burst}");
+            c.data(offset, M as usize);
+            offset += M;
+            c.pass(MS / 60);
+        }
+        c.pass(end - c.now);
+        // What 1.8 times of a round trip's is less than twice, a sender waits for while the burst comes.
+        burst = burst * 9 / 5;
+    }
+    assert!(burst > 1000);
+    // A small message that was delayed on its way does not end a start.
+    let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
+    for i in 0..10 {
+        let sent = c.now - if i > 3 { 20 * MS } else { Time::ZERO };
+        let seg =
+            Seg { stamps: Some((sent.as_millis() as u32, c.echo)), ..c.at(ACK, i * 57, &bytes(i * 57, 57)) };
+        c.hand_in(&seg);
+        c.pass(15 * MS);
+    }
+    let before = c.stats().window;
+    assert!(before >= 64 * M, "{before}");
 }
 
 #[test]

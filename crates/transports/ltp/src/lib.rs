@@ -1,17 +1,20 @@
 //! The ltp transport: chunks travel as datagrams that are acknowledged one by one, control messages over a TCP
 //! connection. Each chunk is sent once; what was lost is sent again while time permits, which its receiver decides: it
-//! closes an update early by share or deadline. That is LTP as UniFL describes it (section 2.2).
+//! closes an update early by share or deadline. That is LTP as UniFL describes it (section 2.2). Repair packets, where
+//! asked for, save the round trips in which an update's last chunks would be sent again.
 //!
 //! Sockets, handshake, sealing and the order of chunks and messages are those of `udp`; when what is sent is decided by
 //! [`thalweg_proto::ltp`].
 #![forbid(unsafe_code)]
 
+mod critical;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod link;
 mod options;
 mod packet;
 mod receive;
+mod repair;
 mod send;
 
 use std::sync::Arc;
@@ -28,7 +31,7 @@ use crate::options::SETTINGS;
 /// Bytes of payload in a chunk, at most: with all headers it fits an Ethernet frame, under IPv6 too.
 pub const CHUNK: u32 = 1344;
 
-const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x01", settings: SETTINGS };
+const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x02", settings: SETTINGS };
 
 /// Datagrams that may be lost: `ltp://host:port`. The port is the control connection's.
 #[derive(Debug, Clone, Copy, Default)]
@@ -68,8 +71,7 @@ impl Transport for Ltp {
 }
 
 fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
-    let (rule, critical) = options::read(options)?;
-    Ok(Arc::new(LtpLink::new(ends, rule, critical)))
+    Ok(Arc::new(LtpLink::new(ends, options::read(options)?)))
 }
 
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {

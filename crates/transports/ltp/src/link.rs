@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_proto::ltp::Rule;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::shared::Shared;
-use thalweg_wire::Ranges;
+use thalweg_wire::Tolerance;
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
 
+use crate::critical::Critical;
+use crate::options::Choice;
 use crate::receive::Acks;
-use crate::send::{self, Driver, Order, Stats};
+use crate::send::{self, Driver, Order, Protection, Stats};
 use crate::Ltp;
 
 /// Control messages that wait to be received; beyond that they wait in the kernel.
@@ -30,23 +31,26 @@ pub(crate) struct LtpLink {
     intake: Mutex<Intake<Acks>>,
     shared: Arc<Shared>,
     stats: Arc<Stats>,
+    critical: Arc<Critical>,
     tasks: [AbortHandle; 2],
 }
 
 impl LtpLink {
-    /// Joins what shaking hands has come to. What comes is closed by `rule`; `critical` is sent until it arrives.
-    pub(crate) fn new(ends: Ends, rule: Rule, critical: Ranges) -> Self {
+    /// Joins what shaking hands has come to.
+    pub(crate) fn new(ends: Ends, choice: Choice) -> Self {
         let Ends { inner, outgoing, window, incoming } = ends;
         let shared = Arc::new(Shared::new(inner.peer().address.clone()));
         let stats = Arc::new(Stats::default());
+        let critical = Arc::new(Critical::new(choice.critical));
         let (pass, control) = mpsc::channel(CONTROL);
         let (orders, taken) = mpsc::channel(ORDERS);
-        let intake = Mutex::new(Intake::new(incoming, control, Acks::new(rule)));
-        let driver = Driver::new(outgoing, window, critical, shared.clone(), stats.clone(), taken);
+        let intake = Mutex::new(Intake::new(incoming, control, Acks::new(choice.rule, stats.clone())));
+        let protection = Protection { critical: critical.clone(), repair: choice.repair };
+        let driver = Driver::new(outgoing, window, protection, shared.clone(), stats.clone(), taken);
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let sending = tokio::spawn(driver.run());
         let tasks = [reading.abort_handle(), sending.abort_handle()];
-        Self { inner, orders, intake, shared, stats, tasks }
+        Self { inner, orders, intake, shared, stats, critical, tasks }
     }
 }
 
@@ -81,6 +85,10 @@ impl Link for LtpLink {
         outcome
     }
 
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.critical.tolerate(tolerance);
+    }
+
     fn counters(&self) -> Counters {
         let control = self.inner.counters();
         let measured = Some(self.stats.round_trip.load(Relaxed)).filter(|&trip| trip > 0);
@@ -89,8 +97,10 @@ impl Link for LtpLink {
             received: control.received + self.shared.received.load(Relaxed),
             copied: control.copied + self.shared.copied.load(Relaxed),
             retransmissions: Some(self.stats.again.load(Relaxed)),
+            repair: Some(self.stats.repair.load(Relaxed)),
+            rebuilt: Some(self.stats.rebuilt.load(Relaxed)),
             round_trip: measured.map(Duration::from_micros).or(control.round_trip),
-            congestion: None,
+            ..Counters::default()
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use thalweg_proto::ltp::Rule;
-use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting};
+use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting, Share};
 use thalweg_udp::secure::CIPHER;
 use thalweg_wire::{Range, Ranges};
 
@@ -30,19 +30,31 @@ pub(crate) const SETTINGS: &[Setting] = &[
         meaning: "milliseconds after an update's first packet at which its receiver wants nothing more but what is \
                   critical; 0 for none",
     },
+    Setting {
+        name: "repair",
+        kind: Kind::Share { default: Share::millionths(0) },
+        meaning: "repair packets that this end sends beside an update's last packets, as a share of these; twice the \
+                  share that the path loses is a good choice; 0 for none",
+    },
 ];
 
-/// When this end closes what it receives.
-pub(crate) fn rule(chosen: &Chosen) -> Rule {
+/// What was chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Choice {
+    /// When this end closes what it receives.
+    pub rule: Rule,
+    /// The bytes that this end sends until they arrive.
+    pub critical: Ranges,
+    /// Repair packets for each packet that they stand behind.
+    pub repair: f64,
+}
+
+fn rule(chosen: &Chosen) -> Rule {
     let deadline = Some(chosen.number("deadline_ms")).filter(|&time| time > 0).map(Duration::from_millis);
     Rule { fraction: chosen.number("close_percent") as f64 / 100.0, deadline }
 }
 
-/// The bytes that this end sends until they arrive.
-///
-/// # Errors
-/// [`ErrorKind::Unsupported`] for a text that is no list of ranges.
-pub(crate) fn critical(chosen: &Chosen) -> Result<Ranges> {
+fn critical(chosen: &Chosen) -> Result<Ranges> {
     let text = chosen.text("critical");
     let range = |part: &str| {
         let (start, end) = part.trim().split_once('-')?;
@@ -57,9 +69,12 @@ pub(crate) fn critical(chosen: &Chosen) -> Result<Ranges> {
 }
 
 /// Reads all of it.
-pub(crate) fn read(options: &Options) -> Result<(Rule, Ranges)> {
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`] for what is no setting of this transport, and for a text that is no list of ranges.
+pub(crate) fn read(options: &Options) -> Result<Choice> {
     let chosen = options.own.read(SETTINGS)?;
-    Ok((rule(&chosen), critical(&chosen)?))
+    Ok(Choice { rule: rule(&chosen), critical: critical(&chosen)?, repair: chosen.share("repair") })
 }
 
 #[cfg(test)]
@@ -67,23 +82,26 @@ mod tests {
     use super::*;
     use thalweg_transport::{Settings, Value};
 
-    fn set(name: &str, value: Value) -> Result<(Rule, Ranges)> {
+    fn set(name: &str, value: Value) -> Result<Choice> {
         read(&Options { own: Settings::default().with(name, value), ..Options::default() })
     }
 
     #[test]
-    fn nothing_is_closed_early_unless_said() {
-        assert_eq!(read(&Options::default()).unwrap(), (Rule::default(), Ranges::new()));
+    fn nothing_is_closed_early_or_repaired_unless_said() {
+        let none = Choice { rule: Rule::default(), critical: Ranges::new(), repair: 0.0 };
+        assert_eq!(read(&Options::default()).unwrap(), none);
     }
 
     #[test]
     fn what_is_said_counts() {
-        let (rule, _) = set("close_percent", Value::Number(98)).unwrap();
+        let Choice { rule, .. } = set("close_percent", Value::Number(98)).unwrap();
         assert!((rule.fraction - 0.98).abs() < 1e-9);
-        let (rule, _) = set("deadline_ms", Value::Number(250)).unwrap();
+        let Choice { rule, .. } = set("deadline_ms", Value::Number(250)).unwrap();
         assert_eq!(rule.deadline, Some(Duration::from_millis(250)));
-        let (_, critical) = set("critical", Value::Text("0-64, 128-192".into())).unwrap();
+        let Choice { critical, .. } = set("critical", Value::Text("0-64, 128-192".into())).unwrap();
         assert_eq!(critical.iter().collect::<Vec<_>>(), [Range::new(0, 64), Range::new(128, 192)]);
+        let Choice { repair, .. } = set("repair", Value::Share(Share::millionths(50_000))).unwrap();
+        assert!((repair - 0.05).abs() < 1e-9);
     }
 
     #[test]

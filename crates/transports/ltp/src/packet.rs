@@ -3,17 +3,19 @@
 //! | byte | field | |
 //! |---|---|---|
 //! | 0 | key | 16 random bytes, told to the peer over the control connection |
-//! | 16 | kind | 1 chunk, 2 probe, 3 acknowledgement, 4 hello |
-//! | 17 | | 0 |
+//! | 16 | kind | 1 chunk, 2 probe, 3 acknowledgement, 4 hello, 5 repair |
+//! | 17 | flags | bit 0: of a block, which repair packets may follow |
 //! | 18 | told | 6 bytes; control messages that the sender had sent before, or the greatest that has come |
 //! | 24 | number | u64; the packet's, or one past the greatest that has come |
 //! | 32 | | a chunk: transfer u16, index and number of chunks of 3 bytes each, its frame |
 //! | 32 | | an acknowledgement: why and which transfer was closed, u8 and u16; lengths of ranges and of the gaps between them, u32 each, falling |
+//! | 32 | | a repair packet: its number less the block's first, u16; packets of the block and which repair packet it is, u8 each; CRC-32C of what follows, u32: [what the block's chunks share](crate::repair::Common) and a [symbol](crate::repair) |
 
-use thalweg_proto::ltp::{Ack, Closed, Part, MAX_PIECES, MAX_RANGES};
+use thalweg_proto::ltp::{Ack, Block, Closed, Part, MAX_BLOCK, MAX_PIECES, MAX_RANGES};
 use thalweg_udp::datagram::{Encode, Key, PREFIX_BYTES, WHOLE};
-use thalweg_wire::{FrameHeader, Kind as Frame, Range, HEADER_BYTES};
+use thalweg_wire::{checksum, FrameHeader, Kind as Frame, Range, HEADER_BYTES};
 
+use crate::repair::{number_of, Common, COMMON_BYTES, SYMBOL_HEADER_BYTES};
 use crate::CHUNK;
 
 const PART_BYTES: usize = 8;
@@ -21,6 +23,13 @@ const PART_BYTES: usize = 8;
 pub(crate) const CHUNK_HEADER_BYTES: usize = PREFIX_BYTES + PART_BYTES + HEADER_BYTES;
 const _: () = assert!(CHUNK_HEADER_BYTES + CHUNK as usize + thalweg_seal::TAG_BYTES <= WHOLE);
 const _: () = assert!(MAX_PIECES <= 1 << 24);
+/// Bytes of a repair packet between its prefix and its symbol.
+const BLOCK_BYTES: usize = 8;
+/// Bytes before a repair packet's symbol.
+pub(crate) const REPAIR_HEADER_BYTES: usize = PREFIX_BYTES + BLOCK_BYTES + COMMON_BYTES;
+const LONGEST_SYMBOL: usize = SYMBOL_HEADER_BYTES + CHUNK as usize;
+const _: () = assert!(REPAIR_HEADER_BYTES + LONGEST_SYMBOL + thalweg_seal::TAG_BYTES <= WHOLE);
+const _: () = assert!(MAX_BLOCK <= 255);
 
 /// What a datagram is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,11 +39,33 @@ pub(crate) enum Kind {
     /// Asks for an acknowledgement.
     Probe,
     Ack(Ack),
+    Repair(Repair),
+}
+
+/// A repair packet, whose symbol follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Repair {
+    pub block: Block,
+    /// Which of the block's, from 0; less than 256.
+    pub which: u32,
+    pub common: Common,
+    /// Of common and symbol.
+    pub checksum: u32,
+}
+
+impl Repair {
+    /// One with the checksum that is right for `symbol`.
+    pub(crate) fn new(block: Block, which: u32, common: Common, symbol: &[u8]) -> Self {
+        let checksum = checksum(&[&common.encode()[..], symbol].concat());
+        Self { block, which, common, checksum }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Datagram {
     pub kind: Kind,
+    /// Whether it is of a block, which repair packets may follow: chunks and probes are.
+    pub covered: bool,
     /// Less than 2^48.
     pub told: u64,
     /// An acknowledgement has none; its field is that of the ranges.
@@ -47,9 +78,10 @@ impl Encode for Datagram {
             Kind::Chunk(..) => (1, self.number),
             Kind::Probe => (2, self.number),
             Kind::Ack(ack) => (3, ack.ranges.first().map_or(0, |range| range.end)),
+            Kind::Repair(_) => (5, self.number),
         };
         out.extend_from_slice(key);
-        out.extend_from_slice(&[kind, 0]);
+        out.extend_from_slice(&[kind, self.covered.into()]);
         out.extend_from_slice(&self.told.to_le_bytes()[..6]);
         out.extend_from_slice(&number.to_le_bytes());
         match &self.kind {
@@ -62,6 +94,12 @@ impl Encode for Datagram {
             }
             Kind::Probe => {}
             Kind::Ack(ack) => encode_ack(ack, out),
+            Kind::Repair(repair) => {
+                out.extend_from_slice(&(self.number.wrapping_sub(repair.block.first) as u16).to_le_bytes());
+                out.extend_from_slice(&[repair.block.count as u8, repair.which as u8]);
+                out.extend_from_slice(&repair.checksum.to_le_bytes());
+                out.extend_from_slice(&repair.common.encode());
+            }
         }
     }
 }
@@ -88,21 +126,24 @@ fn encode_ack(ack: &Ack, out: &mut Vec<u8>) {
 }
 
 impl Datagram {
-    /// Decodes and checks; a chunk's payload is what follows [`CHUNK_HEADER_BYTES`], as long as its header says.
+    /// Decodes and checks; a chunk's payload is what follows [`CHUNK_HEADER_BYTES`], as long as its header says, and a
+    /// repair packet's symbol what follows [`REPAIR_HEADER_BYTES`].
     /// `None` for whatever is not of this link: it is dropped, as anybody can send us anything.
     pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES)?;
-        if prefix[..16] != key[..] || prefix[17] != 0 {
+        if prefix[..16] != key[..] || prefix[17] > 1 {
             return None;
         }
         let number = number_of(&prefix[24..]);
+        let covered = prefix[17] == 1;
         let kind = match prefix[16] {
             1 => chunk(rest)?,
             2 if rest.is_empty() => Kind::Probe,
-            3 => Kind::Ack(ack(number, rest)?),
+            3 if !covered => Kind::Ack(ack(number, rest)?),
+            5 if !covered => repair(number, rest)?,
             _ => return None,
         };
-        Some(Self { kind, told: number_of(&prefix[18..24]), number })
+        Some(Self { kind, covered, told: number_of(&prefix[18..24]), number })
     }
 }
 
@@ -116,6 +157,17 @@ fn chunk(rest: &[u8]) -> Option<Kind> {
         of: number_of(&part[5..]) as u32 + 1,
     };
     (whole && header.kind == Frame::Chunk && part.index < part.of).then_some(Kind::Chunk(part, header))
+}
+
+fn repair(number: u64, rest: &[u8]) -> Option<Kind> {
+    let (head, rest) = rest.split_at_checked(BLOCK_BYTES)?;
+    let (back, count, which) = (number_of(&head[..2]), u32::from(head[2]), u32::from(head[3]));
+    let sum = number_of(&head[4..]) as u32;
+    let (common, symbol) = rest.split_at_checked(COMMON_BYTES)?;
+    let fits = (1..=MAX_BLOCK).contains(&count) && back >= count.into();
+    let whole = (SYMBOL_HEADER_BYTES + 1..=LONGEST_SYMBOL).contains(&symbol.len()) && checksum(rest) == sum;
+    let (block, common) = (Block { first: number.checked_sub(back)?, count }, Common::decode(common)?);
+    (fits && whole).then_some(Kind::Repair(Repair { block, which, common, checksum: sum }))
 }
 
 fn ack(end: u64, rest: &[u8]) -> Option<Ack> {
@@ -142,22 +194,17 @@ fn ack(end: u64, rest: &[u8]) -> Option<Ack> {
     Some(Ack { ranges, closed })
 }
 
-/// A number of at most 8 bytes.
-fn number_of(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use thalweg_wire::{checksum, ChunkHeader, LayoutHash};
+    use thalweg_wire::{ChunkHeader, LayoutHash};
 
     const KEY: Key = [7; 16];
 
     fn encoded(kind: Kind, payload: &[u8]) -> Vec<u8> {
         let mut out = Vec::new();
-        Datagram { kind, told: 8, number: 9 }.encode(&KEY, &mut out);
+        Datagram { kind, covered: false, told: 8, number: 90 }.encode(&KEY, &mut out);
         out.extend_from_slice(payload);
         out
     }
@@ -169,13 +216,52 @@ mod tests {
         Kind::Chunk(part, FrameHeader::chunk(chunk, checksum(payload)))
     }
 
+    fn repair_of(block: Block, symbol: &[u8]) -> Kind {
+        let Kind::Chunk(part, header) = chunk_of(b"payload") else { unreachable!() };
+        Kind::Repair(Repair::new(block, 255, Common::new(part, &header), symbol))
+    }
+
     #[test]
     fn round_trips() {
-        for kind in [chunk_of(b"payload"), Kind::Probe] {
-            let payload = if kind == Kind::Probe { &b""[..] } else { b"payload" };
-            let bytes = encoded(kind.clone(), payload);
-            assert_eq!(Datagram::decode(&KEY, &bytes), Some(Datagram { kind, told: 8, number: 9 }));
+        let block = Block { first: 10, count: MAX_BLOCK };
+        let symbol = [1; SYMBOL_HEADER_BYTES + 1];
+        let kinds = [
+            (chunk_of(b"payload"), &b"payload"[..]),
+            (Kind::Probe, b""),
+            (repair_of(block, &symbol), &symbol),
+        ];
+        for (kind, rest) in kinds {
+            let mut bytes = encoded(kind.clone(), rest);
+            let found = Datagram { kind: kind.clone(), covered: false, told: 8, number: 90 };
+            assert_eq!(Datagram::decode(&KEY, &bytes), Some(found));
             assert_eq!(Datagram::decode(&[8; 16], &bytes), None);
+            bytes[17] = 1;
+            let covered = Datagram::decode(&KEY, &bytes).map(|found| found.covered);
+            assert_eq!(covered, (!matches!(kind, Kind::Repair(_))).then_some(true));
+        }
+    }
+
+    #[test]
+    fn repair_packets_of_no_block_are_refused() {
+        let symbol = [1; LONGEST_SYMBOL];
+        let block = Block { first: 80, count: 10 };
+        let bytes = encoded(repair_of(block, &symbol), &symbol);
+        assert!(bytes.len() + thalweg_seal::TAG_BYTES <= WHOLE && Datagram::decode(&KEY, &bytes).is_some());
+        for (first, count) in [(81, 10), (80, 0), (20, MAX_BLOCK + 1)] {
+            let lie = encoded(repair_of(Block { first, count }, &symbol), &symbol);
+            assert_eq!(Datagram::decode(&KEY, &lie), None, "{first} {count}");
+        }
+        let mut early = bytes.clone();
+        early[24..32].copy_from_slice(&5_u64.to_le_bytes());
+        assert_eq!(Datagram::decode(&KEY, &early), None, "a block before the first packet");
+        for length in [0, SYMBOL_HEADER_BYTES, LONGEST_SYMBOL + 1] {
+            let symbol = vec![1; length];
+            assert_eq!(Datagram::decode(&KEY, &encoded(repair_of(block, &symbol), &symbol)), None);
+        }
+        for at in PREFIX_BYTES + 4..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1;
+            assert_eq!(Datagram::decode(&KEY, &flipped), None, "byte {at}");
         }
     }
 
@@ -217,7 +303,7 @@ mod tests {
         }
 
         #[test]
-        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0..5_u8) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0..7_u8) {
             let _ = Datagram::decode(&KEY, &bytes);
             let _ = Datagram::decode(&KEY, &[&KEY[..], &bytes].concat());
             if let Some(Kind::Ack(ack)) =

@@ -1,21 +1,59 @@
 //! What has come, as acknowledgements say it.
 
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::Arc;
 use std::time::Instant;
 
 use thalweg_proto::ltp::{Receiver, Rule};
 use thalweg_udp::datagram::Key;
-use thalweg_udp::deliver::{Came, Reader};
+use thalweg_udp::deliver::{Came, Reader, Rebuilt};
 
-use crate::packet::{Datagram, Kind, CHUNK_HEADER_BYTES};
+use crate::packet::{Datagram, Kind, Repair, CHUNK_HEADER_BYTES, REPAIR_HEADER_BYTES};
+use crate::repair::{self, Content, COMMON_BYTES};
+use crate::send::Stats;
 
 pub(crate) struct Acks {
     machine: Receiver,
     origin: Instant,
+    stats: Arc<Stats>,
+    /// The greatest that a datagram said: what is rebuilt was sent before it.
+    told: u64,
+    rebuilt: VecDeque<Rebuilt>,
 }
 
 impl Acks {
-    pub(crate) fn new(rule: Rule) -> Self {
-        Self { machine: Receiver::new(rule), origin: Instant::now() }
+    pub(crate) fn new(rule: Rule, stats: Arc<Stats>) -> Self {
+        let (machine, origin, rebuilt) = (Receiver::new(rule), Instant::now(), VecDeque::new());
+        Self { machine, origin, stats, told: 0, rebuilt }
+    }
+
+    /// A repair packet has come.
+    fn repair(&mut self, number: u64, repair: &Repair, datagram: &[u8]) {
+        let coded = datagram.get(REPAIR_HEADER_BYTES - COMMON_BYTES..).unwrap_or_default();
+        self.machine.handle_repair(number, repair.block, repair.which, coded);
+    }
+
+    /// Rebuilds what can be, as if it came now.
+    fn rebuild(&mut self) {
+        while let Some(from) = self.machine.poll_rebuild() {
+            let block = from.block;
+            let Some(packets) = repair::rebuild(&from) else { continue };
+            self.machine.rebuilt(block);
+            let now = self.origin.elapsed();
+            for (number, content) in packets {
+                match content {
+                    Content::Probe => {
+                        self.machine.handle_packet(now, number, None);
+                    }
+                    Content::Chunk(part, header, payload) => {
+                        self.machine.handle_packet(now, number, Some(part));
+                        self.stats.rebuilt.fetch_add(1, Relaxed);
+                        self.rebuilt.push_back(Rebuilt { told: self.told, header, payload });
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -23,27 +61,44 @@ impl Reader for Acks {
     type Answer = Datagram;
 
     fn read(&mut self, key: &Key, datagram: &[u8], _extra: usize) -> Option<Came> {
-        let found = Datagram::decode(key, datagram)?;
+        let Datagram { kind, covered, told, number } = Datagram::decode(key, datagram)?;
+        self.told = self.told.max(told);
         let now = self.origin.elapsed();
-        let chunk = match found.kind {
+        let chunk = match kind {
             // Whether anybody wants it the sink knows: the session may have asked for it again.
             Kind::Chunk(part, header) => {
-                self.machine.handle_packet(now, found.number, Some(part));
+                let payload = datagram.get(CHUNK_HEADER_BYTES..).unwrap_or_default();
+                if covered && header.verify(payload).is_ok() {
+                    self.machine.keep(number, |out| repair::write(part, &header, payload, out));
+                }
+                self.machine.handle_packet(now, number, Some(part));
                 Some((header, CHUNK_HEADER_BYTES))
             }
             Kind::Probe => {
-                self.machine.handle_packet(now, found.number, None);
+                if covered {
+                    self.machine.keep(number, |_| {});
+                }
+                self.machine.handle_packet(now, number, None);
+                None
+            }
+            Kind::Repair(repair) => {
+                self.repair(number, &repair, datagram);
                 None
             }
             Kind::Ack(_) => return None, // the other pair's
         };
-        Some(Came { told: Some(found.told), chunk })
+        self.rebuild();
+        Some(Came { told: Some(told), chunk })
+    }
+
+    fn rebuilt(&mut self) -> Option<Rebuilt> {
+        self.rebuilt.pop_front()
     }
 
     fn answer(&mut self, told: u64) -> Option<Datagram> {
         self.machine.handle_timeout(self.origin.elapsed());
         let ack = self.machine.poll_ack()?;
-        Some(Datagram { kind: Kind::Ack(ack), told, number: 0 })
+        Some(Datagram { kind: Kind::Ack(ack), covered: false, told, number: 0 })
     }
 
     fn wakes(&self) -> Option<Instant> {

@@ -5,16 +5,18 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use thalweg_proto::ltp::{Packet, Piece, Sender, What, MAX_PIECES};
+use thalweg_proto::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
 use thalweg_udp::window::OVERHEAD;
-use thalweg_wire::Ranges;
+use thalweg_wire::Range;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep_until;
 
-use crate::packet::{Datagram, Kind, CHUNK_HEADER_BYTES};
+use crate::critical::Critical;
+use crate::packet::{Datagram, Kind, Repair, CHUNK_HEADER_BYTES};
+use crate::repair::Copies;
 use crate::CHUNK;
 
 const SEND: &str = "send update";
@@ -40,11 +42,15 @@ fn lock(lent: &Lent) -> MutexGuard<'_, Option<Outgoing>> {
     lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the link's counters say of this side.
+/// What the link's counters say of both sides' packets.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
     /// Chunks sent again.
     pub again: AtomicU64,
+    /// Repair packets sent.
+    pub repair: AtomicU64,
+    /// Chunks rebuilt.
+    pub rebuilt: AtomicU64,
     /// Microseconds; 0 where nothing was measured.
     pub round_trip: AtomicU64,
 }
@@ -56,12 +62,20 @@ struct Current {
     started: Instant,
 }
 
+/// How an update is kept from loss.
+pub(crate) struct Protection {
+    /// Which chunks are sent until they arrive.
+    pub critical: Arc<Critical>,
+    /// Repair packets for each packet that they stand behind.
+    pub repair: f64,
+}
+
 /// One direction's sending side.
 pub(crate) struct Driver {
     lane: Lane,
     shared: Arc<Shared>,
     stats: Arc<Stats>,
-    critical: Ranges,
+    critical: Arc<Critical>,
     machine: Sender,
     origin: Instant,
     orders: mpsc::Receiver<Order>,
@@ -69,6 +83,8 @@ pub(crate) struct Driver {
     batch: Vec<u8>,
     /// A packet that is longer than those before it, for the next batch.
     longer: Vec<u8>,
+    /// Of the packets that repair packets may follow.
+    copies: Copies,
     reports: Buffer,
 }
 
@@ -108,23 +124,25 @@ impl Driver {
     pub(crate) fn new(
         lane: Lane,
         window: u64,
-        critical: Ranges,
+        protection: Protection,
         shared: Arc<Shared>,
         stats: Arc<Stats>,
         orders: mpsc::Receiver<Order>,
     ) -> Self {
         let full = CHUNK_HEADER_BYTES + CHUNK as usize + lane.extra();
+        let machine = Sender::new(Duration::ZERO, window, OVERHEAD as u64, full as u32);
         Self {
             lane,
             shared,
             stats,
-            critical,
-            machine: Sender::new(Duration::ZERO, window, OVERHEAD as u64, full as u32),
+            critical: protection.critical,
+            machine: machine.with_repair(protection.repair),
             origin: Instant::now(),
             orders,
             current: None,
             batch: Vec::new(),
             longer: Vec::new(),
+            copies: Copies::default(),
             reports: Buffer::new(),
         }
     }
@@ -176,13 +194,11 @@ impl Driver {
         let around = CHUNK_HEADER_BYTES + self.lane.extra();
         let lent = lock(&order.lent);
         let Some(update) = lent.as_ref() else { return };
-        let chunks = update.chunks();
-        let last = chunks.len().saturating_sub(1);
-        let pieces = chunks.iter().enumerate().map(|(index, chunk)| {
-            let critical = self.critical.missing_in(chunk.range());
-            let touched = critical.iter().map(|hole| hole.len()).sum::<u64>() < chunk.range().len();
-            let bytes = (around as u64 + chunk.range().len()) as u32;
-            Piece { bytes, critical: index == 0 || index == last || touched }
+        let chunks: Vec<Range> = update.chunks().iter().map(|chunk| chunk.range()).collect();
+        let must = self.critical.of(&chunks);
+        let pieces = chunks.iter().zip(must).map(|(chunk, critical)| {
+            let bytes = (around as u64 + chunk.len()) as u32;
+            Piece { bytes, critical }
         });
         self.machine.begin(pieces.collect());
         drop(lent);
@@ -252,11 +268,26 @@ impl Driver {
 
     /// Appends a packet to the batch. Says whether there is anything to send: what was cancelled is given up.
     fn append(&mut self, packet: Packet) -> bool {
-        let (told, number, start) = (self.shared.told.load(Acquire), packet.number, self.batch.len());
-        let What::Chunk(part) = packet.what else {
-            self.lane.append(&Datagram { kind: Kind::Probe, told, number }, &[], &mut self.batch);
-            return self.batch.len() > start;
+        let start = self.batch.len();
+        let done = match packet.what {
+            What::Probe => self.append_probe(packet),
+            What::Chunk(part) => self.append_chunk(packet, part),
+            What::Repair(block, which) => self.append_repair(packet.number, block, which),
         };
+        done.is_some() && self.batch.len() > start
+    }
+
+    fn append_probe(&mut self, Packet { number, block, .. }: Packet) -> Option<()> {
+        if let Some(first) = block {
+            self.copies.keep(first, number, None);
+        }
+        let told = self.shared.told.load(Acquire);
+        let probe = Datagram { kind: Kind::Probe, covered: block.is_some(), told, number };
+        self.lane.append(&probe, &[], &mut self.batch);
+        Some(())
+    }
+
+    fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
         let frame = self.current.as_ref().and_then(|current| {
             let lent = lock(&current.order.lent);
             let update = lent.as_ref()?;
@@ -265,15 +296,26 @@ impl Driver {
         let Some((header, payload)) = frame else {
             (self.current, self.longer) = (None, Vec::new());
             self.machine.abandon();
-            return false;
+            return None;
         };
-        self.lane.append(
-            &Datagram { kind: Kind::Chunk(part, header), told, number },
-            &payload,
-            &mut self.batch,
-        );
+        if let Some(first) = block {
+            self.copies.keep(first, number, Some((part, &header, &payload)));
+            self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
+        }
+        let told = self.shared.told.load(Acquire);
+        let chunk = Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), told, number };
+        self.lane.append(&chunk, &payload, &mut self.batch);
         self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
-        self.batch.len() > start
+        Some(())
+    }
+
+    fn append_repair(&mut self, number: u64, block: Block, which: u32) -> Option<()> {
+        let (common, symbol) = self.copies.repair(block, which)?;
+        let kind = Kind::Repair(Repair::new(block, which, common, &symbol));
+        let told = self.shared.told.load(Acquire);
+        self.lane.append(&Datagram { kind, covered: false, told, number }, &symbol, &mut self.batch);
+        self.stats.repair.fetch_add(1, Relaxed);
+        Some(())
     }
 }
 

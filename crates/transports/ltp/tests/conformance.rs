@@ -72,6 +72,35 @@ mod with_the_largest_buffers {
     suite!(factory("127.0.0.1", &Options::default()));
 }
 
+mod with_repair_packets {
+    use super::*;
+    use thalweg_transport::Share;
+
+    fn repairing(options: &Options) -> Options {
+        let own = options.own.clone().with("repair", Value::Share(Share::millionths(300_000)));
+        Options { own, ..options.clone() }
+    }
+
+    mod in_the_clear {
+        use super::*;
+        suite!(factory("127.0.0.1", &repairing(&small())));
+    }
+
+    mod sealed {
+        use super::*;
+
+        fn sealed() -> Factory {
+            let (trust, other) = (Trust::new(), Trust::new());
+            let (listen, connect) = (repairing(&trust.listen(false)), repairing(&trust.connect(None)));
+            let mut factory = between("localhost", listen, connect);
+            factory.stranger = Some(other.connect(None));
+            factory
+        }
+
+        suite!(sealed());
+    }
+}
+
 mod closed_early {
     use super::*;
 

@@ -8,7 +8,7 @@ use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
 use thalweg_ltp::{Ltp, CHUNK};
 use thalweg_proto::emulation::Dice;
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Transport};
+use thalweg_transport::{Address, ErrorKind, Link, Listener, Options, Settings, Share, Transport, Value};
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
 use tokio::net::UdpSocket;
 
@@ -48,14 +48,14 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
         let address = Address { scheme: "tcp".into(), ..listener.address() };
         let control = Tcp.connect(&address, &Options::default()).await.unwrap();
         let offer = control.receive(&Recorder::new(0)).await.unwrap();
-        assert_eq!(&offer[..5], b"tlwl\x01");
-        let answer = [&b"tlwl\x01"[..], &1_000_000_u64.to_le_bytes()].concat();
+        assert_eq!(&offer[..5], b"tlwl\x02");
+        let answer = [&b"tlwl\x02"[..], &1_000_000_u64.to_le_bytes()].concat();
         control.send_control(answer.into()).await.unwrap();
         let key = offer[5..21].to_vec();
         let (up, down) = (socket_to(&offer[22..24]).await, socket_to(&offer[24..26]).await);
         up.send(&datagram(&key, 4, 0, 0, &[])).await.unwrap();
         down.send(&datagram(&key, 4, 0, 1, &[])).await.unwrap();
-        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwl\x01"[..]);
+        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwl\x02"[..]);
         Peer { control, key, up, down }
     };
     tokio::join!(shake, accept)
@@ -145,6 +145,121 @@ async fn only_what_was_sent_can_be_acknowledged() {
     peer.down.send(&ack(10, &[10])).await.unwrap();
     let report = sending.await.unwrap();
     assert_eq!((report.chunks, server.counters().retransmissions), (10, Some(0)));
+}
+
+/// A chunk's symbol, as the README has it.
+fn symbol(index: u8) -> Vec<u8> {
+    let payload = [index; 10];
+    let offset = 10 * u64::from(index);
+    [&[index, 0, 0][..], &offset.to_le_bytes(), &[10, 0], &checksum(&payload).to_le_bytes(), &payload]
+        .concat()
+}
+
+/// Ten of a hundred chunks, numbered from 0, as a block, and repair packet `which` of it.
+fn repair(key: &[u8], which: u32) -> Vec<u8> {
+    use raptorq::{ObjectTransmissionInformation, SourceBlockEncoder};
+    let symbols: Vec<u8> = (0..10).flat_map(symbol).collect();
+    let shape = ObjectTransmissionInformation::new(symbols.len() as u64, 27, 1, 1, 1);
+    let made = SourceBlockEncoder::new(0, &shape, &symbols).repair_packets(which, 1);
+    let common =
+        [&[1, 0, 99, 0, 0][..], &1_u64.to_le_bytes(), &[1, 0, 0, 0, 1, 0, 0, 0], &1_u64.to_le_bytes()];
+    let coded = [&common.concat()[..], made[0].data()].concat();
+    let number = 10 + u64::from(which);
+    let head = [&[number as u8, 0, 10, which as u8][..], &checksum(&coded).to_le_bytes()].concat();
+    datagram(key, 5, 0, number, &[head, coded].concat())
+}
+
+#[tokio::test]
+async fn chunks_that_never_came_are_rebuilt_and_acknowledged() {
+    let listener = listen(&Ltp, &Options::default()).await;
+    let (peer, server) = by_hand(&*listener).await;
+    let sink = Recorder::new(1_000);
+    let mut receive = server.receive(&sink);
+    let send = async |bytes: Vec<u8>| assert_eq!(peer.up.send(&bytes).await.unwrap(), bytes.len());
+    for index in [9, 0, 1, 4, 5, 6, 7, 8] {
+        let mut covered = chunk(&peer.key, u64::from(index), index);
+        covered[17] = 1;
+        send(covered).await;
+    }
+    for which in [1, 0, 3, 2, 1] {
+        send(repair(&peer.key, which)).await;
+    }
+    tokio::select! {
+        biased;
+        ended = &mut receive => panic!("{ended:?}"),
+        () = sink.until(|seen| seen.ranges.bytes() == 100) => {}
+    }
+    let seen = sink.seen();
+    assert_eq!((seen.stored.len(), server.counters().rebuilt), (10, Some(2)), "each chunk once");
+    assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()));
+    drop(seen);
+    let mut ack = [0; 1500];
+    // Until one names all of it: packets 0 to 13 in one range.
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut receive => panic!("{ended:?}"),
+            length = peer.up.recv(&mut ack) => assert!(length.unwrap() >= 39 && ack[16] == 3),
+        }
+        let (end, count) = (ack[24], u32::from_le_bytes(ack[35..39].try_into().unwrap()));
+        if (end, count) == (14, 14) {
+            break;
+        }
+    }
+}
+
+/// What a peer needs to rebuild is on the wire, behind what it stands for, and counted apart.
+#[tokio::test]
+async fn repair_packets_follow_what_they_can_rebuild() {
+    use raptorq::{EncodingPacket, ObjectTransmissionInformation, PayloadId, SourceBlockDecoder};
+    let own = Settings::default().with("repair", Value::Share(Share::millionths(400_000)));
+    let listener = listen(&Ltp, &Options { own, ..Options::default() }).await;
+    let (peer, server) = by_hand(&*listener).await;
+    let source = pattern(10 * u64::from(CHUNK), 1);
+    let update = outgoing(&source, update_id(1), CHUNK);
+    let mut sending = server.send_update(&update);
+    let (mut bytes, mut symbols) = ([0; 1500], Vec::new());
+    for number in 0..15 {
+        let length = tokio::select! {
+            biased;
+            sent = &mut sending => panic!("{sent:?} before it was acknowledged"),
+            came = peer.down.recv(&mut bytes) => came.unwrap(),
+        };
+        let kinds = [
+            if number < 10 {
+                1
+            } else if number < 14 {
+                5
+            } else {
+                2
+            },
+            u8::from(number < 10),
+        ];
+        assert_eq!((&bytes[16..18], bytes[24]), (&kinds[..], number), "kind, flag and number");
+        match number {
+            0..10 => symbols.push(
+                [&bytes[34..37], &bytes[80..88], &bytes[48..50], &bytes[52..56], &bytes[92..length]].concat(),
+            ),
+            10..14 => {
+                assert_eq!(bytes[32..36], [number, 0, 10, number - 10], "all before is the block");
+                symbols.push(bytes[69..length].to_vec());
+            }
+            _ => assert_eq!(length, 32),
+        }
+    }
+    let size = 17 + CHUNK as usize;
+    let shape = ObjectTransmissionInformation::new(10 * size as u64, size as u16, 1, 1, 1);
+    let lost = [3, 7];
+    let came = (0..).zip(&symbols).filter(|(at, _)| !lost.contains(at));
+    let packets = came.map(|(at, symbol)| EncodingPacket::new(PayloadId::new(0, at), symbol.clone()));
+    let rebuilt = SourceBlockDecoder::new(0, &shape, 10 * size as u64).decode(packets).unwrap();
+    assert_eq!(rebuilt, symbols[..10].concat());
+    let all = [&[0, 0, 0][..], &15_u32.to_le_bytes()].concat();
+    peer.down.send(&datagram(&peer.key, 3, 0, 15, &all)).await.unwrap();
+    sending.await.unwrap();
+    let counters = server.counters();
+    assert_eq!((counters.repair, counters.rebuilt, counters.retransmissions), (Some(4), Some(0), Some(0)));
+    assert_eq!(counters.copied, 2 * source.len(), "what they stand behind is copied once more");
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_layers::{Fault, Layer};
 use thalweg_ltp::{Ltp, CHUNK};
 use thalweg_transport::{Cancel, Link, Options, Outgoing, Settings, Value};
+use thalweg_wire::{Allowance, Dtype, Layout, Range, Tolerance, WHOLE};
 
 mod common;
 use common::{link, listen, small};
@@ -80,11 +81,32 @@ async fn after_the_deadline_nothing_is_sent_but_what_is_critical() {
     assert_eq!(pump.next().await.unwrap(), "end");
     let came = recorder.seen().ranges.clone();
     assert!(came.bytes() < source.len(), "64 MiB came within a millisecond");
-    let last = thalweg_wire::Range::new(source.len() - 1, source.len());
-    assert!(
-        came.covers(thalweg_wire::Range::new(0, 1)) && came.covers(last),
-        "the first and last chunk are critical"
-    );
+    let last = Range::new(source.len() - 1, source.len());
+    assert!(came.covers(Range::new(0, 1)) && came.covers(last), "the first and last chunk are critical");
+    recorder.check(&source);
+}
+
+/// The same with tensors that the session has named.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_the_deadline_tensors_that_are_critical_still_come() {
+    let options = told(&[("deadline_ms", 1)]);
+    let listener = listen(&Ltp, &options).await;
+    let (client, server) = link(&*listener, &options).await;
+    let layout =
+        Layout::pack((0..64).map(|at| (format!("t{at}"), Dtype::F32, vec![(1 << 18) - at]))).unwrap();
+    let allowances = [20, 40, 63].map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
+    client.tolerate(&Arc::new(Tolerance::new(&layout, &allowances).unwrap()));
+    let source = pattern(layout.bytes(), 3);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let mut pump = Pump::start(&server, &recorder);
+    client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+    client.send_control(Bytes::from_static(b"end")).await.unwrap();
+    assert_eq!(pump.next().await.unwrap(), "end");
+    let came = recorder.seen().ranges.clone();
+    assert!(came.bytes() < source.len() / 2, "{} MiB came within a millisecond", came.bytes() >> 20);
+    for tensor in [20, 40, 63] {
+        assert!(came.covers(layout.tensors()[tensor].range()), "tensor {tensor} is critical");
+    }
     recorder.check(&source);
 }
 

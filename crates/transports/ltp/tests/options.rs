@@ -17,6 +17,7 @@ async fn what_it_cannot_do_it_refuses_with_the_mend() {
         (Options { congestion: Some("cubic".into()), ..small() }, "leave that option out"),
         (Options { streams: 2, ..small() }, "leave streams at 1"),
         (Options { own: own("close_percent", Value::Number(0)), ..small() }, "from 1 to 100"),
+        (Options { own: own("repair", Value::Number(2)), ..small() }, "a share from 0 to 1"),
         (Options { own: own("critical", Value::Text("all".into())), ..small() }, "write ranges of bytes"),
         (Options { own: own("paced", Value::Flag(false)), ..small() }, "close_percent"),
     ];

@@ -271,6 +271,7 @@ impl Shared {
             retransmissions: network.retransmissions,
             round_trip: network.round_trip,
             congestion: network.congestion,
+            ..Counters::default()
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Connecting: one kernel connection for each stream, all with the same link's name.
+//! Connecting: one kernel connection for each stream, all with the same link's name; and one more for control messages
+//! where chunks go on [data connections](mod@crate::data).
 
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+use crate::data::{self, DataKey};
 use crate::dial::{in_time, open, reach};
 use crate::link::{Duplex, End, Shaken, TcpLink};
 use crate::preamble::{new_id, Preamble};
@@ -27,52 +29,80 @@ pub(crate) async fn connect(address: &Address, options: &Options) -> Result<TcpL
 
 async fn gather(address: &Address, options: &Options, tls: &ClientTls) -> Result<TcpLink> {
     let id = new_id()?;
-    let preamble = |stream| Preamble { id, stream, streams: options.streams };
+    let data = tls.is_some() && options.sealed.is_some();
+    let preamble = |stream, data| Preamble { id, stream, streams: options.streams, data };
     let (stream, to) = reach(address, options).await?;
-    let mut connections = vec![shake(stream, address, tls, preamble(0)).await?];
-    let more = (1..options.streams).map(|n| async move {
+    let (first, key) = shake(stream, address, tls, preamble(0, data)).await?;
+    let more = |n: u8, key: Option<DataKey>| async move {
         let stream = open(to, options).await.map_err(|e| Error::io(CONNECT, address, &e))?;
-        shake(stream, address, tls, Preamble { id, stream: n, streams: options.streams }).await
-    });
-    connections.extend(try_join_all(more).await?);
-    Ok(TcpLink::new(connections))
+        match key {
+            None => shake(stream, address, tls, preamble(n, false)).await.map(|(shaken, _)| shaken),
+            Some(key) => join(stream, address, preamble(n, true), &key).await,
+        }
+    };
+    let has_data = key.is_some();
+    let others = (u8::from(!has_data)..options.streams).map(|n| more(n, key.clone()));
+    let mut connections = vec![first];
+    connections.extend(try_join_all(others).await?);
+    Ok(TcpLink::new(connections, has_data))
 }
 
-async fn shake(stream: TcpStream, address: &Address, tls: &ClientTls, preamble: Preamble) -> Result<Shaken> {
+/// Shakes hands on a connection. With a key, the link's chunks go on data connections.
+async fn shake(
+    stream: TcpStream,
+    address: &Address,
+    tls: &ClientTls,
+    preamble: Preamble,
+) -> Result<(Shaken, Option<DataKey>)> {
     let failed = |e: &std::io::Error| no_answer(address, e, tls.is_some());
     let socket = Socket::new(stream).map_err(|e| failed(&e))?;
     let end = End::Kernel(socket.clone());
     match tls {
         None => {
             exchange(&mut socket.clone(), preamble, failed).await?;
-            let peer = Peer { address: address.to_string(), ..Peer::default() };
-            Ok(Shaken { end, tls: None, peer })
+            Ok((Shaken { end, tls: None, peer: in_the_clear(address) }, None))
         }
         Some((config, name)) => {
             let connector = TlsConnector::from(config.clone());
             let connected = connector.connect(name.clone(), socket).await;
             let mut stream = connected.map_err(|e| failed(&e))?.into();
             let peer = tls::peer(CONNECT, address.to_string(), &stream)?;
-            exchange(&mut stream, preamble, failed).await?;
-            Ok(Shaken { end, tls: Some(Box::new(stream)), peer })
+            let key = match exchange(&mut stream, preamble, failed).await?.data {
+                true => Some(tls::data_key(CONNECT, &stream)?),
+                false => None,
+            };
+            Ok((Shaken { end, tls: Some(Box::new(stream)), peer }, key))
         }
     }
 }
 
-/// Says which connection this is and waits for the answer. A server that refuses our certificate says so
-/// only now, and may have closed before we write: its reason counts, not our failed write.
+/// Joins a data connection to its link.
+async fn join(stream: TcpStream, address: &Address, preamble: Preamble, key: &DataKey) -> Result<Shaken> {
+    let failed = |e: &std::io::Error| no_answer(address, e, true);
+    let socket = Socket::new(stream).map_err(|e| failed(&e))?;
+    data::ask(&mut socket.clone(), preamble, key, failed).await?;
+    Ok(Shaken { end: End::Kernel(socket), tls: None, peer: in_the_clear(address) })
+}
+
+fn in_the_clear(address: &Address) -> Peer {
+    Peer { address: address.to_string(), ..Peer::default() }
+}
+
+/// Says which connection this is and waits for the answer, which may decline data connections. A server that refuses our
+/// certificate says so only now, and may have closed before we write: its reason counts, not our failed write.
 async fn exchange(
     stream: &mut impl Duplex,
     preamble: Preamble,
     failed: impl Fn(&std::io::Error) -> Error,
-) -> Result<()> {
+) -> Result<Preamble> {
     let wrote = match stream.write_all(&preamble.encode()).await {
         Ok(()) => stream.flush().await,
         failed => failed,
     };
     let answer = Preamble::read(CONNECT, stream, &failed).await;
+    let declined = Preamble { data: false, ..preamble };
     match (wrote, answer) {
-        (Ok(()), Ok(answer)) if answer == preamble => Ok(()),
+        (Ok(()), Ok(answer)) if answer == preamble || answer == declined => Ok(answer),
         (Ok(()), Ok(_)) => {
             Err(Error::new(ErrorKind::Corrupt, CONNECT, "the server answered for another link"))
         }

@@ -8,6 +8,7 @@ use thalweg_transport::{Error, ErrorKind, Link, Pending, Result};
 use tokio::sync::oneshot;
 use tokio::time::{timeout_at, Instant};
 
+use crate::data::{Asked, DataKey};
 use crate::link::{Shaken, TcpLink};
 use crate::preamble::{LinkId, Preamble};
 
@@ -17,6 +18,8 @@ const ACCEPT: &str = "accept";
 
 struct Waiting {
     connections: Vec<Option<Shaken>>,
+    /// Of a link with data connections, which all but its first are.
+    key: Option<DataKey>,
     whole: oneshot::Sender<Vec<Shaken>>,
 }
 
@@ -34,46 +37,92 @@ impl Gathering {
     /// for the rest.
     pub(crate) fn add(&self, preamble: Preamble, shaken: Shaken, limit: Duration) -> Result<Option<Pending>> {
         if preamble.streams == 1 {
-            let link: Arc<dyn Link> = Arc::new(TcpLink::new(vec![shaken]));
+            let link: Arc<dyn Link> = Arc::new(TcpLink::new(vec![shaken], false));
             return Ok(Some(Box::pin(std::future::ready(Ok(link)))));
         }
         let mut table = self.table();
         if let Some(waiting) = table.get_mut(&preamble.id) {
-            waiting.put(preamble, shaken)?;
-            if waiting.connections.iter().all(Option::is_some) {
-                if let Some(Waiting { connections, whole }) = table.remove(&preamble.id) {
-                    // It fails if the caller no longer wants the link, whose connections then end.
-                    let _ = whole.send(connections.into_iter().flatten().collect());
-                }
-            }
+            waiting.check(preamble, &shaken)?;
+            put(&mut table, preamble.id, preamble.stream.into(), shaken)?;
             return Ok(None);
         }
+        let pending = self.wait(&mut table, preamble.id, preamble.streams.into(), None, limit)?;
+        put(&mut table, preamble.id, preamble.stream.into(), shaken)?;
+        Ok(Some(pending))
+    }
+
+    /// A link whose chunks go on data connections: it waits for them, and for its first connection.
+    pub(crate) fn expect(&self, preamble: Preamble, key: DataKey, limit: Duration) -> Result<Pending> {
+        let mut table = self.table();
+        if table.contains_key(&preamble.id) {
+            return bad("a connection of a link came twice");
+        }
+        self.wait(&mut table, preamble.id, 1 + usize::from(preamble.streams), Some(key), limit)
+    }
+
+    /// The key of the link to which a data connection proves to belong.
+    pub(crate) fn key(&self, asked: &Asked) -> Result<DataKey> {
+        let key = self.table().get(&asked.preamble.id).and_then(|waiting| waiting.key.clone());
+        key.filter(|key| asked.is_proved(key)).ok_or_else(|| {
+            let context = "a data connection proves to belong to no link that waits for one";
+            Error::new(ErrorKind::Security, ACCEPT, context)
+        })
+    }
+
+    /// Takes a connection of an expected link: the first at place 0, its data connections behind it.
+    pub(crate) fn join(&self, id: LinkId, place: usize, shaken: Shaken) -> Result<()> {
+        put(&mut self.table(), id, place, shaken)
+    }
+
+    fn wait(
+        &self,
+        table: &mut HashMap<LinkId, Waiting>,
+        id: LinkId,
+        connections: usize,
+        key: Option<DataKey>,
+        limit: Duration,
+    ) -> Result<Pending> {
         if table.len() >= MAX_WAITING {
             let context = format!("{MAX_WAITING} links wait for their connections already");
             return Err(Error::new(ErrorKind::System, ACCEPT, context).mend("let the client try again"));
         }
         let (whole, rest) = oneshot::channel();
-        let mut waiting = Waiting { connections: (0..preamble.streams).map(|_| None).collect(), whole };
-        waiting.put(preamble, shaken)?;
-        table.insert(preamble.id, waiting);
-        let entry = Entry { table: self.clone(), id: preamble.id };
-        Ok(Some(Box::pin(whole_link(entry, rest, Instant::now() + limit))))
+        let (data, connections) = (key.is_some(), (0..connections).map(|_| None).collect());
+        table.insert(id, Waiting { connections, key, whole });
+        let entry = Entry { table: self.clone(), id };
+        Ok(Box::pin(whole_link(entry, rest, data, Instant::now() + limit)))
     }
 }
 
+fn bad<T>(why: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Corrupt, ACCEPT, why))
+}
+
+/// Takes a connection in; with the last of a link, hands that over.
+fn put(table: &mut HashMap<LinkId, Waiting>, id: LinkId, place: usize, shaken: Shaken) -> Result<()> {
+    let Some(waiting) = table.get_mut(&id) else { return bad("a connection came too late for its link") };
+    match waiting.connections.get_mut(place) {
+        Some(place @ None) => *place = Some(shaken),
+        _ => return bad("a connection of a link came twice"),
+    }
+    if waiting.connections.iter().all(Option::is_some) {
+        if let Some(Waiting { connections, whole, .. }) = table.remove(&id) {
+            // It fails if the caller no longer wants the link, whose connections then end.
+            let _ = whole.send(connections.into_iter().flatten().collect());
+        }
+    }
+    Ok(())
+}
+
 impl Waiting {
-    fn put(&mut self, preamble: Preamble, shaken: Shaken) -> Result<()> {
-        let bad = |why: &str| Err(Error::new(ErrorKind::Corrupt, ACCEPT, why));
-        if usize::from(preamble.streams) != self.connections.len() {
+    /// Whether a connection that proves nothing of itself may belong to it.
+    fn check(&self, preamble: Preamble, shaken: &Shaken) -> Result<()> {
+        if self.key.is_some() || usize::from(preamble.streams) != self.connections.len() {
             return bad("the connections of a link disagree on how many there are");
         }
         let certified = self.connections.iter().flatten().next().map(|c| &c.peer.certified);
         if certified.is_some_and(|name| *name != shaken.peer.certified) {
             return bad("the connections of a link show different certificates");
-        }
-        match self.connections.get_mut(usize::from(preamble.stream)) {
-            Some(place @ None) => *place = Some(shaken),
-            _ => return bad("a connection of a link came twice"),
         }
         Ok(())
     }
@@ -94,12 +143,13 @@ impl Drop for Entry {
 async fn whole_link(
     entry: Entry,
     rest: oneshot::Receiver<Vec<Shaken>>,
+    data: bool,
     deadline: Instant,
 ) -> Result<Arc<dyn Link>> {
     let outcome = timeout_at(deadline, rest).await;
     drop(entry);
     match outcome {
-        Ok(Ok(connections)) => Ok(Arc::new(TcpLink::new(connections))),
+        Ok(Ok(connections)) => Ok(Arc::new(TcpLink::new(connections, data))),
         Ok(Err(_)) => Err(Error::closed(ACCEPT, "the listener has ended")),
         Err(_) => {
             Err(Error::new(ErrorKind::Timeout, ACCEPT, "some connections of a link did not come in time"))

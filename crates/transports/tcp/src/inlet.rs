@@ -11,8 +11,10 @@ use std::task::{ready, Context, Poll};
 use std::time::{Duration, Instant};
 
 use socket2::SockRef;
+use thalweg_wire::FrameHeader;
 use tokio::io::{AsyncReadExt, ReadHalf};
 
+use crate::holed::Holed;
 use crate::kernel::wake_at;
 use crate::line::{whole, Line, Taken};
 use crate::link::Duplex;
@@ -29,6 +31,7 @@ pub(crate) enum Inlet {
     Plain(Plain),
     Tls(ReadHalf<Box<dyn Duplex>>),
     Line(Arc<dyn Line>),
+    Holed(Box<Holed>),
 }
 
 pub(crate) struct Plain {
@@ -42,7 +45,7 @@ pub(crate) struct Plain {
 
 impl Inlet {
     pub(crate) fn plain(socket: Socket) -> Self {
-        Self::Plain(Plain { socket, began: Instant::now(), quick: false, wakes_at: 1 })
+        Self::Plain(Plain::new(socket))
     }
 
     /// Some bytes, or 0 at the end. May be dropped and called again.
@@ -51,6 +54,7 @@ impl Inlet {
             Self::Plain(plain) => plain.read(buffer, 1).await,
             Self::Tls(stream) => stream.read(buffer).await,
             Self::Line(line) => whole(take(&**line, buffer).await?),
+            Self::Holed(holed) => whole(holed.read(buffer).await?),
         }
     }
 
@@ -60,6 +64,22 @@ impl Inlet {
             Self::Plain(plain) => plain.read_quickly(buffer, left).await.map(Taken::Bytes),
             Self::Tls(stream) => stream.read(buffer).await.map(Taken::Bytes),
             Self::Line(line) => take(&**line, buffer).await,
+            Self::Holed(holed) => holed.read(buffer).await,
+        }
+    }
+
+    /// A frame's header has been read.
+    pub(crate) fn header_came(&self, header: &FrameHeader) {
+        if let Self::Holed(holed) = self {
+            holed.header(header);
+        }
+    }
+
+    /// Bytes copied beside the move out of the kernel since this was asked last, where that follows from no rule.
+    pub(crate) fn copied(&mut self) -> u64 {
+        match self {
+            Self::Holed(holed) => holed.copied(),
+            _ => 0,
         }
     }
 
@@ -83,6 +103,10 @@ async fn take(line: &dyn Line, buffer: &mut [u8]) -> io::Result<Taken> {
 }
 
 impl Plain {
+    pub(crate) fn new(socket: Socket) -> Self {
+        Self { socket, began: Instant::now(), quick: false, wakes_at: 1 }
+    }
+
     async fn read_quickly(&mut self, buffer: &mut [u8], left: usize) -> io::Result<usize> {
         if !self.quick {
             return self.read(buffer, 1).await;
@@ -98,7 +122,7 @@ impl Plain {
         }
     }
 
-    async fn read(&mut self, buffer: &mut [u8], part: usize) -> io::Result<usize> {
+    pub(crate) async fn read(&mut self, buffer: &mut [u8], part: usize) -> io::Result<usize> {
         std::future::poll_fn(|cx| self.poll_read(cx, buffer, part)).await
     }
 

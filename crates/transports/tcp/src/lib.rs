@@ -3,21 +3,25 @@
 //! Every connection begins with a [preamble](mod@preamble) that says which link it belongs to; then it
 //! carries [frames](thalweg_wire::FrameHeader). A payload goes from the sender's arena into the kernel and
 //! from the kernel into the receiver's place; nothing of it is copied in between (TLS copies it once a
-//! direction, and counts that). Control messages go on the first connection, chunks on whichever is free.
+//! direction, and counts that). Control messages go on the first connection, chunks on whichever is free; where parts of
+//! sealed chunks may be lost, on [data connections](mod@data) beside the first, which alone is under TLS.
 //!
 //! [`dial`], [`door`], [`socket`] and [`tls`] know nothing of links: other transports over TCP are made of them too. By
 //! [`line`] links are made of connections that the kernel does not carry.
 #![deny(unsafe_code)] // `kernel` has it, for two calls
 
 mod connect;
+mod data;
 pub mod dial;
 pub mod door;
 mod gather;
+mod holed;
 mod inlet;
 mod kernel;
 pub mod line;
 mod link;
 mod listener;
+mod marks;
 mod preamble;
 mod receive;
 mod send;

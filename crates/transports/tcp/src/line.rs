@@ -1,24 +1,33 @@
-//! Connections that something else than the kernel carries, for transports that speak what this one does.
+//! Connections that something else than the kernel carries, for transports that speak what this one does; or that the
+//! kernel carries, while something beside it takes what was lost out of them ([`Holes`]).
 //!
-//! A [`Line`] may have holes in the payloads of chunks, and nowhere else. A chunk with holes goes to the sink in parts,
-//! one for each run of bytes that came, as chunks of their own. Their edges are at multiples of [`ALIGNED`] bytes of the
-//! update, or the chunk's own, so that no value is cut: bytes of a value that is not whole are given up.
+//! Both may have holes in the payloads of chunks, and nowhere else. The sink is [told](thalweg_transport::hand_over)
+//! of a chunk with holes as of a whole one, or gets the parts that came.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use thalweg_transport::{Counters, Error, Peer, Pending, Result};
-use thalweg_wire::Range;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustls::ServerConfig;
+#[cfg(doc)]
+use thalweg_transport::ErrorKind;
+use thalweg_transport::{Counters, Options, Peer, Pending, Result, Sealed};
+use thalweg_wire::{FrameHeader, Tolerance};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsStream};
 
+use crate::data::{self, Asked, DATA_BYTES};
 use crate::gather::Gathering;
-use crate::link::{End, Shaken};
-use crate::listener::answer;
+use crate::link::{Duplex, End, Shaken};
+use crate::listener::reply;
+use crate::preamble::Preamble;
+pub use crate::preamble::PREAMBLE_BYTES;
+use crate::socket::Socket;
+use crate::tls;
 
-/// Where parts of a chunk with holes may begin and end: the largest values have so many bytes, and tensors are aligned.
-pub const ALIGNED: u64 = 8;
 const ACCEPT: &str = "accept";
 
 /// What is next of a connection's bytes.
@@ -32,6 +41,10 @@ pub enum Taken {
 
 /// A connection: bytes in order both ways, some of which may be missing on the way in.
 pub trait Line: Send + Sync {
+    /// From byte `start` on what comes are frames, and the payloads of chunks may be lost, of `sealed` ones all but the
+    /// head. Until that is said nothing may. A line that loses nothing need not know.
+    fn frames(&self, _start: u64, _sealed: Option<Sealed>) {}
+
     /// The next bytes, no more than `buffer` holds.
     fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>>;
 
@@ -44,8 +57,35 @@ pub trait Line: Send + Sync {
     /// Ends both directions; wakes whoever waits. What was put before still goes out.
     fn shut(&self);
 
+    /// What may be lost of the payloads of chunks, by bytes of their update. One that loses nothing does nothing.
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        let _ = tolerance;
+    }
+
     /// Adds what is known of the connection.
     fn tell(&self, counters: &mut Counters);
+}
+
+/// Bytes that are missing between two that the kernel hands out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hole {
+    /// How many bytes the kernel hands out in front of it.
+    pub place: u64,
+    /// How many are missing.
+    pub length: u64,
+}
+
+/// Says where a connection that the kernel carries has holes.
+pub trait Holes: Send + Sync {
+    /// Those that have not been told yet, rising: among them all that are in front of a byte that the kernel has handed
+    /// out, or in front of the end if it has handed out that.
+    ///
+    /// # Errors
+    /// Why the connection cannot go on.
+    fn take(&self) -> io::Result<Vec<Hole>>;
+
+    /// The header of a frame has been read, holes counted, up to `offset` of the stream: its payload is there.
+    fn header(&self, offset: u64, header: &FrameHeader);
 }
 
 /// A line as tokio has it. A hole is an error: where bytes are read so, there is none.
@@ -96,59 +136,115 @@ pub(crate) fn whole(taken: Taken) -> io::Result<usize> {
     }
 }
 
-/// What came of a chunk of `length` bytes at `offset` of its update, as parts of it. `holes` rise.
-pub(crate) fn parts(offset: u64, length: u64, holes: &[Range]) -> Vec<Range> {
-    let mut parts = Vec::with_capacity(holes.len() + 1);
-    let mut start = 0;
-    for hole in holes {
-        let end = ((offset + hole.start) / ALIGNED * ALIGNED).saturating_sub(offset);
-        parts.push(Range::new(start, end));
-        start = ((offset + hole.end).div_ceil(ALIGNED) * ALIGNED - offset).min(length);
-    }
-    parts.push(Range::new(start, length));
-    parts.retain(|part| !part.is_empty());
-    parts
+/// Lines that wait for the others of their link.
+#[derive(Clone)]
+pub struct Lines {
+    gathering: Gathering,
+    tls: Option<Arc<ServerConfig>>,
+    sealed: Option<Sealed>,
 }
 
-/// Lines that wait for the others of their link.
-#[derive(Clone, Default)]
-pub struct Lines(Gathering);
-
 impl Lines {
+    /// Of a listener with these options. Under TLS chunks that are sealed go on [data connections](mod@crate::data), which
+    /// may have holes; where they are not sealed, nothing may be lost.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Security`] for certificates and keys that cannot be used.
+    pub fn new(options: &Options) -> Result<Self> {
+        let tls = options.tls.as_ref().map(tls::server).transpose()?;
+        Ok(Self { gathering: Gathering::default(), tls, sealed: options.sealed })
+    }
+
     /// Shakes hands on a line, and gives the link that is pending; `None` if the line belongs to one that is already.
     /// The link waits up to `limit` for its others.
     ///
     /// # Errors
-    /// [`thalweg_transport::ErrorKind::Corrupt`] for another protocol, [`thalweg_transport::ErrorKind::Closed`].
-    pub async fn admit(
+    /// [`ErrorKind::Corrupt`] for another protocol, [`ErrorKind::Security`] for who does not prove to be of a link or
+    /// to be trusted, [`ErrorKind::Closed`].
+    pub async fn admit(&self, line: Arc<dyn Line>, from: String, limit: Duration) -> Result<Option<Pending>> {
+        let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
+        let mut wire = Wire(line.clone());
+        let Some(config) = &self.tls else {
+            let preamble = Preamble { data: false, ..Preamble::read(ACCEPT, &mut wire, &failed).await? };
+            line.frames(PREAMBLE_BYTES as u64, None);
+            reply(&mut wire, preamble).await.map_err(|e| failed(&e))?;
+            return self.gathering.add(preamble, in_the_clear(line, from), limit);
+        };
+        let mut first = [0; 4];
+        wire.read_exact(&mut first).await.map_err(|e| failed(&e))?;
+        if first == data::MAGIC {
+            return self.admit_data(line, from).await.map(|()| None);
+        }
+        let begun = tokio::io::join(AsyncReadExt::chain(io::Cursor::new(first), wire.clone()), wire);
+        let accepted = TlsAcceptor::from(config.clone()).accept(begun).await;
+        let stream = TlsStream::from(accepted.map_err(|e| failed(&e))?);
+        self.admit_encrypted(line, stream, from, limit).await
+    }
+
+    /// Takes a connection under TLS, of which nothing may be lost.
+    async fn admit_encrypted<T: Duplex + 'static>(
         &self,
         line: Arc<dyn Line>,
+        mut stream: TlsStream<T>,
         from: String,
-        limit: std::time::Duration,
+        limit: Duration,
     ) -> Result<Option<Pending>> {
-        let failed = |e: &io::Error| Error::io(ACCEPT, &from, e);
-        let preamble = answer(&mut Wire(line.clone()), failed).await?;
+        let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
+        let peer = tls::peer(ACCEPT, from.clone(), &stream)?;
+        let asked = Preamble::read(ACCEPT, &mut stream, &failed).await?;
+        let taken = Preamble { data: asked.data && asked.stream == 0 && self.sealed.is_some(), ..asked };
+        // Before the answer, to which the client comes with its data connections.
+        let pending = match taken.data {
+            true => Some(self.gathering.expect(taken, tls::data_key(ACCEPT, &stream)?, limit)?),
+            false => None,
+        };
+        reply(&mut stream, taken).await.map_err(|e| failed(&e))?;
+        let shaken = Shaken { end: End::Line(line), tls: Some(Box::new(stream)), peer };
+        match pending {
+            None => self.gathering.add(taken, shaken, limit),
+            Some(pending) => self.gathering.join(taken.id, 0, shaken).map(|()| Some(pending)),
+        }
+    }
+
+    /// Takes a data connection, of whose chunks parts may be lost.
+    async fn admit_data(&self, line: Arc<dyn Line>, from: String) -> Result<()> {
+        let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
+        let mut wire = Wire(line.clone());
+        let asked = Asked::read(ACCEPT, &mut wire, &failed).await?;
+        let key = self.gathering.key(&asked)?;
+        if self.sealed.is_some() {
+            line.frames(DATA_BYTES as u64, self.sealed);
+        }
+        asked.answer(&mut wire, &key).await.map_err(|e| failed(&e))?;
+        let place = 1 + usize::from(asked.preamble.stream);
+        self.gathering.join(asked.preamble.id, place, in_the_clear(line, from))
+    }
+
+    /// The same for a connection of the kernel, which may have holes if anybody can tell where.
+    ///
+    /// # Errors
+    /// As [`Lines::admit`].
+    pub async fn admit_socket(
+        &self,
+        stream: TcpStream,
+        holes: Option<Arc<dyn Holes>>,
+        from: String,
+        limit: Duration,
+    ) -> Result<Option<Pending>> {
+        let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
+        let socket = Socket::new(stream).map_err(|e| failed(&e))?;
+        let mut wire = socket.clone();
+        let preamble = Preamble { data: false, ..Preamble::read(ACCEPT, &mut wire, &failed).await? };
+        reply(&mut wire, preamble).await.map_err(|e| failed(&e))?;
         let peer = Peer { address: from, ..Peer::default() };
-        self.0.add(preamble, Shaken { end: End::Line(line), tls: None, peer }, limit)
+        let end = match holes {
+            Some(holes) => End::Holed(socket, holes),
+            None => End::Kernel(socket),
+        };
+        self.gathering.add(preamble, Shaken { end, tls: None, peer }, limit)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn cut(offset: u64, length: u64, holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
-        let holes: Vec<Range> = holes.iter().map(|&(start, end)| Range::new(start, end)).collect();
-        parts(offset, length, &holes).iter().map(|part| (part.start, part.end)).collect()
-    }
-
-    #[test]
-    fn parts_cut_no_value() {
-        assert_eq!(cut(64, 100, &[(10, 20)]), [(0, 8), (24, 100)]);
-        assert_eq!(cut(64, 100, &[(0, 7), (16, 24), (96, 100)]), [(8, 16), (24, 96)]);
-        assert_eq!(cut(4, 100, &[(10, 20)]), [(0, 4), (20, 100)], "by their place in the update");
-        assert_eq!(cut(0, 16, &[(1, 2), (9, 10)]), []);
-        assert_eq!(cut(3, 4, &[(0, 1)]), [], "the chunk ends before the next value");
-        assert_eq!(cut(0, 8, &[]), [(0, 8)]);
-    }
+fn in_the_clear(line: Arc<dyn Line>, from: String) -> Shaken {
+    Shaken { end: End::Line(line), tls: None, peer: Peer { address: from, ..Peer::default() } }
 }

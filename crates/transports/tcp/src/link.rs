@@ -9,11 +9,14 @@ use bytes::Bytes;
 use thalweg_transport::{
     Capabilities, Counters, Error, Link, Outgoing, Peer, Result, SendReport, Sink, Transport,
 };
+use thalweg_wire::Tolerance;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Mutex;
 
+use crate::holed::Holed;
 use crate::inlet::Inlet;
-use crate::line::{Line, Wire};
+use crate::line::{Holes, Line, Wire};
+use crate::marks::Marks;
 use crate::receive::{self, Intake};
 use crate::send::{self, Lane, Writer};
 use crate::socket::Socket;
@@ -30,27 +33,29 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 #[derive(Clone)]
 pub(crate) enum End {
     Kernel(Socket),
+    /// The kernel, with holes that it knows nothing of.
+    Holed(Socket, Arc<dyn Holes>),
     Line(Arc<dyn Line>),
 }
 
 impl End {
     fn shut(&self) {
         match self {
-            End::Kernel(socket) => socket.shut(),
+            End::Kernel(socket) | End::Holed(socket, _) => socket.shut(),
             End::Line(line) => line.shut(),
         }
     }
 
     async fn hung_up(&self) {
         match self {
-            End::Kernel(socket) => socket.hung_up().await,
+            End::Kernel(socket) | End::Holed(socket, _) => socket.hung_up().await,
             End::Line(line) => std::future::poll_fn(|cx| line.poll_hung_up(cx)).await,
         }
     }
 
     fn tell(&self, counters: &mut Counters) {
         match self {
-            End::Kernel(socket) => socket.tell(counters),
+            End::Kernel(socket) | End::Holed(socket, _) => socket.tell(counters),
             End::Line(line) => line.tell(counters),
         }
     }
@@ -68,6 +73,9 @@ impl Shaken {
     fn split(self) -> (Inlet, Writer) {
         match (self.tls, self.end) {
             (None, End::Kernel(socket)) => (Inlet::plain(socket.clone()), Box::new(socket)),
+            (None, End::Holed(socket, holes)) => {
+                (Inlet::Holed(Box::new(Holed::new(socket.clone(), holes))), Box::new(socket))
+            }
             (None, End::Line(line)) => (Inlet::Line(line.clone()), Box::new(Wire(line))),
             (Some(stream), _) => {
                 let (reader, writer) = tokio::io::split(stream);
@@ -82,6 +90,8 @@ pub(crate) struct Shared {
     ends: Vec<End>,
     pub who: String,
     pub tls: bool,
+    /// With data connections: how far they have come. Chunks go on them alone, and they have nothing else.
+    pub marks: Option<Marks>,
     /// How often a payload is copied on its way in or out, beside the one move into or out of the kernel.
     pub copies: u64,
     /// Why nothing more can be sent.
@@ -94,16 +104,22 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(ends: Vec<End>, who: String, tls: bool) -> Self {
+    pub(crate) fn new(ends: Vec<End>, who: String, tls: bool, data: bool) -> Self {
         let zero = AtomicU64::default;
         let (ended, refused) = (OnceLock::new(), AtomicBool::new(false));
-        let copies = match ends.first() {
-            _ if tls => 1,
+        let marks = data.then(|| Marks::new(ends.len().saturating_sub(1)));
+        let chunks_under_tls = tls && !data;
+        let copies = match ends.last() {
             // Into a buffer, and out of it.
-            Some(End::Line(_)) => 2,
-            _ => 0,
+            Some(End::Line(_)) => 2 + u64::from(chunks_under_tls),
+            _ => u64::from(chunks_under_tls),
         };
-        Self { ends, copies, who, tls, ended, refused, sent: zero(), received: zero(), copied: zero() }
+        Self { ends, copies, who, tls, marks, ended, refused, sent: zero(), received: zero(), copied: zero() }
+    }
+
+    /// The place in the link of the first connection that chunks go on.
+    pub(crate) fn first_lane(&self) -> usize {
+        usize::from(self.marks.is_some())
     }
 
     /// Ends the link; wakes readers and writers. What the peer sent before can still be received.
@@ -159,6 +175,13 @@ impl Shared {
         }
     }
 
+    /// Counts a frame that has been sent on the connection `stream`, before the next one is.
+    pub(crate) fn count(&self, stream: usize, bytes: usize) {
+        if let Some(marks) = &self.marks {
+            marks.sent(stream, bytes);
+        }
+    }
+
     /// Counts bytes that came in the middle of a frame, where their end is an error.
     pub(crate) fn took(&self, bytes: usize) -> Result<usize> {
         if bytes == 0 {
@@ -179,16 +202,17 @@ pub(crate) struct TcpLink {
 }
 
 impl TcpLink {
-    /// Joins connections, in the order of their streams. There is at least one.
-    pub(crate) fn new(connections: Vec<Shaken>) -> Self {
+    /// Joins connections, in the order of their streams. There is at least one; with `data` all but the first are data
+    /// connections.
+    pub(crate) fn new(connections: Vec<Shaken>, data: bool) -> Self {
         let first = connections.first();
         let peer = first.map(|c| c.peer.clone()).unwrap_or_default();
         let ends = connections.iter().map(|c| c.end.clone()).collect();
-        let shared = Shared::new(ends, peer.address.clone(), first.is_some_and(|c| c.tls.is_some()));
+        let shared = Shared::new(ends, peer.address.clone(), first.is_some_and(|c| c.tls.is_some()), data);
         let (mut lanes, mut intakes) = (Vec::new(), Vec::new());
         for (stream, connection) in connections.into_iter().enumerate() {
             let (inlet, writer) = connection.split();
-            intakes.push(Intake::new(stream, inlet));
+            intakes.push(Intake::new(stream, inlet, &shared));
             lanes.push(Arc::new(Mutex::new(writer)));
         }
         Self { peer, lanes, intakes: Mutex::new(intakes), shared: Arc::new(shared) }
@@ -202,10 +226,11 @@ impl Link for TcpLink {
     }
 
     fn capabilities(&self) -> Capabilities {
-        let ordered = self.lanes.len() == 1;
-        let all = Capabilities { ordered, zero_copy: !self.shared.tls, ..Tcp.capabilities() };
+        let (ordered, settled) = (self.lanes.len() == 1, self.shared.marks.is_some());
+        let all = Capabilities { ordered, settled, zero_copy: self.shared.copies == 0, ..Tcp.capabilities() };
         if self.shared.ends.iter().all(|end| matches!(end, End::Kernel(_))) {
-            return all;
+            // The other end of data connections is such a line.
+            return Capabilities { reliable: !settled, zero_copy: all.zero_copy && !settled, ..all };
         }
         Capabilities { reliable: false, zero_copy: false, retransmissions: false, ..all }
     }
@@ -220,6 +245,15 @@ impl Link for TcpLink {
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
         receive::receive(&mut self.intakes.lock().await, sink, &self.shared).await
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        let lines = self.shared.ends.iter().filter_map(|end| match end {
+            // What takes losses out in the kernel knows of no tensors: the session asks again for what must come.
+            End::Kernel(_) | End::Holed(..) => None,
+            End::Line(line) => Some(line),
+        });
+        lines.for_each(|line| line.tolerate(tolerance));
     }
 
     fn counters(&self) -> Counters {
@@ -244,7 +278,8 @@ impl Link for TcpLink {
 
     async fn close(&self) {
         if self.shared.tls && self.shared.check("close").is_ok() {
-            let goodbyes = self.lanes.iter().filter_map(|lane| lane.try_lock().ok());
+            let encrypted = if self.shared.marks.is_some() { &self.lanes[..1] } else { &self.lanes };
+            let goodbyes = encrypted.iter().filter_map(|lane| lane.try_lock().ok());
             let goodbyes = goodbyes.map(|mut writer| async move { writer.shutdown().await });
             // A peer that reads nothing does not hold us up; it sees the end without the goodbye.
             let _ = tokio::time::timeout(GOODBYE, futures_util::future::join_all(goodbyes)).await;

@@ -62,13 +62,17 @@ impl Keeper {
     }
 }
 
-/// Hears which connection this is, and says that it is taken.
-pub(crate) async fn answer(
-    stream: &mut impl Duplex,
-    failed: impl Fn(&std::io::Error) -> Error,
-) -> Result<Preamble> {
+/// Hears which connection this is, and says that it is taken. The kernel's connections lose nothing, so chunks can be on
+/// all of them, under TLS: data connections are declined.
+async fn answer(stream: &mut impl Duplex, failed: impl Fn(&std::io::Error) -> Error) -> Result<Preamble> {
     let preamble = Preamble::read(ACCEPT, stream, &failed).await?;
-    stream.write_all(&preamble.encode()).await.map_err(|e| failed(&e))?;
-    stream.flush().await.map_err(|e| failed(&e))?;
-    Ok(preamble)
+    let taken = Preamble { data: false, ..preamble };
+    reply(stream, taken).await.map_err(|e| failed(&e))?;
+    Ok(taken)
+}
+
+/// Says what a connection was taken for.
+pub(crate) async fn reply(stream: &mut impl Duplex, taken: Preamble) -> std::io::Result<()> {
+    stream.write_all(&taken.encode()).await?;
+    stream.flush().await
 }

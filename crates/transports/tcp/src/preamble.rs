@@ -6,11 +6,11 @@
 //! | 4 | version | 1 |
 //! | 5 | stream | number of this connection, from 0 |
 //! | 6 | streams | connections of the link, 1 to 16 |
-//! | 7 | reserved | 0 |
+//! | 7 | flags | 1: chunks are sealed, and may go on [data connections](mod@crate::data); else 0 |
 //! | 8 | link | 16 random bytes |
 //!
 //! The listener answers with the same bytes once it has taken the connection; under TLS that tells the
-//! client that its certificate was accepted.
+//! client that its certificate was accepted. A flag that it leaves out is declined.
 
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{Error, ErrorKind, Result};
@@ -18,8 +18,9 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::{tls, MAX_STREAMS};
 
-pub(crate) const PREAMBLE_BYTES: usize = 24;
-const MAGIC: [u8; 4] = *b"tlwp";
+/// Bytes that a connection begins with, before its frames.
+pub const PREAMBLE_BYTES: usize = 24;
+pub(crate) const MAGIC: [u8; 4] = *b"tlwp";
 const VERSION: u8 = 1;
 
 /// Names a link; unguessable, so that nobody else can add a connection to it.
@@ -30,6 +31,8 @@ pub(crate) struct Preamble {
     pub id: LinkId,
     pub stream: u8,
     pub streams: u8,
+    /// Whether chunks may go on data connections; in the answer, whether they do.
+    pub data: bool,
 }
 
 /// A new link's name.
@@ -42,27 +45,32 @@ pub(crate) fn new_id() -> Result<LinkId> {
 
 impl Preamble {
     pub(crate) fn encode(&self) -> [u8; PREAMBLE_BYTES] {
+        self.encode_as(MAGIC)
+    }
+
+    pub(crate) fn encode_as(&self, magic: [u8; 4]) -> [u8; PREAMBLE_BYTES] {
         let mut out = [0; PREAMBLE_BYTES];
-        out[..4].copy_from_slice(&MAGIC);
-        out[4..7].copy_from_slice(&[VERSION, self.stream, self.streams]);
+        out[..4].copy_from_slice(&magic);
+        out[4..8].copy_from_slice(&[VERSION, self.stream, self.streams, u8::from(self.data)]);
         out[8..].copy_from_slice(&self.id);
         out
     }
 
+    /// What follows the magic.
     pub(crate) fn decode(operation: &'static str, bytes: &[u8; PREAMBLE_BYTES]) -> Result<Self> {
-        check_magic(operation, [bytes[0], bytes[1], bytes[2], bytes[3]])?;
         let bad = |why: String| Error::new(ErrorKind::Corrupt, operation, why);
         if bytes[4] != VERSION {
             return Err(bad(format!("the peer speaks version {} of tcp links, we {VERSION}", bytes[4]))
                 .mend("use the same release at both ends"));
         }
-        let (stream, streams) = (bytes[5], bytes[6]);
-        if !(1..=MAX_STREAMS).contains(&streams) || stream >= streams || bytes[7] != 0 {
-            return Err(bad(format!("the peer says connection {stream} of {streams}, which cannot be")));
+        let (stream, streams, flags) = (bytes[5], bytes[6], bytes[7]);
+        if !(1..=MAX_STREAMS).contains(&streams) || stream >= streams || flags > 1 {
+            let said = format!("connection {stream} of {streams} with flags {flags}");
+            return Err(bad(format!("the peer says {said}, which cannot be")));
         }
         let mut id = [0; 16];
         id.copy_from_slice(&bytes[8..]);
-        Ok(Self { id, stream, streams })
+        Ok(Self { id, stream, streams, data: flags == 1 })
     }
 
     /// Reads one; refuses another protocol by its first four bytes.
@@ -97,21 +105,24 @@ mod tests {
     use super::*;
 
     fn some() -> Preamble {
-        Preamble { id: [7; 16], stream: 2, streams: 4 }
+        Preamble { id: [7; 16], stream: 2, streams: 4, data: false }
     }
 
     #[test]
     fn round_trips() {
-        assert_eq!(Preamble::decode("test", &some().encode()).unwrap(), some());
+        for preamble in [some(), Preamble { data: true, ..some() }] {
+            assert_eq!(Preamble::decode("test", &preamble.encode()).unwrap(), preamble);
+        }
         assert_ne!(new_id().unwrap(), new_id().unwrap());
     }
 
-    #[test]
-    fn refuses_what_cannot_be() {
-        for (at, value) in [(4, 2), (5, 4), (6, 0), (6, 17), (7, 1), (0, b'x')] {
+    #[tokio::test]
+    async fn refuses_what_cannot_be() {
+        let explain = |e: &std::io::Error| Error::io("test", "peer", e);
+        for (at, value) in [(4, 2), (5, 4), (6, 0), (6, 17), (7, 2), (0, b'x')] {
             let mut bytes = some().encode();
             bytes[at] = value;
-            let error = Preamble::decode("test", &bytes).unwrap_err();
+            let error = Preamble::read("test", &mut &bytes[..], explain).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "byte {at}: {error}");
         }
     }

@@ -7,12 +7,13 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use thalweg_transport::{Error, ErrorKind, Result, Sink, Target};
-use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
+use thalweg_transport::{hand_over, Error, ErrorKind, Result, Sink, Target};
+use thalweg_wire::{FrameHeader, Kind, Range, Ranges, HEADER_BYTES};
 
 use crate::inlet::Inlet;
-use crate::line::{parts, Taken};
+use crate::line::Taken;
 use crate::link::Shared;
+use crate::marks::Marks;
 
 /// What a control message's length may cost before its bytes have come.
 const FIRST_GRANT: usize = 64 << 10;
@@ -24,12 +25,13 @@ const RECEIVE: &str = "receive";
 pub(crate) struct Intake {
     inlet: Inlet,
     stream: usize,
-    header: [u8; HEADER_BYTES],
+    /// A frame's header, behind the marks that are in front of it.
+    header: Vec<u8>,
     /// Bytes that have come of what `state` waits for.
     have: usize,
     state: State,
-    /// Parts of the chunk that will not come, rising.
-    holes: Vec<Range>,
+    /// Parts of the chunk that will not come.
+    holes: Ranges,
     waste: Vec<u8>,
     finished: bool,
 }
@@ -37,21 +39,23 @@ pub(crate) struct Intake {
 enum State {
     Header,
     Control(FrameHeader, Vec<u8>),
+    /// A message has come, and chunks sent before it have not, perhaps.
+    Ahead(Bytes),
     Chunk(FrameHeader, Target),
     Unwanted(FrameHeader),
 }
 
 impl Intake {
-    pub(crate) fn new(stream: usize, inlet: Inlet) -> Self {
-        let (header, waste) = ([0; HEADER_BYTES], Vec::new());
+    pub(crate) fn new(stream: usize, inlet: Inlet, shared: &Shared) -> Self {
+        let marks = shared.marks.as_ref().filter(|_| stream == 0).map_or(0, Marks::bytes);
         Self {
             inlet,
             stream,
-            header,
+            header: vec![0; marks + HEADER_BYTES],
             have: 0,
             state: State::Header,
-            holes: Vec::new(),
-            waste,
+            holes: Ranges::new(),
+            waste: Vec::new(),
             finished: false,
         }
     }
@@ -66,9 +70,13 @@ impl Intake {
                 State::Control(header, buffer) => {
                     read_control(&mut self.inlet, header, buffer, &mut self.have, shared).await?;
                     header.verify(buffer)?;
-                    let message = std::mem::take(buffer);
+                    self.state = State::Ahead(std::mem::take(buffer).into());
+                }
+                State::Ahead(message) => {
+                    let message = message.clone();
+                    self.wait_for_chunks(shared).await?;
                     self.expect_header();
-                    return Ok(Some(message.into()));
+                    return Ok(Some(message));
                 }
             }
         }
@@ -80,20 +88,39 @@ impl Intake {
         self.state = State::Header;
     }
 
+    /// Waits for the chunks that were sent before the message that has come.
+    async fn wait_for_chunks(&mut self, shared: &Shared) -> Result<()> {
+        let Some(marks) = shared.marks.as_ref().filter(|_| self.stream == 0) else { return Ok(()) };
+        let (before, _) = self.header.split_at(marks.bytes());
+        marks.reached(before).await.map_err(|cut| {
+            let context =
+                format!("connection {cut} of {} ended before all that was sent on it came", shared.who);
+            Error::closed(RECEIVE, context)
+        })
+    }
+
     async fn read_header(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         shared.check_open(RECEIVE)?;
-        while self.have < HEADER_BYTES {
+        while self.have < self.header.len() {
             let got = self.inlet.read(&mut self.header[self.have..]).await;
             let got = got.map_err(|e| shared.explain(RECEIVE, &e))?;
             if got == 0 && self.have == 0 {
                 self.finished = true;
+                if let Some(marks) = &shared.marks {
+                    marks.ended(self.stream);
+                }
                 return Ok(());
             }
             self.have += shared.took(got)?;
         }
-        let header = FrameHeader::decode(&self.header)?;
+        let header = FrameHeader::decode(&self.header[self.header.len() - HEADER_BYTES..])?;
+        self.inlet.header_came(&header);
         self.have = 0;
         self.state = match header.kind {
+            Kind::Chunk if self.stream < shared.first_lane() => {
+                let context = "a chunk on connection 0; they belong on data connections";
+                return Err(Error::new(ErrorKind::Corrupt, RECEIVE, context));
+            }
             Kind::Control if self.stream > 0 => {
                 let context = format!("a control message on connection {}; they belong on 0", self.stream);
                 return Err(Error::new(ErrorKind::Corrupt, RECEIVE, context));
@@ -115,7 +142,7 @@ impl Intake {
     async fn read_chunk(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         let length = match &self.state {
             State::Chunk(header, _) | State::Unwanted(header) => header.length(),
-            State::Header | State::Control(..) => return Ok(()),
+            State::Header | State::Control(..) | State::Ahead(_) => return Ok(()),
         };
         if self.have == 0 {
             self.inlet.chunk_begins();
@@ -136,45 +163,31 @@ impl Intake {
                 }
                 Taken::Hole(bytes) => {
                     let end = length.min(self.have + bytes.max(1));
-                    self.holes.push(Range::new(self.have as u64, end as u64));
+                    self.holes.insert(Range::new(self.have as u64, end as u64));
                     self.have = end;
                 }
             }
         }
         self.inlet.chunk_ends();
-        shared.copied.fetch_add(shared.copies * length as u64, Ordering::Relaxed);
+        let copied = shared.copies * length as u64 + self.inlet.copied();
+        shared.copied.fetch_add(copied, Ordering::Relaxed);
         if let State::Chunk(header, target) = std::mem::replace(&mut self.state, State::Header) {
             if self.holes.is_empty() {
                 let outcome = header.verify(target.bytes());
                 sink.stored(&header.chunk, target, outcome);
             } else {
-                hand_over_parts(sink, &header.chunk, target, &self.holes, shared);
+                let copied = hand_over(sink, &header.chunk, target, &self.holes);
+                shared.copied.fetch_add(copied, Ordering::Relaxed);
             }
         }
-        self.holes.clear();
+        self.holes = Ranges::new();
+        if let Some(marks) = &shared.marks {
+            marks.came(self.stream, HEADER_BYTES + length);
+        }
         self.expect_header();
         // A link that never runs dry leaves room for the others, chunk by chunk.
         tokio::task::yield_now().await;
         Ok(())
-    }
-}
-
-/// Gives the sink what came of a chunk with holes, each part as a chunk. The checksum of the whole says nothing of them;
-/// what carried them has checked its own.
-fn hand_over_parts(sink: &dyn Sink, chunk: &ChunkHeader, target: Target, holes: &[Range], shared: &Shared) {
-    let came = parts(chunk.offset, chunk.length.into(), holes);
-    let bytes = target.bytes();
-    let kept: Vec<Vec<u8>> =
-        came.iter().map(|part| bytes[part.start as usize..part.end as usize].to_vec()).collect();
-    // Their places are within the one of the whole.
-    drop(target);
-    for (part, kept) in came.iter().zip(kept) {
-        let header = ChunkHeader { offset: chunk.offset + part.start, length: part.len() as u32, ..*chunk };
-        shared.copied.fetch_add(2 * part.len(), Ordering::Relaxed);
-        if let Some(mut place) = sink.place(&header).filter(|place| place.bytes().len() == kept.len()) {
-            place.bytes_mut().copy_from_slice(&kept);
-            sink.stored(&header, place, Ok(()));
-        }
     }
 }
 
@@ -237,7 +250,7 @@ mod tests {
     use std::task::Poll;
 
     use thalweg_transport::{Sink, Target};
-    use thalweg_wire::{LayoutHash, WireError, MAX_CONTROL};
+    use thalweg_wire::{ChunkHeader, LayoutHash, WireError, MAX_CONTROL};
     use tokio::io::AsyncWriteExt;
 
     use super::*;
@@ -257,8 +270,8 @@ mod tests {
     async fn a_length_that_lies_costs_little() {
         let (mut peer, ours) = tokio::io::duplex(2 * FIRST_GRANT);
         let (reader, _) = tokio::io::split(Box::new(ours) as Box<dyn Duplex>);
-        let mut intake = Intake::new(0, Inlet::Tls(reader));
-        let shared = Shared::new(Vec::new(), "a liar".into(), false);
+        let shared = Shared::new(Vec::new(), "a liar".into(), false, false);
+        let mut intake = Intake::new(0, Inlet::Tls(reader), &shared);
         let header = ChunkHeader {
             job: 0,
             round: 0,

@@ -14,6 +14,7 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::link::Shared;
+use crate::marks::Marks;
 
 pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 /// A connection's sending side. The lock is fair and held for one frame, so a control message waits for
@@ -26,7 +27,8 @@ struct Frame<'a> {
     /// The connection's place in the link.
     stream: usize,
     writer: Option<OwnedMutexGuard<Writer>>,
-    header: [u8; HEADER_BYTES],
+    /// With what is in front of it.
+    header: Vec<u8>,
     payload: Bytes,
     /// Bytes of header and payload that the kernel or TLS has taken.
     taken: usize,
@@ -36,7 +38,7 @@ struct Frame<'a> {
 
 impl Frame<'_> {
     fn total(&self) -> usize {
-        HEADER_BYTES + self.payload.len()
+        self.header.len() + self.payload.len()
     }
 
     /// Writes what is left, until the peer hangs up.
@@ -47,12 +49,10 @@ impl Frame<'_> {
 
     /// Header and payload that are left. Dropping the future loses nothing: `taken` says how far it came.
     async fn write_left(&mut self) -> std::io::Result<()> {
-        let (total, Some(writer)) = (HEADER_BYTES + self.payload.len(), self.writer.as_mut()) else {
-            return Ok(());
-        };
+        let (total, Some(writer)) = (self.total(), self.writer.as_mut()) else { return Ok(()) };
         while self.taken < total {
             let header = self.header.get(self.taken..).unwrap_or_default();
-            let payload = &self.payload[self.taken.saturating_sub(HEADER_BYTES)..];
+            let payload = &self.payload[self.taken.saturating_sub(self.header.len())..];
             let wrote = match header {
                 [] => writer.write(payload).await?,
                 header => writer.write_vectored(&[IoSlice::new(header), IoSlice::new(payload)]).await?,
@@ -68,6 +68,9 @@ impl Frame<'_> {
 
     fn finish(mut self, operation: &'static str, outcome: std::io::Result<()>) -> Result<()> {
         self.done = true;
+        if outcome.is_ok() {
+            self.shared.count(self.stream, self.total());
+        }
         if self.chunk {
             self.shared.copied.fetch_add(self.shared.copies * self.payload.len() as u64, Ordering::Relaxed);
         }
@@ -79,11 +82,11 @@ impl Frame<'_> {
         self.done = true;
         let Some(mut writer) = self.writer.take().filter(|_| self.taken > 0) else { return };
         let mut rest = self.header.get(self.taken..).unwrap_or_default().to_vec();
-        let payload = &self.payload[self.taken.saturating_sub(HEADER_BYTES)..];
+        let payload = &self.payload[self.taken.saturating_sub(self.header.len())..];
         rest.extend_from_slice(payload);
-        let copied = self.shared.copies * (self.total() - HEADER_BYTES) as u64 + payload.len() as u64;
+        let copied = self.shared.copies * self.payload.len() as u64 + payload.len() as u64;
         self.shared.copied.fetch_add(copied, Ordering::Relaxed);
-        let (shared, stream) = (self.shared.clone(), self.stream);
+        let (shared, stream, total) = (self.shared.clone(), self.stream, self.total());
         tokio::spawn(async move {
             let written = async {
                 writer.write_all(&rest).await?;
@@ -91,7 +94,10 @@ impl Frame<'_> {
             };
             let outcome = until_hung_up(&shared, stream, written).await;
             match outcome {
-                Ok(()) => _ = shared.sent.fetch_add(rest.len() as u64, Ordering::Relaxed),
+                Ok(()) => {
+                    shared.sent.fetch_add(rest.len() as u64, Ordering::Relaxed);
+                    shared.count(stream, total);
+                }
                 Err(error) => _ = shared.broke("send update", &error),
             }
         });
@@ -128,7 +134,7 @@ async fn begin<'a>(
 ) -> Result<Frame<'a>> {
     let writer = Some(lanes[stream].clone().lock_owned().await);
     shared.check(operation)?;
-    let (header, payload) = ([0; HEADER_BYTES], Bytes::new());
+    let (header, payload) = (Vec::new(), Bytes::new());
     Ok(Frame { shared, stream, writer, header, payload, taken: 0, chunk: false, done: false })
 }
 
@@ -140,7 +146,8 @@ pub(crate) async fn control(shared: &Arc<Shared>, lanes: &[Lane], message: Bytes
         return Err(Error::new(ErrorKind::Unsupported, operation, context).mend("send less metrics"));
     }
     let mut frame = begin(shared, lanes, 0, operation).await?;
-    frame.header = FrameHeader::control(&message).encode();
+    frame.header = shared.marks.as_ref().map(Marks::encode).unwrap_or_default();
+    frame.header.extend(FrameHeader::control(&message).encode());
     frame.payload = message;
     let outcome = frame.write().await;
     frame.finish(operation, outcome)
@@ -156,7 +163,8 @@ pub(crate) async fn update(shared: &Arc<Shared>, lanes: &[Lane], update: &Outgoi
     let started = Instant::now();
     let next = AtomicUsize::new(0);
     // All of them end before we do: one that is dropped in the middle of a frame would break the link.
-    let ends = join_all((0..lanes.len()).map(|stream| stripe(shared, lanes, stream, update, &next))).await;
+    let carriers = shared.first_lane()..lanes.len();
+    let ends = join_all(carriers.map(|stream| stripe(shared, lanes, stream, update, &next))).await;
     ends.into_iter().collect::<Result<()>>()?;
     let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
     let wire = payload + chunks * HEADER_BYTES as u64;
@@ -179,7 +187,7 @@ async fn stripe(
         let Some(chunk) = update.chunks().get(next.fetch_add(1, Ordering::Relaxed)) else { break };
         frame.chunk = true;
         let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
-        (frame.header, frame.payload) = (header.encode(), payload);
+        (frame.header, frame.payload) = (header.encode().into(), payload);
         match until_cancelled(&mut frame, update.cancel()).await {
             Some(outcome) => frame.finish("send update", outcome)?,
             None => {

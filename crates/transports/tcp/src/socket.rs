@@ -38,13 +38,14 @@ impl Socket {
     /// Waits until the peer has ended its direction, whether or not what it sent before has been read. A
     /// writer must know: the kernel does not wake one whose peer closed with its window full.
     #[cfg(target_os = "linux")]
-    pub(crate) async fn hung_up(&self) {
+    pub async fn hung_up(&self) {
         // Urgent data is not asked for, so that this interest stands for the end of the reading side alone.
         while self.0.ready(Interest::PRIORITY).await.is_ok_and(|ready| !ready.is_read_closed()) {}
     }
 
+    /// Never, since nobody here would say it.
     #[cfg(not(target_os = "linux"))]
-    pub(crate) async fn hung_up(&self) {
+    pub async fn hung_up(&self) {
         std::future::pending().await
     }
 

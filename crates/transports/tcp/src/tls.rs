@@ -13,10 +13,12 @@ use thalweg_transport::{Address, Error, ErrorKind, Identity, Peer, Result, Tls};
 use tokio_rustls::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::socket::Socket;
+use crate::data::DataKey;
 
 /// Label of the secret that ties a proof to a link (RFC 5705).
 const BINDING: &[u8] = b"EXPORTER-thalweg-session";
+/// Label of the one that ties data connections to it.
+const DATA: &[u8] = b"EXPORTER-thalweg-data";
 const VERSIONS: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
 fn security(operation: &'static str, context: impl Into<String>, mend: &'static str) -> Error {
@@ -117,15 +119,24 @@ pub fn client(address: &Address, tls: &Tls) -> Result<(Arc<ClientConfig>, Server
 ///
 /// # Errors
 /// [`ErrorKind::Security`] if the handshake is not done.
-pub fn peer(operation: &'static str, address: String, stream: &TlsStream<Socket>) -> Result<Peer> {
+pub fn peer<T>(operation: &'static str, address: String, stream: &TlsStream<T>) -> Result<Peer> {
     let (_, session) = stream.get_ref();
     let certified = session.peer_certificates().and_then(|chain| chain.first()).and_then(|c| name_of(c));
-    let binding = match stream {
-        TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], BINDING, None),
-        TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], BINDING, None),
+    Ok(Peer { address, certified, binding: Some(exported(operation, stream, BINDING)?) })
+}
+
+/// What data connections of the link prove with that they belong to it.
+pub(crate) fn data_key<T>(operation: &'static str, stream: &TlsStream<T>) -> Result<DataKey> {
+    exported(operation, stream, DATA).map(|secret| DataKey::new(&secret))
+}
+
+/// A secret that both ends of the connection have and nobody else (RFC 5705).
+fn exported<T>(operation: &'static str, stream: &TlsStream<T>, label: &[u8]) -> Result<[u8; 32]> {
+    let secret = match stream {
+        TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
+        TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
     };
-    let binding = Some(binding.map_err(|e| unusable(operation, &e))?);
-    Ok(Peer { address, certified, binding })
+    secret.map_err(|e| unusable(operation, &e))
 }
 
 /// The subject's common name, else the first DNS name.

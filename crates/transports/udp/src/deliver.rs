@@ -35,6 +35,16 @@ pub struct Came {
     pub chunk: Option<(FrameHeader, usize)>,
 }
 
+/// A chunk that did not come, made from others.
+pub struct Rebuilt {
+    /// Control messages that are to be delivered before.
+    pub told: u64,
+    /// Its header.
+    pub header: FrameHeader,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
 /// What one transport's datagrams say. Without IO.
 pub trait Reader: Send {
     /// What it answers with.
@@ -42,6 +52,11 @@ pub trait Reader: Send {
 
     /// A datagram of the link has come, opened; sealed it had `extra` bytes more. `None` for what is none of ours.
     fn read(&mut self, key: &Key, datagram: &[u8], extra: usize) -> Option<Came>;
+
+    /// A chunk that can be rebuilt from what was read.
+    fn rebuilt(&mut self) -> Option<Rebuilt> {
+        None
+    }
 
     /// What the peer is to be told after a receive; `told` is the greatest that has come. What cannot be sent now is
     /// not sent again.
@@ -74,6 +89,13 @@ pub struct Intake<R> {
 struct Held {
     chunks: VecDeque<(u64, FrameHeader, Vec<u8>)>,
     bytes: usize,
+}
+
+impl Held {
+    fn push(&mut self, told: u64, header: FrameHeader, payload: Vec<u8>) {
+        self.bytes += payload.len();
+        self.chunks.push_back((told, header, payload));
+    }
 }
 
 impl<R: Reader> Intake<R> {
@@ -179,9 +201,16 @@ impl<R: Reader> Intake<R> {
             if self.turns.is_due(*told) {
                 store(header, payload, sink, shared)?;
             } else {
-                self.held.bytes += payload.len();
-                self.held.chunks.push_back((*told, *header, payload.to_vec()));
+                self.held.push(*told, *header, payload.to_vec());
                 shared.copied.fetch_add(payload.len() as u64, Relaxed);
+            }
+        }
+        while let Some(Rebuilt { told, header, payload }) = self.reader.rebuilt() {
+            sink.progress(payload.len() as u64);
+            if self.turns.is_due(told) {
+                store(&header, &payload, sink, shared)?;
+            } else {
+                self.held.push(told, header, payload);
             }
         }
         self.tell(shared);

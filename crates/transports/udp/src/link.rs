@@ -84,9 +84,8 @@ impl Link for UdpLink {
             sent: control.sent + self.shared.sent.load(Relaxed),
             received: control.received + self.shared.received.load(Relaxed),
             copied: control.copied + self.shared.copied.load(Relaxed),
-            retransmissions: None,
             round_trip: measured.or(control.round_trip),
-            congestion: None,
+            ..Counters::default()
         }
     }
 

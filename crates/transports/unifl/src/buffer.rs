@@ -15,7 +15,7 @@ pub(crate) struct Buffer {
     /// Offset of the first block.
     base: u64,
     spare: Vec<Box<[u8]>>,
-    /// What is before it has been taken.
+    /// What is before it has been taken; a header's length of that is kept.
     start: u64,
     came: Ranges,
     lost: Ranges,
@@ -52,10 +52,10 @@ impl Buffer {
         self.lost.insert(Range::new(range.start.max(self.start), range.end));
     }
 
-    /// The bytes of a header at `offset`, if all have come.
+    /// The bytes of a header at `offset`, if all have come. The first of them may have been taken before the last came.
     pub(crate) fn header(&self, offset: u64) -> Option<[u8; HEADER_BYTES]> {
         let range = Range::new(offset, offset + HEADER_BYTES as u64);
-        if offset < self.start || !self.came.covers(range) {
+        if offset < self.kept() || !self.came.covers(range) {
             return None;
         }
         let mut header = [0; HEADER_BYTES];
@@ -99,11 +99,17 @@ impl Buffer {
         Some(taken)
     }
 
+    /// Where what is kept begins.
+    fn kept(&self) -> u64 {
+        self.start.saturating_sub(HEADER_BYTES as u64)
+    }
+
     fn advance(&mut self, length: u64) {
         self.start += length;
-        self.came.trim(self.start);
+        let kept = self.kept();
+        self.came.trim(kept);
         self.lost.trim(self.start);
-        while self.base + BLOCK as u64 <= self.start {
+        while self.base + BLOCK as u64 <= kept {
             self.base += BLOCK as u64;
             if let Some(block) = self.blocks.pop_front().flatten().filter(|_| self.spare.len() < SPARE) {
                 self.spare.push(block);
@@ -137,6 +143,22 @@ mod tests {
         buffer.write(0, &[9; 22]);
         assert_eq!(buffer.take(&mut to), Some(Taken::Bytes(16)));
         assert_eq!((&to[..6], &to[8..16]), (&[9; 6][..], &[7; 8][..]));
+    }
+
+    #[test]
+    fn a_header_is_known_though_its_beginning_was_taken_before_its_end_came() {
+        let header: Vec<u8> = (0..HEADER_BYTES as u64).map(byte).collect();
+        // Also across the end of a block.
+        for place in [0, 100, BLOCK as u64 - 20] {
+            let (mut buffer, mut to) = (Buffer::default(), vec![0; 2 * BLOCK]);
+            buffer.write(0, &vec![1; place as usize]);
+            buffer.write(place, &header[..20]);
+            assert_eq!(buffer.take(&mut to), Some(Taken::Bytes(place as usize + 20)));
+            assert_eq!((buffer.take(&mut to), buffer.header(place)), (None, None));
+            buffer.write(place + 20, &header[20..]);
+            assert_eq!(buffer.header(place).as_ref().map(|bytes| &bytes[..]), Some(&header[..]));
+            assert_eq!(buffer.take(&mut to), Some(Taken::Bytes(HEADER_BYTES - 20)));
+        }
     }
 
     proptest! {
@@ -184,7 +206,7 @@ mod tests {
                 }
             }
             prop_assert_eq!(at as u64, place);
-            prop_assert!(buffer.blocks.len() <= 1 && buffer.spare.len() <= SPARE);
+            prop_assert!(buffer.blocks.len() <= 2 && buffer.spare.len() <= SPARE);
         }
     }
 }

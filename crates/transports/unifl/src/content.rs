@@ -1,9 +1,13 @@
-//! What of a connection's stream may be lost: of a tcp link's the payloads of chunks, of one that nothing is known of all
-//! that is behind its beginning.
+//! What of a connection's stream may be lost: of a tcp link's the payloads of chunks but for tensors that must come, and
+//! under TLS nothing; of one that nothing is known of all that is behind its beginning.
+
+use std::sync::Arc;
 
 use thalweg_proto::unifl::Budget;
-use thalweg_wire::{Range, Ranges, HEADER_BYTES};
+use thalweg_transport::Sealed;
+use thalweg_wire::{Limit, Range, Ranges, Tolerance, HEADER_BYTES};
 
+use crate::place::Place;
 use crate::scout::Scout;
 use crate::settings::{Content, Limits};
 
@@ -12,15 +16,45 @@ use crate::settings::{Content, Limits};
 pub(crate) struct Permits {
     /// What may be lost from now on.
     pub ranges: Vec<Range>,
-    /// The budget of what begins there.
-    pub budget: Option<Budget>,
+    /// The budgets of what begins there, instead of those before: of all of it, and of tensors.
+    pub budgets: Option<Vec<Budget>>,
+    /// Bytes that belong to tensors, each with the place of its budget.
+    pub shares: Vec<(usize, Range)>,
+}
+
+impl Permits {
+    /// Whether nothing happens.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.budgets.is_none() && self.shares.is_empty()
+    }
+
+    /// Another update begins: what was spent of the one before counts no more.
+    fn begin(&mut self, budgets: Vec<Budget>) {
+        self.budgets = Some(budgets);
+        self.shares.clear();
+    }
+
+    /// A chunk has become known.
+    fn add(&mut self, chunk: &Place, tolerance: &Tolerance) {
+        let bytes = chunk.bytes();
+        let critical: Ranges = tolerance.critical().within(bytes).map(|part| chunk.of(part)).collect();
+        self.ranges.extend(critical.missing_in(chunk.stream));
+        let of_tensors = tolerance.touched(bytes);
+        self.shares.extend(of_tensors.map(|(at, limit)| (at + 1, chunk.of(limit.range.intersect(bytes)))));
+    }
 }
 
 /// Looks at what comes of a stream.
 #[derive(Debug)]
 pub(crate) enum Watch {
-    /// A tcp link's: the update whose chunks come has a round and a sender.
-    Frames { scout: Scout, update: Option<(u32, u32)> },
+    /// A tcp link's, once it has been said that frames come, and how they are sealed if they are: the update whose chunks
+    /// come has a round and a sender.
+    Frames {
+        scout: Option<Scout>,
+        sealed: Option<Sealed>,
+        update: Option<(u32, u32)>,
+        tolerance: Arc<Tolerance>,
+    },
     /// Any other: so many bytes at its beginning must come, until that has been said.
     Plain { reliable: Option<u64> },
 }
@@ -28,9 +62,36 @@ pub(crate) enum Watch {
 impl Watch {
     pub(crate) fn new(content: Content) -> Self {
         match content {
-            Content::Frames => Self::Frames { scout: Scout::new(), update: None },
+            Content::Frames => Self::of_frames(None, None, Arc::default()),
             Content::Plain { reliable } => Self::Plain { reliable: Some(reliable) },
         }
+    }
+
+    fn of_frames(scout: Option<Scout>, sealed: Option<Sealed>, tolerance: Arc<Tolerance>) -> Self {
+        Self::Frames { scout, sealed, update: None, tolerance }
+    }
+
+    /// From `start` on it is frames; of payloads that are sealed the head must come.
+    pub(crate) fn frames(&mut self, start: u64, sealed: Option<Sealed>) {
+        let told = match self {
+            Self::Frames { tolerance, .. } => tolerance.clone(),
+            Self::Plain { .. } => Arc::default(),
+        };
+        let scout = Scout::new(start, sealed.map_or(0, |sealed| sealed.head));
+        *self = Self::of_frames(Some(scout), sealed, told);
+    }
+
+    /// What may be lost of updates that begin from now on.
+    pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>) {
+        if let Self::Frames { tolerance, .. } = self {
+            *tolerance = told.clone();
+        }
+    }
+
+    /// The tensor of a budget, if it is one's.
+    pub(crate) fn tensor(&self, budget: usize) -> Option<String> {
+        let Self::Frames { tolerance, .. } = self else { return None };
+        Some(tolerance.limits().get(budget.checked_sub(1)?)?.tensor.clone())
     }
 
     /// Adds what may be lost now that more has come. `header` gives the bytes at an offset if all of them have come.
@@ -41,19 +102,22 @@ impl Watch {
         permits: &mut Permits,
     ) {
         match self {
-            Self::Frames { scout, update } => {
-                for payload in scout.advance(header) {
-                    permits.ranges.push(payload.range);
+            Self::Frames { scout, sealed, update, tolerance } => {
+                let found = scout.as_mut().map(|scout| scout.advance(header)).unwrap_or_default();
+                for payload in found {
                     let this = (payload.chunk.round, payload.chunk.sender);
                     if update.replace(this) != Some(this) {
-                        permits.budget = Some(budget(limits, payload.range.start));
+                        let whole = budget(limits, payload.range.start);
+                        let of_tensors = tolerance.limits().iter().map(|limit| of_tensor(limit, *sealed));
+                        permits.begin([whole].into_iter().chain(of_tensors).collect());
                     }
+                    permits.add(&Place::new(&payload, *sealed), tolerance);
                 }
             }
             Self::Plain { reliable } => {
                 if let Some(start) = reliable.take().filter(|&start| start < u64::MAX) {
                     permits.ranges.push(Range::new(start, u64::MAX));
-                    permits.budget = Some(budget(limits, start));
+                    permits.begin(vec![budget(limits, start)]);
                 }
             }
         }
@@ -63,12 +127,32 @@ impl Watch {
 /// The budget of all that comes from `start` on.
 fn budget(limits: &Limits, start: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
-    Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least: 0 }
+    Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least: 0, of: None }
+}
+
+/// The budget of a tensor, before any of its bytes is known.
+///
+/// Of records that have some of it all bytes count. So that the other tensors' in the first and the last do not end the
+/// link, it bears these two more; the session knows what is missing, and refuses by that.
+fn of_tensor(limit: &Limit, sealed: Option<Sealed>) -> Budget {
+    let whole = limit.range.len().max(1);
+    let share = |bytes: u64| bytes as f64 / whole as f64;
+    let edges = sealed.map_or(0, |sealed| 2 * u64::from(sealed.stride));
+    let (mask, refuse) = (share(limit.budget), share(limit.refuse + edges));
+    Budget { ranges: Ranges::new(), mask, refuse, at_least: 0, of: Some(whole) }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how tests report
 mod tests {
+    use proptest::prelude::*;
+    use thalweg_wire::{Allowance, ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash};
+
     use super::*;
+
+    /// Where frames begin.
+    const START: u64 = 24;
+    const SEALED: Sealed = Sealed { head: 16, record: 20, stride: 36 };
 
     fn limits(content: Content) -> Limits {
         Limits { budget: 0.1, refuse: 0.5, buffer: 1 << 20, content }
@@ -80,11 +164,13 @@ mod tests {
         let (mut watch, mut permits) = (Watch::new(content), Permits::default());
         watch.advance(&limits(content), |_| None, &mut permits);
         assert_eq!(permits.ranges, [Range::new(1000, u64::MAX)]);
-        let said = permits.budget.take().map(|b| (b.mask, b.refuse, b.ranges.iter().collect::<Vec<_>>()));
-        assert_eq!(said, Some((0.1, 0.5, vec![Range::new(1000, u64::MAX)])));
+        let said = permits.budgets.take().unwrap();
+        let said: Vec<_> =
+            said.iter().map(|b| (b.mask, b.refuse, b.ranges.iter().collect::<Vec<_>>())).collect();
+        assert_eq!(said, [(0.1, 0.5, vec![Range::new(1000, u64::MAX)])]);
         let mut permits = Permits::default();
         watch.advance(&limits(content), |_| None, &mut permits);
-        assert!(permits.ranges.is_empty() && permits.budget.is_none(), "it is said once");
+        assert!(permits.is_empty(), "it is said once");
     }
 
     #[test]
@@ -92,13 +178,157 @@ mod tests {
         let content = Content::Plain { reliable: u64::MAX };
         let (mut watch, mut permits) = (Watch::new(content), Permits::default());
         watch.advance(&limits(content), |_| None, &mut permits);
-        assert!(permits.ranges.is_empty() && permits.budget.is_none());
+        assert!(permits.is_empty());
     }
 
     #[test]
     fn of_frames_nothing_may_be_lost_before_one_has_come() {
         let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
+        watch.frames(START, None);
         watch.advance(&limits(Content::Frames), |_| None, &mut permits);
-        assert!(permits.ranges.is_empty() && permits.budget.is_none());
+        assert!(permits.is_empty());
+    }
+
+    /// Tensors of 8 to 800 bytes.
+    fn layout(sizes: &[u64]) -> Layout {
+        let tensors = sizes.iter().enumerate().map(|(at, &n)| (format!("t{at}"), Dtype::F64, vec![n]));
+        Layout::pack(tensors.collect::<Vec<_>>()).unwrap()
+    }
+
+    /// An update as a stream of frames, cut as said; and where each of its bytes is in the stream.
+    fn stream(total: u64, cuts: &[u64], round: u32) -> (Vec<u8>, Vec<u64>) {
+        let (mut bytes, mut places) = (vec![0; START as usize], Vec::new());
+        let mut edges: Vec<u64> = cuts.iter().map(|cut| cut % total).chain([0, total]).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        for edge in edges.windows(2) {
+            let (offset, length) = (edge[0], (edge[1] - edge[0]) as u32);
+            let chunk = ChunkHeader { job: 1, round, sender: 3, layout: LayoutHash(4), offset, length };
+            bytes.extend(FrameHeader::chunk(chunk, 0).encode());
+            places.extend((0..u64::from(length)).map(|at| bytes.len() as u64 + at));
+            bytes.resize(bytes.len() + length as usize, 0);
+        }
+        (bytes, places)
+    }
+
+    /// What a watch permits of a stream that comes up to each of these places, one after the other.
+    fn permitted(tolerance: &Tolerance, bytes: &[u8], comes: &[usize]) -> Permits {
+        let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
+        watch.tolerate(&Arc::new(tolerance.clone()));
+        watch.frames(START, None);
+        let mut come: Vec<usize> = comes.iter().map(|at| at % bytes.len()).chain([bytes.len()]).collect();
+        come.sort_unstable();
+        for here in come {
+            let header =
+                |at: u64| bytes[..here].get(at as usize..at as usize + HEADER_BYTES)?.try_into().ok();
+            watch.advance(&limits(Content::Frames), header, &mut permits);
+        }
+        permits
+    }
+
+    #[test]
+    fn a_budget_names_its_tensor() {
+        let layout = layout(&[10, 20]);
+        let allowances = [Allowance { tensor: 1, budget: 500_000, refuse: 750_000 }];
+        let tolerance = Tolerance::new(&layout, &allowances).unwrap();
+        let mut watch = Watch::new(Content::Frames);
+        watch.tolerate(&Arc::new(tolerance.clone()));
+        assert_eq!((watch.tensor(0), watch.tensor(1).as_deref(), watch.tensor(2)), (None, Some("t1"), None));
+        let (bytes, places) = stream(layout.bytes(), &[200], 1);
+        let permits = permitted(&tolerance, &bytes, &[]);
+        let budget = &permits.budgets.unwrap()[1];
+        assert_eq!((budget.mask, budget.refuse, budget.of), (0.5, 0.75, Some(160)));
+        // The tensor is bytes 128 to 288 of the update, in two chunks.
+        let parts = [(places[128], places[199] + 1), (places[200], places[287] + 1)];
+        assert_eq!(permits.shares, parts.map(|(start, end)| (1, Range::new(start, end))));
+    }
+
+    /// A tensor of 160 bytes from 128 on in one sealed chunk of 320, in records of 20: six have none of it before.
+    #[test]
+    fn of_sealed_chunks_whole_records_are_critical_or_of_a_budget() {
+        let layout = layout(&[10, 20]);
+        let bytes = layout.bytes();
+        let (records, rest) = (bytes / 20, bytes % 20);
+        let length = (16 + records * 36 + if rest > 0 { rest + 16 } else { 0 }) as u32;
+        let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length };
+        let start = START + HEADER_BYTES as u64 + 16;
+        let end = start + u64::from(length) - 16;
+        let said = |budget: u32| {
+            let allowances = [Allowance { tensor: 1, budget, refuse: 750_000 }];
+            let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
+            watch.frames(START, Some(SEALED));
+            watch.tolerate(&Arc::new(Tolerance::new(&layout, &allowances).unwrap()));
+            let frame = |at| (at == START).then(|| FrameHeader::chunk(chunk, 0).encode());
+            watch.advance(&limits(Content::Frames), frame, &mut permits);
+            permits
+        };
+        let permits = said(500_000);
+        assert_eq!(permits.ranges, [Range::new(start, end)]);
+        let last = (start + 288_u64.div_ceil(20) * 36).min(end);
+        assert_eq!(permits.shares, [(1, Range::new(start + 6 * 36, last))]);
+        let budget = &permits.budgets.unwrap()[1];
+        assert_eq!((budget.mask, budget.refuse, budget.of), (0.5, (120.0 + 72.0) / 160.0, Some(160)));
+        assert_eq!(said(0).ranges[0], Range::new(start, start + 6 * 36));
+        assert!(said(0).ranges.iter().all(|part| part.end <= start + 6 * 36 || part.start >= last));
+    }
+
+    proptest! {
+        /// However an update is cut into chunks and in whatever steps it comes: no byte of a critical tensor may be lost,
+        /// nor so few of the bytes behind it that whoever drops the rest of a value would take some; all others may; and
+        /// each byte of a tensor with a budget belongs to it.
+        #[test]
+        fn critical_bytes_are_never_permitted(
+            sizes in prop::collection::vec(1..100_u64, 1..8),
+            shares in prop::collection::vec(0..4_u32, 8),
+            cuts in prop::collection::vec(0..4000_u64, 0..20),
+            comes in prop::collection::vec(0..8000_usize, 0..20),
+        ) {
+            let layout = layout(&sizes);
+            let named = (0..sizes.len() as u32).filter(|&at| shares[at as usize] < 3);
+            let allowances: Vec<Allowance> = named
+                .map(|tensor| Allowance { tensor, budget: 200_000 * shares[tensor as usize], refuse: 1_000_000 })
+                .collect();
+            let tolerance = Tolerance::new(&layout, &allowances).unwrap();
+            let (bytes, places) = stream(layout.bytes(), &cuts, 1);
+            let permits = permitted(&tolerance, &bytes, &comes);
+            let may: Ranges = permits.ranges.iter().copied().collect();
+            let of_budget = |at: usize| -> Ranges {
+                permits.shares.iter().filter(|(budget, _)| *budget == at).map(|&(_, range)| range).collect()
+            };
+            prop_assert_eq!(permits.budgets.as_ref().unwrap().len(), tolerance.limits().len() + 1);
+            for (at, &place) in places.iter().enumerate() {
+                let byte = Range::new(place, place + 1);
+                let critical = tolerance.critical().covers(Range::new(at as u64, at as u64 + 1));
+                prop_assert_eq!(may.covers(byte), !critical, "byte {}", at);
+            }
+            for (at, limit) in tolerance.limits().iter().enumerate() {
+                let expected: Ranges = (limit.range.start..limit.range.end)
+                    .map(|byte| Range::new(places[byte as usize], places[byte as usize] + 1))
+                    .collect();
+                prop_assert_eq!(of_budget(at + 1), expected);
+                let whole = Range::new(limit.range.start, limit.range.end.next_multiple_of(64));
+                prop_assert!(!limit.is_critical() || tolerance.critical().covers(whole));
+            }
+            // The frames' headers are nobody's.
+            let payload: u64 = may.iter().map(Range::len).sum();
+            let critical: u64 =
+                tolerance.critical().within(Range::new(0, layout.bytes())).map(Range::len).sum();
+            prop_assert_eq!(payload, layout.bytes() - critical);
+        }
+    }
+
+    /// Of what is under TLS it is never said.
+    #[test]
+    fn nothing_may_be_lost_before_it_is_said_that_frames_come() {
+        let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length: 50 };
+        let frame = |at| (at == START).then(|| FrameHeader::chunk(chunk, 0).encode());
+        let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
+        watch.advance(&limits(Content::Frames), frame, &mut permits);
+        assert!(permits.ranges.is_empty());
+        watch.frames(START, Some(SEALED));
+        watch.advance(&limits(Content::Frames), frame, &mut permits);
+        let payload = START + HEADER_BYTES as u64;
+        assert_eq!(permits.ranges, [Range::new(payload + 16, payload + 50)]);
+        assert!(permits.budgets.is_some());
     }
 }

@@ -250,7 +250,7 @@ impl Core {
             }
             What::Hole(range) => pipe.lost(range),
             What::Finished(length) => pipe.finished(length),
-            What::Ended(ended) => pipe.ended(End::Flow(ended)),
+            What::Ended(ended) => pipe.over(ended),
         }
     }
 
@@ -272,14 +272,15 @@ impl Core {
         for &flow in touched {
             let Some(pipe) = self.pipes.get(&flow) else { continue };
             let permits = pipe.survey();
-            if permits.ranges.is_empty() {
+            if permits.is_empty() {
                 continue;
             }
             self.endpoint.change(now, flow, |policy| {
-                if let Some(budget) = permits.budget {
+                if let Some(budgets) = permits.budgets {
                     policy.unlimit();
-                    policy.limit(budget);
+                    budgets.into_iter().for_each(|budget| policy.limit(budget));
                 }
+                permits.shares.iter().for_each(|&(budget, range)| policy.extend(budget, range));
                 permits.ranges.iter().for_each(|&range| policy.permit(range));
             });
         }

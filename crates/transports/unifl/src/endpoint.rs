@@ -106,6 +106,10 @@ mod other {
     pub(crate) struct Nobody(std::convert::Infallible);
 
     impl Line for Nobody {
+        fn frames(&self, _: u64, _: Option<thalweg_transport::Sealed>) {
+            match self.0 {}
+        }
+
         fn poll_take(&self, _: &mut Context<'_>, _: &mut [u8]) -> Poll<io::Result<Taken>> {
             match self.0 {}
         }

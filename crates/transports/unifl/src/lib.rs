@@ -22,11 +22,15 @@ mod buffer;
 mod content;
 #[cfg(target_os = "linux")]
 mod driver;
+#[cfg(target_os = "linux")]
+mod ebpf;
 mod endpoint;
 mod link;
 mod listener;
 #[cfg(target_os = "linux")]
 mod pipe;
+#[cfg(target_os = "linux")]
+mod place;
 pub mod proxy;
 #[cfg(target_os = "linux")]
 mod route;

@@ -17,7 +17,8 @@ impl Link for Connected {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { ordered: self.0.capabilities().ordered, ..Unifl.capabilities() }
+        let Capabilities { ordered, settled, .. } = self.0.capabilities();
+        Capabilities { ordered, settled, ..Unifl.capabilities() }
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {

@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use thalweg_proto::unifl::Rate;
+use thalweg_tcp::line::Lines;
 use thalweg_tcp::Tcp;
 use thalweg_transport::{Address, Error, ErrorKind, Listener, Options, Pending, Result, Transport};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
 
 use crate::endpoint::{self, Front, Newcomer};
-use crate::settings;
+use crate::settings::{self, Backend, Limits};
 use crate::{as_tcp, inner};
 
 /// Connections that wait to shake hands; further ones are reset.
@@ -19,6 +21,11 @@ const MAX_NEW: usize = 512;
 /// Links that wait to be accepted; beyond that, handshakes wait.
 const MAX_READY: usize = 256;
 const ACCEPT: &str = "accept";
+/// Why loss is not masked of links under TLS whose updates are not sealed.
+const UNSEALED: &str =
+    "TLS needs every byte, so no loss is masked; seal the updates in records that are opened one by \
+                        one, by [layers.seal] with a cipher that authenticates";
+const UNDER_TLS: &str = "it tells no sealed connections apart, so it has none under TLS";
 
 struct Unifl {
     address: Address,
@@ -32,22 +39,64 @@ struct Unifl {
 /// Listens. Where loss cannot be masked it is tcp, and says why.
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
     let (limits, config) = settings::read(options)?;
+    let refused = match settings::backend(options)? {
+        Backend::Tun => None,
+        Backend::Ebpf => match compact(address, options, limits, &config.rate).await? {
+            Ok(listener) => return Ok(listener),
+            Err(why) => Some(why),
+        },
+    };
     let kernel = Tcp.listen(&as_tcp(address), &inner(options)).await?;
     let address = Address { port: kernel.address().port, ..address.clone() };
     let (newcomers, new) = mpsc::channel(MAX_NEW);
-    let front = match (&options.tls, at(&address).await) {
-        (Some(_), _) => Err("TLS needs every byte, so no loss is masked".to_owned()),
-        (None, Err(error)) => Err(error.to_string()),
-        (None, Ok(at)) => endpoint::open(at, config, limits, newcomers).await,
+    let lines = Lines::new(&inner(options))?;
+    let front = match at(&address).await {
+        _ if options.tls.is_some() && options.sealed.is_none() => Err(UNSEALED.to_owned()),
+        Err(error) => Err(error.to_string()),
+        Ok(at) => endpoint::open(at, config, limits, newcomers).await,
     };
     let (sender, ready) = mpsc::channel(MAX_READY);
     let (front, notice) = match front {
-        Ok(front) => (Some(front), None),
-        Err(why) => (None, Some(format!("{address} is served as plain tcp: {why}"))),
+        Ok(front) => {
+            (Some(front), refused.map(|why| format!("{address} has backend tun instead of ebpf: {why}")))
+        }
+        Err(why) => {
+            let first = refused.filter(|first| *first != why).map(|why| format!("; backend ebpf: {why}"));
+            (None, Some(format!("{address} is served as plain tcp: {why}{}", first.unwrap_or_default())))
+        }
     };
-    let task =
-        front.is_some().then(|| tokio::spawn(admit(new, sender, options.connect_timeout())).abort_handle());
+    let task = front
+        .is_some()
+        .then(|| tokio::spawn(admit(lines, new, sender, options.connect_timeout())).abort_handle());
     Ok(Box::new(Unifl { address, kernel, ready: Mutex::new(ready), task, front, notice }))
+}
+
+/// Listens with the kernel's TCP and programs in front of it; why not, if that cannot be.
+#[cfg(target_os = "linux")]
+async fn compact(
+    address: &Address,
+    options: &Options,
+    limits: Limits,
+    rate: &Rate,
+) -> Result<std::result::Result<Box<dyn Listener>, String>> {
+    if options.tls.is_some() {
+        return Ok(Err(if options.sealed.is_some() { UNDER_TLS } else { UNSEALED }.to_owned()));
+    }
+    let at = match at(address).await {
+        Ok(at) => at,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    crate::ebpf::listen(address, at, &inner(options), limits, rate).await
+}
+
+#[cfg(not(target_os = "linux"))]
+async fn compact(
+    _: &Address,
+    _: &Options,
+    _: Limits,
+    _: &Rate,
+) -> Result<std::result::Result<Box<dyn Listener>, String>> {
+    Ok(Err("there is no eBPF on this system".into()))
 }
 
 /// The address as numbers.
@@ -56,8 +105,12 @@ async fn at(address: &Address) -> Result<SocketAddr> {
 }
 
 /// Shakes hands with those who connect, each in a task of its own.
-async fn admit(mut new: mpsc::Receiver<Newcomer>, ready: mpsc::Sender<Pending>, limit: Duration) {
-    let lines = thalweg_tcp::line::Lines::default();
+async fn admit(
+    lines: Lines,
+    mut new: mpsc::Receiver<Newcomer>,
+    ready: mpsc::Sender<Pending>,
+    limit: Duration,
+) {
     let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, and they with it
     loop {
         tokio::select! {

@@ -4,10 +4,10 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use thalweg_proto::unifl::{Ended, FlowId};
+use thalweg_proto::unifl::{Ended, Excess, FlowId};
 use thalweg_tcp::line::{Line, Taken};
-use thalweg_transport::Counters;
-use thalweg_wire::Range;
+use thalweg_transport::{Counters, Sealed};
+use thalweg_wire::{Range, Tolerance};
 
 use crate::buffer::Buffer;
 use crate::content::{Permits, Watch};
@@ -22,6 +22,8 @@ const OFFER: u64 = 8;
 #[derive(Debug, Clone)]
 pub(crate) enum End {
     Flow(Ended),
+    /// Too much was lost, and of which tensor, if not of all.
+    Lossy(Excess, Option<String>),
     Device(String),
 }
 
@@ -113,6 +115,20 @@ impl Pipe {
         inside.wake_all();
     }
 
+    /// What may be lost of updates that begin from now on.
+    pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inside().watch.tolerate(tolerance);
+    }
+
+    /// The flow is over.
+    pub(crate) fn over(&self, ended: Ended) {
+        let end = match ended {
+            Ended::Lossy(excess) => End::Lossy(excess, self.inside().watch.tensor(excess.budget)),
+            other => End::Flow(other),
+        };
+        self.ended(end);
+    }
+
     pub(crate) fn ended(&self, ended: End) {
         let mut inside = self.inside();
         inside.ended.get_or_insert(ended);
@@ -170,13 +186,18 @@ impl End {
             End::Flow(Ended::Closed | Ended::Aborted) => return None,
             End::Flow(Ended::Reset) => io::ErrorKind::ConnectionReset.into(),
             End::Flow(Ended::Silent) => io::ErrorKind::TimedOut.into(),
-            End::Flow(Ended::Lossy { lost, of }) => {
-                let why = format!("{lost} of {of} bytes were lost on the way, more than `refuse` allows");
-                io::Error::new(io::ErrorKind::ConnectionAborted, why)
-            }
+            End::Flow(Ended::Lossy(excess)) => too_lossy(excess, None),
+            End::Lossy(excess, tensor) => too_lossy(excess, tensor.as_deref()),
             End::Device(why) => io::Error::other(format!("the TUN device failed: {why}")),
         })
     }
+}
+
+fn too_lossy(excess: &Excess, tensor: Option<&str>) -> io::Error {
+    let of = tensor.map(|name| format!(" of {name:?}")).unwrap_or_default();
+    let Excess { lost, of: bytes, .. } = excess;
+    let why = format!("{lost} of {bytes} bytes{of} were lost on the way, more than `refuse` allows");
+    io::Error::new(io::ErrorKind::ConnectionAborted, why)
 }
 
 /// Who has a pipe: the link's end of it. The flow ends with it.
@@ -192,6 +213,10 @@ impl Handle {
 }
 
 impl Line for Handle {
+    fn frames(&self, start: u64, sealed: Option<Sealed>) {
+        self.pipe.inside().watch.frames(start, sealed);
+    }
+
     fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>> {
         let mut inside = self.pipe.inside();
         if buffer.is_empty() {
@@ -267,6 +292,10 @@ impl Line for Handle {
             core.endpoint.admit(now, flow, u64::MAX);
             core.endpoint.close(now, flow);
         });
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.pipe.tolerate(tolerance);
     }
 
     fn tell(&self, counters: &mut Counters) {

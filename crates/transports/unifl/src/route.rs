@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkLayerType, LinkMessage};
 use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, RulePortRange};
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
@@ -221,6 +222,44 @@ fn wanted(address: IpAddr, at: IpAddr) -> bool {
 
 fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(at) if at.segments()[0] & 0xffc0 == 0xfe80)
+}
+
+/// A device that has one of the machine's addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Interface {
+    pub name: String,
+    /// Whether its packets have Ethernet's headers; else they have none in front of IP's.
+    pub ethernet: bool,
+}
+
+/// The devices that packets to `address` come in by; if that is any address, all but the loopback.
+///
+/// # Errors
+/// The system's; `AddrNotAvailable` if no device has it.
+pub(crate) async fn interfaces(address: IpAddr) -> io::Result<Vec<Interface>> {
+    use futures_util::TryStreamExt;
+    let (connection, handle, _) = new_connection()?;
+    let connection = tokio::spawn(connection);
+    let own = own_addresses(&handle).await;
+    let links: Result<Vec<LinkMessage>, _> = handle.link().get().execute().try_collect().await;
+    connection.abort();
+    let any =
+        |at: IpAddr| address.is_unspecified() && !at.is_loopback() && (address.is_ipv6() || at.is_ipv4());
+    let names: Vec<String> =
+        own?.into_iter().filter(|&(at, _)| at == address || any(at)).map(|(_, name)| name).collect();
+    let found = links.map_err(|e| refused("devices", &e))?.into_iter().filter_map(|link| {
+        let ethernet = link.header.link_layer_type == LinkLayerType::Ether;
+        link.attributes.into_iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) if names.contains(&name) => Some(Interface { name, ethernet }),
+            _ => None,
+        })
+    });
+    let found: Vec<Interface> = found.collect();
+    if found.is_empty() {
+        let why = format!("no device has the address {address}");
+        return Err(io::Error::new(io::ErrorKind::AddrNotAvailable, why));
+    }
+    Ok(found)
 }
 
 async fn add(handle: &Handle, rule: RuleMessage) -> io::Result<()> {

@@ -1,15 +1,14 @@
 //! Follows the frames of a tcp link's stream, and says which of its bytes may be lost: the payloads of chunks, nothing
-//! else.
+//! else; of sealed ones not their head, without which the rest cannot be opened.
 //!
 //! Where a frame begins follows from the one before it. While the segment with a header is being repaired, those behind
 //! it would be unknown and their losses repaired too, a whole round trip of them. So the scout looks ahead: the chunks of
 //! an update are of one length and follow each other, so it knows where headers should be. One that is there, has a
-//! right checksum, and says just what it should, proves that all frames before it are as expected.
+//! right checksum, and says just what it should, proves that all frames before it are as expected. A sealed chunk is longer
+//! than what it has of the update; how much that is follows from two of them.
 
 use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
 
-/// Bytes of the preamble that a connection begins with.
-pub(crate) const PREAMBLE_BYTES: u64 = 24;
 /// How many frames beyond the last known one are looked for.
 const AHEAD: u64 = 64;
 const HEADER: u64 = HEADER_BYTES as u64;
@@ -17,7 +16,7 @@ const HEADER: u64 = HEADER_BYTES as u64;
 /// A chunk's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Payload {
-    /// Its bytes in the stream.
+    /// Those of its bytes in the stream that may be lost.
     pub range: Range,
     /// What it says.
     pub chunk: ChunkHeader,
@@ -27,8 +26,12 @@ pub(crate) struct Payload {
 pub(crate) struct Scout {
     /// Where the first header begins that has not been read.
     next: u64,
+    /// Bytes of each payload that must come.
+    head: u64,
     /// The last chunk, if `next` may be another of the same update.
     last: Option<ChunkHeader>,
+    /// From one chunk's offset to the next one's.
+    step: u64,
     /// The last frame found ahead: where the one after it begins, and its place among those expected.
     ahead: u64,
     /// Up to where payloads have been reported.
@@ -38,8 +41,9 @@ pub(crate) struct Scout {
 }
 
 impl Scout {
-    pub(crate) fn new() -> Self {
-        Self { next: PREAMBLE_BYTES, last: None, ahead: 0, known: 0, lost: false }
+    /// Of a stream whose frames begin at `start`, and where the first `head` bytes of each payload must come.
+    pub(crate) fn new(start: u64, head: u32) -> Self {
+        Self { next: start, head: head.into(), last: None, step: 0, ahead: 0, known: 0, lost: false }
     }
 
     /// Payloads that have become known. `header` gives the bytes at an offset if all of them have come.
@@ -55,6 +59,7 @@ impl Scout {
             let end = self.next + HEADER + u64::from(frame.chunk.length);
             if frame.kind == Kind::Chunk {
                 self.report(Range::new(self.next + HEADER, end), frame.chunk, &mut found);
+                self.step = self.step_to(&frame.chunk);
                 self.last = Some(frame.chunk);
             } else {
                 self.last = None;
@@ -68,6 +73,13 @@ impl Scout {
         found
     }
 
+    /// How far chunks of the update are from each other, by the last two of one length; else they follow each other.
+    fn step_to(&self, chunk: &ChunkHeader) -> u64 {
+        let before = self.last.filter(|last| ChunkHeader { offset: chunk.offset, ..*last } == *chunk);
+        let step = before.and_then(|last| chunk.offset.checked_sub(last.offset));
+        step.unwrap_or_else(|| chunk.length.into())
+    }
+
     /// Looks for the frame that is `n` chunks behind the first unread one.
     fn look_ahead(
         &mut self,
@@ -78,7 +90,7 @@ impl Scout {
         let length = u64::from(last.length);
         let place = |n: u64| self.next + n * (HEADER + length);
         let expected = |n: u64| ChunkHeader {
-            offset: last.offset.saturating_add((n + 1).saturating_mul(length)),
+            offset: last.offset.saturating_add((n + 1).saturating_mul(self.step)),
             ..last
         };
         let mut proven = self.ahead;
@@ -103,7 +115,10 @@ impl Scout {
     fn report(&mut self, range: Range, chunk: ChunkHeader, found: &mut Vec<Payload>) {
         if range.end > self.known && !range.is_empty() {
             self.known = range.end;
-            found.push(Payload { range, chunk });
+            let range = Range::new(range.start + self.head, range.end);
+            if !range.is_empty() {
+                found.push(Payload { range, chunk });
+            }
         }
     }
 }
@@ -118,13 +133,16 @@ mod tests {
 
     use super::*;
 
+    /// Where the frames begin.
+    const START: u64 = 24;
+
     fn chunk(offset: u64, length: u32) -> ChunkHeader {
         ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset, length }
     }
 
     /// A stream with a preamble and these frames; headers' places, and the payloads of chunks.
     fn stream(frames: &[(Option<u64>, u32)]) -> (Vec<u8>, Vec<u64>, Vec<Range>) {
-        let mut bytes = vec![9; PREAMBLE_BYTES as usize];
+        let mut bytes = vec![9; START as usize];
         let (mut headers, mut payloads) = (Vec::new(), Vec::new());
         for &(offset, length) in frames {
             let payload = vec![length as u8; length as usize];
@@ -165,7 +183,7 @@ mod tests {
     fn payloads_of_chunks_may_be_lost() {
         let (bytes, _, payloads) = stream(&UPDATE);
         let none = BTreeSet::new();
-        let mut scout = Scout::new();
+        let mut scout = Scout::new(START, 0);
         let found: Vec<Range> = scout.advance(read(&bytes, &none)).iter().map(|p| p.range).collect();
         assert_eq!(found, payloads);
         assert!(scout.advance(read(&bytes, &none)).is_empty(), "each is found once");
@@ -174,7 +192,7 @@ mod tests {
     #[test]
     fn a_header_that_is_missing_hides_nothing_behind_it() {
         let (bytes, headers, payloads) = stream(&UPDATE);
-        let mut scout = Scout::new();
+        let mut scout = Scout::new(START, 0);
         let gone = [headers[2], headers[3]].into();
         let found: Vec<Range> = scout.advance(read(&bytes, &gone)).iter().map(|p| p.range).collect();
         // That of the last chunk is shorter, so it is only known in its turn.
@@ -185,8 +203,30 @@ mod tests {
     }
 
     #[test]
+    fn the_head_of_a_sealed_chunk_must_come() {
+        let (bytes, _, payloads) = stream(&UPDATE);
+        let none = BTreeSet::new();
+        let found = Scout::new(START, 16).advance(read(&bytes, &none));
+        let found: Vec<Range> = found.iter().map(|payload| payload.range).collect();
+        let behind_heads: Vec<Range> = payloads.iter().map(|p| Range::new(p.start + 16, p.end)).collect();
+        assert_eq!(found, behind_heads);
+        assert!(Scout::new(START, 100).advance(read(&bytes, &none)).is_empty());
+    }
+
+    /// Chunks of 100 bytes that are 116 when sealed.
+    #[test]
+    fn the_step_of_sealed_chunks_is_learnt_from_two() {
+        let sealed: Vec<_> = (0..8).map(|n| (Some(100 * n), 116)).collect();
+        let (bytes, headers, payloads) = stream(&sealed);
+        let mut scout = Scout::new(START, 0);
+        let gone = [headers[2], headers[3]].into();
+        let found: Vec<Range> = scout.advance(read(&bytes, &gone)).iter().map(|p| p.range).collect();
+        assert_eq!(found, payloads);
+    }
+
+    #[test]
     fn a_stream_of_something_else_may_lose_nothing() {
-        let mut scout = Scout::new();
+        let mut scout = Scout::new(START, 0);
         assert!(scout.advance(|_| Some([7; HEADER_BYTES])).is_empty());
         assert!(
             scout.lost && scout.advance(|_| Some(FrameHeader::chunk(chunk(0, 9), 0).encode())).is_empty()
@@ -209,7 +249,7 @@ mod tests {
                 (place, length)
             }).collect();
             let (bytes, _, payloads) = stream(&frames);
-            let mut scout = Scout::new();
+            let mut scout = Scout::new(START, 0);
             let mut found = Vec::new();
             let mut still: Option<BTreeSet<u64>> = None;
             for set in gone.into_iter().chain([BTreeSet::new()]) {

@@ -6,6 +6,11 @@ use thalweg_transport::{Chosen, Kind, Options, Result, Setting, Share};
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
+        name: "backend",
+        kind: Kind::Choice { default: "tun", choices: &["tun", "ebpf"] },
+        meaning: "who receives: a TCP of our own behind a TUN device, or the kernel's with eBPF programs in front of it",
+    },
+    Setting {
         name: "budget",
         kind: Kind::Share { default: Share::millionths(20_000) },
         meaning: "share of an update that may be masked; what is lost beyond it is repaired",
@@ -40,7 +45,16 @@ pub(crate) const SETTINGS: &[Setting] = &[
 /// Bytes of a connection that wait to be read, unless `receive_buffer` says otherwise.
 const BUFFER: u64 = 16 << 20;
 /// Bytes of a connection that wait to be sent or acknowledged, unless `send_buffer` says otherwise.
-const SEND_BUFFER: usize = 1 << 20;
+const SEND_BUFFER: usize = 4 << 20;
+
+/// Who receives what clients send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// A TCP of our own, behind a TUN device.
+    Tun,
+    /// The kernel's, with programs in front of it.
+    Ebpf,
+}
 
 /// What one connection may.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +72,7 @@ pub(crate) struct Limits {
 /// What a stream is made of, which says what of it may be lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Content {
-    /// Frames of a tcp link: the payloads of chunks may.
+    /// Frames of a tcp link, where they are in the clear: the payloads of chunks may.
     Frames,
     /// Nothing is known of it: all but so many bytes at its beginning may.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
@@ -87,6 +101,14 @@ pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
         content: Content::Frames,
     };
     Ok((limits, config))
+}
+
+/// Who is to receive.
+pub(crate) fn backend(options: &Options) -> Result<Backend> {
+    Ok(match options.own.read(SETTINGS)?.text("backend") {
+        "ebpf" => Backend::Ebpf,
+        _ => Backend::Tun,
+    })
 }
 
 fn rate(chosen: &Chosen) -> Rate {
@@ -121,6 +143,8 @@ mod tests {
         let rate = |set: &str| read(&options(set)).unwrap().1.rate;
         assert!(matches!(rate(r#"{"control": "paper"}"#), Rate::Paper(_)));
         assert!(matches!(rate(r#"{"control": "none"}"#), Rate::None));
+        assert_eq!(backend(&options("{}")).unwrap(), Backend::Tun);
+        assert_eq!(backend(&options(r#"{"backend": "ebpf"}"#)).unwrap(), Backend::Ebpf);
         let error = read(&options(r#"{"budget": 2}"#)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }

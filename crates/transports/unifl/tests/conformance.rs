@@ -7,21 +7,20 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use thalweg_conformance::{suite, Factory};
-use thalweg_transport::{Options, Settings, Share, Value};
+use thalweg_layers::{Layer, Seal};
+use thalweg_transport::{Options, Value};
 use thalweg_unifl::Unifl;
 use tokio::io::AsyncWriteExt;
 
 mod common;
-
-/// Small buffers, so that a peer that does not receive blocks its sender; and all of an update comes.
-fn options() -> Options {
-    let own = Settings::default().with("budget", Value::Share(Share::millionths(0)));
-    let (send_buffer, receive_buffer) = (Some(64 << 10), Some(256 << 10));
-    Options { own, send_buffer, receive_buffer, ..Options::default() }
-}
+use common::{plain, Trust};
 
 fn factory(address: &str) -> Factory {
-    let mut factory = Factory::new(Arc::new(Unifl), address).options(options(), options());
+    with(plain(), address)
+}
+
+fn with(options: Options, address: &str) -> Factory {
+    let mut factory = Factory::new(Arc::new(Unifl), address).options(options.clone(), options);
     factory.intruder = Some(Arc::new(|address| {
         Box::pin(async move {
             let mut stream = tokio::net::TcpStream::connect(address.authority()).await.unwrap();
@@ -63,6 +62,25 @@ fn in_front(address: &str) -> Factory {
     factory
 }
 
+/// The kernel's TCP with programs in front of it.
+fn compacted(address: &str) -> Factory {
+    let Options { own, send_buffer, receive_buffer, .. } = plain();
+    let own = own.with("backend", Value::Text("ebpf".into()));
+    let mut factory = with(Options { own, send_buffer, receive_buffer, ..Options::default() }, address);
+    factory.missing = MISSING.take().or(thalweg_ebpf::unifl().err());
+    factory
+}
+
+mod compacted_on_a_host {
+    use super::*;
+    suite!(before { on_a_host() }; compacted("unifl://10.77.0.2:0"));
+}
+
+mod compacted_over_ipv6 {
+    use super::*;
+    suite!(before { on_a_host() }; compacted("unifl://[fd77::2]:0"));
+}
+
 mod in_front_of_a_host {
     use super::*;
     suite!(before { on_a_host() }; in_front("unifl://10.77.0.2:0"));
@@ -71,6 +89,21 @@ mod in_front_of_a_host {
 mod in_front_of_a_host_over_ipv6 {
     use super::*;
     suite!(before { on_a_router() }; in_front("unifl://[fd77::2]:0"));
+}
+
+/// Control messages under TLS, chunks sealed and in the clear.
+mod sealed_in_front_of_a_host {
+    use super::*;
+
+    fn sealed() -> Factory {
+        let (trust, other) = (Trust::new(), Trust::new());
+        let mut factory = in_front("unifl://10.77.0.2:0").options(trust.listen(false), trust.connect(None));
+        factory.stranger = Some(other.connect(None));
+        factory.transport = Seal::default().wrap(Arc::new(Unifl));
+        factory
+    }
+
+    suite!(before { on_a_host() }; sealed());
 }
 
 mod as_plain_tcp {

@@ -2,89 +2,19 @@
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 #![cfg(target_os = "linux")]
 
-use std::sync::mpsc;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use common::sending::{runtime, send, Came, Transfer, CHUNK, UPDATE};
 use serde_json::json;
-use thalweg_arena::Arena;
-use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
-use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Counters, ErrorKind, Options, Sink, Transport};
+use thalweg_layers::{Layer, Seal};
+use thalweg_seal::Suite;
+use thalweg_transport::{Address, Options, Transport};
 use thalweg_unifl::Unifl;
+use thalweg_wire::{Allowance, Dtype, Layout, Tolerance, WHOLE};
 
 mod common;
-
-const UPDATE: u64 = 8 << 20;
-const CHUNK: u32 = 64 << 10;
-
-/// What came at the server.
-struct Came {
-    recorder: Recorder,
-    message: Result<Bytes, ErrorKind>,
-    counters: Counters,
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// A client on one host sends an update and a message to a server on the other, over a link that loses `loss` of the
-/// packets to the server. `None` where there are no such networks.
-fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
-    send_to(common::SERVER, loss, own, streams)
-}
-
-fn send_to(host: &'static str, loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
-    let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});
-    let lab = match common::lab(way(loss), way(0.0)) {
-        Ok(lab) => Arc::new(lab),
-        Err(why) => {
-            println!("skipped: {why}");
-            return None;
-        }
-    };
-    let options = Options { own: serde_json::from_str(own).unwrap(), ..Options::default() };
-    let (ready, told) = mpsc::channel();
-    let theirs = lab.clone();
-    let server = std::thread::spawn(move || {
-        common::go_to(&theirs, "b");
-        if host == common::SERVER_V6 {
-            common::forward_ipv6();
-        }
-        runtime().block_on(async {
-            let address = Address::parse(&format!("unifl://{host}:0")).unwrap();
-            let listener = Unifl.listen(&address, &options).await.unwrap();
-            assert_eq!(listener.notice(), None);
-            ready.send(listener.address()).unwrap();
-            let link = listener.accept().await.unwrap().await.unwrap();
-            assert!(!link.capabilities().reliable);
-            let recorder = Recorder::new(UPDATE);
-            let message = link.receive(&recorder as &dyn Sink).await.map_err(|e| e.kind());
-            let _ = link.send_control(Bytes::from_static(b"thanks")).await;
-            // Until the client has gone.
-            let _ = link.receive(&recorder).await;
-            Came { recorder, message, counters: link.counters() }
-        })
-    });
-    let to = Address { scheme: "tcp".into(), ..told.recv().unwrap() };
-    let client = std::thread::spawn(move || {
-        common::go_to(&lab, "a");
-        runtime().block_on(async {
-            let options = Options { congestion: Some("cubic".into()), streams, ..Options::default() };
-            let link = Tcp.connect(&to, &options).await.unwrap();
-            let source = pattern(UPDATE, 3);
-            let sent = link.send_update(&outgoing(&source, update_id(1), CHUNK)).await;
-            if sent.is_ok() && link.send_control(Bytes::from_static(b"that was all")).await.is_ok() {
-                let _ = link.receive(&Recorder::new(0)).await;
-            }
-            link.close().await;
-            source
-        })
-    });
-    let source = client.join().unwrap();
-    Some((server.join().unwrap(), source))
-}
+use common::Trust;
 
 #[test]
 fn loss_is_masked_and_the_rest_comes_right() {
@@ -125,6 +55,68 @@ fn more_than_is_bearable_ends_the_link() {
     assert!(came.message.is_err(), "{:?}", came.message);
 }
 
+/// Sixteen tensors of half a MiB, not of whole chunks nor segments.
+fn layout() -> Layout {
+    Layout::pack((0..16).map(|at| (format!("t{at}"), Dtype::F32, vec![131_072 - 16 * (at % 3)]))).unwrap()
+}
+
+/// Bytes of a tensor that did not come.
+fn missing(came: &Came, layout: &Layout, tensor: usize) -> u64 {
+    came.recorder
+        .seen()
+        .ranges
+        .missing_in(layout.tensors()[tensor].range())
+        .iter()
+        .map(|hole| hole.len())
+        .sum()
+}
+
+#[test]
+fn critical_tensors_come_whole_while_others_lose() {
+    let layout = layout();
+    let critical = [0, 3, 7, 8, 15];
+    let allowances = critical.map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
+    for streams in [1, 3] {
+        let tolerance = Tolerance::new(&layout, &allowances).unwrap();
+        let job = Transfer {
+            loss: 0.02,
+            own: r#"{"budget": 0.2}"#.into(),
+            streams,
+            tolerance,
+            ..Transfer::default()
+        };
+        let Some((came, source)) = job.run() else { return };
+        came.recorder.check(&source);
+        let lost: Vec<u64> = (0..16).map(|tensor| missing(&came, &layout, tensor)).collect();
+        assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
+        assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
+    }
+}
+
+#[test]
+fn of_a_tensor_no_more_is_masked_than_its_budget_has() {
+    let layout = layout();
+    let allowances = [Allowance { tensor: 5, budget: 10_000, refuse: WHOLE }];
+    let tolerance = Tolerance::new(&layout, &allowances).unwrap();
+    let most = tolerance.limits()[0].budget;
+    let job = Transfer { loss: 0.05, own: r#"{"budget": 0.2}"#.into(), tolerance, ..Transfer::default() };
+    let Some((came, source)) = job.run() else { return };
+    came.recorder.check(&source);
+    let lost: Vec<u64> = (0..16).map(|tensor| missing(&came, &layout, tensor)).collect();
+    // With each hole go up to 7 bytes at either end, and it has no more than three segments.
+    assert!(lost[5] > 0 && lost[5] <= most + 14 * 3, "{} of {most}: {lost:?}", lost[5]);
+    assert!(lost[4] > 2 * most && lost[6] > 2 * most, "{lost:?}");
+}
+
+#[test]
+fn a_tensor_that_loses_too_much_ends_the_link() {
+    let allowances = [Allowance { tensor: 5, budget: WHOLE, refuse: 5_000 }];
+    let tolerance = Tolerance::new(&layout(), &allowances).unwrap();
+    let job = Transfer { loss: 0.05, own: r#"{"budget": 0.2}"#.into(), tolerance, ..Transfer::default() };
+    let Some((came, _)) = job.run() else { return };
+    assert!(came.message.is_err(), "{:?}", came.message);
+}
+
 #[test]
 fn each_connection_of_a_link_has_its_holes() {
     let Some((came, source)) = send(0.01, r#"{"budget": 0.05}"#, 3) else { return };
@@ -135,11 +127,100 @@ fn each_connection_of_a_link_has_its_holes() {
 
 #[test]
 fn loss_is_masked_over_ipv6_too() {
-    let own = r#"{"budget": 0.05}"#;
-    let Some((came, source)) = send_to(common::SERVER_V6, 0.01, own, 1) else { return };
+    let own = r#"{"budget": 0.05}"#.to_owned();
+    let over_ipv6 = Transfer { host: common::SERVER_V6, own, ..Transfer::default() };
+    let Some((came, source)) = over_ipv6.run() else { return };
     came.recorder.check(&source);
     let missing = UPDATE - came.recorder.seen().ranges.bytes();
     assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+}
+
+/// A kernel's Cubic sender under TLS, with its updates sealed: what the path loses costs the records it touches.
+#[test]
+fn sealed_updates_lose_the_records_that_holes_touch() {
+    let layer = Seal { record: Some(1432), ..Seal::default() };
+    for streams in [1, 3] {
+        let own = r#"{"budget": 0.05}"#.to_owned();
+        let sent = Transfer { own, streams, layer: Some(layer.clone()), ..Transfer::default() }.run();
+        let Some((came, source)) = sent else { return };
+        assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
+        came.recorder.check(&source);
+        let seen = came.recorder.seen();
+        let (holes, missing) = (seen.ranges.holes(UPDATE), UPDATE - seen.ranges.bytes());
+        assert!((UPDATE / 500..UPDATE / 10).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+        for hole in holes.iter() {
+            let starts = hole.start % u64::from(CHUNK) % 1432;
+            let ends = hole.end % u64::from(CHUNK) % 1432;
+            assert_eq!((starts, ends), (0, 0), "{hole:?} is not of whole records");
+        }
+        assert!(seen.stored.iter().all(|(_, outcome)| outcome.is_ok()), "the path changes nothing");
+        let lost = came.counters.records_lost.unwrap();
+        assert!((missing / 1432..=missing / 1432 + holes.count() as u64).contains(&lost), "{lost} records");
+    }
+}
+
+#[test]
+fn sealed_updates_come_whole_without_a_budget() {
+    let own = r#"{"budget": 0}"#.to_owned();
+    let sent = Transfer { own, layer: Some(Seal::default()), ..Transfer::default() }.run();
+    let Some((came, source)) = sent else { return };
+    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
+    came.recorder.check(&source);
+    assert_eq!(came.recorder.seen().ranges.bytes(), UPDATE);
+    assert_eq!(came.counters.records_lost, Some(0));
+}
+
+/// Over several connections, in records that are not of whole words, beside tensors that lose some.
+#[test]
+fn critical_tensors_come_whole_when_sealed() {
+    let layout = layout();
+    let critical = [0, 3, 7, 8, 15];
+    let allowances = critical.map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
+    for (streams, record) in [(1, 1432), (3, 999)] {
+        let tolerance = Tolerance::new(&layout, &allowances).unwrap();
+        let layer = Some(Seal { record: Some(record), ..Seal::default() });
+        let own = r#"{"budget": 0.2}"#.into();
+        let Some((came, source)) =
+            Transfer { loss: 0.02, own, streams, tolerance, layer, ..Transfer::default() }.run()
+        else {
+            return;
+        };
+        came.recorder.check(&source);
+        let lost: Vec<u64> = (0..16).map(|tensor| missing(&came, &layout, tensor)).collect();
+        assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
+        assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
+    }
+}
+
+#[test]
+fn a_sealed_tensor_that_loses_too_much_ends_the_link() {
+    let allowances = [Allowance { tensor: 5, budget: WHOLE, refuse: 5_000 }];
+    let tolerance = Tolerance::new(&layout(), &allowances).unwrap();
+    let (own, layer) = (r#"{"budget": 0.2}"#.into(), Some(Seal::default()));
+    let Some((came, _)) = Transfer { loss: 0.05, own, tolerance, layer, ..Transfer::default() }.run() else {
+        return;
+    };
+    assert!(came.message.is_err(), "{:?}", came.message);
+}
+
+/// TLS with updates that are not sealed, or by a cipher that does not authenticate.
+#[test]
+fn under_tls_alone_it_is_plain_tcp_and_says_why() {
+    let lab = match common::lab(json!({}), json!({})) {
+        Ok(lab) => lab,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    common::go_to(&lab, "b");
+    let cbc = Seal { cipher: Suite::AesCbc, ..Seal::default() };
+    let transports: [Arc<dyn Transport>; 2] = [Arc::new(Unifl), cbc.wrap(Arc::new(Unifl))];
+    runtime().block_on(async {
+        let address = Address::parse(&format!("unifl://{}:0", common::SERVER)).unwrap();
+        for transport in transports {
+            let listener = transport.listen(&address, &Trust::new().listen(false)).await.unwrap();
+            let notice = listener.notice().unwrap();
+            assert!(notice.contains("TLS needs every byte") && notice.contains("[layers.seal]"), "{notice}");
+        }
+    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Valid messages, layouts and frames, by chance.
 
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
-use thalweg_wire::{ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges};
+use thalweg_wire::{Allowance, ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges};
 
 use crate::dice::Dice;
 
@@ -62,6 +62,9 @@ pub fn control(dice: &mut Dice) -> Control {
                 liveness,
                 stand_in: None,
                 spread: Some(sender.into()),
+                allowances: (0..3)
+                    .map(|tensor| Allowance { tensor, budget: chunk, refuse: sender })
+                    .collect(),
             })
         }
         3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },

@@ -7,10 +7,13 @@ use crate::unifl::config::Ecn;
 use crate::unifl::event::{Ended, Happening, What};
 use crate::unifl::rate::Sample;
 use crate::unifl::segment::{Segment, CWR, FIN};
+use crate::unifl::stream::Clocks;
 use crate::Time;
 
 /// A silence shorter than this is no timeout: Linux's shortest.
 const TIMEOUT: Time = Time::from_millis(200);
+/// Nor this and a round trip two: the second waits twice as long as the first.
+const TWICE: Time = Time::from_millis(500);
 
 impl Flow {
     /// Takes the payload and the end of a segment whose first byte is at `start`.
@@ -62,13 +65,19 @@ impl Flow {
 
     fn take(&mut self, cx: &mut Context<'_>, segment: &Segment, range: Range, start: i64) {
         let held = self.stream.holding();
+        let top = self.stream.highest();
+        let leaps = range.start > top;
         let (progress, repaired) = (self.stream.acknowledged(), self.stream.repaired);
-        let floor = self.stamps.as_ref().map_or(0, |stamps| stamps.newest);
-        let Ok(arrival) = self.stream.arrive(cx.now, range, segment.segments, floor) else {
+        let stamps = self.stamps.as_ref().zip(segment.options.stamps);
+        let clocks = stamps.map(|(seen, (now, _))| Clocks { before: seen.newest, now }).unwrap_or_default();
+        let Ok(arrival) = self.stream.arrive(cx.now, range, segment.segments, clocks) else {
             cx.counters.gaps += 1;
             return;
         };
         self.acks.latest = range.start;
+        if self.stream.highest() > top {
+            self.last_new = cx.now;
+        }
         for &(piece, late) in &arrival.pieces {
             let at = segment.payload.start + (piece.start as i64 - start) as usize;
             let end = at + piece.len() as usize;
@@ -84,6 +93,11 @@ impl Flow {
         if held && arrival.moved_gaps && cx.config.undo.duplicates {
             self.acks.duplicate = arrival.pieces.first().map(|(piece, _)| *piece);
         }
+        let probed = !held && !self.stream.holding() && self.may_be_probe(cx, range);
+        if probed && self.acks.duplicate.is_none() {
+            self.acks.duplicate = arrival.pieces.first().map(|(piece, _)| *piece);
+            self.acks.now = true;
+        }
         self.mark(cx, segment);
         let fresh = arrival.pieces.iter().any(|(_, late)| !late);
         if held || self.stream.holding() {
@@ -93,7 +107,7 @@ impl Flow {
         }
         self.last_data = Some(cx.now);
         self.resolve(cx);
-        self.sample(cx.now, segment);
+        self.sample(cx.now, segment, leaps);
         if self.stream.holding() || (arrival.moved_gaps && self.stream.acknowledged() > progress) {
             self.acks.now = true;
             self.acks.owed += if self.sack { 0 } else { segment.segments.min(3) };
@@ -119,12 +133,21 @@ impl Flow {
         }
     }
 
+    /// Whether a segment comes so late after the others that it may repair the last of them: two round trips after that was
+    /// sent, or later (RFC 8985 section 7.2). One of the application's after a rest looks the same; that a sender hears that
+    /// it came twice, which it sent once, means nothing to it.
+    fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
+        let patience = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
+        let silence = self.last_data.map_or(Time::ZERO, |last| cx.now.saturating_sub(last));
+        cx.config.undo.probes && range.len() <= u64::from(self.segment) && silence >= patience
+    }
+
     /// Sees to what the next acknowledgement echoes.
     fn stamp(&mut self, cx: &Context<'_>, segment: &Segment) {
         let silence = self.last_data.map_or(Time::ZERO, |last| cx.now.saturating_sub(last));
         let (Some(stamps), Some((value, _))) = (&mut self.stamps, segment.options.stamps) else { return };
         if cx.config.undo.eifel && silence >= TIMEOUT {
-            stamps.woke(cx.now, value);
+            stamps.woke(cx.now, value, silence >= TWICE + self.rtt.unwrap_or_default());
         } else {
             stamps.came(cx.now, value, false);
         }
@@ -134,7 +157,10 @@ impl Flow {
     fn stamp_held(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, fills: bool) {
         let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
-        if !undo.eifel {
+        // A sender that undoes its reduction takes nothing for lost any more until it hears of more that came. Where nothing
+        // new is on its way it would hear of nothing, and would repair one hole with each timeout.
+        let stands = cx.now.saturating_sub(self.last_new) >= self.rtt.unwrap_or_default();
+        if !undo.eifel || (stands && self.stream.holding()) {
             return stamps.came(cx.now, both.0, range.start > self.acks.sent);
         }
         let oldest = undo.oldest.max(self.rtt.unwrap_or_default() * 4);
@@ -157,16 +183,18 @@ impl Flow {
         if let Some(stamps) = self.stamps.as_mut().filter(|_| holding && cx.config.undo.eifel) {
             stamps.hold(cx.now);
         }
-        if let Some((lost, of)) = resolved.refused {
-            return self.abort(cx, Ended::Lossy { lost, of });
+        if let Some(excess) = resolved.refused {
+            return self.abort(cx, Ended::Lossy(excess));
         }
         self.settle(cx);
     }
 
-    /// What the rate controller learns from it.
-    fn sample(&mut self, now: Time, segment: &Segment) {
+    /// What the rate controller learns from it. One that `leaps` may have overtaken others: the path is as long as theirs.
+    fn sample(&mut self, now: Time, segment: &Segment, leaps: bool) {
         let (mut rtt, mut one_way) = (None, None);
-        if let (Some(stamps), Some((value, echo))) = (&mut self.stamps, segment.options.stamps) {
+        if leaps {
+            // Not a word on delays.
+        } else if let (Some(stamps), Some((value, echo))) = (&mut self.stamps, segment.options.stamps) {
             rtt = stamps.round_trip(now, echo);
             one_way = stamps.one_way(now, value);
         } else if let Some((mark, since)) = self.round {

@@ -6,6 +6,7 @@ use thalweg_wire::Range;
 use super::super::sequence::{number, offset};
 use super::{refusal, Context, Flow, State};
 use crate::unifl::event::{Ended, What};
+use crate::unifl::outgoing::Heard;
 use crate::unifl::segment::{Segment, ACK, FIN, RST, SYN};
 use crate::Time;
 
@@ -138,11 +139,22 @@ impl Flow {
             return true;
         }
         let window = u64::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
-        let plain = segment.payload.is_empty() && !segment.has(FIN) && window == self.out.window();
-        self.out.acknowledged(cx.now, place as u64, plain);
+        let blocks = self.kept_blocks(segment);
+        let alone = segment.payload.is_empty() && !segment.has(FIN) && blocks.is_empty();
+        let plain = alone && window == self.out.window();
+        self.out.acknowledged(cx.now, Heard { offset: place as u64, blocks: &blocks, plain });
         self.update_window(cx.now, segment, window);
         self.ours_acknowledged(cx);
         true
+    }
+
+    /// What the peer says that it has of the way back, of what was sent. Duplicates that it tells of are before it.
+    fn kept_blocks(&self, segment: &Segment) -> Vec<Range> {
+        let base = self.iss.wrapping_add(1);
+        let place = |sequence: u32| u64::try_from(offset(sequence, base, self.out.una())).ok();
+        let told = segment.options.blocks.iter().flatten().filter(|_| self.sack);
+        let blocks = told.filter_map(|&(start, end)| Some(Range::new(place(start)?, place(end)?)));
+        blocks.filter(|block| !block.is_empty() && block.end <= self.out.sent()).collect()
     }
 
     /// RFC 9293 section 3.10.7.4, "the send window should be updated".
@@ -166,7 +178,8 @@ impl Flow {
             return false;
         }
         self.state = State::Established;
-        self.out.deadline = None;
+        self.last_data = Some(cx.now);
+        self.syn_at = None;
         self.syn_due = false;
         let window = u64::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
         self.out.opened(cx.now, window);

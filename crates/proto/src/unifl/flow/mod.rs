@@ -22,6 +22,8 @@ use crate::Time;
 /// Payload bytes where a peer does not say (RFC 9293 section 3.7.1).
 const SEGMENT_V4: u16 = 536;
 const SEGMENT_V6: u16 = 1220;
+/// How long the answer to a SYN waits to be acknowledged, at first.
+const SYN_TIMEOUT: Time = Time::from_secs(1);
 /// The largest window without scaling.
 const UNSCALED: u64 = 65_535;
 
@@ -82,6 +84,9 @@ struct Acks {
     sent: u64,
     /// Bytes since.
     bytes: u64,
+    /// When the last one was sent, and since when they have followed on each other.
+    at: Time,
+    train: Time,
     /// Up to where blocks have been reported at least once.
     reported: u64,
     /// Where the latest segment began.
@@ -103,6 +108,8 @@ pub(super) struct Flow {
     syn_due: bool,
     syn_sent: Option<Time>,
     syn_tries: u32,
+    /// When the answer is sent again.
+    syn_at: Option<Time>,
     stamps: Option<Stamps>,
     sack: bool,
     /// Our shift and the peer's, where both agreed.
@@ -119,7 +126,10 @@ pub(super) struct Flow {
     pub share: Option<f64>,
     pub group: Option<u32>,
     rtt: Option<Time>,
+    /// When data last came, or the handshake was done.
     last_data: Option<Time>,
+    /// When something beyond all before it came.
+    last_new: Time,
     /// Without timestamps: the offset whose coming ends a round trip, and since when.
     round: Option<(u64, Time)>,
     last_heard: Time,
@@ -147,8 +157,7 @@ impl Flow {
         let segment = segment.min(ours);
         let scales = options.scale.map(|theirs| (config.scale.min(14), theirs));
         let most = UNSCALED << scales.map_or(0, |(ours, _)| ours);
-        let mut out = Outgoing::new(config.send_buffer, segment as u64);
-        out.deadline = Some(now + Time::from_secs(1));
+        let out = Outgoing::new(now, config.send_buffer, segment as u64);
         let control = config.rate.control(most, ours as u32, None);
         Self {
             id,
@@ -159,11 +168,12 @@ impl Flow {
             syn_due: true,
             syn_sent: None,
             syn_tries: 0,
+            syn_at: Some(now + SYN_TIMEOUT),
             stamps,
             sack: options.sack && config.sack,
             scales,
             ecn: config.ecn != Ecn::Refuse && syn.has(ECE | CWR),
-            stream: Stream::new(config.policy.clone(), config.gaps, config.masks),
+            stream: Stream::new(config.policy.clone(), config.gaps, config.masks, config.reorder.most),
             acks: Acks::default(),
             edge: control.window().min(UNSCALED),
             admitted: u64::MAX,
@@ -173,6 +183,7 @@ impl Flow {
             group: None,
             rtt: None,
             last_data: None,
+            last_new: now,
             round: None,
             last_heard: now,
             out,
@@ -303,14 +314,14 @@ impl Flow {
         if due(self.stream.deadline(self.patience(cx.config))) {
             self.resolve(cx);
         }
-        if due(self.out.deadline) && self.state == State::SynReceived {
+        if due(self.syn_at) {
             self.syn_tries += 1;
             self.syn_due = true;
-            self.out.deadline = Some(now + Time::from_secs(1) * (1 << self.syn_tries.min(6)));
+            self.syn_at = Some(now + SYN_TIMEOUT * (1 << self.syn_tries.min(6)));
             if self.syn_tries > cx.config.syn_tries {
                 self.close_now(cx, Ended::Silent);
             }
-        } else if due(self.out.deadline) && self.out.expired(now, cx.config.tries) {
+        } else if self.out.handle_timeout(now, cx.config.tries) {
             self.abort(cx, Ended::Silent);
         }
     }
@@ -319,7 +330,8 @@ impl Flow {
     pub fn deadline(&self, config: &Config) -> Option<Time> {
         let idle = config.idle.map(|idle| self.last_heard + idle);
         let stream = self.stream.deadline(self.patience(config));
-        [self.life, idle, self.acks.deadline, stream, self.out.deadline].into_iter().flatten().min()
+        let ours = self.syn_at.or_else(|| self.out.poll_timeout());
+        [self.life, idle, self.acks.deadline, stream, ours].into_iter().flatten().min()
     }
 
     pub fn stats(&self) -> Stats {

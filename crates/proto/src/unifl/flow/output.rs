@@ -16,6 +16,13 @@ use crate::unifl::config::Config;
 use crate::unifl::segment::{ACK, ECE, FIN, PSH, SYN};
 use crate::Time;
 
+/// Acknowledgements that follow within this are a train to a sender's HyStart (Ha and Rhee 2011; Linux: 2 ms).
+const TRAIN: Time = Time::from_millis(2);
+/// A pause that ends a train, whatever the way back does to it.
+const PAUSE: Time = Time::from_millis(3);
+/// On shorter paths a pause would be felt.
+const LONG: Time = Time::from_millis(10);
+
 impl Flow {
     /// The acknowledgement number for what has come or is masked.
     pub(super) fn acknowledgement(&self) -> u32 {
@@ -94,13 +101,33 @@ impl Flow {
         segment.write(out);
         // Blocks have no place beside data; they follow.
         if !self.stream.holding() && self.acks.duplicate.is_none() {
-            self.said();
+            self.said(now);
         }
         true
     }
 
+    /// Whether acknowledgements wait a moment. Cubic leaves slow start when they have come without a break for half a
+    /// round trip (HyStart), and then takes seconds to what the path carries. Here the window is what keeps the queue
+    /// short, so while a sender ramps up a short pause breaks each train well before.
+    fn pauses(&self, now: Time) -> bool {
+        let Some(rtt) = self.rtt.filter(|&rtt| rtt >= LONG) else { return false };
+        let urgent = self.stream.holding()
+            || self.acks.duplicate.is_some()
+            || self.acks.owed > 0
+            || self.stream.fin.is_some()
+            || self.state != State::Established;
+        !urgent
+            && self.control.ramping()
+            && now.saturating_sub(self.acks.at) < PAUSE
+            && now.saturating_sub(self.acks.train) >= rtt / 8
+    }
+
     fn acknowledge(&mut self, now: Time, out: &mut Vec<u8>) -> bool {
         if !self.acks.now && self.acks.owed == 0 {
+            return false;
+        }
+        if self.pauses(now) {
+            self.acks.deadline = Some(self.acks.at + PAUSE);
             return false;
         }
         let window = self.advertise();
@@ -119,7 +146,7 @@ impl Flow {
         }
         let segment = Outbound {
             tuple: &self.tuple,
-            sequence: number(self.iss.wrapping_add(1), self.out.next()),
+            sequence: number(self.iss.wrapping_add(1), self.out.sent()),
             acknowledgement: self.acknowledgement(),
             flags: ACK | if self.acks.ece { ECE } else { 0 },
             window,
@@ -129,13 +156,17 @@ impl Flow {
         };
         segment.write(out);
         let owed = self.acks.owed.saturating_sub(1);
-        self.said();
+        self.said(now);
         self.acks.owed = owed;
         self.acks.now = more;
         true
     }
 
-    fn said(&mut self) {
+    fn said(&mut self, now: Time) {
+        if now.saturating_sub(self.acks.at) > TRAIN {
+            self.acks.train = now;
+        }
+        self.acks.at = now;
         self.acks.now = false;
         self.acks.owed = 0;
         self.acks.bytes = 0;

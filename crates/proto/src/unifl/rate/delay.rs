@@ -2,9 +2,15 @@
 //!
 //! Each quarter of a round trip it takes the delivered rate (the most of the last two round trips, as BBR's bandwidth
 //! filter), the shortest round trip, and the queueing delay: the least time on the way in that quarter, less the base.
-//! It begins with 64 segments and allows twice what a round trip carries until the queue shows, then steers so
+//! It begins with 64 segments and allows twice what the last round trip carried until the queue shows, then steers so
 //! that about 8 ms stay queued. Both bases forget after half a minute to a minute, since clocks and routes drift. Should delay
 //! show nothing, heavy loss or marks by the queue (RFC 3168) are the backstop.
+//!
+//! A sender in slow start comes in bursts, many of them shorter than a quarter of a round trip, with nothing between them.
+//! So what a round trip carried is known at each arrival, and is not a sum of quarters. Of what comes through a queue it
+//! allows less than twice, or the last burst would fill a queue as long as the path.
+
+use std::collections::VecDeque;
 
 use super::{Control, Least, Sample};
 use crate::Time;
@@ -15,6 +21,14 @@ const TICKS: usize = 8;
 const QUARTERS: usize = 4;
 /// Segments in a round trip below which a loss rate says nothing.
 const ENOUGH: f64 = 64.0;
+/// Marks in a round trip that arrivals are remembered by.
+const MARKS: f64 = 32.0;
+/// After such a silence, and a round trip, senders slow start anew: Linux's shortest timeout.
+const SILENCE: f64 = 0.2;
+/// Share of the queue aimed at that is next to none.
+const SHORT: f64 = 0.25;
+/// Share of the window that is in use while the window is what limits.
+const IN_USE: f64 = 0.5;
 
 /// What the controller aims at.
 #[derive(Debug, Clone)]
@@ -27,6 +41,8 @@ pub struct DelaySettings {
     pub least: u32,
     /// What a round trip carries, times this, is the window while starting.
     pub gain: f64,
+    /// The same of what comes through a queue: bursts make short ones before the path is full.
+    pub crowded: f64,
     /// The shortest time between two decisions.
     pub tick: Time,
     /// How long the bases are good for.
@@ -42,6 +58,7 @@ impl Default for DelaySettings {
             initial: 64,
             least: 16,
             gain: 2.0,
+            crowded: 1.6,
             tick: Time::from_millis(5),
             base: Time::from_secs(30),
             loss: 0.2,
@@ -57,6 +74,8 @@ pub struct Delay {
     least: f64,
     most: f64,
     starting: bool,
+    /// The sender slow starts: as a new one, or after a silence.
+    ramping: bool,
     rtt: Least,
     base: Least,
     /// The least time on the way, and the shortest round trip, since the last tick.
@@ -64,8 +83,9 @@ pub struct Delay {
     trip: f64,
     marked: bool,
     last: Option<Time>,
-    /// Time, bytes that had come, bytes lost: the newest last.
-    ticks: Vec<(Time, u64, u64)>,
+    heard: Option<Time>,
+    /// Time, bytes that had come, bytes lost, the newest last: the first is just a round trip old, or older.
+    past: VecDeque<(Time, u64, u64)>,
     rates: [f64; TICKS],
     turn: usize,
     /// Ticks in a row whose queue was over the aim.
@@ -85,13 +105,15 @@ impl Delay {
             least: segments(settings.least).min(most as f64),
             most: most as f64,
             starting: true,
+            ramping: true,
             rtt: least,
             base: Least::new(settings.base),
             way: f64::INFINITY,
             trip: f64::INFINITY,
             marked: false,
             last: None,
-            ticks: Vec::with_capacity(QUARTERS + 2),
+            heard: None,
+            past: VecDeque::new(),
             rates: [0.0; TICKS],
             turn: 0,
             over: 0,
@@ -105,39 +127,74 @@ impl Delay {
         way.or(self.trip.is_finite().then_some(self.trip - rtt))
     }
 
-    /// Bytes a second over the last round trip, and the share of it that was lost.
-    fn measure(&mut self, sample: &Sample) -> Option<(f64, Option<f64>)> {
-        self.ticks.push((sample.now, sample.delivered, sample.lost));
-        if self.ticks.len() > QUARTERS + 1 {
-            self.ticks.remove(0);
+    /// How much more than a round trip's may be under way while starting.
+    fn gain(&self, sample: &Sample, rtt: f64) -> f64 {
+        let way = sample.one_way.zip(self.base.get()).map(|(way, base)| way - base);
+        let queue = way.or(sample.rtt.map(|trip| trip.as_secs_f64() - rtt));
+        let short = self.settings.queue.as_secs_f64() * SHORT;
+        if queue.is_some_and(|queue| queue > short) {
+            self.settings.crowded
+        } else {
+            self.settings.gain
         }
-        let &(start, delivered, lost) = self.ticks.first()?;
-        let took = sample.now.saturating_sub(start).as_secs_f64();
-        if self.ticks.len() < 3 || took <= 0.0 {
-            return None;
+    }
+
+    /// Remembers what has come, for a round trip.
+    fn remember(&mut self, sample: &Sample, rtt: f64) {
+        let step = rtt / MARKS;
+        let ago = |at: Time| sample.now.saturating_sub(at).as_secs_f64();
+        if self.past.back().is_none_or(|&(at, ..)| ago(at) >= step) {
+            self.past.push_back((sample.now, sample.delivered, sample.lost));
         }
-        let came = sample.delivered.saturating_sub(delivered) as f64;
-        let gone = sample.lost.saturating_sub(lost) as f64;
-        let enough = (came + gone) / f64::from(sample.segment.max(1)) >= ENOUGH;
-        Some((came / took, enough.then(|| gone / (came + gone))))
+        while self.past.get(1).is_some_and(|&(at, ..)| ago(at) >= rtt) {
+            self.past.pop_front();
+        }
+    }
+
+    /// Seconds, bytes that came and bytes that were lost since about a round trip ago.
+    fn carried(&self, sample: &Sample) -> (f64, f64, f64) {
+        let (at, delivered, lost) =
+            self.past.front().copied().unwrap_or((sample.now, sample.delivered, sample.lost));
+        let took = sample.now.saturating_sub(at).as_secs_f64();
+        (took, sample.delivered.saturating_sub(delivered) as f64, sample.lost.saturating_sub(lost) as f64)
+    }
+
+    /// A sender that was silent for so long begins anew, and what came before tells nothing of its rate.
+    fn rested(&mut self, sample: &Sample, rtt: f64) {
+        let silent = self
+            .heard
+            .replace(sample.now)
+            .is_some_and(|at| sample.now.saturating_sub(at).as_secs_f64() > SILENCE + rtt);
+        if silent {
+            self.ramping = true;
+            self.past.clear();
+            self.over = 0;
+        }
     }
 
     fn decide(&mut self, sample: &Sample, rtt: f64) {
         let queue = self.queue(rtt);
-        let Some((rate, loss)) = self.measure(sample) else { return };
-        self.rates[self.turn % TICKS] = rate;
+        let (took, came, gone) = self.carried(sample);
+        if took < rtt / 2.0 {
+            return;
+        }
+        self.rates[self.turn % TICKS] = came / took.max(rtt);
         self.turn += 1;
         let rate = self.rate();
         let aim = self.settings.queue.as_secs_f64();
         let full = rate * (rtt + aim);
-        self.over = if queue.is_some_and(|q| q > aim) || self.marked { self.over + 1 } else { 0 };
-        let heavy = loss.is_some_and(|loss| loss > self.settings.loss);
+        // Who uses little of the window has not made the queue.
+        let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
+        let uses = came >= IN_USE * limit;
+        self.over = if uses && (queue.is_some_and(|q| q > aim) || self.marked) { self.over + 1 } else { 0 };
+        let enough = (came + gone) / f64::from(sample.segment.max(1)) >= ENOUGH;
+        let heavy = enough && gone > self.settings.loss * (came + gone);
+        self.ramping &= self.over == 0 && came < self.window / self.settings.gain;
         if self.starting {
-            if self.over == 0 {
-                self.window = self.window.max(self.settings.gain * rate * rtt);
-            }
+            self.ramping = true;
             if self.over >= 2 || heavy {
                 self.starting = false;
+                self.ramping = false;
                 self.window = full;
             }
         } else if heavy {
@@ -189,6 +246,12 @@ impl Control for Delay {
         }
         self.marked |= sample.ce;
         let Some(rtt) = self.rtt.get() else { return };
+        self.rested(sample, rtt);
+        self.remember(sample, rtt);
+        if self.starting && self.over == 0 {
+            let grown = self.gain(sample, rtt) * self.carried(sample).1;
+            self.window = self.window.max(grown).min(self.most.max(self.least));
+        }
         let tick = (rtt / QUARTERS as f64).max(self.settings.tick.as_secs_f64());
         let last = *self.last.get_or_insert(sample.now);
         if sample.now.saturating_sub(last).as_secs_f64() < tick {
@@ -203,6 +266,10 @@ impl Control for Delay {
 
     fn window(&self) -> u64 {
         self.window as u64
+    }
+
+    fn ramping(&self) -> bool {
+        self.ramping
     }
 
     fn rate(&self) -> f64 {

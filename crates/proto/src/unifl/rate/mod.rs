@@ -41,6 +41,10 @@ pub trait Control: std::fmt::Debug + Send {
     fn arrived(&mut self, sample: &Sample);
     /// Bytes beyond the highest one that has come which the sender may send.
     fn window(&self) -> u64;
+    /// Whether the sender seems to be in slow start.
+    fn ramping(&self) -> bool {
+        false
+    }
     /// Bytes a second that come, for the group; 0 while unknown.
     fn rate(&self) -> f64 {
         0.0

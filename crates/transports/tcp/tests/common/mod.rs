@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 
 #[path = "trust.rs"]
 mod certificates;
+pub mod lossy;
 #[allow(unused_imports)]
 pub use certificates::{identity, Trust};
 

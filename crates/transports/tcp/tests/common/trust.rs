@@ -15,7 +15,7 @@ pub struct Trust {
 impl Trust {
     pub fn new() -> Self {
         let authority = Authority::new("test authority", 30).unwrap();
-        let hosts = ["127.0.0.1".to_owned(), "::1".into(), "localhost".into()];
+        let hosts = ["127.0.0.1".to_owned(), "::1".into(), "localhost".into(), "10.77.0.2".into()];
         let server = identity(authority.issue("server", &hosts, 30, true).unwrap());
         Self { authority, server }
     }

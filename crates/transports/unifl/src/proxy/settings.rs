@@ -73,6 +73,10 @@ impl ProxySettings {
         within("connections", self.connections as u64, 1, MOST_CONNECTIONS as u64)?;
         within("buffer", u64::from(self.buffer.unwrap_or(1 << 20)), 1 << 16, 1 << 30)?;
         let options = Options { own: self.own.clone(), receive_buffer: self.buffer, ..Options::default() };
+        if settings::backend(&options)? == settings::Backend::Ebpf {
+            return Err(unsupported("backend is \"ebpf\", but the proxy has \"tun\" alone".into())
+                .mend("leave the option out"));
+        }
         let (limits, config) = settings::read(&options)?;
         let limits = Limits { content: Content::Plain { reliable: self.reliable }, ..limits };
         Ok((limits, Config { fin_wait: EVER, idle: self.patience()?, ..config }))
@@ -179,6 +183,7 @@ mod tests {
             r#"{"idle": 1e300}"#,
             r#"{"own": {"budget": 2}}"#,
             r#"{"own": {"speed": 2}}"#,
+            r#"{"own": {"backend": "ebpf"}}"#,
         ] {
             let parsed: std::result::Result<ProxySettings, _> = serde_json::from_str(json);
             let refused = parsed.map(|settings| settings.read().map(|_| ()).unwrap_err().kind());

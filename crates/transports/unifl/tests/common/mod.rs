@@ -6,6 +6,21 @@ use std::path::Path;
 
 use serde_json::{json, Value};
 use thalweg_lab::{enter, ErrorKind, Lab, Spec};
+use thalweg_transport::{Options, Settings, Share, Value as Setting};
+
+#[path = "../../../tcp/tests/common/trust.rs"]
+mod certificates;
+#[allow(unused_imports)]
+pub use certificates::Trust;
+
+/// Small buffers, so that a peer that does not receive blocks its sender; and all of an update comes.
+pub fn plain() -> Options {
+    let own = Settings::default().with("budget", Setting::Share(Share::millionths(0)));
+    let (send_buffer, receive_buffer) = (Some(64 << 10), Some(256 << 10));
+    Options { own, send_buffer, receive_buffer, ..Options::default() }
+}
+
+pub mod sending;
 
 /// Hosts a and b with a link between them; or why there are none here.
 pub fn lab(to_server: Value, to_client: Value) -> Result<Lab, String> {

@@ -20,7 +20,7 @@ const RAREST: Time = Time::from_secs(1);
 
 /// What is known of the round trip, and of reordering.
 #[derive(Debug)]
-pub(super) struct Trips {
+pub(crate) struct Trips {
     smooth: Option<Time>,
     variation: Time,
     latest: Time,
@@ -31,18 +31,23 @@ pub(super) struct Trips {
 }
 
 impl Trips {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (smooth, variation, latest) = (None, FIRST_TRIP / 2, FIRST_TRIP);
         Self { smooth, variation, latest, packets: PACKETS, eighths: EIGHTHS, unanswered: 0 }
     }
 
     /// The smoothed round trip.
-    pub(super) fn smooth(&self) -> Option<Time> {
+    pub(crate) fn smooth(&self) -> Option<Time> {
         self.smooth
     }
 
+    /// How long an acknowledgement may take (RFC 6298, section 2, without its bounds).
+    pub(crate) fn timeout(&self) -> Option<Time> {
+        self.smooth.map(|smooth| smooth + (4 * self.variation).max(GRANULARITY))
+    }
+
     /// A packet was acknowledged after `trip` (RFC 9002, section 5.3).
-    pub(super) fn measured(&mut self, trip: Time) {
+    pub(crate) fn measured(&mut self, trip: Time) {
         self.latest = trip;
         match self.smooth {
             None => (self.smooth, self.variation) = (Some(trip), trip / 2),
@@ -54,35 +59,35 @@ impl Trips {
     }
 
     /// How many packets later one has to come.
-    pub(super) fn packets(&self) -> u64 {
+    pub(crate) fn packets(&self) -> u64 {
         self.packets
     }
 
     /// How long after a packet was sent it is lost, if a later one has come (RFC 9002, section 6.1.2).
-    pub(super) fn patience(&self) -> Time {
+    pub(crate) fn patience(&self) -> Time {
         let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
         (trip * self.eighths / 8).max(GRANULARITY)
     }
 
     /// A packet that counted as lost has come, when one `distance` later had: wait longer from now on (RFC 9002,
     /// section 6.1.1, lets it; RACK does, RFC 8985, section 6.2).
-    pub(super) fn reordered(&mut self, distance: u64) {
+    pub(crate) fn reordered(&mut self, distance: u64) {
         self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
         self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
     }
 
     /// How long after the last packet was sent a probe follows (RFC 9002, section 6.2.1).
-    pub(super) fn probe_after(&self) -> Time {
+    pub(crate) fn probe_after(&self) -> Time {
         let variation = (4 * self.variation).max(GRANULARITY);
         let first = self.smooth.unwrap_or(FIRST_TRIP) + variation + ACK_DELAY;
         (first * (1 << self.unanswered.min(10))).min(RAREST.max(first))
     }
 
-    pub(super) fn probed(&mut self) {
+    pub(crate) fn probed(&mut self) {
         self.unanswered = self.unanswered.saturating_add(1);
     }
 
-    pub(super) fn answered(&mut self) {
+    pub(crate) fn answered(&mut self) {
         self.unanswered = 0;
     }
 }

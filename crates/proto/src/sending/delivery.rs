@@ -4,7 +4,7 @@ use crate::Time;
 
 /// What was known when a packet was sent.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     /// Bytes that had been delivered, and when the last of them was acknowledged.
     pub delivered: u64,
     delivered_at: Time,
@@ -16,7 +16,7 @@ pub(super) struct Stamp {
 
 /// What an acknowledgement says about the path.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     /// Bytes a second.
     pub rate: f64,
     /// Whether less was sent than the path may carry: the rate says little then, unless it is high.
@@ -27,7 +27,7 @@ pub(super) struct Measured {
 
 /// The connection's part of the estimate.
 #[derive(Debug, Default)]
-pub(super) struct Delivery {
+pub(crate) struct Delivery {
     delivered: u64,
     delivered_at: Time,
     first: Time,
@@ -38,7 +38,7 @@ pub(super) struct Delivery {
 
 impl Delivery {
     /// A packet is sent at `now`, with nothing under way if `alone`.
-    pub(super) fn sent(&mut self, now: Time, alone: bool) -> Stamp {
+    pub(crate) fn sent(&mut self, now: Time, alone: bool) -> Stamp {
         if alone {
             (self.first, self.delivered_at) = (now, now);
         }
@@ -47,12 +47,12 @@ impl Delivery {
     }
 
     /// There is less to send than could be sent; `under_way` bytes are.
-    pub(super) fn idle(&mut self, under_way: u64) {
+    pub(crate) fn idle(&mut self, under_way: u64) {
         self.idle_until = (self.delivered + under_way).max(1);
     }
 
     /// One packet of those that an acknowledgement names, sent at `sent` with `stamp`.
-    pub(super) fn arrived(&mut self, now: Time, bytes: u64, sent: Time, stamp: Stamp) {
+    pub(crate) fn arrived(&mut self, now: Time, bytes: u64, sent: Time, stamp: Stamp) {
         self.delivered += bytes;
         self.delivered_at = now;
         if self.newest.is_none_or(|(at, _)| sent >= at) {
@@ -60,13 +60,13 @@ impl Delivery {
         }
     }
 
-    pub(super) fn delivered(&self) -> u64 {
+    pub(crate) fn delivered(&self) -> u64 {
         self.delivered
     }
 
     /// After all packets of an acknowledgement: over the time in which they were acknowledged, or sent if that took
     /// longer, as acknowledgements may come many at once. `None` where that is less than the least round trip.
-    pub(super) fn measure(&mut self, least: Option<Time>) -> Option<Measured> {
+    pub(crate) fn measure(&mut self, least: Option<Time>) -> Option<Measured> {
         let (sent, stamp) = self.newest.take()?;
         self.first = sent;
         if self.delivered > self.idle_until {

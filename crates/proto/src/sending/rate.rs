@@ -1,8 +1,8 @@
 //! How much may be under way, and how fast it is sent: BBR (Cardwell et al., ACM Queue 14(5), 2016;
 //! draft-cardwell-iccrg-bbr-congestion-control-00), which follows what is delivered and takes no loss for a sign.
 //!
-//! Two things differ. Starting up ends at the first queue, as in HyStart++ (RFC 9406), because what overflows there is
-//! not sent again in any case. And what is under way beyond the path's own is bounded in time ([`QUEUE`]), not by
+//! Two things differ. Starting up ends at the first queue that stays, as in HyStart++ (RFC 9406), because what overflows
+//! there is not sent again in any case. And what is under way beyond the path's own is bounded in time ([`QUEUE`]), not by
 //! another round trip, so that long paths do not fill queues and short ones have slack for ends that are late.
 
 use std::collections::VecDeque;
@@ -18,15 +18,18 @@ const ROUNDS: u64 = 10;
 const STARTING: f64 = 2.77;
 /// Gains of one cycle, a round trip each, ProbeBW.
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// A probe that made the rate so much higher is followed by another at once: a start that noise ended is made up for.
+const WORTH: f64 = 1.15;
 /// How long the least round trip is believed, and how long it is then looked for, RTpropFilterLen, ProbeRTTDuration.
 const BASE_LASTS: Time = Time::from_secs(10);
 const LOOKING: Time = Time::from_millis(200);
 /// A path that does not get faster by a quarter in so many rounds is full, BBRCheckFullPipe.
 const FULL_ROUNDS: u8 = 3;
-/// So many acknowledgements of one round behind a queue: no accident (RFC 9406, N_RTT_SAMPLE).
+/// So many acknowledgements of one round behind a queue, or in front of none, count (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
-/// Packets to begin with, and at least. TCP begins with 10 (RFC 6928) and sends again whatever that loses.
-const INITIAL: u64 = 32;
+/// Rounds for which a queue has to stay: late acknowledgements of a busy host look like one (RFC 9406, CSS_ROUNDS).
+const CHECKED: u64 = 2;
+/// Packets that may always be under way, BBRMinPipeCwnd.
 const FLOOR: u64 = 4;
 /// Where no queue builds up, what is lost on the way is sent on top of what arrives, up to this share: else a sender
 /// would slow down by what it loses. It is also the most that we can lose by it, in queues too short to be seen.
@@ -37,6 +40,8 @@ const PACED: Time = Time::from_millis(1);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     Starting,
+    /// A queue was seen. Whether it is one shows until that round, at the rate there is.
+    Checking(u64),
     Draining,
     /// Which of [`CYCLE`], since when.
     Cruising(usize, Time),
@@ -46,7 +51,7 @@ enum Mode {
 
 /// What an acknowledgement means for the rate.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Heard {
+pub(crate) struct Heard {
     pub now: Time,
     /// Bytes newly acknowledged, and newly lost.
     pub bytes: u64,
@@ -60,10 +65,12 @@ pub(super) struct Heard {
 }
 
 #[derive(Debug)]
-pub(super) struct Rate {
+pub(crate) struct Rate {
     mode: Mode,
     /// Bytes of the longest packet.
     full: u64,
+    /// Packets to begin with.
+    initial: u64,
     window: u64,
     round: u64,
     /// The round ends when a packet comes that was sent after so much had been delivered.
@@ -76,17 +83,22 @@ pub(super) struct Rate {
     reached: f64,
     plateau: u8,
     queued: u8,
+    calm: u8,
+    /// The rate before the last probe.
+    probed: f64,
     /// Bytes that came and that were lost in this round, and the share lost of late.
     counted: (u64, u64),
     lossy: f64,
 }
 
 impl Rate {
-    pub(super) fn new(full: u64) -> Self {
+    /// One that begins with `initial` packets of `full` bytes.
+    pub(crate) fn new(full: u64, initial: u64) -> Self {
         Self {
             mode: Mode::Starting,
             full,
-            window: INITIAL * full,
+            initial,
+            window: initial * full,
             round: 0,
             round_ends: 0,
             rates: VecDeque::new(),
@@ -95,43 +107,50 @@ impl Rate {
             reached: 0.0,
             plateau: 0,
             queued: 0,
+            calm: 0,
+            probed: 0.0,
             counted: (0, 0),
             lossy: 0.0,
         }
     }
 
     /// Packets have at most so many bytes from now on.
-    pub(super) fn carry(&mut self, longest: u64) {
+    pub(crate) fn carry(&mut self, longest: u64) {
         self.full = self.full.max(longest);
         self.window = self.window.max(FLOOR * self.full);
     }
 
     /// The longest packet.
-    pub(super) fn full(&self) -> u64 {
+    pub(crate) fn full(&self) -> u64 {
         self.full
     }
 
     /// Bytes that may be under way.
-    pub(super) fn window(&self) -> u64 {
+    pub(crate) fn window(&self) -> u64 {
         self.window
     }
 
     /// The least round trip.
-    pub(super) fn base(&self) -> Option<Time> {
+    pub(crate) fn base(&self) -> Option<Time> {
         self.base
     }
 
     /// Bytes a second to send at; `None` where the window alone decides.
-    pub(super) fn pace(&self) -> Option<f64> {
-        let rate = self.rates.front()?.1;
+    pub(crate) fn pace(&self) -> Option<f64> {
+        let base = self.base.filter(|&base| base >= PACED)?;
+        let mut rate = self.rates.front()?.1;
+        if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
+            // A few small messages say nothing of the path, and must not slow down what follows them.
+            rate = rate.max((self.initial * self.full) as f64 / base.as_secs_f64());
+        }
         let gain = match self.mode {
             Mode::Starting => STARTING,
             Mode::Draining => 1.0 / STARTING,
             Mode::Cruising(phase, _) => CYCLE[phase],
-            Mode::Looking(_) => 1.0,
+            Mode::Looking(_) | Mode::Checking(_) => 1.0,
         };
         let made_up = if self.queued == 0 { self.lossy.min(MADE_UP) } else { 0.0 };
-        self.base.filter(|&base| base >= PACED).map(|_| (gain * rate / (1.0 - made_up)).max(self.full as f64))
+        Some((gain * rate / (1.0 - made_up)).max(self.full as f64))
     }
 
     /// Bytes that the path itself holds.
@@ -146,7 +165,7 @@ impl Rate {
     }
 
     /// An acknowledgement has come.
-    pub(super) fn heard(&mut self, heard: &Heard) {
+    pub(crate) fn heard(&mut self, heard: &Heard) {
         let new_round = heard.measured.is_some_and(|measured| measured.before >= self.round_ends);
         if new_round {
             self.round += 1;
@@ -162,12 +181,16 @@ impl Rate {
         let aged = heard.trip.is_some_and(|trip| self.tripped(heard.now, trip));
         match self.mode {
             Mode::Starting => self.starting(heard, new_round),
+            Mode::Checking(_) if self.calm >= QUEUED => self.mode = Mode::Starting,
+            Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
+            Mode::Checking(_) => {}
             Mode::Draining | Mode::Cruising(..) if aged => {
                 self.mode = Mode::Looking(heard.now + LOOKING.max(self.base.unwrap_or_default()));
             }
             Mode::Draining => {
                 if self.target(1.0).is_none_or(|most| heard.under_way <= most) {
-                    self.mode = Mode::Cruising(2, heard.now);
+                    self.mode = Mode::Cruising(0, heard.now);
+                    self.probed = self.rates.front().map_or(0.0, |&(_, rate)| rate);
                 }
             }
             Mode::Cruising(phase, since) => self.cruising(heard, phase, since),
@@ -208,7 +231,10 @@ impl Rate {
     fn see_queue(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         let more = (base / 8).clamp(Time::from_millis(4), Time::from_millis(16));
-        self.queued = if trip > base + more { self.queued.saturating_add(1) } else { 0 };
+        (self.queued, self.calm) = match trip > base + more {
+            true => (self.queued.saturating_add(1), 0),
+            false => (0, self.calm.saturating_add(1)),
+        };
     }
 
     fn starting(&mut self, heard: &Heard, new_round: bool) {
@@ -220,8 +246,10 @@ impl Rate {
                 self.plateau += 1;
             }
         }
-        if self.plateau >= FULL_ROUNDS || self.queued >= QUEUED {
+        if self.plateau >= FULL_ROUNDS {
             self.mode = Mode::Draining;
+        } else if self.queued >= QUEUED && self.reached > 0.0 {
+            self.mode = Mode::Checking(self.round + CHECKED);
         }
     }
 
@@ -232,7 +260,13 @@ impl Rate {
             _ => passed,
         };
         if over {
-            self.mode = Mode::Cruising((phase + 1) % CYCLE.len(), heard.now);
+            let rate = self.rates.front().map_or(0.0, |&(_, rate)| rate);
+            let again = phase == 1 && rate >= WORTH * self.probed;
+            let next = if again { 0 } else { (phase + 1) % CYCLE.len() };
+            if next == 0 {
+                self.probed = rate;
+            }
+            self.mode = Mode::Cruising(next, heard.now);
         }
     }
 
@@ -242,12 +276,13 @@ impl Rate {
             Mode::Starting => {
                 // Twice what the path holds doubles the rate, and overshoots by no more than a queue of a round trip.
                 let most = self.target(1.0).zip(self.holds()).map(|(target, holds)| target.max(2 * holds));
-                (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(INITIAL * self.full))
+                (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full))
             }
             Mode::Draining | Mode::Cruising(..) => {
                 // Up to the target at once when it falls, by what is delivered when it rises.
                 self.target(1.25).unwrap_or(self.window).min(self.window + acknowledged)
             }
+            Mode::Checking(_) => self.window,
             Mode::Looking(_) => (self.target(0.5).unwrap_or(floor)).min(self.window),
         };
         self.window = follows.max(floor);
@@ -274,7 +309,7 @@ mod tests {
     }
 
     fn cruising() -> Rate {
-        let mut rate = Rate::new(1_400);
+        let mut rate = Rate::new(1_400, 32);
         for round in 0..20 {
             rate.heard(&heard((40 * round as u32) * MS, 1e6, 40 * MS, round));
         }
@@ -284,24 +319,57 @@ mod tests {
 
     #[test]
     fn starts_fast_and_then_keeps_to_the_path() {
-        let mut rate = Rate::new(1_400);
-        assert_eq!((rate.window(), rate.pace()), (INITIAL * 1_400, None));
-        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
-        assert_eq!(rate.pace(), Some(STARTING * 1e6));
+        let mut rate = Rate::new(1_400, 32);
+        assert_eq!((rate.window(), rate.pace()), (32 * 1_400, None));
+        rate.heard(&heard(40 * MS, 5e5, 40 * MS, 0));
+        assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04), "not slower than it began");
+        rate.heard(&heard(80 * MS, 2e6, 40 * MS, 1));
+        assert_eq!(rate.pace(), Some(STARTING * 2e6));
         let rate = cruising();
         let holds = 1e6 * (1.25 * 0.04 + 0.02);
         assert!((rate.window() as f64 - holds).abs() < 1_400.0, "{} of {holds}", rate.window());
     }
 
-    #[test]
-    fn the_first_queue_ends_the_start() {
-        let mut rate = Rate::new(1_400);
+    /// One that has just seen a queue.
+    fn checking() -> Rate {
+        let mut rate = Rate::new(1_400, 32);
         rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
         for n in 1..=QUEUED {
             assert_eq!(rate.mode, Mode::Starting);
             rate.heard(&heard((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
         }
-        assert_ne!(rate.mode, Mode::Starting);
+        assert!(matches!(rate.mode, Mode::Checking(_)), "{:?}", rate.mode);
+        rate
+    }
+
+    #[test]
+    fn the_first_queue_that_stays_ends_the_start() {
+        let mut rate = checking();
+        for round in 1..4 {
+            rate.heard(&heard((40 + 40 * round as u32) * MS, 2e6, 46 * MS, round));
+        }
+        assert!(matches!(rate.mode, Mode::Draining | Mode::Cruising(..)), "{:?}", rate.mode);
+    }
+
+    #[test]
+    fn small_messages_do_not_end_the_start() {
+        let mut rate = Rate::new(1_400, 32);
+        for round in 0..40 {
+            let idle = Measured { rate: 1e3, idle: true, before: round };
+            let late = heard((40 * round as u32) * MS, 1e3, if round == 0 { 40 } else { 50 } * MS, round);
+            rate.heard(&Heard { measured: Some(idle), ..late });
+        }
+        assert_eq!(rate.mode, Mode::Starting);
+        assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04));
+    }
+
+    #[test]
+    fn late_acknowledgements_do_not_end_the_start() {
+        let mut rate = checking();
+        for n in 0..QUEUED {
+            rate.heard(&heard((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
+        }
+        assert_eq!(rate.mode, Mode::Starting);
     }
 
     #[test]

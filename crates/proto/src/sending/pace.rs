@@ -8,18 +8,18 @@ const LATE: Time = Time::from_millis(16);
 const PACKETS: f64 = 4.0;
 
 #[derive(Debug)]
-pub(super) struct Pacer {
+pub(crate) struct Pacer {
     tokens: f64,
     filled: Time,
 }
 
 impl Pacer {
-    pub(super) fn new(now: Time) -> Self {
+    pub(crate) fn new(now: Time) -> Self {
         Self { tokens: 0.0, filled: now }
     }
 
     /// When a packet may leave, at `rate` bytes a second, if packets have at most `full` bytes: `now`, or later.
-    pub(super) fn at(&mut self, now: Time, rate: f64, full: f64) -> Time {
+    pub(crate) fn at(&mut self, now: Time, rate: f64, full: f64) -> Time {
         let burst = (rate * LATE.as_secs_f64()).max(PACKETS * full);
         let earned = now.saturating_sub(self.filled).as_secs_f64() * rate;
         (self.tokens, self.filled) = ((self.tokens + earned).min(burst), now);
@@ -31,7 +31,7 @@ impl Pacer {
         now + Time::from_secs_f64(enough).max(Time::from_micros(1))
     }
 
-    pub(super) fn sent(&mut self, bytes: u64) {
+    pub(crate) fn sent(&mut self, bytes: u64) {
         self.tokens = (self.tokens - bytes as f64).max(0.0);
     }
 }

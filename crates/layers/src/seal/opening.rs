@@ -1,0 +1,187 @@
+//! What comes of sealed chunks: each record that came is opened into its place, and what is lost is a hole.
+
+use std::sync::atomic::Ordering;
+use std::sync::PoisonError;
+
+use thalweg_seal::{Grid, Opened, Refused};
+use thalweg_transport::{hand_over, Sink, Target};
+use thalweg_wire::{checksum, ChunkHeader, Range, Ranges, WireError};
+
+use super::{context, SealedLink, PREFACE};
+
+/// Gives what is opened to the sink behind it.
+pub(super) struct Opening<'a> {
+    pub link: &'a SealedLink,
+    pub sink: &'a dyn Sink,
+}
+
+/// How much of the plaintext the sink has been told of: all of it once a chunk is there, and meanwhile no more.
+#[derive(Default)]
+pub(super) struct Progress {
+    begun: u64,
+    done: u64,
+    told: u64,
+}
+
+impl Progress {
+    fn arrived(&mut self, bytes: u64) -> u64 {
+        let fresh = bytes.min(self.begun.saturating_sub(self.told));
+        self.told += fresh;
+        fresh
+    }
+
+    fn finished(&mut self, bytes: u64) -> u64 {
+        self.done += bytes;
+        let fresh = self.done.saturating_sub(self.told);
+        self.told += fresh;
+        fresh
+    }
+}
+
+impl Opening<'_> {
+    fn take(&self, chunk: &ChunkHeader, mut target: Target, holes: &Ranges, damage: Option<WireError>) {
+        self.deliver(chunk, target.bytes_mut(), holes, damage);
+        if let Target::Scratch(buffer) = target {
+            self.link.recycle(buffer);
+        }
+    }
+
+    fn tell(&self, progress: impl FnOnce(&mut Progress) -> u64) {
+        let fresh = progress(&mut self.link.progress.lock().unwrap_or_else(PoisonError::into_inner));
+        if fresh > 0 {
+            self.sink.progress(fresh);
+        }
+    }
+
+    /// What a chunk says before its records; `None` if this is no sealed chunk.
+    fn read(&self, chunk: &ChunkHeader, sealed: &[u8]) -> Option<Preface> {
+        let (number, rest) = sealed.split_first_chunk::<8>()?;
+        let (length, rest) = rest.split_first_chunk::<4>()?;
+        let (sum, records) = rest.split_first_chunk::<4>()?;
+        let length = u32::from_le_bytes(*length);
+        let grid = Grid::new(self.link.layer.cipher, length.into(), self.link.record).ok()?;
+        let chunk = ChunkHeader { length, ..*chunk };
+        let fits = grid.sealed_bytes() == records.len() as u64;
+        let (number, sum) = (u64::from_le_bytes(*number), u32::from_le_bytes(*sum));
+        fits.then_some(Preface { chunk, number, sum, grid })
+    }
+
+    /// Opens the records that came whole into the chunk's place, and says so to the sink. What came before, or too late,
+    /// is dropped.
+    fn open(&self, preface: &Preface, records: &mut [u8], holes: &Ranges) {
+        let Preface { chunk, number, grid, .. } = preface;
+        let Some((_, opener)) = &self.link.ends else { return };
+        let stream = match opener.stream(*number, &context(chunk), self.link.record) {
+            Err(Refused::Replayed | Refused::Old) => return,
+            stream => stream,
+        };
+        let Some(mut target) = self.sink.place(chunk) else { return };
+        let opened = stream.and_then(|stream| {
+            let opened = stream.open(records, holes, target.bytes_mut())?;
+            let lost = self.lost(grid, &opened);
+            self.link.copied.fetch_add(grid.total() - lost.bytes(), Ordering::Relaxed);
+            let (authentic, whole) = (self.link.layer.cipher.is_authenticated(), holes.is_empty());
+            let proved = lost.is_empty() || lost.bytes() < grid.total();
+            // Of a chunk that came whole all records must be as they were sent; of one with holes one says that it is
+            // genuine, and if none came nobody says that it is not.
+            let forged =
+                if whole { !lost.is_empty() } else { !authentic || !(proved || opened.refused.is_empty()) };
+            if forged {
+                return Err(Refused::Forged);
+            }
+            if authentic && proved {
+                opener.opened(&stream)?;
+            }
+            Ok((lost, preface.sum ^ stream.pad()?))
+        });
+        self.hand_on(chunk, target, opened);
+    }
+
+    /// Gives the sink a chunk with what of it could not be opened and the plaintext's checksum, or says why it is refused.
+    fn hand_on(&self, chunk: &ChunkHeader, target: Target, opened: Result<(Ranges, u32), Refused>) {
+        let outcome = match opened {
+            Ok((lost, _)) if !lost.is_empty() => {
+                let copied = hand_over(self.sink, chunk, target, &lost);
+                self.link.copied.fetch_add(copied, Ordering::Relaxed);
+                return;
+            }
+            Ok((_, found)) => {
+                let computed = checksum(target.bytes());
+                (computed == found).then_some(()).ok_or(WireError::PayloadChecksum { found, computed })
+            }
+            Err(refused) => Err(WireError::Sealed(refused.to_string())),
+        };
+        self.sink.stored(chunk, target, outcome);
+    }
+
+    /// The plaintext of the records that were not opened, which are counted.
+    fn lost(&self, grid: &Grid, opened: &Opened) -> Ranges {
+        let lost: Ranges = opened.missing.iter().chain(opened.refused.iter()).collect();
+        let records: u64 = lost.iter().map(|range| range.len().div_ceil(grid.record().into())).sum();
+        self.link.lost.fetch_add(records, Ordering::Relaxed);
+        lost
+    }
+
+    /// A chunk that has come but for `holes`, as it was sent or not.
+    fn deliver(&self, chunk: &ChunkHeader, sealed: &mut [u8], holes: &Ranges, damage: Option<WireError>) {
+        let Some(preface) = self.read(chunk, sealed) else { return };
+        let (records, holes) = (&mut sealed[PREFACE..], behind_preface(holes));
+        match damage {
+            None => self.open(&preface, records, &holes),
+            Some(damage) => {
+                if let Some(target) = self.sink.place(&preface.chunk) {
+                    self.sink.stored(&preface.chunk, target, Err(damage));
+                }
+            }
+        }
+        self.tell(|progress| progress.finished(preface.chunk.length.into()));
+    }
+}
+
+/// What a chunk says before its records.
+struct Preface {
+    /// The header of the plaintext.
+    chunk: ChunkHeader,
+    /// The stream's number.
+    number: u64,
+    /// The plaintext's checksum, hidden.
+    sum: u32,
+    /// Where the records are.
+    grid: Grid,
+}
+
+/// The same holes, counted from the first record.
+fn behind_preface(holes: &Ranges) -> Ranges {
+    let shift = |at: u64| at.saturating_sub(PREFACE as u64);
+    holes.iter().map(|hole| Range::new(shift(hole.start), shift(hole.end))).collect()
+}
+
+impl Sink for Opening<'_> {
+    /// A buffer of its own for all that comes. The sink is asked for a place when the records are there: it would not
+    /// fit the sealed ones.
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        // Padding hides how much of the last block is plaintext.
+        let padding = if self.link.layer.cipher.is_authenticated() { 0 } else { 15 };
+        let plain = self.link.layer.room(chunk.length).saturating_sub(padding);
+        self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begun += u64::from(plain);
+        let mut buffer = self.link.buffer();
+        buffer.resize(chunk.length as usize, 0);
+        Some(Target::Scratch(buffer))
+    }
+
+    fn progress(&self, bytes: u64) {
+        self.tell(|progress| progress.arrived(bytes));
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        self.take(chunk, target, &Ranges::new(), outcome.err());
+    }
+
+    /// The link below keeps whole what a layer above needs whole; if not, nothing of the chunk can be opened.
+    fn holed(&self, chunk: &ChunkHeader, target: Target, holes: &Ranges) -> Option<Target> {
+        if holes.next(0).is_none_or(|hole| hole.start >= PREFACE as u64) {
+            self.take(chunk, target, holes, None);
+        }
+        None
+    }
+}

@@ -1,0 +1,87 @@
+//! Which of the clients that are there take part in a round.
+
+use crate::emulation::Dice;
+
+/// Who takes part where a round wants fewer clients than are there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The first by name, and then whoever comes first.
+    #[default]
+    ByName,
+    /// By lot, as FedAvg has it (McMahan et al. 2017, algorithm 1). The place of one that will not come back goes to
+    /// the next.
+    ByLot {
+        /// Of the job; with the round's number and a client's name it decides that client's lot.
+        seed: u64,
+    },
+}
+
+/// The lot that a client draws in a round: those with the least take part.
+///
+/// Nobody else's name matters (rendezvous hashing, Thaler and Ravishankar 1998): who is there besides, and in which order
+/// they came, changes no lot, so a run that is repeated chooses the same clients.
+pub(crate) fn lot(seed: u64, round: u32, name: &str) -> u64 {
+    let words = name.as_bytes().chunks(8).map(|part| {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        u64::from_le_bytes(word)
+    });
+    // The length tells "a" from "a\0".
+    let seeds: Vec<u64> = [seed, round.into(), name.len() as u64].into_iter().chain(words).collect();
+    Dice::new(&seeds).draw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(seed: u64, round: u32, clients: u32, wanted: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = (0..clients).collect();
+        all.sort_by_key(|client| lot(seed, round, &format!("client-{client}")));
+        all.truncate(wanted);
+        all
+    }
+
+    #[test]
+    fn a_lot_depends_on_seed_round_and_the_whole_name() {
+        let lots = [
+            lot(1, 1, "client-1"),
+            lot(2, 1, "client-1"),
+            lot(1, 2, "client-1"),
+            lot(1, 1, "client-2"),
+            lot(1, 1, "client-1\0"),
+            lot(1, 1, "client-11"),
+        ];
+        for (i, lot) in lots.iter().enumerate() {
+            assert!(lots[i + 1..].iter().all(|other| other != lot));
+        }
+        assert_eq!(lots[0], lot(1, 1, "client-1"));
+    }
+
+    /// In 800 rounds of 8 of 64 each is chosen 100 times on average, with a deviation of 9.4: nobody is further off than
+    /// five of these.
+    #[test]
+    fn all_are_chosen_about_equally_often() {
+        for seed in (0..20).map(|n| Dice::new(&[n]).draw()).chain([0, u64::MAX]) {
+            let mut times = [0_u32; 64];
+            for round in 1..=800 {
+                for client in chosen(seed, round, 64, 8) {
+                    times[client as usize] += 1;
+                }
+            }
+            assert!(times.iter().all(|&n| (53..=147).contains(&n)), "{seed}: {times:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_gone_changes_nobody_elses_lot() {
+        for seed in 0..100 {
+            for gone in 0..64 {
+                let mut rest: Vec<u32> = (0..64).filter(|&client| client != gone).collect();
+                rest.sort_by_key(|client| lot(seed, 1, &format!("client-{client}")));
+                let all = chosen(seed, 1, 64, 9).into_iter().filter(|&client| client != gone);
+                assert_eq!(all.take(8).collect::<Vec<_>>(), rest[..8]);
+            }
+        }
+    }
+}

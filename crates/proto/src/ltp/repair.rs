@@ -1,0 +1,179 @@
+//! Repair packets, the sender's part: which packets they stand behind, how many there are, and how long a packet that
+//! may be rebuilt does not count as lost.
+//!
+//! A block is a run of packets by number, so chunks that are sent again are in blocks as fresh ones are, and a packet
+//! that was rebuilt is acknowledged as one that came.
+
+use std::collections::VecDeque;
+
+use crate::Time;
+
+/// Most packets of a block. More would make repair packets go further, but come later, and cost their receiver memory.
+pub const MAX_BLOCK: u32 = 64;
+
+/// Packets that can be rebuilt together: `count` of them, from number `first` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// The number of the first.
+    pub first: u64,
+    /// How many; 1 to [`MAX_BLOCK`].
+    pub count: u32,
+}
+
+impl Block {
+    /// The number behind the last; as great as can be where there is none.
+    pub fn end(self) -> u64 {
+        self.first.saturating_add(self.count.into())
+    }
+
+    /// Which of the block's packets has this number, from 0.
+    pub fn position(self, number: u64) -> Option<u32> {
+        let at = number.checked_sub(self.first).filter(|&at| at < self.count.into())?;
+        Some(at as u32)
+    }
+}
+
+/// Until when a packet of a block may still be rebuilt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hope {
+    /// The block's repair packets have not all been sent.
+    Open,
+    /// Its last repair packet has this number, and was sent at that time.
+    Until(u64, Time),
+}
+
+/// A block that is closed, and how many of its repair packets have been sent.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    block: Block,
+    /// Bytes of the block's longest packet.
+    longest: u32,
+    sent: u32,
+    of: u32,
+}
+
+/// The blocks of a sender.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    /// Repair packets for each packet of a block; 0 for none.
+    share: f64,
+    /// The block that is being sent, and the bytes of its longest packet.
+    open: Option<(Block, u32)>,
+    due: Option<Due>,
+    /// Blocks whose repair packets have been sent, in their order.
+    sent: VecDeque<(Block, u64, Time)>,
+}
+
+impl Blocks {
+    pub(super) fn new(share: f64) -> Self {
+        Self { share: share.clamp(0.0, 1.0), ..Self::default() }
+    }
+
+    /// A packet has been given a number; begins a block with it if `begins`. Says which block it belongs to, by its
+    /// first number.
+    pub(super) fn covers(&mut self, number: u64, bytes: u32, begins: bool) -> Option<u64> {
+        if self.open.is_none() && begins && self.share > 0.0 {
+            self.open = Some((Block { first: number, count: 0 }, 0));
+        }
+        let (block, longest) = self.open.as_mut()?;
+        block.count += 1;
+        *longest = (*longest).max(bytes);
+        let (first, full) = (block.first, block.count >= MAX_BLOCK);
+        if full {
+            self.close();
+        }
+        Some(first)
+    }
+
+    /// There is nothing left to send for the block that is being sent.
+    pub(super) fn close(&mut self) {
+        if let Some((block, longest)) = self.open.take() {
+            let of = (f64::from(block.count) * self.share).ceil() as u32;
+            self.due = Some(Due { block, longest, sent: 0, of });
+        }
+    }
+
+    /// The next repair packet: its block, which of the block's it is, and its bytes at most.
+    pub(super) fn next(&self) -> Option<(Block, u32, u32)> {
+        self.due.map(|due| (due.block, due.sent, due.longest))
+    }
+
+    /// The packet that [`Self::next`] named has been sent.
+    pub(super) fn repaired(&mut self, number: u64, now: Time) {
+        let Some(due) = &mut self.due else { return };
+        due.sent += 1;
+        if due.sent >= due.of {
+            self.sent.push_back((due.block, number, now));
+            self.due = None;
+        }
+    }
+
+    /// Nobody wants repair packets any more.
+    pub(super) fn give_up(&mut self) {
+        (self.open, self.due) = (None, None);
+    }
+
+    /// Until when the packet may be rebuilt; `None` if never.
+    pub(super) fn hope(&self, number: u64) -> Option<Hope> {
+        let at = self.sent.partition_point(|(block, ..)| block.end() <= number);
+        if let Some((_, last, at)) = self.sent.get(at).filter(|(block, ..)| block.position(number).is_some())
+        {
+            return Some(Hope::Until(*last, *at));
+        }
+        let open = self.open.map(|(block, _)| block).or(self.due.map(|due| due.block));
+        open.and_then(|block| block.position(number)).map(|_| Hope::Open)
+    }
+
+    /// Forgets blocks before packet `base`.
+    pub(super) fn forget(&mut self, base: u64) {
+        while self.sent.front().is_some_and(|(block, ..)| block.end() <= base) {
+            self.sent.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Time = Time::from_millis(1);
+
+    #[test]
+    fn a_block_is_closed_when_it_is_full_or_nothing_is_left() {
+        let mut blocks = Blocks::new(0.1);
+        for number in 10..10 + u64::from(MAX_BLOCK) {
+            assert_eq!(blocks.next(), None);
+            assert_eq!(blocks.covers(number, 100 + (number == 20) as u32, true), Some(10));
+        }
+        let full = Block { first: 10, count: MAX_BLOCK };
+        for symbol in 0..7 {
+            assert_eq!((blocks.next(), blocks.hope(10)), (Some((full, symbol, 101)), Some(Hope::Open)));
+            blocks.repaired(74 + u64::from(symbol), MS);
+        }
+        assert_eq!((blocks.next(), blocks.hope(73)), (None, Some(Hope::Until(80, MS))));
+        assert_eq!((blocks.covers(81, 9, true), blocks.covers(82, 9, false)), (Some(81), Some(81)));
+        blocks.close();
+        assert_eq!(blocks.next(), Some((Block { first: 81, count: 2 }, 0, 9)));
+        assert_eq!((blocks.hope(9), blocks.hope(74), blocks.hope(82)), (None, None, Some(Hope::Open)));
+        blocks.repaired(83, 2 * MS);
+        blocks.forget(74);
+        assert_eq!((blocks.hope(10), blocks.hope(82)), (None, Some(Hope::Until(83, 2 * MS))));
+    }
+
+    #[test]
+    fn without_a_share_there_are_none() {
+        let mut blocks = Blocks::new(0.0);
+        assert_eq!(blocks.covers(1, 100, true), None);
+        blocks.close();
+        assert_eq!((blocks.next(), blocks.hope(1)), (None, None));
+    }
+
+    #[test]
+    fn what_is_given_up_may_not_be_rebuilt() {
+        let mut blocks = Blocks::new(1.0);
+        blocks.covers(1, 100, true);
+        blocks.give_up();
+        blocks.close();
+        assert_eq!((blocks.next(), blocks.hope(1)), (None, None));
+    }
+}

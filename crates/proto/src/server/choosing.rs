@@ -1,0 +1,35 @@
+//! Who of those that are there takes part in a round.
+
+use super::{Duty, Server};
+use crate::choice::lot;
+use crate::order::by_name;
+use crate::{Choice, Round, Time};
+
+impl Server {
+    /// Clients that may be taken into the round now, by name: all who are ready, or as many as there is room for by lot.
+    pub(super) fn candidates(&self, now: Time) -> Vec<u32> {
+        let Some(round) = &self.round else { return Vec::new() };
+        let ready = |sender: &u32| !round.parts.contains_key(sender);
+        let members =
+            self.members.iter().filter(|(s, m)| m.link.is_some() && m.duty == Duty::Idle && ready(s));
+        let mut named: Vec<(&str, u32)> = members.map(|(&sender, m)| (m.name.as_str(), sender)).collect();
+        if let Choice::ByLot { seed } = round.plan.choice {
+            named.sort_by_cached_key(|(name, _)| (lot(seed, round.plan.number, name), *name));
+            named.truncate(round.room(now));
+        }
+        named.sort_by(|(one, _), (other, _)| by_name(one, other));
+        named.into_iter().map(|(_, sender)| sender).collect()
+    }
+
+    /// Places of clients chosen by lot that will not come back go to the next.
+    pub(super) fn replace(&mut self, now: Time) {
+        let has_room = |round: &Round| round.plan.choice != Choice::ByName && round.room(now) > 0;
+        let open = self.round.as_ref().is_some_and(|round| has_room(round) && !round.is_overdue(now));
+        if !open || self.finished.is_some() {
+            return;
+        }
+        for sender in self.candidates(now) {
+            self.assign(now, sender, None);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! How late packets come that others have overtaken, as a flow has seen it: gaps wait a little longer than that, as in
+//! RACK (RFC 8985 section 6.2).
+
+use super::stream::Patience;
+use crate::Time;
+
+/// After so many holes in a row that nothing late has filled, what was seen before no longer counts.
+const HOLES: u32 = 64;
+
+#[derive(Debug, Default)]
+pub(super) struct Reordering {
+    /// The longest that a gap was there before it was filled, and how many segments came meanwhile.
+    late: Time,
+    distance: u64,
+    holes: u32,
+}
+
+impl Reordering {
+    /// A gap was filled, so long after it opened and with so many segments between. Beyond `most` it was sent again.
+    pub fn filled(&mut self, late: Time, distance: u64, most: Time) {
+        if late <= most {
+            self.late = self.late.max(late);
+            self.distance = self.distance.max(distance);
+            self.holes = 0;
+        }
+    }
+
+    /// A gap has become a hole.
+    pub fn hole(&mut self) {
+        self.holes += 1;
+        if self.holes >= HOLES {
+            *self = Self::default();
+        }
+    }
+
+    /// How long gaps wait on this path, if they wait for `set` at least.
+    pub fn patience(&self, set: Patience) -> Patience {
+        let time = (self.late * 5 / 4).min(set.most).max(set.time);
+        let seen = u32::try_from(self.distance).unwrap_or(u32::MAX).saturating_add(1);
+        let packets = set.packets.map(|least| if self.distance == 0 { least } else { least.max(seen) });
+        Patience { time, packets, ..set }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Time = Time::from_millis(1);
+    const SET: Patience =
+        Patience { time: Time::from_millis(10), packets: Some(3), most: Time::from_millis(50) };
+
+    fn patience(seen: &[(Time, u64)]) -> (Time, Option<u32>) {
+        let mut reordering = Reordering::default();
+        seen.iter().for_each(|&(late, distance)| reordering.filled(late, distance, SET.most));
+        let patience = reordering.patience(SET);
+        (patience.time, patience.packets)
+    }
+
+    #[test]
+    fn waits_a_little_longer_than_the_latest_packet_took() {
+        assert_eq!(patience(&[]), (10 * MS, Some(3)));
+        assert_eq!(patience(&[(4 * MS, 33)]), (10 * MS, Some(34)));
+        assert_eq!(patience(&[(4 * MS, 33), (20 * MS, 7)]), (25 * MS, Some(34)));
+        assert_eq!(patience(&[(48 * MS, 1)]), (50 * MS, Some(3)), "never beyond what is set");
+        assert_eq!(patience(&[(51 * MS, 400)]), (10 * MS, Some(3)), "that was sent again");
+    }
+
+    #[test]
+    fn forgets_it_after_many_holes_that_nothing_fills() {
+        let mut reordering = Reordering::default();
+        reordering.filled(20 * MS, 7, SET.most);
+        (1..HOLES).for_each(|_| reordering.hole());
+        assert_eq!(reordering.patience(SET).packets, Some(8));
+        reordering.hole();
+        assert_eq!(reordering.patience(SET).packets, Some(3));
+    }
+}

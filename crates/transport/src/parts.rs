@@ -1,0 +1,73 @@
+//! Chunks of which parts are lost.
+
+use thalweg_wire::{ChunkHeader, Range, Ranges};
+
+use crate::{Sink, Target};
+
+/// Where parts of a chunk with holes may begin and end: the largest values have so many bytes, and tensors are aligned.
+pub const ALIGNED: u64 = 8;
+
+/// Gives the sink a chunk that came but for `holes`, as a whole if it takes it so. Else in parts, one for each run of
+/// bytes that came, as chunks of their own; their edges are at multiples of [`ALIGNED`] bytes of the update, or the
+/// chunk's own, so that no value is cut. Returns how many bytes were copied for that.
+///
+/// The checksum of the whole says nothing of parts; what carried them has checked its own.
+pub fn hand_over(sink: &dyn Sink, chunk: &ChunkHeader, target: Target, holes: &Ranges) -> u64 {
+    let Some(target) = sink.holed(chunk, target, holes) else { return 0 };
+    let came = parts(chunk.offset, chunk.length.into(), holes);
+    let bytes = target.bytes();
+    let kept: Vec<Vec<u8>> =
+        came.iter().map(|part| bytes[part.start as usize..part.end as usize].to_vec()).collect();
+    // Their places are within the one of the whole.
+    drop(target);
+    let mut copied = 0;
+    for (part, kept) in came.iter().zip(kept) {
+        let header = ChunkHeader { offset: chunk.offset + part.start, length: part.len() as u32, ..*chunk };
+        copied += 2 * part.len();
+        if let Some(mut place) = sink.place(&header).filter(|place| place.bytes().len() == kept.len()) {
+            place.bytes_mut().copy_from_slice(&kept);
+            sink.stored(&header, place, Ok(()));
+        }
+    }
+    copied
+}
+
+/// What came of a chunk of `length` bytes at `offset` of its update, as parts of it.
+fn parts(offset: u64, length: u64, holes: &Ranges) -> Vec<Range> {
+    let mut parts = Vec::with_capacity(holes.count() + 1);
+    let mut start = 0;
+    for hole in holes.iter() {
+        let end = (offset.saturating_add(hole.start) / ALIGNED * ALIGNED).saturating_sub(offset);
+        parts.push(Range::new(start, end.min(length)));
+        let next = offset.saturating_add(hole.end).checked_next_multiple_of(ALIGNED).unwrap_or(u64::MAX);
+        start = next.saturating_sub(offset).min(length);
+    }
+    parts.push(Range::new(start, length));
+    parts.retain(|part| !part.is_empty());
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(offset: u64, length: u64, holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
+        let holes: Ranges = holes.iter().map(|&(start, end)| Range::new(start, end)).collect();
+        parts(offset, length, &holes).iter().map(|part| (part.start, part.end)).collect()
+    }
+
+    #[test]
+    fn parts_cut_no_value() {
+        assert_eq!(cut(64, 100, &[(10, 20)]), [(0, 8), (24, 100)]);
+        assert_eq!(cut(64, 100, &[(0, 7), (16, 24), (96, 100)]), [(8, 16), (24, 96)]);
+        assert_eq!(cut(4, 100, &[(10, 20)]), [(0, 4), (20, 100)], "by their place in the update");
+        assert_eq!(cut(0, 16, &[(1, 2), (9, 10)]), []);
+        assert_eq!(cut(3, 4, &[(0, 1)]), [], "the chunk ends before the next value");
+        assert_eq!(cut(0, 8, &[]), [(0, 8)]);
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_cut_without_overflow() {
+        assert_eq!(cut(u64::MAX - 3, 100, &[(10, 20)]), [(3, 100)]);
+    }
+}

@@ -1,0 +1,121 @@
+//! How far each data connection of a link has come, so that a control message comes behind the chunks sent before it.
+//!
+//! On the first connection of such a link each frame has a mark in front for each data connection: how many bytes of
+//! whole frames had been sent on it before (u64, little-endian). The receiver keeps the message until so many have come,
+//! holes included. A data connection that ends before breaks the link: somebody has cut it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::watch;
+
+const MARK_BYTES: usize = 8;
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Came {
+    bytes: u64,
+    ended: bool,
+}
+
+/// Of one link. Connections are counted as the link does: data connections from 1.
+pub(crate) struct Marks {
+    sent: Vec<AtomicU64>,
+    came: watch::Sender<Vec<Came>>,
+}
+
+impl Marks {
+    pub(crate) fn new(data_connections: usize) -> Self {
+        let sent = (0..data_connections).map(|_| AtomicU64::default()).collect();
+        Self { sent, came: watch::Sender::new(vec![Came::default(); data_connections]) }
+    }
+
+    /// Bytes in front of a frame on the first connection.
+    pub(crate) fn bytes(&self) -> usize {
+        MARK_BYTES * self.sent.len()
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        self.sent.iter().flat_map(|sent| sent.load(Ordering::Acquire).to_le_bytes()).collect()
+    }
+
+    /// A frame of so many bytes has been sent.
+    pub(crate) fn sent(&self, connection: usize, bytes: usize) {
+        if let Some(sent) = connection.checked_sub(1).and_then(|data| self.sent.get(data)) {
+            sent.fetch_add(bytes as u64, Ordering::Release);
+        }
+    }
+
+    /// A frame of so many bytes has come, and the sink has it.
+    pub(crate) fn came(&self, connection: usize, bytes: usize) {
+        self.change(connection, |came| came.bytes += bytes as u64);
+    }
+
+    /// Nothing more comes.
+    pub(crate) fn ended(&self, connection: usize) {
+        self.change(connection, |came| came.ended = true);
+    }
+
+    fn change(&self, connection: usize, change: impl FnOnce(&mut Came)) {
+        self.came.send_modify(|all| {
+            if let Some(came) = connection.checked_sub(1).and_then(|data| all.get_mut(data)) {
+                change(came);
+            }
+        });
+    }
+
+    /// Waits until each data connection has come as far as `marks` say; or gives one that ended before.
+    pub(crate) async fn reached(&self, marks: &[u8]) -> Result<(), usize> {
+        let marks: Vec<u64> = marks
+            .chunks_exact(MARK_BYTES)
+            .map(|mark| mark.iter().rev().fold(0, |sum, &byte| sum << 8 | u64::from(byte)))
+            .collect();
+        let mut outcome = Ok(());
+        let mut watching = self.came.subscribe();
+        let settled = watching.wait_for(|all| {
+            let short = || (1..).zip(all.iter().zip(&marks)).filter(|(_, (came, &mark))| came.bytes < mark);
+            outcome = short().find(|(_, (came, _))| came.ended).map_or(Ok(()), |(cut, _)| Err(cut));
+            outcome.is_err() || short().next().is_none()
+        });
+        // It only fails once the sender is gone, which is ours.
+        let _ = settled.await;
+        outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{poll_fn, Future};
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_message_waits_for_each_connection() {
+        let (sender, receiver) = (Marks::new(2), Marks::new(2));
+        sender.sent(1, 100);
+        sender.sent(2, 70);
+        sender.sent(0, 5);
+        let marks = sender.encode();
+        assert_eq!(marks.len(), receiver.bytes());
+        let mut reached = pin!(receiver.reached(&marks));
+        for (connection, bytes) in [(1, 99), (2, 80), (0, 1000), (3, 1000)] {
+            receiver.came(connection, bytes);
+            assert!(poll_fn(|cx| Poll::Ready(reached.as_mut().poll(cx).is_pending())).await);
+        }
+        receiver.came(1, 1);
+        assert_eq!(reached.await, Ok(()));
+        assert_eq!(receiver.reached(&marks).await, Ok(()), "and again");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_ends_before_is_named() {
+        let (sender, receiver) = (Marks::new(2), Marks::new(2));
+        sender.sent(2, 70);
+        receiver.ended(1);
+        receiver.came(2, 69);
+        receiver.ended(2);
+        assert_eq!(receiver.reached(&sender.encode()).await, Err(2));
+        receiver.came(2, 1);
+        assert_eq!(receiver.reached(&sender.encode()).await, Ok(()));
+    }
+}

@@ -1,0 +1,213 @@
+//! One connection: what of it is missing, how much its sender may send, what may be masked.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use thalweg_proto::unifl::{clock_unit, Control, Rate, Sample};
+use thalweg_proto::Time;
+use thalweg_tcp::line::{Hole, Holes};
+use thalweg_wire::{FrameHeader, Kind};
+
+use super::layout::{self, Frames, Key, Seen, Wish};
+use super::programs::Programs;
+use crate::settings::Limits;
+
+/// The largest window without its scale (RFC 7323, section 2.2).
+const UNSCALED: u64 = 65_535;
+/// Payload of a segment where nothing was said of it (RFC 9293, section 3.7.1), and what timestamps take of it.
+const UNSAID: u16 = 536;
+const STAMPS: u16 = 12;
+const MICROSECONDS: f64 = 1e6;
+
+pub(super) struct Flow {
+    programs: Arc<Programs>,
+    key: Key,
+    /// Its number among those that share the path.
+    member: u32,
+    segment: u32,
+    limits: Limits,
+    inside: Mutex<Inside>,
+}
+
+struct Inside {
+    control: Box<dyn Control>,
+    wish: Wish,
+    /// Holes that were told.
+    told: u64,
+    delivered: u64,
+    /// Without timestamps: the offset whose coming ends a round trip, and since when.
+    round: Option<(u64, Time)>,
+    /// Where in the frames the reader is, and how far the programs have followed them.
+    frames: Frames,
+    followed: u64,
+}
+
+impl Flow {
+    /// Takes in a connection between a remote end and ours, whose preamble has not been answered yet: until then nothing
+    /// comes that may be lost. `None` if the programs did not see it begin, or have no place for it.
+    pub(super) fn open(
+        programs: &Arc<Programs>,
+        (remote, local): (SocketAddr, SocketAddr),
+        limits: Limits,
+        rate: &Rate,
+    ) -> Option<Self> {
+        static MEMBERS: AtomicU32 = AtomicU32::new(0);
+        let key = layout::key(remote, local);
+        let handshake = programs.handshake(&key)?;
+        let largest = if handshake.largest == 0 { UNSAID } else { handshake.largest };
+        let segment = u32::from(largest.saturating_sub(STAMPS).max(1));
+        let control = rate.control(UNSCALED << handshake.scale, segment, None);
+        let wish = Wish {
+            window: window(&*control),
+            budget: (limits.budget * MICROSECONDS) as u32,
+            frames: Frames::default(),
+            tick: 0,
+            scale: handshake.scale,
+        };
+        programs.open(key, &handshake, &wish).ok()?;
+        let inside = Inside {
+            control,
+            wish,
+            told: 0,
+            delivered: 0,
+            round: None,
+            frames: Frames::default(),
+            followed: u64::MAX,
+        };
+        let member = MEMBERS.fetch_add(1, Ordering::Relaxed);
+        Some(Self { programs: programs.clone(), key, member, segment, limits, inside: Mutex::new(inside) })
+    }
+}
+
+fn window(control: &dyn Control) -> u32 {
+    u32::try_from(control.window()).unwrap_or(u32::MAX)
+}
+
+impl Holes for Flow {
+    fn take(&self) -> io::Result<Vec<Hole>> {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let (seen, holes) = self.programs.look(&self.key, inside.told + 1)?;
+        inside.told += holes.len() as u64;
+        inside.followed = seen.frames.head;
+        bearable(&self.limits, &seen)?;
+        let before = inside.wish;
+        if seen.delivered > inside.delivered {
+            inside.delivered = seen.delivered;
+            let now = self.programs.now();
+            let share = self.programs.share(now, self.member, inside.control.rate());
+            let round = inside.round(&seen, now);
+            let sample = sample(&seen, self.segment);
+            let rtt = sample.rtt.or(round);
+            inside.steer(&Sample { now, share, rtt, ..sample }, &seen);
+        }
+        if inside.wish != before {
+            self.programs.wish(self.key, &inside.wish)?;
+        }
+        Ok(holes)
+    }
+
+    fn header(&self, offset: u64, header: &FrameHeader) {
+        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        inside.frames = inside.frames.after(offset, header);
+        // Else the programs have read it themselves.
+        if inside.followed < offset {
+            inside.followed = inside.frames.head;
+            inside.wish.frames = inside.frames;
+            // Without it nothing is masked, and the next call of `take` says what is wrong.
+            let _ = self.programs.wish(self.key, &inside.wish);
+        }
+    }
+}
+
+impl Inside {
+    /// A round trip where there are no timestamps: a window's worth takes that at least.
+    fn round(&mut self, seen: &Seen, now: Time) -> Option<Time> {
+        let next = (seen.edge.max(seen.high) + 1, now);
+        let (mark, since) = *self.round.get_or_insert(next);
+        if seen.stamped || seen.high < mark {
+            return None;
+        }
+        self.round = Some(next);
+        Some(now.saturating_sub(since))
+    }
+
+    fn steer(&mut self, sample: &Sample, seen: &Seen) {
+        self.control.arrived(sample);
+        self.wish.window = window(&*self.control);
+        if self.wish.tick == 0 {
+            let unit = clock_unit(seen.ticks as f64, Duration::from_micros(seen.watched));
+            self.wish.tick = unit.map_or(0, |unit| (MICROSECONDS / unit) as u64);
+        }
+    }
+}
+
+impl Frames {
+    /// Behind a header that ends at `offset`.
+    fn after(self, offset: u64, header: &FrameHeader) -> Self {
+        let head = offset + u64::from(header.chunk.length);
+        if header.kind != Kind::Chunk {
+            return Self { head, payload: head, ..self };
+        }
+        let update = u64::from(header.chunk.round) << 32 | u64::from(header.chunk.sender);
+        let same = update == self.update && self.update_from > 0;
+        let update_from = if same { self.update_from } else { offset };
+        Self { head, payload: offset, update, update_from }
+    }
+}
+
+/// What the rate controller hears of.
+fn sample(seen: &Seen, segment: u32) -> Sample {
+    Sample {
+        now: Duration::ZERO,
+        delivered: seen.delivered,
+        lost: seen.masked,
+        segment,
+        rtt: seen.trip.map(Duration::from_micros),
+        one_way: seen.way.map(|way| way as f64 / MICROSECONDS),
+        ce: false,
+        share: None,
+    }
+}
+
+/// Whether no more of the update is lost than `refuse` allows.
+fn bearable(limits: &Limits, seen: &Seen) -> io::Result<()> {
+    let of = seen.high.saturating_sub(seen.frames.update_from);
+    let lost = seen.update_lost;
+    if seen.frames.update_from > 0 && lost as f64 > limits.refuse * of as f64 {
+        let why = format!("{lost} of {of} bytes were lost on the way, more than `refuse` allows");
+        return Err(io::Error::new(io::ErrorKind::ConnectionAborted, why));
+    }
+    Ok(())
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        self.programs.leave(self.key, self.member);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_wire::{ChunkHeader, LayoutHash};
+
+    use super::*;
+
+    fn chunk(round: u32, length: u32) -> FrameHeader {
+        let layout = LayoutHash::default();
+        FrameHeader::chunk(ChunkHeader { job: 1, round, sender: 3, layout, offset: 0, length }, 0)
+    }
+
+    #[test]
+    fn frames_follow_from_their_headers() {
+        let first = Frames::default().after(100, &chunk(1, 50));
+        assert_eq!((first.payload, first.head, first.update_from), (100, 150, 100));
+        let second = first.after(202, &chunk(1, 50));
+        assert_eq!((second.payload, second.head, second.update_from), (202, 252, 100));
+        let control = second.after(304, &FrameHeader::control(b"some"));
+        assert_eq!((control.payload, control.head), (308, 308), "nothing of it may be lost");
+        assert_eq!(control.after(360, &chunk(2, 50)).update_from, 360, "another update");
+    }
+}

@@ -1,0 +1,74 @@
+//! The second way in: the kernel's own TCP receives, and programs at the devices take what was lost out of its sequence
+//! numbers (`crates/ebpf/programs/unifl.c`). Sockets hand out streams without the holes; these are put back here.
+//!
+//! ```text
+//! device -> inward program -> kernel's TCP -> socket -> tcp's link with holes -> the session's sink
+//!             |    ^                                      ^
+//!             |    +--- wishes: window, budget <--- flow -+
+//!             +-------- events: holes ----------------^
+//! ```
+
+mod flow;
+mod layout;
+mod programs;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use thalweg_proto::unifl::Rate;
+use thalweg_tcp::door::{self, Doorkeeper};
+use thalweg_tcp::line::{Holes, Lines};
+use thalweg_transport::{Address, Listener, Options, Pending, Result};
+use tokio::net::TcpStream;
+
+use crate::settings::Limits;
+use flow::Flow;
+use programs::Programs;
+
+/// Listens at `address`, which is `at`, with programs in front; why not, if they cannot be.
+///
+/// # Errors
+/// As [`thalweg_transport::Transport::listen`].
+pub(crate) async fn listen(
+    address: &Address,
+    at: SocketAddr,
+    options: &Options,
+    limits: Limits,
+    rate: &Rate,
+) -> Result<std::result::Result<Box<dyn Listener>, String>> {
+    if at.ip().is_loopback() {
+        return Ok(Err("the loopback loses nothing".into()));
+    }
+    let programs = match Programs::attach(at.ip()).await {
+        Ok(programs) => Arc::new(programs),
+        Err(why) => return Ok(Err(why)),
+    };
+    let limit = options.connect_timeout();
+    let keeper =
+        Keeper { programs: programs.clone(), limits, rate: rate.clone(), lines: Lines::new(options)?, limit };
+    let door = door::open(address, options, keeper).await?;
+    let port = door.address().port.unwrap_or(at.port());
+    Ok(programs.serve(port).map(|()| Box::new(door) as Box<dyn Listener>))
+}
+
+/// Lets connections in, each with who knows of its holes.
+struct Keeper {
+    programs: Arc<Programs>,
+    limits: Limits,
+    rate: Rate,
+    lines: Lines,
+    limit: Duration,
+}
+
+#[async_trait]
+impl Doorkeeper for Keeper {
+    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
+        // Where the programs did not see it come, it is an ordinary connection.
+        let local = stream.local_addr().ok();
+        let flow = local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate));
+        let holes = flow.map(|flow| Arc::new(flow) as Arc<dyn Holes>);
+        self.lines.admit_socket(stream, holes, from.to_string(), self.limit).await
+    }
+}

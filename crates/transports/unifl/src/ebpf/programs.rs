@@ -1,0 +1,270 @@
+//! The programs where packets come by, and the maps that they share with us.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use thalweg_ebpf::aya::maps::{Array, HashMap as Table, Map, MapData, MapError, RingBuf};
+use thalweg_ebpf::aya::programs::tc::TcAttachOptions;
+use thalweg_ebpf::aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
+use thalweg_ebpf::aya::Ebpf;
+use thalweg_proto::unifl::Group;
+use thalweg_proto::Time;
+use thalweg_tcp::line::Hole;
+
+use super::layout::{self, Handshake, Key, Opening, Seen, Wish, Wished, Words};
+use crate::route::{self, Interface};
+
+/// Reading takes the flow's lock (BPF_F_LOCK).
+const LOCKED: u64 = 4;
+/// How long the programs still serve connections that have been closed, until both ends have said so.
+const LINGER: Duration = Duration::from_secs(1);
+const GLANCE: Duration = Duration::from_millis(10);
+/// How long a closed connection's flow is kept for what is still sent again (2 MSL).
+const KEPT: Duration = Duration::from_secs(60);
+/// How often a hole that was counted is looked for in the ring before it counts as lost. Another processor is about to
+/// finish writing, and no more.
+const TRIES: u32 = 1 << 20;
+
+/// Attached programs. They go with this, or a little later, when the last connections have ended.
+pub(super) struct Programs {
+    attached: Mutex<Option<Attached>>,
+    group: Mutex<Group>,
+    began: Instant,
+}
+
+struct Attached {
+    /// With it the programs are loaded and attached.
+    _ebpf: Ebpf,
+    served: Array<MapData, u32>,
+    flows: Table<MapData, Key, Words>,
+    wishes: Table<MapData, Key, Wished>,
+    openings: Table<MapData, Key, Opening>,
+    events: RingBuf<MapData>,
+    /// Holes of connections that are open, with their numbers, until they are asked for.
+    heard: HashMap<Key, Vec<(u32, Hole)>>,
+    /// Connections that have been closed.
+    left: Vec<(Key, Instant)>,
+}
+
+impl Programs {
+    /// Attaches the programs to the devices that packets to `address` come by; why not, if that cannot be.
+    pub(super) async fn attach(address: IpAddr) -> Result<Self, String> {
+        let code = thalweg_ebpf::unifl()?;
+        let interfaces = route::interfaces(address).await.map_err(|e| e.to_string())?;
+        let attached = Attached::new(code, &interfaces).map_err(|e| explain(&*e))?;
+        let group = Mutex::new(Group::default());
+        Ok(Self { attached: Mutex::new(Some(attached)), group, began: Instant::now() })
+    }
+
+    /// Has them look at the packets of a port.
+    pub(super) fn serve(&self, port: u16) -> Result<(), String> {
+        self.with(|attached| attached.served.set(0, layout::port(port), 0)).map_err(|e| explain(&e))
+    }
+
+    fn attached(&self) -> MutexGuard<'_, Option<Attached>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Attached) -> Result<T, MapError>) -> io::Result<T> {
+        let mut attached = self.attached();
+        let Some(attached) = attached.as_mut() else { return Err(io::ErrorKind::NotConnected.into()) };
+        act(attached).map_err(|e| io::Error::other(format!("eBPF: {}", explain(&e))))
+    }
+
+    /// What a connection's handshake said, if the programs saw it.
+    pub(super) fn handshake(&self, key: &Key) -> Option<Handshake> {
+        let opening = self.with(|attached| attached.openings.get(key, 0)).ok()?;
+        Some(Handshake::read(&opening))
+    }
+
+    /// Takes a connection in.
+    pub(super) fn open(&self, key: Key, handshake: &Handshake, wish: &Wish) -> io::Result<()> {
+        self.with(|attached| {
+            attached.sweep(key);
+            attached.wishes.insert(key, wish.write(), 0)?;
+            attached.flows.insert(key, handshake.flow(), 0)?;
+            attached.heard.insert(key, Vec::new());
+            // Handshakes make place for each other; what has gone already is not missed.
+            let _ = attached.openings.remove(&key);
+            Ok(())
+        })
+    }
+
+    pub(super) fn wish(&self, key: Key, wish: &Wish) -> io::Result<()> {
+        self.with(|attached| attached.wishes.insert(key, wish.write(), 0))
+    }
+
+    /// What has become of a connection, and its holes from that number on: at least all that it counts.
+    pub(super) fn look(&self, key: &Key, next: u64) -> io::Result<(Seen, Vec<Hole>)> {
+        let mut attached = self.attached();
+        let Some(attached) = attached.as_mut() else { return Err(io::ErrorKind::NotConnected.into()) };
+        let words = attached.flows.get(key, LOCKED);
+        let words = words.map_err(|e| io::Error::other(format!("eBPF: {}", explain(&e))))?;
+        let seen = Seen::read(&words);
+        let holes = attached.holes(key, next, seen.holes);
+        let lost = || io::Error::other("eBPF: a hole was counted and not told");
+        holes.map(|holes| (seen, holes)).ok_or_else(lost)
+    }
+
+    /// A connection has been closed here.
+    pub(super) fn leave(&self, key: Key, member: u32) {
+        if let Some(attached) = self.attached().as_mut() {
+            attached.heard.remove(&key);
+            attached.left.push((key, Instant::now()));
+        }
+        self.group().leave(member);
+    }
+
+    fn group(&self) -> MutexGuard<'_, Group> {
+        self.group.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now(&self) -> Time {
+        self.began.elapsed()
+    }
+
+    /// A connection's rate, and what its share of the path would be.
+    pub(super) fn share(&self, now: Time, member: u32, rate: f64) -> Option<f64> {
+        self.group().publish(now, member, rate)
+    }
+}
+
+impl Attached {
+    fn new(code: &[u8], interfaces: &[Interface]) -> Result<Self, Box<dyn Error>> {
+        let mut ebpf = Ebpf::load(code)?;
+        for ethernet in [true, false] {
+            let names: Vec<&str> =
+                interfaces.iter().filter(|i| i.ethernet == ethernet).map(|i| i.name.as_str()).collect();
+            let kind = if ethernet { "ethernet" } else { "bare" };
+            for (way, at) in [("inward", TcAttachType::Ingress), ("outward", TcAttachType::Egress)] {
+                attach(&mut ebpf, &format!("{way}_{kind}"), at, &names)?;
+            }
+        }
+        Ok(Self {
+            served: Array::try_from(map(&mut ebpf, "served")?)?,
+            flows: Table::try_from(map(&mut ebpf, "flows")?)?,
+            wishes: Table::try_from(map(&mut ebpf, "wishes")?)?,
+            openings: Table::try_from(map(&mut ebpf, "openings")?)?,
+            events: RingBuf::try_from(map(&mut ebpf, "events")?)?,
+            _ebpf: ebpf,
+            heard: HashMap::new(),
+            left: Vec::new(),
+        })
+    }
+
+    /// Takes all events there are.
+    fn hear(&mut self) {
+        while let Some(record) = self.events.next() {
+            let Some((key, number, hole)) = layout::event(&record) else { continue };
+            if let Some(heard) = self.heard.get_mut(&key) {
+                heard.push((number, hole));
+            }
+        }
+    }
+
+    /// A connection's holes from number `next` on, up to `last` at least; `None` if one is not to be found.
+    fn holes(&mut self, key: &Key, next: u64, last: u64) -> Option<Vec<Hole>> {
+        let mut holes = Vec::new();
+        for _ in 0..TRIES {
+            self.hear();
+            let heard = self.heard.get_mut(key)?;
+            heard.sort_unstable_by_key(|(number, _)| *number);
+            let mut number = next + holes.len() as u64;
+            let ready = heard.iter().take_while(|(this, _)| {
+                let follows = *this == number as u32;
+                number += u64::from(follows);
+                follows
+            });
+            let count = ready.count();
+            holes.extend(heard.drain(..count).map(|(_, hole)| hole));
+            if next + holes.len() as u64 > last {
+                return Some(holes);
+            }
+            std::thread::yield_now();
+        }
+        None
+    }
+
+    /// Forgets connections that ended long ago, and the one that was between the same ends as this.
+    fn sweep(&mut self, key: Key) {
+        let Self { left, flows, wishes, .. } = self;
+        left.retain(|(other, since)| {
+            let keep = *other != key && since.elapsed() < KEPT;
+            if !keep {
+                // The programs forget one themselves where its ends meet again.
+                let _ = flows.remove(other);
+                let _ = wishes.remove(other);
+            }
+            keep
+        });
+    }
+
+    /// Whether some connection that was closed here has not been ended by both sides.
+    fn lingers(&self) -> bool {
+        self.left.iter().any(|(key, since)| {
+            let flow = self.flows.get(key, LOCKED).map(|words| Seen::read(&words));
+            since.elapsed() < LINGER && flow.is_ok_and(|seen| seen.holes > 0 && !seen.ended)
+        })
+    }
+}
+
+impl Drop for Programs {
+    /// What is still acknowledged of a stream with holes needs the programs.
+    fn drop(&mut self) {
+        let Some(attached) = self.attached().take().filter(Attached::lingers) else { return };
+        let wait = move || {
+            while attached.lingers() {
+                std::thread::sleep(GLANCE);
+            }
+        };
+        // Without a thread they go at once.
+        let _ = std::thread::Builder::new().name("thalweg-unifl".into()).spawn(wait);
+    }
+}
+
+fn attach(ebpf: &mut Ebpf, program: &str, at: TcAttachType, names: &[&str]) -> Result<(), Box<dyn Error>> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let found = ebpf.program_mut(program).ok_or_else(|| format!("no program {program}"))?;
+    let program: &mut SchedClassifier = found.try_into()?;
+    program.load()?;
+    for name in names {
+        program.attach_with_options(name, at, TcAttachOptions::TcxOrder(LinkOrder::default()))?;
+    }
+    Ok(())
+}
+
+fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, String> {
+    ebpf.take_map(name).ok_or_else(|| format!("no map {name}"))
+}
+
+/// An error with its causes, and the mend where that is known.
+fn explain(error: &(dyn Error + 'static)) -> String {
+    let chain: Vec<&(dyn Error + 'static)> = std::iter::successors(Some(error), |&e| e.source()).collect();
+    let text = chain.iter().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let denied = |e: &&(dyn Error + 'static)| {
+        let io = e.downcast_ref::<io::Error>();
+        io.is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
+    };
+    if chain.iter().any(denied) {
+        return format!("{text}; run it as root, or with CAP_BPF and CAP_NET_ADMIN");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_denied_has_a_mend() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert!(explain(&denied).contains("CAP_BPF"));
+        assert!(!explain(&io::Error::from(io::ErrorKind::NotFound)).contains("CAP_BPF"));
+    }
+}

@@ -1,0 +1,127 @@
+//! An update on its way through a lab, from a client of the kernel to a server that masks.
+
+use std::sync::mpsc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::json;
+use thalweg_arena::Arena;
+use thalweg_conformance::{outgoing, pattern, update_id, Recorder};
+use thalweg_layers::{Layer, Seal};
+use thalweg_tcp::Tcp;
+use thalweg_transport::{Address, Counters, ErrorKind, Options, Sink, Transport};
+use thalweg_unifl::Unifl;
+use thalweg_wire::Tolerance;
+
+use super::Trust;
+
+pub const UPDATE: u64 = 8 << 20;
+pub const CHUNK: u32 = 64 << 10;
+
+/// What came at the server.
+pub struct Came {
+    pub recorder: Recorder,
+    pub message: Result<Bytes, ErrorKind>,
+    pub counters: Counters,
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// How an update travels.
+#[derive(Clone)]
+pub struct Transfer {
+    /// Where the server listens.
+    pub host: &'static str,
+    /// Share of the packets to it that the link loses.
+    pub loss: f64,
+    /// Options of the listener, as JSON.
+    pub own: String,
+    /// Connections of the link.
+    pub streams: u8,
+    /// Who sends.
+    pub congestion: &'static str,
+    /// How updates are sealed; the rest is under TLS then.
+    pub layer: Option<Seal>,
+    /// What may be lost of which tensor.
+    pub tolerance: Tolerance,
+}
+
+impl Default for Transfer {
+    fn default() -> Self {
+        let (own, tolerance) = ("{}".into(), Tolerance::default());
+        Self { host: super::SERVER, loss: 0.01, own, streams: 1, congestion: "cubic", layer: None, tolerance }
+    }
+}
+
+/// A client on one host sends an update and a message to a server on the other, over a link that loses `loss` of the
+/// packets to the server. `None` where there are no such networks.
+pub fn send(loss: f64, own: &str, streams: u8) -> Option<(Came, Arena)> {
+    Transfer { loss, own: own.into(), streams, ..Transfer::default() }.run()
+}
+
+impl Transfer {
+    /// Does it. `None` where there are no such networks.
+    pub fn run(self) -> Option<(Came, Arena)> {
+        let Self { host, loss, own, streams, congestion, layer, tolerance } = self;
+        let way = |loss: f64| json!({"rate": 100_000_000, "delay": 0.005, "loss": loss});
+        let lab = match super::lab(way(loss), way(0.0)) {
+            Ok(lab) => Arc::new(lab),
+            Err(why) => {
+                println!("skipped: {why}");
+                return None;
+            }
+        };
+        let trust = layer.as_ref().map(|_| Trust::new());
+        let own = serde_json::from_str(&own).unwrap();
+        let options =
+            Options { own, tls: trust.as_ref().and_then(|t| t.listen(false).tls), ..Options::default() };
+        let [unifl, tcp]: [Arc<dyn Transport>; 2] = match &layer {
+            None => [Arc::new(Unifl), Arc::new(Tcp)],
+            Some(layer) => [layer.wrap(Arc::new(Unifl)), layer.wrap(Arc::new(Tcp))],
+        };
+        let (ready, told) = mpsc::channel();
+        let theirs = lab.clone();
+        let server = std::thread::spawn(move || {
+            super::go_to(&theirs, "b");
+            if host == super::SERVER_V6 {
+                super::forward_ipv6();
+            }
+            runtime().block_on(async {
+                let address = Address::parse(&format!("unifl://{host}:0")).unwrap();
+                let listener = unifl.listen(&address, &options).await.unwrap();
+                assert_eq!(listener.notice(), None);
+                ready.send(listener.address()).unwrap();
+                let link = listener.accept().await.unwrap().await.unwrap();
+                assert!(!link.capabilities().reliable);
+                link.tolerate(&Arc::new(tolerance));
+                let recorder = Recorder::new(UPDATE);
+                let message = link.receive(&recorder as &dyn Sink).await.map_err(|e| e.kind());
+                let _ = link.send_control(Bytes::from_static(b"thanks")).await;
+                // Until the client has gone.
+                let _ = link.receive(&recorder).await;
+                Came { recorder, message, counters: link.counters() }
+            })
+        });
+        let to = Address { scheme: "tcp".into(), ..told.recv().unwrap() };
+        let client = std::thread::spawn(move || {
+            super::go_to(&lab, "a");
+            runtime().block_on(async {
+                let tls = trust.as_ref().and_then(|trust| trust.connect(None).tls);
+                let congestion = Some(congestion.into());
+                let options = Options { congestion, streams, tls, ..Options::default() };
+                let link = tcp.connect(&to, &options).await.unwrap();
+                let source = pattern(UPDATE, 3);
+                let sent = link.send_update(&outgoing(&source, update_id(1), CHUNK)).await;
+                if sent.is_ok() && link.send_control(Bytes::from_static(b"that was all")).await.is_ok() {
+                    let _ = link.receive(&Recorder::new(0)).await;
+                }
+                link.close().await;
+                source
+            })
+        });
+        let source = client.join().unwrap();
+        Some((server.join().unwrap(), source))
+    }
+}

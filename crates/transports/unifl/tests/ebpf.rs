@@ -1,0 +1,96 @@
+//! The kernel's TCP with programs in front of it: kernel senders over a link that loses packets.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+#![cfg(target_os = "linux")]
+
+use bytes::Bytes;
+use common::sending::{runtime, Came, Transfer, UPDATE};
+use thalweg_arena::Arena;
+use thalweg_transport::{Address, Options, Transport};
+use thalweg_unifl::Unifl;
+
+mod common;
+
+/// With the backend and these options; `None` where this build or this machine cannot.
+fn send(own: &str, transfer: Transfer) -> Option<(Came, Arena)> {
+    if let Err(why) = thalweg_ebpf::unifl() {
+        println!("skipped: {why}");
+        return None;
+    }
+    Transfer { own: format!(r#"{{"backend": "ebpf", {own}}}"#), ..transfer }.run()
+}
+
+fn missing(came: &Came) -> u64 {
+    UPDATE - came.recorder.seen().ranges.bytes()
+}
+
+#[test]
+fn loss_is_masked_and_the_rest_comes_right() {
+    for congestion in ["cubic", "reno"] {
+        let transfer = Transfer { congestion, ..Transfer::default() };
+        let Some((came, source)) = send(r#""budget": 0.05"#, transfer) else { return };
+        assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
+        came.recorder.check(&source);
+        let missing = missing(&came);
+        assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+        for hole in came.recorder.seen().ranges.holes(UPDATE).iter() {
+            assert_eq!((hole.start % 8, hole.end % 8), (0, 0), "a value is cut");
+        }
+        // Only what was of chunks with holes.
+        assert!(came.counters.copied > 0 && came.counters.round_trip.is_some(), "{:?}", came.counters);
+    }
+}
+
+#[test]
+fn without_a_budget_all_of_it_comes() {
+    let Some((came, source)) = send(r#""budget": 0"#, Transfer::default()) else { return };
+    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
+    came.recorder.check(&source);
+    assert_eq!(missing(&came), 0);
+}
+
+#[test]
+fn no_more_is_masked_than_the_budget_has() {
+    let transfer = Transfer { loss: 0.05, ..Transfer::default() };
+    let Some((came, source)) = send(r#""budget": 0.01"#, transfer) else { return };
+    assert_eq!(came.message, Ok(Bytes::from_static(b"that was all")));
+    came.recorder.check(&source);
+    // With each hole go up to 7 bytes at either end.
+    let holes = came.recorder.seen().ranges.holes(UPDATE).count() as u64;
+    let missing = missing(&came);
+    assert!(missing > 0 && missing <= UPDATE / 100 + 14 * holes, "{missing} of {UPDATE} bytes are missing");
+}
+
+#[test]
+fn more_than_is_bearable_ends_the_link() {
+    let transfer = Transfer { loss: 0.05, ..Transfer::default() };
+    let Some((came, _)) = send(r#""refuse": 0.01"#, transfer) else { return };
+    assert!(came.message.is_err(), "{:?}", came.message);
+}
+
+#[test]
+fn each_connection_of_a_link_has_its_holes() {
+    let transfer = Transfer { streams: 3, ..Transfer::default() };
+    let Some((came, source)) = send(r#""budget": 0.05"#, transfer) else { return };
+    came.recorder.check(&source);
+    let missing = missing(&came);
+    assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+}
+
+#[test]
+fn loss_is_masked_over_ipv6_too() {
+    let transfer = Transfer { host: common::SERVER_V6, ..Transfer::default() };
+    let Some((came, source)) = send(r#""budget": 0.05"#, transfer) else { return };
+    came.recorder.check(&source);
+    let missing = missing(&came);
+    assert!((UPDATE / 1000..UPDATE / 20).contains(&missing), "{missing} of {UPDATE} bytes are missing");
+}
+
+#[test]
+fn at_the_loopback_it_is_plain_tcp_and_says_so() {
+    let own = serde_json::from_str(r#"{"backend": "ebpf"}"#).unwrap();
+    let options = Options { own, ..Options::default() };
+    let address = Address::parse("unifl://127.0.0.1:0").unwrap();
+    let listener = runtime().block_on(Unifl.listen(&address, &options)).unwrap();
+    let notice = listener.notice().unwrap();
+    assert!(notice.ends_with("is served as plain tcp: the loopback loses nothing"), "{notice}");
+}
