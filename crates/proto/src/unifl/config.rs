@@ -12,6 +12,8 @@ pub struct Config {
     pub ports: Vec<u16>,
     /// Bytes of the largest IP packet of the device; it gives the segment size.
     pub mtu: usize,
+    /// Whether the device takes superpackets and completes checksums, as [`super::Offload`] then says of each packet.
+    pub offload: bool,
     /// Whether selective acknowledgements are agreed to (RFC 2018).
     pub sack: bool,
     /// Whether timestamps are agreed to (RFC 7323).
@@ -101,6 +103,7 @@ impl Default for Config {
         Self {
             ports: Vec::new(),
             mtu: 1500,
+            offload: false,
             sack: true,
             timestamps: true,
             scale: 10,

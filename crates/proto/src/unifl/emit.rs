@@ -1,9 +1,10 @@
-//! What goes out: one TCP segment in an IP packet, checksums complete, so that a TUN device needs no help with them.
+//! What goes out: a TCP segment in an IP packet, or several as a superpacket, if the device cuts them.
 //!
 //! (A TUN device ignores `DATA_VALID` on what is written to it: a packet needs a right checksum, or `NEEDS_CSUM`.)
 
 use super::checksum::{fold, pseudo, sum};
 use super::options::Written;
+use super::segment::{Checksum, Offload, CHECKSUM};
 use super::{Address, Tuple};
 
 /// A TCP segment to be sent from `tuple.local` to `tuple.remote`.
@@ -21,11 +22,13 @@ pub(super) struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    /// Writes the packet into `out`, whatever was in it.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    /// Writes the packet into `out`, whatever was in it. A device that helps makes segments of at most `offload` bytes
+    /// of payload of it, and completes their checksums.
+    pub fn write(&self, out: &mut Vec<u8>, offload: Option<u16>) -> Offload {
         out.clear();
         let options = self.options.bytes();
-        let tcp_bytes = 20 + options.len() + self.payload.0.len() + self.payload.1.len();
+        let payload = self.payload.0.len() + self.payload.1.len();
+        let tcp_bytes = 20 + options.len() + payload;
         let (from, to) = (self.tuple.local.address, self.tuple.remote.address);
         let ect = u8::from(self.ect) * 2;
         match (from, to) {
@@ -47,7 +50,7 @@ impl Outbound<'_> {
                 out[10..12].copy_from_slice(&checksum.to_be_bytes());
             }
             // A tuple comes from one packet, whose addresses are of one kind.
-            _ => return,
+            _ => return Offload::default(),
         }
         let start = out.len();
         out.extend(self.tuple.local.port.to_be_bytes());
@@ -60,7 +63,16 @@ impl Outbound<'_> {
         out.extend(options);
         out.extend(self.payload.0);
         out.extend(self.payload.1);
-        let checksum = !fold(pseudo(&from, &to, tcp_bytes) + sum(&out[start..]));
-        out[start + 16..start + 18].copy_from_slice(&checksum.to_be_bytes());
+        let named = pseudo(&from, &to, tcp_bytes);
+        let checksum = match offload {
+            Some(_) => fold(named),
+            None => !fold(named + sum(&out[start..])),
+        };
+        let place = start + usize::from(CHECKSUM);
+        out[place..place + 2].copy_from_slice(&checksum.to_be_bytes());
+        offload.map_or_else(Offload::default, |each| {
+            let segment = if payload > usize::from(each) { each } else { 0 };
+            Offload { checksum: Checksum::Partial, segment }
+        })
     }
 }

@@ -269,23 +269,23 @@ impl Endpoint {
         Turn { endpoint: self, packet: &[] }.poll_event()
     }
 
-    /// Writes the next IP packet into `packet`, its checksums complete; `false` if there is none. Called after a batch of
-    /// packets, it makes one acknowledgement of many.
-    pub fn poll_packet(&mut self, now: Time, packet: &mut Vec<u8>) -> bool {
+    /// Writes the next IP packet into `packet`, and says what its device is to do with it: nothing, unless that is
+    /// configured. `None` if there is no packet. Called after a batch of packets, it makes one acknowledgement of many.
+    pub fn poll_packet(&mut self, now: Time, packet: &mut Vec<u8>) -> Option<Offload> {
         if let Some(reset) = self.resets.pop_front() {
-            return write_reset(&reset, packet);
+            return Some(write_reset(&reset, packet));
         }
         while let Some(&place) = self.ready.front() {
             let wrote = self.work(now, place, |flow, cx| flow.poll(now, cx.config, packet));
-            if wrote == Some(true) {
-                return true;
+            if let Some(Some(offload)) = wrote {
+                return Some(offload);
             }
             self.ready.pop_front();
             if let Some(slot) = self.flows.get_mut(place as usize) {
                 slot.ready = false;
             }
         }
-        false
+        None
     }
 
     fn place(&self, flow: FlowId) -> Option<u32> {
@@ -382,7 +382,7 @@ impl Endpoint {
     }
 }
 
-fn write_reset(reset: &Reset, packet: &mut Vec<u8>) -> bool {
+fn write_reset(reset: &Reset, packet: &mut Vec<u8>) -> Offload {
     let flags = RST | if reset.acknowledgement.is_some() { ACK } else { 0 };
     let segment = Outbound {
         tuple: &reset.tuple,
@@ -394,6 +394,5 @@ fn write_reset(reset: &Reset, packet: &mut Vec<u8>) -> bool {
         payload: (&[], &[]),
         ect: false,
     };
-    segment.write(packet);
-    true
+    segment.write(packet, None)
 }

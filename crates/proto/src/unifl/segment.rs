@@ -17,6 +17,8 @@ pub(super) const ACK: u8 = 0x10;
 pub(super) const ECE: u8 = 0x40;
 pub(super) const CWR: u8 = 0x80;
 const TCP: u8 = 6;
+/// Where in the TCP header its checksum is.
+pub(super) const CHECKSUM: u16 = 16;
 /// Extension headers that are walked over before a packet counts as senseless.
 const EXTENSIONS: usize = 4;
 
@@ -51,6 +53,29 @@ impl Offload {
         };
         let segment = if vnet[1] == 0 { 0 } else { u16::from_ne_bytes([vnet[4], vnet[5]]) };
         Self { checksum, segment }
+    }
+
+    /// The same ten bytes for `packet`, a TCP segment or superpacket without IP extension headers that is given to the
+    /// device.
+    pub fn write(self, packet: &[u8]) -> [u8; 10] {
+        let mut vnet = [0; 10];
+        if self.checksum != Checksum::Partial {
+            return vnet;
+        }
+        let old = packet.first().is_some_and(|byte| byte >> 4 == 4);
+        let ip: u16 = if old { 20 } else { 40 };
+        let tcp = packet.get(usize::from(ip) + 12).map_or(20, |byte| u16::from(byte >> 4) * 4);
+        let mut put = |at: usize, value: u16| vnet[at..at + 2].copy_from_slice(&value.to_ne_bytes());
+        if self.segment > 0 {
+            put(2, ip + tcp);
+            put(4, self.segment);
+        }
+        put(6, ip);
+        put(8, CHECKSUM);
+        // NEEDS_CSUM; GSO_TCPV4 or GSO_TCPV6.
+        vnet[0] = 1;
+        vnet[1] = u8::from(self.segment > 0) * if old { 1 } else { 4 };
+        vnet
     }
 }
 

@@ -152,7 +152,7 @@ impl Client {
             self.app.see(event);
         }
         let mut packet = Vec::new();
-        while self.endpoint.poll_packet(self.now, &mut packet) {
+        while self.endpoint.poll_packet(self.now, &mut packet).is_some() {
             let seg = Seg::decode(&packet);
             if let Some((value, _)) = seg.stamps {
                 // As if it had taken 40 ms both ways.

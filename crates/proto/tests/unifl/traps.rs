@@ -34,6 +34,46 @@ fn trap_1_checksums_are_complete_when_sent_and_may_be_partial_when_received() {
     assert_eq!(Offload::read(&[1, 1, 0, 0, 0xa8, 5, 20, 0, 16, 0]).checksum, Checksum::Partial);
 }
 
+/// What a device makes of `NEEDS_CSUM` (virtio 1.2 section 5.1.6.2).
+fn completed(mut packet: Vec<u8>, vnet: [u8; 10]) -> Vec<u8> {
+    let short = |at: usize| usize::from(u16::from_ne_bytes([vnet[at], vnet[at + 1]]));
+    let (start, offset) = (short(6), short(8));
+    let checksum = !fold(sum(&packet[start..]));
+    packet[start + offset..start + offset + 2].copy_from_slice(&checksum.to_be_bytes());
+    packet
+}
+
+#[test]
+fn trap_1_a_superpacket_has_the_headers_of_its_first_segment() {
+    for (v6, kind, headers) in [(false, 1, 52), (true, 4, 72)] {
+        let mut c = Client::with(Config { offload: true, ..config() }, Seg { v6, ..syn() });
+        c.finish_handshake();
+        let (flow, now, mut packet) = (c.app.flow.unwrap(), c.now, Vec::new());
+        c.endpoint.send(now, flow, &bytes(0, 5_000));
+        let offload = c.endpoint.poll_packet(now, &mut packet).unwrap();
+        let vnet = offload.write(&packet);
+        let [low, high] = u16::to_ne_bytes(headers);
+        assert_eq!(vnet[..4], [1, kind, low, high]);
+        assert_eq!((offload, Offload::read(&vnet)), (offload, offload));
+        let each = usize::from(offload.segment);
+        assert!((1_200..1_460).contains(&each) && packet.len() == usize::from(headers) + 5_000);
+        assert_eq!(Seg::decode(&completed(packet.clone(), vnet)).payload, bytes(0, 5_000));
+        // One segment needs no cutting, and an acknowledgement no help.
+        c.endpoint.send(now, flow, &bytes(5_000, 100));
+        let offload = c.endpoint.poll_packet(now, &mut packet).unwrap();
+        assert_eq!(offload, Offload { checksum: Checksum::Partial, segment: 0 });
+        assert_eq!(
+            Seg::decode(&completed(packet.clone(), offload.write(&packet))).payload,
+            bytes(5_000, 100)
+        );
+        let seg = Seg { ack: c.iss.wrapping_add(5_101), ..c.at(ACK, 0, &bytes(0, 100)) }.encode();
+        drop(c.endpoint.handle_packet(now, &seg, Offload::default()));
+        c.endpoint.handle_timeout(now + 100 * MS);
+        assert_eq!(c.endpoint.poll_packet(now + 100 * MS, &mut packet), Some(Offload::default()));
+        assert_eq!((Seg::decode(&packet).payload, Offload::default().write(&packet)), (vec![], [0; 10]));
+    }
+}
+
 #[test]
 fn trap_2_the_first_window_is_small() {
     let c = Client::new(Config { rate: Rate::default(), ..config() });

@@ -31,13 +31,13 @@ pub struct Seg {
     pub ce: bool,
 }
 
-fn sum(bytes: &[u8]) -> u32 {
+pub fn sum(bytes: &[u8]) -> u32 {
     let pairs = bytes.chunks_exact(2);
     let last = pairs.remainder().first().map_or(0, |&byte| u32::from(byte) << 8);
     last + pairs.map(|c| u32::from(c[0]) << 8 | u32::from(c[1])).sum::<u32>()
 }
 
-fn fold(mut sum: u32) -> u16 {
+pub fn fold(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

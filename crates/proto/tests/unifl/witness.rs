@@ -128,7 +128,7 @@ impl Witness {
         }
         let mut packet = std::mem::take(&mut self.packet);
         let mut count = 0;
-        while endpoint.poll_packet(now, &mut packet) {
+        while endpoint.poll_packet(now, &mut packet).is_some() {
             self.said(now, &packet);
             count += 1;
             assert!(count < 1000, "it talks for ever");

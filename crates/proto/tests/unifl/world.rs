@@ -246,7 +246,7 @@ impl World {
                 events.push((other, event));
             }
             let mut packet = Vec::new();
-            while endpoint.poll_packet(now, &mut packet) {
+            while endpoint.poll_packet(now, &mut packet).is_some() {
                 packets.push(std::mem::take(&mut packet));
             }
         }

@@ -289,9 +289,9 @@ impl Core {
     /// Writes all packets there are.
     pub(crate) fn flush(&mut self, now: Time) {
         let mut packet = std::mem::take(&mut self.packet);
-        while self.endpoint.poll_packet(now, &mut packet) {
+        while let Some(offload) = self.endpoint.poll_packet(now, &mut packet) {
             // A host that takes no packet has lost it; it will be sent again.
-            let _ = self.device.write(&[&[0; HEADER], &packet]);
+            let _ = self.device.write(&[&offload.write(&packet), &packet]);
         }
         self.packet = packet;
     }

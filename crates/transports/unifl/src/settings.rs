@@ -91,6 +91,7 @@ pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
     let config = Config {
         rate: rate(&chosen),
         reorder,
+        offload: true,
         send_buffer: options.send_buffer.map_or(SEND_BUFFER, |bytes| bytes as usize),
         ..Config::default()
     };

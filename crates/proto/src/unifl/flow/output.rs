@@ -13,13 +13,15 @@ use super::super::options::Written;
 use super::super::sequence::number;
 use super::{Flow, State, UNSCALED};
 use crate::unifl::config::Config;
-use crate::unifl::segment::{ACK, ECE, FIN, PSH, SYN};
+use crate::unifl::segment::{Offload, ACK, ECE, FIN, PSH, SYN};
 use crate::Time;
 
 /// Acknowledgements that follow within this are a train to a sender's HyStart (Ha and Rhee 2011; Linux: 2 ms).
 const TRAIN: Time = Time::from_millis(2);
 /// A pause that ends a train, whatever the way back does to it.
 const PAUSE: Time = Time::from_millis(3);
+/// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
+const SUPERPACKET: usize = 65_535 - 120;
 /// On shorter paths a pause would be felt.
 const LONG: Time = Time::from_millis(10);
 
@@ -31,18 +33,19 @@ impl Flow {
     }
 
     /// Writes the next packet, if there is one to send.
-    pub fn poll(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> bool {
+    pub fn poll(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> Option<Offload> {
+        let offload = config.offload.then_some(self.out.segment as u16);
         match self.state {
-            State::Closed => false,
+            State::Closed => None,
             State::SynReceived => self.answer(now, config, out),
-            _ => self.piece(now, out) || self.acknowledge(now, out),
+            _ => self.piece(now, out, offload).or_else(|| self.acknowledge(now, out)),
         }
     }
 
     /// SYN and ACK, with the options that both agree on. Its window is unscaled and small (RFC 7323 section 2.2).
-    fn answer(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> bool {
+    fn answer(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> Option<Offload> {
         if !std::mem::take(&mut self.syn_due) {
-            return false;
+            return None;
         }
         if self.syn_sent.is_some() {
             // Sent twice: its acknowledgement says nothing of the round trip.
@@ -72,15 +75,15 @@ impl Flow {
             payload: (&[], &[]),
             ect: false,
         };
-        segment.write(out);
-        true
+        Some(segment.write(out, None))
     }
 
-    /// A piece of the way back.
-    fn piece(&mut self, now: Time, out: &mut Vec<u8>) -> bool {
-        let Some(piece) = self.out.poll(now) else {
+    /// A piece of the way back: several segments at once, if the device cuts them.
+    fn piece(&mut self, now: Time, out: &mut Vec<u8>, offload: Option<u16>) -> Option<Offload> {
+        let most = if offload.is_some() { SUPERPACKET } else { 0 };
+        let Some(piece) = self.out.poll(now, most) else {
             self.out.arm(now);
-            return false;
+            return None;
         };
         let window = self.advertise();
         let mut options = Written::new();
@@ -98,12 +101,12 @@ impl Flow {
             payload: self.out.bytes(piece),
             ect: false,
         };
-        segment.write(out);
+        let offload = segment.write(out, offload);
         // Blocks have no place beside data; they follow.
         if !self.stream.holding() && self.acks.duplicate.is_none() {
             self.said(now);
         }
-        true
+        Some(offload)
     }
 
     /// Whether acknowledgements wait a moment. Cubic leaves slow start when they have come without a break for half a
@@ -122,13 +125,13 @@ impl Flow {
             && now.saturating_sub(self.acks.train) >= rtt / 8
     }
 
-    fn acknowledge(&mut self, now: Time, out: &mut Vec<u8>) -> bool {
+    fn acknowledge(&mut self, now: Time, out: &mut Vec<u8>) -> Option<Offload> {
         if !self.acks.now && self.acks.owed == 0 {
-            return false;
+            return None;
         }
         if self.pauses(now) {
             self.acks.deadline = Some(self.acks.at + PAUSE);
-            return false;
+            return None;
         }
         let window = self.advertise();
         let mut options = Written::new();
@@ -154,12 +157,12 @@ impl Flow {
             payload: (&[], &[]),
             ect: false,
         };
-        segment.write(out);
+        let offload = segment.write(out, None);
         let owed = self.acks.owed.saturating_sub(1);
         self.said(now);
         self.acks.owed = owed;
         self.acks.now = more;
-        true
+        Some(offload)
     }
 
     fn said(&mut self, now: Time) {

@@ -231,11 +231,27 @@ impl Outgoing {
         timeout.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
-    /// What to send now, if anything.
-    pub fn poll(&mut self, now: Time) -> Option<Piece> {
-        let piece = self.choose(now)?;
+    /// What to send now, if anything: a segment, or as many that follow on each other as `most` bytes hold, all but the
+    /// last of full length.
+    pub fn poll(&mut self, now: Time, most: usize) -> Option<Piece> {
+        let mut piece = self.choose(now)?;
+        while self.goes_on(piece, most) {
+            let Some(more) = self.choose(now) else { break };
+            piece = Piece { length: piece.length + more.length, fin: more.fin, ..piece };
+        }
         self.arm(now);
         Some(piece)
+    }
+
+    /// Whether the next segment follows on this piece.
+    fn goes_on(&self, piece: Piece, most: usize) -> bool {
+        let segment = self.segment as usize;
+        piece.length > 0
+            && piece.length.is_multiple_of(segment)
+            && piece.length + segment <= most
+            && piece.offset + piece.length as u64 == self.next
+            && !piece.fin
+            && !self.flight.has_lost()
     }
 
     fn choose(&mut self, now: Time) -> Option<Piece> {

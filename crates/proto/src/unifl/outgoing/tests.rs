@@ -36,11 +36,12 @@ enum Event {
 }
 
 /// What became of a stream.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 struct Sent {
     took: Time,
     /// Bytes sent in all, those sent again too.
     bytes: u64,
+    pieces: usize,
 }
 
 struct World {
@@ -56,6 +57,9 @@ struct World {
     waiting: usize,
     heard: usize,
     sack: bool,
+    /// Bytes that may be polled in one piece; their segments go over the path one by one.
+    most: usize,
+    pieces: usize,
     bytes: u64,
 }
 
@@ -77,6 +81,8 @@ impl World {
             waiting: 0,
             heard: 0,
             sack: true,
+            most: 0,
+            pieces: 0,
             bytes: 0,
         }
     }
@@ -90,14 +96,24 @@ impl World {
     }
 
     fn flush(&mut self) {
-        while let Some(piece) = self.out.poll(self.now) {
+        while let Some(piece) = self.out.poll(self.now, self.most) {
             let (first, second) = self.out.bytes(piece);
             let said: Vec<u8> = first.iter().chain(second).copied().collect();
             assert!(said.iter().zip(piece.offset..).all(|(&byte, offset)| byte == content(offset)));
             assert_eq!(said.len(), piece.length);
+            assert!(piece.length <= self.most.max(SEGMENT as usize));
             self.bytes += piece.length as u64;
-            let range = Range::new(piece.offset, piece.offset + piece.length as u64 + u64::from(piece.fin));
-            self.over(|world| &mut world.down, HEADERS + piece.length, Event::Data(range));
+            self.pieces += 1;
+            let (mut at, end) = (piece.offset, piece.offset + piece.length as u64);
+            loop {
+                let next = end.min(at + SEGMENT);
+                let range = Range::new(at, next + u64::from(piece.fin && next == end));
+                self.over(|world| &mut world.down, HEADERS + (next - at) as usize, Event::Data(range));
+                at = next;
+                if at == end {
+                    break;
+                }
+            }
         }
     }
 
@@ -154,7 +170,7 @@ impl World {
             }
         }
         assert_eq!(self.came.bytes(), total + 1);
-        Some(Sent { took: self.now, bytes: self.bytes })
+        Some(Sent { took: self.now, bytes: self.bytes, pieces: self.pieces })
     }
 }
 
@@ -182,6 +198,16 @@ fn one_acknowledgement_for_many_segments_does_not_slow_down() {
     world.together = 44;
     let sent = world.run(total).unwrap();
     assert!(sent.took.as_secs_f64() < 1.5 * ideal(total, 0.0), "{sent:?}");
+}
+
+#[test]
+fn superpackets_change_nothing_but_their_number() {
+    for loss in [0.0, 0.01] {
+        let world = |most| World { most, ..World::new(Shape { loss, ..link() }, 7) };
+        let (one, many) = (world(0).run(4 * MIB).unwrap(), world(60_000).run(4 * MIB).unwrap());
+        assert!(many.pieces < one.pieces, "{many:?} {one:?}");
+        assert_eq!(Sent { pieces: 0, ..many }, Sent { pieces: 0, ..one }, "loss {loss}");
+    }
 }
 
 #[test]
@@ -221,7 +247,7 @@ fn a_lost_tail_is_sent_again_before_the_timeout() {
     out.measured(100 * MS);
     out.write(&vec![0; 3 * SEGMENT as usize]);
     let offsets = |out: &mut Outgoing, now| -> Vec<u64> {
-        std::iter::from_fn(|| out.poll(now)).map(|piece| piece.offset).collect()
+        std::iter::from_fn(|| out.poll(now, 0)).map(|piece| piece.offset).collect()
     };
     assert_eq!(offsets(&mut out, Time::ZERO), [0, SEGMENT, 2 * SEGMENT]);
     assert_eq!(out.poll_timeout(), Some(200 * MS));
@@ -242,7 +268,7 @@ fn after_a_timeout_one_segment_finds_out_whether_the_path_is_back() {
     let mut now = Time::ZERO;
     let (mut tries, mut offsets) = (0, Vec::new());
     loop {
-        offsets.extend(std::iter::from_fn(|| out.poll(now)).map(|piece| piece.offset / SEGMENT));
+        offsets.extend(std::iter::from_fn(|| out.poll(now, 0)).map(|piece| piece.offset / SEGMENT));
         now = out.poll_timeout().unwrap();
         if out.handle_timeout(now, 3) {
             break;
@@ -255,8 +281,8 @@ fn after_a_timeout_one_segment_finds_out_whether_the_path_is_back() {
     // 20 ms, then timeouts of 200, 400, 800 and 1,600 ms.
     assert_eq!(now, 3020 * MS);
     out.acknowledged(now, Heard { offset: SEGMENT, blocks: &[], plain: true });
-    assert!(out.poll(now).is_some_and(|piece| piece.offset == SEGMENT));
-    assert!(out.poll(now).is_some(), "more than one again");
+    assert!(out.poll(now, 0).is_some_and(|piece| piece.offset == SEGMENT));
+    assert!(out.poll(now, 0).is_some(), "more than one again");
 }
 
 #[test]
@@ -265,17 +291,17 @@ fn what_was_kept_may_be_dropped_again() {
     out.opened(Time::ZERO, 1 << 20);
     out.measured(10 * MS);
     out.write(&vec![0; 4 * SEGMENT as usize]);
-    while out.poll(Time::ZERO).is_some() {}
+    while out.poll(Time::ZERO, 0).is_some() {}
     let kept = [Range::new(SEGMENT, 4 * SEGMENT)];
     out.acknowledged(10 * MS, Heard { offset: 0, blocks: &kept, plain: false });
-    assert_eq!(out.poll(10 * MS).unwrap().offset, 0);
+    assert_eq!(out.poll(10 * MS, 0).unwrap().offset, 0);
     // The first arrives, but its receiver says no more of what it kept.
     out.acknowledged(20 * MS, Heard { offset: SEGMENT, blocks: &[], plain: true });
     let mut offsets = Vec::new();
     while out.una() < 4 * SEGMENT {
         let now = out.poll_timeout().unwrap();
         assert!(!out.handle_timeout(now, 15));
-        while let Some(piece) = out.poll(now) {
+        while let Some(piece) = out.poll(now, 0) {
             offsets.push(piece.offset);
             out.acknowledged(now + MS, Heard { offset: piece.offset + SEGMENT, blocks: &[], plain: true });
         }
@@ -289,7 +315,7 @@ fn what_a_hostile_receiver_claims_is_bounded() {
     out.opened(Time::ZERO, 1 << 20);
     out.measured(10 * MS);
     out.write(&vec![0; 100 * SEGMENT as usize]);
-    while out.poll(Time::ZERO).is_some() {}
+    while out.poll(Time::ZERO, 0).is_some() {}
     for n in 1..10_000 {
         let blocks = [Range::new(2 * n, 2 * n + 1)];
         out.acknowledged(n as u32 * MS / 100, Heard { offset: 0, blocks: &blocks, plain: false });
@@ -298,7 +324,7 @@ fn what_a_hostile_receiver_claims_is_bounded() {
     // In the middle of a segment.
     out.acknowledged(200 * MS, Heard { offset: 3 * SEGMENT - 7, blocks: &[], plain: true });
     let now = 200 * MS;
-    assert!(std::iter::from_fn(|| out.poll(now)).all(|piece| piece.offset + 7 >= 3 * SEGMENT));
+    assert!(std::iter::from_fn(|| out.poll(now, 0)).all(|piece| piece.offset + 7 >= 3 * SEGMENT));
 }
 
 #[test]
