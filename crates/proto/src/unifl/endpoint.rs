@@ -354,6 +354,12 @@ impl Endpoint {
         self.with(now, flow, |flow, _| flow.admit(offset));
     }
 
+    /// More follows at once on what has come, or need not. While it does, the last segment is acknowledged late, so that
+    /// one that is lost behind it is repaired after two round trips (RFC 8985 section 7.2).
+    pub fn expect(&mut self, now: Time, flow: FlowId, more: bool) {
+        self.with(now, flow, |flow, _| flow.expect(more));
+    }
+
     /// The flow shares its path fairly with others of the same group.
     pub fn join(&mut self, now: Time, flow: FlowId, group: u32) {
         self.with(now, flow, |flow, _| flow.group = Some(group));

@@ -264,6 +264,52 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     assert_eq!((c.app.ended, c.said.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
 }
 
+/// A single segment that is lost behind all others would be repaired 200 ms later: its sender takes it for one whose
+/// acknowledgement is delayed (RFC 8985 section 7.2), unless another is not acknowledged either.
+#[test]
+fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
+    let expecting = || {
+        let mut c = Client::connected(config());
+        let (flow, now) = (c.app.flow.unwrap(), c.now);
+        c.endpoint.expect(now, flow, true);
+        c.data(0, 4 * M as usize);
+        c.pass(150 * MS);
+        assert_eq!(c.acked(), Some(3 * M));
+        c
+    };
+    let mut c = expecting();
+    c.pass(60 * MS);
+    assert_eq!(c.acked(), Some(4 * M), "no sender's timer may run out");
+    // More came: what was kept back is acknowledged, and the last of the new is not.
+    let mut c = expecting();
+    c.data(4 * M, 2 * M as usize);
+    assert_eq!((c.acked(), c.blocks()), (Some(5 * M), vec![]));
+    // A probe: with what was kept back, or with what was lost.
+    let mut c = expecting();
+    c.data(3 * M, M as usize);
+    assert_eq!((c.acked(), c.blocks()), (Some(4 * M), vec![(3 * M, 4 * M)]));
+    let mut c = expecting();
+    c.data(4 * M, M as usize);
+    assert_eq!((c.acked(), c.blocks()), (Some(5 * M), vec![(4 * M, 5 * M)]));
+    // Nothing more is to come.
+    let mut c = expecting();
+    let (flow, now) = (c.app.flow.unwrap(), c.now);
+    c.endpoint.expect(now, flow, false);
+    c.listen();
+    assert_eq!(c.acked(), Some(4 * M));
+    c.data(4 * M, 2 * M as usize);
+    assert_eq!(c.acked(), Some(6 * M));
+    // A hole is masked as ever.
+    let mut c = expecting();
+    c.data(5 * M, 4 * M as usize);
+    c.pass(20 * MS);
+    assert_eq!((c.acked(), holes(&c)), (Some(8 * M), vec![(4 * M, 5 * M)]));
+    // The end is acknowledged with all before it.
+    let mut c = expecting();
+    c.say(ACK | FIN, 4 * M, &bytes(4 * M, M as usize));
+    assert_eq!(c.acked(), Some(5 * M + 1));
+}
+
 /// Linux reduces its window to 7 segments for a message of a few bytes that its probe repairs, unless it hears that the
 /// message had come.
 #[test]

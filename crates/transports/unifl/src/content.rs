@@ -20,12 +20,14 @@ pub(crate) struct Permits {
     pub budgets: Option<Vec<Budget>>,
     /// Bytes that belong to tensors, each with the place of its budget.
     pub shares: Vec<(usize, Range)>,
+    /// Whether more follows at once on what has come, if that has changed.
+    pub expects: Option<bool>,
 }
 
 impl Permits {
     /// Whether nothing happens.
     pub(crate) fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.budgets.is_none() && self.shares.is_empty()
+        self.ranges.is_empty() && self.budgets.is_none() && self.shares.is_empty() && self.expects.is_none()
     }
 
     /// Another update begins: what was spent of the one before counts no more.
@@ -103,7 +105,12 @@ impl Watch {
     ) {
         match self {
             Self::Frames { scout, sealed, update, tolerance } => {
-                let found = scout.as_mut().map(|scout| scout.advance(header)).unwrap_or_default();
+                let Some(scout) = scout else { return };
+                let before = scout.in_update();
+                let found = scout.advance(header);
+                if scout.in_update() != before {
+                    permits.expects = Some(!before);
+                }
                 for payload in found {
                     let this = (payload.chunk.round, payload.chunk.sender);
                     if update.replace(this) != Some(this) {

@@ -275,6 +275,9 @@ impl Core {
             if permits.is_empty() {
                 continue;
             }
+            if let Some(more) = permits.expects {
+                self.endpoint.expect(now, flow, more);
+            }
             self.endpoint.change(now, flow, |policy| {
                 if let Some(budgets) = permits.budgets {
                     policy.unlimit();

@@ -73,6 +73,11 @@ impl Scout {
         found
     }
 
+    /// Whether an update has begun, and nothing else after it.
+    pub(crate) fn in_update(&self) -> bool {
+        self.last.is_some() && !self.lost
+    }
+
     /// How far chunks of the update are from each other, by the last two of one length; else they follow each other.
     fn step_to(&self, chunk: &ChunkHeader) -> u64 {
         let before = self.last.filter(|last| ChunkHeader { offset: chunk.offset, ..*last } == *chunk);
@@ -211,6 +216,17 @@ mod tests {
         let behind_heads: Vec<Range> = payloads.iter().map(|p| Range::new(p.start + 16, p.end)).collect();
         assert_eq!(found, behind_heads);
         assert!(Scout::new(START, 100).advance(read(&bytes, &none)).is_empty());
+    }
+
+    #[test]
+    fn an_update_ends_with_the_next_message() {
+        let (bytes, headers, _) = stream(&[(None, 10), (Some(0), 100), (Some(100), 100), (None, 10)]);
+        let mut scout = Scout::new(START, 0);
+        for (come, inside) in [(1, false), (2, true), (3, true), (4, false)] {
+            let end = headers.get(come).copied().unwrap_or(bytes.len() as u64);
+            scout.advance(read(&bytes, &(end..bytes.len() as u64).collect()));
+            assert_eq!(scout.in_update(), inside, "{come} frames");
+        }
     }
 
     /// Chunks of 100 bytes that are 116 when sealed.

@@ -99,6 +99,12 @@ impl Flow {
             self.acks.now = true;
         }
         self.mark(cx, segment);
+        let new = self.stream.highest() > top && late.is_none();
+        if new && self.keeps() {
+            self.acks.kept = Some(top.max(range.end.saturating_sub(self.segment.into())));
+        } else {
+            self.release();
+        }
         let fresh = arrival.pieces.iter().any(|(_, late)| !late);
         if held || self.stream.holding() {
             self.stamp_held(cx, segment, range, self.stream.repaired > repaired);
@@ -115,8 +121,9 @@ impl Flow {
         self.acks.bytes += self.stream.acknowledged() - progress;
         if self.acks.bytes >= 2 * u64::from(self.segment) {
             self.acks.now = true;
-        } else if self.acks.bytes > 0 && self.acks.deadline.is_none() {
-            self.acks.deadline = Some(cx.now + cx.config.ack_delay);
+        } else if self.acks.bytes > 0 {
+            let at = cx.now + cx.config.ack_delay;
+            self.acks.deadline = Some(self.acks.deadline.map_or(at, |deadline| deadline.min(at)));
         }
     }
 

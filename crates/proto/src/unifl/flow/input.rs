@@ -65,6 +65,7 @@ impl Flow {
             return self.challenge(cx);
         }
         self.last_heard = cx.now;
+        self.release();
         if start < self.stream.highest() as i64 {
             self.data(cx, segment, start);
             self.settle(cx);

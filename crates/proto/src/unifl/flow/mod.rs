@@ -92,6 +92,10 @@ struct Acks {
     /// Where the latest segment began.
     latest: u64,
     duplicate: Option<Range>,
+    /// More is expected at once.
+    expecting: bool,
+    /// What is not acknowledged yet though it has come: all from here on.
+    kept: Option<u64>,
     /// Marks are echoed until the sender says that it has slowed down.
     ece: bool,
     /// Challenges in the second since.
@@ -282,6 +286,14 @@ impl Flow {
         self.stream.forget(offset);
     }
 
+    /// More follows at once, or need not.
+    pub fn expect(&mut self, more: bool) {
+        self.acks.expecting = more;
+        if !more {
+            self.release();
+        }
+    }
+
     /// Late bytes were still wanted.
     pub fn filled(&mut self, part: Range) {
         self.stream.filled(part);
@@ -310,6 +322,7 @@ impl Flow {
         if due(self.acks.deadline) {
             self.acks.deadline = None;
             self.acks.now = true;
+            self.acks.kept = self.acks.kept.filter(|&kept| self.acks.sent < kept);
         }
         if due(self.stream.deadline(self.patience(cx.config))) {
             self.resolve(cx);

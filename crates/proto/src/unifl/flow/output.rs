@@ -20,6 +20,8 @@ use crate::Time;
 const TRAIN: Time = Time::from_millis(2);
 /// A pause that ends a train, whatever the way back does to it.
 const PAUSE: Time = Time::from_millis(3);
+/// The longest that the last segment's acknowledgement is delayed: less than any sender's timeout.
+const DELAYED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
 /// On shorter paths a pause would be felt.
@@ -29,7 +31,33 @@ impl Flow {
     /// The acknowledgement number for what has come or is masked.
     pub(super) fn acknowledgement(&self) -> u32 {
         let end = u64::from(self.stream.is_complete());
-        number(self.irs.wrapping_add(1), self.stream.acknowledged() + end)
+        number(self.irs.wrapping_add(1), self.acknowledged() + end)
+    }
+
+    /// The same as an offset.
+    pub(super) fn acknowledged(&self) -> u64 {
+        self.stream.acknowledged().min(self.acks.kept.unwrap_or(u64::MAX))
+    }
+
+    /// Whether the last segment may be acknowledged late, as any receiver may do. A sender that has nothing else under way
+    /// takes a single lost segment for a delayed acknowledgement, and waits 200 ms longer with its probe (RFC 8985 section
+    /// 7.2). While it ramps up it needs them all.
+    pub(super) fn keeps(&self) -> bool {
+        self.acks.expecting
+            && self.sack
+            && self.stamps.is_some()
+            && !self.control.ramping()
+            && !self.stream.holding()
+            && self.stream.fin.is_none()
+            && self.state == State::Established
+            && self.acks.duplicate.is_none()
+    }
+
+    /// All that has come is acknowledged.
+    pub(super) fn release(&mut self) {
+        if self.acks.kept.take().is_some() {
+            self.acks.now = true;
+        }
     }
 
     /// Writes the next packet, if there is one to send.
@@ -174,7 +202,10 @@ impl Flow {
         self.acks.owed = 0;
         self.acks.bytes = 0;
         self.acks.deadline = None;
-        self.acks.sent = self.stream.acknowledged() + u64::from(self.stream.is_complete());
+        self.acks.sent = self.acknowledged() + u64::from(self.stream.is_complete());
+        if self.acks.kept.is_some() {
+            self.acks.deadline = Some(now + DELAYED);
+        }
         if let Some(stamps) = &mut self.stamps {
             stamps.unsent = false;
         }
@@ -211,7 +242,7 @@ impl Flow {
     /// Where the right edge may be: never further than the field can say.
     pub(super) fn grown_edge(&self) -> u64 {
         let scale = self.scales.map_or(0, |(ours, _)| ours);
-        let sayable = self.stream.acknowledged() + (UNSCALED << scale);
+        let sayable = self.acknowledged() + (UNSCALED << scale);
         let wanted = self.stream.highest() + self.control.window();
         wanted.min(self.admitted).min(sayable)
     }
@@ -219,7 +250,7 @@ impl Flow {
     /// The window field, and what it promises.
     fn advertise(&mut self) -> u16 {
         let scale = self.scales.map_or(0, |(ours, _)| ours);
-        let acknowledged = self.stream.acknowledged();
+        let acknowledged = self.acknowledged();
         let grown = self.grown_edge();
         let worth = u64::from(self.segment).min(self.control.window() / 2);
         let last = grown == self.admitted;
