@@ -268,8 +268,9 @@ impl Hub {
         match (known, kind) {
             (Some(shared), Kind::Hello { .. }) => shared.hear(letter.wire), // its greeting is repeated anyway
             (Some(shared), kind) if shared.ends.tag == tag => {
-                shared.make_ready();
+                // Before the link is given out: what its member holds is not sent to it.
                 dispatch(&shared, kind, head, letter);
+                shared.make_ready();
             }
             (None, Kind::Hello { window, key }) => self.welcome(office, tag.member, window, key, letter.wire),
             (_, Kind::Bye) => {}
