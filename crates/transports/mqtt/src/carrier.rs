@@ -291,8 +291,11 @@ impl Core {
                 .await?
             }
         };
-        if self.qos > 0 {
-            self.outbox.flush().await?; // a message of QoS 2 is only passed on once it is released
+        // A message of QoS 2 is only passed on once it is released. And where something is left unread the connection ends
+        // with a reset, at which the broker forgets what it has not come to: a member's last will says the same, of a
+        // listener retained messages would stay for ever.
+        if self.qos > 0 || self.side == Side::Listener {
+            self.outbox.flush().await?;
         }
         self.outbox.send(Small::Bye);
         Ok(())

@@ -33,7 +33,8 @@ fn retained(broker: &Broker, address: &Address) -> Vec<String> {
     let (mut came, mut topics) = (BytesMut::new(), Vec::new());
     loop {
         match v4::Packet::read(&mut came, 1 << 20) {
-            Ok(v4::Packet::Publish(publish)) => topics.push(publish.topic),
+            // What is said meanwhile comes too.
+            Ok(v4::Packet::Publish(publish)) => topics.extend(publish.retain.then_some(publish.topic)),
             Ok(v4::Packet::PingResp) => return topics,
             Ok(v4::Packet::ConnAck(_) | v4::Packet::SubAck(_)) => {}
             Ok(other) => panic!("{other:?}"),
