@@ -1,6 +1,7 @@
 //! The server's side: who is connected, what each is told, and the round they take part in.
 
 mod choosing;
+mod clock;
 mod fanout;
 mod joining;
 
@@ -12,6 +13,7 @@ use thalweg_wire::control::{
 };
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
+use self::clock::on_our_clock;
 use crate::outcome::Carried;
 use crate::round::Part;
 use crate::{micros, Credits, Ending, Fit, Liveness, Outcome, Partial, Round, RoundPlan, Span, State, Time};
@@ -863,11 +865,4 @@ fn sum(a: Option<u64>, b: Option<u64>) -> Option<u64> {
         (None, None) => None,
         (a, b) => Some(a.unwrap_or(0) + b.unwrap_or(0)),
     }
-}
-
-/// A client's times on our clock, and within what is possible: its clock may be wrong, or it may lie.
-fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
-    let shift = |t: u64| Time::from_micros(t.saturating_add_signed(offset)).clamp(within.start, within.end);
-    let start = shift(at.start);
-    Span { start, end: shift(at.end).max(start) }
 }

@@ -3,7 +3,8 @@
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::Ranges;
 
-use super::{download_traffic, on_our_clock, retransmitted, sum, Action, Duty, LinkId, Server};
+use super::clock::on_our_clock;
+use super::{download_traffic, retransmitted, sum, Action, Duty, LinkId, Server};
 use crate::{micros, Fanout, Liveness, Span, Time};
 
 impl Server {

@@ -1,0 +1,59 @@
+//! Clients' times on the server's clock.
+
+use thalweg_wire::control::Interval;
+
+use crate::{Span, Time};
+
+/// A client's times on our clock, and within what is possible: its clock may be wrong, or it may lie.
+///
+/// What is known of the offset is off by as much as a message was late on a busy host, and that moves both ends alike. So
+/// an interval that reaches beyond what is possible is moved back as a whole; it becomes shorter only if it does not fit.
+pub(super) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
+    let possible = within.end.saturating_sub(within.start);
+    let length = Time::from_micros(at.end.saturating_sub(at.start)).min(possible);
+    let start = Time::from_micros(at.start.saturating_add_signed(offset));
+    let start = start.clamp(within.start, within.start + (possible - length));
+    Span { start, end: start + length }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emulation::Dice;
+
+    const MS: u64 = 1000;
+
+    fn seen(start: u64, end: u64, offset: i64) -> (u64, u64) {
+        let within = Span { start: Time::from_millis(100), end: Time::from_millis(200) };
+        let Span { start, end } = on_our_clock(Interval { start: start * MS, end: end * MS }, offset, within);
+        (start.as_millis() as u64, end.as_millis() as u64)
+    }
+
+    #[test]
+    fn an_interval_is_moved_by_the_offset() {
+        assert_eq!(seen(5, 25, 120 * 1000), (125, 145));
+        assert_eq!(seen(1125, 1145, -1_000_000), (125, 145));
+    }
+
+    #[test]
+    fn one_that_cannot_be_keeps_its_length_as_far_as_possible() {
+        assert_eq!(seen(0, 20, 190 * 1000), (180, 200), "its end is not ahead of us");
+        assert_eq!(seen(0, 20, 90 * 1000), (100, 120), "nor its start before the round");
+        assert_eq!(seen(0, 500, 150 * 1000), (100, 200));
+        assert_eq!(seen(20, 0, 150 * 1000), (170, 170), "an end before the start");
+    }
+
+    #[test]
+    fn nothing_that_is_said_gets_out_of_what_is_possible() {
+        let mut dice = Dice::new(&[7]);
+        for case in 0..10_000 {
+            // Of any size, near to each other and far.
+            let mut draw = || dice.draw() >> (dice.draw() % 64);
+            let (start, end, offset, from, long) =
+                (draw(), draw(), draw() as i64, draw() >> 20, draw() >> 20);
+            let within = Span { start: Time::from_micros(from), end: Time::from_micros(from + long) };
+            let span = on_our_clock(Interval { start, end }, offset.wrapping_mul([1, -1][case % 2]), within);
+            assert!(within.start <= span.start && span.start <= span.end && span.end <= within.end);
+        }
+    }
+}
