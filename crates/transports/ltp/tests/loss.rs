@@ -4,11 +4,12 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_arena::Arena;
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_layers::{Fault, Layer};
 use thalweg_ltp::{Ltp, CHUNK};
 use thalweg_transport::{Cancel, Link, Options, Outgoing, Settings, Value};
-use thalweg_wire::{Allowance, Dtype, Layout, Range, Tolerance, WHOLE};
+use thalweg_wire::{Allowance, Dtype, Layout, Range, Ranges, Tolerance, WHOLE};
 
 mod common;
 use common::{link, listen, small};
@@ -67,6 +68,18 @@ async fn an_update_that_is_cancelled_is_followed_by_the_next() {
     assert_eq!(recorder.seen().ranges.bytes(), UPDATE);
 }
 
+/// Sends an update, and says what of it has come when a message behind it has, which is checked.
+async fn what_comes(client: &Arc<dyn Link>, server: &Arc<dyn Link>, source: &Arena) -> Ranges {
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let mut pump = Pump::start(server, &recorder);
+    client.send_update(&outgoing(source, update_id(1), CHUNK)).await.unwrap();
+    client.send_control(Bytes::from_static(b"end")).await.unwrap();
+    assert_eq!(pump.next().await.unwrap(), "end");
+    recorder.check(source);
+    let came = recorder.seen().ranges.clone();
+    came
+}
+
 /// The receiver's deadline passes while nobody reads: what was not sent by then is not sent, but for what is critical.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_deadline_nothing_is_sent_but_what_is_critical() {
@@ -74,16 +87,10 @@ async fn after_the_deadline_nothing_is_sent_but_what_is_critical() {
     let listener = listen(&Ltp, &options).await;
     let (client, server) = link(&*listener, &options).await;
     let source = pattern(64 << 20, 3);
-    let recorder = Arc::new(Recorder::new(source.len()));
-    let mut pump = Pump::start(&server, &recorder);
-    client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
-    client.send_control(Bytes::from_static(b"end")).await.unwrap();
-    assert_eq!(pump.next().await.unwrap(), "end");
-    let came = recorder.seen().ranges.clone();
+    let came = what_comes(&client, &server, &source).await;
     assert!(came.bytes() < source.len(), "64 MiB came within a millisecond");
     let last = Range::new(source.len() - 1, source.len());
     assert!(came.covers(Range::new(0, 1)) && came.covers(last), "the first and last chunk are critical");
-    recorder.check(&source);
 }
 
 /// The same with tensors that the session has named.
@@ -97,17 +104,11 @@ async fn after_the_deadline_tensors_that_are_critical_still_come() {
     let allowances = [20, 40, 63].map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
     client.tolerate(&Arc::new(Tolerance::new(&layout, &allowances).unwrap()));
     let source = pattern(layout.bytes(), 3);
-    let recorder = Arc::new(Recorder::new(source.len()));
-    let mut pump = Pump::start(&server, &recorder);
-    client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
-    client.send_control(Bytes::from_static(b"end")).await.unwrap();
-    assert_eq!(pump.next().await.unwrap(), "end");
-    let came = recorder.seen().ranges.clone();
+    let came = what_comes(&client, &server, &source).await;
     assert!(came.bytes() < source.len() / 2, "{} MiB came within a millisecond", came.bytes() >> 20);
     for tensor in [20, 40, 63] {
         assert!(came.covers(layout.tensors()[tensor].range()), "tensor {tensor} is critical");
     }
-    recorder.check(&source);
 }
 
 /// What a layer above drops this transport never sees: the session asks for it again.

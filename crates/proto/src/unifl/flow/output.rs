@@ -20,7 +20,7 @@ use crate::Time;
 const TRAIN: Time = Time::from_millis(2);
 /// A pause that ends a train, whatever the way back does to it.
 const PAUSE: Time = Time::from_millis(3);
-/// The longest that the last segment's acknowledgement is delayed: less than any sender's timeout.
+/// The longest that the last segment's acknowledgement is delayed. Linux's shortest timeout is a round trip longer.
 const DELAYED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
