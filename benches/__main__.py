@@ -8,7 +8,8 @@ import os
 import time
 from collections.abc import Callable
 
-from benches import transports
+from benches import masked, transports
+from benches.beside import beside
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import many_clients
 from benches.folding import fold
@@ -17,6 +18,7 @@ from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
 from benches.rounds import one_update, rounds
+from benches.sealing import sealing
 from thalweg import _core, machine
 
 
@@ -40,6 +42,10 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "lab": lab,
     "masking": masking,
     "goals": goals,
+    "receiver": masked.receiver,
+    "beside": beside,
+    "thousand": masked.thousand,
+    "sealing": sealing,
     "transports": transports.loopback,
     "bounds": transports.bounds,
     "footprint": transports.memory,

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benches.common import MIB
-from thalweg.report.source import Run, read_run
+from thalweg.report.source import Row, Run, read_run
 
 # Of a packet of 1500 bytes, what 20 bytes of IPv4, 20 of TCP and 12 of its timestamps leave.
 PAYLOAD: Final = 1448 / 1500
+# Samples of a link, 10 ms apart, over which its rate is taken; the share of its limit at which it counts as full.
+WINDOW: Final = 2
+FULL: Final = 0.9
 PLAN: Final = """
 [job]
 clients = {clients}
 rounds = {rounds}
 seed = {seed}
 [model]
-name = "payload:{mib}MiB"
+name = "payload:{size}"
 [transport]
 url = "{transport}"
 {congestion}
@@ -29,6 +33,7 @@ url = "{transport}"
 {options}
 [repair]
 resend = {resend}
+{repair}
 [network]
 rate = "{megabits}mbit"
 delay = {delay}
@@ -63,29 +68,36 @@ class Way:
     options: str = ""
     # What is missing at the end is asked for again, until nothing is.
     resend: bool = False
+    # More of the plan's section.
+    repair: str = ""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An update that has come: bits a second from its first byte to its last, and the share that is missing."""
+    """An update that has come: bits a second from its first byte to its last, and the share that is missing.
+
+    ``started`` is the time from its first byte until its link carried 90 % of its rate; infinite if it never did.
+    """
 
     goodput: float
     missing: float
     seconds: float
+    started: float
 
 
-def send(way: Way, path: Road, mib: int, *, clients: int = 1, rounds: int = 1, seed: int = 0) -> Run:
-    """Run a job over the path; return its record."""
+def send(way: Way, path: Road, mib: int, *, tensors: int = 1, clients: int = 1, rounds: int = 1, seed: int = 0) -> Run:
+    """Run a job over the path; return its record. An update has so many tensors of the same size."""
     shared = "" if path.shared is None else f'topology = "bottleneck"\nbottleneck = {{ rate = {path.shared:.0f} }}'
     text = PLAN.format(
         clients=clients,
         rounds=rounds,
         seed=seed,
-        mib=mib,
+        size=f"{mib}MiB" if tensors == 1 else f"{tensors}x{mib // tensors}MiB",
         transport=way.transport,
         congestion="" if way.congestion is None else f'congestion = "{way.congestion}"',
         options=way.options,
         resend=json.dumps(way.resend),
+        repair=way.repair,
         megabits=path.rate / 1e6,
         # A string or a list of them is written in JSON as in TOML.
         delay=json.dumps(path.delay),
@@ -101,9 +113,23 @@ def send(way: Way, path: Road, mib: int, *, clients: int = 1, rounds: int = 1, s
 
 def updates(run: Run, mib: int) -> list[Sent]:
     """Return what became of each update of a run, in the order of rounds."""
-    return [_sent(way, mib * MIB) for way in run.transfers if way["direction"] == "up"]
+    return [_sent(run, way, mib * MIB) for way in run.transfers if way["direction"] == "up"]
 
 
-def _sent(way: dict[str, Any], size: int) -> Sent:
+def _sent(run: Run, way: Row, size: int) -> Sent:
     seconds = way["receive_end"] - way["receive_start"]
-    return Sent(way["bytes"] * 8 / seconds, way["missing"] / size, seconds)
+    started = _full(run, way["client"], way["receive_start"]) - way["receive_start"]
+    return Sent(way["bytes"] * 8 / seconds, way["missing"] / size, seconds, started)
+
+
+def _full(run: Run, client: str, begin: float) -> float:
+    """Return when the client's link had carried 90 % of its rate for a while, from ``begin`` on."""
+    found = [line for line in run.samples if (line.link, line.direction) == (client, "ab")]
+    for line in found:
+        rate = (
+            8 * (line.bytes_out[WINDOW:] - line.bytes_out[:-WINDOW]) / (line.seconds[WINDOW:] - line.seconds[:-WINDOW])
+        )
+        full = (rate >= FULL * line.rate[WINDOW:]) & (line.seconds[:-WINDOW] >= begin)
+        if full.any():
+            return float(line.seconds[WINDOW:][full][0])
+    return math.inf

@@ -1,12 +1,13 @@
 """Processes at the other end of a measurement: thalweg clients, or the plainest TCP that does the same work.
 
-python -m benches.worker thalweg URL NAME COUNT   clients NAME-1 .. NAME-COUNT, a thread each
-python -m benches.worker raw HOST PORT BYTES      takes BYTES, sends them back, until the peer closes
+python -m benches.worker thalweg URL NAME COUNT [NAMESPACE TOKEN]   clients NAME-1 .. NAME-COUNT, a thread each
+python -m benches.worker raw HOST PORT BYTES                        takes BYTES, sends them back, until the peer closes
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import signal
 import socket
 import sys
@@ -30,12 +31,18 @@ def receive_exactly(peer: socket.socket, view: memoryview) -> bool:
     return True
 
 
-def thalweg(url: str, name: str, count: int) -> None:
-    """Take part with ``count`` clients until the job is done; nothing is trained."""
+def thalweg(url: str, name: str, count: int, namespace: str | None = None, token: str | None = None) -> None:
+    """Take part with ``count`` clients until the job is done; nothing is trained.
+
+    They may be in another network namespace, and show a token, which lives no longer than that.
+    """
     from thalweg import _core
 
+    if namespace is not None:
+        _core.enter_namespace(namespace)
+
     def take_part(number: int) -> None:
-        client = _core.Client(url, f"{name}-{number}", "{}", None)
+        client = _core.Client(url, f"{name}-{number}", json.dumps({} if token is None else {"token": token}), None)
         client.join()
         while (task := client.next()) is not None:
             client.submit(task[0], 1, "{}")
@@ -60,9 +67,9 @@ def raw(host: str, port: int, size: int) -> None:
 def main(arguments: list[str]) -> None:
     # The measurement's process may be killed: then so is this one.
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    kind, first, second, number = arguments
+    kind, first, second, number, *beyond = arguments
     if kind == "thalweg":
-        thalweg(first, second, int(number))
+        thalweg(first, second, int(number), *beyond)
     else:
         raw(first, int(second), int(number))
 

@@ -162,7 +162,7 @@ def of_file(file: Path) -> dict[str, Any]:
     """
     said = json.loads(file.read_text())
     rivals = [str(port) for port in said["rivals"]]
-    samples = _while_sending(said["samples"], rivals)
+    samples = while_sending(said["samples"], rivals)
     if len(samples) < 2:
         return {"timeline": None, "rivals": {}}
     began, seconds = samples[0][0], samples[-1][0] - samples[0][0]
@@ -175,7 +175,7 @@ def of_file(file: Path) -> dict[str, Any]:
     return {"timeline": timeline([(at - began, one) for at, one, _ in samples]), "rivals": rates}
 
 
-def _while_sending(samples: Iterable[Sample], rivals: Sequence[str]) -> list[tuple[float, Socket, dict[str, Socket]]]:
+def while_sending(samples: Iterable[Sample], rivals: Sequence[str]) -> list[tuple[float, Socket, dict[str, Socket]]]:
     """Return time, the update's socket and all sockets, from before the update's first byte to after its last."""
     samples = list(samples)
     acked: dict[str, int] = {}

@@ -142,12 +142,20 @@ def test_unknown_models_are_refused_with_a_guess() -> None:
         ("payload:2GB", 2_000_000_000),
         ("payload:4B", 4),
         ("payload:1.5MiB", 3 << 19),
+        ("payload:10x64B", 640),
+        ("payload:3x1MiB", 3 << 20),
         ("vgg5", None),
         ("", None),
     ],
 )
 def test_payload_sizes(name: str, size: int | None) -> None:
     assert models.payload_bytes(name) == size
+
+
+@pytest.mark.parametrize("name", ["payload:2x4B", "payload:10x100B", "payload:1x0B"])
+def test_several_tensors_must_fit_each_other(name: str) -> None:
+    with pytest.raises(ModelError, match="not a positive multiple of 64"):
+        models.payload_tensors(name)
 
 
 @pytest.mark.parametrize("name", ["payload:0B", "payload:0MiB", "payload:6B", "payload:1B"])
@@ -166,10 +174,16 @@ def test_payloads_must_be_whole_float32s(name: str) -> None:
         "payload:-4B",
         "payload:8TiB",
         "payload:8MiBs",
+        "payload:0x8MiB",
+        "payload:x8MiB",
+        "payload:10000x64B",
+        "payload:2x",
+        "payload:2xvgg5",
+        "payload:\u0662x64B",
     ],
 )
 def test_payloads_that_are_no_size_are_refused(name: str) -> None:
-    with pytest.raises(ModelError, match=r"has no size: .* Give a positive multiple of 4 bytes"):
+    with pytest.raises(ModelError, match=r"has no size: .* Give a positive multiple of (4|64) bytes"):
         models.payload_bytes(name)
 
 

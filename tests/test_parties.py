@@ -17,10 +17,16 @@ DIGITS: dict[str, Any] = {"job": {"clients": 2, "seed": 3}, "model": {"name": "l
 
 
 def test_a_payload_follows_from_its_seed() -> None:
-    one, two, again = (np.asarray(Payload.of(4096, seed).arena).view(np.float32) for seed in (1, 2, 1))
+    one, two, again = (np.asarray(Payload.of({"payload": 4096}, seed).arena).view(np.float32) for seed in (1, 2, 1))
     np.testing.assert_array_equal(one, again)
     assert (one != two).any()
     assert one.size == 1024
+
+
+def test_a_payload_of_several_tensors_has_no_gaps() -> None:
+    arena = server_party(Plan.of({"model": {"name": "payload:10x320B"}})).arena
+    assert [tensor[0] for tensor in arena.layout.tensors] == [f"payload.{place}" for place in range(10)]
+    assert len(arena) == 3200
 
 
 def test_a_payload_plan_has_a_payload_on_both_sides() -> None:
@@ -50,7 +56,7 @@ def test_a_payload_may_take_its_time() -> None:
 
 @pytest.mark.parametrize("said", [{"compute": -1}, {"compute": True}, {"compute": 1, "compute_load": "gpu"}, {"a": 1}])
 def test_a_computation_that_means_nothing_is_refused(said: dict[str, Any]) -> None:
-    party = Payload.of(64, 0)
+    party = Payload.of({"payload": 64}, 0)
     with pytest.raises(PlanError, match="the server says compute"):
         party.train({"training": said})
 

@@ -39,18 +39,19 @@ def bytes_of(arena: _core.Arena) -> memoryview:
 
 
 class Payload:
-    """A block of bytes that is moved and not trained. Both sides' party."""
+    """Blocks of bytes that are moved and not trained. Both sides' party."""
 
     def __init__(self, arena: _core.Arena) -> None:
         self.arena = arena
         self.parameters = len(arena) // models.PAYLOAD_ELEMENT_BYTES
 
     @classmethod
-    def of(cls, size: int, seed: int) -> Payload:
-        """Make a block of ``size`` bytes: float32 numbers from 0 to 1 that follow from the seed."""
+    def of(cls, tensors: Mapping[str, int], seed: int) -> Payload:
+        """Make tensors of so many bytes: float32 numbers from 0 to 1 that follow from the seed."""
         import numpy as np
 
-        arena = _core.Arena(_core.Layout([("payload", "F32", [size // models.PAYLOAD_ELEMENT_BYTES])]))
+        shapes = ((name, "F32", [size // models.PAYLOAD_ELEMENT_BYTES]) for name, size in tensors.items())
+        arena = _core.Arena(_core.Layout(list(shapes)))
         values = np.asarray(arena).view(np.float32)
         np.random.default_rng(seed).random(dtype=np.float32, out=values)
         return cls(arena)
@@ -167,9 +168,9 @@ def place_of(name: str, names: Sequence[str], clients: int) -> int:
 
 def server_party(plan: Any) -> ServerParty:
     """Return the server's party of a plan. Raises DataError, ModelError."""
-    size = plan.payload
-    if size is not None:
-        return Payload.of(size, plan.job.seed)
+    tensors = models.payload_tensors(plan.model.name)
+    if tensors is not None:
+        return Payload.of(tensors, plan.job.seed)
     from thalweg.image_app import ImageApp
 
     return AppServer(ImageApp(**image_settings(plan), client=None))

@@ -1,4 +1,5 @@
-//! How fast streams are sealed and opened on one core: `cargo run --release -p thalweg-seal --example throughput`.
+//! How fast streams are sealed and opened on one core: `cargo run --release -p thalweg-seal --example throughput`, with
+//! `-- --json` a line of JSON for each cell.
 //!
 //! Of each cell the fastest of several passes over 16 MiB, in GB/s of plaintext. Passes are short, so that one of them
 //! is undisturbed.
@@ -26,7 +27,13 @@ fn timed(work: impl FnOnce()) -> f64 {
 fn main() {
     let plain = vec![0x5a; BYTES];
     let (mut sealed, mut came, mut opened) = (Vec::new(), Vec::new(), vec![0; BYTES]);
-    println!("{:18} {:>7} {:>10} {:>10} {:>10}", "cipher", "record", "overhead", "seal GB/s", "open GB/s");
+    let json = std::env::args().any(|argument| argument == "--json");
+    if !json {
+        println!(
+            "{:18} {:>7} {:>10} {:>10} {:>10}",
+            "cipher", "record", "overhead", "seal GB/s", "open GB/s"
+        );
+    }
     for suite in Suite::ALL {
         for record in [1432, 16 << 10] {
             let context = Context { job: 1, round: 1, total: BYTES as u64, ..Context::default() };
@@ -39,8 +46,14 @@ fn main() {
                 came.clone_from(&sealed);
                 timed(|| assert!(stream.open(&mut came, &Ranges::new(), &mut opened).unwrap().is_whole()))
             });
-            let overhead = 100.0 * stream.grid().overhead();
-            println!("{:18} {record:7} {overhead:9.2}% {seal:10.2} {open:10.2}", suite.name());
+            let (name, overhead) = (suite.name(), stream.grid().overhead());
+            if json {
+                println!(
+                    r#"{{"cipher": "{name}", "record": {record}, "overhead": {overhead}, "seal": {seal}, "open": {open}}}"#
+                );
+            } else {
+                println!("{name:18} {record:7} {:9.2}% {seal:10.2} {open:10.2}", 100.0 * overhead);
+            }
         }
     }
 }

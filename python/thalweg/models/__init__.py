@@ -2,11 +2,12 @@
 
 ``MODELS`` is a table of facts and imports no framework; ``build`` imports PyTorch when it is called.
 ``payload:SIZE`` is not a network: it is an update of that many bytes that nobody trains, for measuring;
-``payload:NAME`` one of as many as the network of that name has.
+``payload:NAME`` one of as many as the network of that name has; ``payload:COUNTxSIZE`` one of so many tensors.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -19,10 +20,13 @@ from thalweg.units import parse_size
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MODELS", "ModelSpec", "build", "find", "payload_bytes"]
+__all__ = ["MODELS", "ModelSpec", "build", "find", "payload_bytes", "payload_tensors"]
 
 PAYLOAD = "payload:"
 PAYLOAD_ELEMENT_BYTES = 4
+# Where tensors begin: between several there are no gaps.
+PAYLOAD_TENSOR_BYTES = 64
+PAYLOAD_TENSORS = re.compile(r"([1-9][0-9]{0,3})x(.*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -92,21 +96,32 @@ def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
 
 
 def payload_bytes(name: str) -> int | None:
-    """Return the size in bytes that ``payload:SIZE`` asks for, or None if ``name`` is not a payload.
+    """Return the size in bytes of the payload of that name, or None if ``name`` is not one. Raises ModelError."""
+    tensors = payload_tensors(name)
+    return None if tensors is None else sum(tensors.values())
 
-    SIZE is as in ``8MiB``, or the name of a network: then it is the size of that network's layout. Raises ModelError
-    unless it is a positive multiple of 4, the bytes of one float32.
+
+def payload_tensors(name: str) -> dict[str, int] | None:
+    """Return the tensors of a payload and their bytes, or None if ``name`` is not a payload.
+
+    ``payload:SIZE`` is one tensor, ``payload``. SIZE is as in ``8MiB``, or the name of a network: then it is the size
+    of that network's layout. ``payload:COUNTxSIZE`` is up to 9999 of that size: ``payload.0``, ``payload.1`` and so on.
+    Raises ModelError unless SIZE is a positive multiple of 4, the bytes of one float32, and of 64 if there are several.
     """
     if not name.startswith(PAYLOAD):
         return None
     said = name.removeprefix(PAYLOAD)
-    if said in MODELS:
-        return MODELS[said].layout_bytes
-    mend = "Give a positive multiple of 4 bytes, with a unit of B KB MB GB KiB MiB GiB, or a network, as payload:8MiB"
+    several = PAYLOAD_TENSORS.fullmatch(said)
+    count, size = (int(several[1]), several[2]) if several else (None, said)
+    multiple = PAYLOAD_ELEMENT_BYTES if count is None else PAYLOAD_TENSOR_BYTES
+    if size in MODELS and count is None:
+        return {"payload": MODELS[size].layout_bytes}
+    mend = f"Give a positive multiple of {multiple} bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
+    mend += ", or a network" if count is None else ""
     try:
-        size = parse_size(said)
+        each = parse_size(size)
     except ValueError as error:
         raise ModelError(f"the payload {name!r} has no size: {error}", mend) from error
-    if size == 0 or size % PAYLOAD_ELEMENT_BYTES:
-        raise ModelError(f"the payload {name!r} is {size} bytes, not a positive multiple of 4", mend)
-    return size
+    if each == 0 or each % multiple:
+        raise ModelError(f"the payload {name!r} is {each} bytes, not a positive multiple of {multiple}", mend)
+    return {"payload": each} if count is None else {f"payload.{place}": each for place in range(count)}

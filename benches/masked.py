@@ -1,0 +1,108 @@
+"""``unifl`` with its server in this process: a thousand connections at once, and which thread takes how much CPU."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benches.common import MIB, Figure, Spread, note, workers
+from benches.lab import star
+from thalweg import _core
+
+PROCESSES: Final = 4
+FLOWS: Final = 1000
+FLOW_BYTES: Final = 256 << 10
+REPEATS: Final = 5
+LOSS: Final = 0.01
+UPDATE_MIB: Final = 228
+# What a receiver may take, in core seconds a gigabit.
+MOST: Final = 0.2
+# As the core names them.
+DEVICE: Final = "thalweg-unifl"
+SERVER: Final = "thalweg-server"
+Outcome = dict[str, Any]
+
+
+@contextmanager
+def masked(size: int, clients: int, rate: int) -> Iterator[_core.Server]:
+    """A server with so many clients, whose kernels' Cubic sends over one link of 40 ms that loses 1 % on the way up."""
+    arena = _core.Arena(_core.Layout([("payload", "F32", [size // 4])]))
+    np.asarray(arena).view(np.float32)[:] = 1.0
+    token = _core.pki_secret()
+    config = {
+        "token": token,
+        "expected": clients,
+        "enough": clients,
+        "repair": {"resend": False},
+        "transport": {"own": {"budget": 0.05}},
+    }
+    with star({"rate": rate, "delay": 0.02, "loss": LOSS}) as net:
+        url = f"unifl://{net.hosts['server']['ipv4']}:0"
+        ours = net.inside("server", lambda: _core.Server(arena, url, json.dumps(config)))
+        address = ours.address.replace("unifl://", "tcp://")
+        each, namespace = clients // min(clients, PROCESSES), net.hosts["client-1"]["namespace"]
+        commands = [["thalweg", address, f"process-{n}", str(each), namespace, token] for n in range(clients // each)]
+        with workers(commands):
+            joined = ours.wait(clients, 120.0)
+            if joined != clients:
+                raise RuntimeError(f"{joined} of {clients} clients joined")
+            yield ours
+            ours.close("done")
+
+
+def updates(outcome: Outcome) -> list[Mapping[str, Any]]:
+    """Return the transfers of a round's updates."""
+    return [way for way in outcome["transfers"] if way["direction"] == "up"]
+
+
+def thousand() -> list[Figure]:
+    """Rounds of a thousand connections over one link."""
+    name = f"{FLOWS} masked flows at once, {FLOW_BYTES >> 10} KiB each, 1 Gbit/s, 40 ms, loss {LOSS:.0%}"
+    note(name)
+    with masked(FLOW_BYTES, FLOWS, 10**9) as server:
+        outcomes: list[Outcome] = [json.loads(server.round(number, "{}", None)) for number in range(1, REPEATS + 1)]
+    whole = all(len(updates(outcome)) == FLOWS for outcome in outcomes)
+    seconds = Spread.of([outcome["seconds"] for outcome in outcomes])
+    missing = [sum(way["missing"] for way in updates(outcome)) / FLOWS / FLOW_BYTES for outcome in outcomes]
+    value = f"round {seconds.text()} s, {Spread.of(missing).text(100, 2)} % missing"
+    return [Figure(name, value, "every update comes", whole, {"seconds": vars(seconds), "missing": missing})]
+
+
+def threads() -> dict[str, float]:
+    """Return the processor seconds that threads of each name have had in this process."""
+    found: dict[str, float] = defaultdict(float)
+    for task in Path("/proc/self/task").iterdir():
+        nanoseconds = int((task / "schedstat").read_text().split()[0])
+        found[(task / "comm").read_text().strip()] += nanoseconds / 1e9
+    return found
+
+
+def receiver() -> list[Figure]:
+    """Processor time of a round by the update's gigabits: of TCP and masking, and of all that a server does."""
+    name = f"masked update of {UPDATE_MIB} MiB, Cubic, 700 Mbit/s, 40 ms, loss {LOSS:.0%}"
+    note(name)
+    rounds: list[dict[str, float]] = []
+    gigabits = UPDATE_MIB * MIB * 8 / 1e9
+    with masked(UPDATE_MIB * MIB, 1, 700 * 10**6) as server:
+        server.round(1, "{}", None)
+        for number in range(2, REPEATS + 2):
+            before = threads()
+            server.round(number, "{}", None)
+            after = threads()
+            rounds.append({thread: (after[thread] - before.get(thread, 0.0)) / gigabits for thread in after})
+    device, both = (
+        Spread.of([sum(spent[thread] for thread in names) for spent in rounds])
+        for names in ((DEVICE,), (DEVICE, SERVER))
+    )
+    return [
+        Figure(f"receiver's processor time, {name}", f"{device.text(digits=3)} core s a gigabit",
+               f"{MOST}", device.median <= MOST, {"rounds": rounds}),
+        Figure(f"the server's, model's way down and mean included, {name}",
+               f"{both.text(digits=3)} core s a gigabit", "none", None),
+    ]  # fmt: skip
