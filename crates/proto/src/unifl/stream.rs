@@ -21,7 +21,8 @@ struct Gap {
     range: Range,
     /// When it opened, or was filled in part.
     since: Time,
-    /// Segments that had come by then.
+    /// Segments that had come by then. Those of the packet that opened it count as one: if one of them has overtaken what
+    /// is missing, all have.
     seen: u64,
     clocks: Clocks,
     held: bool,
@@ -105,6 +106,8 @@ pub(super) struct Stream {
     reordering: Reordering,
     /// What comes later than that was sent again.
     latest: Time,
+    /// Late data before this is not wanted any longer, and only tells how late it is.
+    forgotten: u64,
     segments: u64,
     pub fin: Option<u64>,
     pub policy: Policy,
@@ -129,6 +132,7 @@ impl Stream {
             most_masks,
             reordering: Reordering::default(),
             latest,
+            forgotten: 0,
             segments: 0,
             fin: None,
             policy,
@@ -191,12 +195,12 @@ impl Stream {
         if (range.start > self.highest || self.splits(range)) && self.gaps.len() >= self.most_gaps {
             return Err(TooManyGaps);
         }
-        self.segments += u64::from(segments);
+        self.segments += u64::from(segments.max(1));
         if range.start > self.highest {
             let gap = Gap {
                 range: Range::new(self.highest, range.start),
                 since: now,
-                seen: self.segments - u64::from(segments),
+                seen: self.segments - 1,
                 clocks,
                 held: false,
                 counted: false,
@@ -208,9 +212,12 @@ impl Stream {
         if !old.is_empty() {
             // Of a segment that is sent again one part may fill what was held, and another what was not.
             let repairs = self.gaps.iter().any(|gap| gap.held && !gap.range.intersect(old).is_empty());
-            let seen = Seen { now, before: self.segments - u64::from(segments), clock: clocks.now, repairs };
-            self.fill_gaps(seen, old, &mut arrival);
-            self.fill_masks(seen, old, &mut arrival);
+            let seen =
+                Seen { now, before: self.segments - u64::from(segments.max(1)), clock: clocks.now, repairs };
+            let first = self.fill_gaps(seen, old, &mut arrival) | self.fill_masks(seen, old, &mut arrival);
+            if first {
+                self.wait_behind(old.end, now);
+            }
             arrival.pieces.sort_unstable();
             arrival.duplicate = self.not_in(old, &arrival.pieces);
         }
@@ -254,8 +261,10 @@ impl Stream {
     }
 
     /// What is left of a gap of which a part has come waits anew: what is in front of that part has only now been
-    /// overtaken, and what is behind it is on its way, as the segments in front of it were.
-    fn fill_gaps(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) {
+    /// overtaken, and what is behind it is on its way, as the segments in front of it were. Whether something came for the
+    /// first time that others had overtaken.
+    fn fill_gaps(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) -> bool {
+        let mut first = false;
         let mut at = self.gaps.partition_point(|gap| gap.range.end <= old.start);
         while let Some(&gap) = self.gaps.get(at) {
             let part = gap.range.intersect(old);
@@ -267,48 +276,72 @@ impl Stream {
             self.delivered += part.len();
             if gap.held {
                 self.repaired += part.len();
-            } else {
-                self.overtaken(seen, gap.since, gap.seen, gap.clocks);
+            }
+            // Without the sender's clock what fills a held gap is taken for its repair.
+            if !gap.held || seen.clock != 0 {
+                first |= self.overtaken(seen, gap.since, gap.seen, gap.clocks);
             }
             self.gaps.remove(at);
             let left = Range::new(gap.range.start, part.start);
             let right = Range::new(part.end, gap.range.end);
-            for (rest, count) in [(right, self.segments), (left, seen.before)] {
+            for (rest, count) in [(right, self.segments), (left, self.segments - 1)] {
                 if !rest.is_empty() {
                     self.gaps.insert(at, Gap { range: rest, since: seen.now, seen: count, ..gap });
                 }
             }
             at += usize::from(!left.is_empty());
         }
+        first
     }
 
-    /// A segment came late for a gap, unless it was sent again.
-    fn overtaken(&mut self, seen: Seen, since: Time, count: u64, clocks: Clocks) {
-        if !seen.repairs && !before(clocks.now, seen.clock) {
-            self.reordering.filled(seen.now.saturating_sub(since), seen.before - count, self.latest);
+    /// Gaps behind `offset` wait anew: what was sent before them is still coming.
+    fn wait_behind(&mut self, offset: u64, now: Time) {
+        let behind = self.gaps.partition_point(|gap| gap.range.start < offset);
+        for gap in self.gaps.range_mut(behind..).filter(|gap| !gap.held) {
+            (gap.since, gap.seen) = (now, self.segments);
         }
     }
 
-    fn fill_masks(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) {
+    /// Notes that a segment came late for a gap, and says so, unless it was sent again.
+    fn overtaken(&mut self, seen: Seen, since: Time, count: u64, clocks: Clocks) -> bool {
+        let again = if seen.clock == 0 { seen.repairs } else { before(clocks.now, seen.clock) };
+        let first = !again;
+        if first {
+            self.reordering.filled(
+                seen.now.saturating_sub(since),
+                seen.before.saturating_sub(count),
+                self.latest,
+            );
+        }
+        first
+    }
+
+    fn fill_masks(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) -> bool {
+        let mut first = false;
         let touched: Vec<(Range, Mask)> = self.masks_in(old).collect();
         for (hole, mask) in touched {
             let part = hole.intersect(old);
-            self.overtaken(seen, mask.since, mask.seen, mask.clocks);
+            first |= self.overtaken(seen, mask.since, mask.seen, mask.clocks);
             self.masks.remove(&hole.start);
             for rest in [Range::new(hole.start, part.start), Range::new(part.end, hole.end)] {
                 if !rest.is_empty() {
                     self.masks.insert(rest.start, Mask { end: rest.end, ..mask });
                 }
             }
-            self.delivered += part.len();
-            self.late += part.len();
-            self.missing -= part.len();
-            arrival.pieces.push((part, true));
+            let wanted = Range::new(part.start.max(self.forgotten).min(part.end), part.end);
+            if wanted.is_empty() {
+                continue;
+            }
+            self.delivered += wanted.len();
+            self.late += wanted.len();
+            self.missing -= wanted.len();
+            arrival.pieces.push((wanted, true));
         }
         // What is left of a mask may be two.
         while self.masks.len() > self.most_masks {
             self.masks.pop_first();
         }
+        first
     }
 
     /// Late bytes were still wanted.
@@ -320,6 +353,7 @@ impl Stream {
     pub fn resolve(&mut self, now: Time, patience: Patience) -> Resolved {
         let mut resolved = Resolved::default();
         let patience = self.reordering.patience(patience);
+        self.drop_masks(now);
         let mut at = 0;
         while let Some(&gap) = self.gaps.get(at) {
             let later = self.segments.saturating_sub(gap.seen);
@@ -378,15 +412,19 @@ impl Stream {
 
     /// Late data before `offset` is not wanted any longer.
     pub fn forget(&mut self, offset: u64) {
-        let offset = offset.min(self.acknowledged());
-        let parts: Vec<(Range, Mask)> = self.masks_in(Range::new(0, offset)).collect();
-        for (hole, mask) in parts {
-            self.masks.remove(&hole.start);
-            if mask.end > offset {
-                self.masks.insert(offset, mask);
+        self.forgotten = self.forgotten.max(offset.min(self.acknowledged()));
+        self.policy.forget(self.forgotten);
+    }
+
+    /// Drops masks that late data is neither wanted for nor expected in.
+    fn drop_masks(&mut self, now: Time) {
+        while let Some(first) = self.masks.first_entry() {
+            let mask = first.get();
+            if mask.end > self.forgotten || now <= mask.since + self.latest {
+                break;
             }
+            first.remove();
         }
-        self.policy.forget(offset);
     }
 
     /// What has come beyond the acknowledgement and may be said, rising (RFC 2018).

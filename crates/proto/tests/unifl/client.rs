@@ -120,11 +120,16 @@ impl Client {
     }
 
     pub fn hand_in(&mut self, seg: &Seg) {
+        self.hand_over(seg, Offload::default());
+    }
+
+    /// A segment, or several as a superpacket.
+    pub fn hand_over(&mut self, seg: &Seg, offload: Offload) {
         let end = seg.seq.wrapping_add(seg.payload.len() as u32 + u32::from(seg.flags & (FIN | SYN) > 0));
         if end.wrapping_sub(self.highest) as i32 > 0 {
             self.highest = end;
         }
-        self.raw(&seg.encode(), Offload::default());
+        self.raw(&seg.encode(), offload);
     }
 
     pub fn raw(&mut self, packet: &[u8], offload: Offload) {

@@ -213,12 +213,32 @@ fn trap_6_reordering_is_waited_out() {
     c.pass(2 * MS);
     assert_eq!((c.acked(), holes(&c).len()), (Some(10 * M), 2));
     assert!(c.said.iter().all(|seg| seg.sack.is_empty()), "masked holes are never shown");
-    // A superpacket counts as what it was on the network.
+    // A superpacket counts as what it was on the network, but for the one that opens the gap: it may have overtaken what
+    // comes next.
+    let four = Offload { checksum: Checksum::Complete, segment: M as u16 };
+    let superpacket =
+        |c: &mut Client, start: u64| c.hand_over(&c.at(ACK, start, &bytes(start, 4 * M as usize)), four);
     let mut c = Client::connected(patient);
-    let packet = c.at(ACK, M, &bytes(M, 4 * M as usize)).encode();
-    c.highest = c.highest.wrapping_add(5 * M as u32);
-    c.raw(&packet, Offload { checksum: Checksum::Complete, segment: M as u16 });
-    assert_eq!(holes(&c), [(0, M)]);
+    superpacket(&mut c, 4 * M);
+    assert_eq!(holes(&c), []);
+    superpacket(&mut c, 0);
+    assert_eq!((c.acked(), holes(&c)), (Some(8 * M), vec![]));
+    superpacket(&mut c, 9 * M);
+    superpacket(&mut c, 13 * M);
+    assert_eq!((c.acked(), holes(&c)), (Some(17 * M), vec![(8 * M, 9 * M)]));
+}
+
+/// Two segments overtake many: while those come that were sent before a gap, nothing is known of it.
+#[test]
+fn trap_6_a_gap_waits_for_what_was_sent_before_it() {
+    let reorder = Reorder { packets: Some(3), ..Reorder::default() };
+    let mut c = Client::connected(Config { reorder, ..config() });
+    let stamps = Some((c.now.as_millis() as u32, c.echo));
+    for i in [20, 40].into_iter().chain(0..20).chain(21..40) {
+        c.now += 4 * MS;
+        c.hand_in(&Seg { stamps, ..c.at(ACK, i * M, &bytes(i * M, M as usize)) });
+    }
+    assert_eq!((c.acked(), holes(&c)), (Some(41 * M), vec![]));
 }
 
 /// The rest of a segment with a critical part is masked, and comes again with that part a round trip later: that is no

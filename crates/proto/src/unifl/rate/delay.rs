@@ -78,9 +78,10 @@ pub struct Delay {
     ramping: bool,
     rtt: Least,
     base: Least,
-    /// The least time on the way, and the shortest round trip, since the last tick.
+    /// The least time on the way, and the shortest round trip, since the last tick, and between the two before it.
     way: f64,
     trip: f64,
+    before: (f64, f64),
     marked: bool,
     last: Option<Time>,
     heard: Option<Time>,
@@ -110,6 +111,7 @@ impl Delay {
             base: Least::new(settings.base),
             way: f64::INFINITY,
             trip: f64::INFINITY,
+            before: (f64::INFINITY, f64::INFINITY),
             marked: false,
             last: None,
             heard: None,
@@ -118,6 +120,18 @@ impl Delay {
             turn: 0,
             over: 0,
             settings,
+        }
+    }
+
+    /// Bases are what two ticks in a row have seen: a packet that overtook those of a burst before it makes the path look
+    /// shorter than it is, once.
+    fn learn(&mut self, now: Time) {
+        let (way, trip) = self.before;
+        for (base, before, latest) in [(&mut self.base, way, self.way), (&mut self.rtt, trip, self.trip)] {
+            let seen = if before.is_finite() { before.max(latest) } else { latest };
+            if seen.is_finite() {
+                base.add(now, seen);
+            }
         }
     }
 
@@ -236,14 +250,12 @@ impl Control for Delay {
     fn arrived(&mut self, sample: &Sample) {
         if let Some(rtt) = sample.rtt {
             // A clock of milliseconds shows 0 on a short path.
-            let rtt = rtt.as_secs_f64().max(0.0005);
-            self.rtt.add(sample.now, rtt);
-            self.trip = self.trip.min(rtt);
+            self.trip = self.trip.min(rtt.as_secs_f64().max(0.0005));
         }
         if let Some(way) = sample.one_way {
-            self.base.add(sample.now, way);
             self.way = self.way.min(way);
         }
+        self.learn(sample.now);
         self.marked |= sample.ce;
         let Some(rtt) = self.rtt.get() else { return };
         self.rested(sample, rtt);
@@ -259,6 +271,8 @@ impl Control for Delay {
         }
         self.last = Some(sample.now);
         self.decide(sample, rtt);
+        let kept = |now: f64, before: f64| if now.is_finite() { now } else { before };
+        self.before = (kept(self.way, self.before.0), kept(self.trip, self.before.1));
         self.way = f64::INFINITY;
         self.trip = f64::INFINITY;
         self.marked = false;
