@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +25,9 @@ LOSS: Final = 0.01
 UPDATE_MIB: Final = 228
 # What a receiver may take, in core seconds a gigabit.
 MOST: Final = 0.2
+# Seconds between a model and its update, and the share of the time below which a thread counts as idle.
+REST: Final = 2.0
+IDLE: Final = 0.02
 # As the core names them.
 DEVICE: Final = "thalweg-unifl"
 SERVER: Final = "thalweg-server"
@@ -30,8 +35,11 @@ Outcome = dict[str, Any]
 
 
 @contextmanager
-def masked(size: int, clients: int, rate: int) -> Iterator[_core.Server]:
-    """A server with so many clients, whose kernels' Cubic sends over one link of 40 ms that loses 1 % on the way up."""
+def masked(size: int, clients: int, rate: int, rest: float = 0.0) -> Iterator[_core.Server]:
+    """A server with so many clients, whose kernels' Cubic sends over one link of 40 ms that loses 1 % on the way up.
+
+    Between model and update clients rest for so many seconds.
+    """
     arena = _core.Arena(_core.Layout([("payload", "F32", [size // 4])]))
     np.asarray(arena).view(np.float32)[:] = 1.0
     token = _core.pki_secret()
@@ -47,7 +55,9 @@ def masked(size: int, clients: int, rate: int) -> Iterator[_core.Server]:
         ours = net.inside("server", lambda: _core.Server(arena, url, json.dumps(config)))
         address = ours.address.replace("unifl://", "tcp://")
         each, namespace = clients // min(clients, PROCESSES), net.hosts["client-1"]["namespace"]
-        commands = [["thalweg", address, f"process-{n}", str(each), namespace, token] for n in range(clients // each)]
+        commands = [
+            ["thalweg", address, f"process-{n}", str(each), namespace, token, str(rest)] for n in range(clients // each)
+        ]
         with workers(commands):
             joined = ours.wait(clients, 120.0)
             if joined != clients:
@@ -84,25 +94,46 @@ def threads() -> dict[str, float]:
 
 
 def receiver() -> list[Figure]:
-    """Processor time of a round by the update's gigabits: of TCP and masking, and of all that a server does."""
-    name = f"masked update of {UPDATE_MIB} MiB, Cubic, 700 Mbit/s, 40 ms, loss {LOSS:.0%}"
-    note(name)
-    rounds: list[dict[str, float]] = []
+    """Processor time of updates by their gigabits: of TCP and masking, and with all else that a server does of them."""
+    name = f"{UPDATE_MIB} MiB, Cubic, 700 Mbit/s, 40 ms, loss {LOSS:.0%}"
+    note(f"processor time of a masked update of {name}")
     gigabits = UPDATE_MIB * MIB * 8 / 1e9
-    with masked(UPDATE_MIB * MIB, 1, 700 * 10**6) as server:
+    spent: list[dict[str, dict[str, float]]] = []
+    with masked(UPDATE_MIB * MIB, 1, 700 * 10**6, REST) as server:
         server.round(1, "{}", None)
         for number in range(2, REPEATS + 2):
-            before = threads()
-            server.round(number, "{}", None)
-            after = threads()
-            rounds.append({thread: (after[thread] - before.get(thread, 0.0)) / gigabits for thread in after})
-    device, both = (
-        Spread.of([sum(spent[thread] for thread in names) for spent in rounds])
-        for names in ((DEVICE,), (DEVICE, SERVER))
-    )
-    return [
-        Figure(f"receiver's processor time, {name}", f"{device.text(digits=3)} core s a gigabit",
-               f"{MOST}", device.median <= MOST, {"rounds": rounds}),
-        Figure(f"the server's, model's way down and mean included, {name}",
-               f"{both.text(digits=3)} core s a gigabit", "none", None),
-    ]  # fmt: skip
+            began, between, ended = halves(server, number)
+            ways = {"down": (began, between), "up": (between, ended)}
+            spent.append({way: {thread: (after[thread] - before.get(thread, 0.0)) / gigabits for thread in after}
+                          for way, (before, after) in ways.items()})  # fmt: skip
+    figures = []
+    for what, way, names, most in (
+        ("TCP and masking of an update", "up", (DEVICE,), MOST),
+        ("the same, and reading, checksums and the mean", "up", (DEVICE, SERVER), None),
+        ("sending the model", "down", (DEVICE, SERVER), None),
+    ):
+        taken = Spread.of([sum(one[way][thread] for thread in names) for one in spent])
+        figures.append(Figure(f"processor time of {what}: {name}", f"{taken.text(digits=3)} core s a gigabit",
+                              "none" if most is None else f"{most}", None if most is None else taken.median <= most,
+                              {"spent": [one[way] for one in spent]}))  # fmt: skip
+    return figures
+
+
+def halves(server: _core.Server, number: int) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Run a round whose clients rest; return what threads had had before it, in that rest, and after it."""
+    began = before = threads()
+    between: dict[str, float] | None = None
+    thread = threading.Thread(target=server.round, args=(number, "{}", None))
+    thread.start()
+    while thread.is_alive():
+        time.sleep(REST / 4)
+        now = threads()
+        busy = now[DEVICE] - before[DEVICE] > IDLE * REST / 4
+        # Nothing has been done since the last look, but something since the beginning: the model is there.
+        if between is None and not busy and now[DEVICE] - began[DEVICE] > IDLE:
+            between = now
+        before = now
+    thread.join()
+    if between is None:
+        raise RuntimeError("the device's thread was never idle between model and update")
+    return began, between, threads()

@@ -1,7 +1,10 @@
 """Processes at the other end of a measurement: thalweg clients, or the plainest TCP that does the same work.
 
-python -m benches.worker thalweg URL NAME COUNT [NAMESPACE TOKEN]   clients NAME-1 .. NAME-COUNT, a thread each
-python -m benches.worker raw HOST PORT BYTES                        takes BYTES, sends them back, until the peer closes
+python -m benches.worker thalweg URL NAME COUNT [NAMESPACE TOKEN REST]   clients NAME-1 .. NAME-COUNT, a thread each
+python -m benches.worker raw HOST PORT BYTES      takes BYTES, sends them back, until the peer closes
+
+Clients may be in another network namespace, show a token, which lives no longer than that, and rest for so many seconds
+between model and update.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,20 +36,21 @@ def receive_exactly(peer: socket.socket, view: memoryview) -> bool:
     return True
 
 
-def thalweg(url: str, name: str, count: int, namespace: str | None = None, token: str | None = None) -> None:
-    """Take part with ``count`` clients until the job is done; nothing is trained.
-
-    They may be in another network namespace, and show a token, which lives no longer than that.
-    """
+def thalweg(url: str, name: str, count: int, apart: Sequence[str]) -> None:
+    """Take part with ``count`` clients until the job is done; nothing is trained."""
     from thalweg import _core
 
-    if namespace is not None:
+    options, rest = {}, 0.0
+    if apart:
+        namespace, token, seconds = apart
         _core.enter_namespace(namespace)
+        options, rest = {"token": token}, float(seconds)
 
     def take_part(number: int) -> None:
-        client = _core.Client(url, f"{name}-{number}", json.dumps({} if token is None else {"token": token}), None)
+        client = _core.Client(url, f"{name}-{number}", json.dumps(options), None)
         client.join()
         while (task := client.next()) is not None:
+            time.sleep(rest)
             client.submit(task[0], 1, "{}")
         client.close("done")
 
@@ -67,9 +73,9 @@ def raw(host: str, port: int, size: int) -> None:
 def main(arguments: list[str]) -> None:
     # The measurement's process may be killed: then so is this one.
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-    kind, first, second, number, *beyond = arguments
+    kind, first, second, number, *apart = arguments
     if kind == "thalweg":
-        thalweg(first, second, int(number), *beyond)
+        thalweg(first, second, int(number), apart)
     else:
         raw(first, int(second), int(number))
 
