@@ -10,8 +10,8 @@ from experiments.senders import Sample, Watch, while_sending
 
 REPEATS: Final = 5
 ROAD: Final = Road(100e6)
-# At half of the link's rate it is under way for 40 s, of which the second half counts.
-UPDATE_MIB: Final = 256
+# At half of the link's rate it is under way for 5 s, of which the second half counts.
+UPDATE_MIB: Final = 32
 MOST: Final = 0.60
 
 
