@@ -30,7 +30,7 @@ struct Gap {
     counted: bool,
 }
 
-/// A hole that late data may still fill.
+/// A hole that late data may still fill, or, once it is forgotten, tells how late it is by.
 #[derive(Debug, Clone, Copy)]
 struct Mask {
     end: u64,
@@ -195,6 +195,7 @@ impl Stream {
         if (range.start > self.highest || self.splits(range)) && self.gaps.len() >= self.most_gaps {
             return Err(TooManyGaps);
         }
+        let before = self.segments;
         self.segments += u64::from(segments.max(1));
         if range.start > self.highest {
             let gap = Gap {
@@ -212,8 +213,7 @@ impl Stream {
         if !old.is_empty() {
             // Of a segment that is sent again one part may fill what was held, and another what was not.
             let repairs = self.gaps.iter().any(|gap| gap.held && !gap.range.intersect(old).is_empty());
-            let seen =
-                Seen { now, before: self.segments - u64::from(segments.max(1)), clock: clocks.now, repairs };
+            let seen = Seen { now, before, clock: clocks.now, repairs };
             let first = self.fill_gaps(seen, old, &mut arrival) | self.fill_masks(seen, old, &mut arrival);
             if first {
                 self.wait_behind(old.end, now);
@@ -304,8 +304,7 @@ impl Stream {
 
     /// Notes that a segment came late for a gap, and says so, unless it was sent again.
     fn overtaken(&mut self, seen: Seen, since: Time, count: u64, clocks: Clocks) -> bool {
-        let again = if seen.clock == 0 { seen.repairs } else { before(clocks.now, seen.clock) };
-        let first = !again;
+        let first = if seen.clock == 0 { !seen.repairs } else { !before(clocks.now, seen.clock) };
         if first {
             self.reordering.filled(
                 seen.now.saturating_sub(since),
