@@ -201,6 +201,30 @@ fn no_incast_round_is_far_from_the_median() {
     assert_recorded(INCAST, &now);
 }
 
+/// Trap 15: no swinging, and the base is still the path's after it has been forgotten twice.
+#[test]
+fn trap_15_the_queue_stays_at_its_aim() {
+    let shared = Shape { rate: Some(20_000_000), queue_bytes: Some(100_000), ..Shape::default() };
+    let path = table::link(40.0, 0.01);
+    let sender = vec![Sender::new(FIRST, Kind::Cubic, 1 << 30)];
+    let mut world = World::new(table::config(0.0), sender, &path, Some(shared), 6);
+    let mut waits = |from: u64, to: u64| {
+        let mut all: Vec<f64> = (from * 100..to * 100)
+            .map(|tick| {
+                world.run(Time::from_millis(10 * tick));
+                world.queued() as f64 * 8.0 / 20e6
+            })
+            .collect();
+        all.sort_by(f64::total_cmp);
+        [1, 50, 99].map(|percent| 1e3 * all[(all.len() - 1) * percent / 100])
+    };
+    for (from, to) in [(2, 12), (110, 130)] {
+        let [few, half, most] = waits(from, to);
+        println!("{from} to {to} s: {few:.1}, {half:.1}, {most:.1} ms in the queue");
+        assert!(few > 4.0 && (6.0..=10.0).contains(&half) && most < 14.0, "{few} {half} {most}");
+    }
+}
+
 /// Trap 16: a masked flow beside an ordinary one, each Cubic, on one bottleneck.
 #[test]
 fn trap_16_an_ordinary_flow_keeps_its_part() {

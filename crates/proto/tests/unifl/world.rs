@@ -287,6 +287,12 @@ impl World {
         *edge = promised;
     }
 
+    /// Bytes in the queue of the shared link.
+    pub fn queued(&mut self) -> u64 {
+        let now = self.now;
+        self.shared.as_mut().map_or(0, |shared| shared.queue(now).0)
+    }
+
     /// Bytes that came, a second, for one flow.
     pub fn goodput(&self, of: usize) -> f64 {
         let took = self.ends[of].unwrap_or(self.now).as_secs_f64();

@@ -3,8 +3,10 @@
 //! Each quarter of a round trip it takes the delivered rate (the most of the last two round trips, as BBR's bandwidth
 //! filter), the shortest round trip, and the queueing delay: the least time on the way in that quarter, less the base.
 //! It begins with 64 segments and allows twice what the last round trip carried until the queue shows, then steers so
-//! that about 8 ms stay queued. Both bases forget after half a minute to a minute, since clocks and routes drift. Should delay
-//! show nothing, heavy loss or marks by the queue (RFC 3168) are the backstop.
+//! that about 8 ms stay queued: the queue that it steers by is the one foreseen, since what it says now shows a round trip
+//! later. Both bases forget after half a minute to a minute, since clocks and routes drift; so that they are seen again, the
+//! queue runs dry each ten seconds (as BBR's ProbeRTT). Should delay show nothing, heavy loss or marks by the queue (RFC
+//! 3168) are the backstop.
 //!
 //! A sender in slow start comes in bursts, many of them shorter than a quarter of a round trip, with nothing between them.
 //! So what a round trip carried is known at each arrival, and is not a sum of quarters. Of what comes through a queue it
@@ -27,6 +29,20 @@ const MARKS: f64 = 32.0;
 const SILENCE: f64 = 0.2;
 /// Share of the queue aimed at that is next to none.
 const SHORT: f64 = 0.25;
+/// Share of what is foreseen to be wrong that a tick puts right, and the most of the window that it moves.
+const GAIN: f64 = 0.4;
+const STEP: f64 = 0.08;
+/// Share of the window that a mark by the queue takes.
+const MARKED: f64 = 0.05;
+/// How much a share that is exceeded or missed moves the aim, and by how much of it at most.
+const LEAN: f64 = 2.0;
+const MOST_LEAN: f64 = 0.5;
+/// Share of a round trip that the window may grow by while no queue shows.
+const ROOM: f64 = 0.25;
+/// How often the queue is let run dry, for how many ticks, with a window of which share of what a round trip carries.
+const DRY: Time = Time::from_secs(10);
+const DRY_TICKS: u32 = 3;
+const DRIED: f64 = 0.95;
 /// Share of the window that is in use while the window is what limits.
 const IN_USE: f64 = 0.5;
 
@@ -91,6 +107,12 @@ pub struct Delay {
     turn: usize,
     /// Ticks in a row whose queue was over the aim.
     over: u32,
+    /// The windows said since a round trip ago, the newest last: the first is what arrivals answer to.
+    windows: VecDeque<(Time, u64)>,
+    /// How often the queue has been let run dry, by the clock; for so many ticks more; with which window.
+    dried: Option<u128>,
+    dry: u32,
+    low: f64,
 }
 
 impl Delay {
@@ -119,6 +141,10 @@ impl Delay {
             rates: [0.0; TICKS],
             turn: 0,
             over: 0,
+            windows: VecDeque::new(),
+            dried: None,
+            dry: 0,
+            low: 0.0,
             settings,
         }
     }
@@ -214,34 +240,54 @@ impl Delay {
         } else if heavy {
             self.window = self.window.min(full);
         } else if let Some(queue) = queue {
-            self.steer(queue.max(0.0), full, rate, sample.share);
+            self.steer(queue.max(0.0), rtt, full, rate, sample.share);
         }
         self.window = self.window.clamp(self.least, self.most.max(self.least));
+        self.let_dry(sample.now, rate * rtt);
+        self.note_window(sample.now, rtt + queue.unwrap_or(0.0).max(0.0));
     }
 
-    /// A little more or less, so that the queue comes to its aim; flows above their share give way first.
-    fn steer(&mut self, queue: f64, full: f64, rate: f64, share: Option<f64>) {
+    /// Lets the queue run dry now and then, so that the bases are seen again: a queue that stays becomes the base. All
+    /// flows of an endpoint do it at the same time, or the others' would remain.
+    fn let_dry(&mut self, now: Time, carried: f64) {
+        let turn = now.as_micros() / DRY.as_micros();
+        self.dry = self.dry.saturating_sub(1);
+        if self.dried.replace(turn).is_some_and(|before| before != turn) && !self.starting {
+            self.dry = DRY_TICKS;
+            self.low = (DRIED * carried).max(self.least);
+        }
+    }
+
+    /// Remembers the window since `now`, for as long as arrivals may answer to it: a round trip and the queue.
+    fn note_window(&mut self, now: Time, answer: f64) {
+        self.windows.push_back((now, self.window()));
+        let ago = |at: Time| now.saturating_sub(at).as_secs_f64();
+        while self.windows.get(1).is_some_and(|&(at, _)| ago(at) >= answer) {
+            self.windows.pop_front();
+        }
+    }
+
+    /// The queue that will be when senders have heard of the window as it is: what arrives now was sent by the window of a
+    /// round trip ago. Who steers by the queue alone does so too long, and it swings between empty and twice its aim.
+    fn foreseen(&self, queue: f64, rate: f64) -> f64 {
+        let then = self.windows.front().map_or(self.window, |&(_, window)| window as f64);
+        queue + (self.window - then) / rate.max(1.0)
+    }
+
+    /// A little more or less, so that the queue comes to its aim; flows above their share aim at less, those below at more.
+    fn steer(&mut self, queue: f64, rtt: f64, full: f64, rate: f64, share: Option<f64>) {
         let aim = self.settings.queue.as_secs_f64();
-        let (above, below) = share.map_or((false, false), |s| (rate > 1.1 * s, rate < 0.9 * s));
-        if self.marked || queue >= aim {
-            let far = if self.marked { 1.0 } else { ((queue - aim) / aim).min(1.0) };
-            let step = if above {
-                0.08
-            } else if below {
-                0.025
-            } else {
-                0.05
-            };
-            self.window *= 1.0 - step * far;
-            if self.over >= 4 && self.window > 1.2 * full {
-                self.window = 1.2 * full;
-            }
-        } else if queue < 0.3 * aim {
-            let step = if above { 1.04 } else { 1.08 };
-            self.window = (self.window * step).min((2.0 * full).max(self.window));
-        } else if !above {
-            let step = if below { 1.05 } else { 1.02 };
-            self.window = (self.window * step).min((1.5 * full).max(self.window));
+        let lean = share.filter(|&share| share > 0.0).map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
+        let mine = aim * lean.clamp(1.0 - MOST_LEAN, 1.0 + MOST_LEAN);
+        // Of a path that is not full the window may grow by more than the queue.
+        let room = if queue < SHORT * aim { mine.max(rtt * ROOM) } else { mine };
+        let step = GAIN * (room - self.foreseen(queue, rate)) / (rtt + aim);
+        let step = if self.marked { step.min(-MARKED) } else { step };
+        let most = if queue < SHORT * aim { 2.0 } else { 1.5 };
+        let grown = self.window * (1.0 + step.clamp(-STEP, STEP));
+        self.window = grown.min((most * full).max(self.window));
+        if self.over >= 4 && self.window > 1.2 * full {
+            self.window = 1.2 * full;
         }
     }
 }
@@ -279,7 +325,8 @@ impl Control for Delay {
     }
 
     fn window(&self) -> u64 {
-        self.window as u64
+        let low = if self.dry > 0 { self.low } else { f64::INFINITY };
+        self.window.min(low) as u64
     }
 
     fn ramping(&self) -> bool {
