@@ -218,30 +218,79 @@ fn trap_15_the_queue_stays_at_its_aim() {
         all.sort_by(f64::total_cmp);
         [1, 50, 99].map(|percent| 1e3 * all[(all.len() - 1) * percent / 100])
     };
+    // 8 ms at 100 Mbit/s, and the fourth root of five times as much at 20.
+    let aim = 8.0 * 5f64.powf(0.25);
     for (from, to) in [(2, 12), (110, 130)] {
         let [few, half, most] = waits(from, to);
         println!("{from} to {to} s: {few:.1}, {half:.1}, {most:.1} ms in the queue");
-        assert!(few > 4.0 && (6.0..=10.0).contains(&half) && most < 14.0, "{few} {half} {most}");
+        let near = (0.75 * aim..=1.25 * aim).contains(&half);
+        assert!(near && few > 0.5 * aim && most < 1.75 * aim, "{few} {half} {most}");
     }
 }
 
-/// Trap 16: a masked flow beside an ordinary one, each Cubic, on one bottleneck.
-#[test]
-fn trap_16_an_ordinary_flow_keeps_its_part() {
-    let senders = vec![Sender::new(2, Kind::Cubic, 1 << 30), Sender::new(3, Kind::Cubic, 1 << 30)];
-    let shared = Shape { rate: Some(20_000_000), queue_bytes: Some(100_000), ..Shape::default() };
+/// So many masked Cubic senders and, if `ordinary` has bytes, an ordinary one, 40 ms, over one link of 20 Mbit/s with a
+/// queue of `queue` seconds. They know nothing of each other.
+fn beside(masked: u16, ordinary: u64, queue: f64) -> World {
+    let count = masked + u16::from(ordinary > 0);
+    let total = |i| if i < masked { 1 << 30 } else { ordinary };
+    let senders = (0..count).map(|i| Sender::new(FIRST + i, Kind::Cubic, total(i))).collect();
+    let queue = Some((20e6 / 8.0 * queue) as u64);
+    let shared = Shape { rate: Some(20_000_000), queue_bytes: queue, ..Shape::default() };
+    let world = World::new(table::config(0.0), senders, &table::link(40.0, 0.0), Some(shared), 4);
     let mut plain = Config { policy: Policy::critical(), rate: Rate::Fixed(4 << 20), ..table::config(0.0) };
     plain.undo.eifel = false;
-    let path = table::link(40.0, 0.0);
-    let mut world = World::new(table::config(0.0), senders, &path, Some(shared), 4).apart(1, plain);
+    world.apart(masked.into(), plain)
+}
+
+/// Bits a second that each gets from second `from` to `to`.
+fn gets(world: &mut World, from: u64, to: u64) -> Vec<f64> {
     let mut came = |seconds| {
         world.run(Time::from_secs(seconds));
-        [0, 1].map(|of| world.apps[of].got.bytes() as f64)
+        world.apps.iter().map(|app| app.got.bytes() as f64).collect::<Vec<_>>()
     };
-    let (before, after) = (came(10), came(25));
-    let [masked, ordinary] = [0, 1].map(|of| after[of] - before[of]);
-    let share = masked / (masked + ordinary);
-    println!("the masked flow has {share:.3} of the path");
-    assert!((masked + ordinary) * 8.0 / 15.0 > 0.85 * 20e6, "the path is used");
-    assert!(share <= 0.6, "{share}");
+    let (before, after) = (came(from), came(to));
+    after.iter().zip(&before).map(|(after, before)| (after - before) * 8.0 / (to - from) as f64).collect()
+}
+
+/// Trap 16: a masked flow beside an ordinary one, each Cubic, on one bottleneck: neither starves.
+#[test]
+fn trap_16_an_ordinary_flow_keeps_its_part_and_so_does_the_masked() {
+    for queue in [0.02, 0.04, 0.1] {
+        let mut world = beside(1, 1 << 30, queue);
+        let rates = gets(&mut world, 10, 60);
+        let share = rates[0] / (rates[0] + rates[1]);
+        let missing = world.apps[0].missing() as f64 / world.apps[0].got.bytes() as f64;
+        println!("queue of {queue} s: the masked flow has {share:.3} of the path, {missing:.4} missing");
+        assert!(rates.iter().sum::<f64>() > 0.85 * 20e6, "the path is used: {rates:?}");
+        // Measured: 0.30, 0.43 and 0.26; what is missing is of the time when both begin.
+        assert!((0.2..=0.6).contains(&share) && missing < 0.02, "{queue}: {share}, {missing}");
+    }
+}
+
+/// Masked flows do not take each other for those who fill the queue.
+#[test]
+fn masked_flows_that_do_not_know_each_other_share_and_lose_nothing() {
+    let mut world = beside(4, 0, 0.04);
+    // They begin at different times of a queue; after ten seconds all have seen it dry.
+    gets(&mut world, 0, 12);
+    let full = world.full;
+    let rates = gets(&mut world, 12, 40);
+    println!("{rates:.0?}, jain {:.3}, full {full}", jain(&rates));
+    assert!(jain(&rates) > 0.9 && world.full == full, "{rates:?}: {} after {full}", world.full);
+}
+
+/// Once the ordinary flow is done, the masked one keeps the queue short again.
+#[test]
+fn the_queue_is_short_again_when_the_ordinary_flow_is_gone() {
+    let mut world = beside(1, 20 << 20, 0.04);
+    let rates = gets(&mut world, 4, 8);
+    assert!(rates[1] > 3e6 && world.ends[1].is_none(), "both send: {rates:?}");
+    world.run(Time::from_secs(30));
+    assert!(world.ends[1].is_some(), "the ordinary flow is done");
+    let longest = (300..500u64).map(|tick| {
+        world.run(Time::from_millis(100 * tick));
+        world.queued() as f64 * 8.0 / 20e6
+    });
+    let longest = longest.fold(0.0, f64::max);
+    assert!(longest < 0.025, "{longest} s in the queue");
 }

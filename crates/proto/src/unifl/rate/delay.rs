@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 
+use super::rival::{Rival, Seen};
 use super::{Control, Least, Sample};
 use crate::Time;
 
@@ -37,12 +38,16 @@ const MARKED: f64 = 0.05;
 /// How much a share that is exceeded or missed moves the aim, and by how much of it at most.
 const LEAN: f64 = 2.0;
 const MOST_LEAN: f64 = 0.5;
+/// Bytes a second at which the aim is as set, and how it falls with more: of flows that know nothing of each other, that
+/// with less gets more (as Swift's target, SIGCOMM 2020, section 3.1).
+const FAIR: f64 = 12.5e6;
+const FAIRNESS: f64 = 0.25;
 /// Share of a round trip that the window may grow by while no queue shows.
 const ROOM: f64 = 0.25;
 /// How often the queue is let run dry, for how many ticks, with a window of which share of what a round trip carries.
 const DRY: Time = Time::from_secs(10);
 const DRY_TICKS: u32 = 3;
-const DRIED: f64 = 0.95;
+const DRIED: f64 = 0.75;
 /// Share of the window that is in use while the window is what limits.
 const IN_USE: f64 = 0.5;
 
@@ -113,6 +118,7 @@ pub struct Delay {
     dried: Option<u128>,
     dry: u32,
     low: f64,
+    rival: Rival,
 }
 
 impl Delay {
@@ -145,6 +151,7 @@ impl Delay {
             dried: None,
             dry: 0,
             low: 0.0,
+            rival: Rival::default(),
             settings,
         }
     }
@@ -221,7 +228,7 @@ impl Delay {
         self.rates[self.turn % TICKS] = came / took.max(rtt);
         self.turn += 1;
         let rate = self.rate();
-        let aim = self.settings.queue.as_secs_f64();
+        let aim = self.aim(rate, sample.share);
         let full = rate * (rtt + aim);
         // Who uses little of the window has not made the queue.
         let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
@@ -240,7 +247,13 @@ impl Delay {
         } else if heavy {
             self.window = self.window.min(full);
         } else if let Some(queue) = queue {
-            self.steer(queue.max(0.0), rtt, full, rate, sample.share);
+            let queue = queue.max(0.0);
+            let uses = rate * (rtt + queue) >= IN_USE * self.window;
+            let seen = Seen { queue, aim, rtt, window: self.window, rate, uses, came, gone };
+            match self.rival.window(sample, &seen) {
+                Some(window) => self.window = window.min(1.5 * rate * (rtt + queue)),
+                None => self.steer(queue, rtt, full, rate, aim),
+            }
         }
         self.window = self.window.clamp(self.least, self.most.max(self.least));
         self.let_dry(sample.now, rate * rtt);
@@ -254,8 +267,19 @@ impl Delay {
         self.dry = self.dry.saturating_sub(1);
         if self.dried.replace(turn).is_some_and(|before| before != turn) && !self.starting {
             self.dry = DRY_TICKS;
-            self.low = (DRIED * carried).max(self.least);
+            self.low = (DRIED * carried).max(self.least / 4.0);
         }
+    }
+
+    /// The queue that a flow of this rate aims at.
+    fn aim(&self, rate: f64, share: Option<f64>) -> f64 {
+        let aim = self.settings.queue.as_secs_f64();
+        if self.starting {
+            return aim;
+        }
+        let lean = share.filter(|&share| share > 0.0).map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
+        let alone = (FAIR / rate.max(1.0)).powf(FAIRNESS);
+        aim * alone.clamp(0.5, 2.0) * lean.clamp(1.0 - MOST_LEAN, 1.0 + MOST_LEAN)
     }
 
     /// Remembers the window since `now`, for as long as arrivals may answer to it: a round trip and the queue.
@@ -275,12 +299,9 @@ impl Delay {
     }
 
     /// A little more or less, so that the queue comes to its aim; flows above their share aim at less, those below at more.
-    fn steer(&mut self, queue: f64, rtt: f64, full: f64, rate: f64, share: Option<f64>) {
-        let aim = self.settings.queue.as_secs_f64();
-        let lean = share.filter(|&share| share > 0.0).map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
-        let mine = aim * lean.clamp(1.0 - MOST_LEAN, 1.0 + MOST_LEAN);
+    fn steer(&mut self, queue: f64, rtt: f64, full: f64, rate: f64, aim: f64) {
         // Of a path that is not full the window may grow by more than the queue.
-        let room = if queue < SHORT * aim { mine.max(rtt * ROOM) } else { mine };
+        let room = if queue < SHORT * aim { aim.max(rtt * ROOM) } else { aim };
         let step = GAIN * (room - self.foreseen(queue, rate)) / (rtt + aim);
         let step = if self.marked { step.min(-MARKED) } else { step };
         let most = if queue < SHORT * aim { 2.0 } else { 1.5 };

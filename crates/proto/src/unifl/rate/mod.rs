@@ -6,6 +6,7 @@
 mod delay;
 mod group;
 mod paper;
+mod rival;
 
 pub use delay::{Delay, DelaySettings};
 pub use group::Group;
