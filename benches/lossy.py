@@ -39,6 +39,8 @@ rate = "{megabits}mbit"
 delay = {delay}
 up = {{ loss = "{loss}%" }}
 emulator = "packet"
+# Of senders that nothing is said of, as an update's rivals: a machine's own may be any.
+tcp = {{ congestion = "cubic" }}
 {shared}
 """
 

@@ -126,9 +126,9 @@ fn a_thousand_flows_finish_in_bounds_and_share_fairly() {
     let missing: u64 = world.apps.iter().map(|app| app.missing()).sum();
     let missing = missing as f64 / (u64::from(FLOWS) * EACH) as f64;
     println!("{most:?}, {peak} bytes, jain {jain:.4}, missing {missing:.4}, full {}", world.full);
-    // Measured: 80 gaps, 6350 masks and 62.3 MB of window at most, 23.6 MB with all packets under way and all senders.
+    // Measured: 85 gaps, 6330 masks and 46.7 MB of window at most, 23.6 MB with all packets under way and all senders.
     let (flows, gaps, masks, promised) = most;
-    assert!(flows == FLOWS.into() && gaps < 500 && masks < 12_000 && promised < 80 << 20, "{most:?}");
+    assert!(flows == FLOWS.into() && gaps < 500 && masks < 12_000 && promised < 50 << 20, "{most:?}");
     assert!(peak < 40 << 20, "{peak} bytes");
     // Measured: 0.965, and 0.135 missing, nearly all of it where all begin at once.
     assert!(jain > 0.93 && missing < 0.16, "{jain} {missing}");
@@ -262,8 +262,28 @@ fn trap_16_an_ordinary_flow_keeps_its_part_and_so_does_the_masked() {
         let missing = world.apps[0].missing() as f64 / world.apps[0].got.bytes() as f64;
         println!("queue of {queue} s: the masked flow has {share:.3} of the path, {missing:.4} missing");
         assert!(rates.iter().sum::<f64>() > 0.85 * 20e6, "the path is used: {rates:?}");
-        // Measured: 0.30, 0.43 and 0.26; what is missing is of the time when both begin.
+        // Measured: 0.23, 0.41 and 0.30; what is missing is of the time when both begin.
         assert!((0.2..=0.6).contains(&share) && missing < 0.02, "{queue}: {share}, {missing}");
+    }
+}
+
+/// A queue shorter than the aim would overflow all the time: by a third of what is sent, at 3 ms.
+#[test]
+fn trap_15_a_short_queue_is_not_kept_full() {
+    for queue in [0.003, 0.006, 0.01] {
+        let shared = Shape {
+            rate: Some(20_000_000),
+            queue_bytes: Some((20e6 / 8.0 * queue) as u64),
+            ..Shape::default()
+        };
+        let sender = vec![Sender::new(FIRST, Kind::Cubic, 1 << 30)];
+        let mut world = World::new(table::config(0.0), sender, &table::link(40.0, 0.0), Some(shared), 4);
+        world.run(Time::from_secs(2));
+        let before = world.apps[0].missing();
+        let rate = gets(&mut world, 2, 30)[0];
+        let missing = (world.apps[0].missing() - before) as f64 / (rate / 8.0 * 28.0);
+        println!("queue of {queue} s: {:.2} Mbit/s, {missing:.4} missing", rate / 1e6);
+        assert!(rate > 0.85 * 20e6 && missing < 0.01, "{queue}: {rate}, {missing}");
     }
 }
 

@@ -14,6 +14,7 @@
 
 use std::collections::VecDeque;
 
+use super::brim::Brim;
 use super::rival::{Rival, Seen};
 use super::{Control, Least, Sample};
 use crate::Time;
@@ -119,6 +120,7 @@ pub struct Delay {
     dry: u32,
     low: f64,
     rival: Rival,
+    brim: Brim,
 }
 
 impl Delay {
@@ -126,6 +128,9 @@ impl Delay {
     pub fn new(settings: DelaySettings, most: u64, segment: u32, rtt: Option<Time>) -> Self {
         let segments = |count: u32| f64::from(count) * f64::from(segment);
         let mut least = Least::new(settings.base);
+        // Ways are told by how much longer they are than the SYN's.
+        let mut base = Least::new(settings.base);
+        base.add(Time::ZERO, 0.0);
         if let Some(rtt) = rtt {
             least.add(Time::ZERO, rtt.as_secs_f64());
         }
@@ -136,7 +141,7 @@ impl Delay {
             starting: true,
             ramping: true,
             rtt: least,
-            base: Least::new(settings.base),
+            base,
             way: f64::INFINITY,
             trip: f64::INFINITY,
             before: (f64::INFINITY, f64::INFINITY),
@@ -152,6 +157,7 @@ impl Delay {
             dry: 0,
             low: 0.0,
             rival: Rival::default(),
+            brim: Brim::default(),
             settings,
         }
     }
@@ -234,7 +240,16 @@ impl Delay {
         let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
         let uses = came >= IN_USE * limit;
         self.over = if uses && (queue.is_some_and(|q| q > aim) || self.marked) { self.over + 1 } else { 0 };
-        let enough = (came + gone) / f64::from(sample.segment.max(1)) >= ENOUGH;
+        let segments = |bytes: f64| bytes / f64::from(sample.segment.max(1));
+        if let Some(queue) = queue.filter(|_| !self.starting) {
+            self.brim.see(
+                queue,
+                queue < SHORT * self.settings.queue.as_secs_f64(),
+                segments(came),
+                segments(gone),
+            );
+        }
+        let enough = segments(came + gone) >= ENOUGH;
         let heavy = enough && gone > self.settings.loss * (came + gone);
         self.ramping &= self.over == 0 && came < self.window / self.settings.gain;
         if self.starting {
@@ -245,13 +260,25 @@ impl Delay {
                 self.window = full;
             }
         } else if heavy {
-            self.window = self.window.min(full);
+            self.window = self.window.min(DRIED * rate * rtt);
         } else if let Some(queue) = queue {
             let queue = queue.max(0.0);
-            let uses = rate * (rtt + queue) >= IN_USE * self.window;
-            let seen = Seen { queue, aim, rtt, window: self.window, rate, uses, came, gone };
+            let trip = if self.trip.is_finite() { self.trip.max(rtt + queue) } else { rtt + queue };
+            let uses = rate * trip >= IN_USE * self.window;
+            let seen = Seen {
+                queue,
+                aim,
+                rtt,
+                trip,
+                window: self.window,
+                rate,
+                uses,
+                came,
+                gone,
+                usual: self.brim.usual(),
+            };
             match self.rival.window(sample, &seen) {
-                Some(window) => self.window = window.min(1.5 * rate * (rtt + queue)),
+                Some(window) => self.window = window.min(1.5 * rate * trip),
                 None => self.steer(queue, rtt, full, rate, aim),
             }
         }
@@ -267,6 +294,7 @@ impl Delay {
         self.dry = self.dry.saturating_sub(1);
         if self.dried.replace(turn).is_some_and(|before| before != turn) && !self.starting {
             self.dry = DRY_TICKS;
+            self.brim.forget();
             self.low = (DRIED * carried).max(self.least / 4.0);
         }
     }
@@ -279,7 +307,8 @@ impl Delay {
         }
         let lean = share.filter(|&share| share > 0.0).map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
         let alone = (FAIR / rate.max(1.0)).powf(FAIRNESS);
-        aim * alone.clamp(0.5, 2.0) * lean.clamp(1.0 - MOST_LEAN, 1.0 + MOST_LEAN)
+        let brim = self.brim.bound().max(SHORT * aim);
+        (aim * alone.clamp(1.0, 2.0)).min(brim) * lean.clamp(1.0 - MOST_LEAN, 1.0 + MOST_LEAN)
     }
 
     /// Remembers the window since `now`, for as long as arrivals may answer to it: a round trip and the queue.

@@ -3,6 +3,7 @@
 //! Without one, masking destroys what it carries: 89 % of a Cubic sender's bytes were lost on a path of 100 Mbit/s.
 //! A window caps a sender; it cannot make one send more than its own congestion window allows (requirement U-Q5).
 
+mod brim;
 mod delay;
 mod group;
 mod paper;

@@ -21,6 +21,8 @@ const FIRST: f64 = 1.0 / 16.0;
 const FALLEN: f64 = 0.85;
 /// Share of the bytes of a round trip, above what is usual, that is lost where the queue is full.
 const LOST: f64 = 0.01;
+/// How fast the queue is followed, for each decision.
+const SMOOTH: f64 = 0.25;
 /// The queue, in aims, that is none.
 const DRY: f64 = 0.25;
 /// Share of what a round trip carries, without its queue, that the window is while it yields.
@@ -31,8 +33,6 @@ const SETTLES: f64 = 2.0;
 const LONGEST: f64 = 50.0;
 /// Segments that the window grows by in a round trip at least.
 const FRIENDLY: f64 = 1.0;
-/// How fast what is usual is learnt, for each decision.
-const LEARN: f64 = 1.0 / 64.0;
 
 /// What a decision is made of, beside the sample: times in seconds.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,8 @@ pub(super) struct Seen {
     pub queue: f64,
     pub aim: f64,
     pub rtt: f64,
+    /// A round trip with its queues, as it is.
+    pub trip: f64,
     /// The window in bytes.
     pub window: f64,
     /// Bytes a second that come.
@@ -49,6 +51,8 @@ pub(super) struct Seen {
     /// Bytes that came, and were lost, in the last round trip.
     pub came: f64,
     pub gone: f64,
+    /// Share of the bytes that the path loses.
+    pub usual: f64,
 }
 
 /// What is known of those who fill the queue.
@@ -59,8 +63,6 @@ pub(super) struct Rival {
     contest: Option<Contest>,
     /// The window when the queue was last too full.
     most: Option<f64>,
-    /// Share of the bytes that the path loses.
-    usual: f64,
 }
 
 /// Since the last time that the queue was too full.
@@ -68,6 +70,8 @@ pub(super) struct Rival {
 struct Contest {
     since: Time,
     from: f64,
+    /// The queue, without the noise of bursts, and the longest that it has been.
+    queue: f64,
     longest: f64,
     /// It gives way until then, to see whether the queue runs dry.
     yields: Option<Time>,
@@ -77,15 +81,13 @@ impl Rival {
     /// The window by this rule; `None` while the queue can be kept short.
     pub fn window(&mut self, sample: &Sample, seen: &Seen) -> Option<f64> {
         let now = sample.now;
-        let trip = seen.rtt + seen.queue;
+        let trip = seen.trip;
         let lost = seen.gone / (seen.came + seen.gone).max(1.0);
         let Some(mut contest) = self.contest else {
-            if seen.queue < seen.aim {
-                self.usual += LEARN * (lost - self.usual);
-            }
             self.contest = self.begins(now, trip, seen);
             return self.contest.map(|contest| contest.from);
         };
+        contest.queue += SMOOTH * (seen.queue - contest.queue);
         let dry = seen.queue < DRY * seen.aim;
         if let Some(until) = contest.yields {
             if dry {
@@ -93,14 +95,15 @@ impl Rival {
                 return None;
             }
             if now < until {
+                self.contest = Some(contest);
                 return Some(YIELDS * seen.rate * seen.rtt);
             }
-            contest = Contest { since: now, yields: None, longest: seen.queue, ..contest };
+            contest = Contest { since: now, yields: None, longest: contest.queue, ..contest };
         }
-        contest.longest = contest.longest.max(seen.queue);
+        contest.longest = contest.longest.max(contest.queue);
         let took = now.saturating_sub(contest.since).as_secs_f64();
-        let fallen = seen.queue < FALLEN * contest.longest;
-        let full = lost > self.usual + LOST && !fallen;
+        let fallen = contest.queue < FALLEN * contest.longest;
+        let full = lost > seen.usual + LOST && !fallen;
         let long = took > LONGEST * trip;
         if (fallen || full || long) && took > SETTLES * trip {
             self.most = Some(seen.window);
@@ -122,7 +125,13 @@ impl Rival {
             return None;
         }
         self.crowded = None;
-        Some(Contest { since: now, from: seen.window.max(LEFT * from), longest: seen.queue, yields: None })
+        Some(Contest {
+            since: now,
+            from: seen.window.max(LEFT * from),
+            queue: seen.queue,
+            longest: seen.queue,
+            yields: None,
+        })
     }
 
     fn grown(&self, contest: &Contest, took: f64, trip: f64, segment: f64) -> f64 {
