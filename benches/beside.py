@@ -9,7 +9,7 @@ from benches.lossy import Road, Way, send
 from experiments.senders import Sample, Watch, while_sending
 
 REPEATS: Final = 5
-ROAD: Final = Road(100e6)
+ROAD: Final = Road(100e6, everybody="cubic")
 # At half of the link's rate it is under way for 5 s, of which the second half counts.
 UPDATE_MIB: Final = 32
 MOST: Final = 0.60

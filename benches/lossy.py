@@ -39,8 +39,7 @@ rate = "{megabits}mbit"
 delay = {delay}
 up = {{ loss = "{loss}%" }}
 emulator = "packet"
-# Of senders that nothing is said of, as an update's rivals: a machine's own may be any.
-tcp = {{ congestion = "cubic" }}
+{everybody}
 {shared}
 """
 
@@ -54,6 +53,8 @@ class Road:
     loss: float = 0.0
     # With it all clients share a link of so many bits a second to the server.
     shared: float | None = None
+    # Congestion control of all connections, those of an update's rivals too: a machine's own may be any.
+    everybody: str | None = None
 
     @property
     def ceiling(self) -> float:
@@ -105,6 +106,7 @@ def send(way: Way, path: Road, mib: int, *, tensors: int = 1, clients: int = 1, 
         delay=json.dumps(path.delay),
         loss=path.loss * 100,
         shared=shared,
+        everybody="" if path.everybody is None else f'tcp = {{ congestion = "{path.everybody}" }}',
     )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "plan.toml").write_text(text)

@@ -136,6 +136,10 @@ def test_several_findings_are_counted() -> None:
         ("[model]\nname = 'payload:8MiB'\n[record]\ncheckpoint_every = 1", "no state to check-point"),
         ("[job]\nclients = 3\n[hosts]\nclients = ['a', 'b']", "[hosts] names 2 clients where job.clients is 3"),
         ("[network]\nemulator = 'netem'", "netem is not there yet"),
+        (
+            "[transport]\ncongestion = 'bbr'\n[network]\ntcp = { congestion = 'cubic' }",
+            "network.tcp.congestion makes all connections cubic, and [transport] asks for bbr",
+        ),
         ("[network]\nrtt = 1\ndelay = 1", "[network] has both delay and rtt"),
         ("[network.up]\nloss = 1\nburst = '1%/2%'", "[network.up] has both loss and burst"),
         ("[network.clients.client-9]\nloss = 1", "no client 'client-9'"),

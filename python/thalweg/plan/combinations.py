@@ -202,6 +202,13 @@ def _network(plan: Plan) -> None:
         return
     if network.emulator == "netem":
         raise PlanError("the emulator netem is not there yet", "Take network.emulator = 'auto', 'packet' or 'message'")
+    everybody = network.tcp.congestion
+    asked = {plan.transport.congestion, *(plan.transport.client_congestion or ())} - {None, everybody}
+    if everybody is not None and asked:
+        raise PlanError(
+            f"network.tcp.congestion makes all connections {everybody}, and [transport] asks for {min(asked)}",
+            "Remove one of them, or make them agree",
+        )
     hosts = (plan.hosts.server, *(plan.hosts.clients or {}).values())
     far = next((host for host in hosts if host is not None and not _is_loopback(host)), None)
     if far is not None:
