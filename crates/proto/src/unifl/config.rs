@@ -110,7 +110,7 @@ impl Default for Config {
             ecn: Ecn::Refuse,
             ack_delay: Time::from_millis(5),
             reorder: Reorder::default(),
-            undo: Undo { eifel: true, duplicates: false, probes: true, oldest: Time::from_millis(600) },
+            undo: Undo { eifel: true, duplicates: false, probes: true, oldest: Time::from_secs(10) },
             policy: Policy::default(),
             rate: Rate::default(),
             gaps: 4096,
