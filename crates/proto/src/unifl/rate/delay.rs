@@ -165,6 +165,11 @@ impl Delay {
     /// Bases are what two ticks in a row have seen: a packet that overtook those of a burst before it makes the path look
     /// shorter than it is, once.
     fn learn(&mut self, now: Time) {
+        if self.rival.is_there() {
+            // Their queue does not run dry for us.
+            self.base.hold(now);
+            self.rtt.hold(now);
+        }
         let (way, trip) = self.before;
         for (base, before, latest) in [(&mut self.base, way, self.way), (&mut self.rtt, trip, self.trip)] {
             let seen = if before.is_finite() { before.max(latest) } else { latest };

@@ -118,6 +118,11 @@ impl Least {
         self.now = self.now.min(value);
     }
 
+    /// Nothing is forgotten for another span.
+    fn hold(&mut self, now: Time) {
+        self.turned = now;
+    }
+
     fn get(&self) -> Option<f64> {
         let least = self.now.min(self.before);
         least.is_finite().then_some(least)

@@ -3,8 +3,8 @@
 //!
 //! Then the window grows by Cubic's curve (RFC 9438) from one time to the next that the queue has been too full. A loss does
 //! not tell when that is, since paths lose packets anyway: it is when the queue falls, because somebody else has given way, or
-//! when more is lost than the path loses. Each such time the flow gives way and begins by keeping the queue short: once the
-//! others are gone, or were flows like this one, that works again.
+//! when more is lost than the path loses. Each such time the flow gives way for two round trips to less than the path
+//! carries: if the queue runs dry, the others are gone, or were flows like this one, and the queue is kept short again.
 
 use super::Sample;
 use crate::Time;
@@ -78,6 +78,11 @@ struct Contest {
 }
 
 impl Rival {
+    /// Whether somebody else fills the queue.
+    pub fn is_there(&self) -> bool {
+        self.contest.is_some()
+    }
+
     /// The window by this rule; `None` while the queue can be kept short.
     pub fn window(&mut self, sample: &Sample, seen: &Seen) -> Option<f64> {
         let now = sample.now;
