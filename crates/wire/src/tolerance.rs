@@ -42,6 +42,7 @@ pub struct Tolerance {
     /// By rising offset.
     limits: Vec<Limit>,
     critical: Ranges,
+    bytes: u64,
 }
 
 impl Tolerance {
@@ -58,12 +59,17 @@ impl Tolerance {
         let limits = allowances.iter().map(|allowance| limit(layout, allowance));
         let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
         let critical = limits.iter().filter(|limit| limit.is_critical()).map(Limit::padded).collect();
-        Ok(Self { allowances, limits, critical })
+        Ok(Self { allowances, limits, critical, bytes: layout.bytes() })
     }
 
     /// What it was made of, by tensor.
     pub fn allowances(&self) -> &[Allowance] {
         &self.allowances
+    }
+
+    /// Bytes of an update; 0 where that is not known.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Whether all may be lost.

@@ -31,6 +31,7 @@ mod options;
 mod outgoing;
 mod policy;
 mod rate;
+mod recovery;
 mod reordering;
 mod segment;
 mod sequence;

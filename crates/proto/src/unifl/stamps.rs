@@ -4,8 +4,9 @@
 //! earliest segment not yet acknowledged (RFC 7323 section 4.3), of what has *come*: after a masked hole that is the
 //! segment which showed it.
 //!
-//! While holes are held, the echo is of something sent before the first repair: a sender that sees its retransmission
-//! acknowledged with an echo from before it takes it for needless and undoes its reduction (Eifel, RFC 3522 and RFC 4015).
+//! An acknowledgement that may end a sender's recovery echoes something sent before the first repair ([`Recovery`]): a sender
+//! that sees its retransmission acknowledged with an echo from before it takes it for needless and undoes its reduction
+//! (Eifel, RFC 3522 and RFC 4015).
 //! Linux compares with the first retransmission of those that may still be under way (`tcp_packet_delayed`,
 //! `retrans_stamp`), whether that came or not. What it sends again on our word it sends after hearing it, so everything
 //! that echoes an earlier clock of ours was sent before; of these timestamps the newest but one is echoed, where it is
@@ -15,6 +16,7 @@
 //! before the timestamp that ended it: nothing nearer was sent. After a longer one, in which the timer may have run out
 //! twice and the first repair was lost too, it is the last that was before the first.
 
+use super::recovery::Recovery;
 use super::sequence::before;
 use crate::Time;
 
@@ -26,6 +28,8 @@ const OUTDATED: Time = Time::from_secs(24 * 24 * 3600);
 const WATCHED: Time = Time::from_millis(100);
 /// Seconds that a sender's timer waits at least: Linux's shortest.
 const SHORTEST: f64 = 0.2;
+/// Milliseconds after which an echo is too old for a sender that has nothing more to send.
+const AGED: u32 = 200;
 /// Ticks between two timestamps that are near.
 const NEAR: u32 = 16;
 /// Units of peers' clocks, per second.
@@ -52,7 +56,20 @@ pub(super) struct Stamps {
     pub unsent: bool,
 }
 
-/// Holes that are held.
+/// What the sender is to hear with an echo.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Said {
+    /// One past the last byte that is acknowledged, and that has come.
+    pub acknowledged: u64,
+    pub highest: u64,
+    /// Something is held, and more of what is lost is repaired than masked.
+    pub holding: bool,
+    pub repairs_most: bool,
+    /// It has more to send.
+    pub goes_on: bool,
+}
+
+/// Holes that are held, or were until not long ago.
 #[derive(Debug, Clone, Copy)]
 struct Repair {
     /// Our clock when the sender was told, or when the echo before this had become too old.
@@ -62,6 +79,7 @@ struct Repair {
     second: u32,
     /// Something has been repaired: the rest was sent after that.
     begun: bool,
+    recovery: Recovery,
 }
 
 impl Repair {
@@ -129,30 +147,54 @@ impl Stamps {
         self.see(value);
     }
 
-    /// The sender is about to hear that something is missing.
-    pub fn hold(&mut self, now: Time) {
+    /// The sender is about to hear that something is missing. So many bytes are acknowledged and have come.
+    pub fn hold(&mut self, now: Time, acknowledged: u64, highest: u64) {
         let (since, newest, second) = (self.value(now), self.newest, self.second);
-        self.repair.get_or_insert(Repair { since, newest, second, begun: false });
+        let recovery = Recovery::new(since, acknowledged, highest);
+        self.repair.get_or_insert(Repair { since, newest, second, begun: false, recovery });
     }
 
-    /// Nothing is held any longer.
-    pub fn release(&mut self) {
-        self.repair = None;
+    /// What an acknowledgement echoes.
+    pub fn echoed(&mut self, now: Time, said: Said) -> u32 {
+        let clock = self.value(now);
+        let Some(mut repair) = self.repair.take() else { return self.recent };
+        if said.repairs_most {
+            // A sender that never leaves recovery undoes it with each part, and its window grows while it waits to see whether
+            // packets were overtaken. Who has nothing more to send would wait until its timer runs out.
+            self.repair = Some(repair).filter(|_| said.holding && said.goes_on);
+            return if said.goes_on || !said.holding { self.recent } else { self.newest };
+        }
+        let ends = repair.recovery.may_end(clock, said.acknowledged, said.highest);
+        let next = repair.recovery.after(clock, said.acknowledged, said.holding);
+        self.repair = next.map(|recovery| Repair { recovery, ..repair });
+        // The older the echo, the longer a timer that may have to run out.
+        let aged = !said.goes_on && clock.wrapping_sub(repair.since) > AGED;
+        if ends && !aged {
+            self.recent
+        } else {
+            self.newest
+        }
     }
 
-    /// Data has come while holes are held. `echo`: what it echoes; `fills`: it is a repair. `oldest`: milliseconds of our
-    /// clock after which an echo is too old.
-    pub fn held(&mut self, now: Time, (value, echo): (u32, u32), fills: bool, oldest: u32) {
+    /// Whether the sender may still be repairing.
+    pub fn repairing(&self) -> bool {
+        self.repair.is_some()
+    }
+
+    /// Data up to `end` has come while holes are held. `echo`: what it echoes; `fills`: it is a repair. `oldest`:
+    /// milliseconds of our clock after which an echo is too old.
+    pub fn held(&mut self, now: Time, (value, echo): (u32, u32), end: u64, fills: bool, oldest: u32) {
         self.see(value);
         self.unsent = true;
         let time = self.value(now);
         let Some(repair) = &mut self.repair else { return };
         if time.wrapping_sub(repair.since) > oldest {
-            *repair = Repair { since: time, newest: value, second: value, begun: fills };
+            *repair = Repair { since: time, newest: value, second: value, begun: fills, ..*repair };
         } else if !fills && !repair.begun && before(echo, repair.since) && before(repair.newest, value) {
             (repair.second, repair.newest) = (repair.newest, value);
         }
         repair.begun |= fills;
+        repair.recovery.came((value, echo), end, fills);
         // Also where that is a tick less than before: what is sent again may have the same one.
         (self.recent, self.recent_at) = (repair.echo(), now);
     }
@@ -233,21 +275,40 @@ mod tests {
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
         stamps.came(100 * MS, 1080, false);
         stamps.came(110 * MS, 1090, false);
-        stamps.hold(110 * MS);
+        let mut end = 5000;
+        stamps.hold(110 * MS, 0, end);
         // Sent before the sender has heard, and after.
         for (at, value, echo) in [(111, 1091, 71), (140, 1120, 100), (149, 1129, 109), (151, 1131, 111)] {
-            stamps.held(at * MS, (value, echo), false, 600);
+            end += 1000;
+            stamps.held(at * MS, (value, echo), end, false, 600);
         }
         assert_eq!(stamps.recent, 1120, "sent, and before the last that was sent unknowing");
         // The first repair is lost; what comes is later, and so is everything else.
-        stamps.held(230 * MS, (1210, 190), true, 600);
-        stamps.held(231 * MS, (1211, 100), false, 600);
+        stamps.held(230 * MS, (1210, 190), 4000, true, 600);
+        stamps.held(231 * MS, (1211, 211), 10_000, false, 600);
         assert_eq!(stamps.recent, 1120);
-        stamps.release();
-        stamps.came(232 * MS, 1212, false);
-        assert_eq!(stamps.recent, 1120, "not acknowledged yet");
+        let said = |acknowledged, holding| Said {
+            acknowledged,
+            highest: 10_000,
+            holding,
+            repairs_most: false,
+            goes_on: true,
+        };
+        // Up to 8000 was sent before the sender heard.
+        assert_eq!(stamps.echoed(232 * MS, said(7999, true)), 1211, "of a part");
+        assert_eq!(stamps.echoed(232 * MS, Said { repairs_most: true, ..said(7999, true) }), 1120);
+        assert_eq!(stamps.echoed(232 * MS, said(8000, true)), 1120, "it may be all");
+        assert!(stamps.repairing());
+        assert_eq!(stamps.echoed(232 * MS, Said { goes_on: false, ..said(8001, true) }), 1120);
+        assert_eq!(
+            stamps.echoed(332 * MS, Said { goes_on: false, ..said(8001, true) }),
+            1211,
+            "that is long ago"
+        );
+        assert_eq!(stamps.echoed(332 * MS, said(10_000, false)), 1120);
+        assert!(!stamps.repairing());
         stamps.unsent = false;
-        stamps.came(233 * MS, 1213, false);
+        stamps.came(333 * MS, 1213, false);
         assert_eq!(stamps.recent, 1213);
     }
 
@@ -255,10 +316,10 @@ mod tests {
     fn an_echo_is_neither_held_for_long_nor_from_before_a_pause() {
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
         stamps.came(9000 * MS, 10_000, false);
-        stamps.hold(9000 * MS);
-        stamps.held(9050 * MS, (10_050, 9000), true, 600);
+        stamps.hold(9000 * MS, 0, 1000);
+        stamps.held(9050 * MS, (10_050, 9000), 500, true, 600);
         assert_eq!(stamps.recent, 9999);
-        stamps.held(9601 * MS, (10_601, 9561), true, 600);
+        stamps.held(9601 * MS, (10_601, 9561), 600, true, 600);
         assert_eq!(stamps.recent, 10_600);
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
         stamps.woke(250 * MS, 1250, false);

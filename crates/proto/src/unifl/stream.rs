@@ -401,11 +401,16 @@ impl Stream {
         self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + patience.time).min()
     }
 
-    /// Changes what may be lost; gaps are sorted anew.
-    pub fn change(&mut self, change: impl FnOnce(&mut Policy)) {
+    /// Changes what may be lost; gaps are sorted anew, but for those whose repairs are on their way: blocks up to `told`
+    /// have been reported.
+    pub fn change(&mut self, told: u64, change: impl FnOnce(&mut Policy)) {
         change(&mut self.policy);
         for gap in std::mem::take(&mut self.gaps) {
-            self.sort(gap);
+            if gap.held && gap.range.end < told {
+                self.gaps.push_back(gap);
+            } else {
+                self.sort(gap);
+            }
         }
     }
 

@@ -40,7 +40,7 @@ fn policy(dice: &mut Dice) -> Policy {
 #[test]
 fn any_order_of_any_pieces_comes_to_the_stream() {
     let (mut holes, mut late) = (0, 0);
-    for seed in 0..400 {
+    for seed in 0..500 {
         let mut dice = Dice::new(&[seed, 77]);
         let (gaps, masks) = (dice.up_to(20) as usize, dice.draw() as usize % 10);
         let config = Config { policy: policy(&mut dice), gaps, masks: masks * 100, ..config() };

@@ -57,9 +57,10 @@ pub trait Line: Send + Sync {
     /// Ends both directions; wakes whoever waits. What was put before still goes out.
     fn shut(&self);
 
-    /// What may be lost of the payloads of chunks, by bytes of their update. One that loses nothing does nothing.
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        let _ = tolerance;
+    /// What may be lost of the payloads of chunks, by bytes of their update, which so many lines carry together. One that
+    /// loses nothing does nothing.
+    fn tolerate(&self, tolerance: &Arc<Tolerance>, lines: usize) {
+        let _ = (tolerance, lines);
     }
 
     /// Adds what is known of the connection.

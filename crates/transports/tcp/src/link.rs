@@ -253,7 +253,7 @@ impl Link for TcpLink {
             End::Kernel(_) | End::Holed(..) => None,
             End::Line(line) => Some(line),
         });
-        lines.for_each(|line| line.tolerate(tolerance));
+        lines.for_each(|line| line.tolerate(tolerance, self.lanes.len()));
     }
 
     fn counters(&self) -> Counters {

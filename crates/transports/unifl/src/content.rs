@@ -11,6 +11,10 @@ use crate::place::Place;
 use crate::scout::Scout;
 use crate::settings::{Content, Limits};
 
+/// Bytes that may be lost before they are a share of what has come: 32 segments. Where a path loses half of what may be
+/// lost, one update in thousands loses more than that too early.
+const FIRST: u64 = 48 << 10;
+
 /// What happens to a flow because of what came.
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
@@ -56,6 +60,8 @@ pub(crate) enum Watch {
         sealed: Option<Sealed>,
         update: Option<(u32, u32)>,
         tolerance: Arc<Tolerance>,
+        /// Connections that carry an update.
+        lines: u64,
     },
     /// Any other: so many bytes at its beginning must come, until that has been said.
     Plain { reliable: Option<u64> },
@@ -64,29 +70,34 @@ pub(crate) enum Watch {
 impl Watch {
     pub(crate) fn new(content: Content) -> Self {
         match content {
-            Content::Frames => Self::of_frames(None, None, Arc::default()),
+            Content::Frames => Self::of_frames(None, None, Arc::default(), 1),
             Content::Plain { reliable } => Self::Plain { reliable: Some(reliable) },
         }
     }
 
-    fn of_frames(scout: Option<Scout>, sealed: Option<Sealed>, tolerance: Arc<Tolerance>) -> Self {
-        Self::Frames { scout, sealed, update: None, tolerance }
+    fn of_frames(
+        scout: Option<Scout>,
+        sealed: Option<Sealed>,
+        tolerance: Arc<Tolerance>,
+        lines: u64,
+    ) -> Self {
+        Self::Frames { scout, sealed, update: None, tolerance, lines }
     }
 
     /// From `start` on it is frames; of payloads that are sealed the head must come.
     pub(crate) fn frames(&mut self, start: u64, sealed: Option<Sealed>) {
-        let told = match self {
-            Self::Frames { tolerance, .. } => tolerance.clone(),
-            Self::Plain { .. } => Arc::default(),
+        let (told, lines) = match self {
+            Self::Frames { tolerance, lines, .. } => (tolerance.clone(), *lines),
+            Self::Plain { .. } => (Arc::default(), 1),
         };
         let scout = Scout::new(start, sealed.map_or(0, |sealed| sealed.head));
-        *self = Self::of_frames(Some(scout), sealed, told);
+        *self = Self::of_frames(Some(scout), sealed, told, lines);
     }
 
-    /// What may be lost of updates that begin from now on.
-    pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>) {
-        if let Self::Frames { tolerance, .. } = self {
-            *tolerance = told.clone();
+    /// What may be lost of updates that begin from now on, each on so many lines.
+    pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>, together: usize) {
+        if let Self::Frames { tolerance, lines, .. } = self {
+            (*tolerance, *lines) = (told.clone(), together as u64);
         }
     }
 
@@ -104,7 +115,7 @@ impl Watch {
         permits: &mut Permits,
     ) {
         match self {
-            Self::Frames { scout, sealed, update, tolerance } => {
+            Self::Frames { scout, sealed, update, tolerance, lines } => {
                 let Some(scout) = scout else { return };
                 let before = scout.in_update();
                 let found = scout.advance(header);
@@ -114,7 +125,8 @@ impl Watch {
                 for payload in found {
                     let this = (payload.chunk.round, payload.chunk.sender);
                     if update.replace(this) != Some(this) {
-                        let whole = budget(limits, payload.range.start);
+                        let whole =
+                            budget(limits, payload.range.start, tolerance.bytes() / u64::max(*lines, 1));
                         let of_tensors = tolerance.limits().iter().map(|limit| of_tensor(limit, *sealed));
                         permits.begin([whole].into_iter().chain(of_tensors).collect());
                     }
@@ -124,17 +136,19 @@ impl Watch {
             Self::Plain { reliable } => {
                 if let Some(start) = reliable.take().filter(|&start| start < u64::MAX) {
                     permits.ranges.push(Range::new(start, u64::MAX));
-                    permits.begin(vec![budget(limits, start)]);
+                    permits.begin(vec![budget(limits, start, 0)]);
                 }
             }
         }
     }
 }
 
-/// The budget of all that comes from `start` on.
-fn budget(limits: &Limits, start: u64) -> Budget {
+/// The budget of all that comes from `start` on, `bytes` or more: a share of what has come, so that what is repaired is not
+/// all at the end. Of little that is not one segment, so the first ones come out of what the rest may lose.
+fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
-    Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least: 0, of: None }
+    let at_least = FIRST.min((limits.budget * bytes as f64) as u64);
+    Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least, of: None }
 }
 
 /// The budget of a tensor, before any of its bytes is known.
@@ -221,7 +235,7 @@ mod tests {
     /// What a watch permits of a stream that comes up to each of these places, one after the other.
     fn permitted(tolerance: &Tolerance, bytes: &[u8], comes: &[usize]) -> Permits {
         let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
-        watch.tolerate(&Arc::new(tolerance.clone()));
+        watch.tolerate(&Arc::new(tolerance.clone()), 1);
         watch.frames(START, None);
         let mut come: Vec<usize> = comes.iter().map(|at| at % bytes.len()).chain([bytes.len()]).collect();
         come.sort_unstable();
@@ -239,7 +253,7 @@ mod tests {
         let allowances = [Allowance { tensor: 1, budget: 500_000, refuse: 750_000 }];
         let tolerance = Tolerance::new(&layout, &allowances).unwrap();
         let mut watch = Watch::new(Content::Frames);
-        watch.tolerate(&Arc::new(tolerance.clone()));
+        watch.tolerate(&Arc::new(tolerance.clone()), 1);
         assert_eq!((watch.tensor(0), watch.tensor(1).as_deref(), watch.tensor(2)), (None, Some("t1"), None));
         let (bytes, places) = stream(layout.bytes(), &[200], 1);
         let permits = permitted(&tolerance, &bytes, &[]);
@@ -248,6 +262,24 @@ mod tests {
         // The tensor is bytes 128 to 288 of the update, in two chunks.
         let parts = [(places[128], places[199] + 1), (places[200], places[287] + 1)];
         assert_eq!(permits.shares, parts.map(|(start, end)| (1, Range::new(start, end))));
+    }
+
+    /// One lost segment of the first few is more than a share of what has come.
+    #[test]
+    fn the_first_losses_come_out_of_what_all_of_an_update_may_lose() {
+        let first = |bytes: u64, budget: f64, lines: usize| {
+            let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
+            watch.frames(START, None);
+            let layout = layout(&[bytes / 8]);
+            watch.tolerate(&Arc::new(Tolerance::new(&layout, &[]).unwrap()), lines);
+            let chunk =
+                ChunkHeader { job: 1, round: 2, sender: 3, layout: layout.hash(), offset: 0, length: 50 };
+            let frame = |at| (at == START).then(|| FrameHeader::chunk(chunk, 0).encode());
+            watch.advance(&Limits { budget, ..limits(Content::Frames) }, frame, &mut permits);
+            permits.budgets.unwrap()[0].at_least
+        };
+        assert_eq!([first(100 << 20, 0.02, 1), first(100 << 20, 0.0, 1)], [48 << 10, 0]);
+        assert_eq!([first(1_000_000, 0.02, 1), first(1_000_000, 0.02, 4)], [20_000, 5000]);
     }
 
     /// A tensor of 160 bytes from 128 on in one sealed chunk of 320, in records of 20: six have none of it before.
@@ -264,7 +296,7 @@ mod tests {
             let allowances = [Allowance { tensor: 1, budget, refuse: 750_000 }];
             let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
             watch.frames(START, Some(SEALED));
-            watch.tolerate(&Arc::new(Tolerance::new(&layout, &allowances).unwrap()));
+            watch.tolerate(&Arc::new(Tolerance::new(&layout, &allowances).unwrap()), 1);
             let frame = |at| (at == START).then(|| FrameHeader::chunk(chunk, 0).encode());
             watch.advance(&limits(Content::Frames), frame, &mut permits);
             permits

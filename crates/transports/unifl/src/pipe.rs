@@ -116,8 +116,8 @@ impl Pipe {
     }
 
     /// What may be lost of updates that begin from now on.
-    pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.inside().watch.tolerate(tolerance);
+    pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>, lines: usize) {
+        self.inside().watch.tolerate(tolerance, lines);
     }
 
     /// The flow is over.
@@ -294,8 +294,8 @@ impl Line for Handle {
         });
     }
 
-    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        self.pipe.tolerate(tolerance);
+    fn tolerate(&self, tolerance: &Arc<Tolerance>, lines: usize) {
+        self.pipe.tolerate(tolerance, lines);
     }
 
     fn tell(&self, counters: &mut Counters) {

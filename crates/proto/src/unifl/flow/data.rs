@@ -7,6 +7,7 @@ use crate::unifl::config::Ecn;
 use crate::unifl::event::{Ended, Happening, What};
 use crate::unifl::rate::Sample;
 use crate::unifl::segment::{Segment, CWR, FIN};
+use crate::unifl::stamps::Stamps;
 use crate::unifl::stream::Clocks;
 use crate::Time;
 
@@ -85,10 +86,12 @@ impl Flow {
             cx.events.push_back((self.id, bytes));
         }
         let late = arrival.pieces.iter().find(|(_, late)| *late).map(|(piece, _)| *piece);
+        let repairs = self.stream.repaired > repaired;
         if late.is_some() || arrival.duplicate.is_some() {
             self.acks.now = true;
-            // What was masked was acknowledged: to the sender it came twice (RFC 2883).
-            self.acks.duplicate = arrival.duplicate.or(late);
+            // What was masked was acknowledged: to the sender it came twice (RFC 2883). Not so what came with a repair, or
+            // the sender would wait the longer before the next (RFC 8985 section 6.2).
+            self.acks.duplicate = arrival.duplicate.or(late).filter(|_| !repairs);
         }
         if held && arrival.moved_gaps && cx.config.undo.duplicates {
             self.acks.duplicate = arrival.pieces.first().map(|(piece, _)| *piece);
@@ -106,8 +109,8 @@ impl Flow {
             self.release();
         }
         let fresh = arrival.pieces.iter().any(|(_, late)| !late);
-        if held || self.stream.holding() {
-            self.stamp_held(cx, segment, range, self.stream.repaired > repaired);
+        if held || self.stream.holding() || self.stamps.as_ref().is_some_and(Stamps::repairing) {
+            self.stamp_held(cx, segment, range, repairs);
         } else if fresh {
             self.stamp(cx, segment);
         }
@@ -164,18 +167,12 @@ impl Flow {
     fn stamp_held(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, fills: bool) {
         let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
-        // A sender that undoes its reduction takes nothing for lost any more until it hears of more that came. Where nothing
-        // new is on its way it would hear of nothing, and would repair one hole with each timeout.
-        let stands = cx.now.saturating_sub(self.last_new) >= self.rtt.unwrap_or_default();
-        if !undo.eifel || (stands && self.stream.holding()) {
+        if !undo.eifel {
             return stamps.came(cx.now, both.0, range.start > self.acks.sent);
         }
         let oldest = undo.oldest.max(self.rtt.unwrap_or_default() * 4);
-        stamps.hold(cx.now);
-        stamps.held(cx.now, both, fills, oldest.as_millis() as u32);
-        if !self.stream.holding() {
-            stamps.release();
-        }
+        stamps.hold(cx.now, self.acks.sent, self.stream.highest());
+        stamps.held(cx.now, both, range.end, fills, oldest.as_millis() as u32);
     }
 
     /// Masks what has waited long enough, holds what has to be repaired, and says so.
@@ -188,7 +185,7 @@ impl Flow {
         self.acks.now |= resolved.held || self.stream.acknowledged() > progress;
         let holding = self.stream.holding();
         if let Some(stamps) = self.stamps.as_mut().filter(|_| holding && cx.config.undo.eifel) {
-            stamps.hold(cx.now);
+            stamps.hold(cx.now, self.acks.sent, self.stream.highest());
         }
         if let Some(excess) = resolved.refused {
             return self.abort(cx, Ended::Lossy(excess));

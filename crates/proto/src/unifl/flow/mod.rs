@@ -277,7 +277,7 @@ impl Flow {
 
     /// Changes what may be lost.
     pub fn change(&mut self, cx: &mut Context<'_>, change: impl FnOnce(&mut Policy)) {
-        self.stream.change(change);
+        self.stream.change(self.acks.reported, change);
         self.resolve(cx);
     }
 

@@ -14,6 +14,7 @@ use super::super::sequence::number;
 use super::{Flow, State, UNSCALED};
 use crate::unifl::config::Config;
 use crate::unifl::segment::{Offload, ACK, ECE, FIN, PSH, SYN};
+use crate::unifl::stamps::Said;
 use crate::Time;
 
 /// Acknowledgements that follow within this are a train to a sender's HyStart (Ha and Rhee 2011; Linux: 2 ms).
@@ -115,9 +116,7 @@ impl Flow {
         };
         let window = self.advertise();
         let mut options = Written::new();
-        if let Some(stamps) = &self.stamps {
-            options.stamps(stamps.value(now), stamps.recent);
-        }
+        self.stamp_out(now, &mut options);
         let push = if piece.length > 0 { PSH } else { 0 };
         let segment = Outbound {
             tuple: &self.tuple,
@@ -163,9 +162,7 @@ impl Flow {
         }
         let window = self.advertise();
         let mut options = Written::new();
-        if let Some(stamps) = &self.stamps {
-            options.stamps(stamps.value(now), stamps.recent);
-        }
+        self.stamp_out(now, &mut options);
         let mut more = false;
         if self.sack {
             let (blocks, left) = self.blocks(options.room_for_blocks());
@@ -191,6 +188,21 @@ impl Flow {
         self.acks.owed = owed;
         self.acks.now = more;
         Some(offload)
+    }
+
+    /// Writes our clock, and an echo of the peer's.
+    fn stamp_out(&mut self, now: Time, options: &mut Written) {
+        let said = Said {
+            acknowledged: self.acknowledged(),
+            highest: self.stream.highest(),
+            holding: self.stream.holding(),
+            repairs_most: self.stream.repaired > self.stream.missing,
+            goes_on: now.saturating_sub(self.last_new) < self.rtt.unwrap_or_default(),
+        };
+        if let Some(stamps) = &mut self.stamps {
+            let echo = stamps.echoed(now, said);
+            options.stamps(stamps.value(now), echo);
+        }
     }
 
     fn said(&mut self, now: Time) {

@@ -1,0 +1,123 @@
+//! A sender's recovery as it can be told from here: where it ends, its reduction must be undone.
+//!
+//! A recovery lasts until all is acknowledged that had been sent when it began (RFC 6675 section 5, `RecoveryPoint`). An
+//! acknowledgement that ends it echoes something from before the repairs, and the reduction is undone. One of a part must
+//! not: Linux then takes the path for one that reorders, forgets what it takes for lost, and waits a quarter of a round
+//! trip and more before it takes anything for lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
+
+use super::sequence::before;
+
+/// What is known of the recovery that a sender is in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Recovery {
+    /// Our clock when it was told, or when the one before may have ended first, and at last: what echoes less than the first
+    /// was sent before this began, and a repair that echoes no less than the last was sent in it.
+    told: (u32, u32),
+    /// One past the last byte acknowledged then.
+    from: u64,
+    /// One past the last byte that was surely sent by its beginning, and that may have been.
+    surely: u64,
+    perhaps: u64,
+    /// The sender's clock at the first of its repairs that has come.
+    repaired: Option<u32>,
+    /// Our clock, and one past the last byte that had come, when this may have been over.
+    over: Option<(u32, u64)>,
+}
+
+impl Recovery {
+    /// Of a sender that is told, by our clock, when so much is acknowledged and has come.
+    pub fn new(told: u32, from: u64, highest: u64) -> Self {
+        Self { told: (told, told), from, surely: highest, perhaps: highest, repaired: None, over: None }
+    }
+
+    /// A segment has come, up to `end`. `fills`: it is a repair.
+    pub fn came(&mut self, (value, echo): (u32, u32), end: u64, fills: bool) {
+        if before(echo, self.told.0) {
+            self.surely = self.surely.max(end);
+        } else if fills && self.repaired.is_none() && !before(echo, self.told.1) {
+            self.repaired = Some(value);
+        }
+        // Within a tick of the clock either may be the first.
+        if self.repaired.is_none_or(|first| !before(first.wrapping_add(1), value)) {
+            self.perhaps = self.perhaps.max(end);
+        }
+    }
+
+    /// Whether acknowledging all before `acknowledged` may end it, or repeats one that may have done so.
+    pub fn may_end(&mut self, clock: u32, acknowledged: u64, highest: u64) -> bool {
+        if acknowledged > self.from && acknowledged < self.surely {
+            return false;
+        }
+        if acknowledged >= self.surely {
+            self.over.get_or_insert((clock, highest));
+        }
+        true
+    }
+
+    /// What of it is left when all before `acknowledged` is: where something is `missing`, that begins the next.
+    pub fn after(self, clock: u32, acknowledged: u64, missing: bool) -> Option<Self> {
+        let Some((first, come)) = self.over.filter(|_| acknowledged >= self.perhaps) else {
+            return Some(self);
+        };
+        missing.then(|| Self { told: (first, clock), ..Self::new(first, acknowledged, come) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Our clock is at 100 when the sender is told of a hole, and it hears of that at 120; what it sends comes at 140. A
+    /// thousand bytes come in a tick of both clocks, which show the same.
+    fn at(clock: u32) -> ((u32, u32), u64) {
+        ((clock - 20, clock - 40), u64::from(clock) * 1000)
+    }
+
+    fn told() -> Recovery {
+        let mut recovery = Recovery::new(100, 90_000, 100_000);
+        for clock in 101..150 {
+            let (clocks, end) = at(clock);
+            if clock == 140 {
+                recovery.came(clocks, 91_000, true);
+            }
+            recovery.came(clocks, end, false);
+        }
+        recovery
+    }
+
+    #[test]
+    fn it_ends_with_what_was_sent_before_it_began() {
+        let mut recovery = told();
+        let ends: Vec<bool> = [90_000, 91_000, 138_999, 139_000, 141_000, 149_000]
+            .iter()
+            .map(|&acknowledged| recovery.may_end(150, acknowledged, 149_000))
+            .collect();
+        assert_eq!(ends, [true, false, false, true, true, true]);
+        // The first of its repairs was sent when the clock was at 120, or 121.
+        assert!(recovery.after(151, 140_999, true).is_some_and(|same| same.over.is_some()));
+        assert!(recovery.after(151, 141_000, false).is_none());
+    }
+
+    #[test]
+    fn what_is_missing_then_begins_the_next() {
+        let mut recovery = told();
+        assert!(recovery.may_end(150, 139_500, 149_000));
+        let mut next = recovery.after(155, 141_000, true).unwrap();
+        // The acknowledgement may be lost, and is repeated.
+        assert!(next.may_end(156, 141_000, 155_000) && !next.may_end(156, 142_000, 155_000));
+        // A repair of the one before says nothing of this one.
+        next.came((129, 149), 120_000, true);
+        assert_eq!(next.repaired, None);
+        for clock in 156..200 {
+            let (clocks, end) = at(clock);
+            if clock == 195 {
+                next.came(clocks, 143_000, true);
+            }
+            next.came(clocks, end, false);
+        }
+        // It may have begun with the first that may have ended the one before, or with the last.
+        assert!(!next.may_end(200, 188_999, 199_000) && next.may_end(200, 189_000, 199_000));
+        assert!(next.after(200, 195_999, true).is_some_and(|same| same.over.is_some()));
+        assert!(next.after(200, 196_000, false).is_none());
+    }
+}
