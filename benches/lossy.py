@@ -39,7 +39,7 @@ rate = "{megabits}mbit"
 delay = {delay}
 up = {{ loss = "{loss}%" }}
 emulator = "packet"
-{everybody}
+tcp = {tcp}
 {shared}
 """
 
@@ -55,6 +55,8 @@ class Road:
     shared: float | None = None
     # Congestion control of all connections, those of an update's rivals too: a machine's own may be any.
     everybody: str | None = None
+    # Of each sender; without it four bandwidth-delay products, 6 MiB at least.
+    send_buffer: str | None = None
 
     @property
     def ceiling(self) -> float:
@@ -106,13 +108,18 @@ def send(way: Way, path: Road, mib: int, *, tensors: int = 1, clients: int = 1, 
         delay=json.dumps(path.delay),
         loss=path.loss * 100,
         shared=shared,
-        everybody="" if path.everybody is None else f'tcp = {{ congestion = "{path.everybody}" }}',
+        tcp=_table({"congestion": path.everybody, "send_buffer": path.send_buffer}),
     )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "plan.toml").write_text(text)
         command = [sys.executable, "-m", "thalweg", "run", "plan.toml", "--json"]
         said = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
         return read_run(Path(folder) / json.loads(said)["record"])
+
+
+def _table(settings: dict[str, str | None]) -> str:
+    found = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
+    return f"{{ {', '.join(found)} }}"
 
 
 def updates(run: Run, mib: int) -> list[Sent]:
