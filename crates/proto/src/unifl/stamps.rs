@@ -28,8 +28,6 @@ const OUTDATED: Time = Time::from_secs(24 * 24 * 3600);
 const WATCHED: Time = Time::from_millis(100);
 /// Seconds that a sender's timer waits at least: Linux's shortest.
 const SHORTEST: f64 = 0.2;
-/// Milliseconds after which an echo is too old for a sender that has nothing more to send.
-const AGED: u32 = 200;
 /// Ticks between two timestamps that are near.
 const NEAR: u32 = 16;
 /// Units of peers' clocks, per second.
@@ -65,8 +63,9 @@ pub(super) struct Said {
     /// Something is held, and more of what is lost is repaired than masked.
     pub holding: bool,
     pub repairs_most: bool,
-    /// It has more to send.
+    /// It has more to send; milliseconds after which an echo is too old where it has not.
     pub goes_on: bool,
+    pub oldest: u32,
 }
 
 /// Holes that are held, or were until not long ago.
@@ -168,7 +167,7 @@ impl Stamps {
         let next = repair.recovery.after(clock, said.acknowledged, said.holding);
         self.repair = next.map(|recovery| Repair { recovery, ..repair });
         // The older the echo, the longer a timer that may have to run out.
-        let aged = !said.goes_on && clock.wrapping_sub(repair.since) > AGED;
+        let aged = !said.goes_on && clock.wrapping_sub(repair.since) > said.oldest;
         if ends && !aged {
             self.recent
         } else {
@@ -293,6 +292,7 @@ mod tests {
             holding,
             repairs_most: false,
             goes_on: true,
+            oldest: 200,
         };
         // Up to 8000 was sent before the sender heard.
         assert_eq!(stamps.echoed(232 * MS, said(7999, true)), 1211, "of a part");

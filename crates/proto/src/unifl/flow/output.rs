@@ -23,6 +23,8 @@ const TRAIN: Time = Time::from_millis(2);
 const PAUSE: Time = Time::from_millis(3);
 /// The longest that the last segment's acknowledgement is delayed. Linux's shortest timeout is a round trip longer.
 const DELAYED: Time = Time::from_millis(200);
+/// After which, and four round trips, an echo makes the timer too long of a sender that may need it.
+const AGED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
 /// On shorter paths a pause would be felt.
@@ -192,12 +194,14 @@ impl Flow {
 
     /// Writes our clock, and an echo of the peer's.
     fn stamp_out(&mut self, now: Time, options: &mut Written) {
+        let rtt = self.rtt.unwrap_or_default();
         let said = Said {
             acknowledged: self.acknowledged(),
             highest: self.stream.highest(),
             holding: self.stream.holding(),
             repairs_most: self.stream.repaired > self.stream.missing,
-            goes_on: now.saturating_sub(self.last_new) < self.rtt.unwrap_or_default(),
+            goes_on: now.saturating_sub(self.last_new) < rtt,
+            oldest: AGED.max(rtt * 4).as_millis() as u32,
         };
         if let Some(stamps) = &mut self.stamps {
             let echo = stamps.echoed(now, said);
