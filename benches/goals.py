@@ -102,12 +102,11 @@ def _beside_kernel(sent: dict[str, list[Sent]]) -> list[Figure]:
 
 def _whole() -> list[Figure]:
     """Every byte comes: masked and asked for again at the end, or each hole repaired by its sender's TCP."""
-    road = ROAD
-    asked = {f"every byte, masked and asked for again, {cc}": (Way("unifl", cc, MASKED, resend=True), road, UPDATE_MIB)
+    asked = {f"every byte, masked and asked for again, {cc}": (Way("unifl", cc, MASKED, resend=True), ROAD, UPDATE_MIB)
              for cc in CONTROLS}  # fmt: skip
     repaired = {f"every byte, each hole repaired by TCP, {cc}, {REPAIRED_MIB} MiB":
-                (Way("unifl", cc, "budget = 0"), road, REPAIRED_MIB) for cc in CONTROLS}  # fmt: skip
-    return [_share(f"{name}, loss 1%", ones, road, 0.90) for name, ones in _repeated(asked | repaired).items()]
+                (Way("unifl", cc, "budget = 0"), ROAD, REPAIRED_MIB) for cc in CONTROLS}  # fmt: skip
+    return [_share(f"{name}, loss 1%", ones, ROAD, 0.90) for name, ones in _repeated(asked | repaired).items()]
 
 
 def _critical() -> Figure:

@@ -147,7 +147,8 @@ impl Watch {
 /// all at the end. Of little that is not one segment, so the first ones come out of what the rest may lose.
 fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
-    let at_least = FIRST.min((limits.budget * bytes as f64) as u64);
+    // Neither what all of it may lose nor what refuses it counts as more for that.
+    let at_least = FIRST.min((limits.budget.min(limits.refuse) * bytes as f64) as u64);
     Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least, of: None }
 }
 
@@ -267,7 +268,7 @@ mod tests {
     /// One lost segment of the first few is more than a share of what has come.
     #[test]
     fn the_first_losses_come_out_of_what_all_of_an_update_may_lose() {
-        let first = |bytes: u64, budget: f64, lines: usize| {
+        let first = |bytes: u64, (budget, refuse): (f64, f64), lines: usize| {
             let (mut watch, mut permits) = (Watch::new(Content::Frames), Permits::default());
             watch.frames(START, None);
             let layout = layout(&[bytes / 8]);
@@ -275,11 +276,12 @@ mod tests {
             let chunk =
                 ChunkHeader { job: 1, round: 2, sender: 3, layout: layout.hash(), offset: 0, length: 50 };
             let frame = |at| (at == START).then(|| FrameHeader::chunk(chunk, 0).encode());
-            watch.advance(&Limits { budget, ..limits(Content::Frames) }, frame, &mut permits);
+            watch.advance(&Limits { budget, refuse, ..limits(Content::Frames) }, frame, &mut permits);
             permits.budgets.unwrap()[0].at_least
         };
-        assert_eq!([first(100 << 20, 0.02, 1), first(100 << 20, 0.0, 1)], [48 << 10, 0]);
-        assert_eq!([first(1_000_000, 0.02, 1), first(1_000_000, 0.02, 4)], [20_000, 5000]);
+        assert_eq!([first(100 << 20, (0.02, 1.0), 1), first(100 << 20, (0.0, 1.0), 1)], [48 << 10, 0]);
+        assert_eq!([first(1_000_000, (0.02, 1.0), 1), first(1_000_000, (0.02, 1.0), 4)], [20_000, 5000]);
+        assert_eq!(first(1_000_000, (0.02, 0.01), 1), 10_000);
     }
 
     /// A tensor of 160 bytes from 128 on in one sealed chunk of 320, in records of 20: six have none of it before.

@@ -23,7 +23,7 @@ const TRAIN: Time = Time::from_millis(2);
 const PAUSE: Time = Time::from_millis(3);
 /// The longest that the last segment's acknowledgement is delayed. Linux's shortest timeout is a round trip longer.
 const DELAYED: Time = Time::from_millis(200);
-/// After which, and four round trips, an echo makes the timer too long of a sender that may need it.
+/// An echo older than this, and than four round trips, makes a sender's timer too long that may have to run out.
 const AGED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
