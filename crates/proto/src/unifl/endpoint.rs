@@ -231,7 +231,7 @@ impl Endpoint {
             return;
         };
         if let Some(group) = flow.group {
-            flow.share = self.groups.entry(group).or_default().publish(now, place, flow.rate());
+            flow.share = self.groups.entry(group).or_default().publish(now, place, flow.own_share());
         }
     }
 

@@ -12,7 +12,7 @@ use super::config::{Config, Ecn};
 use super::event::{Agreed, Counters, Ended, FlowId, Happening, Stats, What};
 use super::outgoing::Outgoing;
 use super::policy::Policy;
-use super::rate::Control;
+use super::rate::{Control, Share};
 use super::segment::{Segment, ACK, CWR, ECE, RST};
 use super::stamps::Stamps;
 use super::stream::{Patience, Stream};
@@ -127,7 +127,8 @@ pub(super) struct Flow {
     admitted: u64,
     segment: u32,
     control: Box<dyn Control>,
-    pub share: Option<f64>,
+    /// What the flows of its group have in common.
+    pub share: Option<Share>,
     pub group: Option<u32>,
     rtt: Option<Time>,
     /// When data last came, or the handshake was done.
@@ -202,8 +203,9 @@ impl Flow {
         self.state == State::Closed
     }
 
-    pub fn rate(&self) -> f64 {
-        self.control.rate()
+    /// What the group is told of it.
+    pub fn own_share(&self) -> Share {
+        self.control.share()
     }
 
     /// One past what the peer may have sent: a SYN beyond it is of another connection.

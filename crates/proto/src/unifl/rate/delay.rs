@@ -13,10 +13,11 @@
 //! allows less than twice, or the last burst would fill a queue as long as the path.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use super::brim::Brim;
 use super::rival::{Rival, Seen};
-use super::{Control, Least, Sample};
+use super::{Control, Least, Sample, Share};
 use crate::Time;
 
 /// Ticks that rates are remembered for: two round trips.
@@ -36,9 +37,9 @@ const GAIN: f64 = 0.4;
 const STEP: f64 = 0.08;
 /// Share of the window that a mark by the queue takes.
 const MARKED: f64 = 0.05;
-/// How much a share that is exceeded or missed moves the aim, and by how much of it at most.
+/// How much a share that is exceeded or missed moves the aim, and what is left of the aim, or made of it, at most.
 const LEAN: f64 = 2.0;
-const MOST_LEAN: f64 = 0.5;
+const LEANS: RangeInclusive<f64> = 0.5..=2.0;
 /// Bytes a second at which the aim is as set, and how it falls with more: of flows that know nothing of each other, that
 /// with less gets more (as Swift's target, SIGCOMM 2020, section 3.1).
 const FAIR: f64 = 12.5e6;
@@ -111,6 +112,8 @@ pub struct Delay {
     past: VecDeque<(Time, u64, u64)>,
     rates: [f64; TICKS],
     turn: usize,
+    /// The queue that is aimed at, in seconds.
+    aimed: f64,
     /// Ticks in a row whose queue was over the aim.
     over: u32,
     /// The windows said since a round trip ago, the newest last: the first is what arrivals answer to.
@@ -151,6 +154,7 @@ impl Delay {
             past: VecDeque::new(),
             rates: [0.0; TICKS],
             turn: 0,
+            aimed: 0.0,
             over: 0,
             windows: VecDeque::new(),
             dried: None,
@@ -230,6 +234,11 @@ impl Delay {
         }
     }
 
+    /// Bytes a second that come.
+    fn rate(&self) -> f64 {
+        self.rates.iter().copied().fold(0.0, f64::max)
+    }
+
     fn decide(&mut self, sample: &Sample, rtt: f64) {
         let queue = self.queue(rtt);
         let (took, came, gone) = self.carried(sample);
@@ -240,6 +249,7 @@ impl Delay {
         self.turn += 1;
         let rate = self.rate();
         let aim = self.aim(rate, sample.share);
+        self.aimed = aim;
         let full = rate * (rtt + aim);
         // Who uses little of the window has not made the queue.
         let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
@@ -273,6 +283,7 @@ impl Delay {
             let seen = Seen {
                 queue,
                 aim,
+                longest: sample.share.map_or(aim, |share| share.aim.max(aim)),
                 rtt,
                 trip,
                 window: self.window,
@@ -305,15 +316,16 @@ impl Delay {
     }
 
     /// The queue that a flow of this rate aims at.
-    fn aim(&self, rate: f64, share: Option<f64>) -> f64 {
+    fn aim(&self, rate: f64, share: Option<Share>) -> f64 {
         let aim = self.settings.queue.as_secs_f64();
         if self.starting {
             return aim;
         }
-        let lean = share.filter(|&share| share > 0.0).map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
+        let share = share.map(|share| share.rate).filter(|&share| share > 0.0);
+        let lean = share.map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
         let alone = (FAIR / rate.max(1.0)).powf(FAIRNESS);
         let brim = self.brim.bound().max(SHORT * aim);
-        (aim * alone.clamp(1.0, 2.0)).min(brim) * lean.clamp(1.0 - MOST_LEAN, 1.0 + MOST_LEAN)
+        (aim * alone.clamp(1.0, 2.0)).min(brim) * lean.clamp(*LEANS.start(), *LEANS.end())
     }
 
     /// Remembers the window since `now`, for as long as arrivals may answer to it: a round trip and the queue.
@@ -388,7 +400,7 @@ impl Control for Delay {
         self.ramping
     }
 
-    fn rate(&self) -> f64 {
-        self.rates.iter().copied().fold(0.0, f64::max)
+    fn share(&self) -> Share {
+        Share { rate: self.rate(), aim: self.aimed }
     }
 }

@@ -10,7 +10,7 @@ mod paper;
 mod rival;
 
 pub use delay::{Delay, DelaySettings};
-pub use group::Group;
+pub use group::{Group, Share};
 pub use paper::{Paper, PaperSettings};
 
 use crate::Time;
@@ -33,8 +33,8 @@ pub struct Sample {
     pub one_way: Option<f64>,
     /// Whether a queue marked it (RFC 3168).
     pub ce: bool,
-    /// What a flow of its group would get if all got the same, in bytes a second.
-    pub share: Option<f64>,
+    /// What the flows of its group have in common.
+    pub share: Option<Share>,
 }
 
 /// Decides how many bytes a flow may have under way.
@@ -47,9 +47,9 @@ pub trait Control: std::fmt::Debug + Send {
     fn ramping(&self) -> bool {
         false
     }
-    /// Bytes a second that come, for the group; 0 while unknown.
-    fn rate(&self) -> f64 {
-        0.0
+    /// What it tells its group; a rate of 0 while it is unknown.
+    fn share(&self) -> Share {
+        Share { rate: 0.0, aim: 0.0 }
     }
 }
 

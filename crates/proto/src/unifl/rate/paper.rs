@@ -10,7 +10,7 @@
 //! later, noise ratchets the window up, and each window is compared with the last accepted one, so that loss creeps.
 //! It is here to be compared with, every number a setting.
 
-use super::{Control, Least, Sample};
+use super::{Control, Least, Sample, Share};
 use crate::Time;
 
 /// The numbers of the paper, and those it does not give.
@@ -166,8 +166,8 @@ impl Control for Paper {
         self.window as u64
     }
 
-    fn rate(&self) -> f64 {
-        self.rate
+    fn share(&self) -> Share {
+        Share { rate: self.rate, aim: 0.0 }
     }
 }
 

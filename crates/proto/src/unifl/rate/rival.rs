@@ -39,6 +39,8 @@ const FRIENDLY: f64 = 1.0;
 pub(super) struct Seen {
     pub queue: f64,
     pub aim: f64,
+    /// The longest queue that one of its group aims at.
+    pub longest: f64,
     pub rtt: f64,
     /// A round trip with its queues, as it is.
     pub trip: f64,
@@ -121,7 +123,7 @@ impl Rival {
 
     /// Whether the queue has stayed for long although this flow gave way.
     fn begins(&mut self, now: Time, trip: f64, seen: &Seen) -> Option<Contest> {
-        if !seen.uses || seen.queue < CROWDED * seen.aim {
+        if !seen.uses || seen.queue < CROWDED * seen.longest {
             self.crowded = None;
             return None;
         }

@@ -97,7 +97,7 @@ impl Holes for Flow {
         if seen.delivered > inside.delivered {
             inside.delivered = seen.delivered;
             let now = self.programs.now();
-            let share = self.programs.share(now, self.member, inside.control.rate());
+            let share = self.programs.share(now, self.member, inside.control.share());
             let round = inside.round(&seen, now);
             let sample = sample(&seen, self.segment);
             let rtt = sample.rtt.or(round);

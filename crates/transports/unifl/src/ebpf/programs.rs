@@ -11,7 +11,7 @@ use thalweg_ebpf::aya::maps::{Array, HashMap as Table, Map, MapData, MapError, R
 use thalweg_ebpf::aya::programs::tc::TcAttachOptions;
 use thalweg_ebpf::aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use thalweg_ebpf::aya::Ebpf;
-use thalweg_proto::unifl::Group;
+use thalweg_proto::unifl::{Group, Share};
 use thalweg_proto::Time;
 use thalweg_tcp::line::Hole;
 
@@ -127,9 +127,9 @@ impl Programs {
         self.began.elapsed()
     }
 
-    /// A connection's rate, and what its share of the path would be.
-    pub(super) fn share(&self, now: Time, member: u32, rate: f64) -> Option<f64> {
-        self.group().publish(now, member, rate)
+    /// What a connection does, and what all that share the path have in common.
+    pub(super) fn share(&self, now: Time, member: u32, own: Share) -> Option<Share> {
+        self.group().publish(now, member, own)
     }
 }
 
