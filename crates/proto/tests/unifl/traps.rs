@@ -163,6 +163,37 @@ fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     assert!(echo(&c) < before, "the last of them");
 }
 
+/// A repair lost where nothing comes after it is sent again by a timeout, within the same recovery. Linux kept the reduction
+/// of a whole recovery, and began its next update in slow start, where the echo was no older than 200 ms.
+#[test]
+fn trap_4_a_repair_that_is_lost_at_the_end_too() {
+    let after = |silence: Time| {
+        let mut policy = Policy::lossy();
+        policy.protect(Range::new(10 * M, 30 * M));
+        let mut c = Client::connected(Config { policy, ..config() });
+        // Ten are masked; then two are held.
+        for i in [0, 11, 13, 15, 16] {
+            c.data(i * M, M as usize);
+            c.pass(MS);
+        }
+        let told = c.now.as_millis() as u32;
+        c.pass(41 * MS);
+        c.data(10 * M, M as usize);
+        c.data(12 * M, M as usize);
+        c.pass(silence);
+        c.data(14 * M, M as usize);
+        assert_eq!((c.acked(), c.stats().missing), (Some(17 * M), 9 * M));
+        (c.said.last().unwrap().stamps.unwrap().1, told, c.now.as_millis() as u32)
+    };
+    let (echo, told, _) = after(280 * MS);
+    assert!(echo < told, "from before the first repair: {echo}, {told}");
+    let (echo, told, _) = after(600 * MS);
+    assert!(echo < told, "after two timeouts: {echo}, {told}");
+    // Where none can have run out, it is not worth what an old echo does to the sender's timer.
+    let (echo, _, now) = after(190 * MS);
+    assert_eq!(echo, now);
+}
+
 #[test]
 fn trap_4_a_repair_by_timeout_too() {
     let mut c = Client::connected(config());

@@ -109,6 +109,7 @@ impl Flow {
             self.release();
         }
         let fresh = arrival.pieces.iter().any(|(_, late)| !late);
+        self.note_silence(cx.now);
         if held || self.stream.holding() || self.stamps.as_ref().is_some_and(Stamps::repairing) {
             self.stamp_held(cx, segment, range, repairs);
         } else if fresh {
@@ -148,13 +149,27 @@ impl Flow {
     /// it came twice, which it sent once, means nothing to it.
     fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
         let patience = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
-        let silence = self.last_data.map_or(Time::ZERO, |last| cx.now.saturating_sub(last));
-        cx.config.undo.probes && range.len() <= u64::from(self.segment) && silence >= patience
+        cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= patience
+    }
+
+    /// How long nothing has come.
+    fn silence(&self, now: Time) -> Time {
+        self.last_data.map_or(Time::ZERO, |last| now.saturating_sub(last))
+    }
+
+    /// Remembers a timeout of a sender that repairs.
+    fn note_silence(&mut self, now: Time) {
+        let silence = self.silence(now);
+        if !self.stamps.as_ref().is_some_and(Stamps::repairing) {
+            self.waited = Time::ZERO;
+        } else if silence >= TIMEOUT {
+            self.waited = self.waited.max(silence);
+        }
     }
 
     /// Sees to what the next acknowledgement echoes.
     fn stamp(&mut self, cx: &Context<'_>, segment: &Segment) {
-        let silence = self.last_data.map_or(Time::ZERO, |last| cx.now.saturating_sub(last));
+        let silence = self.silence(cx.now);
         let (Some(stamps), Some((value, _))) = (&mut self.stamps, segment.options.stamps) else { return };
         if cx.config.undo.eifel && silence >= TIMEOUT {
             stamps.woke(cx.now, value, silence >= TWICE + self.rtt.unwrap_or_default());

@@ -133,6 +133,8 @@ pub(super) struct Flow {
     rtt: Option<Time>,
     /// When data last came, or the handshake was done.
     last_data: Option<Time>,
+    /// The longest silence, if a timer may have run out in it, since the sender has been repairing.
+    waited: Time,
     /// When something beyond all before it came.
     last_new: Time,
     /// Without timestamps: the offset whose coming ends a round trip, and since when.
@@ -188,6 +190,7 @@ impl Flow {
             group: None,
             rtt: None,
             last_data: None,
+            waited: Time::ZERO,
             last_new: now,
             round: None,
             last_heard: now,

@@ -23,7 +23,8 @@ const TRAIN: Time = Time::from_millis(2);
 const PAUSE: Time = Time::from_millis(3);
 /// The longest that the last segment's acknowledgement is delayed. Linux's shortest timeout is a round trip longer.
 const DELAYED: Time = Time::from_millis(200);
-/// An echo older than this, and than four round trips, makes a sender's timer too long that may have to run out.
+/// An echo older than this, and than four round trips, makes a sender's timer too long that may have to run out. One that has
+/// run out since is no longer than that.
 const AGED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
@@ -201,7 +202,7 @@ impl Flow {
             holding: self.stream.holding(),
             repairs_most: self.stream.repaired > self.stream.missing,
             goes_on: now.saturating_sub(self.last_new) < rtt,
-            oldest: AGED.max(rtt * 4).as_millis() as u32,
+            oldest: (AGED.max(rtt * 4) + self.waited).as_millis() as u32,
         };
         if let Some(stamps) = &mut self.stamps {
             let echo = stamps.echoed(now, said);
