@@ -1,3 +1,10 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| thalweg_fuzz::frame_header(bytes));
+mod fitted;
+
+use fitted::fitted;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    thalweg_fuzz::frame_header(bytes);
+    thalweg_fuzz::frame_header(&fitted(bytes.to_vec(), 0));
+});

@@ -12,23 +12,24 @@ use super::MAX_RANGES;
 pub(super) struct Arrivals(VecDeque<Range>);
 
 impl Arrivals {
-    /// A packet has come.
+    /// A packet has come. No sender comes as far as the last number, which no range could end behind.
     pub(super) fn insert(&mut self, number: u64) {
+        let Some(end) = number.checked_add(1) else { return };
         // Almost always the newest range, or the one behind a fresh gap.
         let at = self.0.iter().position(|range| range.start <= number).unwrap_or(self.0.len());
         if self.0.get(at).is_some_and(|range| number < range.end) {
             return;
         }
         let follows = self.0.get(at).is_some_and(|range| range.end == number);
-        let precedes = at > 0 && self.0[at - 1].start == number + 1;
+        let precedes = at > 0 && self.0[at - 1].start == end;
         match (follows, precedes) {
             (true, true) => {
                 self.0[at].end = self.0[at - 1].end;
                 self.0.remove(at - 1);
             }
-            (true, false) => self.0[at].end = number + 1,
+            (true, false) => self.0[at].end = end,
             (false, true) => self.0[at - 1].start = number,
-            (false, false) => self.0.insert(at, Range::new(number, number + 1)),
+            (false, false) => self.0.insert(at, Range::new(number, end)),
         }
         self.0.truncate(MAX_RANGES);
     }
@@ -65,6 +66,16 @@ mod tests {
                 assert!(forgot || named == came, "{ranges:?}");
             }
         }
+    }
+
+    /// Found by the fuzzer.
+    #[test]
+    fn the_last_number_is_of_no_range() {
+        let mut arrivals = Arrivals::default();
+        for number in [u64::MAX, u64::MAX - 1] {
+            arrivals.insert(number);
+        }
+        assert_eq!(arrivals.ranges(), [Range::new(u64::MAX - 1, u64::MAX)]);
     }
 
     #[test]

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use thalweg_proto::ltp::{Rule, MAX_BLOCK};
 use thalweg_udp::datagram::{Encode, Key};
 use thalweg_udp::deliver::Reader;
-use thalweg_wire::checksum;
+use thalweg_wire::{checksum, HEADER_BYTES};
 
 use crate::packet::{Datagram, Kind, CHUNK_HEADER_BYTES, REPAIR_HEADER_BYTES};
 use crate::receive::Acks;
 use crate::repair::COMMON_BYTES;
 use crate::CHUNK;
 
-const KEY: Key = *b"a link's own key";
+/// The key of the link whose datagrams these are.
+pub const KEY: Key = *b"a link's own key";
+/// Where a chunk's frame begins in one.
+pub const FRAME: usize = CHUNK_HEADER_BYTES - HEADER_BYTES;
 
 /// A datagram of the link decodes to what encodes to it again, or is none; a chunk is as long as it says, and ranges
 /// that are acknowledged fall and do not touch.
@@ -129,10 +132,9 @@ mod tests {
 
     /// The link's key at the beginning, and often a checksum that fits.
     fn mend(dice: &mut thalweg_conformance::Dice, bytes: &mut [u8]) {
-        let frame = CHUNK_HEADER_BYTES - thalweg_wire::HEADER_BYTES;
         if dice.below(4) > 0 && bytes.len() > PREFIX_BYTES {
             fit(bytes);
-            if let Some(frame) = bytes.get_mut(frame..).filter(|_| dice.below(2) > 0) {
+            if let Some(frame) = bytes.get_mut(FRAME..).filter(|_| dice.below(2) > 0) {
                 thalweg_conformance::repair(dice, frame);
             }
         }

@@ -5,7 +5,10 @@ use thalweg_seal::{Cipher, Secret, TAG_BYTES};
 use crate::datagram::{Datagram, Encode, Key, Kind, CHUNK_HEADER_BYTES, PREFIX_BYTES};
 use crate::secure::{End, Seal};
 
-const KEY: Key = *b"a link's own key";
+/// The key of the link whose datagrams these are.
+pub const KEY: Key = *b"a link's own key";
+/// Where a chunk's frame begins in one.
+pub const FRAME: usize = PREFIX_BYTES;
 
 /// A datagram of the link decodes to what encodes to it again, or is none; a chunk is as long as it says.
 pub fn datagram(bytes: &[u8]) {
