@@ -143,6 +143,7 @@ def test_several_findings_are_counted() -> None:
         ("[network]\nrtt = 1\ndelay = 1", "[network] has both delay and rtt"),
         ("[network.up]\nloss = 1\nburst = '1%/2%'", "[network.up] has both loss and burst"),
         ("[network.clients.client-9]\nloss = 1", "no client 'client-9'"),
+        ("[hosts]\nserver = 'tcp://a:1'", "[hosts] has a URL for server, 'tcp://a:1'"),
         ("[network]\nprofile = 'wan'\n[hosts]\nserver = '10.0.0.1:7'", "[hosts] names '10.0.0.1:7'"),
         ("[network]\nprofile = 'wan'\n[hosts]\nclients = ['127.0.0.1', 'far']", "[hosts] names 'far'"),
         (

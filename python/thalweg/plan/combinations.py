@@ -194,6 +194,11 @@ def _hosts(plan: Plan) -> None:
             f"[hosts] names {len(named)} clients where job.clients is {plan.job.clients}",
             "Make them agree, or leave job.clients out",
         )
+    if "://" in (plan.hosts.server or ""):
+        raise PlanError(
+            f"[hosts] has a URL for server, {plan.hosts.server!r}, where host:port belongs",
+            "Remove what is in front of the host: transport.url has the scheme",
+        )
 
 
 def _network(plan: Plan) -> None:
