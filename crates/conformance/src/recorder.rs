@@ -10,6 +10,8 @@ use tokio::sync::watch;
 /// What a [`Recorder`] has been told.
 #[derive(Debug, Default)]
 pub struct Seen {
+    /// Chunks that had begun before a place was asked for.
+    pub begun: u64,
     /// Headers of the chunks that were given a place, in order of arrival.
     pub placed: Vec<ChunkHeader>,
     /// Chunks stored with their outcome, in order.
@@ -111,6 +113,10 @@ impl Sink for Recorder {
         target
     }
 
+    fn begun(&self, _: &ChunkHeader) {
+        self.seen.send_modify(|seen| seen.begun += 1);
+    }
+
     fn progress(&self, bytes: u64) {
         self.seen.send_modify(|seen| seen.progress += bytes);
     }
@@ -141,6 +147,12 @@ impl Router {
 impl Sink for Router {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         self.of(chunk)?.place(chunk)
+    }
+
+    fn begun(&self, chunk: &ChunkHeader) {
+        if let Some(recorder) = self.of(chunk) {
+            recorder.begun(chunk);
+        }
     }
 
     fn progress(&self, bytes: u64) {

@@ -37,8 +37,10 @@ use crate::{Layer, Links, Side};
 
 /// Bytes before the records of a chunk.
 const PREFACE: usize = 16;
-/// Bytes that are sealed at a time, if a chunk has no more.
+/// Bytes that are sealed at a time, if a chunk has no more; and of links whose updates end with an acknowledgement, a round
+/// trip after the last of it was sent.
 const BATCH: usize = 1 << 20;
+const ACKNOWLEDGED_BATCH: usize = 16 << 20;
 /// Buffers that a link keeps.
 const SPARE: usize = 4;
 /// Bytes of payload in a segment of TCP over IPv4 with timestamps, at an MTU of 1500.
@@ -231,6 +233,16 @@ struct Batch {
 }
 
 impl SealedLink {
+    /// Bytes that are sealed and sent together.
+    fn most(&self) -> usize {
+        let inner = self.inner.capabilities();
+        if inner.reliable || inner.ordered {
+            BATCH
+        } else {
+            ACKNOWLEDGED_BATCH
+        }
+    }
+
     fn buffer(&self) -> Vec<u8> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
@@ -260,9 +272,9 @@ impl SealedLink {
 
     /// Seals chunks from the `first` on, as many as make a batch.
     fn batch(&self, update: &Outgoing, first: usize) -> Result<Batch> {
-        let (mut out, mut chunks, mut next) = (self.buffer(), Vec::new(), first);
+        let (mut out, mut chunks, mut next, most) = (self.buffer(), Vec::new(), first, self.most());
         out.clear();
-        while let Some(chunk) = update.chunks().get(next).filter(|_| next == first || out.len() < BATCH) {
+        while let Some(chunk) = update.chunks().get(next).filter(|_| next == first || out.len() < most) {
             chunks.push(self.seal(update, chunk, &mut out)?);
             next += 1;
         }

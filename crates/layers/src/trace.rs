@@ -179,6 +179,10 @@ impl Sink for TracedSink<'_> {
         place
     }
 
+    fn begun(&self, chunk: &ChunkHeader) {
+        self.inner.begun(chunk);
+    }
+
     fn progress(&self, bytes: u64) {
         self.inner.progress(bytes);
     }

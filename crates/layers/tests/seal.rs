@@ -1,6 +1,7 @@
 //! What the sealing layer does beyond the contract: what it refuses, and what it costs.
 #![allow(clippy::unwrap_used)] // a panic is how tests report
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -48,7 +49,19 @@ struct Passing {
 type Meddle = dyn Fn(&mut Passing, &[Vec<u8>]) + Send + Sync;
 
 #[derive(Clone)]
-struct Meddler(Arc<Meddle>);
+struct Meddler {
+    meddle: Arc<Meddle>,
+    /// Whether an update ends with an acknowledgement, as those of transports do that send datagrams.
+    acknowledged: bool,
+    /// Updates that were sent.
+    updates: Arc<AtomicU64>,
+}
+
+impl Meddler {
+    fn new(meddle: impl Fn(&mut Passing, &[Vec<u8>]) + Send + Sync + 'static) -> Self {
+        Self { meddle: Arc::new(meddle), acknowledged: false, updates: Arc::default() }
+    }
+}
 
 impl Layer for Meddler {
     fn capabilities(&self, inner: Capabilities) -> Capabilities {
@@ -79,7 +92,9 @@ impl Link for Meddled {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        let inner = self.inner.capabilities();
+        let stays = !self.meddler.acknowledged;
+        Capabilities { reliable: stays && inner.reliable, ordered: stays && inner.ordered, ..inner }
     }
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
@@ -87,6 +102,7 @@ impl Link for Meddled {
     }
 
     async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        self.meddler.updates.fetch_add(1, Ordering::Relaxed);
         let mut last = Err(Error::new(ErrorKind::System, "send update", "no chunks"));
         for chunk in update.chunks() {
             let (header, payload) = update.frame(chunk).unwrap();
@@ -95,7 +111,7 @@ impl Link for Meddled {
                 Passing { id: update.id(), offset: header.chunk.offset, payload: payload.clone() };
             {
                 let mut before = self.before.lock().unwrap();
-                (self.meddler.0)(&mut passing, &before);
+                (self.meddler.meddle)(&mut passing, &before);
                 before.push(payload);
             }
             let (offset, length) = (passing.offset, passing.payload.len() as u32);
@@ -132,11 +148,11 @@ async fn meddled(
     let layer = Seal { cipher, record: Some(400), ..Seal::default() };
     let (trust, at) = (Trust::new(), Address::parse("tcp://localhost:0").unwrap());
     let tcp: Arc<dyn Transport> = Arc::new(Tcp);
-    let meddler = Meddler(Arc::new(move |passing: &mut Passing, before: &[Vec<u8>]| {
+    let meddler = Meddler::new(move |passing, before| {
         if passing.id.round == 2 {
             meddle(passing, before);
         }
-    }));
+    });
     let listener = layer.wrap(tcp.clone()).listen(&at, &trust.listen(false)).await.unwrap();
     let transport = layer.wrap(Layer::wrap(&meddler, tcp));
     let [client, server] = meet(&*listener, &*transport, &trust.connect(None)).await.map(Result::unwrap);
@@ -167,6 +183,31 @@ async fn nobody_meddles_and_all_is_there() {
         let (heard, recorder) = meddled(cipher, |_, _| {}).await;
         assert_eq!(heard, [0, 1000, 2000].map(|offset| (offset, Ok(()))));
         recorder.check(&pattern(UPDATE, 1));
+        assert_eq!(recorder.seen().begun, 3, "the sink knows of a chunk before it is whole");
+    }
+}
+
+/// Each batch waits for an acknowledgement there.
+#[tokio::test]
+async fn links_that_acknowledge_updates_get_them_in_few_batches() {
+    let bytes = 3 << 20;
+    for (acknowledged, batches) in [(false, 3), (true, 1)] {
+        let (layer, trust) = (Seal::default(), Trust::new());
+        let meddler = Meddler { acknowledged, ..Meddler::new(|_, _| {}) };
+        let listener = layer.wrap(Arc::new(Tcp));
+        let at = Address::parse("tcp://localhost:0").unwrap();
+        let listener = listener.listen(&at, &trust.listen(false)).await.unwrap();
+        let transport = layer.wrap(Layer::wrap(&meddler, Arc::new(Tcp)));
+        let [client, server] = meet(&*listener, &*transport, &trust.connect(None)).await.map(Result::unwrap);
+        let recorder = Arc::new(Recorder::new(bytes));
+        let mut pump = Pump::start(&server, &Arc::new(Router(vec![recorder.clone()])));
+        let source = pattern(bytes, 1);
+        client.send_update(&outgoing(&source, update_id(1), 64 << 10)).await.unwrap();
+        client.send_control(Bytes::from_static(b"end")).await.unwrap();
+        assert_eq!(pump.next().await.unwrap(), "end");
+        recorder.check(&source);
+        assert_eq!(recorder.seen().ranges.bytes(), bytes);
+        assert_eq!(meddler.updates.load(Ordering::Relaxed), batches);
     }
 }
 

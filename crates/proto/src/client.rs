@@ -396,6 +396,13 @@ impl Client {
         fit
     }
 
+    /// The first bytes of a chunk have come; its place is asked for later, when its length is known.
+    pub fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
+        if let Some(model) = self.receiving(chunk) {
+            model.touch(now);
+        }
+    }
+
     fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Reassembly> {
         let welcome = self.welcome.as_ref()?;
         let ours = chunk.job == welcome.job && chunk.sender == 0 && chunk.layout == welcome.layout.hash();

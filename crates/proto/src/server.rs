@@ -439,6 +439,13 @@ impl Server {
         }
     }
 
+    /// The first bytes of a chunk have come; its place is asked for later, when its length is known.
+    pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
+        if let Some((_, part)) = self.uploading(link, chunk) {
+            part.incoming.touch(now);
+        }
+    }
+
     fn uploading(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<(u32, &mut Part)> {
         let ours = chunk.job == self.config.job && chunk.layout == self.config.layout.hash();
         let sender = self.links.get(&link)?.sender.filter(|&s| ours && s == chunk.sender)?;

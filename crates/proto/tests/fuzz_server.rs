@@ -111,6 +111,7 @@ impl Fuzzed {
             let rest = Ranges::from_iter(self.granted[&link].1.iter().skip(1));
             self.granted.insert(link, (round, rest));
         }
+        self.party.machine.begun(self.now, link, &chunk);
         let place = self.party.machine.place(self.now, link, &chunk);
         if place == Place::Nothing && self.rng.chance(0.9) {
             return;

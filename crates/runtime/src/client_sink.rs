@@ -37,6 +37,10 @@ impl Sink for ClientSink {
         }
     }
 
+    fn begun(&self, chunk: &ChunkHeader) {
+        lock(&self.shared.machine).begun(self.shared.now(), chunk);
+    }
+
     fn progress(&self, bytes: u64) {
         lock(&self.shared.machine).progress(self.shared.now(), bytes);
     }

@@ -100,6 +100,10 @@ impl Sink for ServerSink {
         }
     }
 
+    fn begun(&self, chunk: &ChunkHeader) {
+        lock(&self.shared.machine).begun(self.shared.now(), self.link, chunk);
+    }
+
     fn progress(&self, bytes: u64) {
         lock(&self.shared.machine).progress(self.shared.now(), self.link, bytes);
     }

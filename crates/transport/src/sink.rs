@@ -36,6 +36,9 @@ pub trait Sink: Send + Sync {
     /// Where the chunk goes; `None` if nobody wants it (late, duplicate, not ours): the transport drops it.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target>;
 
+    /// A chunk has begun to come whose place is asked for later: a layer has to have it whole first.
+    fn begun(&self, _chunk: &ChunkHeader) {}
+
     /// `bytes` more bytes of chunks have come, in order to tell a slow peer from a dead one.
     fn progress(&self, bytes: u64);
 

@@ -160,6 +160,7 @@ impl Sink for Opening<'_> {
     /// A buffer of its own for all that comes. The sink is asked for a place when the records are there: it would not
     /// fit the sealed ones.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        self.sink.begun(chunk);
         // Padding hides how much of the last block is plaintext.
         let padding = if self.link.layer.cipher.is_authenticated() { 0 } else { 15 };
         let plain = self.link.layer.room(chunk.length).saturating_sub(padding);
