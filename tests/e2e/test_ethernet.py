@@ -6,10 +6,12 @@ import fcntl
 import os
 import random
 import select
+import shutil
 import struct
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -57,31 +59,37 @@ def ip(*arguments: str) -> None:
 class Wire:
     """Two namespaces with a TAP device each, and a thread that carries frames and loses some."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: ExitStack) -> None:
         number = os.getpid() % 100_000
         self.names = [f"tw{number}a", f"tw{number}b"]
         self.taps: list[int] = []
         self.lost = 0
-        self.over, self.wake = os.pipe()
+        over, wake = os.pipe()
+        ends.callback(os.close, over)
+        ends.callback(os.close, wake)
         for name, address in zip(self.names, (SERVER, CLIENT), strict=True):
             ip("netns", "add", name)
+            ends.callback(ip, "netns", "del", name)
             tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+            ends.callback(os.close, tap)
             self.taps.append(tap)
             fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
             ip("link", "set", name, "netns", name)
             ip("-n", name, "addr", "add", f"{address}/24", "dev", name)
             ip("-n", name, "link", "set", name, "up")
             ip("-n", name, "link", "set", "lo", "up")
-        self.thread = threading.Thread(target=self.carry)
-        self.thread.start()
+        thread = threading.Thread(target=self.carry, args=(over,))
+        thread.start()
+        ends.callback(thread.join)
+        ends.callback(os.write, wake, b"x")
 
-    def carry(self) -> None:
+    def carry(self, over: int) -> None:
         """Carry frames until the end; of full ones from the client a hundredth is lost."""
         dice = random.Random(5)
         here, there = self.taps
         while True:
-            ready, _, _ = select.select([here, there, self.over], [], [])
-            if self.over in ready:
+            ready, _, _ = select.select([here, there, over], [], [])
+            if over in ready:
                 return
             for tap in ready:
                 frame = os.read(tap, FRAME)
@@ -90,23 +98,21 @@ class Wire:
                     continue
                 os.write(here if tap == there else there, frame)
 
-    def close(self) -> None:
-        os.write(self.wake, b"x")
-        self.thread.join()
-        for descriptor in (*self.taps, self.over, self.wake):
-            os.close(descriptor)
-        for name in self.names:
-            ip("netns", "del", name)
-
 
 @pytest.fixture
 def wire() -> Iterator[Wire]:
-    wire = Wire()
-    yield wire
-    wire.close()
+    with ExitStack() as ends:
+        yield Wire(ends)
 
 
-@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
+def why_not() -> str:
+    """Return why there can be no such network here; nothing if there can."""
+    return why_no_lab() or (
+        "" if shutil.which("ip") else "namespaces need ip, of iproute2"
+    )
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 @pytest.mark.parametrize("backend", ["tun", "ebpf"])
 def test_losses_at_an_ethernet_device_are_masked(start: Start, tmp_path: Path, wire: Wire, backend: str) -> None:
     (tmp_path / "plan.toml").write_text(PLAN.replace("BACKEND", backend))
