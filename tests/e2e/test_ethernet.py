@@ -107,9 +107,7 @@ def wire() -> Iterator[Wire]:
 
 def why_not() -> str:
     """Return why there can be no such network here; nothing if there can."""
-    return why_no_lab() or (
-        "" if shutil.which("ip") else "namespaces need ip, of iproute2"
-    )
+    return why_no_lab() or ("" if shutil.which("ip") else "namespaces need ip, of iproute2")
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
