@@ -5,16 +5,17 @@
 #pragma once
 
 #include "frames.h"
+#include "recovery.h"
 
 // Holes of a flow that are remembered; a power of two.
-enum { HOLES = 128 };
+enum { HOLES = 256, HOLES_LOG = 8 };
 enum { FLOWS = 4096, OPENINGS = 4096, RING_BYTES = 1 << 20 };
+// Ranges of an update that must come, of one flow.
+enum { CRITICAL = 64 };
 // The largest hole that is masked. It bounds what one forged segment can mask.
 enum { LARGEST_HOLE = 1 << 20 };
 // Times are in microseconds. The least of a measure is kept for the span that passes, and the one before.
 enum { SPAN = 4096 };
-// How old an echo may become that undoes a sender's reduction: it takes its age for a round trip (RFC 7323, section 4.1).
-enum { OLDEST_ECHO = 600000 };
 // TCX_NEXT lets other programs have the packet; TC_ACT_SHOT drops it.
 enum { PASS = -1, DROP = 2 };
 enum { MILLIONTHS = 1000000, MILLISECOND = 1000 };
@@ -42,7 +43,19 @@ struct wish {
 	// Microseconds of a tick of the remote end's clock; 0 while unknown.
 	__u64 tick;
 	__u32 scale;
-	__u32 padding;
+	// Bytes of an update that may be masked before they are a share of what has come.
+	__u32 first;
+	// The least round trip; 0 while unknown.
+	__u64 trip;
+};
+
+// Bytes of updates that must come, by rising offset in the update.
+struct critical {
+	__u64 count;
+	struct {
+		__u64 start;
+		__u64 end;
+	} ranges[CRITICAL];
 };
 
 // A masked hole: the offset behind it, and how many bytes are masked in front of that.
@@ -87,10 +100,12 @@ struct flow {
 	// Our own clock when a segment was last sent.
 	__u64 sent_at;
 	__u64 sent_stamp;
-	// The offset behind the last hole that was left alone, until it is repaired; since when; the remote end's clock before.
+	// The offset behind the last hole that was left alone: what is acknowledged up to there is repaired.
 	__u64 gap;
-	__u64 gap_at;
-	__u64 gap_stamp;
+	// When something came, and something new.
+	__u64 came_at;
+	__u64 grew_at;
+	struct repair repair;
 	// Bytes masked in front of the oldest hole that is remembered.
 	__u64 base;
 	struct hole history[HOLES];
@@ -118,6 +133,15 @@ struct {
 	MAP_TYPE(key, struct tuple);
 	MAP_TYPE(value, struct wish);
 } wishes SECTION(".maps");
+
+// Of flows that have some. Few do, so their place is not taken beforehand.
+struct {
+	MAP_NUMBER(type, BPF_MAP_TYPE_HASH);
+	MAP_NUMBER(max_entries, FLOWS);
+	MAP_NUMBER(map_flags, BPF_F_NO_PREALLOC);
+	MAP_TYPE(key, struct tuple);
+	MAP_TYPE(value, struct critical);
+} criticals SECTION(".maps");
 
 struct {
 	MAP_NUMBER(type, BPF_MAP_TYPE_LRU_HASH);
@@ -168,22 +192,32 @@ INLINE __u64 oldest_hole(const struct flow *flow)
 	return flow->holes > HOLES ? flow->holes - HOLES : 0;
 }
 
+// Where a hole ends: as an offset, or as a place.
+INLINE __s64 hole_end(const struct flow *flow, __u64 number, int is_place)
+{
+	const struct hole *hole = hole_at(flow, number);
+
+	return is_place ? hole->end - hole->masked : hole->end;
+}
+
 // The number of the first hole that ends behind `at`: an offset, or a place.
 INLINE __u64 first_behind(const struct flow *flow, __s64 at, int is_place)
 {
-	__u64 number = flow->holes, oldest = oldest_hole(flow);
+	__u64 least = oldest_hole(flow), most = flow->holes;
 
-	// From the newest, which it mostly is.
-	for (int step = 0; step < HOLES; step++) {
-		if (number <= oldest)
+	// Mostly it is behind all.
+	if (least == most || hole_end(flow, most - 1, is_place) <= at)
+		return most;
+	for (int step = 0; step <= HOLES_LOG; step++) {
+		__u64 middle = (least + most) / 2;
+		if (least >= most)
 			break;
-		const struct hole *hole = hole_at(flow, number - 1);
-		__s64 end = is_place ? hole->end - hole->masked : hole->end;
-		if (end <= at)
-			break;
-		number--;
+		if (hole_end(flow, middle, is_place) <= at)
+			least = middle + 1;
+		else
+			most = middle;
 	}
-	return number;
+	return least;
 }
 
 // How many bytes are masked in front of a hole.

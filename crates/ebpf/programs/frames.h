@@ -29,11 +29,14 @@ struct header {
 struct frames {
 	// The next header.
 	__u64 head;
-	// What may be lost in front of it.
+	// What may be lost in front of it: all of the last chunk's payload, nothing of a control message.
 	__u64 payload;
 	// Which update the last chunk was of, and where its first began.
 	__u64 update;
 	__u64 update_from;
+	// Where in the update the last chunk begins, and how far from that the next one does.
+	__u64 offset;
+	__u64 step;
 };
 
 // What four bits do to a sum: each of them with the polynomial of CRC-32C, 0x82f63b78 (RFC 3720, appendix B.4).
@@ -75,6 +78,43 @@ struct walk {
 	struct frames frames;
 };
 
+// Reads the header at an offset, if it is one and whole in the segment.
+INLINE int read_header(struct walk *w, __u64 at, struct header *h)
+{
+	if (at < w->start || at + HEADER > w->start + w->segment->length)
+		return 0;
+	return !packet_load(w->skb, w->segment->data + (__u32)(at - w->start), h, HEADER) && is_header(h);
+}
+
+INLINE __u64 update_of(const struct header *h)
+{
+	return (__u64)h->round << 32 | h->sender;
+}
+
+// The next header, behind which the segment begins, was lost, or is in two segments. The chunks of an update are of one
+// length and follow each other: a header that is where one must be, and says just what it must, proves that all in front
+// of it is as expected.
+static long look_ahead(struct walk *w)
+{
+	struct frames *f = &w->frames;
+	__u64 length = f->head - f->payload, frame = HEADER + length;
+	struct header h;
+
+	if (!length || !f->update_from)
+		return LAST;
+	__u64 skipped = (w->start - f->head + frame - 1) / frame, at = f->head + skipped * frame;
+	__u64 offset = f->offset + (skipped + 1) * f->step;
+	if (!read_header(w, at, &h))
+		return LAST;
+	// The last chunk of an update is shorter.
+	if (h.kind != KIND_CHUNK || update_of(&h) != f->update || h.offset != offset || h.length > length)
+		return LAST;
+	f->payload = at + HEADER;
+	f->head = f->payload + h.length;
+	f->offset = offset;
+	return MORE;
+}
+
 // Goes to the next header, if this one is whole in the segment. At one that is none it stays: the segment is damaged, and
 // comes again, or the stream is not of frames.
 static long next_frame(__u32 step, void *context)
@@ -83,21 +123,22 @@ static long next_frame(__u32 step, void *context)
 	struct frames *f = &w->frames;
 	struct header h;
 
-	if (f->head < w->start || f->head + HEADER > w->start + w->segment->length)
+	if (f->head < w->start)
+		return look_ahead(w);
+	if (!read_header(w, f->head, &h))
 		return LAST;
-	if (packet_load(w->skb, w->segment->data + (__u32)(f->head - w->start), &h, HEADER, BPF_HDR_START_NET))
-		return LAST;
-	if (!is_header(&h))
-		return LAST;
+	__u64 before = f->head - f->payload;
 	f->payload = f->head + HEADER;
 	f->head = f->payload + h.length;
 	if (h.kind == KIND_CONTROL) {
 		f->payload = f->head;
 		return MORE;
 	}
-	__u64 update = (__u64)h.round << 32 | h.sender;
-	if (f->update != update || !f->update_from) {
-		f->update = update;
+	int same = f->update == update_of(&h) && f->update_from;
+	f->step = same && before == h.length && h.offset > f->offset ? h.offset - f->offset : h.length;
+	f->offset = h.offset;
+	if (!same) {
+		f->update = update_of(&h);
 		f->update_from = f->payload;
 	}
 	return MORE;

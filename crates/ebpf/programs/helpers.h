@@ -19,8 +19,8 @@ HELPER(long, map_delete, BPF_FUNC_map_delete_elem, void *map, const void *key);
 HELPER(__u64, clock_ns, BPF_FUNC_ktime_get_ns, void);
 HELPER(long, packet_store, BPF_FUNC_skb_store_bytes, struct __sk_buff *skb, __u32 at, const void *from, __u32 length,
        __u64 flags);
-HELPER(long, packet_load, BPF_FUNC_skb_load_bytes_relative, const void *skb, __u32 at, void *to, __u32 length,
-       __u32 base);
+// Also of a packet's parts that are not in one piece with its headers: of a superpacket nearly all is.
+HELPER(long, packet_load, BPF_FUNC_skb_load_bytes, const struct __sk_buff *skb, __u32 at, void *to, __u32 length);
 HELPER(long, checksum_replace, BPF_FUNC_l4_csum_replace, struct __sk_buff *skb, __u32 at, __u64 from, __u64 to,
        __u64 flags);
 // Each step is checked once, however often it is done; one that returns other than 0 is the last.

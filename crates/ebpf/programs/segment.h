@@ -23,7 +23,7 @@ struct tuple {
 
 struct segment {
 	struct tuple tuple;
-	// Places, from the IP header: of the TCP header, of the payload.
+	// Places in the packet: of the TCP header, of the payload.
 	__u32 tcp;
 	__u32 data;
 	// Bytes of payload.
@@ -109,36 +109,37 @@ INLINE void read_options(struct __sk_buff *skb, struct segment *s, __u32 length)
 
 	if (length < 1 || length > TCP_OPTIONS)
 		return;
-	if (packet_load(skb, s->tcp + TCP_FIXED, o.bytes, length, BPF_HDR_START_NET))
+	if (packet_load(skb, s->tcp + TCP_FIXED, o.bytes, length))
 		return;
 	repeat(TCP_OPTIONS, read_option, &o, 0);
 }
 
-// Reads the IP header: the addresses of source and target, where the TCP header is. Returns the bytes of the packet as far
-// as IP says, 0 for a superpacket that is longer than it can say, -1 for anything but a packet of TCP in one piece.
-INLINE long read_ip(struct __sk_buff *skb, struct segment *s, __u8 *source, __u8 *target)
+// Reads the IP header, which is at `link`: the addresses of source and target, where the TCP header is. Returns the bytes of
+// the packet as far as IP says, 0 for a superpacket that is longer than it can say, -1 for anything but a packet of TCP in
+// one piece.
+INLINE long read_ip(struct __sk_buff *skb, struct segment *s, __u32 link, __u8 *source, __u8 *target)
 {
 	__u8 ip[40];
 
 	if (skb->protocol == network16(ETHERTYPE_IPV4)) {
-		if (packet_load(skb, 0, ip, 20, BPF_HDR_START_NET))
+		if (packet_load(skb, link, ip, 20))
 			return -1;
 		// With more to come, or not the first of it, it is a fragment.
 		if (ip[9] != PROTOCOL_TCP || (read16(ip + 6) & 0x3fff))
 			return -1;
 		map_ipv4(source, ip + 12);
 		map_ipv4(target, ip + 16);
-		s->tcp = (ip[0] & 15) * 4;
+		s->tcp = link + (ip[0] & 15) * 4;
 		return read16(ip + 2);
 	}
 	// Extension headers are not looked behind.
-	if (skb->protocol != network16(ETHERTYPE_IPV6) || packet_load(skb, 0, ip, 40, BPF_HDR_START_NET))
+	if (skb->protocol != network16(ETHERTYPE_IPV6) || packet_load(skb, link, ip, 40))
 		return -1;
 	if (ip[6] != PROTOCOL_TCP)
 		return -1;
 	__builtin_memcpy(source, ip + 8, 16);
 	__builtin_memcpy(target, ip + 24, 16);
-	s->tcp = 40;
+	s->tcp = link + 40;
 	return read16(ip + 4) ? read16(ip + 4) + 40 : 0;
 }
 
@@ -148,16 +149,17 @@ INLINE int read_segment(struct __sk_buff *skb, struct segment *s, __u32 link, __
 {
 	__u8 tcp[TCP_FIXED];
 	struct tuple *tuple = &s->tuple;
-	long said = inward ? read_ip(skb, s, tuple->remote, tuple->local) : read_ip(skb, s, tuple->local, tuple->remote);
+	__u8 *source = inward ? tuple->remote : tuple->local, *target = inward ? tuple->local : tuple->remote;
+	long said = read_ip(skb, s, link, source, target);
 
-	if (said < 0 || packet_load(skb, s->tcp, tcp, TCP_FIXED, BPF_HDR_START_NET))
+	if (said < 0 || packet_load(skb, s->tcp, tcp, TCP_FIXED))
 		return 0;
-	__u16 source = *(__u16 *)tcp, target = *(__u16 *)(tcp + 2);
-	tuple->remote_port = inward ? source : target;
-	tuple->local_port = inward ? target : source;
+	__u16 from = *(__u16 *)tcp, to = *(__u16 *)(tcp + 2);
+	tuple->remote_port = inward ? from : to;
+	tuple->local_port = inward ? to : from;
 	if (tuple->local_port != port)
 		return 0;
-	__u32 header = (tcp[12] >> 4) * 4, total = said ? said : skb->len - link;
+	__u32 header = (tcp[12] >> 4) * 4, total = said ? link + said : skb->len;
 	s->data = s->tcp + header;
 	if (header < TCP_FIXED || total < s->data)
 		return 0;
@@ -171,9 +173,9 @@ INLINE int read_segment(struct __sk_buff *skb, struct segment *s, __u32 link, __
 }
 
 // Writes a field of the TCP header, `at` bytes into it, and keeps the checksum right. Places are even.
-INLINE void replace32(struct __sk_buff *skb, const struct segment *s, __u32 link, __u32 at, __u32 from, __u32 to)
+INLINE void replace32(struct __sk_buff *skb, const struct segment *s, __u32 at, __u32 from, __u32 to)
 {
-	__u32 tcp = link + s->tcp, old = network32(from), new = network32(to);
+	__u32 tcp = s->tcp, old = network32(from), new = network32(to);
 
 	if (old == new)
 		return;
@@ -181,9 +183,9 @@ INLINE void replace32(struct __sk_buff *skb, const struct segment *s, __u32 link
 	packet_store(skb, tcp + at, &new, sizeof new, 0);
 }
 
-INLINE void replace16(struct __sk_buff *skb, const struct segment *s, __u32 link, __u32 at, __u16 from, __u16 to)
+INLINE void replace16(struct __sk_buff *skb, const struct segment *s, __u32 at, __u16 from, __u16 to)
 {
-	__u32 tcp = link + s->tcp;
+	__u32 tcp = s->tcp;
 	__u16 old = network16(from), new = network16(to);
 
 	if (old == new)

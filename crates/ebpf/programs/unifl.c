@@ -14,6 +14,28 @@
 
 // ---- inward ----
 
+// What happens to a flow because of a segment.
+struct turn {
+	__u64 now;
+	// Offsets of its first byte, and behind its last; its end of the stream counts as one.
+	__s64 start;
+	__s64 end;
+	// The frames: where they were, as is known of what is in front of the segment, and behind it.
+	__u64 head;
+	__u64 payload;
+	struct frames known;
+	struct frames then;
+	// One past the highest offset, as it was; whether a hole behind it may be masked for all that is known outside the lock.
+	__u64 high;
+	int maskable;
+	// By how much the segment moves.
+	__u64 shift;
+	// The hole that was masked in front of it, if it has a length.
+	__u32 number;
+	__u64 place;
+	__u64 length;
+};
+
 // Whether the hole in front of `start`, which nothing else has been known of, may be masked.
 INLINE int may_mask(const struct flow *flow, const struct wish *wish, const struct frames *f, __u64 start, __u64 end)
 {
@@ -25,7 +47,26 @@ INLINE int may_mask(const struct flow *flow, const struct wish *wish, const stru
 	if (flow->holes >= HOLES && flow->history[flow->holes & (HOLES - 1)].end > flow->acked)
 		return 0;
 	__u64 most = (end - f->update_from) * wish->budget / MILLIONTHS;
+	if (most < wish->first)
+		most = wish->first;
 	return flow->update_masked + length <= most;
+}
+
+// Whether bytes of the last chunk, from `start` to `end` of the stream, must come.
+INLINE int is_critical(const struct tuple *tuple, const struct frames *f, __u64 start, __u64 end)
+{
+	const struct critical *critical = map_lookup(&criticals, tuple);
+
+	if (!critical)
+		return 0;
+	__u64 from = f->offset + start - f->payload, to = f->offset + end - f->payload;
+	for (int at = 0; at < CRITICAL; at++) {
+		if (at >= critical->count)
+			break;
+		if (critical->ranges[at].start < to && from < critical->ranges[at].end)
+			return 1;
+	}
+	return 0;
 }
 
 INLINE void mask(struct flow *flow, __u64 start)
@@ -43,17 +84,37 @@ INLINE void mask(struct flow *flow, __u64 start)
 }
 
 // A hole is left to the kernel. The sender will slow down, until an acknowledgement undoes that (RFC 3522).
-INLINE void leave(struct flow *flow, __u64 start, __u64 now)
+INLINE void leave(struct flow *flow, __u64 start)
 {
 	__u64 length = start - flow->high;
 
 	flow->missed += length;
 	flow->update_missed += length;
-	if (!flow->gap || now - flow->gap_at > OLDEST_ECHO) {
-		flow->gap_at = now;
-		flow->gap_stamp = flow->stamp;
-	}
 	flow->gap = start;
+}
+
+// Our clock, which has milliseconds: it stands at what it said last and what has passed since.
+INLINE __u32 our_clock(const struct flow *flow, __u64 now)
+{
+	return (__u32)flow->sent_stamp + (__u32)((now - flow->sent_at) / MILLISECOND);
+}
+
+// Sees to what acknowledgements echo. `grows`: the segment has bytes behind all that had come.
+INLINE void remember(struct flow *flow, const struct wish *wish, const struct segment *s, const struct turn *turn,
+		     int grows, int fills)
+{
+	struct repair *repair = &flow->repair;
+	__u64 silence = flow->came_at ? turn->now - flow->came_at : 0;
+
+	if (!repair->active) {
+		repair->waited = 0;
+		if (grows && silence >= TIMEOUT)
+			wake(repair, silence, flow->stamp, s->stamp, wish->tick, wish->trip);
+	} else {
+		if (silence >= TIMEOUT && silence > repair->waited)
+			repair->waited = silence;
+		hold(repair, our_clock(flow, turn->now), s->stamp, s->echo, turn->end, fills, wish->trip);
+	}
 }
 
 // What the rate controller of user space lives on.
@@ -63,10 +124,12 @@ INLINE void measure(struct flow *flow, const struct wish *wish, const struct seg
 		return;
 	if (!flow->clock_at) {
 		flow->clock_at = now;
-		flow->clock = flow->stamp = s->stamp;
+		flow->clock = flow->stamp = flow->repair.before_newest = s->stamp;
 	}
-	if ((__s32)(s->stamp - flow->stamp) > 0)
+	if (precedes(flow->stamp, s->stamp)) {
+		flow->repair.before_newest = flow->stamp;
 		flow->stamp = s->stamp;
+	}
 	__u64 span = now / SPAN;
 	struct least *least = &flow->least[span & 1];
 	if (least->span != span) {
@@ -75,8 +138,7 @@ INLINE void measure(struct flow *flow, const struct wish *wish, const struct seg
 		least->way = UNKNOWN;
 	}
 	if (flow->sent_at) {
-		// The kernel's clock has milliseconds; it stands at what it said last and what has passed since.
-		__s32 trip = (__u32)flow->sent_stamp + (__u32)((now - flow->sent_at) / MILLISECOND) - s->echo;
+		__s32 trip = our_clock(flow, now) - s->echo;
 		if (trip >= 0 && (__u64)trip * MILLISECOND < least->trip)
 			least->trip = (__u64)trip * MILLISECOND;
 	}
@@ -99,25 +161,6 @@ INLINE int open(const struct segment *s)
 	return PASS;
 }
 
-// What happens to a flow because of a segment.
-struct turn {
-	__u64 now;
-	// Offsets of its first byte, and behind its last; its end of the stream counts as one.
-	__s64 start;
-	__s64 end;
-	// The frames: as they were, as is known of what is in front of the segment, and behind it.
-	struct frames before;
-	struct frames known;
-	struct frames then;
-	int ringable;
-	// By how much the segment moves.
-	__u64 shift;
-	// The hole that was masked in front of it, if it has a length.
-	__u32 number;
-	__u64 place;
-	__u64 length;
-};
-
 // A segment with payload or end, at or behind the highest offset.
 INLINE void advance(struct flow *flow, const struct wish *wish, const struct segment *s, struct turn *turn)
 {
@@ -126,15 +169,15 @@ INLINE void advance(struct flow *flow, const struct wish *wish, const struct seg
 	if (turn->start > (__s64)flow->high) {
 		__u64 gap = turn->start - flow->high;
 		// Another processor may have gone on in between.
-		int same = flow->frames.head == turn->before.head && flow->frames.payload == turn->before.payload;
+		int same = flow->frames.head == turn->head && flow->frames.payload == turn->payload && flow->high == turn->high;
 		fresh -= gap;
-		if (same && turn->ringable && may_mask(flow, wish, &turn->known, turn->start, turn->end)) {
+		if (same && turn->maskable && may_mask(flow, wish, &turn->known, turn->start, turn->end)) {
 			turn->place = flow->high - flow->masked;
 			turn->length = gap;
 			mask(flow, turn->start);
 			turn->number = flow->holes;
 		} else {
-			leave(flow, turn->start, turn->now);
+			leave(flow, turn->start);
 		}
 	}
 	flow->delivered += fresh;
@@ -163,12 +206,19 @@ INLINE int arrive(struct flow *flow, const struct wish *wish, const struct segme
 		// It has bytes of a masked hole. If it is old, the kernel is to acknowledge it again, and takes none of it.
 		flow->late += s->length;
 		verdict = turn->end <= (__s64)flow->acked ? PASS : DROP;
-	} else if (counts && turn->end > (__s64)flow->high && is_invited(flow, turn->end)) {
-		advance(flow, wish, s, turn);
+	} else if (counts && is_invited(flow, turn->end)) {
+		int grows = turn->end > (__s64)flow->high;
+		if (grows)
+			advance(flow, wish, s, turn);
 		if (turn->length)
 			turn->shift = flow->masked;
+		if (s->stamped)
+			remember(flow, wish, s, turn, grows, !grows && turn->start >= (__s64)flow->acked);
+		flow->came_at = turn->now;
+		if (grows)
+			flow->grew_at = turn->now;
 	}
-	if (flow->frames.head == turn->before.head) {
+	if (flow->frames.head == turn->head) {
 		if (turn->then.update_from != flow->frames.update_from) {
 			flow->update_masked = 0;
 			flow->update_missed = 0;
@@ -193,15 +243,19 @@ INLINE int inward(struct __sk_buff *skb, __u32 link)
 		return PASS;
 
 	// Helpers cannot be called while the lock is held. What is read in front of it is checked again behind it.
-	struct turn turn = { .now = clock_ns() / 1000, .before = flow->frames };
+	struct turn turn = { .now = clock_ns() / 1000, .known = flow->frames };
+	turn.head = turn.known.head;
+	turn.payload = turn.known.payload;
 	turn.start = offset_of(flow, s.sequence);
 	turn.end = turn.start + s.length + (s.flags & FIN);
-	turn.known = wish->frames.head > turn.before.head ? wish->frames : turn.before;
+	if (wish->frames.head > turn.head)
+		turn.known = wish->frames;
 	turn.then = s.length ? follow(skb, &s, turn.start, turn.known) : turn.known;
 	struct event *event = 0;
-	if (turn.end > turn.start && turn.start > (__s64)flow->high)
+	turn.high = flow->high;
+	if (turn.end > turn.start && turn.start > (__s64)turn.high)
 		event = ring_reserve(&events, sizeof *event, 0);
-	turn.ringable = event != 0;
+	turn.maskable = event && !is_critical(&s.tuple, &turn.known, turn.high, turn.start);
 
 	lock(&flow->lock);
 	int verdict = arrive(flow, wish, &s, &turn);
@@ -217,7 +271,7 @@ INLINE int inward(struct __sk_buff *skb, __u32 link)
 		ring_discard(event, BPF_RB_NO_WAKEUP);
 	}
 	if (verdict == PASS)
-		replace32(skb, &s, link, TCP_SEQUENCE, s.sequence, s.sequence - (__u32)turn.shift);
+		replace32(skb, &s, TCP_SEQUENCE, s.sequence, s.sequence - (__u32)turn.shift);
 	return verdict;
 }
 
@@ -239,23 +293,28 @@ INLINE __u16 clamp(struct flow *flow, const struct wish *wish, __u16 window, __s
 	return window;
 }
 
-// The echo that tells the sender its repair was needless, so that it undoes its reduction: of a time before that.
-INLINE __u32 echo(struct flow *flow, const struct segment *s, __s64 acked)
+// What an acknowledgement echoes: where something is repaired, that its repair was needless, once the sender may undo its
+// reduction.
+INLINE __u32 echo(struct flow *flow, const struct wish *wish, const struct segment *s, __s64 acked, __u64 now)
 {
-	__u32 said = s->echo;
+	struct repair *repair = &flow->repair;
+	int missing = acked < (__s64)flow->gap, goes_on = now - flow->grew_at < wish->trip;
 
-	if (flow->gap && flow->gap_stamp)
-		said = flow->gap_stamp;
-	if (acked >= (__s64)flow->gap)
-		flow->gap = 0;
-	return said;
+	if (missing && !repair->active)
+		begin(repair, s->stamp, flow->stamp, acked, flow->high);
+	if (repair->active)
+		return echo_repair(repair, s->stamp, flow->stamp, acked, flow->high, missing, flow->missed > flow->masked,
+				   goes_on, wish->trip);
+	if (!repair->is_awake)
+		return s->echo;
+	repair->is_awake = 0;
+	return repair->woke;
 }
 
 struct edges {
 	struct __sk_buff *skb;
 	struct flow *flow;
 	const struct segment *segment;
-	__u32 link;
 };
 
 // Maps an edge of a SACK block. The kernel puts them on multiples of four bytes.
@@ -266,13 +325,13 @@ static long map_edge(__u32 step, void *context)
 	struct flow *flow = e->flow;
 	__u32 raw = 0, at = s->sack + 4 * step;
 
-	if (packet_load(e->skb, s->tcp + at, &raw, sizeof raw, BPF_HDR_START_NET))
+	if (packet_load(e->skb, s->tcp + at, &raw, sizeof raw))
 		return LAST;
 	__u32 edge = network32(raw);
 	lock(&flow->lock);
 	__u32 mapped = flow->first + (__u32)unmask(flow, place_of(flow, edge));
 	unlock(&flow->lock);
-	replace32(e->skb, s, e->link, at, edge, mapped);
+	replace32(e->skb, s, at, edge, mapped);
 	return MORE;
 }
 
@@ -311,20 +370,20 @@ INLINE int outward(struct __sk_buff *skb, __u32 link)
 		if (!(s.flags & RST))
 			window = clamp(flow, wish, s.window, acked);
 		if (s.stamped) {
-			said = echo(flow, &s, acked);
+			said = echo(flow, wish, &s, acked, now);
 			flow->sent_at = now;
 			flow->sent_stamp = s.stamp;
 		}
 	}
 	unlock(&flow->lock);
 
-	replace32(skb, &s, link, TCP_ACKNOWLEDGEMENT, s.acknowledgement, acknowledgement);
-	replace16(skb, &s, link, TCP_WINDOW, s.window, window);
+	replace32(skb, &s, TCP_ACKNOWLEDGEMENT, s.acknowledgement, acknowledgement);
+	replace16(skb, &s, TCP_WINDOW, s.window, window);
 	// The echo is behind the stamp.
 	if (s.stamped)
-		replace32(skb, &s, link, s.stamps + 4, s.echo, said);
+		replace32(skb, &s, s.stamps + 4, s.echo, said);
 	if (s.blocks && s.blocks <= BLOCKS && flow->holes) {
-		struct edges edges = { .skb = skb, .flow = flow, .segment = &s, .link = link };
+		struct edges edges = { .skb = skb, .flow = flow, .segment = &s };
 		repeat(2 * s.blocks, map_edge, &edges, 0);
 	}
 	return PASS;

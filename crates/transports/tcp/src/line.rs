@@ -87,6 +87,11 @@ pub trait Holes: Send + Sync {
 
     /// The header of a frame has been read, holes counted, up to `offset` of the stream: its payload is there.
     fn header(&self, offset: u64, header: &FrameHeader);
+
+    /// What may be lost of the payloads of chunks, as [`Line::tolerate`] says.
+    fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
+        let _ = (tolerance, lines);
+    }
 }
 
 /// A line as tokio has it. A hole is an error: where bytes are read so, there is none.

@@ -248,12 +248,13 @@ impl Link for TcpLink {
     }
 
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
-        let lines = self.shared.ends.iter().filter_map(|end| match end {
-            // What takes losses out in the kernel knows of no tensors: the session asks again for what must come.
-            End::Kernel(_) | End::Holed(..) => None,
-            End::Line(line) => Some(line),
-        });
-        lines.for_each(|line| line.tolerate(tolerance, self.lanes.len()));
+        for end in &self.shared.ends {
+            match end {
+                End::Kernel(_) => {}
+                End::Holed(_, holes) => holes.tolerate(tolerance, self.lanes.len()),
+                End::Line(line) => line.tolerate(tolerance, self.lanes.len()),
+            }
+        }
     }
 
     fn counters(&self) -> Counters {

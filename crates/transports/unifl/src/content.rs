@@ -143,12 +143,17 @@ impl Watch {
     }
 }
 
+/// Of so many bytes, those that may be lost before they are a share of what has come. Neither what all of it may lose nor
+/// what refuses it counts as more for that.
+pub(crate) fn first(limits: &Limits, bytes: u64) -> u64 {
+    FIRST.min((limits.budget.min(limits.refuse) * bytes as f64) as u64)
+}
+
 /// The budget of all that comes from `start` on, `bytes` or more: a share of what has come, so that what is repaired is not
 /// all at the end. Of little that is not one segment, so the first ones come out of what the rest may lose.
 fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
-    // Neither what all of it may lose nor what refuses it counts as more for that.
-    let at_least = FIRST.min((limits.budget.min(limits.refuse) * bytes as f64) as u64);
+    let at_least = first(limits, bytes);
     Budget { ranges, mask: limits.budget, refuse: limits.refuse, at_least, of: None }
 }
 

@@ -3,7 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use bytes::Bytes;
-use common::sending::{runtime, Came, Transfer, UPDATE};
+use common::sending::{self, runtime, Came, Transfer, UPDATE};
 use thalweg_arena::Arena;
 use thalweg_transport::{Address, Options, Transport};
 use thalweg_unifl::Unifl;
@@ -65,6 +65,24 @@ fn more_than_is_bearable_ends_the_link() {
     let transfer = Transfer { loss: 0.05, ..Transfer::default() };
     let Some((came, _)) = send(r#""refuse": 0.01"#, transfer) else { return };
     assert!(came.message.is_err(), "{:?}", came.message);
+}
+
+#[test]
+fn critical_tensors_come_whole_while_others_lose() {
+    match thalweg_ebpf::unifl() {
+        Ok(_) => sending::critical_tensors("ebpf"),
+        Err(why) => println!("skipped: {why}"),
+    }
+}
+
+/// Of 4 % that are lost each header's segment is repaired, and what is lost behind it until the next header has come.
+#[test]
+fn a_lost_header_costs_little_more_than_its_own_segment() {
+    let transfer = Transfer { loss: 0.04, ..Transfer::default() };
+    let Some((came, source)) = send(r#""budget": 0.2"#, transfer) else { return };
+    came.recorder.check(&source);
+    let missing = missing(&came);
+    assert!(missing > UPDATE * 28 / 1000, "{missing} of {UPDATE} bytes are missing");
 }
 
 #[test]

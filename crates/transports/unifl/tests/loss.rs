@@ -5,13 +5,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::sending::{runtime, send, Came, Transfer, CHUNK, UPDATE};
+use common::sending::{self, layout, runtime, send, Transfer, CHUNK, UPDATE};
 use serde_json::json;
 use thalweg_layers::{Layer, Seal};
 use thalweg_seal::Suite;
 use thalweg_transport::{Address, Options, Transport};
 use thalweg_unifl::Unifl;
-use thalweg_wire::{Allowance, Dtype, Layout, Tolerance, WHOLE};
+use thalweg_wire::{Allowance, Tolerance, WHOLE};
 
 mod common;
 use common::Trust;
@@ -55,42 +55,9 @@ fn more_than_is_bearable_ends_the_link() {
     assert!(came.message.is_err(), "{:?}", came.message);
 }
 
-/// Sixteen tensors of half a MiB, not of whole chunks nor segments.
-fn layout() -> Layout {
-    Layout::pack((0..16).map(|at| (format!("t{at}"), Dtype::F32, vec![131_072 - 16 * (at % 3)]))).unwrap()
-}
-
-/// Bytes of a tensor that did not come.
-fn missing(came: &Came, layout: &Layout, tensor: usize) -> u64 {
-    came.recorder
-        .seen()
-        .ranges
-        .missing_in(layout.tensors()[tensor].range())
-        .iter()
-        .map(|hole| hole.len())
-        .sum()
-}
-
 #[test]
 fn critical_tensors_come_whole_while_others_lose() {
-    let layout = layout();
-    let critical = [0, 3, 7, 8, 15];
-    let allowances = critical.map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
-    for streams in [1, 3] {
-        let tolerance = Tolerance::new(&layout, &allowances).unwrap();
-        let job = Transfer {
-            loss: 0.02,
-            own: r#"{"budget": 0.2}"#.into(),
-            streams,
-            tolerance,
-            ..Transfer::default()
-        };
-        let Some((came, source)) = job.run() else { return };
-        came.recorder.check(&source);
-        let lost: Vec<u64> = (0..16).map(|tensor| missing(&came, &layout, tensor)).collect();
-        assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
-        assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
-    }
+    sending::critical_tensors("tun");
 }
 
 #[test]
@@ -102,7 +69,7 @@ fn of_a_tensor_no_more_is_masked_than_its_budget_has() {
     let job = Transfer { loss: 0.05, own: r#"{"budget": 0.2}"#.into(), tolerance, ..Transfer::default() };
     let Some((came, source)) = job.run() else { return };
     came.recorder.check(&source);
-    let lost: Vec<u64> = (0..16).map(|tensor| missing(&came, &layout, tensor)).collect();
+    let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
     // With each hole go up to 7 bytes at either end, and it has no more than three segments.
     assert!(lost[5] > 0 && lost[5] <= most + 14 * 3, "{} of {most}: {lost:?}", lost[5]);
     assert!(lost[4] > 2 * most && lost[6] > 2 * most, "{lost:?}");
@@ -186,7 +153,7 @@ fn critical_tensors_come_whole_when_sealed() {
             return;
         };
         came.recorder.check(&source);
-        let lost: Vec<u64> = (0..16).map(|tensor| missing(&came, &layout, tensor)).collect();
+        let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
         assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
         assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
     }

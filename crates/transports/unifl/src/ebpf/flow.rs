@@ -3,16 +3,17 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thalweg_proto::unifl::{clock_unit, Control, Rate, Sample};
 use thalweg_proto::Time;
 use thalweg_tcp::line::{Hole, Holes};
-use thalweg_wire::{FrameHeader, Kind};
+use thalweg_wire::{FrameHeader, Kind, Tolerance};
 
 use super::layout::{self, Frames, Key, Seen, Wish};
 use super::programs::Programs;
+use crate::content::first;
 use crate::settings::Limits;
 
 /// The largest window without its scale (RFC 7323, section 2.2).
@@ -66,6 +67,8 @@ impl Flow {
             frames: Frames::default(),
             tick: 0,
             scale: handshake.scale,
+            first: 0,
+            trip: 0,
         };
         programs.open(key, &handshake, &wish).ok()?;
         let inside = Inside {
@@ -88,7 +91,7 @@ fn window(control: &dyn Control) -> u32 {
 
 impl Holes for Flow {
     fn take(&self) -> io::Result<Vec<Hole>> {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside();
         let (seen, holes) = self.programs.look(&self.key, inside.told + 1)?;
         inside.told += holes.len() as u64;
         inside.followed = seen.frames.head;
@@ -110,7 +113,7 @@ impl Holes for Flow {
     }
 
     fn header(&self, offset: u64, header: &FrameHeader) {
-        let mut inside = self.inside.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inside = self.inside();
         inside.frames = inside.frames.after(offset, header);
         // Else the programs have read it themselves.
         if inside.followed < offset {
@@ -119,6 +122,21 @@ impl Holes for Flow {
             // Without it nothing is masked, and the next call of `take` says what is wrong.
             let _ = self.programs.wish(self.key, &inside.wish);
         }
+    }
+
+    fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
+        let mut inside = self.inside();
+        inside.wish.first = first(&self.limits, tolerance.bytes() / (lines as u64).max(1)) as u32;
+        // What goes wrong here does so in the next call of `take` too.
+        let _ = self.programs.wish(self.key, &inside.wish);
+        // Without a place for it the session asks again for what must come.
+        let _ = self.programs.protect(self.key, tolerance.critical());
+    }
+}
+
+impl Flow {
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,6 +155,9 @@ impl Inside {
     fn steer(&mut self, sample: &Sample, seen: &Seen) {
         self.control.arrived(sample);
         self.wish.window = window(&*self.control);
+        if let Some(rtt) = sample.rtt.map(|rtt| rtt.as_micros() as u64).filter(|&rtt| rtt > 0) {
+            self.wish.trip = if self.wish.trip == 0 { rtt } else { self.wish.trip.min(rtt) };
+        }
         if self.wish.tick == 0 {
             let unit = clock_unit(seen.ticks as f64, Duration::from_micros(seen.watched));
             self.wish.tick = unit.map_or(0, |unit| (MICROSECONDS / unit) as u64);
@@ -154,7 +175,10 @@ impl Frames {
         let update = u64::from(header.chunk.round) << 32 | u64::from(header.chunk.sender);
         let same = update == self.update && self.update_from > 0;
         let update_from = if same { self.update_from } else { offset };
-        Self { head, payload: offset, update, update_from }
+        let length = u64::from(header.chunk.length);
+        let far = header.chunk.offset.checked_sub(self.offset).filter(|&far| far > 0);
+        let step = far.filter(|_| same && self.head - self.payload == length).unwrap_or(length);
+        Self { head, payload: offset, update, update_from, offset: header.chunk.offset, step }
     }
 }
 
@@ -195,19 +219,23 @@ mod tests {
 
     use super::*;
 
-    fn chunk(round: u32, length: u32) -> FrameHeader {
+    fn chunk(round: u32, offset: u64, length: u32) -> FrameHeader {
         let layout = LayoutHash::default();
-        FrameHeader::chunk(ChunkHeader { job: 1, round, sender: 3, layout, offset: 0, length }, 0)
+        FrameHeader::chunk(ChunkHeader { job: 1, round, sender: 3, layout, offset, length }, 0)
     }
 
     #[test]
     fn frames_follow_from_their_headers() {
-        let first = Frames::default().after(100, &chunk(1, 50));
+        let first = Frames::default().after(100, &chunk(1, 0, 50));
         assert_eq!((first.payload, first.head, first.update_from), (100, 150, 100));
-        let second = first.after(202, &chunk(1, 50));
+        assert_eq!((first.offset, first.step), (0, 50));
+        // Sealed, it is longer than what it has of the update.
+        let second = first.after(202, &chunk(1, 40, 50));
         assert_eq!((second.payload, second.head, second.update_from), (202, 252, 100));
+        assert_eq!((second.offset, second.step), (40, 40));
         let control = second.after(304, &FrameHeader::control(b"some"));
         assert_eq!((control.payload, control.head), (308, 308), "nothing of it may be lost");
-        assert_eq!(control.after(360, &chunk(2, 50)).update_from, 360, "another update");
+        let third = control.after(360, &chunk(2, 0, 50));
+        assert_eq!((third.update_from, third.step), (360, 50), "another update");
     }
 }

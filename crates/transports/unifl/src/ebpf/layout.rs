@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use thalweg_tcp::line::{Hole, PREAMBLE_BYTES};
-use thalweg_wire::HEADER_BYTES;
+use thalweg_wire::{Range, Ranges, HEADER_BYTES};
 
 /// Where the first frame begins.
 const PREAMBLE: u64 = PREAMBLE_BYTES as u64;
@@ -13,9 +13,17 @@ pub(super) type Key = [u8; 36];
 /// `struct opening`.
 pub(super) type Opening = [u8; 8];
 /// `struct wish`.
-pub(super) type Wished = [u64; 7];
+pub(super) type Wished = [u64; 10];
 /// `struct flow`, with the holes that are remembered.
-pub(super) type Words = [u64; 30 + 2 * 128];
+pub(super) type Words = [u64; WORDS];
+
+/// `struct critical`.
+pub(super) type Critical = [u64; 1 + 2 * CRITICAL];
+
+/// Ranges that must come, of one flow.
+const CRITICAL: usize = 64;
+/// What is kept of a flow beside its holes, and two words of each of those.
+const WORDS: usize = 44 + 2 * 256;
 
 /// Microseconds in which the least of a measure is taken.
 const SPAN: u64 = 4096;
@@ -64,7 +72,7 @@ impl Handshake {
 
     /// A connection of which the preamble has come, or nothing yet: no header in front of it is missed.
     pub(super) fn flow(&self) -> Words {
-        let mut words = [0; 30 + 2 * 128];
+        let mut words = [0; WORDS];
         words[0] = join(0, self.first);
         words[1] = PREAMBLE;
         (words[7], words[8]) = (PREAMBLE, PREAMBLE);
@@ -83,6 +91,20 @@ pub(super) struct Frames {
     pub update: u64,
     /// Where its first payload began.
     pub update_from: u64,
+    /// Where in the update the last chunk begins, and how far from that the next one does.
+    pub offset: u64,
+    pub step: u64,
+}
+
+impl Frames {
+    fn write(&self) -> [u64; 6] {
+        let Self { head, payload, update, update_from, offset, step } = *self;
+        [head, payload, update, update_from, offset, step]
+    }
+
+    fn read([head, payload, update, update_from, offset, step]: [u64; 6]) -> Self {
+        Self { head, payload, update, update_from, offset, step }
+    }
 }
 
 /// What is wanted of a flow.
@@ -96,13 +118,19 @@ pub(super) struct Wish {
     /// Microseconds of a tick of the sender's clock; 0 while unknown.
     pub tick: u64,
     pub scale: u16,
+    /// Bytes of an update that may be masked before they are a share of what has come.
+    pub first: u32,
+    /// Microseconds of the least round trip; 0 while unknown.
+    pub trip: u64,
 }
 
 impl Wish {
     pub(super) fn write(&self) -> Wished {
-        let Frames { head, payload, update, update_from } = self.frames;
-        let pair = join(self.window, self.budget);
-        [pair, head, payload, update, update_from, self.tick, join(self.scale.into(), 0)]
+        let mut words = [0; 10];
+        words[0] = join(self.window, self.budget);
+        words[1..7].copy_from_slice(&self.frames.write());
+        words[7..].copy_from_slice(&[self.tick, join(self.scale.into(), self.first), self.trip]);
+        words
     }
 }
 
@@ -135,28 +163,47 @@ pub(super) struct Seen {
 
 impl Seen {
     pub(super) fn read(words: &Words) -> Self {
-        let (clock, stamp) = split(words[15]);
-        let measures: [[u64; 3]; 2] = [[words[16], words[17], words[18]], [words[19], words[20], words[21]]];
+        let (clock, stamp) = split(words[17]);
+        let measures: [[u64; 3]; 2] = [[words[18], words[19], words[20]], [words[21], words[22], words[23]]];
         let span = measures[0][0].max(measures[1][0]);
         let recent = || measures.iter().filter(|measure| measure[0] + 1 >= span);
         let known = |value: u64| (value != UNKNOWN && span > 0).then_some(value);
         Self {
             high: words[1],
-            edge: words[23],
+            edge: words[25],
             delivered: words[2],
             masked: words[3],
             holes: words[6],
-            frames: Frames { head: words[7], payload: words[8], update: words[9], update_from: words[10] },
-            update_lost: words[11] + words[12],
-            ended: words[13] == 3,
-            stamped: words[14] > 0,
-            watched: (span * SPAN).saturating_sub(words[14]),
+            frames: Frames::read([words[7], words[8], words[9], words[10], words[11], words[12]]),
+            update_lost: words[13] + words[14],
+            ended: words[15] == 3,
+            stamped: words[16] > 0,
+            watched: (span * SPAN).saturating_sub(words[16]),
             ticks: i64::from(stamp.wrapping_sub(clock).cast_signed()),
             span,
             trip: recent().filter_map(|measure| known(measure[1])).min(),
             way: recent().filter_map(|measure| known(measure[2])).map(u64::cast_signed).min(),
         }
     }
+}
+
+/// Ranges that must come. Where they are more than there is place for, those with the least between them become one.
+pub(super) fn critical(ranges: &Ranges) -> Critical {
+    let all: Vec<Range> = ranges.iter().collect();
+    let mut between: Vec<usize> = (1..all.len()).collect();
+    between.sort_by_key(|&at| std::cmp::Reverse(all[at].start - all[at - 1].end));
+    between.truncate(CRITICAL - 1);
+    let mut words = [0; 1 + 2 * CRITICAL];
+    let mut at = 0;
+    for (index, range) in all.iter().enumerate() {
+        if index == 0 || between.contains(&index) {
+            at += 1;
+            words[2 * at - 1] = range.start;
+        }
+        words[2 * at] = range.end;
+    }
+    words[0] = at as u64;
+    words
 }
 
 /// A hole, whose, and which of that flow's, from 1: `struct event`.
@@ -202,13 +249,28 @@ mod tests {
         assert_eq!(split(words[0]), (0, 7));
         let seen = Seen::read(&words);
         assert_eq!((seen.trip, seen.way, seen.frames.head), (None, None, PREAMBLE));
-        words[15] = join(u32::MAX, 4);
-        (words[16], words[17], words[18]) = (100, 40_000, UNKNOWN);
-        (words[19], words[20], words[21]) = (99, 39_000, (-5_i64).cast_unsigned());
+        words[17] = join(u32::MAX, 4);
+        (words[18], words[19], words[20]) = (100, 40_000, UNKNOWN);
+        (words[21], words[22], words[23]) = (99, 39_000, (-5_i64).cast_unsigned());
         let seen = Seen::read(&words);
         assert_eq!((seen.ticks, seen.trip, seen.way), (5, Some(39_000), Some(-5)));
-        words[16] = 101;
+        words[18] = 101;
         assert_eq!(Seen::read(&words).trip, Some(40_000), "what is older does not count");
+    }
+
+    #[test]
+    fn ranges_that_have_no_place_become_one_with_those_beside_them() {
+        let of = |ranges: &[(u64, u64)]| critical(&ranges.iter().map(|&(a, b)| Range::new(a, b)).collect());
+        assert_eq!(of(&[(8, 16), (32, 40)])[..6], [2, 8, 16, 32, 40, 0]);
+        // The one between the last two is the shortest.
+        let mut many: Vec<(u64, u64)> = (0..64).map(|n| (100 * n, 100 * n + 8)).collect();
+        many.push((6310, 6320));
+        let words = of(&many);
+        assert_eq!((words[0], words[127], words[128]), (64, 6300, 6320));
+        let holds = |range: &(u64, u64)| {
+            (0..64).any(|at| words[2 * at + 1] <= range.0 && range.1 <= words[2 * at + 2])
+        };
+        assert!(many.iter().all(holds));
     }
 
     #[test]

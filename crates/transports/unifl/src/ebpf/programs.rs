@@ -14,8 +14,9 @@ use thalweg_ebpf::aya::Ebpf;
 use thalweg_proto::unifl::{Group, Share};
 use thalweg_proto::Time;
 use thalweg_tcp::line::Hole;
+use thalweg_wire::Ranges;
 
-use super::layout::{self, Handshake, Key, Opening, Seen, Wish, Wished, Words};
+use super::layout::{self, Critical, Handshake, Key, Opening, Seen, Wish, Wished, Words};
 use crate::route::{self, Interface};
 
 /// Reading takes the flow's lock (BPF_F_LOCK).
@@ -42,6 +43,7 @@ struct Attached {
     served: Array<MapData, u32>,
     flows: Table<MapData, Key, Words>,
     wishes: Table<MapData, Key, Wished>,
+    criticals: Table<MapData, Key, Critical>,
     openings: Table<MapData, Key, Opening>,
     events: RingBuf<MapData>,
     /// Holes of connections that are open, with their numbers, until they are asked for.
@@ -98,6 +100,18 @@ impl Programs {
         self.with(|attached| attached.wishes.insert(key, wish.write(), 0))
     }
 
+    /// What of a connection's updates must come.
+    pub(super) fn protect(&self, key: Key, critical: &Ranges) -> io::Result<()> {
+        self.with(|attached| {
+            if critical.is_empty() {
+                // Mostly there was nothing before.
+                let _ = attached.criticals.remove(&key);
+                return Ok(());
+            }
+            attached.criticals.insert(key, layout::critical(critical), 0)
+        })
+    }
+
     /// What has become of a connection, and its holes from that number on: at least all that it counts.
     pub(super) fn look(&self, key: &Key, next: u64) -> io::Result<(Seen, Vec<Hole>)> {
         let mut attached = self.attached();
@@ -148,6 +162,7 @@ impl Attached {
             served: Array::try_from(map(&mut ebpf, "served")?)?,
             flows: Table::try_from(map(&mut ebpf, "flows")?)?,
             wishes: Table::try_from(map(&mut ebpf, "wishes")?)?,
+            criticals: Table::try_from(map(&mut ebpf, "criticals")?)?,
             openings: Table::try_from(map(&mut ebpf, "openings")?)?,
             events: RingBuf::try_from(map(&mut ebpf, "events")?)?,
             _ebpf: ebpf,
@@ -191,13 +206,14 @@ impl Attached {
 
     /// Forgets connections that ended long ago, and the one that was between the same ends as this.
     fn sweep(&mut self, key: Key) {
-        let Self { left, flows, wishes, .. } = self;
+        let Self { left, flows, wishes, criticals, .. } = self;
         left.retain(|(other, since)| {
             let keep = *other != key && since.elapsed() < KEPT;
             if !keep {
                 // The programs forget one themselves where its ends meet again.
                 let _ = flows.remove(other);
                 let _ = wishes.remove(other);
+                let _ = criticals.remove(other);
             }
             keep
         });

@@ -11,7 +11,7 @@ use thalweg_layers::{Layer, Seal};
 use thalweg_tcp::Tcp;
 use thalweg_transport::{Address, Counters, ErrorKind, Options, Sink, Transport};
 use thalweg_unifl::Unifl;
-use thalweg_wire::Tolerance;
+use thalweg_wire::{Allowance, Dtype, Layout, Tolerance, WHOLE};
 
 use super::Trust;
 
@@ -23,6 +23,36 @@ pub struct Came {
     pub recorder: Recorder,
     pub message: Result<Bytes, ErrorKind>,
     pub counters: Counters,
+}
+
+impl Came {
+    /// Bytes of a tensor that did not come.
+    pub fn missing(&self, layout: &Layout, tensor: usize) -> u64 {
+        let seen = self.recorder.seen();
+        seen.ranges.missing_in(layout.tensors()[tensor].range()).iter().map(|hole| hole.len()).sum()
+    }
+}
+
+/// Sixteen tensors of half a MiB, not of whole chunks nor segments.
+pub fn layout() -> Layout {
+    Layout::pack((0..16).map(|at| (format!("t{at}"), Dtype::F32, vec![131_072 - 16 * (at % 3)]))).unwrap()
+}
+
+/// Tensors of which nothing may be lost come whole by this backend, of others something is missing.
+pub fn critical_tensors(backend: &str) {
+    let layout = layout();
+    let critical = [0, 3, 7, 8, 15];
+    let allowances = critical.map(|tensor| Allowance { tensor, budget: 0, refuse: WHOLE });
+    for streams in [1, 3] {
+        let tolerance = Tolerance::new(&layout, &allowances).unwrap();
+        let own = format!(r#"{{"backend": "{backend}", "budget": 0.2}}"#);
+        let job = Transfer { loss: 0.02, own, streams, tolerance, ..Transfer::default() };
+        let Some((came, source)) = job.run() else { return };
+        came.recorder.check(&source);
+        let lost: Vec<u64> = (0..16).map(|tensor| came.missing(&layout, tensor)).collect();
+        assert!(critical.iter().all(|&tensor| lost[tensor as usize] == 0), "{lost:?}");
+        assert!(lost.iter().filter(|&&bytes| bytes > 0).count() > 8, "{lost:?}");
+    }
 }
 
 pub fn runtime() -> tokio::runtime::Runtime {
