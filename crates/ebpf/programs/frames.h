@@ -34,9 +34,10 @@ struct frames {
 	// Which update the last chunk was of, and where its first began.
 	__u64 update;
 	__u64 update_from;
-	// Where in the update the last chunk begins, and how far from that the next one does.
+	// Where in the update the last chunk begins.
 	__u64 offset;
-	__u64 step;
+	// One past the last byte of the update that a chunk has had. One that goes back brings what was asked for again.
+	__u64 top;
 };
 
 // What four bits do to a sum: each of them with the polynomial of CRC-32C, 0x82f63b78 (RFC 3720, appendix B.4).
@@ -103,7 +104,7 @@ static long look_ahead(struct walk *w)
 	if (!length || !f->update_from)
 		return LAST;
 	__u64 skipped = (w->start - f->head + frame - 1) / frame, at = f->head + skipped * frame;
-	__u64 offset = f->offset + (skipped + 1) * f->step;
+	__u64 offset = f->offset + (skipped + 1) * length;
 	if (!read_header(w, at, &h))
 		return LAST;
 	// The last chunk of an update is shorter.
@@ -112,6 +113,7 @@ static long look_ahead(struct walk *w)
 	f->payload = at + HEADER;
 	f->head = f->payload + h.length;
 	f->offset = offset;
+	f->top = offset + h.length;
 	return MORE;
 }
 
@@ -127,7 +129,6 @@ static long next_frame(__u32 step, void *context)
 		return look_ahead(w);
 	if (!read_header(w, f->head, &h))
 		return LAST;
-	__u64 before = f->head - f->payload;
 	f->payload = f->head + HEADER;
 	f->head = f->payload + h.length;
 	if (h.kind == KIND_CONTROL) {
@@ -135,12 +136,17 @@ static long next_frame(__u32 step, void *context)
 		return MORE;
 	}
 	int same = f->update == update_of(&h) && f->update_from;
-	f->step = same && before == h.length && h.offset > f->offset ? h.offset - f->offset : h.length;
 	f->offset = h.offset;
 	if (!same) {
 		f->update = update_of(&h);
 		f->update_from = f->payload;
+		f->top = 0;
 	}
+	// What was lost once is repaired.
+	if (h.offset < f->top)
+		f->payload = f->head;
+	else
+		f->top = h.offset + h.length;
 	return MORE;
 }
 

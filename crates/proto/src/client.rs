@@ -103,7 +103,31 @@ struct Submission {
     round: u32,
     samples: u64,
     metrics: String,
-    sending: bool,
+    /// How many grants are being answered, and what was granted meanwhile by how many more.
+    sending: u32,
+    waiting: Ranges,
+    grants: u32,
+}
+
+impl Submission {
+    fn new(round: u32, samples: u64, metrics: String) -> Self {
+        Self { round, samples, metrics, sending: 0, waiting: Ranges::new(), grants: 0 }
+    }
+
+    /// Nothing is granted any more.
+    fn forget(&mut self) {
+        (self.sending, self.waiting, self.grants) = (0, Ranges::new(), 0);
+    }
+
+    /// What to send next, unless something is being sent.
+    fn next(&mut self) -> Option<ClientAction> {
+        if self.sending > 0 || self.grants == 0 {
+            return None;
+        }
+        self.sending = std::mem::take(&mut self.grants);
+        let wanted = std::mem::take(&mut self.waiting);
+        Some(ClientAction::SendUpdate { round: self.round, wanted })
+    }
 }
 
 #[derive(Debug)]
@@ -242,7 +266,7 @@ impl Client {
     /// Comes back with what it has.
     fn retry(&mut self, now: Time, reason: &str) {
         if let Phase::Submitting(submission) = &mut self.phase {
-            submission.sending = false;
+            submission.forget();
         }
         self.actions.push_back(ClientAction::CancelUpdate);
         self.unreachable(now, reason, true);
@@ -498,7 +522,7 @@ impl Client {
                     self.send(Control::Idle);
                     return Ok(());
                 }
-                let submission = Submission { round, samples, metrics, sending: false };
+                let submission = Submission::new(round, samples, metrics);
                 let offer = offer(&submission, self.layout_hash());
                 self.phase = Phase::Submitting(submission);
                 self.send(offer);
@@ -512,9 +536,10 @@ impl Client {
 
     fn granted(&mut self, granted: u32, wanted: Ranges) {
         if let Phase::Submitting(submission) = &mut self.phase {
-            if submission.round == granted && !submission.sending {
-                submission.sending = true;
-                self.actions.push_back(ClientAction::SendUpdate { round: granted, wanted });
+            if submission.round == granted {
+                wanted.iter().for_each(|range| _ = submission.waiting.insert(range));
+                submission.grants = submission.grants.saturating_add(1);
+                self.actions.extend(submission.next());
             }
         }
     }
@@ -522,13 +547,18 @@ impl Client {
     /// The ranges asked for have been sent, or `Err` why not.
     pub fn sent(&mut self, round: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
         let Phase::Submitting(submission) = &mut self.phase else { return };
-        if submission.round != round || !std::mem::replace(&mut submission.sending, false) {
+        if submission.round != round || submission.sending == 0 {
             return; // of a link or a submission that is over
         }
-        if let Ok(span) = outcome {
-            let sent = Interval { start: micros(span.start), end: micros(span.end) };
-            self.send(Control::End { round, sent, retransmissions });
+        let grants = std::mem::take(&mut submission.sending);
+        let Ok(span) = outcome else { return submission.forget() };
+        let next = submission.next();
+        let sent = Interval { start: micros(span.start), end: micros(span.end) };
+        self.send(Control::End { round, sent, retransmissions });
+        for _ in 1..grants {
+            self.send(Control::End { round, sent, retransmissions: retransmissions.map(|_| 0) });
         }
+        self.actions.extend(next);
     }
 
     fn settled(&mut self, settled: u32, verdict: Verdict) {
@@ -537,7 +567,7 @@ impl Client {
             return;
         }
         // What came by the deadline is accepted, and the rest is of no use.
-        if verdict != Verdict::Accepted || submission.sending {
+        if verdict != Verdict::Accepted || submission.sending > 0 {
             self.actions.push_back(ClientAction::CancelUpdate);
         }
         self.phase = Phase::Idle;

@@ -17,6 +17,8 @@
 //!   <------------------------------  chunks, End
 //!   Accepted (or Grant: holes, Rejected, Closed) -->
 //! ```
+//!
+//! A Grant of holes may also come while chunks are sent: what it is about follows them, and has an End of its own.
 #![forbid(unsafe_code)]
 
 mod choice;

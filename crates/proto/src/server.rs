@@ -190,6 +190,7 @@ struct LinkState {
     live: Liveness,
     /// The upload's progress is watched while one is granted.
     upload: Option<Liveness>,
+    asked: Asked,
     /// The download's progress, as the client's heartbeats tell it.
     download: Option<Liveness>,
     /// Bytes the client said it had received at the last ping.
@@ -202,6 +203,37 @@ struct LinkState {
     sending: Option<(u32, Time)>,
     settle: Option<Time>,
     pinged: Time,
+}
+
+/// What is granted on a link, each until its End comes: they come in that order.
+#[derive(Debug, Default)]
+struct Asked {
+    /// The update itself, or what was missing of it when its client came back.
+    update: bool,
+    /// What was lost of it, and is asked for again.
+    lost: VecDeque<Ranges>,
+    /// Bytes of the update that are still to come when it is looked for losses next.
+    look: u64,
+}
+
+impl Asked {
+    fn of_update(total: u64) -> Self {
+        Self { update: true, lost: VecDeque::new(), look: total / 2 }
+    }
+
+    /// A grant has been answered.
+    fn ended(&mut self) {
+        if !std::mem::take(&mut self.update) {
+            self.lost.pop_front();
+        }
+    }
+
+    /// Those of `holes` that have not been asked for.
+    fn fresh(&self, holes: &Ranges) -> Ranges {
+        let mut asked = Ranges::new();
+        self.lost.iter().flat_map(Ranges::iter).for_each(|range| _ = asked.insert(range));
+        holes.iter().flat_map(|hole| asked.missing_in(hole)).collect()
+    }
 }
 
 /// The server's state machine.
@@ -253,6 +285,11 @@ impl Server {
         parts.map(|p| (p.client.clone(), p.state, p.incoming.fraction())).collect()
     }
 
+    /// Whether there is something to do.
+    pub fn has_action(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -268,6 +305,7 @@ impl Server {
             sender: None,
             live,
             upload: None,
+            asked: Asked::default(),
             download: None,
             told: None,
             offset: 0,
@@ -489,6 +527,7 @@ impl Server {
                 if let Some(state) = self.links.get_mut(&link).filter(|l| l.settle.is_some()) {
                     state.settle = Some(now + more);
                 }
+                self.look_for_losses(link, sender, chunk);
                 Some(Stored { sender, weight, fresh })
             }
             Err(None) => {
@@ -506,6 +545,7 @@ impl Server {
     fn end(&mut self, now: Time, link: LinkId, sender: u32, round: u32, sent: Interval, again: Option<u64>) {
         let started = self.round.as_ref().map_or(now, |r| r.started);
         let Some(state) = self.links.get_mut(&link) else { return };
+        state.asked.ended();
         let span = on_our_clock(sent, state.offset, Span { start: started, end: now });
         let carried = upload_traffic(state);
         let ordered = state.ordered;
@@ -532,8 +572,7 @@ impl Server {
         }
         let owed = self.owed(&holes);
         if !owed.is_empty() {
-            self.send(link, Control::Grant { round: number, wanted: owed.first(MAX_HOLES) });
-            return;
+            return self.ask(link, number, &owed);
         }
         if let Some(state) = self.links.get_mut(&link) {
             state.upload = None;
@@ -546,6 +585,35 @@ impl Server {
             self.actions.push_back(Action::Fold { sender, weight: samples as f64, holes });
         }
         self.accept(link, sender, number);
+    }
+
+    /// Asks for what of this has not been asked for.
+    fn ask(&mut self, link: LinkId, round: u32, owed: &Ranges) {
+        let Some(state) = self.links.get_mut(&link) else { return };
+        let wanted = state.asked.fresh(owed).first(MAX_HOLES);
+        if !wanted.is_empty() {
+            state.asked.lost.push_back(wanted.clone());
+            self.send(link, Control::Grant { round, wanted });
+        }
+    }
+
+    /// While an update comes, asks for what was lost of it so far: when half of it has come, half of the rest, and so on, so
+    /// that at its end hardly more is to be asked for than was lost in the last round trip.
+    ///
+    /// Where a link keeps the order, what is missing of a chunk of which something has come is lost. One that is missing
+    /// altogether may be on its way by another connection.
+    fn look_for_losses(&mut self, link: LinkId, sender: u32, chunk: &ChunkHeader) {
+        let (total, grid) = (self.config.layout.bytes(), u64::from(self.config.chunk).max(1));
+        let left = total.saturating_sub(chunk.offset);
+        let Some(state) = self.links.get_mut(&link) else { return };
+        if !state.ordered || !state.asked.update || left > state.asked.look {
+            return;
+        }
+        state.asked.look = left / 2;
+        let Some(part) = self.part(sender, chunk.round) else { return };
+        let holes = part.incoming.holes();
+        let lost = self.owed(&holes).within(Range::new(0, chunk.offset)).flat_map(|hole| begun(hole, grid)).collect();
+        self.ask(link, chunk.round, &lost);
     }
 
     /// What of an update's holes nothing may stand in for.
@@ -804,6 +872,7 @@ impl Server {
         let Some(state) = self.links.get_mut(&link) else { return };
         if state.upload.is_none() {
             state.upload = Some(Liveness::new(now, self.config.liveness));
+            state.asked = Asked::of_update(self.config.layout.bytes());
             state.base = state.traffic;
             self.send(link, Control::Grant { round, wanted: wanted.first(MAX_HOLES) });
         }
@@ -834,6 +903,13 @@ impl Server {
         }
         self.actions.push_back(Action::Ended(Box::new(round.outcome(now, ending))));
     }
+}
+
+/// The parts of a hole that are of chunks, so many bytes apart, of which something has come.
+fn begun(hole: Range, grid: u64) -> impl Iterator<Item = Range> {
+    let first = hole.start.checked_next_multiple_of(grid).unwrap_or(u64::MAX).min(hole.end);
+    let last = (hole.end - hole.end % grid).max(first);
+    [Range::new(hole.start, first), Range::new(last, hole.end)].into_iter().filter(|part| !part.is_empty())
 }
 
 fn upload_traffic(state: &mut LinkState) -> Carried {

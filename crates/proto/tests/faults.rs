@@ -13,6 +13,7 @@ fn faulty(rng: &mut Rng, ordered: bool) -> Path {
         delay: rng.time(80 * MS),
         jitter: rng.time(120 * MS),
         loss: if ordered { 0.0 } else { rng.below(30) as f64 / 100.0 },
+        holes: rng.below(30) as f64 / 100.0,
         duplicate: rng.below(20) as f64 / 100.0,
         corrupt: rng.below(15) as f64 / 100.0,
         ordered,

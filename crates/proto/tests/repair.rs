@@ -76,6 +76,26 @@ fn without_loss_all_are_whole() {
     });
 }
 
+/// Of a fifth of the chunks the middle does not come; of what is sent again too.
+#[test]
+fn what_chunks_lose_is_sent_again_and_nothing_else() {
+    each(|partial, ordered| {
+        let setup = Setup { partial, elements: 40_000, chunk: 2048, seed: 4, ..Setup::default() };
+        let path = Path { holes: 0.2, ..lossy(0.0, ordered) };
+        let client = |i| Profile { paths: vec![(path, path)], ..profile(&format!("c{i}")) };
+        let mut world = World::joined(&setup, (0..CLIENTS).map(client));
+        let bytes = world.server.bytes() as u64;
+        let result = world.round(plan(1, CLIENTS), 30 * SECOND);
+        world.check(&result);
+        assert!(result.outcome.complete && result.outcome.failure.is_none());
+        for i in 0..CLIENTS as usize {
+            let (sent, lost) = (world.net.payload(i, End::Client), world.net.holed(i, End::Client));
+            assert!(lost > bytes / 20);
+            assert_eq!(sent, bytes + lost, "only what was lost is sent twice");
+        }
+    });
+}
+
 #[test]
 fn updates_of_which_nothing_came_end_a_round_too() {
     each(|partial, ordered| {

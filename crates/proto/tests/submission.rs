@@ -6,7 +6,7 @@ use common::party::{layout, ServerParty};
 use common::{plan, Setup, JOB, MS};
 use thalweg_proto::{Action, Client, ClientAction, ClientConfig, LinkId, Span, Time, Verdict};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
-use thalweg_wire::{ChunkHeader, LayoutHash, Ranges};
+use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges};
 
 fn client_actions(client: &mut Client) -> Vec<ClientAction> {
     std::iter::from_fn(|| client.poll_action()).collect()
@@ -223,4 +223,99 @@ fn an_offer_of_another_layout_or_of_nothing_is_refused_with_the_mend() {
         });
         assert!(told.as_ref().is_some_and(|t| t.contains(words)), "{told:?}");
     }
+}
+
+fn ranges(all: &[(u64, u64)]) -> Ranges {
+    all.iter().map(|&(start, end)| Range::new(start, end)).collect()
+}
+
+/// What is asked for on a link.
+fn wanted(actions: &[Action]) -> Vec<Ranges> {
+    let granted = |a: &Action| match a {
+        Action::Send { message: Control::Grant { wanted, .. }, .. } => Some(wanted.clone()),
+        _ => None,
+    };
+    actions.iter().filter_map(granted).collect()
+}
+
+#[test]
+fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
+    let (mut server, _) = with_two(MS);
+    let (layout, total) = (server.layout.hash(), server.layout.bytes());
+    let offer = Control::Offer { round: 1, samples: 5, layout, metrics: "{}".into() };
+    server.machine.control(2 * MS, 1, offer);
+    assert_eq!(wanted(&server_actions(&mut server)), [Ranges::full(total)]);
+    let stored = |server: &mut ServerParty, parts: &[(u64, u64)]| {
+        for &(start, end) in parts {
+            let chunk =
+                ChunkHeader { job: JOB, round: 1, sender: 1, layout, offset: start, length: (end - start) as u32 };
+            server.machine.stored(3 * MS, 1, &chunk, Ok(()));
+        }
+        wanted(&server_actions(server))
+    };
+    // Chunks of 512: one has come without its middle, and one is on its way by another connection.
+    assert_eq!(total / 512, 7);
+    assert!(stored(&mut server, &[(0, 80), (160, 512), (1024, 1536), (1536, 1600)]).is_empty());
+    assert_eq!(stored(&mut server, &[(1680, 2048), (2048, 2560)]), [ranges(&[(80, 160), (1600, 1680)])]);
+    assert!(stored(&mut server, &[(512, 1000)]).is_empty(), "half of the rest has not come");
+    assert_eq!(stored(&mut server, &[(2560, 3072), (3072, 3584)]), [ranges(&[(1000, 1024)])]);
+    stored(&mut server, &[(3584, 3900)]);
+    let end = |server: &mut ServerParty| {
+        let end = Control::End { round: 1, sent: Interval::default(), retransmissions: None };
+        server.machine.control(4 * MS, 1, end);
+        wanted(&server_actions(server))
+    };
+    assert_eq!(end(&mut server), [ranges(&[(3900, total)])], "nothing is asked for twice");
+    stored(&mut server, &[(80, 100), (1600, 1680)]);
+    assert_eq!(end(&mut server), [ranges(&[(100, 160)])], "but what was lost once more");
+    stored(&mut server, &[(1000, 1024)]);
+    assert!(end(&mut server).is_empty());
+    stored(&mut server, &[(3900, total), (100, 160)]);
+    let end = Control::End { round: 1, sent: Interval::default(), retransmissions: None };
+    server.machine.control(4 * MS, 1, end);
+    let accepted =
+        |a: &Action| matches!(a, Action::Send { link: 1, message: Control::Accepted { round: 1 } });
+    assert!(server_actions(&mut server).iter().any(accepted));
+}
+
+#[test]
+fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end() {
+    let mut client = sending(MS);
+    for part in [(0, 8), (64, 80), (72, 96)] {
+        client.control(MS, Control::Grant { round: 1, wanted: ranges(&[part]) });
+        assert!(client_actions(&mut client).is_empty(), "one after the other");
+    }
+    client.sent(1, Ok(Span { start: MS, end: 2 * MS }), Some(3));
+    let actions = client_actions(&mut client);
+    assert_eq!(ends(&actions), 1);
+    let next: Vec<&Ranges> = actions
+        .iter()
+        .filter_map(|a| if let ClientAction::SendUpdate { wanted, .. } = a { Some(wanted) } else { None })
+        .collect();
+    assert_eq!(next, [&ranges(&[(0, 8), (64, 96)])]);
+    client.sent(1, Ok(Span { start: 2 * MS, end: 3 * MS }), Some(2));
+    let actions = client_actions(&mut client);
+    let again: Vec<Option<u64>> = actions
+        .iter()
+        .filter_map(|a| match a {
+            ClientAction::Send(Control::End { retransmissions, .. }) => Some(*retransmissions),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(again, [Some(2), Some(0), Some(0)], "what was sent again counts once");
+    assert!(!sends(&actions));
+}
+
+#[test]
+fn what_was_granted_on_a_broken_link_is_forgotten() {
+    let mut client = sending(MS);
+    client.control(MS, Control::Grant { round: 1, wanted: ranges(&[(0, 8)]) });
+    client.closed(2 * MS, "it broke");
+    client_actions(&mut client);
+    let_in(&mut client, 3 * MS);
+    client.control(4 * MS, grant());
+    client_actions(&mut client);
+    client.sent(1, Ok(Span { start: MS, end: 2 * MS }), None);
+    let actions = client_actions(&mut client);
+    assert_eq!((ends(&actions), sends(&actions)), (1, false));
 }

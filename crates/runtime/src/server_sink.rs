@@ -47,9 +47,14 @@ impl ServerSink {
         check_finite(&self.shared.layout, chunk.offset, target.bytes()).map_err(|d| Some(d.to_string()))?;
         let _folding = self.shared.folding.read().unwrap_or_else(PoisonError::into_inner);
         let mut aside = self.aside(chunk, target)?;
-        let stored = lock(&self.shared.machine).stored(self.shared.now(), self.link, chunk, Ok(()));
-        if !self.ordered {
-            self.shared.wake(); // what trailed behind the update's end may have been the last of it
+        let (stored, due) = {
+            let mut machine = lock(&self.shared.machine);
+            let stored = machine.stored(self.shared.now(), self.link, chunk, Ok(()));
+            (stored, machine.has_action())
+        };
+        // What trailed behind the update's end may have been the last of it.
+        if due || !self.ordered {
+            self.shared.wake();
         }
         let Some(stored) = stored else { return Ok(()) };
         for range in &stored.fresh {

@@ -1,7 +1,7 @@
 //! What a link is like, what travels on it, and what can happen.
 
 use thalweg_proto::{LinkId, Span, Time};
-use thalweg_wire::{FrameHeader, HEADER_BYTES};
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, HEADER_BYTES};
 
 /// Splitmix64.
 pub struct Rng(u64);
@@ -47,6 +47,8 @@ pub struct Path {
     /// Chunks of an unordered link come up to this much later.
     pub jitter: Time,
     pub loss: f64,
+    /// Share of chunks of which only the first and the last third come.
+    pub holes: f64,
     pub duplicate: f64,
     pub corrupt: f64,
     pub ordered: bool,
@@ -62,6 +64,7 @@ impl Path {
         delay: Time::from_millis(1),
         jitter: Time::ZERO,
         loss: 0.0,
+        holes: 0.0,
         duplicate: 0.0,
         corrupt: 0.0,
         ordered: true,
@@ -81,6 +84,24 @@ impl Frame {
     pub fn bytes(&self) -> u64 {
         let (Frame::Control(payload) | Frame::Chunk(_, payload)) = self;
         (HEADER_BYTES + payload.len()) as u64
+    }
+
+    /// What is left of a chunk without its middle, as links with holes hand it over.
+    pub fn outer_thirds(self) -> Vec<Frame> {
+        let Frame::Chunk(header, payload) = self else { return vec![self] };
+        let third = payload.len() / 3 / 8 * 8;
+        if third == 0 {
+            return vec![Frame::Chunk(header, payload)];
+        }
+        [0..third, payload.len() - third..payload.len()]
+            .into_iter()
+            .map(|part| {
+                let (offset, length) = (header.chunk.offset + part.start as u64, part.len() as u32);
+                let bytes = payload[part].to_vec();
+                let chunk = ChunkHeader { offset, length, ..header.chunk };
+                Frame::Chunk(FrameHeader::chunk(chunk, checksum(&bytes)), bytes)
+            })
+            .collect()
     }
 
     pub fn damage(&mut self, rng: &mut Rng) {

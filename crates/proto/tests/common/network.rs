@@ -25,6 +25,7 @@ struct Pipe {
     armed: bool,
     carried: u64,
     payload: u64,
+    holed: u64,
 }
 
 enum Item {
@@ -45,6 +46,7 @@ impl Pipe {
             armed: false,
             carried: 0,
             payload: 0,
+            holed: 0,
         }
     }
 
@@ -156,6 +158,12 @@ impl Network {
     /// Bytes of chunks' payload that a client, or the server to it, has sent over all its links.
     pub fn payload(&self, client: usize, from: End) -> u64 {
         let of = |w: &Wire| if from == End::Server { w.down.payload } else { w.up.payload };
+        self.links.values().filter(|w| w.client == client).map(of).sum()
+    }
+
+    /// Bytes of chunks that came without them.
+    pub fn holed(&self, client: usize, from: End) -> u64 {
+        let of = |w: &Wire| if from == End::Server { w.down.holed } else { w.up.holed };
         self.links.values().filter(|w| w.client == client).map(of).sum()
     }
 
@@ -293,7 +301,9 @@ impl Network {
             let again = if path.ordered { at } else { at + self.rng.time(path.jitter) };
             self.at(again, Event::Arrive { link, to, frame: frame.clone(), counted: 0 });
         }
-        if self.rng.chance(path.corrupt) {
+        // Parts have checksums of their own.
+        let holed = path.holes > 0.0 && self.rng.chance(path.holes);
+        if !holed && self.rng.chance(path.corrupt) {
             frame.damage(&mut self.rng);
         }
         let seconds = (free - now).as_secs();
@@ -302,6 +312,18 @@ impl Network {
             self.at(now + Time::from_secs(second) + path.delay, event);
         }
         let counted = (seconds.saturating_sub(1) * path.rate).min(bytes);
+        if holed {
+            let parts = frame.outer_thirds();
+            let payload = |frame: &Frame| frame.bytes() - HEADER_BYTES as u64;
+            let lost = bytes - HEADER_BYTES as u64 - parts.iter().map(payload).sum::<u64>();
+            for frame in parts {
+                self.at(at, Event::Arrive { link, to, frame, counted: 0 });
+            }
+            if let Some(wire) = self.links.get_mut(&link) {
+                wire.pipe(from).holed += lost;
+            }
+            return;
+        }
         self.at(at, Event::Arrive { link, to, frame, counted });
     }
 

@@ -59,6 +59,8 @@ pub(crate) enum Watch {
         scout: Option<Scout>,
         sealed: Option<Sealed>,
         update: Option<(u32, u32)>,
+        /// One past the last byte of the update that a chunk has had. One that goes back brings what was asked for again.
+        top: u64,
         tolerance: Arc<Tolerance>,
         /// Connections that carry an update.
         lines: u64,
@@ -81,7 +83,7 @@ impl Watch {
         tolerance: Arc<Tolerance>,
         lines: u64,
     ) -> Self {
-        Self::Frames { scout, sealed, update: None, tolerance, lines }
+        Self::Frames { scout, sealed, update: None, top: 0, tolerance, lines }
     }
 
     /// From `start` on it is frames; of payloads that are sealed the head must come.
@@ -115,7 +117,7 @@ impl Watch {
         permits: &mut Permits,
     ) {
         match self {
-            Self::Frames { scout, sealed, update, tolerance, lines } => {
+            Self::Frames { scout, sealed, update, top, tolerance, lines } => {
                 let Some(scout) = scout else { return };
                 let before = scout.in_update();
                 let found = scout.advance(header);
@@ -129,8 +131,14 @@ impl Watch {
                             budget(limits, payload.range.start, tolerance.bytes() / u64::max(*lines, 1));
                         let of_tensors = tolerance.limits().iter().map(|limit| of_tensor(limit, *sealed));
                         permits.begin([whole].into_iter().chain(of_tensors).collect());
+                        *top = 0;
                     }
-                    permits.add(&Place::new(&payload, *sealed), tolerance);
+                    let place = Place::new(&payload, *sealed);
+                    // What was lost once would be asked for a third time, a round trip later than it is repaired.
+                    if place.bytes().start >= *top {
+                        permits.add(&place, tolerance);
+                    }
+                    *top = place.bytes().end.max(*top);
                 }
             }
             Self::Plain { reliable } => {
@@ -268,6 +276,20 @@ mod tests {
         // The tensor is bytes 128 to 288 of the update, in two chunks.
         let parts = [(places[128], places[199] + 1), (places[200], places[287] + 1)];
         assert_eq!(permits.shares, parts.map(|(start, end)| (1, Range::new(start, end))));
+    }
+
+    #[test]
+    fn what_was_asked_for_again_must_come() {
+        let mut bytes = vec![0; START as usize];
+        let mut places = Vec::new();
+        for (round, offset, length) in [(1, 0, 100), (1, 100, 100), (1, 20, 30), (1, 150, 50), (2, 0, 40)] {
+            let chunk = ChunkHeader { job: 1, round, sender: 3, layout: LayoutHash(4), offset, length };
+            bytes.extend(FrameHeader::chunk(chunk, 0).encode());
+            places.push(Range::new(bytes.len() as u64, bytes.len() as u64 + u64::from(length)));
+            bytes.extend(vec![7; length as usize]);
+        }
+        let permits = permitted(&Tolerance::default(), &bytes, &[]);
+        assert_eq!(permits.ranges, [places[0], places[1], places[4]]);
     }
 
     /// One lost segment of the first few is more than a share of what has come.

@@ -175,10 +175,11 @@ impl Frames {
         let update = u64::from(header.chunk.round) << 32 | u64::from(header.chunk.sender);
         let same = update == self.update && self.update_from > 0;
         let update_from = if same { self.update_from } else { offset };
-        let length = u64::from(header.chunk.length);
-        let far = header.chunk.offset.checked_sub(self.offset).filter(|&far| far > 0);
-        let step = far.filter(|_| same && self.head - self.payload == length).unwrap_or(length);
-        Self { head, payload: offset, update, update_from, offset: header.chunk.offset, step }
+        let top = if same { self.top } else { 0 };
+        let chunk = header.chunk.range();
+        // What was lost once is repaired.
+        let payload = if chunk.start < top { head } else { offset };
+        Self { head, payload, update, update_from, offset: chunk.start, top: chunk.end.max(top) }
     }
 }
 
@@ -228,14 +229,14 @@ mod tests {
     fn frames_follow_from_their_headers() {
         let first = Frames::default().after(100, &chunk(1, 0, 50));
         assert_eq!((first.payload, first.head, first.update_from), (100, 150, 100));
-        assert_eq!((first.offset, first.step), (0, 50));
-        // Sealed, it is longer than what it has of the update.
-        let second = first.after(202, &chunk(1, 40, 50));
+        let second = first.after(202, &chunk(1, 50, 50));
         assert_eq!((second.payload, second.head, second.update_from), (202, 252, 100));
-        assert_eq!((second.offset, second.step), (40, 40));
+        assert_eq!((second.offset, second.top), (50, 100));
         let control = second.after(304, &FrameHeader::control(b"some"));
         assert_eq!((control.payload, control.head), (308, 308), "nothing of it may be lost");
+        let again = second.after(304, &chunk(1, 45, 5));
+        assert_eq!((again.payload, again.head), (309, 309), "it was asked for again");
         let third = control.after(360, &chunk(2, 0, 50));
-        assert_eq!((third.update_from, third.step), (360, 50), "another update");
+        assert_eq!((third.update_from, third.top), (360, 50), "another update");
     }
 }

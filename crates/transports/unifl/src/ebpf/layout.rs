@@ -91,19 +91,20 @@ pub(super) struct Frames {
     pub update: u64,
     /// Where its first payload began.
     pub update_from: u64,
-    /// Where in the update the last chunk begins, and how far from that the next one does.
+    /// Where in the update the last chunk begins.
     pub offset: u64,
-    pub step: u64,
+    /// One past the last byte of the update that a chunk has had.
+    pub top: u64,
 }
 
 impl Frames {
     fn write(&self) -> [u64; 6] {
-        let Self { head, payload, update, update_from, offset, step } = *self;
-        [head, payload, update, update_from, offset, step]
+        let Self { head, payload, update, update_from, offset, top } = *self;
+        [head, payload, update, update_from, offset, top]
     }
 
-    fn read([head, payload, update, update_from, offset, step]: [u64; 6]) -> Self {
-        Self { head, payload, update, update_from, offset, step }
+    fn read([head, payload, update, update_from, offset, top]: [u64; 6]) -> Self {
+        Self { head, payload, update, update_from, offset, top }
     }
 }
 
