@@ -612,7 +612,11 @@ impl Server {
         state.asked.look = left / 2;
         let Some(part) = self.part(sender, chunk.round) else { return };
         let holes = part.incoming.holes();
-        let lost = self.owed(&holes).within(Range::new(0, chunk.offset)).flat_map(|hole| begun(hole, grid)).collect();
+        let lost = self
+            .owed(&holes)
+            .within(Range::new(0, chunk.offset))
+            .flat_map(|hole| begun(hole, grid))
+            .collect();
         self.ask(link, chunk.round, &lost);
     }
 

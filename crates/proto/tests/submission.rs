@@ -247,8 +247,14 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     assert_eq!(wanted(&server_actions(&mut server)), [Ranges::full(total)]);
     let stored = |server: &mut ServerParty, parts: &[(u64, u64)]| {
         for &(start, end) in parts {
-            let chunk =
-                ChunkHeader { job: JOB, round: 1, sender: 1, layout, offset: start, length: (end - start) as u32 };
+            let chunk = ChunkHeader {
+                job: JOB,
+                round: 1,
+                sender: 1,
+                layout,
+                offset: start,
+                length: (end - start) as u32,
+            };
             server.machine.stored(3 * MS, 1, &chunk, Ok(()));
         }
         wanted(&server_actions(server))
