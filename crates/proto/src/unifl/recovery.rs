@@ -22,18 +22,29 @@ pub(super) struct Recovery {
     repaired: Option<u32>,
     /// Our clock, and one past the last byte that had come, when this may have been over.
     over: Option<(u32, u64)>,
+    /// It began where the one before ended.
+    follows: bool,
 }
 
 impl Recovery {
     /// Of a sender that is told, by our clock, when so much is acknowledged and has come.
     pub fn new(told: u32, from: u64, highest: u64) -> Self {
-        Self { told: (told, told), from, surely: highest, perhaps: highest, repaired: None, over: None }
+        Self {
+            told: (told, told),
+            from,
+            surely: highest,
+            perhaps: highest,
+            repaired: None,
+            over: None,
+            follows: false,
+        }
     }
 
     /// A segment has come, up to `end`. `fills`: it is a repair.
     pub fn came(&mut self, (value, echo): (u32, u32), end: u64, fills: bool) {
-        // What echoes the very tick was sent before too if it comes before any repair.
-        let same = echo == self.told.0 && self.repaired.is_none() && !fills;
+        // What echoes the very tick was sent before too if it comes before any repair. Not so where this follows on another,
+        // which was undone: then the sender has sent much at once.
+        let same = !self.follows && echo == self.told.0 && self.repaired.is_none() && !fills;
         if before(echo, self.told.0) || same {
             self.surely = self.surely.max(end);
         } else if fills && self.repaired.is_none() && !before(echo, self.told.1) {
@@ -56,12 +67,14 @@ impl Recovery {
         true
     }
 
-    /// What of it is left when all before `acknowledged` is: where something is `missing`, that begins the next.
-    pub fn after(self, clock: u32, acknowledged: u64, missing: bool) -> Option<Self> {
+    /// What of it is left when all before `acknowledged` is, and all before `highest` has come: where something is `missing`,
+    /// that begins the next.
+    pub fn after(self, clock: u32, acknowledged: u64, highest: u64, missing: bool) -> Option<Self> {
         let Some((first, come)) = self.over.filter(|_| acknowledged >= self.perhaps) else {
             return Some(self);
         };
-        missing.then(|| Self { told: (first, clock), ..Self::new(first, acknowledged, come) })
+        let next = Self::new(first, acknowledged, come);
+        missing.then_some(Self { told: (first, clock), perhaps: highest, follows: true, ..next })
     }
 }
 
@@ -96,15 +109,17 @@ mod tests {
             .collect();
         assert_eq!(ends, [true, false, false, true, true, true]);
         // The first of its repairs was sent when the clock was at 120, or 121.
-        assert!(recovery.after(151, 140_999, true).is_some_and(|same| same.over.is_some()));
-        assert!(recovery.after(151, 141_000, false).is_none());
+        assert!(recovery.after(151, 140_999, 150_000, true).is_some_and(|same| same.over.is_some()));
+        assert!(recovery.after(151, 141_000, 150_000, false).is_none());
     }
 
     #[test]
     fn what_is_missing_then_begins_the_next() {
         let mut recovery = told();
         assert!(recovery.may_end(150, 139_500, 149_000));
-        let mut next = recovery.after(155, 141_000, true).unwrap();
+        let mut next = recovery.after(155, 141_000, 154_000, true).unwrap();
+        // All that has come by then may have been sent before.
+        assert_eq!((next.surely, next.perhaps), (149_000, 154_000));
         // The acknowledgement may be lost, and is repeated.
         assert!(next.may_end(156, 141_000, 155_000) && !next.may_end(156, 142_000, 155_000));
         // A repair of the one before says nothing of this one.
@@ -117,9 +132,10 @@ mod tests {
             }
             next.came(clocks, end, false);
         }
-        // It may have begun with the first that may have ended the one before, or with the last.
-        assert!(!next.may_end(200, 189_999, 199_000) && next.may_end(200, 190_000, 199_000));
-        assert!(next.after(200, 195_999, true).is_some_and(|same| same.over.is_some()));
-        assert!(next.after(200, 196_000, false).is_none());
+        // It may have begun with the first that may have ended the one before, or with the last. What echoes the tick of the
+        // first may have been sent after it.
+        assert!(!next.may_end(200, 188_999, 199_000) && next.may_end(200, 189_000, 199_000));
+        assert!(next.after(200, 195_999, 199_000, true).is_some_and(|same| same.over.is_some()));
+        assert!(next.after(200, 196_000, 199_000, false).is_none());
     }
 }

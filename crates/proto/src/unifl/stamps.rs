@@ -46,6 +46,8 @@ pub(super) struct Stamps {
     /// The one before it.
     second: u32,
     repair: Option<Repair>,
+    /// The same when something was last acknowledged: our clock, what was acknowledged, and what there was.
+    before: Option<(u32, u64, Repair)>,
     /// The newest of our own that came back.
     echoed: u32,
     first: (u32, Time),
@@ -60,9 +62,8 @@ pub(super) struct Said {
     /// One past the last byte that is acknowledged, and that has come.
     pub acknowledged: u64,
     pub highest: u64,
-    /// Something is held, and more of what is lost is repaired than masked.
+    /// Something is held.
     pub holding: bool,
-    pub repairs_most: bool,
     /// It has more to send; milliseconds after which an echo is too old where it has not.
     pub goes_on: bool,
     pub oldest: u32,
@@ -102,6 +103,7 @@ impl Stamps {
             newest: value,
             second: value,
             repair: None,
+            before: None,
             echoed: clock(now, shift),
             first: (value, now),
             unit: None,
@@ -146,26 +148,26 @@ impl Stamps {
         self.see(value);
     }
 
-    /// The sender is about to hear that something is missing. So many bytes are acknowledged and have come.
-    pub fn hold(&mut self, now: Time, acknowledged: u64, highest: u64) {
+    /// The sender is about to hear that something is missing. So many bytes are acknowledged and have come. What was lost
+    /// where a recovery ended begins the next without a pause, which only the same echo undoes.
+    pub fn hold(&mut self, now: Time, acknowledged: u64, highest: u64, rtt: Time) {
         let (since, newest, second) = (self.value(now), self.newest, self.second);
         let recovery = Recovery::new(since, acknowledged, highest);
-        self.repair.get_or_insert(Repair { since, newest, second, begun: false, recovery });
+        let soon = (rtt * 2).as_millis() as u32;
+        let before =
+            self.before.filter(|&(at, end, _)| since.wrapping_sub(at) <= soon && end == acknowledged);
+        let first = Repair { since, newest, second, begun: false, recovery };
+        self.repair.get_or_insert(before.map_or(first, |(_, _, before)| Repair { recovery, ..before }));
     }
 
     /// What an acknowledgement echoes.
     pub fn echoed(&mut self, now: Time, said: Said) -> u32 {
         let clock = self.value(now);
         let Some(mut repair) = self.repair.take() else { return self.recent };
-        if said.repairs_most {
-            // A sender that never leaves recovery undoes it with each part, and its window grows while it waits to see whether
-            // packets were overtaken. Who has nothing more to send would wait until its timer runs out.
-            self.repair = Some(repair).filter(|_| said.holding && said.goes_on);
-            return if said.goes_on || !said.holding { self.recent } else { self.newest };
-        }
         let ends = repair.recovery.may_end(clock, said.acknowledged, said.highest);
-        let next = repair.recovery.after(clock, said.acknowledged, said.holding);
+        let next = repair.recovery.after(clock, said.acknowledged, said.highest, said.holding);
         self.repair = next.map(|recovery| Repair { recovery, ..repair });
+        self.before = Some((clock, said.acknowledged, repair));
         // The older the echo, the longer a timer that may have to run out.
         let aged = !said.goes_on && clock.wrapping_sub(repair.since) > said.oldest;
         if ends && !aged {
@@ -275,7 +277,7 @@ mod tests {
         stamps.came(100 * MS, 1080, false);
         stamps.came(110 * MS, 1090, false);
         let mut end = 5000;
-        stamps.hold(110 * MS, 0, end);
+        stamps.hold(110 * MS, 0, end, 40 * MS);
         // Sent before the sender has heard, and after.
         for (at, value, echo) in [(111, 1091, 71), (140, 1120, 100), (149, 1129, 109), (151, 1131, 111)] {
             end += 1000;
@@ -290,13 +292,11 @@ mod tests {
             acknowledged,
             highest: 10_000,
             holding,
-            repairs_most: false,
             goes_on: true,
             oldest: 200,
         };
         // Up to 8000 was sent before the sender heard.
         assert_eq!(stamps.echoed(232 * MS, said(7999, true)), 1211, "of a part");
-        assert_eq!(stamps.echoed(232 * MS, Said { repairs_most: true, ..said(7999, true) }), 1120);
         assert_eq!(stamps.echoed(232 * MS, said(8000, true)), 1120, "it may be all");
         assert!(stamps.repairing());
         assert_eq!(stamps.echoed(232 * MS, Said { goes_on: false, ..said(8001, true) }), 1120);
@@ -313,10 +313,31 @@ mod tests {
     }
 
     #[test]
+    fn what_was_lost_where_a_recovery_ended_keeps_its_echo() {
+        let echoed = |acknowledged, waits: u32| {
+            let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
+            stamps.came(99 * MS, 1079, false);
+            stamps.came(100 * MS, 1080, false);
+            stamps.hold(100 * MS, 0, 5000, 40 * MS);
+            stamps.held(140 * MS, (1120, 100), 1000, true, 600);
+            let (highest, goes_on, oldest) = (5000, true, 200);
+            let said = Said { acknowledged: 5000, highest, holding: false, goes_on, oldest };
+            assert_eq!(stamps.echoed(140 * MS, said), 1079);
+            assert!(!stamps.repairing());
+            let at = MS * (140 + waits);
+            stamps.hold(at, acknowledged, 7000, 40 * MS);
+            stamps.held(at + 40 * MS, (1160, 140 + waits), 6000, true, 600);
+            stamps.echoed(at + 40 * MS, Said { acknowledged: 7000, highest: 7000, ..said })
+        };
+        assert_eq!(echoed(5000, 40), 1079, "the sender has not paused");
+        assert!(echoed(6000, 40) > 1079 && echoed(5000, 90) > 1079);
+    }
+
+    #[test]
     fn an_echo_is_neither_held_for_long_nor_from_before_a_pause() {
         let mut stamps = Stamps::new(Time::ZERO, 0, 1000);
         stamps.came(9000 * MS, 10_000, false);
-        stamps.hold(9000 * MS, 0, 1000);
+        stamps.hold(9000 * MS, 0, 1000, 40 * MS);
         stamps.held(9050 * MS, (10_050, 9000), 500, true, 600);
         assert_eq!(stamps.recent, 9999);
         stamps.held(9601 * MS, (10_601, 9561), 600, true, 600);

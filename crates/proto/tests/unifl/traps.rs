@@ -203,6 +203,72 @@ fn trap_4_a_repair_by_timeout_too() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32 - 1);
 }
 
+/// In recovery a sender sends one packet more for each acknowledgement that goes on without a new loss (RFC 6937), which makes
+/// up for what is lost. What was reported is acknowledged at once, or the sender takes it for thrown away.
+#[test]
+fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
+    let said = |c: &mut Client, offset| {
+        c.said.clear();
+        c.data(offset, M as usize);
+        c.listen();
+        let first = IRS.wrapping_add(1);
+        c.said.iter().map(|seg| u64::from(seg.ack.wrapping_sub(first))).collect::<Vec<_>>()
+    };
+    let missing = |config: Config| {
+        let mut c = Client::connected(config);
+        for i in [0, 2, 3, 4, 6, 7, 8] {
+            c.now += MS;
+            c.data(i * M, M as usize);
+        }
+        c.pass(40 * MS);
+        assert_eq!((c.acked(), c.stats().missing), (Some(M), 0));
+        c
+    };
+    let mut c = missing(reliable());
+    let quarter = M / 4;
+    assert_eq!(said(&mut c, M), [M + quarter, M + 2 * quarter, M + 3 * quarter, 5 * M]);
+    assert_eq!(said(&mut c, 5 * M), [9 * M], "nothing else is missing");
+    // A sender that is told that it had to reduce gets no such help.
+    let mut plain = reliable();
+    plain.undo.eifel = false;
+    assert_eq!(said(&mut missing(plain), M), [5 * M]);
+}
+
+/// A sender that hears of new holes before the old ones are repaired does not leave recovery, and its window does not grow.
+#[test]
+fn trap_4_a_start_rests_until_its_holes_are_repaired() {
+    let mut c = Client::connected(Config { rate: Rate::default(), ..reliable() });
+    for round in 0..3 {
+        for i in 0..10 {
+            c.data((round * 10 + i) * M, M as usize);
+            c.pass(MS / 60);
+        }
+        c.pass(40 * MS);
+    }
+    let edge = |c: &Client| c.stats().edge;
+    let (start, before) = (30 * M, edge(&c));
+    assert!(before > start + 20 * M);
+    for i in (0..12).filter(|i| *i != 2) {
+        c.data(start + i * M, M as usize);
+        c.pass(MS / 60);
+    }
+    c.pass(2 * MS);
+    let held = edge(&c);
+    // One that fills the path would have been given as much again.
+    c.data(start + 12 * M, 4 * M as usize);
+    assert_eq!((c.acked(), edge(&c)), (Some(start + 2 * M), held));
+    // After a silence it may show which of its repairs are lost, once.
+    c.pass(15 * MS);
+    let trickle = edge(&c);
+    assert!((2 * M..3 * M).contains(&(trickle - held)), "{}", trickle - held);
+    c.pass(25 * MS);
+    assert_eq!(edge(&c), trickle);
+    c.data(start + 2 * M, M as usize);
+    c.pass(5 * MS);
+    assert_eq!(c.acked(), Some(start + 16 * M));
+    assert!(edge(&c) > trickle + 10 * M, "{} {trickle}", edge(&c));
+}
+
 #[test]
 fn trap_5_late_data_fills_the_mask() {
     let mut c = Client::connected(config());

@@ -2,6 +2,7 @@
 
 use thalweg_wire::Range;
 
+use super::output::PARTS;
 use super::{Context, Flow, State};
 use crate::unifl::config::Ecn;
 use crate::unifl::event::{Ended, Happening, What};
@@ -102,6 +103,10 @@ impl Flow {
             self.acks.now = true;
         }
         self.mark(cx, segment);
+        let first = range.start <= self.acks.sent && self.acks.sent + u64::from(self.segment) <= range.end;
+        if held && repairs && first && self.stream.holding() && self.repairs_all() {
+            self.acks.parts = PARTS;
+        }
         let new = self.stream.highest() > top && late.is_none();
         if new && self.keeps() {
             self.acks.kept = Some(top.max(range.end.saturating_sub(self.segment.into())));
@@ -117,6 +122,7 @@ impl Flow {
         }
         self.last_data = Some(cx.now);
         self.resolve(cx);
+        self.trickle = self.rests().then(|| cx.now + self.rtt.unwrap_or_default() / 4);
         self.sample(cx.now, segment, leaps);
         if self.stream.holding() || (arrival.moved_gaps && self.stream.acknowledged() > progress) {
             self.acks.now = true;
@@ -186,7 +192,7 @@ impl Flow {
             return stamps.came(cx.now, both.0, range.start > self.acks.sent);
         }
         let oldest = undo.oldest.max(self.rtt.unwrap_or_default() * 4);
-        stamps.hold(cx.now, self.acks.sent, self.stream.highest());
+        stamps.hold(cx.now, self.acks.sent, self.stream.highest(), self.rtt.unwrap_or_default());
         stamps.held(cx.now, both, range.end, fills, oldest.as_millis() as u32);
     }
 
@@ -200,7 +206,7 @@ impl Flow {
         self.acks.now |= resolved.held || self.stream.acknowledged() > progress;
         let holding = self.stream.holding();
         if let Some(stamps) = self.stamps.as_mut().filter(|_| holding && cx.config.undo.eifel) {
-            stamps.hold(cx.now, self.acks.sent, self.stream.highest());
+            stamps.hold(cx.now, self.acks.sent, self.stream.highest(), self.rtt.unwrap_or_default());
         }
         if let Some(excess) = resolved.refused {
             return self.abort(cx, Ended::Lossy(excess));

@@ -26,6 +26,9 @@ const SEGMENT_V6: u16 = 1220;
 const SYN_TIMEOUT: Time = Time::from_secs(1);
 /// The largest window without scaling.
 const UNSCALED: u64 = 65_535;
+/// Segments that a resting sender may send after a silence: what it hears of them tells it which of its repairs are lost
+/// (RFC 8985 section 6.2), where it would otherwise wait for its timer.
+const TRICKLE: u64 = 2;
 
 /// States of RFC 9293 section 3.3.2, as far as a listener gets into them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +83,9 @@ struct Acks {
     /// More of the same: a sender without SACK counts duplicates.
     owed: u32,
     deadline: Option<Time>,
+    /// A repaired segment is acknowledged so far, in so many parts more.
+    part: Option<u64>,
+    parts: u64,
     /// The last one sent.
     sent: u64,
     /// Bytes since.
@@ -116,6 +122,8 @@ pub(super) struct Flow {
     syn_at: Option<Time>,
     stamps: Option<Stamps>,
     sack: bool,
+    /// Reductions for repaired holes are undone by what is echoed.
+    undoes: bool,
     /// Our shift and the peer's, where both agreed.
     scales: Option<(u8, u8)>,
     ecn: bool,
@@ -133,6 +141,9 @@ pub(super) struct Flow {
     rtt: Option<Time>,
     /// When data last came, or the handshake was done.
     last_data: Option<Time>,
+    /// When a sender that is to rest may send a little, and how far.
+    trickle: Option<Time>,
+    trickled: u64,
     /// The longest silence, if a timer may have run out in it, since the sender has been repairing.
     waited: Time,
     /// When something beyond all before it came.
@@ -176,6 +187,7 @@ impl Flow {
             syn_sent: None,
             syn_tries: 0,
             syn_at: Some(now + SYN_TIMEOUT),
+            undoes: stamps.is_some() && config.undo.eifel,
             stamps,
             sack: options.sack && config.sack,
             scales,
@@ -190,6 +202,8 @@ impl Flow {
             group: None,
             rtt: None,
             last_data: None,
+            trickle: None,
+            trickled: 0,
             waited: Time::ZERO,
             last_new: now,
             round: None,
@@ -329,6 +343,11 @@ impl Flow {
             self.acks.now = true;
             self.acks.kept = self.acks.kept.filter(|&kept| self.acks.sent < kept);
         }
+        if due(self.trickle) {
+            self.trickle = None;
+            self.trickled = self.edge + TRICKLE * u64::from(self.segment);
+            self.acks.now = true;
+        }
         if due(self.stream.deadline(self.patience(cx.config))) {
             self.resolve(cx);
         }
@@ -349,7 +368,7 @@ impl Flow {
         let idle = config.idle.map(|idle| self.last_heard + idle);
         let stream = self.stream.deadline(self.patience(config));
         let ours = self.syn_at.or_else(|| self.out.poll_timeout());
-        [self.life, idle, self.acks.deadline, stream, ours].into_iter().flatten().min()
+        [self.life, idle, self.acks.deadline, self.trickle, stream, ours].into_iter().flatten().min()
     }
 
     pub fn stats(&self) -> Stats {

@@ -28,6 +28,8 @@ const DELAYED: Time = Time::from_millis(200);
 const AGED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
+/// Acknowledgements of a repaired segment.
+pub(super) const PARTS: u64 = 4;
 /// On shorter paths a pause would be felt.
 const LONG: Time = Time::from_millis(10);
 
@@ -40,7 +42,8 @@ impl Flow {
 
     /// The same as an offset.
     pub(super) fn acknowledged(&self) -> u64 {
-        self.stream.acknowledged().min(self.acks.kept.unwrap_or(u64::MAX))
+        let limits = [self.acks.kept, self.acks.part];
+        limits.into_iter().flatten().fold(self.stream.acknowledged(), u64::min)
     }
 
     /// Whether the last segment may be acknowledged late, as any receiver may do. A sender that has nothing else under way
@@ -117,6 +120,7 @@ impl Flow {
             self.out.arm(now);
             return None;
         };
+        (self.acks.part, self.acks.parts) = (None, 0);
         let window = self.advertise();
         let mut options = Written::new();
         self.stamp_out(now, &mut options);
@@ -144,7 +148,7 @@ impl Flow {
     /// short, so while a sender ramps up a short pause breaks each train well before.
     fn pauses(&self, now: Time) -> bool {
         let Some(rtt) = self.rtt.filter(|&rtt| rtt >= LONG) else { return false };
-        let urgent = self.stream.holding()
+        let urgent = (self.stream.holding() && !self.repairs_all())
             || self.acks.duplicate.is_some()
             || self.acks.owed > 0
             || self.stream.fin.is_some()
@@ -163,13 +167,14 @@ impl Flow {
             self.acks.deadline = Some(self.acks.at + PAUSE);
             return None;
         }
+        self.divide();
         let window = self.advertise();
         let mut options = Written::new();
         self.stamp_out(now, &mut options);
-        let mut more = false;
+        let mut more = self.acks.parts > 0;
         if self.sack {
             let (blocks, left) = self.blocks(options.room_for_blocks());
-            more = left;
+            more |= left;
             let base = self.irs.wrapping_add(1);
             let blocks: Vec<(u32, u32)> =
                 blocks.iter().map(|b| (number(base, b.start), number(base, b.end))).collect();
@@ -200,8 +205,8 @@ impl Flow {
             acknowledged: self.acknowledged(),
             highest: self.stream.highest(),
             holding: self.stream.holding(),
-            repairs_most: self.stream.repaired > self.stream.missing,
-            goes_on: now.saturating_sub(self.last_new) < rtt,
+            // Who rests has more to send.
+            goes_on: now.saturating_sub(self.last_new) < if self.rests() { rtt * 4 } else { rtt },
             oldest: (AGED.max(rtt * 4) + self.waited).as_millis() as u32,
         };
         if let Some(stamps) = &mut self.stamps {
@@ -256,11 +261,38 @@ impl Flow {
         (chosen, false)
     }
 
+    /// Whether all that was lost is repaired, by a sender that hears of each hole, and whose reductions are undone.
+    pub(super) fn repairs_all(&self) -> bool {
+        self.sack && self.undoes && self.stream.missing == 0
+    }
+
+    /// Whether the right edge stays where it is until all is repaired. A sender that learns of new holes before the old
+    /// ones are repaired does not leave recovery, and only outside of it does its window grow (Linux, `tcp_cong_avoid`).
+    /// So while its flight does not fill the path, a flight is let be repaired whole, and the next is twice as large.
+    pub(super) fn rests(&self) -> bool {
+        self.repairs_all()
+            && self.stream.holding()
+            && self.control.ramping()
+            && self.edge.saturating_sub(self.acknowledged()) < 2 * self.control.carries()
+    }
+
+    /// Acknowledges a repaired segment in parts while others are missing. In recovery a sender sends what was delivered,
+    /// and nothing for what was lost, so what it has under way becomes less with each loss; one packet more for each
+    /// acknowledgement that goes on without a new loss makes up for it (RFC 6937, PRR-SSRB). Never a part of what was
+    /// reported: a sender takes that for a receiver that has thrown it away (Linux, `tcp_check_sack_reneging`), and waits.
+    fn divide(&mut self) {
+        self.acks.parts = self.acks.parts.saturating_sub(1);
+        self.acks.part = (self.acks.parts > 0).then(|| self.acks.sent + u64::from(self.segment) / PARTS);
+    }
+
     /// Where the right edge may be: never further than the field can say.
     pub(super) fn grown_edge(&self) -> u64 {
         let scale = self.scales.map_or(0, |(ours, _)| ours);
         let sayable = self.acknowledged() + (UNSCALED << scale);
-        let wanted = self.stream.highest() + self.control.window();
+        let wanted = match self.rests() {
+            true => self.edge.max(self.trickled),
+            false => self.stream.highest() + self.control.window(),
+        };
         wanted.min(self.admitted).min(sayable)
     }
 

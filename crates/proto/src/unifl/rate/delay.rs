@@ -124,6 +124,30 @@ pub struct Delay {
     low: f64,
     rival: Rival,
     brim: Brim,
+    burst: Burst,
+}
+
+/// How fast the fastest burst was: a sender in slow start shows early what the path carries, though it fills it late.
+#[derive(Debug, Clone, Default)]
+struct Burst {
+    /// When a part of it began, and what had come then.
+    since: Time,
+    from: u64,
+    /// Bytes in a second.
+    rate: f64,
+}
+
+impl Burst {
+    /// Parts are an eighth of a round trip long, and count as half of that at least.
+    fn arrived(&mut self, sample: &Sample, rtt: f64) {
+        let took = sample.now.saturating_sub(self.since).as_secs_f64();
+        let rate = sample.delivered.saturating_sub(self.from) as f64 / took.max(rtt / 16.0);
+        if took > rtt / 8.0 {
+            (self.since, self.from) = (sample.now, sample.delivered);
+        } else {
+            self.rate = self.rate.max(rate);
+        }
+    }
 }
 
 impl Delay {
@@ -162,6 +186,7 @@ impl Delay {
             low: 0.0,
             rival: Rival::default(),
             brim: Brim::default(),
+            burst: Burst::default(),
             settings,
         }
     }
@@ -373,6 +398,7 @@ impl Control for Delay {
         let Some(rtt) = self.rtt.get() else { return };
         self.rested(sample, rtt);
         self.remember(sample, rtt);
+        self.burst.arrived(sample, rtt);
         if self.starting && self.over == 0 {
             let grown = self.gain(sample, rtt) * self.carried(sample).1;
             self.window = self.window.max(grown).min(self.most.max(self.least));
@@ -398,6 +424,10 @@ impl Control for Delay {
 
     fn ramping(&self) -> bool {
         self.ramping
+    }
+
+    fn carries(&self) -> u64 {
+        self.rtt.get().map_or(0, |rtt| (self.burst.rate * rtt) as u64)
     }
 
     fn share(&self) -> Share {

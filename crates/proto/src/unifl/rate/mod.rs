@@ -47,6 +47,10 @@ pub trait Control: std::fmt::Debug + Send {
     fn ramping(&self) -> bool {
         false
     }
+    /// Bytes that fill the path at the rate of the fastest burst; 0 while that is unknown.
+    fn carries(&self) -> u64 {
+        0
+    }
     /// What it tells its group; a rate of 0 while it is unknown.
     fn share(&self) -> Share {
         Share { rate: 0.0, aim: 0.0 }
