@@ -127,6 +127,11 @@ pub struct Delay {
     burst: Burst,
 }
 
+/// Segments of a round trip of which a burst is told from one that is paced, and how much faster than those it is. BBR paces
+/// its start at 2.89 times of what came.
+const MANY: f64 = 64.0;
+const FASTER: f64 = 6.0;
+
 /// How fast the fastest burst was: a sender in slow start shows early what the path carries, though it fills it late.
 #[derive(Debug, Clone, Default)]
 struct Burst {
@@ -135,11 +140,13 @@ struct Burst {
     from: u64,
     /// Bytes in a second.
     rate: f64,
+    /// One was much faster than what a round trip brought: the sender does not pace itself, as BBR does.
+    alone: bool,
 }
 
 impl Burst {
     /// Parts are an eighth of a round trip long, and count as half of that at least.
-    fn arrived(&mut self, sample: &Sample, rtt: f64) {
+    fn arrived(&mut self, sample: &Sample, rtt: f64, carried: f64) {
         let took = sample.now.saturating_sub(self.since).as_secs_f64();
         let rate = sample.delivered.saturating_sub(self.from) as f64 / took.max(rtt / 16.0);
         if took > rtt / 8.0 {
@@ -147,6 +154,7 @@ impl Burst {
         } else {
             self.rate = self.rate.max(rate);
         }
+        self.alone |= carried >= MANY * f64::from(sample.segment) && self.rate * rtt >= FASTER * carried;
     }
 }
 
@@ -398,7 +406,7 @@ impl Control for Delay {
         let Some(rtt) = self.rtt.get() else { return };
         self.rested(sample, rtt);
         self.remember(sample, rtt);
-        self.burst.arrived(sample, rtt);
+        self.burst.arrived(sample, rtt, self.carried(sample).1);
         if self.starting && self.over == 0 {
             let grown = self.gain(sample, rtt) * self.carried(sample).1;
             self.window = self.window.max(grown).min(self.most.max(self.least));
@@ -427,7 +435,7 @@ impl Control for Delay {
     }
 
     fn carries(&self) -> u64 {
-        self.rtt.get().map_or(0, |rtt| (self.burst.rate * rtt) as u64)
+        self.rtt.get().filter(|_| self.burst.alone).map_or(0, |rtt| (self.burst.rate * rtt) as u64)
     }
 
     fn share(&self) -> Share {

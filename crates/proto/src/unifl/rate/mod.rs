@@ -47,7 +47,7 @@ pub trait Control: std::fmt::Debug + Send {
     fn ramping(&self) -> bool {
         false
     }
-    /// Bytes that fill the path at the rate of the fastest burst; 0 while that is unknown.
+    /// Bytes that fill the path at the rate of the fastest burst; 0 while that is unknown, or where the sender paces itself.
     fn carries(&self) -> u64 {
         0
     }
