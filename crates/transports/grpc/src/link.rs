@@ -10,6 +10,7 @@ use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, Se
 use tokio::sync::Mutex;
 
 use crate::receive::Inbox;
+use crate::send::Backs;
 use crate::shared::Shared;
 use crate::{send, unary, Grpc};
 
@@ -40,12 +41,19 @@ impl Link for GrpcLink {
         if update.chunks().is_empty() && !update.cancel().is_cancelled() {
             return Ok(send::nothing());
         }
-        tokio::select! {
+        let mut lent = Backs::new();
+        let report = tokio::select! {
             biased;
-            // Nothing is lent to whatever is on its way: gRPC has its own copy.
+            // Nothing is lent to whatever is on its way: gRPC has its own copy, or is making it.
             () = update.cancel().cancelled() => Err(SendReport::cancelled()),
-            report = self.send_uncancelled(update) => report,
+            report = self.send_uncancelled(update, &mut lent) => report,
+        };
+        if report.is_err() {
+            for back in lent {
+                let _ = back.await; // fails when it is
+            }
         }
+        report
     }
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
@@ -69,10 +77,10 @@ impl Link for GrpcLink {
 }
 
 impl GrpcLink {
-    async fn send_uncancelled(&self, update: &Outgoing) -> Result<SendReport> {
+    async fn send_uncancelled(&self, update: &Outgoing, lent: &mut Backs) -> Result<SendReport> {
         match &self.shared.unary {
             Some(unary) => unary::update(&self.shared, unary, update).await,
-            None => send::update(&self.shared, update).await,
+            None => send::update(&self.shared, update, lent).await,
         }
     }
 }

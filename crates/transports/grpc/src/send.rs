@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use thalweg_wire::MAX_CONTROL;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::frame::{self, Frame};
 use crate::shared::Shared;
@@ -153,13 +153,38 @@ pub(crate) fn nothing() -> SendReport {
     SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now }
 }
 
-/// Sends the chunks of an update; done when the kernel has the last.
-pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+/// A chunk's payload; dropped when gRPC has its own copy.
+struct Lent {
+    payload: Bytes,
+    _back: oneshot::Sender<()>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.payload
+    }
+}
+
+/// The payload, and what fails when it is lent no more.
+fn lend(payload: Bytes) -> (Bytes, oneshot::Receiver<()>) {
+    let (back, when_back) = oneshot::channel();
+    (Bytes::from_owner(Lent { payload, _back: back }), when_back)
+}
+
+/// What is lent: each fails when it is lent no more. Two at most, one that is being copied and one that waits.
+pub(crate) type Backs = Vec<oneshot::Receiver<()>>;
+
+/// Sends the chunks of an update; done when the kernel has the last. `lent` tells what still is lent where the link ends
+/// while it is copied.
+pub(crate) async fn update(shared: &Shared, update: &Outgoing, lent: &mut Backs) -> Result<SendReport> {
     let operation = "send update";
     let (started, mut wire, mut end) = (Instant::now(), 0, 0);
     for chunk in update.chunks() {
         let messages = || {
             let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+            let (payload, back) = lend(payload);
+            lent.retain_mut(|back| matches!(back.try_recv(), Err(TryRecvError::Empty)));
+            lent.push(back);
             let messages = frame::chunk(&header, payload);
             wire += messages.iter().map(Frame::wire_bytes).sum::<u64>();
             Ok(messages)
