@@ -93,8 +93,9 @@ pub struct Undo {
     /// Such a report of what comes after a silence, which may be a tail loss probe: the sender then takes the probe for
     /// needless (RFC 8985 section 7.4.2), and has nothing to reduce.
     pub probes: bool,
-    /// How old such an echo may become while holes follow on each other, or four round trips where that is longer. The
-    /// sender takes its age for a round trip, so its next timeout is longer.
+    /// How old such an echo may become while holes follow on each other, or four round trips where that is longer. A newer one
+    /// undoes nothing until the sender has paused. Where an acknowledgement reports nothing new, the sender takes the age of its
+    /// echo for a round trip, so its next timeout is longer.
     pub oldest: Time,
 }
 
@@ -110,7 +111,7 @@ impl Default for Config {
             ecn: Ecn::Refuse,
             ack_delay: Time::from_millis(5),
             reorder: Reorder::default(),
-            undo: Undo { eifel: true, duplicates: false, probes: true, oldest: Time::from_secs(10) },
+            undo: Undo { eifel: true, duplicates: false, probes: true, oldest: Time::from_secs(600) },
             policy: Policy::default(),
             rate: Rate::default(),
             gaps: 4096,

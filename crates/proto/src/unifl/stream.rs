@@ -155,7 +155,7 @@ impl Stream {
     }
 
     /// Up to where acknowledgements say anything.
-    fn visible(&self) -> u64 {
+    pub fn visible(&self) -> u64 {
         self.gaps.iter().find(|gap| !gap.held).map_or(self.highest, |gap| gap.range.start)
     }
 

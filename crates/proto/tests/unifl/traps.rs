@@ -203,16 +203,19 @@ fn trap_4_a_repair_by_timeout_too() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32 - 1);
 }
 
-/// In recovery a sender sends one packet more for each acknowledgement that goes on without a new loss (RFC 6937), which makes
-/// up for what is lost. What was reported is acknowledged at once, or the sender takes it for thrown away.
+/// In recovery a sender sends one packet more for each acknowledgement that goes on, reports something, and shows no new loss
+/// (RFC 6937), which makes up for what is lost. With nothing new it takes the age of the echo for a round trip. What was
+/// reported is acknowledged at once, or the sender takes it for thrown away.
 #[test]
 fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
-    let said = |c: &mut Client, offset| {
+    let said = |c: &mut Client, offset, segments| {
         c.said.clear();
-        c.data(offset, M as usize);
+        c.data(offset, (segments * M) as usize);
         c.listen();
         let first = IRS.wrapping_add(1);
-        c.said.iter().map(|seg| u64::from(seg.ack.wrapping_sub(first))).collect::<Vec<_>>()
+        let place = |number: u32| u64::from(number.wrapping_sub(first));
+        let top = |seg: &Seg| seg.sack.iter().map(|&(_, end)| place(end)).max();
+        c.said.iter().map(|seg| (place(seg.ack), top(seg))).collect::<Vec<_>>()
     };
     let missing = |config: Config| {
         let mut c = Client::connected(config);
@@ -222,16 +225,26 @@ fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
         }
         c.pass(40 * MS);
         assert_eq!((c.acked(), c.stats().missing), (Some(M), 0));
+        c.data(9 * M, M as usize);
         c
     };
     let mut c = missing(reliable());
-    let quarter = M / 4;
-    assert_eq!(said(&mut c, M), [M + quarter, M + 2 * quarter, M + 3 * quarter, 5 * M]);
-    assert_eq!(said(&mut c, 5 * M), [9 * M], "nothing else is missing");
+    let part = M / 32;
+    assert_eq!(said(&mut c, M, 1), [(M, Some(10 * M))], "there is nothing to report");
+    assert_eq!(said(&mut c, 10 * M, 1), [(M + part, Some(11 * M))]);
+    let reported = [(2, 13), (3, 15), (4, 16)].map(|(parts, end)| (M + parts * part, Some(end * M)));
+    assert_eq!(said(&mut c, 11 * M, 5), reported);
+    c.pass(3 * MS);
+    assert_eq!(c.acked(), Some(5 * M), "a sixteenth of a round trip is over");
+    assert_eq!(said(&mut c, 5 * M, 1), [(16 * M, None)], "nothing else is missing");
+    // Where nothing new comes, nothing will be to report.
+    let mut c = missing(reliable());
+    c.pass(3 * MS);
+    assert_eq!(said(&mut c, M, 1), [(5 * M, Some(10 * M))]);
     // A sender that is told that it had to reduce gets no such help.
     let mut plain = reliable();
     plain.undo.eifel = false;
-    assert_eq!(said(&mut missing(plain), M), [5 * M]);
+    assert_eq!(said(&mut missing(plain), M, 1), [(5 * M, Some(10 * M))]);
 }
 
 /// A sender that hears of new holes before the old ones are repaired does not leave recovery, and its window does not grow.

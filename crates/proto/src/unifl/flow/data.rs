@@ -2,7 +2,6 @@
 
 use thalweg_wire::Range;
 
-use super::output::PARTS;
 use super::{Context, Flow, State};
 use crate::unifl::config::Ecn;
 use crate::unifl::event::{Ended, Happening, What};
@@ -103,9 +102,8 @@ impl Flow {
             self.acks.now = true;
         }
         self.mark(cx, segment);
-        let first = range.start <= self.acks.sent && self.acks.sent + u64::from(self.segment) <= range.end;
-        if held && repairs && first && self.stream.holding() && self.repairs_all() {
-            self.acks.parts = PARTS;
+        if held && repairs {
+            self.divide(cx.now, range);
         }
         let new = self.stream.highest() > top && late.is_none();
         if new && self.keeps() {

@@ -83,9 +83,7 @@ struct Acks {
     /// More of the same: a sender without SACK counts duplicates.
     owed: u32,
     deadline: Option<Time>,
-    /// A repaired segment is acknowledged so far, in so many parts more.
-    part: Option<u64>,
-    parts: u64,
+    divided: Option<Divided>,
     /// The last one sent.
     sent: u64,
     /// Bytes since.
@@ -106,6 +104,28 @@ struct Acks {
     ece: bool,
     /// Challenges in the second since.
     challenges: (u32, Time),
+}
+
+/// What a repair has brought is acknowledged in parts.
+#[derive(Debug, Clone, Copy)]
+struct Divided {
+    /// Up to here so far, by so much more with each of the acknowledgements left.
+    end: u64,
+    step: u64,
+    left: u64,
+    /// When all of it is.
+    whole: Time,
+}
+
+impl Divided {
+    /// After an acknowledgement that reports something new, or not; `None` if all is acknowledged.
+    fn next(mut self, now: Time, news: bool) -> Option<Self> {
+        if news {
+            self.end += self.step;
+            self.left -= 1;
+        }
+        (self.left > 0 && now < self.whole).then_some(self)
+    }
 }
 
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use thalweg_wire::Range;
 use super::super::emit::Outbound;
 use super::super::options::Written;
 use super::super::sequence::number;
-use super::{Flow, State, UNSCALED};
+use super::{Divided, Flow, State, UNSCALED};
 use crate::unifl::config::Config;
 use crate::unifl::segment::{Offload, ACK, ECE, FIN, PSH, SYN};
 use crate::unifl::stamps::Said;
@@ -28,8 +28,11 @@ const DELAYED: Time = Time::from_millis(200);
 const AGED: Time = Time::from_millis(200);
 /// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
 const SUPERPACKET: usize = 65_535 - 120;
-/// Acknowledgements of a repaired segment.
-pub(super) const PARTS: u64 = 4;
+/// Acknowledgements of a repaired segment, at most, and segments reported with each.
+const PARTS: u64 = 32;
+const EACH: u64 = 2;
+/// All are sent within a sixteenth of a round trip: after a quarter a sender takes the segment for lost (RFC 8985).
+const WHOLE: u32 = 16;
 /// On shorter paths a pause would be felt.
 const LONG: Time = Time::from_millis(10);
 
@@ -42,7 +45,7 @@ impl Flow {
 
     /// The same as an offset.
     pub(super) fn acknowledged(&self) -> u64 {
-        let limits = [self.acks.kept, self.acks.part];
+        let limits = [self.acks.kept, self.acks.divided.map(|divided| divided.end)];
         limits.into_iter().flatten().fold(self.stream.acknowledged(), u64::min)
     }
 
@@ -120,7 +123,7 @@ impl Flow {
             self.out.arm(now);
             return None;
         };
-        (self.acks.part, self.acks.parts) = (None, 0);
+        self.acks.divided = None;
         let window = self.advertise();
         let mut options = Written::new();
         self.stamp_out(now, &mut options);
@@ -167,14 +170,14 @@ impl Flow {
             self.acks.deadline = Some(self.acks.at + PAUSE);
             return None;
         }
-        self.divide();
+        self.part(now);
         let window = self.advertise();
         let mut options = Written::new();
         self.stamp_out(now, &mut options);
-        let mut more = self.acks.parts > 0;
+        let mut more = false;
         if self.sack {
             let (blocks, left) = self.blocks(options.room_for_blocks());
-            more |= left;
+            more = left;
             let base = self.irs.wrapping_add(1);
             let blocks: Vec<(u32, u32)> =
                 blocks.iter().map(|b| (number(base, b.start), number(base, b.end))).collect();
@@ -228,6 +231,9 @@ impl Flow {
         if self.acks.kept.is_some() {
             self.acks.deadline = Some(now + DELAYED);
         }
+        if let Some(divided) = self.acks.divided {
+            self.acks.deadline = Some(divided.whole);
+        }
         if let Some(stamps) = &mut self.stamps {
             stamps.unsent = false;
         }
@@ -236,7 +242,9 @@ impl Flow {
     /// Blocks to report, a duplicate first (RFC 2883), and whether more have never been reported.
     fn blocks(&mut self, room: usize) -> (Vec<Range>, bool) {
         let mut chosen: Vec<Range> = self.acks.duplicate.take().into_iter().collect();
-        let all = self.stream.blocks();
+        let mut all = self.stream.blocks();
+        let clipped =
+            self.acks.divided.is_some() && clip(&mut all, self.acks.reported, EACH * u64::from(self.segment));
         let room = room.saturating_sub(chosen.len());
         let Some(top) = all.last() else {
             self.acks.reported = self.stream.acknowledged();
@@ -258,7 +266,7 @@ impl Flow {
             }
         }
         chosen.extend(sent);
-        (chosen, false)
+        (chosen, clipped)
     }
 
     /// Whether all that was lost is repaired, by a sender that hears of each hole, and whose reductions are undone.
@@ -273,16 +281,34 @@ impl Flow {
         self.repairs_all()
             && self.stream.holding()
             && self.control.ramping()
-            && self.edge.saturating_sub(self.acknowledged()) < 2 * self.control.carries()
+            && self.edge.saturating_sub(self.acknowledged()) < 3 * self.control.carries()
     }
 
-    /// Acknowledges a repaired segment in parts while others are missing. In recovery a sender sends what was delivered,
-    /// and nothing for what was lost, so what it has under way becomes less with each loss; one packet more for each
-    /// acknowledgement that goes on without a new loss makes up for it (RFC 6937, PRR-SSRB). Never a part of what was
-    /// reported: a sender takes that for a receiver that has thrown it away (Linux, `tcp_check_sack_reneging`), and waits.
-    fn divide(&mut self) {
-        self.acks.parts = self.acks.parts.saturating_sub(1);
-        self.acks.part = (self.acks.parts > 0).then(|| self.acks.sent + u64::from(self.segment) / PARTS);
+    /// Lets what a repair has brought be acknowledged in parts while others are missing, each with something new to report.
+    ///
+    /// In recovery a sender sends what was delivered, and nothing for what was lost, so what it has under way becomes less
+    /// with each loss; one packet more for each acknowledgement that goes on, reports something, and shows no new loss makes
+    /// up for it (RFC 6937, PRR-SSRB). And what is newly reported gives it a round trip: without, it takes the age of the
+    /// echo for one. Never a part of what was reported: a sender takes that for a receiver that has thrown it away (Linux,
+    /// `tcp_check_sack_reneging`), and waits.
+    pub(super) fn divide(&mut self, now: Time, repaired: Range) {
+        let soon = self.rtt.unwrap_or_default() / WHOLE;
+        let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;
+        if self.acks.divided.is_some() || !comes || !self.repairs_all() {
+            return;
+        }
+        let end = self.acks.sent;
+        let whole = repaired.start <= end && end < repaired.end;
+        let step = if whole { (repaired.end - end) / PARTS } else { 0 };
+        let left = if step > 0 { PARTS } else { 1 };
+        self.acks.divided = Some(Divided { end, step, left, whole: now + soon });
+    }
+
+    /// The next part, where something is to be reported with it.
+    fn part(&mut self, now: Time) {
+        let news = self.stream.visible() > self.acks.reported;
+        let whole = !self.stream.holding();
+        self.acks.divided = self.acks.divided.and_then(|divided| divided.next(now, news)).filter(|_| !whole);
     }
 
     /// Where the right edge may be: never further than the field can say.
@@ -310,4 +336,18 @@ impl Flow {
         self.edge = self.edge.max(acknowledged + (field << scale));
         field as u16
     }
+}
+
+/// Leaves of `blocks` so much that is beyond `reported`; whether there is more.
+fn clip(blocks: &mut Vec<Range>, reported: u64, mut most: u64) -> bool {
+    for (index, block) in blocks.iter_mut().enumerate() {
+        let new = block.end.saturating_sub(block.start.max(reported));
+        if new > most {
+            block.end -= new - most;
+            blocks.truncate(index + 1);
+            return true;
+        }
+        most -= new;
+    }
+    false
 }
