@@ -217,52 +217,69 @@ fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
         let top = |seg: &Seg| seg.sack.iter().map(|&(_, end)| place(end)).max();
         c.said.iter().map(|seg| (place(seg.ack), top(seg))).collect::<Vec<_>>()
     };
-    let missing = |config: Config| {
-        let mut c = Client::connected(config);
+    // The third flight lacks its second segment and its sixth; so many come in a millisecond.
+    let missing = |config: Config, in_ms: u32| {
+        let mut c = started(config, in_ms);
         for i in [0, 2, 3, 4, 6, 7, 8] {
-            c.now += MS;
-            c.data(i * M, M as usize);
+            c.data((FLIGHTS + i) * M, M as usize);
         }
         c.pass(40 * MS);
-        assert_eq!((c.acked(), c.stats().missing), (Some(M), 0));
-        c.data(9 * M, M as usize);
+        assert_eq!((c.acked(), c.stats().missing), (Some((FLIGHTS + 1) * M), 0));
+        c.data((FLIGHTS + 9) * M, M as usize);
         c
     };
-    let mut c = missing(reliable());
+    let at = |segments| (FLIGHTS + segments) * M;
+    let mut c = missing(reliable(), 60);
     let part = M / 32;
-    assert_eq!(said(&mut c, M, 1), [(M, Some(10 * M))], "there is nothing to report");
-    assert_eq!(said(&mut c, 10 * M, 1), [(M + part, Some(11 * M))]);
-    let reported = [(2, 13), (3, 15), (4, 16)].map(|(parts, end)| (M + parts * part, Some(end * M)));
-    assert_eq!(said(&mut c, 11 * M, 5), reported);
+    assert_eq!(said(&mut c, at(1), 1), [(at(1), Some(at(10)))], "there is nothing to report");
+    assert_eq!(said(&mut c, at(10), 1), [(at(1) + part, Some(at(11)))]);
+    let reported = [(2, 13), (3, 15), (4, 16)].map(|(parts, end)| (at(1) + parts * part, Some(at(end))));
+    assert_eq!(said(&mut c, at(11), 5), reported);
     c.pass(3 * MS);
-    assert_eq!(c.acked(), Some(5 * M), "a sixteenth of a round trip is over");
-    assert_eq!(said(&mut c, 5 * M, 1), [(16 * M, None)], "nothing else is missing");
+    assert_eq!(c.acked(), Some(at(5)), "a sixteenth of a round trip is over");
+    assert_eq!(said(&mut c, at(5), 1), [(at(16), None)], "nothing else is missing");
     // Where nothing new comes, nothing will be to report.
-    let mut c = missing(reliable());
+    let mut c = missing(reliable(), 60);
     c.pass(3 * MS);
-    assert_eq!(said(&mut c, M, 1), [(5 * M, Some(10 * M))]);
-    // A sender that is told that it had to reduce gets no such help.
+    assert_eq!(said(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
+    // Who paces itself needs no such help, and who is told that it had to reduce gets none.
     let mut plain = reliable();
     plain.undo.eifel = false;
-    assert_eq!(said(&mut missing(plain), M, 1), [(5 * M, Some(10 * M))]);
+    for mut c in [missing(reliable(), 6), missing(plain, 60)] {
+        assert_eq!(said(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
+    }
+}
+
+/// Segments of two flights.
+const FLIGHTS: u64 = 210;
+
+/// A client that has sent them, so many segments in a millisecond.
+fn started(config: Config, in_ms: u32) -> Client {
+    let mut c = Client::connected(Config { rate: Rate::default(), ..config });
+    for (first, end) in [(0, 70), (70, FLIGHTS)] {
+        let since = c.now;
+        for i in first..end {
+            c.data(i * M, M as usize);
+            c.pass(MS / in_ms);
+        }
+        c.pass((since + 40 * MS).saturating_sub(c.now));
+    }
+    c
 }
 
 /// A sender that hears of new holes before the old ones are repaired does not leave recovery, and its window does not grow.
 #[test]
 fn trap_4_a_start_rests_until_its_holes_are_repaired() {
     let edge = |c: &Client| c.stats().edge;
-    let start = 210 * M;
-    // The third of three flights has a hole; so many segments come in a millisecond.
+    let start = FLIGHTS * M;
+    // The third flight has a hole; so many segments come in a millisecond.
     let until_hole = |in_ms: u32| {
-        let mut c = Client::connected(Config { rate: Rate::default(), ..reliable() });
-        for (first, end) in [(0, 70), (70, 210), (210, 222)] {
-            let since = c.now;
-            for i in (first..end).filter(|i| *i != 212) {
-                c.data(i * M, M as usize);
-                c.pass(MS / in_ms);
-            }
-            c.pass((since + 40 * MS).saturating_sub(c.now).min(if first < 210 { 40 * MS } else { 2 * MS }));
+        let mut c = started(reliable(), in_ms);
+        for i in (0..12).filter(|i| *i != 2) {
+            c.data(start + i * M, M as usize);
+            c.pass(MS / in_ms);
         }
+        c.pass(2 * MS);
         assert_eq!((c.acked(), c.stats().missing), (Some(start + 2 * M), 0));
         c
     };

@@ -294,7 +294,9 @@ impl Flow {
     pub(super) fn divide(&mut self, now: Time, repaired: Range) {
         let soon = self.rtt.unwrap_or_default() / WHOLE;
         let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;
-        if self.acks.divided.is_some() || !comes || !self.repairs_all() {
+        // One that paces itself, as BBR does, needs no help.
+        let paced = self.control.carries() == 0;
+        if self.acks.divided.is_some() || !comes || paced || !self.repairs_all() {
             return;
         }
         let end = self.acks.sent;
