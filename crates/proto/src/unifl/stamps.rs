@@ -4,17 +4,17 @@
 //! earliest segment not yet acknowledged (RFC 7323 section 4.3), of what has *come*: after a masked hole that is the
 //! segment which showed it.
 //!
-//! An acknowledgement that may end a sender's recovery echoes something sent before the first repair ([`Recovery`]): a sender
-//! that sees its retransmission acknowledged with an echo from before it takes it for needless and undoes its reduction
-//! (Eifel, RFC 3522 and RFC 4015).
-//! Linux compares with the first retransmission of those that may still be under way (`tcp_packet_delayed`,
-//! `retrans_stamp`), whether that came or not. What it sends again on our word it sends after hearing it, so everything
-//! that echoes an earlier clock of ours was sent before; of these timestamps the newest but one is echoed, where it is
-//! near, which the sender has really sent. No older one will do: where a repair is acknowledged, the sender takes what
-//! lies between echo and acknowledgement for a round trip (RFC 7323 section 4.1), and times out the later. Nor is one
-//! echoed for long, while holes follow on each other. After a silence, which may have been a timeout, it is the tick
-//! before the timestamp that ended it: nothing nearer was sent. After a longer one, in which the timer may have run out
-//! twice and the first repair was lost too, it is the last that was before the first.
+//! An acknowledgement that may end a sender's recovery echoes something sent before the first repair ([`Recovery`]): a
+//! sender that sees its retransmission acknowledged with an echo from before it takes it for needless and undoes its
+//! reduction (Eifel, RFC 3522 and RFC 4015). Linux compares with the first retransmission of those that may still be
+//! under way (`tcp_packet_delayed`, `retrans_stamp`), whether that came or not. What it sends again on our word it sends
+//! after hearing it, so everything that echoes an earlier clock of ours was sent before; of these timestamps the newest
+//! but one is echoed, where it is near, which the sender has really sent. No older one will do: where a repair is
+//! acknowledged and nothing new reported, the sender takes what lies between echo and acknowledgement for a round trip
+//! (RFC 7323 section 4.1), and times out the later. While holes follow on each other without a pause, no newer one will
+//! do either. After a silence, which may have been a timeout, it is the tick before the timestamp that ended it: nothing
+//! nearer was sent. After a longer one, in which the timer may have run out twice and the first repair was lost too, it
+//! is the last that was before the first.
 
 use super::recovery::Recovery;
 use super::sequence::before;

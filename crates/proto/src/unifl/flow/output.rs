@@ -276,7 +276,8 @@ impl Flow {
 
     /// Whether the right edge stays where it is until all is repaired. A sender that learns of new holes before the old
     /// ones are repaired does not leave recovery, and only outside of it does its window grow (Linux, `tcp_cong_avoid`).
-    /// So while its flight does not fill the path, a flight is let be repaired whole, and the next is twice as large.
+    /// So while its flight does not fill the path one and a half times, a flight is let be repaired whole, and the next is twice
+    /// as large: what its window is reduced to in recovery then fills it once.
     pub(super) fn rests(&self) -> bool {
         self.repairs_all()
             && self.stream.holding()
