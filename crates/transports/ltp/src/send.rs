@@ -288,25 +288,26 @@ impl Driver {
     }
 
     fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
-        let frame = self.current.as_ref().and_then(|current| {
+        let appended = self.current.as_ref().and_then(|current| {
+            // Not taken back while it is copied: a call that has returned lends nothing.
             let lent = lock(&current.order.lent);
             let update = lent.as_ref()?;
-            update.frame(update.chunks().get(part.index as usize)?)
+            let (header, payload) = update.frame(update.chunks().get(part.index as usize)?)?;
+            if let Some(first) = block {
+                self.copies.keep(first, number, Some((part, &header, &payload)));
+                self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
+            }
+            let told = self.shared.told.load(Acquire);
+            let chunk = Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), told, number };
+            self.lane.append(&chunk, &payload, &mut self.batch);
+            self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
+            Some(())
         });
-        let Some((header, payload)) = frame else {
+        if appended.is_none() {
             (self.current, self.longer) = (None, Vec::new());
             self.machine.abandon();
-            return None;
-        };
-        if let Some(first) = block {
-            self.copies.keep(first, number, Some((part, &header, &payload)));
-            self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
         }
-        let told = self.shared.told.load(Acquire);
-        let chunk = Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), told, number };
-        self.lane.append(&chunk, &payload, &mut self.batch);
-        self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
-        Some(())
+        appended
     }
 
     fn append_repair(&mut self, number: u64, block: Block, which: u32) -> Option<()> {
