@@ -295,14 +295,14 @@ impl Flow {
     pub(super) fn divide(&mut self, now: Time, repaired: Range) {
         let soon = self.rtt.unwrap_or_default() / WHOLE;
         let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;
-        // One that paces itself, as BBR does, needs no help.
-        let paced = self.control.carries() == 0;
-        if self.acks.divided.is_some() || !comes || paced || !self.repairs_all() {
+        // One that paces itself, as BBR does, needs no help; until a burst has shown that it does not, it may.
+        let bursts = self.control.carries() > 0;
+        if self.acks.divided.is_some() || !comes || !bursts || !self.repairs_all() {
             return;
         }
         let end = self.acks.sent;
-        let whole = repaired.start <= end && end < repaired.end;
-        let step = if whole { (repaired.end - end) / PARTS } else { 0 };
+        let first = repaired.start <= end && end < repaired.end;
+        let step = if first { (repaired.end - end) / PARTS } else { 0 };
         let left = if step > 0 { PARTS } else { 1 };
         self.acks.divided = Some(Divided { end, step, left, whole: now + soon });
     }
@@ -310,8 +310,8 @@ impl Flow {
     /// The next part, where something is to be reported with it.
     fn part(&mut self, now: Time) {
         let news = self.stream.visible() > self.acks.reported;
-        let whole = !self.stream.holding();
-        self.acks.divided = self.acks.divided.and_then(|divided| divided.next(now, news)).filter(|_| !whole);
+        let divided = self.acks.divided.filter(|_| self.stream.holding());
+        self.acks.divided = divided.and_then(|divided| divided.next(now, news));
     }
 
     /// Where the right edge may be: never further than the field can say.
