@@ -68,7 +68,7 @@ lint-python: # ruff, mypy, and the stub of the compiled module
 
 .PHONY: check
 check: # rules of this repository
-	@$(STEP) "purity of wire, proto, fold" $(PYTHON) scripts/check_purity.py
+	@$(STEP) "purity of the crates without IO" $(PYTHON) scripts/check_purity.py
 	@$(STEP) "licences" $(PYTHON) scripts/check_licences.py
 	@$(STEP) "lock files" $(PYTHON) scripts/check_locks.py
 	@$(STEP) "advisories" $(PYTHON) scripts/check_advisories.py
@@ -92,7 +92,7 @@ fuzz: ## ten million damaged frames against the decoders (FUZZ_FRAMES, FUZZ_SEED
 	@THALWEG_FUZZ_FRAMES=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many messages, packets and datagrams" \
 	  cargo test $(LOCKED) --release -p thalweg-ltp -p thalweg-messages -p thalweg-mqtt -p thalweg-udp --lib fuzz
 	@THALWEG_FUZZ_PACKETS=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many packets at a TCP endpoint" \
-	  cargo test $(LOCKED) --release -p thalweg-proto --test unifl hostile -- --nocapture
+	  cargo test $(LOCKED) --release -p thalweg-masking --test unifl hostile -- --nocapture
 
 .PHONY: lock
 lock: setup ## resolve requirements/dev.lock anew

@@ -1,11 +1,11 @@
 #![no_main]
 
-#[path = "../../crates/proto/tests/unifl/hostile.rs"]
+#[path = "../../crates/masking/tests/unifl/hostile.rs"]
 mod hostile;
 #[allow(dead_code)]
-#[path = "../../crates/proto/tests/unifl/wire.rs"]
+#[path = "../../crates/masking/tests/unifl/wire.rs"]
 mod wire;
-#[path = "../../crates/proto/tests/unifl/witness.rs"]
+#[path = "../../crates/masking/tests/unifl/witness.rs"]
 mod witness;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // A sender's recovery as it can be told from here, and what is echoed so that it undoes its reduction where that ends, and
-// not before: as crates/proto/src/unifl/recovery.rs and stamps.rs do, which say why.
+// not before: as crates/masking/src/recovery.rs and stamps.rs do, which say why.
 #pragma once
 
 #include "helpers.h"

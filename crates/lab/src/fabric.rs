@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use serde::Serialize;
-use thalweg_proto::emulation::{Cause, Fate, Pass, Pipe, Shape};
+use thalweg_linkmodel::{Cause, Fate, Pass, Pipe, Shape};
 
 use crate::histogram::{Histogram, Percentiles};
 use crate::packet::{Destination, Packet, LARGEST};

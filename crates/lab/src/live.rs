@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{json, Value};
-use thalweg_proto::emulation::Shape;
+use thalweg_linkmodel::Shape;
 
 use crate::fabric::Fabric;
 use crate::host::{Host, DEVICE};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Deserialize;
-use thalweg_proto::emulation::Shape;
+use thalweg_linkmodel::Shape;
 
 use crate::{Error, ErrorKind, Result};
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{fabric, ms, Made, SMALL, SUPER};
 use thalweg_lab::{Fabric, LineStatus, Spec};
-use thalweg_proto::emulation::Shape;
+use thalweg_linkmodel::Shape;
 
 const PAIR: &str = r#""hosts": [{"name": "a"}, {"name": "b"}]"#;
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
-use thalweg_proto::emulation::{Dice, Shape, ShapeError};
+use thalweg_dice::Dice;
+use thalweg_linkmodel::{Shape, ShapeError};
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
 };

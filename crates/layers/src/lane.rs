@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use thalweg_proto::emulation::{Cause, Fate, Pipe, Shape, ShapeError};
+use thalweg_linkmodel::{Cause, Fate, Pipe, Shape, ShapeError};
 
 /// Bytes of an IP packet, and of these the headers of IPv4 and TCP with timestamps.
 const PACKET: u64 = 1500;

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use thalweg_proto::emulation::Dice;
+use thalweg_dice::Dice;
 
 use crate::Fault;
 

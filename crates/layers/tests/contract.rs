@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thalweg_conformance::{suite, Factory};
 use thalweg_layers::{Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
-use thalweg_proto::emulation::Shape;
+use thalweg_linkmodel::Shape;
 use thalweg_seal::Suite;
 use thalweg_tcp::Tcp;
 use thalweg_transport::memory::Memory;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_conformance::{outgoing, pattern, update_id, Factory, Pair, Pump, Recorder};
 use thalweg_layers::{Directions, Emulate, Fault, Layer};
-use thalweg_proto::emulation::Shape;
+use thalweg_linkmodel::Shape;
 use thalweg_transport::memory::Memory;
 use thalweg_transport::{ErrorKind, Link, Transport};
 use thalweg_wire::HEADER_BYTES;

@@ -24,16 +24,12 @@
 mod choice;
 mod client;
 mod credits;
-pub mod emulation;
 mod liveness;
-pub mod ltp;
 mod order;
 mod outcome;
 mod reassembly;
 mod round;
-mod sending;
 mod server;
-pub mod unifl;
 
 pub use choice::Choice;
 pub use client::{Client, ClientAction, ClientConfig, Verdict};

@@ -19,7 +19,7 @@ pub(super) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::emulation::Dice;
+    use thalweg_dice::Dice;
 
     const MS: u64 = 1000;
 

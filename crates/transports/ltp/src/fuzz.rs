@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thalweg_proto::ltp::{Rule, MAX_BLOCK};
+use thalweg_sending::ltp::{Rule, MAX_BLOCK};
 use thalweg_udp::datagram::{Encode, Key};
 use thalweg_udp::deliver::Reader;
 use thalweg_wire::{checksum, HEADER_BYTES};
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::packet::Repair;
     use crate::repair::Copies;
-    use thalweg_proto::ltp::{Ack, Block, Closed, Part};
+    use thalweg_sending::ltp::{Ack, Block, Closed, Part};
     use thalweg_udp::datagram::PREFIX_BYTES;
     use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash, Range};
 

@@ -4,7 +4,7 @@
 //! asked for, save the round trips in which an update's last chunks would be sent again.
 //!
 //! Sockets, handshake, sealing and the order of chunks and messages are those of `udp`; when what is sent is decided by
-//! [`thalweg_proto::ltp`].
+//! [`thalweg_sending::ltp`].
 #![forbid(unsafe_code)]
 
 mod critical;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use thalweg_proto::ltp::Rule;
+use thalweg_sending::ltp::Rule;
 use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting, Share};
 use thalweg_udp::secure::CIPHER;
 use thalweg_wire::{Range, Ranges};

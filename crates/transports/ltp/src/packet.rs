@@ -11,7 +11,7 @@
 //! | 32 | | an acknowledgement: why and which transfer was closed, u8 and u16; lengths of ranges and of the gaps between them, u32 each, falling |
 //! | 32 | | a repair packet: its number less the block's first, u16; packets of the block and which repair packet it is, u8 each; CRC-32C of what follows, u32: [what the block's chunks share](crate::repair::Common) and a [symbol](crate::repair) |
 
-use thalweg_proto::ltp::{Ack, Block, Closed, Part, MAX_BLOCK, MAX_PIECES, MAX_RANGES};
+use thalweg_sending::ltp::{Ack, Block, Closed, Part, MAX_BLOCK, MAX_PIECES, MAX_RANGES};
 use thalweg_udp::datagram::{Encode, Key, PREFIX_BYTES, WHOLE};
 use thalweg_wire::{checksum, FrameHeader, Kind as Frame, Range, HEADER_BYTES};
 

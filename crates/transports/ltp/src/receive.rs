@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use std::time::Instant;
 
-use thalweg_proto::ltp::{Receiver, Rule};
+use thalweg_sending::ltp::{Receiver, Rule};
 use thalweg_udp::datagram::Key;
 use thalweg_udp::deliver::{Came, Reader, Rebuilt};
 

@@ -14,7 +14,7 @@
 use raptorq::{
     EncodingPacket, ObjectTransmissionInformation, PayloadId, SourceBlockDecoder, SourceBlockEncoder,
 };
-use thalweg_proto::ltp::{Block, Part, Rebuild, MAX_BLOCK};
+use thalweg_sending::ltp::{Block, Part, Rebuild, MAX_BLOCK};
 use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash};
 
 use crate::CHUNK;

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use thalweg_proto::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
+use thalweg_sending::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_proto::unifl::Budget;
+use thalweg_masking::Budget;
 use thalweg_transport::Sealed;
 use thalweg_wire::{Limit, Range, Ranges, Tolerance, HEADER_BYTES};
 

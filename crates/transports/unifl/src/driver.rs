@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use thalweg_proto::unifl::{Agreed, Endpoint, FlowId, Offload, What};
-use thalweg_proto::Time;
+use thalweg_masking::Time;
+use thalweg_masking::{Agreed, Endpoint, FlowId, Offload, What};
 use thalweg_tun::{Device, HEADER};
 use tokio::sync::{mpsc, oneshot};
 

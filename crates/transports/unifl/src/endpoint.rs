@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use thalweg_proto::unifl::Config;
+use thalweg_masking::Config;
 use tokio::sync::mpsc;
 
 use crate::settings::Limits;
@@ -30,7 +30,7 @@ mod linux {
     use std::sync::Arc;
 
     use ring::rand::{SecureRandom, SystemRandom};
-    use thalweg_proto::unifl::Endpoint;
+    use thalweg_masking::Endpoint;
     use thalweg_tun::Device;
     use tokio::sync::oneshot;
 

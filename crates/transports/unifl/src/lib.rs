@@ -1,6 +1,6 @@
 //! The unifl transport: a server that masks loss for clients that speak `tcp` and know nothing of it (UniFL, section 3).
 //!
-//! A listener has a kernel listener at its port and, in front of it, an [`endpoint`](thalweg_proto::unifl) behind a
+//! A listener has a kernel listener at its port and, in front of it, an [`endpoint`](thalweg_masking) behind a
 //! TUN device to which the port's packets are [led](route). What comes out of it are connections of the tcp transport
 //! with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the endpoint where those are.
 //!

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use thalweg_proto::unifl::Rate;
+use thalweg_masking::Rate;
 use thalweg_tcp::line::Lines;
 use thalweg_tcp::Tcp;
 use thalweg_transport::{Address, Error, ErrorKind, Listener, Options, Pending, Result, Transport};

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use thalweg_proto::unifl::{Ended, Excess, FlowId};
+use thalweg_masking::{Ended, Excess, FlowId};
 use thalweg_tcp::line::{Line, Taken};
 use thalweg_transport::{Counters, Sealed};
 use thalweg_wire::{Range, Tolerance};

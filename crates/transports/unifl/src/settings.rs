@@ -1,7 +1,7 @@
 //! What a listener can be told: a plan's `[transport.options]`.
 
-use thalweg_proto::unifl::{Config, PaperSettings, Rate, Reorder};
-use thalweg_proto::Time;
+use thalweg_masking::Time;
+use thalweg_masking::{Config, PaperSettings, Rate, Reorder};
 use thalweg_transport::{Chosen, Kind, Options, Result, Setting, Share};
 
 pub(crate) const SETTINGS: &[Setting] = &[

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thalweg_proto::unifl::{clock_unit, Control, Rate, Sample};
-use thalweg_proto::Time;
+use thalweg_masking::Time;
+use thalweg_masking::{clock_unit, Control, Rate, Sample};
 use thalweg_tcp::line::{Hole, Holes};
 use thalweg_wire::{FrameHeader, Kind, Tolerance};
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use thalweg_proto::unifl::Rate;
+use thalweg_masking::Rate;
 use thalweg_tcp::door::{self, Doorkeeper};
 use thalweg_tcp::line::{Holes, Lines};
 use thalweg_transport::{Address, Listener, Options, Pending, Result};

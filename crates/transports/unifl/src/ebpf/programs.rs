@@ -11,8 +11,8 @@ use thalweg_ebpf::aya::maps::{Array, HashMap as Table, Map, MapData, MapError, R
 use thalweg_ebpf::aya::programs::tc::TcAttachOptions;
 use thalweg_ebpf::aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use thalweg_ebpf::aya::Ebpf;
-use thalweg_proto::unifl::{Group, Share};
-use thalweg_proto::Time;
+use thalweg_masking::Time;
+use thalweg_masking::{Group, Share};
 use thalweg_tcp::line::Hole;
 use thalweg_wire::Ranges;
 

@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_proto::unifl::Config;
+use thalweg_masking::Config;
 use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};

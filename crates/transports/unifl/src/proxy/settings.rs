@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::Deserialize;
-use thalweg_proto::unifl::Config;
+use thalweg_masking::Config;
 use thalweg_tcp::socket::resolve;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Settings};
 

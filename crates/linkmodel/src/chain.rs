@@ -1,0 +1,136 @@
+//! Random numbers of which each depends on the one before, as `tc netem` has them.
+
+use std::sync::Arc;
+
+use thalweg_dice::Dice;
+
+/// Cells of the distribution's table.
+const CELLS: usize = 8192;
+/// Steps after which the distribution is taken as it is; at a correlation of 0.99 it has long settled.
+const STEPS: usize = 4000;
+const SETTLED: f64 = 1e-9;
+
+/// A sequence of numbers from 0 to 1 whose neighbours correlate.
+///
+/// The chain is netem's: `x[n] = (1 - r) u[n] + r x[n-1]` with u even (tc-netem(8), "correlation"). Netem
+/// compares x itself with the probability, but x gathers around 1/2: at a loss of 1 % with a correlation of 25 %
+/// netem loses 2 packets in a million. Here x is mapped through its own distribution, so that what comes out is even again and a
+/// loss of 1 % loses 1 %, with the neighbours as dependent as before.
+#[derive(Debug, Clone)]
+pub struct Chain {
+    dice: Dice,
+    correlation: f64,
+    last: f64,
+    distribution: Option<Arc<[f64]>>,
+}
+
+impl Chain {
+    /// A sequence of its own for each list of seeds. `correlation` is from 0 up to 0.99.
+    pub fn new(seeds: &[u64], correlation: f64) -> Self {
+        let mut dice = Dice::new(seeds);
+        let distribution = (correlation > 0.0).then(|| distribution(correlation));
+        let mut last = dice.unit();
+        // The first numbers should be as spread as all the others.
+        if distribution.is_some() {
+            for _ in 0..(10.0 / (1.0 - correlation)) as usize {
+                last = (1.0 - correlation) * dice.unit() + correlation * last;
+            }
+        }
+        Self { dice, correlation, last, distribution }
+    }
+
+    /// The next number: even from 0 up to 1.
+    pub fn unit(&mut self) -> f64 {
+        let fresh = self.dice.unit();
+        let Some(distribution) = &self.distribution else { return fresh };
+        self.last = (1.0 - self.correlation) * fresh + self.correlation * self.last;
+        look_up(distribution, self.last)
+    }
+
+    /// Whether a chance of `probability` comes true. An impossible one draws nothing.
+    pub fn hits(&mut self, probability: f64) -> bool {
+        probability > 0.0 && self.unit() < probability
+    }
+}
+
+/// P(x < cell / CELLS) in the long run: the fixed point of F(x) = mean over u of F((x - (1 - r) u) / r).
+fn distribution(r: f64) -> Arc<[f64]> {
+    let cell = 1.0 / CELLS as f64;
+    let mut f: Vec<f64> = (0..=CELLS).map(|i| i as f64 * cell).collect();
+    let mut area = vec![0.0; CELLS + 1];
+    for _ in 0..STEPS {
+        for i in 1..=CELLS {
+            area[i] = area[i - 1] + (f[i - 1] + f[i]) / 2.0 * cell;
+        }
+        let whole = area[CELLS];
+        // The area under F up to y, of which nothing is left of 0 and all right of 1.
+        let up_to = |y: f64| if y > 1.0 { whole + (y - 1.0) } else { look_up(&area, y) };
+        let mut moved: f64 = 0.0;
+        for (i, value) in f.iter_mut().enumerate() {
+            let x = i as f64 * cell;
+            let next = r / (1.0 - r) * (up_to(x / r) - up_to((x - (1.0 - r)) / r));
+            moved = moved.max((next - *value).abs());
+            *value = next;
+        }
+        if moved < SETTLED {
+            break;
+        }
+    }
+    f.into()
+}
+
+/// A table over 0..1 at `x`, between its cells.
+fn look_up(table: &[f64], x: f64) -> f64 {
+    let place = x.clamp(0.0, 1.0) * CELLS as f64;
+    let cell = (place as usize).min(CELLS - 1);
+    let (low, high) = (table[cell], table[cell + 1]);
+    low + (high - low) * (place - cell as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(correlation: f64) -> Vec<f64> {
+        let mut chain = Chain::new(&[3, 1], correlation);
+        (0..200_000).map(|_| chain.unit()).collect()
+    }
+
+    fn neighbours(series: &[f64]) -> f64 {
+        let n = series.len() as f64;
+        let mean = series.iter().sum::<f64>() / n;
+        let spread: f64 = series.iter().map(|x| (x - mean).powi(2)).sum();
+        series.windows(2).map(|w| (w[0] - mean) * (w[1] - mean)).sum::<f64>() / spread
+    }
+
+    #[test]
+    fn numbers_are_even_at_any_correlation() {
+        for correlation in [0.0, 0.05, 0.25, 0.5, 0.9] {
+            let series = series(correlation);
+            // Fewer independent numbers, wider bounds.
+            let effective = series.len() as f64 * (1.0 - correlation) / (1.0 + correlation);
+            for p in [0.001, 0.01, 0.05, 0.2, 0.5, 0.9] {
+                let hits = series.iter().filter(|&&x| x < p).count() as f64 / series.len() as f64;
+                let error = (p * (1.0 - p) / effective).sqrt();
+                assert!((hits - p).abs() < 4.0 * error, "{correlation} {p}: {hits}, error {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn neighbours_correlate_as_asked() {
+        for correlation in [0.25, 0.5, 0.9] {
+            let got = neighbours(&series(correlation));
+            assert!((got / correlation - 1.0).abs() < 0.1, "{correlation}: {got}");
+        }
+        assert!(neighbours(&series(0.0)).abs() < 0.01);
+    }
+
+    #[test]
+    fn a_seed_repeats() {
+        let mut both = [Chain::new(&[9], 0.3), Chain::new(&[9], 0.3)];
+        let other = Chain::new(&[8], 0.3).unit();
+        let [a, b] = both.each_mut().map(Chain::unit);
+        assert!(a == b && a != other);
+    }
+}

@@ -1,0 +1,240 @@
+//! A segment comes in: RFC 9293 section 3.10.7.4 in its order, with RFC 5961 for what may be forged and RFC 7323 for
+//! what is from an earlier time.
+
+use thalweg_wire::Range;
+
+use super::super::sequence::{number, offset};
+use super::{refusal, Context, Flow, State};
+use crate::event::{Ended, What};
+use crate::outgoing::Heard;
+use crate::segment::{Segment, ACK, FIN, RST, SYN};
+use crate::Time;
+
+const SECOND: Time = Time::from_secs(1);
+
+impl Flow {
+    /// Takes a segment of this connection.
+    pub fn segment(&mut self, cx: &mut Context<'_>, segment: &Segment) {
+        let start = self.place(segment);
+        if segment.has(SYN) {
+            return self.stray_syn(cx, segment);
+        }
+        if segment.has(RST) {
+            return self.reset(cx, start);
+        }
+        if !segment.has(ACK) {
+            return;
+        }
+        if self.is_outdated(cx.now, segment, start) {
+            cx.counters.outdated += 1;
+            return self.challenge(cx);
+        }
+        let length = i64::from(segment.span());
+        let (low, high) = (self.expected() as i64, self.edge as i64);
+        // A window's last byte may be followed by an empty segment.
+        let inside = start <= high && start >= low && (length == 0 || start < high);
+        let reaches_in = length > 0 && start < low && start + length > low;
+        if inside || reaches_in {
+            if self.acknowledges(cx, segment) {
+                self.last_heard = cx.now;
+                self.data(cx, segment, start);
+                self.settle(cx);
+            }
+        } else {
+            self.outside(cx, segment, start);
+        }
+    }
+
+    /// The stream offset of a segment's first byte.
+    fn place(&self, segment: &Segment) -> i64 {
+        offset(segment.sequence, self.irs.wrapping_add(1), self.stream.highest())
+    }
+
+    /// What the sender was told that is expected next.
+    fn expected(&self) -> u64 {
+        self.stream.acknowledged() + u64::from(self.stream.is_complete())
+    }
+
+    /// A duplicate of what is acknowledged, a keep-alive, a probe of a closed window, or nonsense: all are answered.
+    /// What is masked may still come.
+    fn outside(&mut self, cx: &mut Context<'_>, segment: &Segment, start: i64) {
+        if self.state == State::TimeWait {
+            self.life = Some(cx.now + cx.config.time_wait);
+        }
+        if segment.payload.is_empty() || !self.is_plausible(segment) {
+            return self.challenge(cx);
+        }
+        self.last_heard = cx.now;
+        self.release();
+        if start < self.stream.highest() as i64 {
+            self.data(cx, segment, start);
+            self.settle(cx);
+        }
+        self.acks.now = true;
+    }
+
+    fn is_outdated(&self, now: Time, segment: &Segment, start: i64) -> bool {
+        let Some(stamps) = &self.stamps else { return false };
+        // Once agreed to, they are in every segment (RFC 7323 section 3.2).
+        let Some((value, _)) = segment.options.stamps else { return true };
+        let from = start.max(0) as u64;
+        let range = Range::new(from, from + segment.payload.len() as u64);
+        stamps.is_old(now, value, self.stream.floor(range))
+    }
+
+    /// RFC 5961 section 3.2. A sender that has lost count of what we have masked or not yet acknowledged resets at
+    /// one of two places; any other is asked for.
+    fn reset(&mut self, cx: &mut Context<'_>, start: i64) {
+        let exact = start == self.expected() as i64 || start == self.acks.sent as i64;
+        if exact || (start == self.stream.highest() as i64 && !self.stream.is_complete()) {
+            // In TIME-WAIT a reset would take away what protects the next connection (RFC 1337).
+            if self.state != State::TimeWait {
+                self.close_now(cx, Ended::Reset);
+            }
+        } else if start > self.expected() as i64 && start < self.edge as i64 {
+            self.challenge(cx);
+        }
+    }
+
+    /// RFC 5961 section 4.2: a SYN is never believed; the first one again means that our answer was lost.
+    fn stray_syn(&mut self, cx: &mut Context<'_>, segment: &Segment) {
+        let again = segment.sequence == self.irs && !segment.has(ACK);
+        if self.state == State::SynReceived && again {
+            self.syn_due = true;
+        } else {
+            self.challenge(cx);
+        }
+    }
+
+    /// An acknowledgement with what is true, so few times a second.
+    fn challenge(&mut self, cx: &Context<'_>) {
+        let (count, since) = self.acks.challenges;
+        let fresh = cx.now.saturating_sub(since) >= SECOND;
+        let (count, since) = if fresh { (0, cx.now) } else { (count, since) };
+        self.acks.challenges = (count, since);
+        if count < cx.config.challenges && self.state != State::SynReceived {
+            self.acks.challenges.0 += 1;
+            self.acks.now = true;
+        }
+    }
+
+    /// Whether the acknowledgement can be of this connection (RFC 5961 section 5.2).
+    fn is_plausible(&self, segment: &Segment) -> bool {
+        let una = self.out.una() as i64;
+        let place = offset(segment.acknowledgement, self.iss.wrapping_add(1), self.out.una());
+        let widest = self.out.widest().max(1 << 16) as i64;
+        self.state != State::SynReceived && place <= self.out.sent() as i64 && place >= una - widest
+    }
+
+    /// Goes on with the acknowledgement; whether the rest of the segment counts.
+    fn acknowledges(&mut self, cx: &mut Context<'_>, segment: &Segment) -> bool {
+        if self.state == State::SynReceived && !self.establish(cx, segment) {
+            return false;
+        }
+        if !self.is_plausible(segment) {
+            self.challenge(cx);
+            return false;
+        }
+        let place = offset(segment.acknowledgement, self.iss.wrapping_add(1), self.out.una());
+        if place < self.out.una() as i64 {
+            return true;
+        }
+        let window = u64::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
+        let blocks = self.kept_blocks(segment);
+        let alone = segment.payload.is_empty() && !segment.has(FIN) && blocks.is_empty();
+        let plain = alone && window == self.out.window();
+        self.out.acknowledged(cx.now, Heard { offset: place as u64, blocks: &blocks, plain });
+        self.update_window(cx.now, segment, window);
+        self.ours_acknowledged(cx);
+        true
+    }
+
+    /// What the peer says that it has of the way back, of what was sent. Duplicates that it tells of are before it.
+    fn kept_blocks(&self, segment: &Segment) -> Vec<Range> {
+        let base = self.iss.wrapping_add(1);
+        let place = |sequence: u32| u64::try_from(offset(sequence, base, self.out.una())).ok();
+        let told = segment.options.blocks.iter().flatten().filter(|_| self.sack);
+        let blocks = told.filter_map(|&(start, end)| Some(Range::new(place(start)?, place(end)?)));
+        blocks.filter(|block| !block.is_empty() && block.end <= self.out.sent()).collect()
+    }
+
+    /// RFC 9293 section 3.10.7.4, "the send window should be updated".
+    fn update_window(&mut self, now: Time, segment: &Segment, window: u64) {
+        let (sequence, acknowledgement) = self.updated;
+        let later = |a: u32, b: u32| a.wrapping_sub(b) as i32;
+        let newer = later(segment.sequence, sequence) > 0
+            || (segment.sequence == sequence && later(segment.acknowledgement, acknowledgement) >= 0);
+        if newer {
+            self.updated = (segment.sequence, segment.acknowledgement);
+            self.out.opened(now, window);
+        }
+    }
+
+    /// The third segment of the handshake.
+    fn establish(&mut self, cx: &mut Context<'_>, segment: &Segment) -> bool {
+        if segment.acknowledgement != number(self.iss, 1) || self.syn_sent.is_none() {
+            if let Some(reset) = refusal(segment) {
+                cx.reset(reset);
+            }
+            return false;
+        }
+        self.state = State::Established;
+        self.last_data = Some(cx.now);
+        self.syn_at = None;
+        self.syn_due = false;
+        let window = u64::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
+        self.out.opened(cx.now, window);
+        self.updated = (segment.sequence, segment.acknowledgement);
+        // Karn's rule: an answer sent twice gives no round trip.
+        if let (Some(sent), 0) = (self.syn_sent, self.syn_tries) {
+            let rtt = cx.now.saturating_sub(sent);
+            self.rtt = Some(rtt);
+            self.out.measured(rtt);
+            let most = super::UNSCALED << self.scales.map_or(0, |(ours, _)| ours);
+            self.control = cx.config.rate.control(most, self.segment, Some(rtt));
+        }
+        self.push(cx, What::Connected(self.agreed()));
+        if self.out.is_closing() {
+            self.state = State::FinWait1;
+        }
+        true
+    }
+
+    fn ours_acknowledged(&mut self, cx: &mut Context<'_>) {
+        if !self.out.is_done() {
+            return;
+        }
+        match self.state {
+            State::FinWait1 => {
+                self.state = State::FinWait2;
+                self.life = Some(cx.now + cx.config.fin_wait);
+            }
+            State::Closing => self.linger(cx),
+            State::LastAck => self.close_now(cx, Ended::Closed),
+            _ => {}
+        }
+    }
+
+    fn linger(&mut self, cx: &mut Context<'_>) {
+        self.state = State::TimeWait;
+        self.life = Some(cx.now + cx.config.time_wait);
+        self.end(cx, Ended::Closed);
+    }
+
+    /// The peer's stream is whole: its end counts now, and not before.
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
+        let Some(length) = self.stream.fin.filter(|_| self.stream.is_complete()) else { return };
+        let before = self.state;
+        match before {
+            State::Established => self.state = State::CloseWait,
+            State::FinWait1 => self.state = State::Closing,
+            State::FinWait2 => {}
+            _ => return,
+        }
+        self.acks.now = true;
+        self.push(cx, What::Finished(length));
+        if before == State::FinWait2 {
+            self.linger(cx);
+        }
+    }
+}

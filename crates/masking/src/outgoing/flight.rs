@@ -1,0 +1,307 @@
+//! Which bytes of the way back are under way, have come, or are lost.
+//!
+//! Each transmission has a number. A segment is lost when one sent later has come, and enough others or enough time lies
+//! between them (RACK, RFC 8985, as RFC 9002 section 6.1 has it): so a repair that is lost is noticed as well.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use thalweg_wire::{Range, Ranges};
+
+use crate::Time;
+use thalweg_sending::{Delivery, Heard, Stamp, Trips};
+
+/// Bytes of the stream that are sent in one segment. The end of the stream counts as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub range: Range,
+    pub fin: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    UnderWay,
+    /// Its receiver has it, but not all before it.
+    Kept,
+    Lost,
+}
+
+#[derive(Debug)]
+struct Sent {
+    part: Part,
+    /// When, and as which transmission, the last time.
+    at: Time,
+    number: u64,
+    /// More than once: its round trip cannot be known (Karn and Partridge 1987).
+    again: bool,
+    state: State,
+    stamp: Stamp,
+}
+
+#[derive(Debug)]
+pub(super) struct Flight {
+    /// What is not acknowledged, by place.
+    sent: VecDeque<Sent>,
+    /// Transmissions whose fate is open, by number, with a place in their segment.
+    open: VecDeque<(u64, u64)>,
+    transmissions: u64,
+    /// The latest transmission that has come.
+    newest: Option<u64>,
+    /// What selective acknowledgements have named.
+    kept: Ranges,
+    /// Where lost segments begin.
+    lost: BTreeSet<u64>,
+    under_way: u64,
+    /// Segments of these.
+    segments: u64,
+    lost_bytes: u64,
+    pub trips: Trips,
+    pub delivery: Delivery,
+    /// When a segment counts as lost, if it has not come by then.
+    pub loss_at: Option<Time>,
+}
+
+impl Flight {
+    pub fn new() -> Self {
+        Self {
+            sent: VecDeque::new(),
+            open: VecDeque::new(),
+            transmissions: 0,
+            newest: None,
+            kept: Ranges::new(),
+            lost: BTreeSet::new(),
+            under_way: 0,
+            segments: 0,
+            lost_bytes: 0,
+            trips: Trips::new(),
+            delivery: Delivery::default(),
+            loss_at: None,
+        }
+    }
+
+    /// Bytes under way.
+    pub fn under_way(&self) -> u64 {
+        self.under_way
+    }
+
+    /// Segments under way.
+    pub fn segments(&self) -> u64 {
+        self.segments
+    }
+
+    /// Separate ranges that have come behind something that has not.
+    #[cfg(test)]
+    pub fn ranges(&self) -> usize {
+        self.kept.count()
+    }
+
+    /// Whether something is to be repaired.
+    pub fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Bytes that follow all that were sent before are sent.
+    pub fn send(&mut self, now: Time, part: Part) {
+        let stamp = self.delivery.sent(now, self.segments == 0);
+        let number = self.number(part.range.start);
+        self.sent.push_back(Sent { part, at: now, number, again: false, state: State::UnderWay, stamp });
+        self.count(part, 1);
+    }
+
+    /// The first lost segment is sent again.
+    pub fn repair(&mut self, now: Time) -> Option<Part> {
+        let start = self.lost.pop_first()?;
+        self.send_again(now, self.index(start))
+    }
+
+    /// The last segment that its receiver does not have is sent again: its acknowledgement tells of those before it
+    /// (tail loss probe, RFC 8985 section 7).
+    pub fn probe(&mut self, now: Time) -> Option<Part> {
+        let index = self.sent.iter().rposition(|sent| sent.state == State::UnderWay)?;
+        let part = self.sent[index].part;
+        self.count(part, -1);
+        self.send_again(now, index)
+    }
+
+    fn send_again(&mut self, now: Time, index: usize) -> Option<Part> {
+        let stamp = self.delivery.sent(now, self.segments == 0);
+        let number = self.number(self.sent.get(index)?.part.range.start);
+        let sent = self.sent.get_mut(index)?;
+        (sent.at, sent.number, sent.again, sent.state, sent.stamp) =
+            (now, number, true, State::UnderWay, stamp);
+        let part = sent.part;
+        self.count(part, 1);
+        Some(part)
+    }
+
+    fn number(&mut self, place: u64) -> u64 {
+        self.transmissions += 1;
+        self.open.push_back((self.transmissions, place));
+        self.transmissions
+    }
+
+    fn count(&mut self, part: Part, by: i64) {
+        self.under_way = self.under_way.saturating_add_signed(by * part.range.len() as i64);
+        self.segments = self.segments.saturating_add_signed(by);
+    }
+
+    /// The first segment that ends behind `place`.
+    fn index(&self, place: u64) -> usize {
+        self.sent.partition_point(|sent| sent.part.range.end <= place)
+    }
+
+    /// All before `una` has come, and `blocks` of what is behind it. What follows for the rate, if it is news; `least`
+    /// is the least round trip known.
+    pub fn acknowledged(
+        &mut self,
+        now: Time,
+        una: u64,
+        blocks: &[Range],
+        least: Option<Time>,
+    ) -> Option<Heard> {
+        let (before, lost_before) = (self.delivery.delivered(), self.lost_bytes);
+        let mut trip = None;
+        for &block in blocks.iter().filter(|block| block.start > una) {
+            self.keep(now, block, &mut trip);
+        }
+        self.pass(now, una, &mut trip);
+        if let Some((_, trip)) = trip {
+            self.trips.measured(trip);
+        }
+        self.detect(now);
+        let delivered = self.delivery.delivered();
+        if delivered == before {
+            return None;
+        }
+        self.trips.answered();
+        let (bytes, lost) = (delivered - before, self.lost_bytes - lost_before);
+        let (under_way, trip, measured) =
+            (self.under_way, trip.map(|(_, trip)| trip), self.delivery.measure(least));
+        Some(Heard { now, bytes, lost, delivered, under_way, trip, measured })
+    }
+
+    /// A selective acknowledgement. Honest ones leave no more ranges than there are segments; others end there.
+    fn keep(&mut self, now: Time, block: Range, trip: &mut Option<(u64, Time)>) {
+        if self.kept.count() > self.sent.len() {
+            return;
+        }
+        for fresh in self.kept.insert(block) {
+            let mut index = self.index(fresh.start);
+            while let Some(sent) = self.sent.get(index).filter(|sent| sent.part.range.start < fresh.end) {
+                if sent.state != State::Kept && self.kept.covers(sent.part.range) {
+                    self.came(now, index, trip);
+                    self.sent[index].state = State::Kept;
+                }
+                index += 1;
+            }
+        }
+    }
+
+    /// All before `una` is acknowledged.
+    fn pass(&mut self, now: Time, una: u64, trip: &mut Option<(u64, Time)>) {
+        self.kept.trim(una);
+        while let Some(first) = self.sent.front().filter(|first| first.part.range.start < una) {
+            if first.part.range.end > una {
+                self.cut(una);
+                break;
+            }
+            if first.state != State::Kept {
+                self.came(now, 0, trip);
+            }
+            self.sent.pop_front();
+        }
+    }
+
+    /// A part of the first segment has come, which no receiver in its right mind says.
+    fn cut(&mut self, una: u64) {
+        let Some(first) = self.sent.front_mut() else { return };
+        let gone = una - first.part.range.start;
+        match first.state {
+            State::UnderWay => self.under_way = self.under_way.saturating_sub(gone),
+            State::Lost => {
+                self.lost.remove(&first.part.range.start);
+                self.lost.insert(una);
+            }
+            State::Kept => {}
+        }
+        first.part.range.start = una;
+    }
+
+    /// A segment has come. `trip` becomes its round trip, if it is the latest of those that can be known.
+    fn came(&mut self, now: Time, index: usize, trip: &mut Option<(u64, Time)>) {
+        let Some(sent) = self.sent.get(index) else { return };
+        let (part, at, number, stamp) = (sent.part, sent.at, sent.number, sent.stamp);
+        let (took, known) = (now.saturating_sub(at), !sent.again);
+        match sent.state {
+            State::UnderWay => self.count(part, -1),
+            State::Lost => {
+                self.lost.remove(&part.range.start);
+                self.trips.reordered(self.newest.unwrap_or(number).saturating_sub(number));
+            }
+            State::Kept => return,
+        }
+        self.delivery.arrived(now, part.range.len(), at, stamp);
+        // What comes sooner after a repair than it can is the first transmission.
+        let believed = known || self.trips.smooth().is_some_and(|smooth| took >= smooth / 2);
+        if believed {
+            self.newest = self.newest.max(Some(number));
+        }
+        if known && trip.is_none_or(|(latest, _)| number > latest) {
+            *trip = Some((number, took));
+        }
+    }
+
+    /// Which segments are lost, now that later ones have come.
+    pub fn detect(&mut self, now: Time) {
+        self.loss_at = None;
+        let Some(newest) = self.newest else { return };
+        let (packets, patience) = (self.trips.packets(), self.trips.patience());
+        while let Some(&(number, place)) = self.open.front() {
+            let index = self.index(place);
+            let open = self.sent.get(index).filter(|s| s.number == number && s.state == State::UnderWay);
+            if let Some(sent) = open {
+                let due = sent.at + patience;
+                if number >= newest {
+                    return;
+                }
+                if number + packets > newest && due > now {
+                    self.loss_at = Some(due);
+                    return;
+                }
+                self.lose(index);
+            }
+            self.open.pop_front();
+        }
+    }
+
+    fn lose(&mut self, index: usize) {
+        let Some(sent) = self.sent.get_mut(index).filter(|sent| sent.state == State::UnderWay) else {
+            return;
+        };
+        sent.state = State::Lost;
+        let part = sent.part;
+        self.lost.insert(part.range.start);
+        self.lost_bytes += part.range.len();
+        self.count(part, -1);
+    }
+
+    /// The first segment counts as lost.
+    pub fn lose_first(&mut self) {
+        self.lose(0);
+    }
+
+    /// All that is under way counts as lost. What was selectively acknowledged may not be there any more (RFC 2018
+    /// section 8) if nothing in front of it is missing; whether that is so.
+    pub fn lose_all(&mut self) -> bool {
+        (0..self.sent.len()).for_each(|index| self.lose(index));
+        self.sent.front().is_some_and(|first| first.state == State::Kept)
+    }
+
+    /// Nothing counts as sent any more.
+    pub fn clear(&mut self) {
+        self.sent.clear();
+        self.open.clear();
+        self.lost.clear();
+        self.kept = Ranges::new();
+        (self.under_way, self.segments, self.loss_at) = (0, 0, None);
+    }
+}

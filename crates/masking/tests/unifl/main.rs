@@ -1,0 +1,26 @@
+//! The masking TCP endpoint: against a scripted client (`client`), against honest senders over lossy links (`world`),
+//! against anything (`fuzz`).
+
+#[path = "../../../wire/tests/fuzz/allocator.rs"]
+mod allocator;
+mod app;
+mod choices;
+mod client;
+mod congestion;
+mod estimator;
+mod fuzz;
+mod hostile;
+mod properties;
+#[path = "../../../proto/tests/common/recorded.rs"]
+mod recorded;
+mod rounds;
+mod sender;
+mod states;
+mod table;
+mod traps;
+mod wire;
+mod witness;
+mod world;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Counting = allocator::Counting;

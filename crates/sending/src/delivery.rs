@@ -1,0 +1,122 @@
+//! The rate at which packets arrive (Cheng et al., draft-cheng-iccrg-delivery-rate-estimation).
+
+use crate::Time;
+
+/// What was known when a packet was sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Stamp {
+    /// Bytes that had been delivered, and when the last of them was acknowledged.
+    pub delivered: u64,
+    delivered_at: Time,
+    /// When the first packet of this flight was sent.
+    first: Time,
+    /// Whether less was sent than could have been.
+    idle: bool,
+}
+
+/// What an acknowledgement says about the path.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured {
+    /// Bytes a second.
+    pub rate: f64,
+    /// Whether less was sent than the path may carry: the rate says little then, unless it is high.
+    pub idle: bool,
+    /// What had been delivered when the newest packet acknowledged was sent.
+    pub before: u64,
+}
+
+/// The connection's part of the estimate.
+#[derive(Debug, Default)]
+pub struct Delivery {
+    delivered: u64,
+    delivered_at: Time,
+    first: Time,
+    /// Until so much is delivered, what comes was sent when there was little to send.
+    idle_until: u64,
+    newest: Option<(Time, Stamp)>,
+}
+
+impl Delivery {
+    /// A packet is sent at `now`, with nothing under way if `alone`.
+    pub fn sent(&mut self, now: Time, alone: bool) -> Stamp {
+        if alone {
+            (self.first, self.delivered_at) = (now, now);
+        }
+        let Self { delivered, delivered_at, first, .. } = *self;
+        Stamp { delivered, delivered_at, first, idle: self.idle_until > 0 }
+    }
+
+    /// There is less to send than could be sent; `under_way` bytes are.
+    pub fn idle(&mut self, under_way: u64) {
+        self.idle_until = (self.delivered + under_way).max(1);
+    }
+
+    /// One packet of those that an acknowledgement names, sent at `sent` with `stamp`.
+    pub fn arrived(&mut self, now: Time, bytes: u64, sent: Time, stamp: Stamp) {
+        self.delivered += bytes;
+        self.delivered_at = now;
+        if self.newest.is_none_or(|(at, _)| sent >= at) {
+            self.newest = Some((sent, stamp));
+        }
+    }
+
+    /// Bytes that have been acknowledged in all.
+    pub fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// After all packets of an acknowledgement: over the time in which they were acknowledged, or sent if that took
+    /// longer, as acknowledgements may come many at once. `None` where that is less than the least round trip.
+    pub fn measure(&mut self, least: Option<Time>) -> Option<Measured> {
+        let (sent, stamp) = self.newest.take()?;
+        self.first = sent;
+        if self.delivered > self.idle_until {
+            self.idle_until = 0;
+        }
+        let sending = sent.saturating_sub(stamp.first);
+        let acknowledging = self.delivered_at.saturating_sub(stamp.delivered_at);
+        let interval = sending.max(acknowledging);
+        if interval.is_zero() || least.is_some_and(|least| interval < least) {
+            return None;
+        }
+        let rate = (self.delivered - stamp.delivered) as f64 / interval.as_secs_f64();
+        Some(Measured { rate, idle: stamp.idle, before: stamp.delivered })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Time = Time::from_millis(1);
+
+    #[test]
+    fn acknowledgements_that_come_at_once_do_not_make_the_path_faster() {
+        let mut delivery = Delivery::default();
+        let sent: Vec<_> = (0..10).map(|n| (n * MS, delivery.sent(n * MS, n == 0))).collect();
+        for &(at, stamp) in &sent {
+            delivery.arrived(50 * MS, 1_000, at, stamp);
+        }
+        let first = delivery.measure(Some(10 * MS)).unwrap();
+        assert!((first.rate - 10_000.0 / 0.05).abs() < 1.0, "{first:?}");
+        // The next flight is sent over 9 ms and acknowledged in an instant: 9 ms count, and are too few.
+        let sent: Vec<_> = (0..10).map(|n| ((50 + n) * MS, delivery.sent((50 + n) * MS, false))).collect();
+        for &(at, stamp) in &sent {
+            delivery.arrived(61 * MS, 1_000, at, stamp);
+        }
+        assert!(delivery.measure(Some(60 * MS)).is_none(), "less than a round trip");
+    }
+
+    #[test]
+    fn what_was_sent_with_little_to_send_says_so_until_it_has_come() {
+        let mut delivery = Delivery::default();
+        delivery.idle(0);
+        let few = delivery.sent(MS, true);
+        delivery.arrived(11 * MS, 500, MS, few);
+        assert!(delivery.measure(None).unwrap().idle);
+        let more = delivery.sent(12 * MS, true);
+        delivery.arrived(22 * MS, 500, 12 * MS, more);
+        let measured = delivery.measure(None).unwrap();
+        assert!(!measured.idle && measured.before == 500, "{measured:?}");
+    }
+}

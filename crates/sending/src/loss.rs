@@ -1,0 +1,149 @@
+//! The round trip, and when a packet counts as lost (RFC 9002, sections 5 and 6).
+
+use crate::Time;
+
+/// Before anything was measured.
+const FIRST_TRIP: Time = Time::from_millis(100);
+/// The least that a timer can tell apart, kGranularity.
+const GRANULARITY: Time = Time::from_millis(1);
+/// How late an acknowledgement may be, where its sender has other work to do.
+const ACK_DELAY: Time = Time::from_millis(20);
+/// A packet is lost when one so much later has come, kPacketThreshold; more where the path reorders.
+const PACKETS: u64 = 3;
+const MOST_PACKETS: u64 = 1024;
+/// A packet is lost when a later one has come and so many eighths of a round trip have passed, kTimeThreshold; more
+/// where the path reorders.
+const EIGHTHS: u32 = 9;
+const MOST_EIGHTHS: u32 = 16;
+/// Probes that nobody answers come ever more rarely, but so often.
+const RAREST: Time = Time::from_secs(1);
+
+/// What is known of the round trip, and of reordering.
+#[derive(Debug)]
+pub struct Trips {
+    smooth: Option<Time>,
+    variation: Time,
+    latest: Time,
+    packets: u64,
+    eighths: u32,
+    /// Probes since an acknowledgement came.
+    unanswered: u32,
+}
+
+impl Default for Trips {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Trips {
+    /// Nothing measured yet.
+    pub fn new() -> Self {
+        let (smooth, variation, latest) = (None, FIRST_TRIP / 2, FIRST_TRIP);
+        Self { smooth, variation, latest, packets: PACKETS, eighths: EIGHTHS, unanswered: 0 }
+    }
+
+    /// The smoothed round trip.
+    pub fn smooth(&self) -> Option<Time> {
+        self.smooth
+    }
+
+    /// How long an acknowledgement may take (RFC 6298, section 2, without its bounds).
+    pub fn timeout(&self) -> Option<Time> {
+        self.smooth.map(|smooth| smooth + (4 * self.variation).max(GRANULARITY))
+    }
+
+    /// A packet was acknowledged after `trip` (RFC 9002, section 5.3).
+    pub fn measured(&mut self, trip: Time) {
+        self.latest = trip;
+        match self.smooth {
+            None => (self.smooth, self.variation) = (Some(trip), trip / 2),
+            Some(smooth) => {
+                self.variation = (3 * self.variation + smooth.abs_diff(trip)) / 4;
+                self.smooth = Some((7 * smooth + trip) / 8);
+            }
+        }
+    }
+
+    /// How many packets later one has to come.
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// How long after a packet was sent it is lost, if a later one has come (RFC 9002, section 6.1.2).
+    pub fn patience(&self) -> Time {
+        let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
+        (trip * self.eighths / 8).max(GRANULARITY)
+    }
+
+    /// A packet that counted as lost has come, when one `distance` later had: wait longer from now on (RFC 9002,
+    /// section 6.1.1, lets it; RACK does, RFC 8985, section 6.2).
+    pub fn reordered(&mut self, distance: u64) {
+        self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
+        self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
+    }
+
+    /// How long after the last packet was sent a probe follows (RFC 9002, section 6.2.1).
+    pub fn probe_after(&self) -> Time {
+        let variation = (4 * self.variation).max(GRANULARITY);
+        let first = self.smooth.unwrap_or(FIRST_TRIP) + variation + ACK_DELAY;
+        (first * (1 << self.unanswered.min(10))).min(RAREST.max(first))
+    }
+
+    /// A probe was sent: the next one waits twice as long.
+    pub fn probed(&mut self) {
+        self.unanswered = self.unanswered.saturating_add(1);
+    }
+
+    /// An acknowledgement came: probes are frequent again.
+    pub fn answered(&mut self) {
+        self.unanswered = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Time = Time::from_millis(1);
+
+    #[test]
+    fn the_first_measurement_is_taken_as_it_is() {
+        let mut trips = Trips::new();
+        trips.measured(40 * MS);
+        assert_eq!((trips.smooth(), trips.patience()), (Some(40 * MS), 45 * MS));
+        assert_eq!(trips.probe_after(), 40 * MS + 4 * 20 * MS + ACK_DELAY);
+        for _ in 0..100 {
+            trips.measured(40 * MS);
+        }
+        assert!(trips.probe_after() < 40 * MS + 2 * MS + ACK_DELAY, "{:?}", trips.probe_after());
+        trips.measured(80 * MS);
+        assert_eq!((trips.smooth(), trips.patience()), (Some(45 * MS), 90 * MS));
+    }
+
+    #[test]
+    fn probes_come_ever_more_rarely_up_to_a_second() {
+        let mut trips = Trips::new();
+        trips.measured(10 * MS);
+        let mut pauses = Vec::new();
+        for _ in 0..40 {
+            pauses.push(trips.probe_after());
+            trips.probed();
+        }
+        assert!(pauses.is_sorted() && pauses[1] == 2 * pauses[0] && pauses[39] == RAREST, "{pauses:?}");
+        trips.answered();
+        assert_eq!(trips.probe_after(), pauses[0]);
+    }
+
+    #[test]
+    fn reordering_makes_patient_within_bounds() {
+        let mut trips = Trips::new();
+        trips.measured(8 * MS);
+        trips.reordered(7);
+        assert_eq!((trips.packets(), trips.patience()), (8, 10 * MS));
+        for _ in 0..100 {
+            trips.reordered(u64::from(u32::MAX));
+        }
+        assert_eq!((trips.packets(), trips.patience()), (MOST_PACKETS, 16 * MS));
+    }
+}

@@ -1,0 +1,184 @@
+//! Repair packets, the receiver's part: what is kept of packets that came, and when the others can be rebuilt. The code
+//! itself is the transport's; here a symbol is bytes.
+
+use std::collections::VecDeque;
+
+use super::repair::{Block, MAX_BLOCK};
+
+/// Packets that are kept in case others of their block are lost.
+const KEPT: usize = 4 * MAX_BLOCK as usize;
+/// Blocks of which repair packets are kept.
+const BLOCKS: usize = 4;
+
+/// What has come of a block's repair packets.
+#[derive(Debug)]
+struct Coming {
+    block: Block,
+    /// Which of them, and their symbols.
+    repair: Vec<(u32, Vec<u8>)>,
+    /// Symbols there were when the rest was last to be rebuilt.
+    tried: usize,
+    done: bool,
+}
+
+/// A block of which as many symbols have come as it has packets.
+#[derive(Debug)]
+pub struct Rebuild<'a> {
+    /// Which.
+    pub block: Block,
+    /// Packets of it that came, rising: their position in the block and what was [kept](super::Receiver::keep).
+    pub packets: Vec<(u32, &'a [u8])>,
+    /// Repair packets: which of the block's, and their symbols.
+    pub repair: Vec<(u32, &'a [u8])>,
+}
+
+/// Symbols that may be needed, the newest that came.
+#[derive(Debug, Default)]
+pub(super) struct Mender {
+    kept: VecDeque<(u64, Vec<u8>)>,
+    blocks: VecDeque<Coming>,
+    /// Whether anything of these blocks has come since nothing could be rebuilt.
+    fresh: bool,
+}
+
+impl Mender {
+    /// A packet of a block has come; `write` appends its symbol.
+    pub(super) fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
+        self.fresh |= self.blocks.iter().any(|one| !one.done && one.block.position(number).is_some());
+        let oldest = if self.kept.len() < KEPT { None } else { self.kept.pop_front() };
+        let mut symbol = oldest.map_or_else(Vec::new, |(_, symbol)| symbol);
+        symbol.clear();
+        write(&mut symbol);
+        self.kept.push_back((number, symbol));
+    }
+
+    /// A repair packet has come.
+    pub(super) fn repair(&mut self, block: Block, which: u32, symbol: &[u8]) {
+        if block.count == 0 || block.count > MAX_BLOCK {
+            return;
+        }
+        let known = self.blocks.iter().position(|coming| coming.block == block);
+        let at = known.unwrap_or_else(|| {
+            if self.blocks.len() >= BLOCKS {
+                self.blocks.pop_front();
+            }
+            self.blocks.push_back(Coming { block, repair: Vec::new(), tried: 0, done: false });
+            self.blocks.len() - 1
+        });
+        let Some(coming) = self.blocks.get_mut(at) else { return };
+        let full = coming.repair.len() >= block.count as usize;
+        if !coming.done && !full && coming.repair.iter().all(|(one, _)| *one != which) {
+            coming.repair.push((which, symbol.to_vec()));
+            self.fresh = true;
+        }
+    }
+
+    /// A block whose missing packets can be rebuilt from what has come since it was last named here.
+    pub(super) fn poll(&mut self) -> Option<Rebuild<'_>> {
+        let Self { kept, blocks, fresh } = self;
+        if !*fresh {
+            return None;
+        }
+        for coming in blocks.iter_mut().filter(|coming| !coming.done) {
+            let packets = packets(kept, coming.block);
+            let symbols = packets.len() + coming.repair.len();
+            coming.done = packets.len() == coming.block.count as usize;
+            if coming.done {
+                coming.repair.clear();
+            } else if symbols >= coming.block.count as usize && symbols > coming.tried {
+                coming.tried = symbols;
+                let repair = coming.repair.iter().map(|(which, symbol)| (*which, &symbol[..])).collect();
+                return Some(Rebuild { block: coming.block, packets, repair });
+            }
+        }
+        *fresh = false;
+        None
+    }
+
+    /// The block was rebuilt.
+    pub(super) fn done(&mut self, block: Block) {
+        if let Some(coming) = self.blocks.iter_mut().find(|coming| coming.block == block) {
+            (coming.done, coming.repair) = (true, Vec::new());
+        }
+    }
+
+    /// Nothing of what is kept is needed any more.
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// What was kept of a block, each packet once, rising.
+fn packets(kept: &VecDeque<(u64, Vec<u8>)>, block: Block) -> Vec<(u32, &[u8])> {
+    let mut found: Vec<(u32, &[u8])> =
+        kept.iter().filter_map(|(number, symbol)| Some((block.position(*number)?, &symbol[..]))).collect();
+    found.sort_unstable_by_key(|(at, _)| *at);
+    found.dedup_by_key(|(at, _)| *at);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_dice::Dice;
+
+    const BLOCK: Block = Block { first: 10, count: 4 };
+
+    fn keep(mender: &mut Mender, number: u64) {
+        mender.keep(number, |out| out.push(number as u8));
+    }
+
+    #[test]
+    fn a_block_is_rebuilt_when_as_many_symbols_have_come_as_it_has_packets() {
+        let mut mender = Mender::default();
+        for number in [9, 13, 10, 10, 14] {
+            keep(&mut mender, number);
+        }
+        mender.repair(BLOCK, 0, &[100]);
+        mender.repair(BLOCK, 0, &[100]);
+        assert!(mender.poll().is_none(), "three symbols of four");
+        mender.repair(BLOCK, 5, &[105]);
+        let rebuild = mender.poll().unwrap();
+        assert_eq!((rebuild.block, rebuild.packets), (BLOCK, vec![(0, &[10][..]), (3, &[13][..])]));
+        assert_eq!(rebuild.repair, [(0, &[100][..]), (5, &[105][..])]);
+        assert!(mender.poll().is_none(), "nothing more has come");
+        keep(&mut mender, 11);
+        assert_eq!(mender.poll().unwrap().packets.len(), 3, "with one more it may be tried again");
+        mender.done(BLOCK);
+        mender.repair(BLOCK, 6, &[106]);
+        assert!(mender.poll().is_none(), "it was rebuilt");
+    }
+
+    #[test]
+    fn what_came_whole_needs_nothing() {
+        let mut mender = Mender::default();
+        mender.repair(BLOCK, 0, &[100]);
+        for number in 10..14 {
+            assert!(mender.poll().is_none() || number == 13);
+            keep(&mut mender, number);
+        }
+        assert!(mender.poll().is_none() && mender.blocks[0].repair.is_empty());
+    }
+
+    #[test]
+    fn whatever_comes_memory_is_bounded() {
+        for seed in 0..50 {
+            let (mut mender, mut dice) = (Mender::default(), Dice::new(&[seed]));
+            for _ in 0..2_000 {
+                let number = dice.draw() >> dice.up_to(63);
+                keep(&mut mender, number);
+                let count = dice.up_to(2 * u64::from(MAX_BLOCK)) as u32;
+                let block = Block { first: number.wrapping_sub(dice.up_to(70)), count };
+                for _ in 0..dice.up_to(4) {
+                    mender.repair(block, dice.draw() as u32, &[1]);
+                }
+                if let Some(rebuild) = mender.poll() {
+                    assert!(rebuild.packets.len() < rebuild.block.count as usize);
+                    assert!(rebuild.packets.len() + rebuild.repair.len() >= rebuild.block.count as usize);
+                }
+                assert!(mender.kept.len() <= KEPT && mender.blocks.len() <= BLOCKS);
+                assert!(mender.blocks.iter().all(|one| one.repair.len() <= MAX_BLOCK as usize));
+            }
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The receiving side: which packets have come, and when a transfer is closed.
+
+use thalweg_wire::Range;
+
+use super::arrivals::Arrivals;
+use super::mend::{Mender, Rebuild};
+use super::repair::Block;
+use super::transfer::{Part, MAX_PIECES};
+use crate::Time;
+
+/// When a transfer is closed though not all of it has come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rule {
+    /// The share of its chunks, 0 to 1, after which nothing is sent a second time; 1 waits for all of it.
+    pub fraction: f64,
+    /// How long after its first packet nothing but critical chunks is sent any more.
+    pub deadline: Option<Time>,
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self { fraction: 1.0, deadline: None }
+    }
+}
+
+/// Why a transfer was closed. Critical chunks are sent until they arrive in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    /// All of it came.
+    Whole,
+    /// Enough of it came; what was never sent still is, once.
+    Fraction,
+    /// Its time was over.
+    Deadline,
+}
+
+/// What the receiver tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ack {
+    /// The newest packet numbers that have come, falling, at most [`super::MAX_RANGES`].
+    pub ranges: Vec<Range>,
+    /// The transfer closed last.
+    pub closed: Option<(u16, Closed)>,
+}
+
+/// The transfer that is coming.
+#[derive(Debug)]
+struct Incoming {
+    id: u16,
+    of: u32,
+    came: u32,
+    /// A bit for each chunk.
+    bits: Vec<u64>,
+    began: Time,
+    closed: bool,
+}
+
+/// One direction's receiving side.
+#[derive(Debug)]
+pub struct Receiver {
+    rule: Rule,
+    arrivals: Arrivals,
+    incoming: Option<Incoming>,
+    closed: Option<(u16, Closed)>,
+    owes: bool,
+    mender: Mender,
+}
+
+impl Receiver {
+    /// One that closes transfers by `rule`.
+    pub fn new(rule: Rule) -> Self {
+        let (arrivals, mender) = (Arrivals::default(), Mender::default());
+        Self { rule, arrivals, incoming: None, closed: None, owes: false, mender }
+    }
+
+    /// A packet has come; `part` is its chunk, if it carries one. Says whether the chunk is one that had not come
+    /// before, of the transfer that is under way.
+    pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<Part>) -> bool {
+        self.arrivals.insert(number);
+        self.owes = true;
+        part.is_some_and(|part| self.handle_part(now, part))
+    }
+
+    /// A packet has come that repair packets may follow, as it says; `write` appends its symbol, to be kept for a while.
+    pub fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
+        self.mender.keep(number, write);
+    }
+
+    /// A repair packet has come: which of the block's, and its symbol. What cannot be is ignored.
+    pub fn handle_repair(&mut self, number: u64, block: Block, which: u32, symbol: &[u8]) {
+        self.arrivals.insert(number);
+        self.owes = true;
+        self.mender.repair(block, which, symbol);
+    }
+
+    /// A block whose missing packets may be rebuilt. Each that was is to be told to [`Self::handle_packet`], as if it
+    /// had come.
+    pub fn poll_rebuild(&mut self) -> Option<Rebuild<'_>> {
+        self.mender.poll()
+    }
+
+    /// The block was rebuilt: its symbols are needed no longer.
+    pub fn rebuilt(&mut self, block: Block) {
+        self.mender.done(block);
+    }
+
+    fn handle_part(&mut self, now: Time, part: Part) -> bool {
+        if part.index >= part.of || part.of as usize > MAX_PIECES {
+            return false;
+        }
+        let newer = self.incoming.as_ref().is_none_or(|old| is_later(part.transfer, old.id));
+        if newer {
+            let bits = vec![0; (part.of as usize).div_ceil(64)];
+            self.incoming =
+                Some(Incoming { id: part.transfer, of: part.of, came: 0, bits, began: now, closed: false });
+        }
+        let Some(incoming) = self.incoming.as_mut().filter(|i| i.id == part.transfer && i.of == part.of)
+        else {
+            return false; // of a transfer that was given up, or it lies
+        };
+        let (word, bit) = (part.index as usize / 64, 1_u64 << (part.index % 64));
+        let Some(word) = incoming.bits.get_mut(word) else { return false };
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        incoming.came += 1;
+        self.judge(now);
+        true
+    }
+
+    fn judge(&mut self, now: Time) {
+        let Some(incoming) = &mut self.incoming else { return };
+        let enough = (f64::from(incoming.of) * self.rule.fraction.clamp(0.0, 1.0)).ceil() as u32;
+        let over = self.rule.deadline.is_some_and(|time| now >= incoming.began + time);
+        let closed = match incoming.came {
+            came if came == incoming.of => Closed::Whole,
+            _ if over => Closed::Deadline,
+            came if came >= enough => Closed::Fraction,
+            _ => return,
+        };
+        if !incoming.closed || self.closed != Some((incoming.id, closed)) {
+            self.owes = true;
+        }
+        incoming.closed = true;
+        if closed == Closed::Whole {
+            self.mender.clear();
+        }
+        self.closed = Some((incoming.id, closed));
+    }
+
+    /// When [`Self::handle_timeout`] has something to do.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let open = |i: &&Incoming| i.came < i.of && self.closed != Some((i.id, Closed::Deadline));
+        self.incoming.as_ref().filter(open).and_then(|i| Some(i.began + self.rule.deadline?))
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.poll_timeout().is_some_and(|at| now >= at) {
+            self.judge(now);
+        }
+    }
+
+    /// What to tell the sender, if there is anything new. What cannot be told is told with the next packet's.
+    pub fn poll_ack(&mut self) -> Option<Ack> {
+        let owes = std::mem::take(&mut self.owes);
+        owes.then(|| Ack { ranges: self.arrivals.ranges(), closed: self.closed })
+    }
+}
+
+/// Whether `one` comes after `other`, as numbers that wrap (RFC 1982).
+fn is_later(one: u16, other: u16) -> bool {
+    matches!(one.wrapping_sub(other), 1..=0x7fff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use thalweg_dice::Dice;
+
+    const MS: Time = Time::from_millis(1);
+
+    fn part(index: u32) -> Option<Part> {
+        Some(Part { transfer: 1, index, of: 10 })
+    }
+
+    fn closed(receiver: &mut Receiver) -> Option<Closed> {
+        receiver.poll_ack().and_then(|ack| ack.closed).map(|(_, why)| why)
+    }
+
+    #[test]
+    fn closes_by_fraction_and_later_as_whole() {
+        let mut receiver = Receiver::new(Rule { fraction: 0.75, deadline: None });
+        for index in 0..7 {
+            assert!(receiver.handle_packet(MS, index.into(), part(index)));
+            assert_eq!(closed(&mut receiver), None);
+        }
+        assert!(!receiver.handle_packet(MS, 7, part(6)), "it has come before");
+        assert_eq!(closed(&mut receiver), None);
+        receiver.handle_packet(MS, 8, part(9));
+        assert_eq!(closed(&mut receiver), Some(Closed::Fraction));
+        assert!(receiver.handle_packet(MS, 9, part(7)), "late chunks are welcome");
+        receiver.handle_packet(MS, 10, part(8));
+        assert_eq!(closed(&mut receiver), Some(Closed::Whole));
+        assert_eq!(receiver.poll_ack(), None, "there is nothing new");
+    }
+
+    #[test]
+    fn closes_at_the_deadline_after_the_first_packet() {
+        let mut receiver = Receiver::new(Rule { fraction: 1.0, deadline: Some(50 * MS) });
+        assert_eq!(receiver.poll_timeout(), None);
+        receiver.handle_packet(10 * MS, 0, part(3));
+        assert_eq!(receiver.poll_timeout(), Some(60 * MS));
+        receiver.handle_timeout(59 * MS);
+        assert_eq!(closed(&mut receiver), None);
+        receiver.handle_timeout(60 * MS);
+        assert_eq!((closed(&mut receiver), receiver.poll_timeout()), (Some(Closed::Deadline), None));
+        receiver.handle_packet(90 * MS, 5, None);
+        assert_eq!(closed(&mut receiver), Some(Closed::Deadline), "told again with each packet");
+        receiver.handle_packet(100 * MS, 6, Some(Part { transfer: 2, index: 0, of: 2 }));
+        assert_eq!(receiver.poll_timeout(), Some(150 * MS), "the next transfer has its own");
+    }
+
+    #[test]
+    fn transfers_are_told_apart_though_their_numbers_wrap() {
+        let mut receiver = Receiver::new(Rule::default());
+        let of = |transfer, index| Some(Part { transfer, index, of: 2 });
+        for transfer in [65_534, 65_535, 0, 1] {
+            assert!(receiver.handle_packet(MS, 0, of(transfer, 0)));
+            assert!(
+                !receiver.handle_packet(MS, 0, of(transfer.wrapping_sub(1), 1)),
+                "given up before {transfer}"
+            );
+        }
+    }
+
+    #[test]
+    fn whatever_comes_nothing_panics_and_counts_hold() {
+        for seed in 0..300 {
+            let mut dice = Dice::new(&[seed]);
+            let mut receiver = Receiver::new(Rule { fraction: 1.5 * dice.unit(), deadline: Some(3 * MS) });
+            for at in 0..200 {
+                let part = Part {
+                    transfer: dice.up_to(4) as u16,
+                    index: dice.up_to(70) as u32,
+                    of: if dice.hits(0.8) { 66 } else { dice.up_to(70) as u32 },
+                };
+                receiver.handle_packet(at * MS, dice.draw() >> dice.up_to(63), Some(part));
+                receiver.handle_timeout(at * MS);
+                if let Some(incoming) = &receiver.incoming {
+                    let bits: u32 = incoming.bits.iter().map(|word| word.count_ones()).sum();
+                    assert!(bits == incoming.came && incoming.came <= incoming.of, "{seed}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_length_is_believed() {
+        let mut receiver = Receiver::new(Rule::default());
+        let huge = Part { transfer: 1, index: 0, of: u32::MAX };
+        assert!(!receiver.handle_packet(MS, 0, Some(huge)) && receiver.incoming.is_none());
+    }
+}

@@ -1,0 +1,483 @@
+//! The sending side.
+
+use std::collections::VecDeque;
+
+use thalweg_wire::Ranges;
+
+use super::receiver::{Ack, Closed};
+use super::repair::{Block, Blocks, Hope};
+use super::transfer::{Part, Piece, Transfer};
+use crate::Time;
+use crate::{Delivery, Heard, Pacer, Rate, Stamp, Trips};
+
+/// Bytes of a packet without a chunk, to be counted by.
+const PROBE_BYTES: u32 = 64;
+/// Packets to begin with. TCP begins with 10 (RFC 6928) and sends again whatever that loses.
+const INITIAL: u64 = 32;
+
+/// A packet to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// Its number; no other has it but a probe that nobody answered.
+    pub number: u64,
+    /// What it carries.
+    pub what: What,
+    /// The first number of its block, if repair packets may follow: until then it is to be kept.
+    pub block: Option<u64>,
+}
+
+/// What a packet carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// A chunk.
+    Chunk(Part),
+    /// Nothing; it asks for an acknowledgement.
+    Probe,
+    /// A repair packet of a block: which of them, from 0.
+    Repair(Block, u32),
+}
+
+/// How a transfer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Which.
+    pub transfer: u16,
+    /// Why.
+    pub why: Closed,
+    /// Chunks sent more than once, each time counted.
+    pub again: u64,
+    /// Repair packets sent.
+    pub repair: u64,
+    /// Chunks that nobody has acknowledged: an upper bound of what is missing.
+    pub missing: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    UnderWay,
+    /// It counts as lost, but may still come.
+    Lost,
+    /// It has come, or nothing depends on it any more.
+    Done,
+}
+
+/// What a packet carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// Transfer and index.
+    Chunk(u16, u32),
+    Probe,
+    Repair,
+}
+
+/// What has become of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It has come, or counts as lost already.
+    Decided,
+    /// It may still come, and is lost at that time if it is known.
+    Open(Option<Time>),
+    Lost,
+}
+
+#[derive(Debug)]
+struct Sent {
+    at: Time,
+    bytes: u32,
+    state: State,
+    load: Load,
+    /// Sent a second time under the same number: its round trip cannot be known (Karn and Partridge 1987).
+    twice: bool,
+    stamp: Stamp,
+}
+
+/// One direction's sending side: one transfer after the other.
+#[derive(Debug)]
+pub struct Sender {
+    /// What the peer's buffer holds, and what a packet costs there beside its bytes.
+    buffer: u64,
+    overhead: u64,
+    /// The packets from number `base` on.
+    sent: VecDeque<Sent>,
+    base: u64,
+    /// Bytes under way, and what they cost at the peer.
+    under_way: u64,
+    cost: u64,
+    packets: u64,
+    largest: Option<u64>,
+    /// What the last acknowledgement named.
+    known: Ranges,
+    transfer: Option<Transfer>,
+    transfers: u16,
+    ended: Option<Ended>,
+    trips: Trips,
+    rate: Rate,
+    pacer: Pacer,
+    delivery: Delivery,
+    /// A probe is to be sent, whatever the window says; or the last one again, as nobody has answered.
+    probe: bool,
+    again: bool,
+    /// The last chunk was sent, and a probe shall follow it, so that its loss is noticed.
+    tail: bool,
+    last_sent: Time,
+    last_heard: Time,
+    loss_at: Option<Time>,
+    /// All before it has come or is lost.
+    decided: u64,
+    pace_at: Option<Time>,
+    lost: u64,
+    lost_bytes: u64,
+    blocks: Blocks,
+    /// Repair packets of the transfer.
+    repaired: u64,
+}
+
+impl Sender {
+    /// One whose peer's receive buffer holds `buffer`, where a packet costs `overhead` beside its bytes. Packets have
+    /// `full` bytes at most, as far as is known.
+    pub fn new(now: Time, buffer: u64, overhead: u64, full: u32) -> Self {
+        Self {
+            buffer: buffer.max(u64::from(full) + overhead),
+            overhead,
+            sent: VecDeque::new(),
+            base: 0,
+            under_way: 0,
+            cost: 0,
+            packets: 0,
+            largest: None,
+            known: Ranges::new(),
+            transfer: None,
+            transfers: 0,
+            ended: None,
+            trips: Trips::new(),
+            rate: Rate::new(full.into(), INITIAL),
+            pacer: Pacer::new(now),
+            delivery: Delivery::default(),
+            probe: false,
+            again: false,
+            tail: false,
+            last_sent: now,
+            last_heard: now,
+            loss_at: None,
+            decided: 0,
+            pace_at: None,
+            lost: 0,
+            lost_bytes: 0,
+            blocks: Blocks::default(),
+            repaired: 0,
+        }
+    }
+
+    /// With `share` repair packets, 0 to 1, for each packet whose loss it would hear of too late.
+    #[must_use]
+    pub fn with_repair(self, share: f64) -> Self {
+        Self { blocks: Blocks::new(share), ..self }
+    }
+
+    /// Begins a transfer; one that has not ended is given up.
+    pub fn begin(&mut self, pieces: Vec<Piece>) -> u16 {
+        self.transfers = self.transfers.wrapping_add(1);
+        self.rate.carry(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).into());
+        (self.transfer, self.ended) = (Some(Transfer::new(self.transfers, pieces)), None);
+        self.blocks.give_up();
+        self.repaired = 0;
+        self.conclude();
+        self.transfers
+    }
+
+    /// Gives up the transfer: its receiver no longer wants it.
+    pub fn abandon(&mut self) {
+        self.transfer = None;
+        self.blocks.give_up();
+    }
+
+    /// Sends a probe behind what was sent before, with a number of its own: its acknowledgement speaks for no other.
+    pub fn tell(&mut self) {
+        self.probe = true;
+    }
+
+    /// The transfer that has ended since the last call.
+    pub fn poll_ended(&mut self) -> Option<Ended> {
+        self.ended.take()
+    }
+
+    /// The smoothed round trip.
+    pub fn round_trip(&self) -> Option<Time> {
+        self.trips.smooth()
+    }
+
+    /// Packets that counted as lost.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Bytes that may be under way, and that are.
+    pub fn window(&self) -> (u64, u64) {
+        (self.rate.window(), self.under_way)
+    }
+
+    /// The packet to send now, if any.
+    pub fn poll_packet(&mut self, now: Time) -> Option<Packet> {
+        self.pace_at = None;
+        if std::mem::take(&mut self.probe) {
+            return Some(self.send(now, PROBE_BYTES, What::Probe));
+        }
+        if std::mem::take(&mut self.again) {
+            return Some(self.send_again(now));
+        }
+        if !self.may_send(now) {
+            return None;
+        }
+        if let Some(packet) = self.send_repair(now) {
+            return Some(packet);
+        }
+        if let Some((part, piece)) = self.transfer.as_mut().and_then(Transfer::next) {
+            self.tail = true;
+            let packet = self.send(now, piece.bytes, What::Chunk(part));
+            self.pacer.sent(piece.bytes.into());
+            self.conclude();
+            return Some(packet);
+        }
+        self.blocks.close();
+        if let Some(packet) = self.send_repair(now) {
+            return Some(packet);
+        }
+        self.delivery.idle(self.under_way);
+        let tail = std::mem::take(&mut self.tail);
+        tail.then(|| self.send(now, PROBE_BYTES, What::Probe))
+    }
+
+    fn send_repair(&mut self, now: Time) -> Option<Packet> {
+        let (block, which, bytes) = self.blocks.next()?;
+        let packet = self.send(now, bytes, What::Repair(block, which));
+        self.pacer.sent(bytes.into());
+        self.blocks.repaired(packet.number, now);
+        self.repaired += 1;
+        Some(packet)
+    }
+
+    fn may_send(&mut self, now: Time) -> bool {
+        let full = self.rate.full();
+        let alone = self.under_way == 0;
+        let room =
+            self.under_way + full <= self.rate.window() && self.cost + full + self.overhead <= self.buffer;
+        if !room && !alone {
+            return false;
+        }
+        let Some(pace) = self.rate.pace() else { return true };
+        let at = self.pacer.at(now, pace, full as f64);
+        self.pace_at = Some(at).filter(|_| at > now);
+        at <= now
+    }
+
+    fn send(&mut self, now: Time, bytes: u32, what: What) -> Packet {
+        let stamp = self.delivery.sent(now, self.packets == 0);
+        self.count(bytes, 1);
+        let number = self.base + self.sent.len() as u64;
+        let (load, block) = match what {
+            What::Chunk(part) => {
+                let late = self.is_late();
+                (Load::Chunk(part.transfer, part.index), self.blocks.covers(number, bytes, late))
+            }
+            What::Probe => (Load::Probe, self.blocks.covers(number, bytes, false)),
+            What::Repair(..) => (Load::Repair, None),
+        };
+        self.sent.push_back(Sent { at: now, bytes, state: State::UnderWay, load, twice: false, stamp });
+        self.last_sent = now;
+        Packet { number, what, block }
+    }
+
+    /// Whether all that waits is sent before the loss of what is sent now would be known: whatever is lost earlier is
+    /// sent again while there is other work, so that repair packets would gain nothing.
+    fn is_late(&self) -> bool {
+        let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.window();
+        self.transfer.as_ref().is_some_and(|transfer| transfer.closed.is_none() && waits(transfer))
+    }
+
+    /// A probe that nobody answered goes again as it is, so that no more of them are remembered.
+    fn send_again(&mut self, now: Time) -> Packet {
+        let next = self.base + self.sent.len() as u64;
+        let probe = |packet: &&mut Sent| packet.load == Load::Probe && packet.state == State::UnderWay;
+        if let Some(last) = self.sent.back_mut().filter(probe) {
+            (last.twice, self.last_sent) = (true, now);
+            return Packet { number: next - 1, what: What::Probe, block: None };
+        }
+        self.send(now, PROBE_BYTES, What::Probe)
+    }
+
+    fn count(&mut self, bytes: u32, by: i64) {
+        let cost = u64::from(bytes) + self.overhead;
+        self.under_way = self.under_way.saturating_add_signed(by * i64::from(bytes));
+        self.cost = self.cost.saturating_add_signed(by * cost as i64);
+        self.packets = self.packets.saturating_add_signed(by);
+    }
+
+    /// An acknowledgement has come. One that names what was never sent is ignored.
+    pub fn handle_ack(&mut self, now: Time, ack: &Ack) {
+        let next = self.base + self.sent.len() as u64;
+        let falling = ack.ranges.windows(2).all(|pair| pair[1].end < pair[0].start);
+        if !falling || ack.ranges.iter().any(|range| range.is_empty() || range.end > next) {
+            return;
+        }
+        self.last_heard = now;
+        self.trips.answered();
+        let (before, lost_before) = (self.delivery.delivered(), self.lost_bytes);
+        let trip = self.acknowledge(now, ack);
+        self.detect(now);
+        if let (Some(transfer), Some((id, why))) = (&mut self.transfer, ack.closed) {
+            if transfer.id == id {
+                transfer.closed = Some(why);
+                self.blocks.give_up();
+            }
+        }
+        self.conclude();
+        let delivered = self.delivery.delivered();
+        if delivered > before {
+            let measured = self.delivery.measure(self.rate.base());
+            let (bytes, under_way, lost) =
+                (delivered - before, self.under_way, self.lost_bytes - lost_before);
+            self.rate.heard(&Heard { now, bytes, lost, delivered, under_way, trip, measured });
+        }
+        self.forget(now);
+    }
+
+    /// Takes note of what has come; the round trip of the newest, if it had not come before.
+    fn acknowledge(&mut self, now: Time, ack: &Ack) -> Option<Time> {
+        let (mut trip, largest) = (None, ack.ranges.first()?.end - 1);
+        let known = std::mem::replace(&mut self.known, ack.ranges.iter().copied().collect());
+        for range in ack.ranges.iter().flat_map(|&range| known.missing_in(range)) {
+            for number in range.start.max(self.base)..range.end {
+                let fresh = self.came(now, number);
+                if number == largest && fresh {
+                    trip = self.sent.get((number - self.base) as usize).map(|p| now.saturating_sub(p.at));
+                }
+            }
+        }
+        self.largest = self.largest.max(Some(largest));
+        if let Some(trip) = trip {
+            self.trips.measured(trip);
+        }
+        trip
+    }
+
+    /// The packet has come. Says whether it is news, of a round trip that can be known.
+    fn came(&mut self, now: Time, number: u64) -> bool {
+        let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
+        let was = std::mem::replace(&mut packet.state, State::Done);
+        let &mut Sent { bytes, at, stamp, load, twice, .. } = packet;
+        match was {
+            State::Done => return false,
+            State::Lost => {
+                self.lost = self.lost.saturating_sub(1);
+                self.trips.reordered(self.largest.unwrap_or(number).saturating_sub(number));
+            }
+            State::UnderWay => self.count(bytes, -1),
+        }
+        self.delivery.arrived(now, bytes.into(), at, stamp);
+        if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
+            if transfer.id == id {
+                transfer.arrived(index);
+            }
+        }
+        was == State::UnderWay && !twice
+    }
+
+    /// Which packets are lost, now that later ones have come (RFC 9002, section 6.1).
+    fn detect(&mut self, now: Time) {
+        self.loss_at = None;
+        let Some(largest) = self.largest else { return };
+        let earlier = (largest.saturating_sub(self.base) as usize).min(self.sent.len());
+        let first = self.decided.saturating_sub(self.base) as usize;
+        self.decided = self.base + earlier as u64;
+        for at in first..earlier {
+            let number = self.base + at as u64;
+            match self.fate(now, largest, number) {
+                Fate::Decided => {}
+                Fate::Open(due) => {
+                    self.loss_at = [self.loss_at, due].into_iter().flatten().min();
+                    self.decided = self.decided.min(number);
+                }
+                Fate::Lost => self.lose(at),
+            }
+        }
+    }
+
+    /// What has become of a packet, now that `largest` has come. One that may still be rebuilt is judged as the last of
+    /// its repair packets.
+    fn fate(&self, now: Time, largest: u64, number: u64) -> Fate {
+        let packet = self.sent.get((number - self.base) as usize).filter(|p| p.state == State::UnderWay);
+        let Some(packet) = packet else { return Fate::Decided };
+        let (last, sent_at) = match self.blocks.hope(number) {
+            Some(Hope::Open) => return Fate::Open(None),
+            Some(Hope::Until(last, _)) if last > largest => return Fate::Open(None),
+            Some(Hope::Until(last, at)) => (last, at),
+            None => (number, packet.at),
+        };
+        let due = sent_at + self.trips.patience();
+        if last + self.trips.packets() > largest && due > now {
+            return Fate::Open(Some(due));
+        }
+        Fate::Lost
+    }
+
+    fn lose(&mut self, at: usize) {
+        let Some(packet) = self.sent.get_mut(at) else { return };
+        packet.state = State::Lost;
+        let (bytes, load) = (packet.bytes, packet.load);
+        self.count(bytes, -1);
+        if load == Load::Probe {
+            return;
+        }
+        self.lost += 1;
+        self.lost_bytes += u64::from(bytes);
+        if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
+            if transfer.id == id {
+                transfer.lost(index);
+            }
+        }
+    }
+
+    /// Forgets packets that nothing can be learnt of any more: lost ones two round trips after that.
+    fn forget(&mut self, now: Time) {
+        let late = 3 * self.trips.patience();
+        let over = |packet: &Sent| match packet.state {
+            State::UnderWay => false,
+            State::Lost => now.saturating_sub(packet.at) > late,
+            State::Done => true,
+        };
+        while self.sent.front().is_some_and(over) {
+            self.sent.pop_front();
+            self.base += 1;
+        }
+        self.blocks.forget(self.base);
+    }
+
+    fn conclude(&mut self) {
+        let Some(why) = self.transfer.as_ref().and_then(Transfer::ended) else { return };
+        let Some(transfer) = self.transfer.take() else { return };
+        self.blocks.give_up();
+        let (again, repair, missing) = (transfer.again, self.repaired, transfer.missing());
+        self.ended = Some(Ended { transfer: transfer.id, why, again, repair, missing });
+    }
+
+    /// When [`Self::handle_timeout`] or [`Self::poll_packet`] has something to do.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let probe =
+            (self.packets > 0).then(|| self.last_sent.max(self.last_heard) + self.trips.probe_after());
+        [self.loss_at, probe, self.pace_at].into_iter().flatten().min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if self.loss_at.is_some_and(|at| now >= at) {
+            self.detect(now);
+        }
+        let probe = self.last_sent.max(self.last_heard) + self.trips.probe_after();
+        if self.packets > 0 && now >= probe {
+            self.trips.probed();
+            self.again = true;
+            // What is under way is lost, it seems: waiting for repair packets would keep the window shut.
+            self.blocks.give_up();
+        }
+    }
+}

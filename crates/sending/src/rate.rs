@@ -1,0 +1,423 @@
+//! How much may be under way, and how fast it is sent: BBR (Cardwell et al., ACM Queue 14(5), 2016;
+//! draft-cardwell-iccrg-bbr-congestion-control-00), which follows what is delivered and takes no loss for a sign.
+//!
+//! Two things differ. Starting up ends at the first queue that stays, as in HyStart++ (RFC 9406), because what overflows
+//! there is not sent again in any case. And what is under way beyond the path's own is bounded in time ([`QUEUE`]), not by
+//! another round trip, so that long paths do not fill queues and short ones have slack for ends that are late.
+
+use std::collections::VecDeque;
+
+use super::delivery::Measured;
+use crate::Time;
+
+/// How much of a queue is tolerated at the bottleneck, in time.
+const QUEUE: Time = Time::from_millis(20);
+/// Rounds for which a delivery rate is believed, BBRBtlBwFilterLen.
+const ROUNDS: u64 = 10;
+/// 4 ln 2: doubles the rate each round trip, BBRStartupPacingGain.
+const STARTING: f64 = 2.77;
+/// Gains of one cycle, a round trip each, ProbeBW.
+const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// A probe that made the rate so much higher is followed by another at once: a start that noise ended is made up for.
+const WORTH: f64 = 1.15;
+/// How long the least round trip is believed, and how long it is then looked for, RTpropFilterLen, ProbeRTTDuration.
+const BASE_LASTS: Time = Time::from_secs(10);
+const LOOKING: Time = Time::from_millis(200);
+/// A path that does not get faster by a quarter in so many rounds is full, BBRCheckFullPipe.
+const FULL_ROUNDS: u8 = 3;
+/// So many acknowledgements of one round behind a queue, or in front of none, count (RFC 9406, N_RTT_SAMPLE).
+const QUEUED: u8 = 8;
+/// Rounds for which a queue has to stay: late acknowledgements of a busy host look like one (RFC 9406, CSS_ROUNDS).
+const CHECKED: u64 = 2;
+/// Packets that may always be under way, BBRMinPipeCwnd.
+const FLOOR: u64 = 4;
+/// Where no queue builds up, what is lost on the way is sent on top of what arrives, up to this share: else a sender
+/// would slow down by what it loses. It is also the most that we can lose by it, in queues too short to be seen.
+const MADE_UP: f64 = 0.1;
+/// Below this round trip there is nothing that a timer could pace.
+const PACED: Time = Time::from_millis(1);
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    Starting,
+    /// A queue was seen. Whether it is one shows until that round, at the rate there is.
+    Checking(u64),
+    Draining,
+    /// Which of [`CYCLE`], since when.
+    Cruising(usize, Time),
+    /// Little is sent until then, so that our own queue does not pass for distance.
+    Looking(Time),
+}
+
+/// What an acknowledgement means for the rate.
+#[derive(Debug, Clone, Copy)]
+pub struct Heard {
+    /// When the acknowledgement came.
+    pub now: Time,
+    /// Bytes newly acknowledged.
+    pub bytes: u64,
+    /// Bytes newly found lost.
+    pub lost: u64,
+    /// Bytes delivered in all.
+    pub delivered: u64,
+    /// Bytes still under way.
+    pub under_way: u64,
+    /// The round trip of the newest packet acknowledged, if it gives a sample.
+    pub trip: Option<Time>,
+    /// The delivery rate, if one could be measured.
+    pub measured: Option<Measured>,
+}
+
+/// The rate and the window of one sender.
+#[derive(Debug)]
+pub struct Rate {
+    mode: Mode,
+    /// Bytes of the longest packet.
+    full: u64,
+    /// Packets to begin with.
+    initial: u64,
+    window: u64,
+    round: u64,
+    /// The round ends when a packet comes that was sent after so much had been delivered.
+    round_ends: u64,
+    /// Delivery rates by round, falling: the first is the greatest.
+    rates: VecDeque<(u64, f64)>,
+    base: Option<Time>,
+    base_at: Time,
+    /// The rate that a faster one is measured by, and rounds without any.
+    reached: f64,
+    plateau: u8,
+    queued: u8,
+    calm: u8,
+    /// The rate before the last probe.
+    probed: f64,
+    /// Bytes that came and that were lost in this round, and the share lost of late.
+    counted: (u64, u64),
+    lossy: f64,
+}
+
+impl Rate {
+    /// One that begins with `initial` packets of `full` bytes.
+    pub fn new(full: u64, initial: u64) -> Self {
+        Self {
+            mode: Mode::Starting,
+            full,
+            initial,
+            window: initial * full,
+            round: 0,
+            round_ends: 0,
+            rates: VecDeque::new(),
+            base: None,
+            base_at: Time::ZERO,
+            reached: 0.0,
+            plateau: 0,
+            queued: 0,
+            calm: 0,
+            probed: 0.0,
+            counted: (0, 0),
+            lossy: 0.0,
+        }
+    }
+
+    /// Packets have at most so many bytes from now on.
+    pub fn carry(&mut self, longest: u64) {
+        self.full = self.full.max(longest);
+        self.window = self.window.max(FLOOR * self.full);
+    }
+
+    /// The longest packet.
+    pub fn full(&self) -> u64 {
+        self.full
+    }
+
+    /// Bytes that may be under way.
+    pub fn window(&self) -> u64 {
+        self.window
+    }
+
+    /// The least round trip.
+    pub fn base(&self) -> Option<Time> {
+        self.base
+    }
+
+    /// Bytes a second to send at; `None` where the window alone decides.
+    pub fn pace(&self) -> Option<f64> {
+        let base = self.base.filter(|&base| base >= PACED)?;
+        let mut rate = self.rates.front()?.1;
+        if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
+            // A few small messages say nothing of the path, and must not slow down what follows them.
+            rate = rate.max((self.initial * self.full) as f64 / base.as_secs_f64());
+        }
+        let gain = match self.mode {
+            Mode::Starting => STARTING,
+            Mode::Draining => 1.0 / STARTING,
+            Mode::Cruising(phase, _) => CYCLE[phase],
+            Mode::Looking(_) | Mode::Checking(_) => 1.0,
+        };
+        let made_up = if self.queued == 0 { self.lossy.min(MADE_UP) } else { 0.0 };
+        Some((gain * rate / (1.0 - made_up)).max(self.full as f64))
+    }
+
+    /// Bytes that the path itself holds.
+    fn holds(&self) -> Option<u64> {
+        Some((self.rates.front()?.1 * self.base?.as_secs_f64()) as u64)
+    }
+
+    /// Bytes under way at `gain` times what the path itself holds, and a queue.
+    fn target(&self, gain: f64) -> Option<u64> {
+        let (rate, base) = (self.rates.front()?.1, self.base?);
+        Some((rate * (gain * base.as_secs_f64() + QUEUE.as_secs_f64())) as u64)
+    }
+
+    /// An acknowledgement has come.
+    pub fn heard(&mut self, heard: &Heard) {
+        let new_round = heard.measured.is_some_and(|measured| measured.before >= self.round_ends);
+        if new_round {
+            self.round += 1;
+            self.round_ends = heard.delivered;
+            let (came, lost) = std::mem::take(&mut self.counted);
+            self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
+        }
+        self.counted = (self.counted.0 + heard.bytes, self.counted.1 + heard.lost);
+        self.see_queue(heard.trip);
+        if let Some(measured) = heard.measured {
+            self.delivered_at(measured);
+        }
+        let aged = heard.trip.is_some_and(|trip| self.tripped(heard.now, trip));
+        match self.mode {
+            Mode::Starting => self.starting(heard, new_round),
+            Mode::Checking(_) if self.calm >= QUEUED => self.mode = Mode::Starting,
+            Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
+            Mode::Checking(_) => {}
+            Mode::Draining | Mode::Cruising(..) if aged => {
+                self.mode = Mode::Looking(heard.now + LOOKING.max(self.base.unwrap_or_default()));
+            }
+            Mode::Draining => {
+                if self.target(1.0).is_none_or(|most| heard.under_way <= most) {
+                    self.mode = Mode::Cruising(0, heard.now);
+                    self.probed = self.rates.front().map_or(0.0, |&(_, rate)| rate);
+                }
+            }
+            Mode::Cruising(phase, since) => self.cruising(heard, phase, since),
+            Mode::Looking(until) if heard.now >= until => {
+                self.base_at = heard.now;
+                self.mode = Mode::Cruising(2, heard.now);
+            }
+            Mode::Looking(_) => {}
+        }
+        self.resize(heard.bytes);
+    }
+
+    fn delivered_at(&mut self, measured: Measured) {
+        let greatest = self.rates.front().map_or(0.0, |&(_, rate)| rate);
+        if measured.idle && measured.rate < greatest {
+            return;
+        }
+        let oldest = self.round.saturating_sub(ROUNDS);
+        self.rates.retain(|&(round, rate)| round >= oldest && rate > measured.rate);
+        self.rates.push_back((self.round, measured.rate));
+    }
+
+    /// Says whether the least round trip has not been seen for long, so that it has to be looked for.
+    fn tripped(&mut self, now: Time, trip: Time) -> bool {
+        let trip = trip.max(Time::from_micros(10));
+        let aged = now.saturating_sub(self.base_at) > BASE_LASTS;
+        if self.base.is_none_or(|base| trip <= base || aged) {
+            (self.base, self.base_at, self.queued) = (Some(trip), now, 0);
+            return aged;
+        }
+        if matches!(self.mode, Mode::Looking(_)) {
+            self.base = self.base.map(|base| base.min(trip));
+        }
+        false
+    }
+
+    /// Acknowledgements behind a queue, one after the other (RFC 9406, section 4.2).
+    fn see_queue(&mut self, trip: Option<Time>) {
+        let (Some(trip), Some(base)) = (trip, self.base) else { return };
+        let more = (base / 8).clamp(Time::from_millis(4), Time::from_millis(16));
+        (self.queued, self.calm) = match trip > base + more {
+            true => (self.queued.saturating_add(1), 0),
+            false => (0, self.calm.saturating_add(1)),
+        };
+    }
+
+    fn starting(&mut self, heard: &Heard, new_round: bool) {
+        let rate = self.rates.front().map_or(0.0, |&(_, rate)| rate);
+        if new_round && !heard.measured.is_some_and(|measured| measured.idle) {
+            if rate >= 1.25 * self.reached {
+                (self.reached, self.plateau) = (rate, 0);
+            } else {
+                self.plateau += 1;
+            }
+        }
+        if self.plateau >= FULL_ROUNDS {
+            self.mode = Mode::Draining;
+        } else if self.queued >= QUEUED && self.reached > 0.0 {
+            self.mode = Mode::Checking(self.round + CHECKED);
+        }
+    }
+
+    fn cruising(&mut self, heard: &Heard, phase: usize, since: Time) {
+        let passed = heard.now.saturating_sub(since) > self.base.unwrap_or_default();
+        let over = match CYCLE[phase] {
+            gain if gain < 1.0 => passed || self.target(0.5).is_none_or(|most| heard.under_way <= most),
+            _ => passed,
+        };
+        if over {
+            let rate = self.rates.front().map_or(0.0, |&(_, rate)| rate);
+            let again = phase == 1 && rate >= WORTH * self.probed;
+            let next = if again { 0 } else { (phase + 1) % CYCLE.len() };
+            if next == 0 {
+                self.probed = rate;
+            }
+            self.mode = Mode::Cruising(next, heard.now);
+        }
+    }
+
+    fn resize(&mut self, acknowledged: u64) {
+        let floor = FLOOR * self.full;
+        let follows = match self.mode {
+            Mode::Starting => {
+                // Twice what the path holds doubles the rate, and overshoots by no more than a queue of a round trip.
+                let most = self.target(1.0).zip(self.holds()).map(|(target, holds)| target.max(2 * holds));
+                (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full))
+            }
+            Mode::Draining | Mode::Cruising(..) => {
+                // Up to the target at once when it falls, by what is delivered when it rises.
+                self.target(1.25).unwrap_or(self.window).min(self.window + acknowledged)
+            }
+            Mode::Checking(_) => self.window,
+            Mode::Looking(_) => (self.target(0.5).unwrap_or(floor)).min(self.window),
+        };
+        self.window = follows.max(floor);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Time = Time::from_millis(1);
+
+    fn heard(now: Time, rate: f64, trip: Time, round: u64) -> Heard {
+        let measured = Some(Measured { rate, idle: false, before: round });
+        Heard {
+            now,
+            bytes: 10_000,
+            lost: 0,
+            delivered: round + 1,
+            under_way: 10_000,
+            trip: Some(trip),
+            measured,
+        }
+    }
+
+    fn cruising() -> Rate {
+        let mut rate = Rate::new(1_400, 32);
+        for round in 0..20 {
+            rate.heard(&heard((40 * round as u32) * MS, 1e6, 40 * MS, round));
+        }
+        assert!(matches!(rate.mode, Mode::Cruising(..)), "{:?}", rate.mode);
+        rate
+    }
+
+    #[test]
+    fn starts_fast_and_then_keeps_to_the_path() {
+        let mut rate = Rate::new(1_400, 32);
+        assert_eq!((rate.window(), rate.pace()), (32 * 1_400, None));
+        rate.heard(&heard(40 * MS, 5e5, 40 * MS, 0));
+        assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04), "not slower than it began");
+        rate.heard(&heard(80 * MS, 2e6, 40 * MS, 1));
+        assert_eq!(rate.pace(), Some(STARTING * 2e6));
+        let rate = cruising();
+        let holds = 1e6 * (1.25 * 0.04 + 0.02);
+        assert!((rate.window() as f64 - holds).abs() < 1_400.0, "{} of {holds}", rate.window());
+    }
+
+    /// One that has just seen a queue.
+    fn checking() -> Rate {
+        let mut rate = Rate::new(1_400, 32);
+        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
+        for n in 1..=QUEUED {
+            assert_eq!(rate.mode, Mode::Starting);
+            rate.heard(&heard((40 + u32::from(n)) * MS, 2e6, 46 * MS, 0));
+        }
+        assert!(matches!(rate.mode, Mode::Checking(_)), "{:?}", rate.mode);
+        rate
+    }
+
+    #[test]
+    fn the_first_queue_that_stays_ends_the_start() {
+        let mut rate = checking();
+        for round in 1..4 {
+            rate.heard(&heard((40 + 40 * round as u32) * MS, 2e6, 46 * MS, round));
+        }
+        assert!(matches!(rate.mode, Mode::Draining | Mode::Cruising(..)), "{:?}", rate.mode);
+    }
+
+    #[test]
+    fn small_messages_do_not_end_the_start() {
+        let mut rate = Rate::new(1_400, 32);
+        for round in 0..40 {
+            let idle = Measured { rate: 1e3, idle: true, before: round };
+            let late = heard((40 * round as u32) * MS, 1e3, if round == 0 { 40 } else { 50 } * MS, round);
+            rate.heard(&Heard { measured: Some(idle), ..late });
+        }
+        assert_eq!(rate.mode, Mode::Starting);
+        assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04));
+    }
+
+    #[test]
+    fn late_acknowledgements_do_not_end_the_start() {
+        let mut rate = checking();
+        for n in 0..QUEUED {
+            rate.heard(&heard((60 + u32::from(n)) * MS, 2e6, 41 * MS, 0));
+        }
+        assert_eq!(rate.mode, Mode::Starting);
+    }
+
+    #[test]
+    fn a_rate_is_forgotten_after_ten_rounds_and_an_idle_one_at_once() {
+        let mut rate = cruising();
+        let idle = Measured { rate: 5e5, idle: true, before: 20 };
+        rate.heard(&Heard { measured: Some(idle), ..heard(800 * MS, 5e5, 40 * MS, 20) });
+        assert_eq!(rate.rates.front().map(|r| r.1), Some(1e6));
+        for round in 21..40 {
+            rate.heard(&heard(40 * MS * round as u32, 5e5, 40 * MS, round));
+        }
+        assert_eq!(rate.rates.front().map(|r| r.1), Some(5e5));
+    }
+
+    #[test]
+    fn what_is_lost_is_made_up_for_within_a_bound() {
+        let mut rate = cruising();
+        let pace = |rate: &Rate| {
+            rate.pace().unwrap()
+                / 1e6
+                / if let Mode::Cruising(phase, _) = rate.mode { CYCLE[phase] } else { 1.0 }
+        };
+        for (share, expected) in [(0.05, 1.0 / 0.95), (0.4, 1.0 / 0.9), (0.0, 1.0)] {
+            for _ in 0..60 {
+                let round = rate.round + 1;
+                let lost = (10_000.0 * share / (1.0 - share)) as u64;
+                let now = 40 * MS * round as u32;
+                rate.heard(&Heard { lost, ..heard(now, 1e6, 40 * MS, rate.round_ends) });
+            }
+            assert!((pace(&rate) - expected).abs() < 0.001, "{share}: {}", pace(&rate));
+        }
+    }
+
+    #[test]
+    fn the_least_round_trip_is_looked_for_again() {
+        let mut rate = cruising();
+        let mut shrank = false;
+        for round in 20..400 {
+            rate.heard(&heard(40 * MS * round as u32, 1e6, 60 * MS, round));
+            shrank |= rate.window() <= (1e6 * (0.5 * 0.06 + 0.02)) as u64;
+        }
+        assert!(shrank, "it never looked");
+        assert_eq!(rate.base(), Some(60 * MS), "the path has become longer");
+        assert!(matches!(rate.mode, Mode::Cruising(..)));
+    }
+}

@@ -1,0 +1,11 @@
+//! The loss-tolerant transport over seeded links (`world`): what loss costs (`table`), closing early, reordering,
+//! peers that stop (`trouble`), links that are shared (`sharing`), repair packets (`repair`).
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+#[path = "../../../proto/tests/common/recorded.rs"]
+mod recorded;
+mod repair;
+mod sharing;
+mod table;
+mod trouble;
+mod world;
