@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,11 @@ class Constant:
         return {"weight": float(next(model.parameters()).detach().mean())}
 
 
-def take_part(server: thalweg.Server, apps: Mapping[str, Constant]) -> dict[str, list[dict[str, Any]]]:
+def take_part(server: thalweg.Server, apps: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Start a client for each app, in threads; the dict fills as they end."""
     results: dict[str, list[dict[str, Any]]] = {}
 
-    def run(name: str, app: Constant) -> None:
+    def run(name: str, app: Any) -> None:
         results[name] = thalweg.Client(app, server.address, name=name).run()
 
     for item in apps.items():
@@ -64,6 +65,97 @@ def test_the_mean_is_weighted_by_samples() -> None:
     assert all(done.complete and sorted(done.participants) == ["a", "b"] for done in rounds)
     assert [config["round"] for config in apps["b"].seen] == [1, 2, 3]
     assert apps["b"].seen[0]["extra"] == "word"
+
+
+class Moving(Constant):
+    """Trains new tensors instead of those that it is given."""
+
+    def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        for parameter in model.parameters():
+            parameter.data = torch.full_like(parameter, self.value)
+        return self.samples, {}
+
+    def evaluate(self, model: torch.nn.Module, data: Any) -> dict[str, float]:
+        found = super().evaluate(model, data)
+        for parameter in model.parameters():
+            parameter.data = torch.zeros_like(parameter)
+        return found
+
+
+def test_training_that_leaves_the_arena_reaches_the_mean(caplog: pytest.LogCaptureFixture) -> None:
+    apps = {"a": Moving(1.0, 30), "b": Moving(5.0, 10)}
+    with thalweg.Server(apps["a"], clients=2) as server:
+        take_part(server, apps)
+        rounds = list(thalweg.fedavg(server, 3, data=()))
+        assert float(next(server.model.parameters()).detach().mean()) == 2.0, "evaluation does not change the model"
+    assert [done.metrics["weight"] for done in rounds] == [2.0, 2.0, 2.0]
+    said = [message for message in caplog.messages if "out of the arena" in message]
+    assert sorted(message[:2] for message in said) == ["a:", "b:"], "each says so once"
+
+
+def test_what_a_server_does_to_its_model_between_rounds_reaches_clients() -> None:
+    seen: list[float] = []
+
+    class Listening(Constant):
+        def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+            seen.append(float(next(model.parameters()).detach().mean()))
+            return super().train(model, data, config)
+
+    with thalweg.Server(Constant(0.0), clients=1) as server:
+        take_part(server, {"a": Listening(1.0)})
+        server.wait()
+        for value in (3.0, 7.0):
+            server.model.load_state_dict(
+                {name: torch.full_like(t, value) for name, t in server.model.state_dict().items()}, assign=True
+            )
+            server.round()
+            assert float(next(server.model.parameters()).detach().mean()) == 1.0
+    assert seen == [3.0, 7.0]
+
+
+def test_training_that_changes_the_model_fails_with_the_tensor() -> None:
+    class Halving(Constant):
+        def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+            model.half()
+            return super().train(model, data, config)
+
+    with thalweg.Server(Constant(1.0), clients=1) as server:
+        client = thalweg.Client(Halving(1.0), server.address, name="a")
+        rounds = threading.Thread(target=lambda: _fails(server), daemon=True)
+        rounds.start()
+        with pytest.raises(thalweg.ThalwegError, match=r"'weight' is float16\[2, 4\]; it was float32\[2, 4\]"):
+            client.run()
+
+
+def _fails(server: thalweg.Server) -> None:
+    with suppress(_core.CoreError):
+        list(thalweg.fedavg(server, 1))
+
+
+class Arrays:
+    """An app whose model is a dict of NumPy arrays; half of it is replaced, half is trained in place."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def model(self) -> dict[str, Any]:
+        return {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float64)}
+
+    def train(self, model: dict[str, Any], data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        model["w"] = model["w"] * 0 + np.float32(self.value)
+        model["b"] += 1
+        return 1, {}
+
+    def evaluate(self, model: dict[str, Any], data: Any) -> dict[str, float]:
+        return {"w": float(model["w"].mean()), "b": float(model["b"])}
+
+
+def test_a_model_may_be_a_dict_of_arrays() -> None:
+    apps = {"a": Arrays(1.0), "b": Arrays(2.0)}
+    with thalweg.Server(apps["a"], clients=2) as server:
+        take_part(server, apps)
+        rounds = list(thalweg.fedavg(server, 2, data=()))
+    assert [done.metrics for done in rounds] == [{"w": 1.5, "b": 1.0}, {"w": 1.5, "b": 2.0}]
 
 
 def test_an_update_with_nan_is_refused_by_name_and_the_client_goes_on() -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from thalweg import _core
-from thalweg.arena import Arena, attach, layout_of
+from thalweg.arena import Arena, layout_of
+from thalweg.binding import attach
 from thalweg.errors import ModelError
 
 

@@ -1,34 +1,39 @@
 """Federated averaging in a few lines: ``Server``, ``Client`` and ``fedavg`` around an app of one's own.
 
-An app is any object with ``model() -> torch.nn.Module``, ``train(model, data, config) -> (samples, metrics)`` for
-clients, and ``evaluate(model, data) -> metrics`` for whoever evaluates.
+An app is any object with ``model()``, which returns a ``torch.nn.Module`` or a dict of NumPy arrays, with
+``train(model, data, config) -> (samples, metrics)`` for clients, and ``evaluate(model, data) -> metrics`` for whoever
+evaluates.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from thalweg import _core
-from thalweg.arena import Arena
-
-if TYPE_CHECKING:
-    import torch
+from thalweg.binding import bind
+from thalweg.watching import Watch
 
 Metrics = dict[str, Any]
+# Without any handler Python prints warnings to standard error.
+_log = logging.getLogger("thalweg")
 
 
 class App(Protocol):
-    """What is trained. ``evaluate(model, data)`` is only needed where ``fedavg`` is given data."""
+    """What is trained. ``evaluate(model, data)`` is only needed where ``fedavg`` is given data.
 
-    def model(self) -> torch.nn.Module:
+    A model is a ``torch.nn.Module``, or a dict of NumPy arrays.
+    """
+
+    def model(self) -> Any:
         """Return a new model; every party's has the same shapes, the server's values are the first global ones."""
 
-    def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+    def train(self, model: Any, data: Any, config: Mapping[str, Any]) -> tuple[int, Metrics]:
         """Train in place; return the number of samples (the update's weight) and metrics for the record."""
 
 
@@ -84,8 +89,10 @@ class Server:
             "security": {} if pki is None else {"pki": str(pki)},
         }
         plan = Plan.of(table, "the server's arguments")
-        self.app, self.clients, self.model = app, clients, app.model()
-        self.arena = Arena.bind(self.model)
+        self.app, self.clients = app, clients
+        self._bound = bind(app.model())
+        self._watch = Watch(self._bound, _log.warning)
+        self.model, self.arena = self._bound.model, self._bound.arena
         options = links.server_options(plan, links.server_trust(plan, listen))
         self._core = _core.Server(self.arena.core, listen, json.dumps(options))
         self._number = 0
@@ -100,11 +107,22 @@ class Server:
         return self._core.wait(self.clients if clients is None else clients, timeout)
 
     def round(self, config: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Run the next round and return the core's outcome; ``config`` reaches every ``train``. Raises CoreError."""
+        """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
+
+        Clients start from the values that ``model`` has now, and it has their mean afterwards. Raises CoreError,
+        and ModelError if ``model`` has got other tensors.
+        """
+        self._bound.collect("the last round")
         self._number += 1
         text = json.dumps({"round": self._number, **(config or {})})
         outcome: Mapping[str, Any] = json.loads(self._core.round(self._number, text, None))
+        self._bound.restore("the round")
         return outcome
+
+    def evaluate(self, data: Any) -> Metrics:
+        """Return what the app says of the global model on ``data``. Raises ModelError, and what the app raises."""
+        work: Callable[[Any], Metrics] = lambda model: dict(self.app.evaluate(model, data))  # type: ignore[attr-defined]  # noqa: E731
+        return self._watch.evaluate(work)
 
     def close(self, reason: str = "the job is over") -> None:
         """Tell every client that the job is over, and stop. Idempotent."""
@@ -141,8 +159,9 @@ class Client:
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
         options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
-        self.app, self.name, self.data, self.model = app, name, data, app.model()
-        self.arena = Arena.bind(self.model)
+        self.app, self.name, self.data = app, name, data
+        self._bound = bind(app.model())
+        self.model, self.arena = self._bound.model, self._bound.arena
         self._core = _core.Client(url, name, json.dumps(options), self.arena.core)
 
     def run(self) -> list[dict[str, Any]]:
@@ -153,12 +172,12 @@ class Client:
         from thalweg.participant import take_part
         from thalweg.parties import AppClient
 
-        class Trained(AppClient):
-            def __init__(party, client: Client) -> None:  # noqa: N805 - `self` is the client here
-                party._app, party.model, party._data = client.app, client.model, client.data
+        def note(text: str) -> None:
+            _log.warning("%s: %s", self.name, text)
 
+        party = AppClient(self.app, self._bound, self.data, note)
         try:
-            return take_part(self._core, lambda _config, _arena: Trained(self), lambda _note: None)
+            return take_part(self._core, lambda _config, _arena: party, lambda _note: None)
         finally:
             self.close()
 
@@ -178,5 +197,5 @@ def fedavg(
     server.wait()
     for _ in range(rounds):
         outcome = server.round(config)
-        metrics = {} if data is None else dict(server.app.evaluate(server.model, data))  # type: ignore[attr-defined]
+        metrics = {} if data is None else server.evaluate(data)
         yield Round(int(outcome["round"]), metrics, outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from thalweg import _core
@@ -31,6 +31,7 @@ _TORCH = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+_TORCH_NAMES = {dtype: name for name, dtype in _TORCH.items()}
 _NUMPY = {name: dtype for name, dtype in _TORCH.items() if dtype not in ("BF16", "F8_E4M3", "F8_E5M2")}
 # NumPy has no narrow floats of these kinds: their bytes are shown as unsigned integers of that width.
 _SHOWN = {dtype: name for name, dtype in _NUMPY.items()} | {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
@@ -48,22 +49,20 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         self._places = {name: (dtype, shape, offset) for name, dtype, shape, offset in core.layout.tensors}
 
     @classmethod
-    def bind(cls, model: torch.nn.Module | Mapping[str, npt.NDArray[Any]]) -> Arena:
+    def bind(
+        cls, model: torch.nn.Module | Mapping[str, npt.NDArray[Any]], tensors: str | Iterable[str] | None = None
+    ) -> Arena:
         """Move a model's values into an arena and make its tensors views of it.
 
         For a module: every parameter and persistent buffer (BatchNorm's statistics too), tied ones once; the module
         goes on working, optimisers keep their references. For a dict of arrays: values are copied in, and
-        ``arena[name]`` are the views to use. Raises ModelError for tensors on another device, or of an element
-        type that does not travel.
+        ``arena[name]`` are the views to use. ``tensors`` says which travel, as docs/how-to/own-model.md has it; the
+        others stay as they are. Raises ModelError for tensors on another device, or of an element type that does not
+        travel.
         """
-        if isinstance(model, Mapping):
-            arena = cls(_core.Arena(_core.Layout([_describe_array(*item) for item in model.items()])))
-            for name, array in model.items():
-                arena[name][...] = array
-            return arena
-        arena = cls(_core.Arena(layout_of(model)))
-        arena.show_in(model, copy=True)
-        return arena
+        from thalweg.binding import bind
+
+        return bind(model, tensors).arena
 
     @property
     def layout(self) -> _core.Layout:
@@ -87,49 +86,40 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(_SHOWN[dtype]).itemsize
         return np.asarray(self.core)[offset : offset + size]
 
-    def show_in(self, module: torch.nn.Module, *, copy: bool) -> None:
-        """Make a module's tensors views of this arena; with ``copy``, their values are moved in first."""
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a PyTorch tensor that is a view of a tensor's bytes."""
         import torch
 
-        names = {dtype: name for name, dtype in _TORCH.items()}
-        for name, tensor in _tensors(module):
-            dtype, shape, _ = self._places[name]
-            view = torch.from_numpy(self._bytes(name)).view(getattr(torch, names[dtype])).view(shape)
-            if copy:
-                view.copy_(tensor.detach())
-            tensor.data = view
+        dtype, shape, _ = self._places[name]
+        return torch.from_numpy(self._bytes(name)).view(getattr(torch, _TORCH_NAMES[dtype])).view(shape)
 
 
-def layout_of(module: torch.nn.Module) -> _core.Layout:
-    """Return the layout of a module's parameters and persistent buffers, in ``state_dict`` order. Raises ModelError."""
-    return _core.Layout([_describe_tensor(name, tensor) for name, tensor in _tensors(module)])
+def layout_of(module: torch.nn.Module, tensors: str | Iterable[str] | None = None) -> _core.Layout:
+    """Return the layout of a module's parameters and persistent buffers, in ``state_dict`` order. Raises ModelError.
+
+    ``tensors`` says which travel.
+    """
+    from thalweg.binding import chosen
+    from thalweg.choosing import Choice
+
+    return chosen(module, Choice(tensors)).layout
 
 
-def attach(module: torch.nn.Module, core: _core.Arena) -> Arena:
-    """Make a module's tensors views of an arena whose values win. Raises ModelError if the layouts differ."""
-    difference = core.layout.difference(layout_of(module))
-    if difference is not None:
-        raise ModelError(f"the model differs from the job's: {difference}", "Use the same model at both ends")
-    arena = Arena(core)
-    arena.show_in(module, copy=False)
-    return arena
+def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int]]:
+    """Return a tensor's name, element type and shape for a layout. Raises ModelError if it cannot lie in an arena."""
+    import torch
 
-
-def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    seen: set[int] = set()
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:  # tied weights travel once
-            seen.add(id(tensor))
-            yield name, tensor
-
-
-def _describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int]]:
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ModelError(f"tensor {name!r} has no shape yet", "Run a batch through the model in model()")
     if tensor.device.type != "cpu":
         raise ModelError(f"tensor {name!r} is on {tensor.device}", "Bind the model on the CPU: model.cpu()")
+    if tensor.layout != torch.strided:
+        raise ModelError(f"tensor {name!r} has the layout {tensor.layout}", "Make it dense: tensor.to_dense()")
     return name, _dtype(name, str(tensor.dtype).removeprefix("torch."), _TORCH), list(tensor.shape)
 
 
-def _describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
+def describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
+    """Return an array's name, element type and shape for a layout. Raises ModelError."""
     return name, _dtype(name, array.dtype.name, _NUMPY), list(array.shape)
 
 

@@ -153,11 +153,15 @@ class Fleet:
 
     def _take_part(self, member: Member, order: Mapping[str, Any]) -> None:
         failure = None
+
+        def note(text: str) -> None:
+            self._note(member.name, text)
+
         try:
-            maker = Described(member.name, data_root=order["data_root"], threads=order["threads"])
+            maker = Described(member.name, data_root=order["data_root"], threads=order["threads"], note=note)
             maker.prepare(order["config"])
             client = _core.Client(order["url"], member.name, json.dumps(order["options"]), None)
-            take_part(client, maker, lambda text: self._note(member.name, text))
+            take_part(client, maker, note)
             client.close("the client is done")
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to; the run is told
             failure = str(error)

@@ -170,7 +170,7 @@ def hosting(
     """
     check_transport(plan, registry.transports())
     progress.note(f"preparing {plan.model.name}" + ("" if plan.is_payload else f" and {plan.data.name}"))
-    party = server_party(plan)
+    party = server_party(plan, progress.note)
     bound = bound_of(plan, url, len(party.arena), session)
     options = json.dumps(links.server_options(plan, trust, None if session is None else session.layers))
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg import _core, computing, models
 from thalweg.errors import PlanError
+from thalweg.watching import Note, Watch, ignore
+
+if TYPE_CHECKING:
+    from thalweg.binding import Binding
+    from thalweg.image_app import ImageApp
 
 Metrics = dict[str, Any]
 # Makes a client's party from a round's config and the arena that holds the model.
@@ -67,32 +72,41 @@ class Payload:
         return {}
 
 
+def parameters_of(model: Any) -> int:
+    """Return the number of trainable values: of a module's parameters, or of all arrays of a dict."""
+    if isinstance(model, Mapping):
+        return sum(int(array.size) for array in model.values())
+    return sum(int(p.numel()) for p in model.parameters() if p.requires_grad)
+
+
 class AppServer:
     """A server's party of an app such as ``ImageApp``; evaluates on the app's test data (FedComm section III.C)."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, note: Note = ignore) -> None:
+        from thalweg.binding import bind
+
         self._app = app
         self._test = app.test_data()
-        self._model = app.model()
-        from thalweg.arena import Arena
-
-        self.parameters = sum(int(p.numel()) for p in self._model.parameters() if p.requires_grad)
-        self.arena = Arena.bind(self._model).core
+        self._bound = bind(app.model())
+        self._watch = Watch(self._bound, note)
+        self.parameters = parameters_of(self._bound.model)
+        self.arena = self._bound.arena.core
 
     def evaluate(self) -> Metrics:
-        return dict(self._app.evaluate(self._model, self._test))
+        """Evaluate the model that is in the arena, whatever the app did to it before. Raises ModelError."""
+        return self._watch.evaluate(lambda model: dict(self._app.evaluate(model, self._test)))
 
 
 class AppClient:
-    """A client's party of an app such as ``ImageApp``."""
+    """A client's party of an app such as ``ImageApp``, whose model is bound to an arena."""
 
-    def __init__(self, app: Any, model: Any) -> None:
-        self._app = app
-        self.model = model
-        self._data = app.train_data() if hasattr(app, "train_data") else None
+    def __init__(self, app: Any, bound: Binding, data: Any, note: Note = ignore) -> None:
+        self._app, self._data = app, data
+        self._watch = Watch(bound, note)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
-        samples, metrics = self._app.train(self.model, self._data, dict(config))
+        """Train the model in the arena. Raises ModelError if what was trained cannot be brought back there."""
+        samples, metrics = self._watch.train(lambda model: self._app.train(model, self._data, dict(config)))
         return int(samples), dict(metrics)
 
 
@@ -102,16 +116,17 @@ class Described:
     What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own.
     """
 
-    def __init__(self, name: str, *, data_root: str | None, threads: int | None) -> None:
-        self._name = name
+    def __init__(self, name: str, *, data_root: str | None, threads: int | None, note: Note = ignore) -> None:
+        self._name, self._note = name, note
         self._own = ({} if data_root is None else {"root": data_root}, {} if threads is None else {"threads": threads})
-        self._ready: AppClient | None = None
+        self._ready: tuple[Any, Any, Any] | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Build the model and load the data now, so that no round has to wait for it."""
         model = config.get("model")
         if not isinstance(model, str) or models.payload_bytes(model) is None:
-            self._ready = self._images(config)
+            app = self._images(config)
+            self._ready = app, app.model(), app.train_data()
 
     def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
         """Return the party, its model's values being those in ``arena``. Raises PlanError, DataError, ModelError."""
@@ -119,12 +134,12 @@ class Described:
             self.prepare(config)
         if self._ready is None:
             return Payload(arena)
-        from thalweg.arena import attach
+        from thalweg.binding import attach
 
-        attach(self._ready.model, arena)
-        return self._ready
+        app, model, data = self._ready
+        return AppClient(app, attach(model, arena), data, self._note)
 
-    def _images(self, config: Mapping[str, Any]) -> AppClient:
+    def _images(self, config: Mapping[str, Any]) -> ImageApp:
         from thalweg.image_app import ImageApp
         from thalweg.plan import Plan
 
@@ -139,8 +154,7 @@ class Described:
             "training": {**_table(config, "training"), **threads},
         }
         plan = Plan.of(table, "what the server sent")
-        app = ImageApp(**image_settings(plan), client=place_of(self._name, names, plan.job.clients))
-        return AppClient(app, app.model())
+        return ImageApp(**image_settings(plan), client=place_of(self._name, names, plan.job.clients))
 
 
 def image_settings(plan: Any) -> dict[str, Any]:
@@ -166,14 +180,14 @@ def place_of(name: str, names: Sequence[str], clients: int) -> int:
     return place % clients
 
 
-def server_party(plan: Any) -> ServerParty:
+def server_party(plan: Any, note: Note = ignore) -> ServerParty:
     """Return the server's party of a plan. Raises DataError, ModelError."""
     tensors = models.payload_tensors(plan.model.name)
     if tensors is not None:
         return Payload.of(tensors, plan.job.seed)
     from thalweg.image_app import ImageApp
 
-    return AppServer(ImageApp(**image_settings(plan), client=None))
+    return AppServer(ImageApp(**image_settings(plan), client=None), note)
 
 
 def round_config(plan: Any, number: int, names: Sequence[str]) -> dict[str, Any]:

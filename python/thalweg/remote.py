@@ -6,7 +6,7 @@ import importlib
 import json
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from thalweg.host import Result, hosting, peak_of, use_of
 from thalweg.participant import take_part
 from thalweg.parties import AppClient, Described, PartyMaker
 from thalweg.roster import Roster
+from thalweg.watching import Note
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -80,7 +81,7 @@ def join_job(
     app: str | None,
     data_root: str | None,
     threads: int | None,
-    note: Callable[[str], None],
+    note: Note,
 ) -> dict[str, Any]:
     """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
@@ -91,7 +92,7 @@ def join_job(
     token = None if token_file is None else pki.read_token(token_file)
     name = membership.name or (token.name if token else socket.gethostname())
     options = {**_options(membership, url, token), "layers": layers}
-    arena, maker = _party(app, name, data_root, threads)
+    arena, maker = _party(app, name, data_root, threads, note)
     client = _core.Client(url, name, json.dumps(options), arena)
     note(f"{name}: joining {url}")
     try:
@@ -162,12 +163,13 @@ def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[
 
 
 def _party(
-    app: str | None, name: str, data_root: str | None, threads: int | None
+    app: str | None, name: str, data_root: str | None, threads: int | None, note: Note
 ) -> tuple[_core.Arena | None, PartyMaker]:
     if app is None:
-        return None, Described(name, data_root=data_root, threads=threads)
-    from thalweg.arena import Arena
+        return None, Described(name, data_root=data_root, threads=threads, note=note)
+    from thalweg.binding import bind
 
     loaded = load_app(app)
-    model = loaded.model()
-    return Arena.bind(model).core, lambda _config, _arena: AppClient(loaded, model)
+    bound = bind(loaded.model())
+    data = loaded.train_data() if hasattr(loaded, "train_data") else None
+    return bound.arena.core, lambda _config, _arena: AppClient(loaded, bound, data, note)

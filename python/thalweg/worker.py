@@ -44,10 +44,14 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
     try:
         if spec.get("place"):
             _settle(spec["place"])
-        maker = Described(name, data_root=spec["data_root"], threads=spec["threads"])
+
+        def note(text: str) -> None:
+            _log(name, text)
+
+        maker = Described(name, data_root=spec["data_root"], threads=spec["threads"], note=note)
         maker.prepare(spec["config"])
         client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
-        return {"rounds": take_part(client, maker, lambda text: _log(name, text))}, 0
+        return {"rounds": take_part(client, maker, note)}, 0
     except (ThalwegError, _core.CoreError) as error:
         cause, mend = explain(error)
         _log(name, f"{cause}; {mend}")

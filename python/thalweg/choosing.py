@@ -1,0 +1,95 @@
+"""Which tensors of a model travel: all, those that are trained, or those that patterns name.
+
+A choice is a list of words. ``trainable`` means parameters with ``requires_grad``; any other word is a pattern, in
+which ``*`` stands for any characters and ``?`` for one. A word with ``!`` in front takes away. Without a word that
+adds, all tensors are there to take away from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
+
+from thalweg.errors import ModelError
+
+TRAINABLE: Final = "trainable"
+NOT: Final = "!"
+_MEND: Final = "Give names or patterns as 'head.*' or '!*.running_mean', or 'trainable'"
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a choice needs to know of a tensor: all its names (several if it is tied), and whether it is trained.
+
+    ``trainable`` is None where nobody says so, as of a NumPy array.
+    """
+
+    names: Sequence[str]
+    trainable: bool | None
+
+
+class Choice:
+    """Which tensors travel."""
+
+    def __init__(self, words: str | Iterable[str] | None = None) -> None:
+        """Take the words; one may stand alone. None is every tensor. Raises ModelError for what is no word."""
+        given: list[Any] = [words] if isinstance(words, str) else list(words or ())
+        for word in given:
+            if not isinstance(word, str) or word in ("", NOT):
+                raise ModelError(f"tensors has {word!r}, which is no pattern", _MEND)
+        self.words = given
+        self._adds = [(word, _rule(word)) for word in given if not word.startswith(NOT)]
+        self._takes = [(word, _rule(word.removeprefix(NOT))) for word in given if word.startswith(NOT)]
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every tensor travels."""
+        return not self.words
+
+    def takes(self, tensor: Named) -> bool:
+        """Return whether a tensor travels: one of its names is added, and none is taken away."""
+        if any(_fits(rule, tensor) for _, rule in self._takes):
+            return False
+        return not self._adds or any(_fits(rule, tensor) for _, rule in self._adds)
+
+    def of(self, tensors: Sequence[Named]) -> list[bool]:
+        """Return for each tensor whether it travels. Raises ModelError if a word fits none, or none is left."""
+        for word, rule in (*self._adds, *self._takes):
+            if not any(_fits(rule, tensor) for tensor in tensors):
+                raise _nothing(word, tensors)
+        chosen = [self.takes(tensor) for tensor in tensors]
+        if self.words and not any(chosen):
+            raise ModelError(f"tensors = {self.words} leaves no tensor that travels", _MEND)
+        return chosen
+
+    def __str__(self) -> str:
+        return "all" if self.is_all else ", ".join(self.words)
+
+
+def _rule(word: str) -> re.Pattern[str] | None:
+    """Return the pattern of a word as a regular expression; None for ``trainable``."""
+    if word == TRAINABLE:
+        return None
+    signs = {"*": ".*", "?": "."}
+    return re.compile("".join(signs.get(sign) or re.escape(sign) for sign in word), re.DOTALL)
+
+
+def _fits(rule: re.Pattern[str] | None, tensor: Named) -> bool:
+    if rule is None:
+        return bool(tensor.trainable)
+    return any(rule.fullmatch(name) for name in tensor.names)
+
+
+def _nothing(word: str, tensors: Sequence[Named]) -> ModelError:
+    plain = word.removeprefix(NOT)
+    if plain == TRAINABLE:
+        known = any(tensor.trainable is not None for tensor in tensors)
+        why = "no parameter of the model has requires_grad" if known else "arrays do not say whether they are trained"
+        return ModelError(f"tensors asks for {word!r}, but {why}", "Name the tensors by patterns as 'head.*'")
+    names = [name for tensor in tensors for name in tensor.names]
+    near = get_close_matches(plain.replace("*", ""), names, n=3, cutoff=0.3) or names[:3]
+    said = f"no tensor of the model fits {plain!r}, which tensors asks for"
+    return ModelError(said, f"The nearest names are {', '.join(map(repr, near))}" if near else _MEND)
