@@ -102,6 +102,15 @@ def read(file: Path) -> dict[str, list[Cell]]:
         raise RecordError(f"{file} has no results: {error}", "Run the experiment again") from error
 
 
+def commits(file: Path) -> dict[str, str | None]:
+    """Return the commit of the build that measured each mode in a file; None if it is not known. Raises RecordError."""
+    try:
+        modes: Mapping[str, Any] = json.loads(file.read_text())["modes"]
+        return {mode: part.get("machine", {}).get("commit") for mode, part in modes.items()}
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RecordError(f"{file} has no results: {error}", "Run the experiment again") from error
+
+
 def _before(file: Path, scale: str) -> dict[str, Table]:
     try:
         content = json.loads(file.read_text())

@@ -3,7 +3,8 @@
 ``plan.toml`` of a figure has ``title``, ``source``, ``quantity``; ``base`` and ``matrix`` as in a bench plan; for each
 of ``modes`` and ``scales`` what is different: ``about``, ``repetitions``, ``limit``, ``base`` (goes over the shared
 one), ``values`` (what a label of an axis means in this mode) and ``matrix`` (the labels of an axis that stay).
-``common`` names a file of the study's folder that the plan goes over; that file may name another.
+``plot`` says how its figure is drawn. ``common`` names a file of the study's folder that the plan goes over; that file
+may name another.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import IS, NAME, axes, named
@@ -23,6 +24,36 @@ from thalweg.plan.sections import Seconds, Section
 
 ROOT: Final = Path(__file__).parent
 FULL: Final = "full"
+
+
+Kind = Literal["bars", "lines", "flows", "timelines", "accuracy"]
+# By kind of figure: the keys that it needs, and those that it can have besides.
+_KEYS: Final[Mapping[Kind, tuple[set[str], set[str]]]] = {
+    "bars": ({"along"}, {"panels"}),
+    "lines": ({"along"}, set()),
+    "flows": (set(), set()),
+    "timelines": (set(), set()),
+    "accuracy": ({"panels"}, set()),
+}
+
+
+class Plot(Section):
+    """How a figure is drawn."""
+
+    kind: Kind = Field(description="how: see the functions of these names in plots.py")
+    along: str | None = Field(None, description="axis of the matrix whose labels are along the x-axis")
+    panels: str | None = Field(None, description="axis of the matrix that has a panel for each label")
+    last: str | None = Field(None, description="axis of the matrix of which only the last label is drawn")
+
+    @model_validator(mode="after")
+    def _keys_of_its_kind(self) -> Plot:
+        needed, optional = _KEYS[self.kind]
+        given = {key for key in ("along", "panels") if getattr(self, key) is not None}
+        if missing := sorted(needed - given):
+            raise ValueError(f"a plot of kind {self.kind!r} needs {' and '.join(missing)}")
+        if unused := sorted(given - needed - optional):
+            raise ValueError(f"a plot of kind {self.kind!r} has no {' or '.join(unused)}")
+        return self
 
 
 class Variation(Section):
@@ -43,6 +74,7 @@ class Experiment(Section):
     title: str = Field(description="what is measured")
     source: str = Field(description="paper, section and figure")
     quantity: Literal["communication", "accuracy", "goodput"] = Field(description="what the figure shows")
+    plot: Plot = Field(description="how the figure is drawn")
     watch: bool = Field(False, description="whether the kernel's senders are looked at meanwhile")
     rivals: int = Field(0, ge=0, le=64, description="other TCP streams from client-1, if senders are watched")
     only: str | None = Field(None, description="the one mode of the shared ones that it is run in")

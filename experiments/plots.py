@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from experiments.measured import Cell
+from experiments.plan import Plot
 from thalweg.report.charts import colour
 from thalweg.report.figures import DOTS, SETTINGS
 
@@ -21,8 +22,6 @@ PANEL: Final = 3.2
 ALONE: Final = 5.6
 # More names than these go on two lines.
 ABREAST: Final = 6
-# Draws the cells of one mode; said what the mode is.
-Plot = Callable[[Sequence[Cell], str, Path], list[Path]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,30 @@ SECONDS: Final = Quantity("seconds", "communication, s", mark="bound_seconds")
 GOODPUT: Final = Quantity("goodput", "goodput, Mbit/s", 1e-6, mark="ceiling")
 
 
+def draw(
+    plot: Plot, quantity: str, cells: Sequence[Cell], title: str, file: Path, *, note: str | None = None
+) -> list[Path]:
+    """Draw the cells of one mode as ``plot`` says, to ``file`` with each suffix. ``note`` goes under the title.
+
+    Returns the files.
+    """
+    shown = GOODPUT if quantity == "goodput" else SECONDS
+    if plot.last is not None:
+        label = cells[-1].labels[plot.last]
+        cells = [cell for cell in cells if cell.labels[plot.last] == label]
+        title = f"{title}, {plot.last} {label}"
+    title = title if note is None else f"{title}\n{note}"
+    # Plot refuses a kind without the keys that it needs.
+    along, panels = str(plot.along), str(plot.panels)
+    if plot.kind == "bars":
+        return bars(cells, title, file, groups=along, panels=plot.panels, shown=shown)
+    if plot.kind == "lines":
+        return lines(cells, title, file, along=along, shown=shown)
+    if plot.kind == "accuracy":
+        return accuracy(cells, title, file, panels=panels)
+    return (flows if plot.kind == "flows" else timelines)(cells, title, file)
+
+
 def labels(cells: Sequence[Cell], axis: str) -> list[str]:
     """Return the labels of an axis, in the order of the cells."""
     return list(dict.fromkeys(cell.labels[axis] for cell in cells if axis in cell.labels))
@@ -64,8 +87,8 @@ def bars(
     file: Path,
     *,
     groups: str,
-    panels: str | None = "model",
-    shown: Quantity = SECONDS,
+    panels: str | None,
+    shown: Quantity,
 ) -> list[Path]:
     """Draw a quantity: a panel for each label of ``panels``, if it is an axis, a group of bars for each of ``groups``.
 
@@ -104,7 +127,7 @@ def _bars(axis: Axes, cells: Sequence[Cell], groups: str, shown: Quantity) -> No
     axis.set_xticks(range(len(places)), places)
 
 
-def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Quantity = GOODPUT) -> list[Path]:
+def lines(cells: Sequence[Cell], title: str, file: Path, *, along: str, shown: Quantity) -> list[Path]:
     """Draw a quantity over the labels of ``along``, a line a case, and the ceiling in black. Returns the files.
 
     Both ends are to be read: the greatest and the least differ by a factor of a hundred, so that the scale is of logs.

@@ -11,6 +11,7 @@ from experiments import measured
 from experiments.measured import Cell
 from experiments.plan import ROOT, Experiment, names
 from experiments.run import judge
+from thalweg.report.text import commit_words
 
 COLUMNS: Final = ("FedComm's s", "measured s", "bound s", "resent", "wire/update")
 # Of goodput: the number of a cell, the factor that it is written with, and the column's name; and what only means
@@ -53,7 +54,14 @@ def tables(name: str) -> str:
     if name not in names() or not file.is_file():
         return "Not run yet."
     experiment, modes = Experiment.load(name), measured.read(file)
-    return f"{_TABLES[experiment.quantity](modes)}\n\n{_verdicts(name, file, list(modes))}"
+    parts = (_builds(measured.commits(file)), _TABLES[experiment.quantity](modes), _verdicts(name, file, list(modes)))
+    return "\n\n".join(parts)
+
+
+def _builds(commits: Mapping[str, str | None]) -> str:
+    if len(set(commits.values())) == 1:
+        return f"Measured at commit {commit_words(next(iter(commits.values())))}."
+    return f"Measured at commit {'; '.join(f'{commit_words(one)} (mode {mode})' for mode, one in commits.items())}."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

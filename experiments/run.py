@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from experiments import claims, goodput, measured, senders
+from experiments import claims, goodput, measured, plots, senders
 from experiments.plan import ROOT, Experiment
-from experiments.plots import Plot
 from thalweg.bench import Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import execute
 from thalweg.bench.show import progress_on_stderr
+from thalweg.report.text import commit_words, is_dirty
 
 OUT: Final = ROOT / "out"
 
@@ -59,16 +58,18 @@ def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> measur
     return measured.of_bench(results, more)
 
 
-def draw(name: str, file: Path, folder: Path) -> list[Path]:
-    """Draw the figure of each mode in ``file`` to ``folder`` as the experiment's ``plot.py`` says; return the files."""
-    plot: Plot = importlib.import_module(f"experiments.{name.replace('/', '.')}.plot").plot
+def draw(name: str, numbers: Path, folder: Path) -> list[Path]:
+    """Draw the figure of each mode in ``numbers`` to ``folder`` as the experiment's ``plot`` says; return the files."""
     short, experiment = name.rpartition("/")[2], Experiment.load(name)
+    commits = measured.commits(numbers)
     drawn = []
-    for mode, cells in measured.read(file).items():
+    for mode, cells in measured.read(numbers).items():
         if all(cell.numbers["seconds"] is None and not cell.numbers["accuracy"] for cell in cells):
             continue
         title = f"{experiment.source}, mode {mode}"
-        drawn += plot(cells, title, folder / f"{short}-{mode}")
+        note = f"commit {commit_words(commits[mode])}" if is_dirty(commits[mode]) else None
+        file = folder / f"{short}-{mode}"
+        drawn += plots.draw(experiment.plot, experiment.quantity, cells, title, file, note=note)
     return drawn
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments import claims, measured
-from experiments.plan import ROOT, Experiment, names
+from experiments import claims, measured, plots
+from experiments.plan import ROOT, Experiment, Plot, names
 from experiments.results import filled
 from experiments.run import draw, judge
 from thalweg.bench import Matrix
@@ -65,7 +64,46 @@ def test_claims_name_places_that_are_there(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_a_folder_has_all_parts(name: str) -> None:
     assert (ROOT / name / "README.md").read_text().startswith("# ")
-    assert callable(importlib.import_module(f"experiments.{name.replace('/', '.')}.plot").plot)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_figure_is_drawn_along_axes_that_are_there(name: str) -> None:
+    experiment = Experiment.load(name)
+    axes = experiment.axes(next(iter(experiment.modes)), "full")
+    assert {experiment.plot.along, experiment.plot.panels, experiment.plot.last} <= {None, *axes}
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "pie"}, "bars"),
+        ({"kind": "lines"}, "'lines' needs along"),
+        ({"kind": "accuracy"}, "'accuracy' needs panels"),
+        ({"kind": "lines", "along": "network", "panels": "model"}, "'lines' has no panels"),
+        ({"kind": "flows", "along": "network"}, "'flows' has no along"),
+    ],
+)
+def test_a_plot_with_keys_that_are_not_of_its_kind_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plot.model_validate(keys)
+
+
+@pytest.mark.parametrize(("commit", "marked"), [("0123456789ab", False), ("0123456789ab-dirty", True), (None, False)])
+def test_a_build_with_uncommitted_changes_is_marked_in_figures(
+    commit: str | None, marked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cells = [{"labels": {"case": "cubic"}, "seconds": 1.0, "accuracy": [], "flows": {"client-1": 1e6}}]
+    parts = {"lab": {"machine": {"commit": commit}, "cells": cells}}
+    measured.write(tmp_path / "measured.json", "unifl/fig04", "full", parts, ["lab"])
+    notes: list[str | None] = []
+
+    def drawn(*_: object, note: str | None) -> list[Path]:
+        notes.append(note)
+        return []
+
+    monkeypatch.setattr(plots, "draw", drawn)
+    draw("unifl/fig04", tmp_path / "measured.json", tmp_path)
+    assert notes == ["commit 0123456789ab-dirty, with uncommitted changes" if marked else None]
 
 
 @pytest.mark.parametrize("study", STUDIES)

@@ -28,14 +28,16 @@ def test_goodput_and_what_it_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     }
     known |= {"flows": {"client-1": 19e6, "client-2": 20e6}}
     cells = [cell("cubic", **known, queue_seconds_max=0.04, slowest=19e6, jain=0.99), cell("no control", clients=0)]
+    part = {"machine": {"commit": "0123456789ab-dirty"}, "cells": cells}
     folder = tmp_path / NAME
-    measured.write(folder / measured.FILE, NAME, "full", {"lab": {"cells": cells}}, ["lab"])
+    measured.write(folder / measured.FILE, NAME, "full", {"lab": part}, ["lab"])
     (folder / "expected.json").write_text((ROOT / NAME / "expected.json").read_text())
     experiment = Experiment.load(NAME)
     monkeypatch.setattr(results, "ROOT", tmp_path)
     monkeypatch.setattr("experiments.run.ROOT", tmp_path)
     monkeypatch.setattr(Experiment, "load", classmethod(lambda _cls, _name: experiment))
     text = results.tables(NAME)
+    assert text.startswith("Measured at commit 0123456789ab-dirty, with uncommitted changes.\n")
     assert "| cubic | 95 | 98 | 19 | 0.99 | 1 | 1.2 | 4 | 40 |" in text
     assert "| no control | complete | - | - | - | - | - | - | - |" in text
     assert "| U-M10 | UniFL shares alike among the flows of a round | - | not measured: without unifl cubic |" in text

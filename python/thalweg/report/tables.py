@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thalweg.report.text import escaped, percent, phrase, shortly, table
+from thalweg.report.text import commit_words, escaped, percent, phrase, shortly, table
 from thalweg.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
@@ -57,7 +57,7 @@ FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("processor", lambda run: f"{word(run['machine']['cpu'])}, {word(run['machine']['cores'])} cores"),
     ("memory", lambda run: size(run["machine"]["memory_bytes"])),
     ("kernel", lambda run: word(run["machine"]["kernel"])),
-    ("thalweg", lambda run: f"{word(run['thalweg']['version'])} ({run['thalweg']['commit'] or 'no commit'})"),
+    ("thalweg", lambda run: f"{word(run['thalweg']['version'])} ({commit_words(run['thalweg']['commit'])})"),
     ("seed", lambda run: word(run["seed"])),
 )
 LINKS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (

@@ -54,6 +54,18 @@ def percent(value: float) -> str:
     return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
 
 
+def is_dirty(commit: str | None) -> bool:
+    """Whether a build's commit, as ``git describe --dirty`` writes it, had changes that no commit has."""
+    return commit is not None and commit.endswith("-dirty")
+
+
+def commit_words(commit: str | None) -> str:
+    """Return a build's commit; if it is ``-dirty`` with what that means, since nobody can build the same again."""
+    if commit is None:
+        return "no commit"
+    return f"{commit}, with uncommitted changes" if is_dirty(commit) else commit
+
+
 def shortly(value: float) -> str:
     """Return a number with four figures at most."""
     return f"{value:.4g}"

@@ -1,1 +1,0 @@
-"""FedComm (Cleland, Wu, Ullah, Varghese), figures 3 to 11."""

@@ -1,1 +1,0 @@
-"""What makes the difference between FedComm's way and the fair one."""

@@ -1,1 +1,0 @@
-"""FedComm figure 8."""

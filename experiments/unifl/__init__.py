@@ -1,1 +1,0 @@
-"""UniFL (Chen, Ruan, Liu, Xu), figures 2 to 10."""

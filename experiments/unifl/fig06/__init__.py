@@ -1,1 +1,0 @@
-"""UniFL figures 5 and 6."""

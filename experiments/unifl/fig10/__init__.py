@@ -1,1 +1,0 @@
-"""UniFL figure 10."""

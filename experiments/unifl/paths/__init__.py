@@ -1,1 +1,0 @@
-"""UniFL: paths with bursts, reordering and lost acknowledgements."""
