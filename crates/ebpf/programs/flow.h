@@ -96,7 +96,7 @@ struct flow {
 	struct least least[2];
 	// One past the highest offset acknowledged; the right edge of the window as it was advertised.
 	__u64 acked;
-	__u64 edge;
+	__u64 right_edge;
 	// Our own clock when a segment was last sent.
 	__u64 sent_at;
 	__u64 sent_stamp;

@@ -189,7 +189,7 @@ INLINE void advance(struct flow *flow, const struct wish *wish, const struct seg
 INLINE int is_invited(const struct flow *flow, __s64 end)
 {
 	// The end of a stream needs no place.
-	return !flow->edge || end <= (__s64)flow->edge + 1;
+	return !flow->right_edge || end <= (__s64)flow->right_edge + 1;
 }
 
 // Takes a segment, with the lock held.
@@ -281,15 +281,15 @@ INLINE int inward(struct __sk_buff *skb, __u32 link)
 // kernel has place for.
 INLINE __u16 clamp(struct flow *flow, const struct wish *wish, __u16 window, __s64 acked)
 {
-	__u64 room = (__u64)window << (wish->scale & 15), edge = flow->high + wish->window;
+	__u64 room = (__u64)window << (wish->scale & 15), right_edge = flow->high + wish->window;
 
-	if (edge < flow->edge)
-		edge = flow->edge;
-	if (wish->window && edge - acked < room)
-		window = (edge - acked + (1ULL << (wish->scale & 15)) - 1) >> (wish->scale & 15);
+	if (right_edge < flow->right_edge)
+		right_edge = flow->right_edge;
+	if (wish->window && right_edge - acked < room)
+		window = (right_edge - acked + (1ULL << (wish->scale & 15)) - 1) >> (wish->scale & 15);
 	__u64 said = acked + ((__u64)window << (wish->scale & 15));
-	if (said > flow->edge)
-		flow->edge = said;
+	if (said > flow->right_edge)
+		flow->right_edge = said;
 	return window;
 }
 

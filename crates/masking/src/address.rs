@@ -12,7 +12,8 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether one host can have it: not unspecified, multicast or the limited broadcast (RFC 9293 section 3.9.2.3).
+    /// Whether it can be the address of one host: not unspecified, multicast or the limited broadcast (RFC 9293
+    /// section 3.9.2.3).
     pub fn is_unicast(&self) -> bool {
         match self {
             Address::V4(bytes) => bytes[0] < 224 && *bytes != [0; 4],
@@ -30,12 +31,12 @@ pub struct Peer {
     pub port: u16,
 }
 
-/// What tells connections apart.
+/// Both ends of a connection, by which it is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tuple {
-    /// Who sends to us.
+    /// The peer.
     pub remote: Peer,
-    /// Us.
+    /// This end.
     pub local: Peer,
 }
 

@@ -5,7 +5,7 @@ use super::Address;
 
 /// Ones' complement sum of 16-bit words; an odd byte at the end counts as if a zero followed.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
-    // Words of 32 bits: folding makes the same of them (RFC 1071 section 2), and it is half the work.
+    // 32-bit words fold to the same sum (RFC 1071 section 2), for half the work.
     let words = bytes.chunks_exact(4);
     let mut rest = [0; 4];
     rest[..words.remainder().len()].copy_from_slice(words.remainder());
@@ -13,7 +13,7 @@ pub(super) fn sum(bytes: &[u8]) -> u64 {
     all + u64::from(u32::from_be_bytes(rest))
 }
 
-/// To 16 bits.
+/// Folds a sum to 16 bits.
 pub(super) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);

@@ -1,101 +1,103 @@
-//! What an endpoint is set to, with the bounds of its tables.
+//! Settings of an endpoint, with the bounds of its tables.
 
 use super::policy::Policy;
 use super::rate::Rate;
 use super::stream::Patience;
 use crate::Time;
 
-/// What all flows of an endpoint have in common.
+/// Settings that all flows of an endpoint share.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Ports that are listened on; segments to others are reset.
+    /// Ports to listen on. Segments to other ports are answered by a reset.
     pub ports: Vec<u16>,
-    /// Bytes of the largest IP packet of the device; it gives the segment size.
+    /// Bytes of the largest IP packet of the device. It determines the segment size.
     pub mtu: usize,
-    /// Whether the device takes superpackets and completes checksums, as [`super::Offload`] then says of each packet.
+    /// Whether the device takes superpackets and completes checksums, as [`super::Offload`] says for each
+    /// packet.
     pub offload: bool,
-    /// Whether selective acknowledgements are agreed to (RFC 2018).
+    /// Whether to agree to selective acknowledgements (RFC 2018).
     pub sack: bool,
-    /// Whether timestamps are agreed to (RFC 7323).
+    /// Whether to agree to timestamps (RFC 7323).
     pub timestamps: bool,
-    /// How far our window is shifted (RFC 7323 section 2.2): 10 lets it be 64 MB.
+    /// Shift of our window field (RFC 7323 section 2.2). 10 allows a window of 64 MB.
     pub scale: u8,
-    /// What is done about explicit congestion notification.
+    /// Explicit congestion notification.
     pub ecn: Ecn,
-    /// The longest an acknowledgement is delayed (RFC 9293 section 3.8.6.3).
+    /// The longest delay of an acknowledgement (RFC 9293 section 3.8.6.3).
     pub ack_delay: Time,
-    /// How long reordering is waited out.
+    /// How long a gap waits for reordered packets.
     pub reorder: Reorder,
-    /// How senders are told that a loss was none.
+    /// How a sender learns that a loss was not congestion.
     pub undo: Undo,
     /// What new flows may lose.
     pub policy: Policy,
     /// The rate controller of new flows.
     pub rate: Rate,
-    /// Gaps of a flow that are open at a time; segments that would open another are dropped.
+    /// Most open gaps of a flow. A segment that would open another is dropped.
     pub gaps: usize,
-    /// Masked holes of a flow that late data may fill; the oldest is forgotten.
+    /// Most masked holes that a flow remembers so that late data can fill them. Beyond that it forgets the
+    /// oldest.
     pub masks: usize,
-    /// Bytes of a flow that wait to be sent or acknowledged on the way back.
+    /// Bytes of a flow to the client that may wait to be sent or acknowledged.
     pub send_buffer: usize,
-    /// Flows; connections beyond it are not answered.
+    /// Most flows. A connection beyond that gets no answer.
     pub flows: usize,
-    /// Flows whose handshake is not finished; any of them makes place for a new one.
+    /// Most flows whose handshake is not finished. A new one replaces a random one of these.
     pub half_open: usize,
-    /// Resets that wait to be sent.
+    /// Most resets that wait to be sent.
     pub resets: usize,
-    /// Challenge acknowledgements a second, for each flow (RFC 5961 section 7).
+    /// Most challenge ACKs a second and flow (RFC 5961 section 7).
     pub challenges: u32,
-    /// Retransmissions of the same bytes after which a peer counts as gone.
+    /// Retransmissions of the same bytes after which the peer counts as gone.
     pub tries: u32,
-    /// Retransmissions of the answer to a SYN.
+    /// Retransmissions of our SYN-ACK.
     pub syn_tries: u32,
-    /// How long a peer may be silent, if not for ever.
+    /// The longest silence of a peer; `None` for no limit.
     pub idle: Option<Time>,
-    /// How long a flow that we have closed waits for the peer's end.
+    /// How long a flow that we have closed waits for the FIN of the peer.
     pub fin_wait: Time,
-    /// How long a closed flow answers retransmissions (2 MSL).
+    /// How long a closed flow answers retransmissions (TIME-WAIT, 2 MSL).
     pub time_wait: Time,
 }
 
-/// Explicit congestion notification (RFC 3168).
+/// What to do about explicit congestion notification (RFC 3168).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ecn {
-    /// Not agreed to.
+    /// Do not agree to it.
     Refuse,
-    /// Agreed to; marks are echoed, and the sender slows down.
+    /// Agree, and echo marks: the sender slows down.
     Echo,
-    /// Agreed to; marks are for the rate controller alone.
+    /// Agree, but use marks for the rate controller only.
     Ignore,
 }
 
-/// How long a gap waits for reordered packets before it is a hole: until either is over, as RACK has it (RFC 8985). Both
-/// grow where packets are seen to come later than that.
+/// How long a gap waits for reordered packets before it counts as a hole: until enough segments have come after
+/// it, or enough time has passed (RACK, RFC 8985). Both limits grow if packets are seen to come later.
 #[derive(Debug, Clone, Copy)]
 pub struct Reorder {
-    /// Segments that come after it, until some are seen to come later.
+    /// Segments after the gap, as long as none has been seen to come later.
     pub packets: Option<u32>,
-    /// Share of the shortest round trip.
+    /// Time limit as a share of the shortest round trip.
     pub share: f64,
-    /// At least so long.
+    /// Lower bound of the time limit.
     pub least: Time,
-    /// At most so long.
+    /// Upper bound of the time limit.
     pub most: Time,
 }
 
-/// How a sender's reduction for a repaired hole is undone.
+/// How to make a sender undo the reduction of its window after a retransmission that we asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Undo {
-    /// The echo of a timestamp from before the repairs (RFC 3522); the sender needs timestamps.
+    /// Echo a timestamp from before the retransmission (Eifel, RFC 3522). The sender needs timestamps.
     pub eifel: bool,
-    /// A report that the repair came twice (RFC 2883), though it did not.
+    /// Report the retransmission as a duplicate (D-SACK, RFC 2883), although it was none.
     pub duplicates: bool,
-    /// Such a report of what comes after a silence, which may be a tail loss probe: the sender then takes the probe for
-    /// needless (RFC 8985 section 7.4.2), and has nothing to reduce.
+    /// Report data that comes after a silence as a duplicate. It may be a tail loss probe. The sender then
+    /// takes the probe for needless (RFC 8985 section 7.4.2) and reduces nothing.
     pub probes: bool,
-    /// How old such an echo may become while holes follow on each other, or four round trips where that is longer. A newer one
-    /// undoes nothing until the sender has paused. Where an acknowledgement reports nothing new, the sender takes the age of its
-    /// echo for a round trip, so its next timeout is longer.
+    /// The greatest age of such an echo while one recovery follows another; four round trips if that is longer.
+    /// A newer echo undoes nothing until the sender has paused. If an acknowledgement reports nothing new, the
+    /// sender takes the age of the echo for a round trip, so its next timeout is longer.
     pub oldest: Time,
 }
 
@@ -138,7 +140,7 @@ impl Default for Reorder {
 }
 
 impl Reorder {
-    /// How long gaps wait where the shortest round trip is `rtt`.
+    /// How long gaps wait if the shortest round trip is `rtt`.
     pub(super) fn patience(&self, rtt: Option<Time>) -> Patience {
         let share = rtt.unwrap_or_default().mul_f64(self.share.clamp(0.0, 10.0));
         let most = self.most.max(self.least);

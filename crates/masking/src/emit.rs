@@ -1,6 +1,7 @@
-//! What goes out: a TCP segment in an IP packet, or several as a superpacket, if the device cuts them.
+//! Writes TCP segments into IP packets. If the device does segmentation, one superpacket holds several.
 //!
-//! (A TUN device ignores `DATA_VALID` on what is written to it: a packet needs a right checksum, or `NEEDS_CSUM`.)
+//! A TUN device ignores `DATA_VALID` on packets written to it: a packet needs a valid checksum, or
+//! `NEEDS_CSUM`.
 
 use super::checksum::{fold, pseudo, sum};
 use super::options::Written;
@@ -15,15 +16,15 @@ pub(super) struct Outbound<'a> {
     pub flags: u8,
     pub window: u16,
     pub options: Written,
-    /// Two pieces of one payload, as a ring buffer has them.
+    /// The payload in two pieces, as a ring buffer has them.
     pub payload: (&'a [u8], &'a [u8]),
     /// ECN-capable transport (RFC 3168 section 6.1.2): only on new data.
     pub ect: bool,
 }
 
 impl Outbound<'_> {
-    /// Writes the packet into `out`, whatever was in it. A device that helps makes segments of at most `offload` bytes
-    /// of payload of it, and completes their checksums.
+    /// Writes the packet into `out`, replacing its content. With `offload`, the device cuts it into segments of
+    /// at most that payload and completes their checksums.
     pub fn write(&self, out: &mut Vec<u8>, offload: Option<u16>) -> Offload {
         out.clear();
         let options = self.options.bytes();
@@ -49,7 +50,7 @@ impl Outbound<'_> {
                 let checksum = !fold(sum(out));
                 out[10..12].copy_from_slice(&checksum.to_be_bytes());
             }
-            // A tuple comes from one packet, whose addresses are of one kind.
+            // Unreachable: a tuple comes from one packet, whose addresses are of one family.
             _ => return Offload::default(),
         }
         let start = out.len();

@@ -1,8 +1,10 @@
-//! Many flows on one thread: who a packet is for, whose time has come, who has something to send.
+//! An endpoint: many flows on one thread. It finds the flow of a packet, calls flows whose timers are due, and
+//! asks flows for packets to send.
 //!
-//! Flows are found by both ends' addresses in a tree: a hash table would need a secret against chosen collisions, and is
-//! no faster for a few thousand. All tables are bounded: a connection beyond the bound is not answered, and of unfinished
-//! handshakes one chosen by chance makes place for the next, so that a flood of SYNs drives out itself.
+//! It finds flows by the addresses and ports of both ends, in a tree: a hash table would need a secret against
+//! chosen collisions, and is no faster for a few thousand flows. All tables are bounded. A connection beyond
+//! the bound gets no answer. A new handshake beyond the bound replaces a random unfinished one, so a SYN flood
+//! evicts itself.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,7 +24,7 @@ use super::{Address, Peer, Tuple};
 use crate::Time;
 use thalweg_dice::Dice;
 
-/// The initial sequence number rises by one in so many microseconds (RFC 6528 section 3).
+/// Microseconds in which the initial sequence number rises by one (RFC 6528 section 3).
 const SEQUENCE_STEP: u128 = 4;
 
 /// The receiving side of any number of connections.
@@ -51,7 +53,7 @@ struct Slot {
     ready: bool,
 }
 
-/// A packet has been handed in: its events, which may borrow from it.
+/// The events of the packet that was just handed in. They may borrow from it.
 #[must_use = "bytes are acknowledged: who does not take them has lost them"]
 #[derive(Debug)]
 pub struct Turn<'e, 'p> {
@@ -75,14 +77,14 @@ impl<'p> Turn<'_, 'p> {
 
 impl Drop for Turn<'_, '_> {
     fn drop(&mut self) {
-        // The packet is gone after this; other events can wait.
+        // Events that borrow from the packet end with it. Other events stay in the queue.
         self.endpoint.events.retain(|(_, happening)| matches!(happening, Happening::Other(_)));
     }
 }
 
 impl Endpoint {
-    /// An endpoint without flows. From `secret` follow initial sequence numbers: it must be unpredictable to others,
-    /// and another one each time.
+    /// An endpoint without flows. `secret` determines the initial sequence numbers: it must be unpredictable to
+    /// others, and different each time.
     pub fn new(config: Config, secret: [u64; 2]) -> Self {
         Self {
             config,
@@ -101,7 +103,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes an IP packet. Its events are to be taken before the next one comes.
+    /// Takes an IP packet. Take its events before handing in the next one.
     pub fn handle_packet<'e, 'p>(
         &'e mut self,
         now: Time,
@@ -127,14 +129,15 @@ impl Endpoint {
         self.share(now, place);
     }
 
-    /// A SYN beyond a closed connection's sequence numbers begins the next one (RFC 6191, RFC 9293 section 3.10.7.4).
+    /// Whether a SYN may replace a connection in TIME-WAIT: its sequence number must lie beyond those of the
+    /// old connection (RFC 6191, RFC 9293 section 3.10.7.4).
     fn may_replace(&self, place: u32, segment: &Segment) -> bool {
         let flow = self.flows.get(place as usize).and_then(|slot| slot.flow.as_ref());
         let waiting = flow.filter(|flow| flow.state == State::TimeWait && !segment.has(ACK));
         waiting.is_some_and(|flow| before(flow.next_sequence(), segment.sequence))
     }
 
-    /// A segment of no connection: a SYN begins one, others are refused.
+    /// Handles a segment that belongs to no connection: a SYN begins one, others are refused.
     fn stranger(&mut self, now: Time, segment: &Segment) {
         let plain = segment.has(SYN) && segment.flags & (ACK | RST | FIN) == 0;
         if !plain || !self.config.ports.contains(&segment.tuple.local.port) {
@@ -183,7 +186,7 @@ impl Endpoint {
         ((hash as u32).wrapping_add(clock), (hash >> 32) as u32)
     }
 
-    /// Lets a flow do something, and sees to its place in the tables.
+    /// Lets a flow act, and then updates its place in the tables.
     fn work<T>(
         &mut self,
         now: Time,
@@ -235,7 +238,7 @@ impl Endpoint {
         }
     }
 
-    /// Does everything whose time has come.
+    /// Runs all timers that are due.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(&(at, place)) = self.deadlines.first() {
             if at > now {
@@ -259,18 +262,19 @@ impl Endpoint {
         }
     }
 
-    /// When `handle_timeout` is to be called at the latest.
+    /// The earliest timer: call `handle_timeout` then.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.deadlines.first().map(|&(at, _)| at)
     }
 
-    /// The next event that needs no packet: of timeouts and of what the application does.
+    /// The next event that does not borrow from a packet: from timers, or from calls of the application.
     pub fn poll_event(&mut self) -> Option<Event<'static>> {
         Turn { endpoint: self, packet: &[] }.poll_event()
     }
 
-    /// Writes the next IP packet into `packet`, and says what its device is to do with it: nothing, unless that is
-    /// configured. `None` if there is no packet. Called after a batch of packets, it makes one acknowledgement of many.
+    /// Writes the next IP packet into `packet` and returns what the device has to do with it (nothing unless
+    /// `Config::offload` is set), or `None` if there is no packet. Call it after a batch of packets: then one
+    /// acknowledgement covers the batch.
     pub fn poll_packet(&mut self, now: Time, packet: &mut Vec<u8>) -> Option<Offload> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(write_reset(&reset, packet));
@@ -303,12 +307,12 @@ impl Endpoint {
         self.work(now, place, act)
     }
 
-    /// Bytes for the peer; how many are taken, `None` if the flow is over.
+    /// Queues bytes for the peer. Returns how many fit, or `None` if the flow is over.
     pub fn send(&mut self, now: Time, flow: FlowId, bytes: &[u8]) -> Option<usize> {
         self.with(now, flow, |flow, _| flow.send(bytes))
     }
 
-    /// Ends our stream to the peer; what was sent before still arrives.
+    /// Closes our side. What was sent before still arrives.
     pub fn close(&mut self, now: Time, flow: FlowId) {
         self.with(now, flow, |flow, _| flow.close());
     }
@@ -318,17 +322,17 @@ impl Endpoint {
         self.with(now, flow, |flow, cx| flow.abort(cx, Ended::Aborted));
     }
 
-    /// Changes what a flow may lose. Gaps that are open are judged anew.
+    /// Changes what a flow may lose. Open gaps are judged again.
     pub fn change(&mut self, now: Time, flow: FlowId, change: impl FnOnce(&mut Policy)) {
         self.with(now, flow, |flow, cx| flow.change(cx, change));
     }
 
-    /// Holes in `range` are repaired from now on.
+    /// From now on, holes in `range` must be retransmitted.
     pub fn protect(&mut self, now: Time, flow: FlowId, range: Range) {
         self.change(now, flow, |policy| policy.protect(range));
     }
 
-    /// Holes in `range` may be masked from now on.
+    /// From now on, holes in `range` may be masked.
     pub fn permit(&mut self, now: Time, flow: FlowId, range: Range) {
         self.change(now, flow, |policy| policy.permit(range));
     }
@@ -338,51 +342,53 @@ impl Endpoint {
         self.change(now, flow, |policy| policy.limit(budget));
     }
 
-    /// Late bytes filled a hole before anybody had taken that: no budget counts it any longer.
+    /// The application could still use late bytes that filled a hole. Budgets no longer count them.
     pub fn filled(&mut self, now: Time, flow: FlowId, part: Range) {
         self.with(now, flow, |flow, _| flow.filled(part));
     }
 
-    /// Late data before `offset` is not wanted any longer, nor will ranges before it be changed.
+    /// The application needs no late data before `offset`, and will change no ranges before it.
     pub fn forget(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.forget(offset));
     }
 
-    /// There is place for the stream up to `offset`; by default, for all of it. What was advertised before stays so, and
-    /// each acknowledgement may add less than a unit of the window.
+    /// The application has room for the stream up to `offset`; without a call, for all of it. A smaller offset
+    /// does not take back what was advertised before, and each acknowledgement may add less than one unit of
+    /// the scaled window.
     pub fn admit(&mut self, now: Time, flow: FlowId, offset: u64) {
         self.with(now, flow, |flow, _| flow.admit(offset));
     }
 
-    /// More follows at once on what has come, or need not. While it does, the last segment is acknowledged late, so that
-    /// one that is lost behind it is repaired after two round trips (RFC 8985 section 7.2).
+    /// Whether the application expects more data at once. While it does, the last segment is acknowledged late,
+    /// so that the sender retransmits a segment that was lost behind it after two round trips (RFC 8985 section
+    /// 7.2).
     pub fn expect(&mut self, now: Time, flow: FlowId, more: bool) {
         self.with(now, flow, |flow, _| flow.expect(more));
     }
 
-    /// The flow shares its path fairly with others of the same group.
+    /// Puts the flow into a group of flows that share their path fairly.
     pub fn join(&mut self, now: Time, flow: FlowId, group: u32) {
         self.with(now, flow, |flow, _| flow.group = Some(group));
         self.share(now, flow.place);
     }
 
-    /// Only these ports are listened on from now on. Flows there are go on.
+    /// Listens on these ports only. Existing flows go on.
     pub fn listen(&mut self, ports: Vec<u16>) {
         self.config.ports = ports;
     }
 
-    /// A flow's numbers.
+    /// Statistics of a flow.
     pub fn stats(&self, flow: FlowId) -> Option<Stats> {
         let place = self.place(flow)?;
         self.flows.get(place as usize)?.flow.as_ref().map(|flow| flow.stats())
     }
 
-    /// Flows there are, those that only answer retransmissions included.
+    /// Number of flows, including those that only answer retransmissions (TIME-WAIT).
     pub fn flows(&self) -> usize {
         self.places.len()
     }
 
-    /// What was dropped, and why.
+    /// Counts of dropped packets, by reason.
     pub fn counters(&self) -> Counters {
         self.counters
     }

@@ -1,22 +1,22 @@
-//! What the application sees.
+//! Events, statistics and counters for the application.
 
 use thalweg_wire::Range;
 
 use super::{Excess, Tuple};
 
-/// A flow of an endpoint; never used again for another.
+/// Names a flow of an endpoint. An id is never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId {
     pub(super) place: u32,
     pub(super) age: u32,
 }
 
-/// Something that happened to a flow.
+/// An event of a flow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Event<'p> {
     /// Which flow.
     pub flow: FlowId,
-    /// What.
+    /// The event.
     pub what: What<'p>,
 }
 
@@ -25,18 +25,19 @@ pub struct Event<'p> {
 pub enum What<'p> {
     /// The handshake is finished.
     Connected(Agreed),
-    /// Bytes of the stream have come, for the first time, in any order.
+    /// Bytes of the stream have come for the first time, in any order.
     Bytes {
-        /// Offset in the stream of the first.
+        /// Stream offset of the first byte.
         offset: u64,
-        /// In the packet just handed in; to be copied into place once.
+        /// The bytes, in the packet just handed in. Copy them to their place.
         bytes: &'p [u8],
-        /// Whether they fill a hole that was reported. If they are of use still, [`super::Endpoint::filled`] is to hear.
+        /// Whether they fill a hole that was reported before. If the application can still use them, call
+        /// [`super::Endpoint::filled`].
         late: bool,
     },
-    /// These bytes are masked: the sender will hardly send them again.
+    /// These bytes are masked. The sender will hardly send them again.
     Hole(Range),
-    /// The sender has ended its stream, which is so long; all of it has come or is a hole.
+    /// The sender has closed its side; the stream has this length. All of it has come or is a hole.
     Finished(u64),
     /// The flow is over; the last event of each flow.
     Ended(Ended),
@@ -49,7 +50,8 @@ pub struct Agreed {
     pub tuple: Tuple,
     /// Payload bytes of the largest segment to the peer.
     pub segment: u16,
-    /// Timestamps (RFC 7323). Without them a sender's reduction is not undone, and forged segments are not told.
+    /// Timestamps (RFC 7323). Without them a sender cannot undo a reduction, and forged segments cannot be
+    /// recognised.
     pub timestamps: bool,
     /// Selective acknowledgements (RFC 2018).
     pub sack: bool,
@@ -59,38 +61,38 @@ pub struct Agreed {
     pub ecn: bool,
 }
 
-/// Why a flow is over.
+/// Why a flow ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Both sides have ended it.
+    /// Both sides have closed it.
     Closed,
-    /// The peer has reset it.
+    /// The peer reset it.
     Reset,
-    /// The application has reset it.
+    /// The application reset it.
     Aborted,
     /// The peer was silent for too long.
     Silent,
-    /// More was lost than it may lose.
+    /// More was lost than the flow may lose.
     Lossy(Excess),
 }
 
-/// The same without the packet: where in it the bytes are.
+/// An event as it is queued: byte positions in the packet instead of the bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happening {
     Bytes { offset: u64, start: usize, end: usize, late: bool },
     Other(What<'static>),
 }
 
-/// Numbers of a flow.
+/// Statistics of a flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Stats {
     /// Bytes that have come, each counted once.
     pub delivered: u64,
-    /// Bytes masked and not come.
+    /// Bytes that are masked and have not come.
     pub missing: u64,
-    /// Bytes of held holes that came.
+    /// Bytes of held holes that came by retransmission.
     pub repaired: u64,
-    /// Bytes that filled reported holes.
+    /// Bytes that came late and filled masked holes.
     pub late: u64,
     /// Bytes that came more than once.
     pub duplicate: u64,
@@ -98,37 +100,37 @@ pub struct Stats {
     pub highest: u64,
     /// One past the last byte acknowledged.
     pub acknowledged: u64,
-    /// Bytes the controller lets be under way.
+    /// Bytes that the rate controller allows in flight.
     pub window: u64,
-    /// Right edge of the window as advertised.
-    pub edge: u64,
-    /// Bytes on the way back that are not acknowledged.
+    /// Right edge of the window, as advertised.
+    pub right_edge: u64,
+    /// Bytes to the client that are not acknowledged.
     pub unacknowledged: u64,
     /// The shortest round trip.
     pub rtt: Option<crate::Time>,
-    /// Gaps that are open, and masked holes that are remembered.
+    /// Open gaps, and masked holes that are remembered.
     pub tables: (usize, usize),
 }
 
-/// Packets that changed nothing, by reason, and bounds that were met.
+/// Packets without effect, by reason, and table bounds that were reached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets handed in.
     pub packets: u64,
-    /// No TCP over IP, fragments, cut short.
+    /// Not TCP over IP, a fragment, or cut short.
     pub senseless: u64,
-    /// A checksum was wrong.
+    /// Wrong checksum.
     pub checksum: u64,
-    /// Beyond a gap, with an echo that we never sent.
+    /// Segments beyond a gap that echo a timestamp which we never sent.
     pub forged: u64,
-    /// From an earlier time (PAWS).
+    /// Segments from an earlier time (PAWS, RFC 7323 section 5).
     pub outdated: u64,
-    /// Of no connection and no SYN to a port that is listened on.
+    /// Segments of no connection that are no SYN to a port that we listen on.
     pub stray: u64,
-    /// Unfinished handshakes that made place for others.
+    /// Unfinished handshakes that were evicted.
     pub evicted: u64,
-    /// SYNs without an answer, since all flows were taken.
+    /// SYNs without an answer because all flows were in use.
     pub crowded: u64,
-    /// Segments that would have opened too many gaps.
+    /// Segments dropped because they would have opened too many gaps.
     pub gaps: u64,
 }

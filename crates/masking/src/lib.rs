@@ -1,24 +1,30 @@
-//! The receiving side of TCP that masks loss, for senders that know nothing of it (UniFL, section 3).
+//! A TCP receiver that masks loss, for unmodified senders (UniFL, section 3).
 //!
-//! A hole in the stream is acknowledged as if it had come, and reported: the sender's congestion control, whatever it is,
-//! sees no loss and keeps its rate. What must not be lost is repaired as ever, and the echo of an old timestamp makes the
-//! sender undo its reduction. How much a sender has under way is decided here, by the window.
+//! The receiver acknowledges a hole in the stream as if its bytes had come, and reports it to the application.
+//! So the sender's congestion control, whichever it is, sees no loss and keeps its rate. Bytes that must not be
+//! missing are retransmitted as in any TCP; the echo of an old timestamp then makes the sender undo the
+//! reduction of its window (Eifel, RFC 3522). The receiver decides how much is in flight, by the window that it
+//! advertises.
 //!
-//! An [`Endpoint`] has no IO and no clock. IP packets go in through [`Endpoint::handle_packet`], come out of
-//! [`Endpoint::poll_packet`]; time passes through [`Endpoint::handle_timeout`] at [`Endpoint::poll_timeout`].
+//! `docs/explanation/masking.md` explains all of it: the states of a flow, each constant, the words. The code
+//! is frozen: mistakes are mended, but no heuristics are added.
+//!
+//! An [`Endpoint`] has no IO and no clock. IP packets go in through [`Endpoint::handle_packet`] and come out of
+//! [`Endpoint::poll_packet`]. Time passes in [`Endpoint::handle_timeout`], which is due at
+//! [`Endpoint::poll_timeout`].
 //!
 //! ```text
-//! packet -> segment -> flow/input   is it of this connection, and of now?      RFC 9293, 5961, 7323
-//!                      flow/data    into the stream, to the application
-//!                      stream       gaps: waiting, held, masked                RFC 2018, policy: which
-//!                      reordering  how long gaps wait                        RFC 8985
+//! packet -> segment -> flow/input   does it belong here, and is it recent?      RFC 9293, 5961, 7323
+//!                      flow/data    its bytes: into the stream, to the application
+//!                      stream       gaps: waiting, held, masked (by `policy`)     RFC 2018
+//!                      reordering   how long a gap waits                         RFC 8985
 //!                      rate/*       how large the window is
-//!           packet  <- flow/output  acknowledgements, window, the way back     outgoing: RFC 2018, 6298, 8985
+//!           packet  <- flow/output  acknowledgements, window; data to the client  `outgoing`: RFC 2018, 6298, 8985
 //! ```
 //!
-//! Never acknowledged is what lies beyond the highest byte seen: that would be an optimistic acknowledgement (Savage et
-//! al. 1999), which firewalls drop and senders defend against. A forged segment masks at most
-//! [`Policy::largest`] bytes, and none without an echo of our own clock where timestamps are agreed on.
+//! The receiver never acknowledges bytes beyond the highest one that it has seen. That would be an optimistic
+//! acknowledgement (Savage et al. 1999), which firewalls drop and senders defend against. One forged segment
+//! masks at most [`Policy::largest`] bytes. With timestamps it masks nothing unless it echoes our clock.
 
 #![forbid(unsafe_code)]
 

@@ -8,27 +8,27 @@ const SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const STAMPS: u8 = 8;
-/// Most bytes of options a header has.
+/// The most bytes of options in a TCP header.
 pub(super) const MOST: usize = 40;
-/// Most blocks that a selective acknowledgement has place for.
+/// The most blocks in a SACK option.
 const BLOCKS: usize = 4;
 
 /// What a peer's options say.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Options {
-    /// Largest segment it takes.
+    /// The largest segment that the peer takes.
     pub segment: Option<u16>,
-    /// How far its window is shifted; over 14 counts as 14 (RFC 7323 section 2.3).
+    /// Shift of its window field. More than 14 counts as 14 (RFC 7323 section 2.3).
     pub scale: Option<u8>,
     pub sack: bool,
     /// TSval and TSecr.
     pub stamps: Option<(u32, u32)>,
-    /// What has come of the other direction beyond what is acknowledged: first number, and one past the last.
+    /// SACK blocks: first sequence number, and one past the last.
     pub blocks: [Option<(u32, u32)>; BLOCKS],
 }
 
 impl Options {
-    /// Reads what can be read: an impossible length ends the list, as with other implementations.
+    /// Reads the options. An impossible length ends the list, as in other implementations.
     pub fn read(mut bytes: &[u8]) -> Self {
         let mut options = Self::default();
         while let Some((&kind, rest)) = bytes.split_first() {
@@ -70,7 +70,7 @@ fn word(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, |word, &byte| word << 8 | u32::from(byte))
 }
 
-/// Options to be sent, padded to whole words.
+/// Options to send, padded to whole words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
     bytes: [u8; MOST],
@@ -104,7 +104,7 @@ impl Written {
         self.put(&[PAD, PAD, STAMPS, 10, v[0], v[1], v[2], v[3], e[0], e[1], e[2], e[3]]);
     }
 
-    /// Blocks that fit beside what is there already.
+    /// How many SACK blocks still fit.
     pub fn room_for_blocks(&self) -> usize {
         (MOST - self.length).saturating_sub(4) / 8
     }

@@ -1,5 +1,5 @@
-//! Which holes are masked and which are repaired: critical ranges, the dial, loss budgets (paper section 5.1,
-//! requirement U-O1).
+//! Which holes are masked and which are retransmitted: critical ranges, the `reliable` dial, loss budgets
+//! (UniFL section 5.1, requirement U-O1).
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,28 @@ use thalweg_wire::{Range, Ranges};
 #[derive(Debug, Clone)]
 pub struct Policy {
     critical: Steps,
-    /// From 0, every hole is masked, to 1, every hole is repaired: the share of the lost bytes that is repaired,
-    /// evenly spread.
+    /// The share of lost bytes that is retransmitted, evenly spread: 0 masks every hole, 1 retransmits every
+    /// hole.
     pub reliable: f64,
-    /// The largest hole, in bytes, that is masked; a larger one is repaired. It bounds what one forged segment can
-    /// mask.
+    /// The largest hole in bytes that is masked; a larger one is retransmitted. It bounds what one forged
+    /// segment can mask.
     pub largest: u64,
     budgets: Vec<Spent>,
     owed: f64,
 }
 
-/// How much of a set of bytes may be lost.
+/// A limit on the loss of a set of bytes.
 #[derive(Debug, Clone)]
 pub struct Budget {
-    /// Which bytes: an update's, a tensor's.
+    /// The bytes: those of an update, or of a tensor.
     pub ranges: Ranges,
-    /// Share of them that may be masked; holes beyond it are repaired.
+    /// Share of them that may be masked. Holes beyond it are retransmitted.
     pub mask: f64,
-    /// Share of them whose loss, masked or repaired, ends the flow.
+    /// Share of them whose loss, masked or retransmitted, ends the flow.
     pub refuse: f64,
-    /// No share counts as less than so many bytes.
+    /// Neither share counts as less than this many bytes.
     pub at_least: u64,
-    /// Bytes that the shares are of, where they are known before all ranges are; else those of `ranges`.
+    /// Total bytes, if it is known before all ranges are. Otherwise the total is that of `ranges`.
     pub of: Option<u64>,
 }
 
@@ -41,23 +41,23 @@ struct Spent {
     lost: u64,
 }
 
-/// More is lost than may be.
+/// A budget was exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// Bytes lost.
     pub lost: u64,
-    /// Bytes of the budget's ranges.
+    /// Total bytes of the budget.
     pub of: u64,
-    /// Which budget, counted from 0 in the order in which they were added.
+    /// Index of the budget, in the order in which they were added.
     pub budget: usize,
 }
 
-/// What becomes of a hole.
+/// What to do about a hole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
     Mask,
     Repair,
-    /// More is lost than the flow may lose at all.
+    /// Too much is lost; end the flow.
     Refuse(Excess),
 }
 
@@ -68,17 +68,17 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Everything is critical until it is permitted to be lost.
+    /// A policy under which everything is critical until it is permitted to be lost.
     pub fn critical() -> Self {
         Self::default()
     }
 
-    /// Everything may be lost that is not protected.
+    /// A policy under which everything may be lost that is not protected.
     pub fn lossy() -> Self {
         Self { critical: Steps::new(false), ..Self::default() }
     }
 
-    /// Holes in `range` are repaired, never masked. What has been masked stays so.
+    /// Holes in `range` are retransmitted, never masked. What has been masked stays masked.
     pub fn protect(&mut self, range: Range) {
         self.critical.set(range, true);
     }
@@ -88,19 +88,19 @@ impl Policy {
         self.critical.set(range, false);
     }
 
-    /// Adds a budget. Holes from before do not count.
+    /// Adds a budget. Earlier holes do not count.
     pub fn limit(&mut self, budget: Budget) {
         self.budgets.push(Spent { budget, masked: 0, lost: 0 });
     }
 
-    /// Adds bytes to a budget's ranges, which are counted from 0 in the order in which they were added.
+    /// Adds bytes to the ranges of a budget, by its index in the order in which they were added.
     pub fn extend(&mut self, budget: usize, range: Range) {
         if let Some(spent) = self.budgets.get_mut(budget) {
             spent.budget.ranges.insert(range);
         }
     }
 
-    /// Takes all budgets away, with what was spent of them.
+    /// Removes all budgets and what was spent of them.
     pub fn unlimit(&mut self) {
         self.budgets.clear();
     }
@@ -110,13 +110,13 @@ impl Policy {
         self.critical.at(offset)
     }
 
-    /// `range` in pieces, each all critical or all not.
+    /// Cuts `range` into pieces that are each critical or not.
     pub(super) fn pieces(&self, range: Range) -> impl Iterator<Item = (Range, bool)> + '_ {
         self.critical.pieces(range)
     }
 
-    /// What becomes of a hole that is not critical, in a stream of which `seen` bytes have been seen. `again`: it
-    /// has been counted as lost before.
+    /// Decides about a hole that is not critical, in a stream of which `seen` bytes have been seen. `again`: it
+    /// was counted as lost before.
     pub(super) fn judge(&mut self, hole: Range, seen: u64, again: bool) -> Verdict {
         let mut repair = hole.len() > self.largest;
         for (budget, spent) in self.budgets.iter_mut().enumerate() {
@@ -148,7 +148,7 @@ impl Policy {
         Verdict::Mask
     }
 
-    /// A masked hole has been filled after all.
+    /// Late data filled a masked hole.
     pub(super) fn filled(&mut self, part: Range) {
         self.masked(part, false);
     }
@@ -165,19 +165,19 @@ impl Policy {
         }
     }
 
-    /// What is below `offset` will not be asked for again.
+    /// Nothing below `offset` will be asked for again.
     pub(super) fn forget(&mut self, offset: u64) {
         self.critical.forget(offset);
     }
 }
 
 impl Budget {
-    /// Bytes of `range` that it is about.
+    /// Bytes of `range` that belong to the budget.
     fn within(&self, range: Range) -> u64 {
         self.ranges.within(range).map(Range::len).sum()
     }
 
-    /// Bytes that its shares are of: those said, else all of a set that ends, what has been seen of one that does not.
+    /// Total bytes: `of` if given; else all of `ranges`; of an endless range, what has been seen.
     fn bytes(&self, seen: u64) -> u64 {
         if let Some(bytes) = self.of {
             return bytes;
@@ -188,7 +188,7 @@ impl Budget {
     }
 }
 
-/// A flag for each offset, kept where it changes.
+/// A flag for each offset, stored where it changes.
 #[derive(Debug, Clone)]
 struct Steps(BTreeMap<u64, bool>);
 
@@ -286,7 +286,7 @@ mod tests {
         let (m, r) = (Verdict::Mask, Verdict::Repair);
         assert_eq!(verdicts, [m, m, r, r, r, refuse(600), refuse(700)]);
         assert_eq!(judge(12_000), Verdict::Mask);
-        // What comes late is spent no longer.
+        // Late data is no longer spent.
         policy.filled(Range::new(2000, 2100));
         policy.filled(Range::new(3000, 3100));
         assert_eq!(policy.judge(Range::new(9000, 9100), 20_000, true), Verdict::Mask);

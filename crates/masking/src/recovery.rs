@@ -1,33 +1,37 @@
-//! A sender's recovery as it can be told from here: where it ends, its reduction must be undone.
+//! A model of the sender's recovery: it predicts which acknowledgement ends it, and so undoes the reduction.
 //!
-//! A recovery lasts until all is acknowledged that had been sent when it began (RFC 6675 section 5, `RecoveryPoint`). An
-//! acknowledgement that ends it echoes something from before the repairs, and the reduction is undone. One of a part must
-//! not: Linux then takes the path for one that reorders, forgets what it takes for lost, and waits a quarter of a round
-//! trip and more before it takes anything for lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
+//! A recovery lasts until all is acknowledged that had been sent when it began (RFC 6675 section 5,
+//! `RecoveryPoint`). The acknowledgement that ends it echoes a timestamp from before the retransmissions, so
+//! the sender undoes its reduction. A partial acknowledgement must not do that: Linux would then assume that
+//! the path reorders, forget its loss marks, and wait a quarter of a round trip or more before it marks
+//! anything as lost again (`tcp_try_undo_partial`, RFC 8985 section 6.2).
 
 use super::sequence::before;
 
-/// What is known of the recovery that a sender is in.
+/// What is known of the current recovery.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Recovery {
-    /// Our clock when it was told, or when the one before may have ended first, and at last: what echoes less than the first
-    /// was sent before this began, and a repair that echoes no less than the last was sent in it.
+    /// Our clock when the sender was told of the loss. For a recovery that follows another: when that one may
+    /// have ended at the earliest, and at the latest. Data that echoes less than the first was sent before this
+    /// recovery. A retransmission that echoes at least the second was sent in it.
     told: (u32, u32),
     /// One past the last byte acknowledged then.
     from: u64,
-    /// One past the last byte that was surely sent by its beginning, and that may have been.
+    /// Lower and upper bound of the recovery point: one past the last byte that had certainly been sent at its
+    /// beginning, and that may have been.
     surely: u64,
     perhaps: u64,
-    /// The sender's clock at the first of its repairs that has come.
+    /// The timestamp of the first retransmission that has come.
     repaired: Option<u32>,
-    /// Our clock, and one past the last byte that had come, when this may have been over.
+    /// If it may have ended: our clock, and one past the highest byte, at the first acknowledgement that may
+    /// have ended it.
     over: Option<(u32, u64)>,
-    /// It began where the one before ended.
+    /// It follows another recovery without a pause.
     follows: bool,
 }
 
 impl Recovery {
-    /// Of a sender that is told, by our clock, when so much is acknowledged and has come.
+    /// Starts tracking a sender: our timestamp, its ACK, its highest byte.
     pub fn new(told: u32, from: u64, highest: u64) -> Self {
         Self {
             told: (told, told),
@@ -40,23 +44,23 @@ impl Recovery {
         }
     }
 
-    /// A segment has come, up to `end`. `fills`: it is a repair.
+    /// A segment up to `end` has come. `fills`: it is a retransmission.
     pub fn came(&mut self, (value, echo): (u32, u32), end: u64, fills: bool) {
-        // What echoes the very tick was sent before too if it comes before any repair. Not so where this follows on another,
-        // which was undone: then the sender has sent much at once.
+        // Data that echoes the very tick was sent before too, if it comes before any retransmission. Not so if
+        // this recovery follows another that was undone: then the sender has sent a burst.
         let same = !self.follows && echo == self.told.0 && self.repaired.is_none() && !fills;
         if before(echo, self.told.0) || same {
             self.surely = self.surely.max(end);
         } else if fills && self.repaired.is_none() && !before(echo, self.told.1) {
             self.repaired = Some(value);
         }
-        // Within a tick of the clock either may be the first.
+        // Within one clock tick, either may have been sent first.
         if self.repaired.is_none_or(|first| !before(first.wrapping_add(1), value)) {
             self.perhaps = self.perhaps.max(end);
         }
     }
 
-    /// Whether acknowledging all before `acknowledged` may end it, or repeats one that may have done so.
+    /// Whether an ACK up to `acknowledged` may end it, or repeats one that may have done so.
     pub fn may_end(&mut self, clock: u32, acknowledged: u64, highest: u64) -> bool {
         if acknowledged > self.from && acknowledged < self.surely {
             return false;
@@ -67,8 +71,8 @@ impl Recovery {
         true
     }
 
-    /// What of it is left when all before `acknowledged` is, and all before `highest` has come: where something is `missing`,
-    /// that begins the next.
+    /// The recovery after an ACK up to `acknowledged`, when all before `highest` has come. If it is over and
+    /// something is `missing`, the next one begins.
     pub fn after(self, clock: u32, acknowledged: u64, highest: u64, missing: bool) -> Option<Self> {
         let Some((first, come)) = self.over.filter(|_| acknowledged >= self.perhaps) else {
             return Some(self);

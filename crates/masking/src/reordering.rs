@@ -1,22 +1,23 @@
-//! How late packets come that others have overtaken, as a flow has seen it: gaps wait a little longer than that, as in
-//! RACK (RFC 8985 section 6.2).
+//! How late overtaken packets come, as a flow has seen it. Gaps wait a little longer than that, as in RACK (RFC
+//! 8985 section 6.2).
 
 use super::stream::Patience;
 use crate::Time;
 
-/// After so many holes in a row that nothing late has filled, what was seen before no longer counts.
+/// Successive holes that no late data fills, after which earlier observations are forgotten.
 const HOLES: u32 = 64;
 
 #[derive(Debug, Default)]
 pub(super) struct Reordering {
-    /// The longest that a gap was there before it was filled, and how many segments came meanwhile.
+    /// The longest time until a gap was filled, and the most segments that came meanwhile.
     late: Time,
     distance: u64,
     holes: u32,
 }
 
 impl Reordering {
-    /// A gap was filled, so long after it opened and with so many segments between. Beyond `most` it was sent again.
+    /// A gap was filled: how long after it opened, and how many segments came meanwhile. If later than `most`,
+    /// it was a retransmission.
     pub fn filled(&mut self, late: Time, distance: u64, most: Time) {
         if late <= most {
             self.late = self.late.max(late);
@@ -33,7 +34,7 @@ impl Reordering {
         }
     }
 
-    /// How long gaps wait on this path, if they wait for `set` at least.
+    /// How long gaps wait on this path; at least as long as `set` says.
     pub fn patience(&self, set: Patience) -> Patience {
         let time = (self.late * 5 / 4).min(set.most).max(set.time);
         let seen = u32::try_from(self.distance).unwrap_or(u32::MAX).saturating_add(1);

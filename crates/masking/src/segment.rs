@@ -1,7 +1,7 @@
-//! What comes in: an IP packet with a TCP segment in it, or a superpacket of many (TSO).
+//! Reads IP packets with a TCP segment in them, or superpackets of many segments (TSO).
 //!
-//! No length is believed before it is checked. Fragments are dropped: whoever sends from a TCP socket with path MTU
-//! discovery makes none.
+//! Every length is checked before it is used. Fragments are dropped: a TCP socket with path MTU discovery makes
+//! none.
 
 use std::ops::Range;
 
@@ -17,15 +17,15 @@ pub(super) const ACK: u8 = 0x10;
 pub(super) const ECE: u8 = 0x40;
 pub(super) const CWR: u8 = 0x80;
 const TCP: u8 = 6;
-/// Where in the TCP header its checksum is.
+/// Offset of the checksum in the TCP header.
 pub(super) const CHECKSUM: u16 = 16;
-/// Extension headers that are walked over before a packet counts as senseless.
+/// IPv6 extension headers to skip; a packet with more is dropped.
 const EXTENSIONS: usize = 4;
 
-/// What the device says of a packet beside it (virtio 1.2 section 5.1.6, `virtio_net_hdr`).
+/// What the device says about a packet (virtio 1.2 section 5.1.6, `virtio_net_hdr`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Offload {
-    /// Who sees to the TCP checksum.
+    /// State of the TCP checksum.
     pub checksum: Checksum,
     /// Payload bytes of each segment but the last; 0 for a packet that is one segment.
     pub segment: u16,
@@ -44,7 +44,7 @@ pub enum Checksum {
 }
 
 impl Offload {
-    /// From the ten bytes in front of a packet of a TUN device with `IFF_VNET_HDR`, in this machine's byte order.
+    /// Reads the ten bytes before a packet of a TUN device with `IFF_VNET_HDR`, in native byte order.
     pub fn read(vnet: &[u8; 10]) -> Self {
         let checksum = match vnet[0] & 3 {
             0 => Checksum::Complete,
@@ -55,8 +55,8 @@ impl Offload {
         Self { checksum, segment }
     }
 
-    /// The same ten bytes for `packet`, a TCP segment or superpacket without IP extension headers that is given to the
-    /// device.
+    /// Writes these ten bytes for `packet`: a TCP segment or superpacket without IP extension headers, to be
+    /// given to the device.
     pub fn write(self, packet: &[u8]) -> [u8; 10] {
         let mut vnet = [0; 10];
         if self.checksum != Checksum::Partial {
@@ -79,7 +79,7 @@ impl Offload {
     }
 }
 
-/// Why a packet was not even looked at.
+/// Why a packet was dropped unread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Senseless {
     /// Not TCP over IP, or cut short.
@@ -99,9 +99,9 @@ pub(super) struct Segment {
     pub flags: u8,
     pub window: u16,
     pub options: Options,
-    /// Where in the packet the payload is.
+    /// Position of the payload in the packet.
     pub payload: Range<usize>,
-    /// Segments that the network carried for it.
+    /// Number of segments on the network; more than one for a superpacket.
     pub segments: u32,
     /// Congestion experienced (RFC 3168).
     pub ce: bool,
@@ -186,7 +186,7 @@ impl Ip {
         if u16::from_be_bytes([fixed[6], fixed[7]]) & 0x3fff != 0 {
             return Err(Senseless::Fragment);
         }
-        // What the local kernel hands over may lack the IP header's sum only if it leaves TCP's to us as well.
+        // The local kernel may leave out the IP checksum only if it leaves the TCP checksum to us as well.
         if offload.checksum == Checksum::Complete && fold(sum(header)) != 0xffff {
             return Err(Senseless::Checksum);
         }
@@ -221,7 +221,7 @@ impl Ip {
     }
 }
 
-/// Superpackets over 64 KiB say 0 in the header.
+/// The payload length. The header of a superpacket over 64 KiB says 0.
 fn length(said: usize, there: usize, offload: Offload) -> usize {
     if said == 0 && offload.segment > 0 {
         there

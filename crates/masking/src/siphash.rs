@@ -1,6 +1,6 @@
-//! SipHash-2-4 (Aumasson and Bernstein 2012): keyed, so that nobody without the key can say what comes out.
+//! SipHash-2-4 (Aumasson and Bernstein 2012): a keyed hash that nobody can predict without the key.
 //!
-//! For initial sequence numbers (RFC 6528) and timestamp offsets (RFC 7323 section 5.4).
+//! Used for initial sequence numbers (RFC 6528) and timestamp offsets (RFC 7323 section 5.4).
 
 /// The hash of `bytes` under a key of two words.
 pub(super) fn siphash(key: [u64; 2], bytes: &[u8]) -> u64 {

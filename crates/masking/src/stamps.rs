@@ -1,89 +1,93 @@
-//! Timestamps (RFC 7323): our clock, the peer's, what is echoed, and what is too old.
+//! TCP timestamps (RFC 7323): our clock, the peer's, what to echo, and which segments are too old.
 //!
-//! What is echoed decides what the sender makes of its own retransmissions. Ordinarily it is the timestamp of the
-//! earliest segment not yet acknowledged (RFC 7323 section 4.3), of what has *come*: after a masked hole that is the
-//! segment which showed it.
+//! The echo determines what the sender concludes about its own retransmissions. Normally it is the timestamp of
+//! the earliest segment that is not yet acknowledged (RFC 7323 section 4.3). Only segments that came count, so
+//! after a masked hole it is that of the segment which showed the hole.
 //!
-//! An acknowledgement that may end a sender's recovery echoes something sent before the first repair ([`Recovery`]): a
-//! sender that sees its retransmission acknowledged with an echo from before it takes it for needless and undoes its
-//! reduction (Eifel, RFC 3522 and RFC 4015). Linux compares with the first retransmission of those that may still be
-//! under way (`tcp_packet_delayed`, `retrans_stamp`), whether that came or not. What it sends again on our word it sends
-//! after hearing it, so everything that echoes an earlier clock of ours was sent before; of these timestamps the newest
-//! but one is echoed, where it is near, which the sender has really sent. No older one will do: where a repair is
-//! acknowledged and nothing new reported, the sender takes what lies between echo and acknowledgement for a round trip
-//! (RFC 7323 section 4.1), and times out the later. While holes follow on each other without a pause, no newer one will
-//! do either. After a silence, which may have been a timeout, it is the tick before the timestamp that ended it: nothing
-//! nearer was sent. After a longer one, in which the timer may have run out twice and the first repair was lost too, it
-//! is the last that was before the first.
+//! An ACK that may end a sender's recovery echoes a timestamp from before the first retransmission
+//! ([`Recovery`]). A sender that sees its retransmission acknowledged with an older echo takes it for needless,
+//! and undoes the reduction of its window (Eifel, RFC 3522 and RFC 4015). Linux compares with the first
+//! retransmission of those that may still be in flight (`tcp_packet_delayed`, `retrans_stamp`), whether that
+//! one came or not.
+//!
+//! The sender retransmits after it hears from us. So all data that echoes an earlier clock of ours was sent
+//! before that. Of the timestamps of that data, the receiver echoes the newest but one, if it is near, since
+//! the sender has really used it. An older one would do harm: if an ACK reports nothing new, the sender takes
+//! the time since the echo for a round trip (RFC 7323 section 4.1), and its next timeout is longer. While one
+//! recovery follows another without a pause, a newer echo undoes nothing.
+//!
+//! A silence may have been a retransmission timeout. The echo is then one tick less than the timestamp that
+//! ended the silence. After a longer silence the timer may have run out twice, and the first retransmission may
+//! be lost too. The echo is then the last tick before that first one.
 
 use super::recovery::Recovery;
 use super::sequence::before;
 use crate::Time;
 
-/// Echoes this much older than the newest seen still belong to a peer and not to a forger.
+/// A segment may echo a timestamp this much older than the newest seen, in ticks. Older echoes count as forged.
 const SLACK: u32 = 10_000;
-/// An idle connection's last timestamp says nothing after 24 days (RFC 7323 section 5.5).
+/// After 24 idle days, the last timestamp says nothing (RFC 7323 section 5.5).
 const OUTDATED: Time = Time::from_secs(24 * 24 * 3600);
 /// How long a peer's clock is watched before its unit is known.
 const WATCHED: Time = Time::from_millis(100);
-/// Seconds that a sender's timer waits at least: Linux's shortest.
+/// The shortest retransmission timeout in seconds (Linux).
 const SHORTEST: f64 = 0.2;
-/// Ticks between two timestamps that are near.
+/// Two timestamps are near if they differ by at most this many ticks.
 const NEAR: u32 = 16;
-/// Units of peers' clocks, per second.
+/// Clock units of peers, in ticks a second.
 const UNITS: [f64; 6] = [1e2, 250.0, 1e3, 1e4, 1e5, 1e6];
 
 /// The timestamps of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct Stamps {
-    /// Ours, so that connections cannot be told from each other's.
+    /// Random offset of our clock, so that connections cannot be related to each other (RFC 7323 section 5.4).
     shift: u32,
-    /// What is echoed (TS.Recent).
+    /// The timestamp to echo (TS.Recent).
     pub recent: u32,
     recent_at: Time,
     /// The newest timestamp that has come: the sender's clock.
     pub newest: u32,
-    /// The one before it.
+    /// The newest but one.
     second: u32,
     repair: Option<Repair>,
-    /// The same when something was last acknowledged: our clock, what was acknowledged, and what there was.
+    /// At the last ACK: our clock, the acknowledged offset, and `repair` then.
     before: Option<(u32, u64, Repair)>,
-    /// The newest of our own that came back.
+    /// The newest of our timestamps that came back.
     echoed: u32,
     first: (u32, Time),
     unit: Option<f64>,
-    /// Whether something has come since the last acknowledgement was sent.
+    /// Whether data has come since the last ACK was sent.
     pub unsent: bool,
 }
 
-/// What the sender is to hear with an echo.
+/// What the ACK says that carries an echo.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Said {
-    /// One past the last byte that is acknowledged, and that has come.
+    /// One past the last byte acknowledged, and one past the highest byte that has come.
     pub acknowledged: u64,
     pub highest: u64,
-    /// Something is held.
+    /// A hole is held.
     pub holding: bool,
-    /// It has more to send; milliseconds after which an echo is too old where it has not.
+    /// Whether the sender has more to send. If not, the age in milliseconds beyond which an echo is too old.
     pub goes_on: bool,
     pub oldest: u32,
 }
 
-/// Holes that are held, or were until not long ago.
+/// Recovery of the sender: holes are held, or were until recently.
 #[derive(Debug, Clone, Copy)]
 struct Repair {
-    /// Our clock when the sender was told, or when the echo before this had become too old.
+    /// Our clock when the sender was told, or when the previous echo became too old.
     since: u32,
-    /// The newest two timestamps from before it heard.
+    /// The newest two timestamps from before the sender was told.
     newest: u32,
     second: u32,
-    /// Something has been repaired: the rest was sent after that.
+    /// A retransmission has come: later data was sent after that.
     begun: bool,
     recovery: Recovery,
 }
 
 impl Repair {
-    /// Earlier than anything sent after `newest`.
+    /// A timestamp before anything that was sent after `newest`.
     fn echo(&self) -> u32 {
         let near = self.newest.wrapping_sub(self.second) <= NEAR && self.newest != self.second;
         if near {
@@ -116,19 +120,19 @@ impl Stamps {
         clock(now, self.shift)
     }
 
-    /// Whether a segment with this timestamp is from an earlier time (PAWS, RFC 7323 section 5.3). `floor`: data for
-    /// a hole is as old as the hole.
+    /// Whether a segment with this timestamp is from an earlier time (PAWS, RFC 7323 section 5.3). `floor`:
+    /// data for a hole may be as old as the hole.
     pub fn is_old(&self, now: Time, value: u32, floor: Option<u32>) -> bool {
         let least = floor.filter(|&floor| before(floor, self.recent)).unwrap_or(self.recent);
         before(value, least) && now.saturating_sub(self.recent_at) < OUTDATED
     }
 
-    /// Whether a segment echoes what we have sent, and not too long ago: somebody off the path cannot know it.
+    /// Whether a segment echoes a recent timestamp of ours, which nobody off the path can know.
     pub fn is_ours(&self, now: Time, echo: u32) -> bool {
         !before(self.value(now), echo) && !before(echo, self.echoed.wrapping_sub(SLACK))
     }
 
-    /// Data has come. `stays`: it is not the first that is unacknowledged.
+    /// Data has come. `stays`: it is not the first unacknowledged data, so do not echo it.
     pub fn came(&mut self, now: Time, value: u32, stays: bool) {
         self.repair = None;
         self.see(value);
@@ -138,8 +142,9 @@ impl Stamps {
         self.unsent = true;
     }
 
-    /// Data has come after a silence: perhaps what the sender's timer made it send again, a second time if the silence was
-    /// `long`. Then the first time is what the echo must be before: a timer waits [`SHORTEST`] at least.
+    /// Data has come after a silence, so it may be a retransmission after a timeout; after a `long` silence,
+    /// possibly the second. The echo must be older than the first, which was sent at least [`SHORTEST`] after
+    /// the data before.
     pub fn woke(&mut self, now: Time, value: u32, long: bool) {
         let ticks = self.unit.map(|unit| (unit * SHORTEST) as u32).filter(|_| long);
         let first = ticks.map(|ticks| self.newest.wrapping_add(ticks)).filter(|&first| before(first, value));
@@ -148,8 +153,9 @@ impl Stamps {
         self.see(value);
     }
 
-    /// The sender is about to hear that something is missing. So many bytes are acknowledged and have come. What was lost
-    /// where a recovery ended begins the next without a pause, which only the same echo undoes.
+    /// The sender is about to hear of a hole. `acknowledged` and `highest`: offsets at that time. A hole that
+    /// was lost where a recovery ended begins the next one without a pause, so keep the earlier echo: only that
+    /// one undoes both.
     pub fn hold(&mut self, now: Time, acknowledged: u64, highest: u64, rtt: Time) {
         let (since, newest, second) = (self.value(now), self.newest, self.second);
         let recovery = Recovery::new(since, acknowledged, highest);
@@ -160,7 +166,7 @@ impl Stamps {
         self.repair.get_or_insert(before.map_or(first, |(_, _, before)| Repair { recovery, ..before }));
     }
 
-    /// What an acknowledgement echoes.
+    /// The timestamp that an ACK echoes.
     pub fn echoed(&mut self, now: Time, said: Said) -> u32 {
         let clock = self.value(now);
         let Some(mut repair) = self.repair.take() else { return self.recent };
@@ -168,7 +174,7 @@ impl Stamps {
         let next = repair.recovery.after(clock, said.acknowledged, said.highest, said.holding);
         self.repair = next.map(|recovery| Repair { recovery, ..repair });
         self.before = Some((clock, said.acknowledged, repair));
-        // The older the echo, the longer a timer that may have to run out.
+        // The older the echo, the longer the retransmission timer, which may have to run out.
         let aged = !said.goes_on && clock.wrapping_sub(repair.since) > said.oldest;
         if ends && !aged {
             self.recent
@@ -177,13 +183,13 @@ impl Stamps {
         }
     }
 
-    /// Whether the sender may still be repairing.
+    /// Whether the sender may still be in recovery.
     pub fn repairing(&self) -> bool {
         self.repair.is_some()
     }
 
-    /// Data up to `end` has come while holes are held. `echo`: what it echoes; `fills`: it is a repair. `oldest`:
-    /// milliseconds of our clock after which an echo is too old.
+    /// Data up to `end` has come while holes are held. `echo`: the timestamp that it echoes; `fills`: it is a
+    /// retransmission; `oldest`: greatest age of an echo, in milliseconds of our clock.
     pub fn held(&mut self, now: Time, (value, echo): (u32, u32), end: u64, fills: bool, oldest: u32) {
         self.see(value);
         self.unsent = true;
@@ -196,7 +202,7 @@ impl Stamps {
         }
         repair.begun |= fills;
         repair.recovery.came((value, echo), end, fills);
-        // Also where that is a tick less than before: what is sent again may have the same one.
+        // May go back by one tick: a retransmission may have the same timestamp.
         (self.recent, self.recent_at) = (repair.echo(), now);
     }
 
@@ -213,7 +219,7 @@ impl Stamps {
         }
     }
 
-    /// A round trip, from what a segment echoes.
+    /// A round trip, from the timestamp that a segment echoes.
     pub fn round_trip(&mut self, now: Time, echo: u32) -> Option<Time> {
         if !self.is_ours(now, echo) {
             return None;
@@ -224,7 +230,8 @@ impl Stamps {
         Some(Time::from_millis(u64::from(self.value(now).wrapping_sub(echo))))
     }
 
-    /// Seconds on the way, from any base: our time less the peer's, once the unit of its clock is known.
+    /// One-way delay in seconds, from an arbitrary base: our clock less the peer's, once the unit of its clock
+    /// is known.
     pub fn one_way(&mut self, now: Time, value: u32) -> Option<f64> {
         let (first, at) = self.first;
         let ticks = f64::from(value.wrapping_sub(first) as i32);
@@ -236,7 +243,8 @@ impl Stamps {
     }
 }
 
-/// Ticks a second of a peer's clock that made so many in this time; `None` while that cannot be told.
+/// The unit of a peer's clock that made `ticks` ticks in this time, in ticks a second. `None` if it cannot be
+/// told.
 pub fn clock_unit(ticks: f64, took: Time) -> Option<f64> {
     if took < WATCHED || ticks <= 0.0 {
         return None;

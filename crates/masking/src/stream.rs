@@ -1,10 +1,11 @@
-//! The incoming stream: what has come, what waits for reordered packets, what is repaired, what is masked.
+//! The incoming stream: which bytes have come, and the state of each gap between them.
 //!
-//! A gap opens where a segment comes before those in front of it. It *waits* (nothing is said of it to the sender)
-//! for as long as reordering may explain it; then it is *masked*: acknowledged, reported, and remembered so that late
-//! data still fills it. A critical gap is *held*: the acknowledgement stays in front of it, and selective
-//! acknowledgements show it (RFC 2018), so that the sender repairs it. Up to the first waiting gap the stream is
-//! *visible*: acknowledgements speak of that part only, and in it masked holes count as received.
+//! A gap opens when a segment comes before those in front of it. It *waits*, without a word to the sender, as
+//! long as reordering may explain it. After that it is a hole, and the policy decides. A *masked* hole is
+//! acknowledged, reported to the application, and remembered so that late data can still fill it. A *held* hole
+//! stops the acknowledgement in front of it, and selective acknowledgements show it (RFC 2018), so that the
+//! sender retransmits it. Gaps in critical ranges are held at once. The stream is *visible* up to the first
+//! waiting gap: acknowledgements describe that part only, and masked holes in it count as received.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,14 +16,14 @@ use super::reordering::Reordering;
 use super::sequence::before;
 use crate::Time;
 
-/// A part of the stream below the highest byte seen that has neither come nor been masked.
+/// A range below the highest byte seen that has neither come nor been masked.
 #[derive(Debug, Clone, Copy)]
 struct Gap {
     range: Range,
-    /// When it opened, or was filled in part.
+    /// When it opened, or was last filled in part.
     since: Time,
-    /// Segments that had come by then. Those of the packet that opened it count as one: if one of them has overtaken what
-    /// is missing, all have.
+    /// Number of segments that had come by then. All segments of the superpacket that opened the gap count as
+    /// one: if one has overtaken the missing ones, all have.
     seen: u64,
     clocks: Clocks,
     held: bool,
@@ -30,68 +31,69 @@ struct Gap {
     counted: bool,
 }
 
-/// A hole that late data may still fill, or, once it is forgotten, tells how late it is by.
+/// A masked hole that late data may still fill. If that data is not wanted any more, it still shows how late it
+/// is.
 #[derive(Debug, Clone, Copy)]
 struct Mask {
     end: u64,
-    /// As of the gap that it was.
+    /// As in the gap that became this hole.
     clocks: Clocks,
     since: Time,
     seen: u64,
 }
 
-/// The sender's clock, where it has one: 0 otherwise.
+/// The sender's timestamps; 0 without timestamps.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clocks {
-    /// As last seen before a segment: what fills a gap that this one opens cannot be older.
+    /// The newest before the segment that opened the gap. Older data cannot fill the gap.
     pub before: u32,
-    /// As of the segment: what fills the gap and is newer was sent again.
+    /// That of the segment. Newer data that fills the gap was retransmitted.
     pub now: u32,
 }
 
-/// A segment that fills something.
+/// A segment that fills gaps or masked holes.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     now: Time,
     /// Segments that had come by then.
     before: u64,
     clock: u32,
-    /// It fills something held.
+    /// It fills a held hole.
     repairs: bool,
 }
 
-/// How long a gap waits before it counts as a hole.
+/// How long a gap waits before it is a hole.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
     pub time: Time,
     pub packets: Option<u32>,
-    /// The longest that it may wait where packets are seen to come that late.
+    /// The longest wait on a path that reorders.
     pub most: Time,
 }
 
-/// What came of a segment's bytes.
+/// Result of an arrived segment.
 #[derive(Debug, Default)]
 pub(super) struct Arrival {
-    /// Bytes that were not there before, and whether they fill a hole that was reported.
+    /// Bytes that had not come before, and whether they fill a masked hole.
     pub pieces: Vec<(Range, bool)>,
-    /// It opened a gap, or filled some of one.
+    /// Whether it opened a gap or filled some of one.
     pub moved_gaps: bool,
-    /// The first of its bytes that had come before.
+    /// The first of its ranges that had come before.
     pub duplicate: Option<Range>,
 }
 
-/// What came of waiting.
+/// Result of [`Stream::resolve`].
 #[derive(Debug, Default)]
 pub(super) struct Resolved {
-    /// Holes to be reported.
+    /// Newly masked holes, to be reported.
     pub holes: Vec<Range>,
-    /// Gaps that are held from now on.
+    /// Whether new holes are held.
     pub held: bool,
-    /// Where too much is lost.
+    /// Set if too much is lost.
     pub refused: Option<Excess>,
 }
 
-/// Why a segment is not taken.
+/// The segment was dropped, because it would have opened too many gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooManyGaps;
 
@@ -100,24 +102,24 @@ pub(super) struct Stream {
     highest: u64,
     gaps: VecDeque<Gap>,
     most_gaps: usize,
-    /// By their beginnings.
+    /// By first offset.
     masks: BTreeMap<u64, Mask>,
     most_masks: usize,
     reordering: Reordering,
-    /// What comes later than that was sent again.
+    /// Data that fills a gap later than this was retransmitted.
     latest: Time,
-    /// Late data before this is not wanted any longer, and only tells how late it is.
+    /// Late data before this offset is not wanted any more. It only shows how late it is.
     forgotten: u64,
     segments: u64,
     pub fin: Option<u64>,
     pub policy: Policy,
-    /// Bytes that came, each counted once.
+    /// Bytes that have come, each counted once.
     pub delivered: u64,
     /// Bytes that are masked and have not come.
     pub missing: u64,
-    /// Bytes of holes that were held and then came.
+    /// Bytes of held holes that came by retransmission.
     pub repaired: u64,
-    /// Bytes that filled holes already reported.
+    /// Late bytes that filled masked holes.
     pub late: u64,
     pub duplicate: u64,
 }
@@ -154,22 +156,22 @@ impl Stream {
         self.gaps.front().map_or(self.highest, |gap| gap.range.start)
     }
 
-    /// Up to where acknowledgements say anything.
+    /// End of the visible part, which acknowledgements describe.
     pub fn visible(&self) -> u64 {
         self.gaps.iter().find(|gap| !gap.held).map_or(self.highest, |gap| gap.range.start)
     }
 
-    /// Whether the sender has to repair something.
+    /// Whether any hole is held, so that the sender has to retransmit.
     pub fn holding(&self) -> bool {
         self.gaps.iter().any(|gap| gap.held)
     }
 
-    /// Whether everything before the end has come or is masked.
+    /// Whether the FIN has come, and everything before it has come or is masked.
     pub fn is_complete(&self) -> bool {
         self.fin.is_some_and(|end| self.acknowledged() >= end)
     }
 
-    /// The sender's clock before a masked hole that `range` touches.
+    /// The oldest timestamp that data for the gap or masked hole at `range` can have.
     pub fn floor(&self, range: Range) -> Option<u32> {
         let gap = self.gaps.iter().find(|gap| !gap.range.intersect(range).is_empty());
         self.masks_in(range).next().map(|(_, mask)| mask.clocks.before).or(gap.map(|gap| gap.clocks.before))
@@ -183,7 +185,7 @@ impl Stream {
             .filter(move |(hole, _)| !hole.intersect(range).is_empty())
     }
 
-    /// Takes the bytes of a segment, in so many pieces on the network.
+    /// Takes the bytes of a packet, which was `segments` segments on the network.
     pub fn arrive(
         &mut self,
         now: Time,
@@ -211,7 +213,7 @@ impl Stream {
         }
         let old = range.intersect(Range::new(0, self.highest));
         if !old.is_empty() {
-            // Of a segment that is sent again one part may fill what was held, and another what was not.
+            // One part of a retransmitted segment may fill a held hole, and another part a masked one.
             let repairs = self.gaps.iter().any(|gap| gap.held && !gap.range.intersect(old).is_empty());
             let seen = Seen { now, before, clock: clocks.now, repairs };
             let first = self.fill_gaps(seen, old, &mut arrival) | self.fill_masks(seen, old, &mut arrival);
@@ -232,14 +234,14 @@ impl Stream {
         Ok(arrival)
     }
 
-    /// Whether `range` leaves something of a gap on either side. What a sender repairs first never does.
+    /// Whether `range` splits a gap in two. The first retransmission of a hole never does.
     fn splits(&self, range: Range) -> bool {
         let first = self.gaps.partition_point(|gap| gap.range.end <= range.start);
         let inside = |gap: &Gap| gap.range.start < range.start && range.end < gap.range.end;
         !range.is_empty() && self.gaps.get(first).is_some_and(inside)
     }
 
-    /// The first part of `old` that is not among `pieces`, which rise.
+    /// The first part of `old` that is not among `pieces`, which are in ascending order.
     fn not_in(&mut self, old: Range, pieces: &[(Range, bool)]) -> Option<Range> {
         let fresh: u64 = pieces.iter().map(|(piece, _)| piece.len()).sum();
         self.duplicate += old.len() - fresh;
@@ -253,16 +255,17 @@ impl Stream {
         (start < old.end).then(|| Range::new(start, old.end))
     }
 
-    /// Appends a gap, its critical parts held. A split may pass the bound on gaps by the caller's own ranges.
+    /// Appends a gap; its critical parts are held at once. Splitting may exceed the bound on gaps, by the
+    /// number of ranges that the caller set.
     fn sort(&mut self, gap: Gap) {
         for (range, critical) in self.policy.pieces(gap.range) {
             self.gaps.push_back(Gap { range, held: critical, ..gap });
         }
     }
 
-    /// What is left of a gap of which a part has come waits anew: what is in front of that part has only now been
-    /// overtaken, and what is behind it is on its way, as the segments in front of it were. Whether something came for the
-    /// first time that others had overtaken.
+    /// Fills gaps with `old`. If part of a gap arrives, the reordering timer restarts for the rest: what
+    /// precedes the part has only now been overtaken, and what follows it may still be on its way. Returns
+    /// whether overtaken data came for the first time (reordering, not retransmission).
     fn fill_gaps(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) -> bool {
         let mut first = false;
         let mut at = self.gaps.partition_point(|gap| gap.range.end <= old.start);
@@ -277,7 +280,7 @@ impl Stream {
             if gap.held {
                 self.repaired += part.len();
             }
-            // Without the sender's clock what fills a held gap is taken for its repair.
+            // Without timestamps, data that fills a held gap counts as a retransmission.
             if !gap.held || seen.clock != 0 {
                 first |= self.overtaken(seen, gap.since, gap.seen, gap.clocks);
             }
@@ -294,7 +297,7 @@ impl Stream {
         first
     }
 
-    /// Gaps behind `offset` wait anew: what was sent before them is still coming.
+    /// Restarts the timers of gaps behind `offset`: older data is still coming.
     fn wait_behind(&mut self, offset: u64, now: Time) {
         let behind = self.gaps.partition_point(|gap| gap.range.start < offset);
         for gap in self.gaps.range_mut(behind..).filter(|gap| !gap.held) {
@@ -302,7 +305,8 @@ impl Stream {
         }
     }
 
-    /// Notes that a segment came late for a gap, and says so, unless it was sent again.
+    /// Records how late a segment came for a gap, unless it was retransmitted. Returns whether it was
+    /// reordering.
     fn overtaken(&mut self, seen: Seen, since: Time, count: u64, clocks: Clocks) -> bool {
         let first = if seen.clock == 0 { !seen.repairs } else { !before(clocks.now, seen.clock) };
         if first {
@@ -336,14 +340,14 @@ impl Stream {
             self.missing -= wanted.len();
             arrival.pieces.push((wanted, true));
         }
-        // What is left of a mask may be two.
+        // Splitting may leave two parts of a mask, so check the bound here too.
         while self.masks.len() > self.most_masks {
             self.masks.pop_first();
         }
         first
     }
 
-    /// Late bytes were still wanted.
+    /// The application could still use late bytes.
     pub fn filled(&mut self, part: Range) {
         self.policy.filled(part);
     }
@@ -401,8 +405,8 @@ impl Stream {
         self.gaps.iter().filter(|gap| !gap.held).map(|gap| gap.since + patience.time).min()
     }
 
-    /// Changes what may be lost; gaps are sorted anew, but for those whose repairs are on their way: blocks up to `told`
-    /// have been reported.
+    /// Changes what may be lost, and judges open gaps again. Held gaps up to `told` stay held, since the sender
+    /// has been told of them and is retransmitting them.
     pub fn change(&mut self, told: u64, change: impl FnOnce(&mut Policy)) {
         change(&mut self.policy);
         for gap in std::mem::take(&mut self.gaps) {
@@ -414,13 +418,13 @@ impl Stream {
         }
     }
 
-    /// Late data before `offset` is not wanted any longer.
+    /// The application needs no late data before `offset`.
     pub fn forget(&mut self, offset: u64) {
         self.forgotten = self.forgotten.max(offset.min(self.acknowledged()));
         self.policy.forget(self.forgotten);
     }
 
-    /// Drops masks that late data is neither wanted for nor expected in.
+    /// Forgets masks for which late data is neither wanted nor expected.
     fn drop_masks(&mut self, now: Time) {
         while let Some(first) = self.masks.first_entry() {
             let mask = first.get();
@@ -431,7 +435,7 @@ impl Stream {
         }
     }
 
-    /// What has come beyond the acknowledgement and may be said, rising (RFC 2018).
+    /// SACK blocks: what has come beyond the acknowledgement, up to the visible end, ascending (RFC 2018).
     pub fn blocks(&self) -> Vec<Range> {
         let visible = self.visible();
         let held: Vec<Range> =
@@ -440,7 +444,7 @@ impl Stream {
         held.iter().zip(ends).map(|(gap, end)| Range::new(gap.end, end)).filter(|r| !r.is_empty()).collect()
     }
 
-    /// Gaps and masks in memory.
+    /// Number of gaps and masks in memory.
     pub fn tables(&self) -> (usize, usize) {
         (self.gaps.len(), self.masks.len())
     }

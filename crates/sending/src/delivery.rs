@@ -1,43 +1,43 @@
-//! The rate at which packets arrive (Cheng et al., draft-cheng-iccrg-delivery-rate-estimation).
+//! The delivery rate (Cheng et al., draft-cheng-iccrg-delivery-rate-estimation).
 
 use crate::Time;
 
-/// What was known when a packet was sent.
+/// State at the time when a packet was sent.
 #[derive(Debug, Clone, Copy)]
 pub struct Stamp {
-    /// Bytes that had been delivered, and when the last of them was acknowledged.
+    /// Bytes delivered by then, and when the last of them was acknowledged.
     pub delivered: u64,
     delivered_at: Time,
     /// When the first packet of this flight was sent.
     first: Time,
-    /// Whether less was sent than could have been.
+    /// Whether the application limited the rate: less was sent than could have been.
     idle: bool,
 }
 
-/// What an acknowledgement says about the path.
+/// A sample of the delivery rate.
 #[derive(Debug, Clone, Copy)]
 pub struct Measured {
     /// Bytes a second.
     pub rate: f64,
-    /// Whether less was sent than the path may carry: the rate says little then, unless it is high.
+    /// Whether the application limited the rate. Then the sample is only a lower bound.
     pub idle: bool,
-    /// What had been delivered when the newest packet acknowledged was sent.
+    /// Bytes delivered when the newest acknowledged packet was sent.
     pub before: u64,
 }
 
-/// The connection's part of the estimate.
+/// State of the estimate for a connection.
 #[derive(Debug, Default)]
 pub struct Delivery {
     delivered: u64,
     delivered_at: Time,
     first: Time,
-    /// Until so much is delivered, what comes was sent when there was little to send.
+    /// Until this many bytes are delivered, samples are limited by the application.
     idle_until: u64,
     newest: Option<(Time, Stamp)>,
 }
 
 impl Delivery {
-    /// A packet is sent at `now`, with nothing under way if `alone`.
+    /// A packet is sent. `alone`: nothing else is in flight.
     pub fn sent(&mut self, now: Time, alone: bool) -> Stamp {
         if alone {
             (self.first, self.delivered_at) = (now, now);
@@ -46,12 +46,12 @@ impl Delivery {
         Stamp { delivered, delivered_at, first, idle: self.idle_until > 0 }
     }
 
-    /// There is less to send than could be sent; `under_way` bytes are.
+    /// The application has less to send than the window allows; `under_way` bytes are in flight.
     pub fn idle(&mut self, under_way: u64) {
         self.idle_until = (self.delivered + under_way).max(1);
     }
 
-    /// One packet of those that an acknowledgement names, sent at `sent` with `stamp`.
+    /// Counts a newly acknowledged packet, which was sent at `sent` with `stamp`.
     pub fn arrived(&mut self, now: Time, bytes: u64, sent: Time, stamp: Stamp) {
         self.delivered += bytes;
         self.delivered_at = now;
@@ -65,8 +65,9 @@ impl Delivery {
         self.delivered
     }
 
-    /// After all packets of an acknowledgement: over the time in which they were acknowledged, or sent if that took
-    /// longer, as acknowledgements may come many at once. `None` where that is less than the least round trip.
+    /// Call it after all packets of an acknowledgement. The interval is that of the acknowledgements, or of
+    /// sending if that was longer, since acknowledgements may come in a burst. `None` if the interval is less
+    /// than the minimum RTT.
     pub fn measure(&mut self, least: Option<Time>) -> Option<Measured> {
         let (sent, stamp) = self.newest.take()?;
         self.first = sent;
@@ -99,7 +100,7 @@ mod tests {
         }
         let first = delivery.measure(Some(10 * MS)).unwrap();
         assert!((first.rate - 10_000.0 / 0.05).abs() < 1.0, "{first:?}");
-        // The next flight is sent over 9 ms and acknowledged in an instant: 9 ms count, and are too few.
+        // The next flight is sent over 9 ms and acknowledged at once. The interval is 9 ms, which is too short.
         let sent: Vec<_> = (0..10).map(|n| ((50 + n) * MS, delivery.sent((50 + n) * MS, false))).collect();
         for &(at, stamp) in &sent {
             delivery.arrived(61 * MS, 1_000, at, stamp);

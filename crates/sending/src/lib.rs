@@ -1,12 +1,12 @@
-//! How a sender decides when and how much to send, if it repairs loss but does not slow down for it. Without IO or clock.
+//! When and how much a sender sends, if it retransmits but does not slow down for loss. Without IO or clock.
 //!
-//! [`ltp`] has both ends of the `ltp` transport. `thalweg-masking` uses the same parts on its way back to a client.
+//! [`ltp`] has both ends of the transport `ltp`. `thalweg-masking` uses the same parts for its data to the client.
 //!
 //! ```text
-//! pace      when                                   a token bucket
-//! rate      how much may be under way              BBR, draft-cardwell-iccrg-bbr-congestion-control
-//! loss      what is lost, and the round trip       RFC 9002, sections 5 and 6
-//! delivery  the rate at which packets arrive       draft-cheng-iccrg-delivery-rate-estimation
+//! pace      when the next packet leaves            a token bucket
+//! rate      congestion window and pacing rate      BBR, draft-cardwell-iccrg-bbr-congestion-control
+//! loss      loss detection and RTT                 RFC 9002, sections 5 and 6
+//! delivery  delivery rate                          draft-cheng-iccrg-delivery-rate-estimation
 //! ```
 
 #![forbid(unsafe_code)]

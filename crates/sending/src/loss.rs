@@ -1,24 +1,25 @@
-//! The round trip, and when a packet counts as lost (RFC 9002, sections 5 and 6).
+//! RTT estimation, and when a packet counts as lost (RFC 9002, sections 5 and 6).
 
 use crate::Time;
 
-/// Before anything was measured.
+/// RTT before anything was measured.
 const FIRST_TRIP: Time = Time::from_millis(100);
-/// The least that a timer can tell apart, kGranularity.
+/// Timer granularity (kGranularity).
 const GRANULARITY: Time = Time::from_millis(1);
-/// How late an acknowledgement may be, where its sender has other work to do.
+/// The longest delay of an acknowledgement by a busy receiver.
 const ACK_DELAY: Time = Time::from_millis(20);
-/// A packet is lost when one so much later has come, kPacketThreshold; more where the path reorders.
+/// A packet is lost if one this many numbers later has come (kPacketThreshold). The limit rises on a path that
+/// reorders.
 const PACKETS: u64 = 3;
 const MOST_PACKETS: u64 = 1024;
-/// A packet is lost when a later one has come and so many eighths of a round trip have passed, kTimeThreshold; more
-/// where the path reorders.
+/// A packet is lost if a later one has come and this many eighths of an RTT have passed (kTimeThreshold). The
+/// limit rises on a path that reorders.
 const EIGHTHS: u32 = 9;
 const MOST_EIGHTHS: u32 = 16;
-/// Probes that nobody answers come ever more rarely, but so often.
+/// Unanswered probes are sent more and more rarely, but at least this often.
 const RAREST: Time = Time::from_secs(1);
 
-/// What is known of the round trip, and of reordering.
+/// RTT and reordering of a path.
 #[derive(Debug)]
 pub struct Trips {
     smooth: Option<Time>,
@@ -26,7 +27,7 @@ pub struct Trips {
     latest: Time,
     packets: u64,
     eighths: u32,
-    /// Probes since an acknowledgement came.
+    /// Probes since the last acknowledgement.
     unanswered: u32,
 }
 
@@ -43,17 +44,17 @@ impl Trips {
         Self { smooth, variation, latest, packets: PACKETS, eighths: EIGHTHS, unanswered: 0 }
     }
 
-    /// The smoothed round trip.
+    /// The smoothed RTT.
     pub fn smooth(&self) -> Option<Time> {
         self.smooth
     }
 
-    /// How long an acknowledgement may take (RFC 6298, section 2, without its bounds).
+    /// The retransmission timeout (RFC 6298, section 2), without its bounds.
     pub fn timeout(&self) -> Option<Time> {
         self.smooth.map(|smooth| smooth + (4 * self.variation).max(GRANULARITY))
     }
 
-    /// A packet was acknowledged after `trip` (RFC 9002, section 5.3).
+    /// Takes an RTT sample (RFC 9002, section 5.3).
     pub fn measured(&mut self, trip: Time) {
         self.latest = trip;
         match self.smooth {
@@ -65,25 +66,26 @@ impl Trips {
         }
     }
 
-    /// How many packets later one has to come.
+    /// The packet threshold.
     pub fn packets(&self) -> u64 {
         self.packets
     }
 
-    /// How long after a packet was sent it is lost, if a later one has come (RFC 9002, section 6.1.2).
+    /// The time threshold: how long after it was sent a packet is lost, if a later one has come (RFC 9002,
+    /// section 6.1.2).
     pub fn patience(&self) -> Time {
         let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
         (trip * self.eighths / 8).max(GRANULARITY)
     }
 
-    /// A packet that counted as lost has come, when one `distance` later had: wait longer from now on (RFC 9002,
-    /// section 6.1.1, lets it; RACK does, RFC 8985, section 6.2).
+    /// A packet that counted as lost has arrived, when one `distance` numbers later had come. Raises both
+    /// thresholds (RFC 9002, section 6.1.1, allows it; RACK does it, RFC 8985, section 6.2).
     pub fn reordered(&mut self, distance: u64) {
         self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
         self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
     }
 
-    /// How long after the last packet was sent a probe follows (RFC 9002, section 6.2.1).
+    /// The probe timeout (PTO, RFC 9002, section 6.2.1).
     pub fn probe_after(&self) -> Time {
         let variation = (4 * self.variation).max(GRANULARITY);
         let first = self.smooth.unwrap_or(FIRST_TRIP) + variation + ACK_DELAY;

@@ -1,10 +1,10 @@
-//! When the next packet may leave: a token bucket that whoever wakes up late catches up with.
+//! Pacing by a token bucket. A sender that wakes up late catches up.
 
 use crate::Time;
 
 /// How late a sender may wake up and still catch up.
 const LATE: Time = Time::from_millis(16);
-/// At least so many packets in one go: timers are no finer.
+/// Packets that may always leave together: timers are not finer.
 const PACKETS: f64 = 4.0;
 
 /// Spaces the packets of one sender.
@@ -20,7 +20,8 @@ impl Pacer {
         Self { tokens: 0.0, filled: now }
     }
 
-    /// When a packet may leave, at `rate` bytes a second, if packets have at most `full` bytes: `now`, or later.
+    /// When the next packet may leave: `now` or later. `rate`: bytes a second; `full`: bytes of the longest
+    /// packet.
     pub fn at(&mut self, now: Time, rate: f64, full: f64) -> Time {
         let burst = (rate * LATE.as_secs_f64()).max(PACKETS * full);
         let earned = now.saturating_sub(self.filled).as_secs_f64() * rate;
@@ -28,7 +29,7 @@ impl Pacer {
         if self.tokens >= full {
             return now;
         }
-        // A few at a time, so that there is something to send in one go.
+        // Wait for a few packets, so that they can be sent in one call.
         let enough = (2.0 * full - self.tokens) / rate;
         now + Time::from_secs_f64(enough).max(Time::from_micros(1))
     }
@@ -43,7 +44,7 @@ impl Pacer {
 mod tests {
     use super::*;
 
-    /// Bytes sent in a second by a sender that wakes up when told to, `late` afterwards.
+    /// Bytes that a sender sends in a second if it wakes up `late` after each deadline.
     fn sent(rate: f64, late: Time) -> f64 {
         let (mut pacer, mut now, mut bytes) = (Pacer::new(Time::ZERO), Time::ZERO, 0);
         while now < Time::from_secs(1) {

@@ -1,103 +1,107 @@
-//! How much may be under way, and how fast it is sent: BBR (Cardwell et al., ACM Queue 14(5), 2016;
-//! draft-cardwell-iccrg-bbr-congestion-control-00), which follows what is delivered and takes no loss for a sign.
+//! Congestion window and pacing rate: BBR (Cardwell et al., ACM Queue 14(5), 2016;
+//! draft-cardwell-iccrg-bbr-congestion-control-00). It follows the delivery rate and does not react to loss.
 //!
-//! Two things differ. Starting up ends at the first queue that stays, as in HyStart++ (RFC 9406), because what overflows
-//! there is not sent again in any case. And what is under way beyond the path's own is bounded in time ([`QUEUE`]), not by
-//! another round trip, so that long paths do not fill queues and short ones have slack for ends that are late.
+//! Two things differ. First, start-up ends at the first lasting queue, as in HyStart++ (RFC 9406), because
+//! overflow during start-up is never retransmitted. Second, the flight beyond the bandwidth-delay product is
+//! bounded in time ([`QUEUE`]), and not by a second BDP. So long paths do not fill queues, and short paths
+//! tolerate receivers that answer late.
 
 use std::collections::VecDeque;
 
 use super::delivery::Measured;
 use crate::Time;
 
-/// How much of a queue is tolerated at the bottleneck, in time.
+/// Queue that is tolerated at the bottleneck, in time.
 const QUEUE: Time = Time::from_millis(20);
-/// Rounds for which a delivery rate is believed, BBRBtlBwFilterLen.
+/// Rounds for which a delivery rate is valid (BBRBtlBwFilterLen).
 const ROUNDS: u64 = 10;
-/// 4 ln 2: doubles the rate each round trip, BBRStartupPacingGain.
+/// 4 ln 2: doubles the rate each round trip (BBRStartupPacingGain).
 const STARTING: f64 = 2.77;
-/// Gains of one cycle, a round trip each, ProbeBW.
+/// Pacing gains of one cycle, a round trip each (ProbeBW).
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
-/// A probe that made the rate so much higher is followed by another at once: a start that noise ended is made up for.
+/// If a probe raised the rate by this factor, the next one follows at once. It makes up for a start-up that
+/// noise has ended too early.
 const WORTH: f64 = 1.15;
-/// How long the least round trip is believed, and how long it is then looked for, RTpropFilterLen, ProbeRTTDuration.
+/// How long the minimum RTT is valid, and how long a new one is looked for (RTpropFilterLen, ProbeRTTDuration).
 const BASE_LASTS: Time = Time::from_secs(10);
 const LOOKING: Time = Time::from_millis(200);
-/// A path that does not get faster by a quarter in so many rounds is full, BBRCheckFullPipe.
+/// The path is full if the rate does not rise by a quarter in this many rounds (BBRCheckFullPipe).
 const FULL_ROUNDS: u8 = 3;
-/// So many acknowledgements of one round behind a queue, or in front of none, count (RFC 9406, N_RTT_SAMPLE).
+/// Acknowledgements in a row that must show a queue, or none (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
-/// Rounds for which a queue has to stay: late acknowledgements of a busy host look like one (RFC 9406, CSS_ROUNDS).
+/// Rounds for which a queue must last: late acknowledgements of a busy host look like a queue (RFC 9406,
+/// CSS_ROUNDS).
 const CHECKED: u64 = 2;
-/// Packets that may always be under way, BBRMinPipeCwnd.
+/// Packets that may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
-/// Where no queue builds up, what is lost on the way is sent on top of what arrives, up to this share: else a sender
-/// would slow down by what it loses. It is also the most that we can lose by it, in queues too short to be seen.
+/// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share. Otherwise it
+/// would slow down by the loss. It is also the most that a sender can lose because of it, in queues too short
+/// to be seen.
 const MADE_UP: f64 = 0.1;
-/// Below this round trip there is nothing that a timer could pace.
+/// On a path with a shorter RTT there is no pacing: no timer is fine enough.
 const PACED: Time = Time::from_millis(1);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
     Starting,
-    /// A queue was seen. Whether it is one shows until that round, at the rate there is.
+    /// A queue was seen. Until that round, at a constant rate, it shows whether the queue lasts.
     Checking(u64),
     Draining,
-    /// Which of [`CYCLE`], since when.
+    /// Phase of [`CYCLE`], and since when.
     Cruising(usize, Time),
-    /// Little is sent until then, so that our own queue does not pass for distance.
+    /// ProbeRTT: send little until then, so that our own queue does not count as distance.
     Looking(Time),
 }
 
-/// What an acknowledgement means for the rate.
+/// An acknowledgement, as far as the rate is concerned.
 #[derive(Debug, Clone, Copy)]
 pub struct Heard {
     /// When the acknowledgement came.
     pub now: Time,
-    /// Bytes newly acknowledged.
+    /// Newly acknowledged bytes.
     pub bytes: u64,
-    /// Bytes newly found lost.
+    /// Newly lost bytes.
     pub lost: u64,
     /// Bytes delivered in all.
     pub delivered: u64,
-    /// Bytes still under way.
+    /// Bytes still in flight.
     pub under_way: u64,
-    /// The round trip of the newest packet acknowledged, if it gives a sample.
+    /// RTT sample of the newest acknowledged packet, if it gives one.
     pub trip: Option<Time>,
     /// The delivery rate, if one could be measured.
     pub measured: Option<Measured>,
 }
 
-/// The rate and the window of one sender.
+/// Pacing rate and congestion window of a sender.
 #[derive(Debug)]
 pub struct Rate {
     mode: Mode,
     /// Bytes of the longest packet.
     full: u64,
-    /// Packets to begin with.
+    /// Initial window in packets.
     initial: u64,
     window: u64,
     round: u64,
-    /// The round ends when a packet comes that was sent after so much had been delivered.
+    /// The round ends with a packet that was sent after this many bytes had been delivered.
     round_ends: u64,
-    /// Delivery rates by round, falling: the first is the greatest.
+    /// Delivery rates by round, descending: the first is the maximum.
     rates: VecDeque<(u64, f64)>,
     base: Option<Time>,
     base_at: Time,
-    /// The rate that a faster one is measured by, and rounds without any.
+    /// Start-up: the reference rate, and rounds in which the rate has not risen.
     reached: f64,
     plateau: u8,
     queued: u8,
     calm: u8,
-    /// The rate before the last probe.
+    /// The rate before the last bandwidth probe.
     probed: f64,
-    /// Bytes that came and that were lost in this round, and the share lost of late.
+    /// Bytes delivered and lost in this round, and the smoothed loss rate.
     counted: (u64, u64),
     lossy: f64,
 }
 
 impl Rate {
-    /// One that begins with `initial` packets of `full` bytes.
+    /// Starts with `initial` packets of `full` bytes.
     pub fn new(full: u64, initial: u64) -> Self {
         Self {
             mode: Mode::Starting,
@@ -119,7 +123,7 @@ impl Rate {
         }
     }
 
-    /// Packets have at most so many bytes from now on.
+    /// Packets may have up to `longest` bytes from now on.
     pub fn carry(&mut self, longest: u64) {
         self.full = self.full.max(longest);
         self.window = self.window.max(FLOOR * self.full);
@@ -130,22 +134,22 @@ impl Rate {
         self.full
     }
 
-    /// Bytes that may be under way.
+    /// Congestion window in bytes.
     pub fn window(&self) -> u64 {
         self.window
     }
 
-    /// The least round trip.
+    /// Minimum RTT.
     pub fn base(&self) -> Option<Time> {
         self.base
     }
 
-    /// Bytes a second to send at; `None` where the window alone decides.
+    /// Pacing rate in bytes a second; `None` if only the window limits.
     pub fn pace(&self) -> Option<f64> {
         let base = self.base.filter(|&base| base >= PACED)?;
         let mut rate = self.rates.front()?.1;
         if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
-            // A few small messages say nothing of the path, and must not slow down what follows them.
+            // A few small messages do not show what the path carries, and must not slow down what follows.
             rate = rate.max((self.initial * self.full) as f64 / base.as_secs_f64());
         }
         let gain = match self.mode {
@@ -158,18 +162,18 @@ impl Rate {
         Some((gain * rate / (1.0 - made_up)).max(self.full as f64))
     }
 
-    /// Bytes that the path itself holds.
+    /// Bandwidth-delay product in bytes.
     fn holds(&self) -> Option<u64> {
         Some((self.rates.front()?.1 * self.base?.as_secs_f64()) as u64)
     }
 
-    /// Bytes under way at `gain` times what the path itself holds, and a queue.
+    /// `gain` times the bandwidth-delay product, and a queue, in bytes.
     fn target(&self, gain: f64) -> Option<u64> {
         let (rate, base) = (self.rates.front()?.1, self.base?);
         Some((rate * (gain * base.as_secs_f64() + QUEUE.as_secs_f64())) as u64)
     }
 
-    /// An acknowledgement has come.
+    /// Processes an acknowledgement.
     pub fn heard(&mut self, heard: &Heard) {
         let new_round = heard.measured.is_some_and(|measured| measured.before >= self.round_ends);
         if new_round {
@@ -218,7 +222,7 @@ impl Rate {
         self.rates.push_back((self.round, measured.rate));
     }
 
-    /// Says whether the least round trip has not been seen for long, so that it has to be looked for.
+    /// Takes an RTT sample. Returns whether the minimum RTT is too old and has to be measured again.
     fn tripped(&mut self, now: Time, trip: Time) -> bool {
         let trip = trip.max(Time::from_micros(10));
         let aged = now.saturating_sub(self.base_at) > BASE_LASTS;
@@ -232,7 +236,7 @@ impl Rate {
         false
     }
 
-    /// Acknowledgements behind a queue, one after the other (RFC 9406, section 4.2).
+    /// Counts successive acknowledgements behind a queue (RFC 9406, section 4.2).
     fn see_queue(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         let more = (base / 8).clamp(Time::from_millis(4), Time::from_millis(16));
@@ -279,12 +283,12 @@ impl Rate {
         let floor = FLOOR * self.full;
         let follows = match self.mode {
             Mode::Starting => {
-                // Twice what the path holds doubles the rate, and overshoots by no more than a queue of a round trip.
+                // Twice the BDP doubles the rate, and overshoots by a queue of one round trip at most.
                 let most = self.target(1.0).zip(self.holds()).map(|(target, holds)| target.max(2 * holds));
                 (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full))
             }
             Mode::Draining | Mode::Cruising(..) => {
-                // Up to the target at once when it falls, by what is delivered when it rises.
+                // Falls to the target at once; rises by what is delivered.
                 self.target(1.25).unwrap_or(self.window).min(self.window + acknowledged)
             }
             Mode::Checking(_) => self.window,
@@ -335,7 +339,7 @@ mod tests {
         assert!((rate.window() as f64 - holds).abs() < 1_400.0, "{} of {holds}", rate.window());
     }
 
-    /// One that has just seen a queue.
+    /// A sender that has just seen a queue.
     fn checking() -> Rate {
         let mut rate = Rate::new(1_400, 32);
         rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));

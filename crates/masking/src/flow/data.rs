@@ -1,4 +1,4 @@
-//! The bytes of a segment: into the stream, to the application, to the rate controller.
+//! Takes the bytes of a segment: into the stream, to the application, to the rate controller.
 
 use thalweg_wire::Range;
 
@@ -11,13 +11,14 @@ use crate::stamps::Stamps;
 use crate::stream::Clocks;
 use crate::Time;
 
-/// A silence shorter than this is no timeout: Linux's shortest.
+/// A silence shorter than this cannot be a retransmission timeout: Linux's minimum.
 const TIMEOUT: Time = Time::from_millis(200);
-/// Nor this and a round trip two: the second waits twice as long as the first.
+/// A silence shorter than this plus a round trip cannot be two timeouts: the second is twice as long as the
+/// first.
 const TWICE: Time = Time::from_millis(500);
 
 impl Flow {
-    /// Takes the payload and the end of a segment whose first byte is at `start`.
+    /// Takes the payload and the FIN of a segment whose first byte is at `start`.
     pub(super) fn data(&mut self, cx: &mut Context<'_>, segment: &Segment, start: i64) {
         let length = segment.payload.len() as i64;
         let fin = segment.has(FIN);
@@ -26,12 +27,12 @@ impl Flow {
         }
         // A keep-alive may carry one byte that means nothing, in front of what is expected (RFC 9293 section 3.8.4).
         let keep_alive = length <= 1 && !fin && start + 1 == self.acks.sent as i64;
-        // An end from before the stream is no end at offset 0; and who has heard the last of a flow hears no more.
+        // A FIN from before the stream is no end at offset 0. And after its last event, a flow reports nothing.
         if keep_alive || start + length < 0 || self.ended {
             self.acks.now = true;
             return;
         }
-        let most = self.stream.fin.unwrap_or(self.edge.max(self.stream.highest()));
+        let most = self.stream.fin.unwrap_or(self.right_edge.max(self.stream.highest()));
         let range = Range::new(start.max(0) as u64, ((start + length).max(0) as u64).min(most));
         if range.end < range.start || (range.is_empty() && !fin) {
             self.acks.now = true;
@@ -56,7 +57,7 @@ impl Flow {
         }
     }
 
-    /// Whether the segment echoes what only somebody on the path can know.
+    /// Whether the segment echoes a timestamp of ours that only somebody on the path can know.
     fn is_ours(&self, now: Time, segment: &Segment) -> bool {
         match (&self.stamps, segment.options.stamps) {
             (Some(stamps), Some((_, echo))) => stamps.is_ours(now, echo),
@@ -89,8 +90,9 @@ impl Flow {
         let repairs = self.stream.repaired > repaired;
         if late.is_some() || arrival.duplicate.is_some() {
             self.acks.now = true;
-            // What was masked was acknowledged: to the sender it came twice (RFC 2883). Not so what came with a repair, or
-            // the sender would wait the longer before the next (RFC 8985 section 6.2).
+            // What was masked was acknowledged, so to the sender this is a duplicate (RFC 2883). Do not report
+            // duplicates that came with a retransmission: the sender would wait longer before its next one (RFC
+            // 8985 section 6.2).
             self.acks.duplicate = arrival.duplicate.or(late).filter(|_| !repairs);
         }
         if held && arrival.moved_gaps && cx.config.undo.duplicates {
@@ -103,7 +105,7 @@ impl Flow {
         }
         self.mark(cx, segment);
         if held && repairs {
-            self.divide(cx.now, range);
+            self.start_ack_division(cx.now, range);
         }
         let new = self.stream.highest() > top && late.is_none();
         if new && self.keeps() {
@@ -120,7 +122,7 @@ impl Flow {
         }
         self.last_data = Some(cx.now);
         self.resolve(cx);
-        self.trickle = self.rests().then(|| cx.now + self.rtt.unwrap_or_default() / 4);
+        self.trickle = self.freezes_window().then(|| cx.now + self.rtt.unwrap_or_default() / 4);
         self.sample(cx.now, segment, leaps);
         if self.stream.holding() || (arrival.moved_gaps && self.stream.acknowledged() > progress) {
             self.acks.now = true;
@@ -135,7 +137,7 @@ impl Flow {
         }
     }
 
-    /// Explicit congestion notification (RFC 3168 section 6.1.3).
+    /// Handles explicit congestion notification (RFC 3168 section 6.1.3).
     fn mark(&mut self, cx: &Context<'_>, segment: &Segment) {
         if self.ecn && cx.config.ecn == Ecn::Echo {
             if segment.has(CWR) {
@@ -148,20 +150,20 @@ impl Flow {
         }
     }
 
-    /// Whether a segment comes so late after the others that it may repair the last of them: two round trips after that was
-    /// sent, or later (RFC 8985 section 7.2). One of the application's after a rest looks the same; that a sender hears that
-    /// it came twice, which it sent once, means nothing to it.
+    /// Whether a segment comes so late that it may be a tail loss probe: it is sent two round trips or more
+    /// after the last segment (RFC 8985 section 7.2). New data after a pause of the application looks the same.
+    /// Reporting that as a duplicate does no harm, since the sender has sent it once only.
     fn may_be_probe(&self, cx: &Context<'_>, range: Range) -> bool {
         let patience = self.rtt.map_or(TIMEOUT, |rtt| TIMEOUT.min(rtt * 3 / 2));
         cx.config.undo.probes && range.len() <= u64::from(self.segment) && self.silence(cx.now) >= patience
     }
 
-    /// How long nothing has come.
+    /// How long no data has come.
     fn silence(&self, now: Time) -> Time {
         self.last_data.map_or(Time::ZERO, |last| now.saturating_sub(last))
     }
 
-    /// Remembers a timeout of a sender that repairs.
+    /// Records a silence during recovery that a timeout of the sender may explain.
     fn note_silence(&mut self, now: Time) {
         let silence = self.silence(now);
         if !self.stamps.as_ref().is_some_and(Stamps::repairing) {
@@ -171,7 +173,7 @@ impl Flow {
         }
     }
 
-    /// Sees to what the next acknowledgement echoes.
+    /// Chooses the timestamp that the next ACK echoes.
     fn stamp(&mut self, cx: &Context<'_>, segment: &Segment) {
         let silence = self.silence(cx.now);
         let (Some(stamps), Some((value, _))) = (&mut self.stamps, segment.options.stamps) else { return };
@@ -182,7 +184,7 @@ impl Flow {
         }
     }
 
-    /// The same while something is held, or was until this came. `fills`: it is a repair.
+    /// The same while a hole is held, or was until this segment. `fills`: it is a retransmission.
     fn stamp_held(&mut self, cx: &Context<'_>, segment: &Segment, range: Range, fills: bool) {
         let (Some(stamps), Some(both)) = (&mut self.stamps, segment.options.stamps) else { return };
         let undo = &cx.config.undo;
@@ -194,7 +196,7 @@ impl Flow {
         stamps.held(cx.now, both, range.end, fills, oldest.as_millis() as u32);
     }
 
-    /// Masks what has waited long enough, holds what has to be repaired, and says so.
+    /// Masks or holds the gaps that have waited long enough, and reports it.
     pub(super) fn resolve(&mut self, cx: &mut Context<'_>) {
         let progress = self.stream.acknowledged();
         let resolved = self.stream.resolve(cx.now, self.patience(cx.config));
@@ -212,20 +214,21 @@ impl Flow {
         self.settle(cx);
     }
 
-    /// What the rate controller learns from it. One that `leaps` may have overtaken others: the path is as long as theirs.
+    /// Gives the rate controller a sample. A segment that `leaps` beyond a gap may have overtaken others, so it
+    /// shows too short a path.
     fn sample(&mut self, now: Time, segment: &Segment, leaps: bool) {
         let (mut rtt, mut one_way) = (None, None);
         if leaps {
-            // Not a word on delays.
+            // Take no RTT sample.
         } else if let (Some(stamps), Some((value, echo))) = (&mut self.stamps, segment.options.stamps) {
             rtt = stamps.round_trip(now, echo);
             one_way = stamps.one_way(now, value);
         } else if let Some((mark, since)) = self.round {
-            // A window's worth takes a round trip at least.
+            // A window of data takes at least one round trip.
             rtt = (self.stream.highest() >= mark).then(|| now.saturating_sub(since));
         }
         if self.stamps.is_none() && (rtt.is_some() || self.round.is_none()) {
-            self.round = Some((self.edge + 1, now));
+            self.round = Some((self.right_edge + 1, now));
         }
         if let Some(rtt) = rtt {
             self.rtt = Some(self.rtt.map_or(rtt, |least| least.min(rtt)));

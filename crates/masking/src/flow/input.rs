@@ -1,5 +1,5 @@
-//! A segment comes in: RFC 9293 section 3.10.7.4 in its order, with RFC 5961 for what may be forged and RFC 7323 for
-//! what is from an earlier time.
+//! Processes an incoming segment: RFC 9293 section 3.10.7.4 in its order, RFC 5961 against forged segments, RFC
+//! 7323 against old ones.
 
 use thalweg_wire::Range;
 
@@ -30,8 +30,8 @@ impl Flow {
             return self.challenge(cx);
         }
         let length = i64::from(segment.span());
-        let (low, high) = (self.expected() as i64, self.edge as i64);
-        // A window's last byte may be followed by an empty segment.
+        let (low, high) = (self.expected() as i64, self.right_edge as i64);
+        // An empty segment may follow the last byte of the window.
         let inside = start <= high && start >= low && (length == 0 || start < high);
         let reaches_in = length > 0 && start < low && start + length > low;
         if inside || reaches_in {
@@ -50,13 +50,13 @@ impl Flow {
         offset(segment.sequence, self.irs.wrapping_add(1), self.stream.highest())
     }
 
-    /// What the sender was told that is expected next.
+    /// The next offset that the sender has been told to send.
     fn expected(&self) -> u64 {
         self.stream.acknowledged() + u64::from(self.stream.is_complete())
     }
 
-    /// A duplicate of what is acknowledged, a keep-alive, a probe of a closed window, or nonsense: all are answered.
-    /// What is masked may still come.
+    /// Handles a segment outside of the window: a duplicate, a keep-alive, a probe of a closed window, or
+    /// nonsense. All get an answer. Bytes of a masked hole are still taken.
     fn outside(&mut self, cx: &mut Context<'_>, segment: &Segment, start: i64) {
         if self.state == State::TimeWait {
             self.life = Some(cx.now + cx.config.time_wait);
@@ -75,28 +75,28 @@ impl Flow {
 
     fn is_outdated(&self, now: Time, segment: &Segment, start: i64) -> bool {
         let Some(stamps) = &self.stamps else { return false };
-        // Once agreed to, they are in every segment (RFC 7323 section 3.2).
+        // Once agreed to, timestamps are in every segment (RFC 7323 section 3.2).
         let Some((value, _)) = segment.options.stamps else { return true };
         let from = start.max(0) as u64;
         let range = Range::new(from, from + segment.payload.len() as u64);
         stamps.is_old(now, value, self.stream.floor(range))
     }
 
-    /// RFC 5961 section 3.2. A sender that has lost count of what we have masked or not yet acknowledged resets at
-    /// one of two places; any other is asked for.
+    /// Handles a reset (RFC 5961 section 3.2). A sender that does not know what we have masked or not yet
+    /// acknowledged may reset at one of two other places. Elsewhere the answer is a challenge ACK.
     fn reset(&mut self, cx: &mut Context<'_>, start: i64) {
         let exact = start == self.expected() as i64 || start == self.acks.sent as i64;
         if exact || (start == self.stream.highest() as i64 && !self.stream.is_complete()) {
-            // In TIME-WAIT a reset would take away what protects the next connection (RFC 1337).
+            // In TIME-WAIT ignore resets: they would remove what protects the next connection (RFC 1337).
             if self.state != State::TimeWait {
                 self.close_now(cx, Ended::Reset);
             }
-        } else if start > self.expected() as i64 && start < self.edge as i64 {
+        } else if start > self.expected() as i64 && start < self.right_edge as i64 {
             self.challenge(cx);
         }
     }
 
-    /// RFC 5961 section 4.2: a SYN is never believed; the first one again means that our answer was lost.
+    /// Handles a SYN (RFC 5961 section 4.2). The first SYN again means that our answer was lost.
     fn stray_syn(&mut self, cx: &mut Context<'_>, segment: &Segment) {
         let again = segment.sequence == self.irs && !segment.has(ACK);
         if self.state == State::SynReceived && again {
@@ -106,7 +106,7 @@ impl Flow {
         }
     }
 
-    /// An acknowledgement with what is true, so few times a second.
+    /// Sends a rate-limited challenge ACK (RFC 5961).
     fn challenge(&mut self, cx: &Context<'_>) {
         let (count, since) = self.acks.challenges;
         let fresh = cx.now.saturating_sub(since) >= SECOND;
@@ -118,7 +118,7 @@ impl Flow {
         }
     }
 
-    /// Whether the acknowledgement can be of this connection (RFC 5961 section 5.2).
+    /// Whether the acknowledgement number is plausible (RFC 5961 section 5.2).
     fn is_plausible(&self, segment: &Segment) -> bool {
         let una = self.out.una() as i64;
         let place = offset(segment.acknowledgement, self.iss.wrapping_add(1), self.out.una());
@@ -126,7 +126,7 @@ impl Flow {
         self.state != State::SynReceived && place <= self.out.sent() as i64 && place >= una - widest
     }
 
-    /// Goes on with the acknowledgement; whether the rest of the segment counts.
+    /// Processes the acknowledgement. Returns whether to process the rest of the segment.
     fn acknowledges(&mut self, cx: &mut Context<'_>, segment: &Segment) -> bool {
         if self.state == State::SynReceived && !self.establish(cx, segment) {
             return false;
@@ -149,7 +149,8 @@ impl Flow {
         true
     }
 
-    /// What the peer says that it has of the way back, of what was sent. Duplicates that it tells of are before it.
+    /// The SACK blocks of the peer for bytes that we sent. Blocks before the acknowledgement (D-SACK) are left
+    /// out.
     fn kept_blocks(&self, segment: &Segment) -> Vec<Range> {
         let base = self.iss.wrapping_add(1);
         let place = |sequence: u32| u64::try_from(offset(sequence, base, self.out.una())).ok();
@@ -170,7 +171,7 @@ impl Flow {
         }
     }
 
-    /// The third segment of the handshake.
+    /// Processes the third segment of the handshake.
     fn establish(&mut self, cx: &mut Context<'_>, segment: &Segment) -> bool {
         if segment.acknowledgement != number(self.iss, 1) || self.syn_sent.is_none() {
             if let Some(reset) = refusal(segment) {
@@ -185,7 +186,7 @@ impl Flow {
         let window = u64::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
         self.out.opened(cx.now, window);
         self.updated = (segment.sequence, segment.acknowledgement);
-        // Karn's rule: an answer sent twice gives no round trip.
+        // Karn's rule: no round trip from a SYN-ACK that was sent twice.
         if let (Some(sent), 0) = (self.syn_sent, self.syn_tries) {
             let rtt = cx.now.saturating_sub(sent);
             self.rtt = Some(rtt);
@@ -221,7 +222,7 @@ impl Flow {
         self.end(cx, Ended::Closed);
     }
 
-    /// The peer's stream is whole: its end counts now, and not before.
+    /// Processes the peer's FIN as soon as the stream before it is complete, not earlier.
     pub(super) fn settle(&mut self, cx: &mut Context<'_>) {
         let Some(length) = self.stream.fin.filter(|_| self.stream.is_complete()) else { return };
         let before = self.state;

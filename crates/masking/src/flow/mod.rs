@@ -1,4 +1,4 @@
-//! One connection: the passive side of RFC 9293, masking.
+//! A flow: one TCP connection, the passive side of RFC 9293, with masking.
 
 mod data;
 mod input;
@@ -19,31 +19,31 @@ use super::stream::{Patience, Stream};
 use super::Tuple;
 use crate::Time;
 
-/// Payload bytes where a peer does not say (RFC 9293 section 3.7.1).
+/// Segment size in bytes if the peer does not say one (RFC 9293 section 3.7.1).
 const SEGMENT_V4: u16 = 536;
 const SEGMENT_V6: u16 = 1220;
-/// How long the answer to a SYN waits to be acknowledged, at first.
+/// First retransmission timeout of our SYN-ACK.
 const SYN_TIMEOUT: Time = Time::from_secs(1);
-/// The largest window without scaling.
+/// The largest value of the 16-bit window field.
 const UNSCALED: u64 = 65_535;
-/// Segments that a resting sender may send after a silence: what it hears of them tells it which of its repairs are lost
-/// (RFC 8985 section 6.2), where it would otherwise wait for its timer.
+/// Segments that the window opens by, after a silence, while it is frozen. Their acknowledgements show the
+/// sender which of its retransmissions are lost (RFC 8985 section 6.2). Otherwise it would wait for its timer.
 const TRICKLE: u64 = 2;
 
-/// States of RFC 9293 section 3.3.2, as far as a listener gets into them.
+/// The states of RFC 9293 section 3.3.2 that a listener reaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     SynReceived,
     Established,
-    /// The peer has ended its stream.
+    /// The peer has closed its side.
     CloseWait,
-    /// And we ours.
+    /// The peer has closed its side, then we ours.
     LastAck,
-    /// We have ended ours.
+    /// We have closed our side.
     FinWait1,
-    /// And it is acknowledged.
+    /// We have closed our side, and the FIN is acknowledged.
     FinWait2,
-    /// Both have, ours is not acknowledged.
+    /// Both sides are closed; our FIN is not acknowledged.
     Closing,
     TimeWait,
     Closed,
@@ -58,17 +58,17 @@ pub(super) struct Context<'a> {
     pub counters: &'a mut Counters,
 }
 
-/// A segment that belongs to no state.
+/// A reset to send.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reset {
     pub tuple: Tuple,
     pub sequence: u32,
-    /// With it the segment acknowledges (RFC 9293 section 3.10.7.1).
+    /// If present, the reset acknowledges this number (RFC 9293 section 3.10.7.1).
     pub acknowledgement: Option<u32>,
 }
 
 impl Context<'_> {
-    /// Resets wait in a short queue; beyond it they are not sent.
+    /// Queues a reset. The queue is short; resets beyond it are not sent.
     pub fn reset(&mut self, reset: Reset) {
         if self.resets.len() < self.config.resets {
             self.resets.push_back(reset);
@@ -76,55 +76,56 @@ impl Context<'_> {
     }
 }
 
-/// What acknowledgements have said and are to say.
+/// State of our acknowledgements: what was sent, and what is due.
 #[derive(Debug, Default)]
 struct Acks {
     now: bool,
-    /// More of the same: a sender without SACK counts duplicates.
+    /// Duplicate ACKs still to send: a sender without SACK counts them.
     owed: u32,
     deadline: Option<Time>,
-    divided: Option<Divided>,
-    /// The last one sent.
+    division: Option<AckDivision>,
+    /// The offset that the last ACK acknowledged.
     sent: u64,
-    /// Bytes since.
+    /// Bytes that have come in order since then.
     bytes: u64,
-    /// When the last one was sent, and since when they have followed on each other.
+    /// When the last ACK was sent, and when the current train of ACKs began.
     at: Time,
     train: Time,
-    /// Up to where blocks have been reported at least once.
+    /// Offset up to which SACK blocks have been reported at least once.
     reported: u64,
-    /// Where the latest segment began.
+    /// Offset of the latest segment.
     latest: u64,
     duplicate: Option<Range>,
-    /// More is expected at once.
+    /// The application expects more data at once.
     expecting: bool,
-    /// What is not acknowledged yet though it has come: all from here on.
+    /// If present, bytes from this offset on have come but are not acknowledged yet.
     kept: Option<u64>,
-    /// Marks are echoed until the sender says that it has slowed down.
+    /// ECN marks are echoed until the sender says that it has slowed down.
     ece: bool,
-    /// Challenges in the second since.
+    /// Number of challenge ACKs in the current second, and when it began.
     challenges: (u32, Time),
 }
 
-/// What a repair has brought is acknowledged in parts.
+/// ACK division (Savage et al. 1999): several acknowledgements for the bytes of one segment.
 #[derive(Debug, Clone, Copy)]
-struct Divided {
-    /// Up to here so far, by so much more with each of the acknowledgements left.
+struct AckDivision {
+    /// The offset acknowledged so far; the step of each acknowledgement; how many are left.
     end: u64,
     step: u64,
     left: u64,
-    /// When all of it is.
-    whole: Time,
+    /// When the rest is acknowledged at the latest.
+    ends: Time,
 }
 
-impl Divided {
-    /// After an acknowledgement that reports something new, or not; `None` if all is acknowledged.
+impl AckDivision {
+    /// The state after another acknowledgement, which reports something new if `news`. `None` if it was the
+    /// last.
     fn next(mut self, now: Time, news: bool) -> Option<Self> {
         if news {
             self.end += self.step;
             self.left -= 1;
         }
-        (self.left > 0 && now < self.whole).then_some(self)
+        (self.left > 0 && now < self.ends).then_some(self)
     }
 }
 
@@ -138,20 +139,20 @@ pub(super) struct Flow {
     syn_due: bool,
     syn_sent: Option<Time>,
     syn_tries: u32,
-    /// When the answer is sent again.
+    /// When our SYN-ACK is retransmitted.
     syn_at: Option<Time>,
     stamps: Option<Stamps>,
     sack: bool,
-    /// Reductions for repaired holes are undone by what is echoed.
+    /// The echoed timestamp can undo reductions of the sender.
     undoes: bool,
-    /// Our shift and the peer's, where both agreed.
+    /// Our window shift and the peer's, if both agreed.
     scales: Option<(u8, u8)>,
     ecn: bool,
     stream: Stream,
     acks: Acks,
-    /// Right edge of the window as advertised.
-    edge: u64,
-    /// What the application has place for.
+    /// Right edge of the window, as advertised.
+    right_edge: u64,
+    /// Stream offset up to which the application has room.
     admitted: u64,
     segment: u32,
     control: Box<dyn Control>,
@@ -159,22 +160,22 @@ pub(super) struct Flow {
     pub share: Option<Share>,
     pub group: Option<u32>,
     rtt: Option<Time>,
-    /// When data last came, or the handshake was done.
+    /// When data last came, or the handshake ended.
     last_data: Option<Time>,
-    /// When a sender that is to rest may send a little, and how far.
+    /// While the window is frozen: when it opens by a little, and the right edge then.
     trickle: Option<Time>,
     trickled: u64,
-    /// The longest silence, if a timer may have run out in it, since the sender has been repairing.
+    /// The longest silence in the current recovery that a retransmission timeout may explain.
     waited: Time,
-    /// When something beyond all before it came.
+    /// When the highest byte last rose.
     last_new: Time,
-    /// Without timestamps: the offset whose coming ends a round trip, and since when.
+    /// Without timestamps: the offset whose arrival ends a round trip, and when that trip began.
     round: Option<(u64, Time)>,
     last_heard: Time,
     out: Outgoing,
     /// Sequence and acknowledgement of the last window update (RFC 9293 section 3.10.7.4).
     updated: (u32, u32),
-    /// When the state itself is over.
+    /// When the current state times out.
     life: Option<Time>,
     ended: bool,
 }
@@ -214,7 +215,7 @@ impl Flow {
             ecn: config.ecn != Ecn::Refuse && syn.has(ECE | CWR),
             stream: Stream::new(config.policy.clone(), config.gaps, config.masks, config.reorder.most),
             acks: Acks::default(),
-            edge: control.window().min(UNSCALED),
+            right_edge: control.window().min(UNSCALED),
             admitted: u64::MAX,
             segment: ours as u32,
             control,
@@ -235,17 +236,18 @@ impl Flow {
         }
     }
 
-    /// Whether nothing is left to be done.
+    /// Whether the flow can be removed.
     pub fn is_over(&self) -> bool {
         self.state == State::Closed
     }
 
-    /// What the group is told of it.
+    /// What the flow tells its group.
     pub fn own_share(&self) -> Share {
         self.control.share()
     }
 
-    /// One past what the peer may have sent: a SYN beyond it is of another connection.
+    /// One past the sequence numbers that the peer may have used. A SYN beyond it belongs to another
+    /// connection.
     pub fn next_sequence(&self) -> u32 {
         self.acknowledgement()
     }
@@ -258,7 +260,7 @@ impl Flow {
         cx.events.push_back((self.id, Happening::Other(what)));
     }
 
-    /// The application's last word of a flow, once.
+    /// Emits the last event of the flow, once.
     fn end(&mut self, cx: &mut Context<'_>, ended: Ended) {
         if !self.ended {
             self.ended = true;
@@ -267,7 +269,7 @@ impl Flow {
     }
 
     fn close_now(&mut self, cx: &mut Context<'_>, ended: Ended) {
-        // A handshake that never finished has never been heard of.
+        // The application never heard of an unfinished handshake.
         if self.state != State::SynReceived {
             self.end(cx, ended);
         }
@@ -285,7 +287,7 @@ impl Flow {
         }
     }
 
-    /// Bytes for the peer; how many are taken.
+    /// Queues bytes for the peer. Returns how many fit.
     pub fn send(&mut self, bytes: &[u8]) -> usize {
         match self.state {
             State::SynReceived | State::Established | State::CloseWait => self.out.write(bytes),
@@ -293,7 +295,7 @@ impl Flow {
         }
     }
 
-    /// Ends our stream (RFC 9293 section 3.10.4).
+    /// Closes our side (RFC 9293 section 3.10.4).
     pub fn close(&mut self) {
         match self.state {
             State::Established => self.state = State::FinWait1,
@@ -320,12 +322,12 @@ impl Flow {
         self.resolve(cx);
     }
 
-    /// Late data before an offset is not wanted.
+    /// The application needs no late data before `offset`.
     pub fn forget(&mut self, offset: u64) {
         self.stream.forget(offset);
     }
 
-    /// More follows at once, or need not.
+    /// Whether the application expects more data at once.
     pub fn expect(&mut self, more: bool) {
         self.acks.expecting = more;
         if !more {
@@ -333,21 +335,21 @@ impl Flow {
         }
     }
 
-    /// Late bytes were still wanted.
+    /// The application could still use late bytes.
     pub fn filled(&mut self, part: Range) {
         self.stream.filled(part);
     }
 
-    /// The application has place for the stream up to `offset`.
+    /// The application has room for the stream up to `offset`.
     pub fn admit(&mut self, offset: u64) {
         self.admitted = offset;
-        let room = self.edge.saturating_sub(self.stream.highest());
-        if room < u64::from(self.segment) && self.grown_edge() > self.edge {
+        let room = self.right_edge.saturating_sub(self.stream.highest());
+        if room < u64::from(self.segment) && self.next_right_edge() > self.right_edge {
             self.acks.now = true;
         }
     }
 
-    /// Everything whose time has come.
+    /// Runs the timers that are due.
     pub fn timeout(&mut self, cx: &mut Context<'_>) {
         let now = cx.now;
         let due = |deadline: Option<Time>| deadline.is_some_and(|at| at <= now);
@@ -365,7 +367,7 @@ impl Flow {
         }
         if due(self.trickle) {
             self.trickle = None;
-            self.trickled = self.edge + TRICKLE * u64::from(self.segment);
+            self.trickled = self.right_edge + TRICKLE * u64::from(self.segment);
             self.acks.now = true;
         }
         if due(self.stream.deadline(self.patience(cx.config))) {
@@ -383,7 +385,7 @@ impl Flow {
         }
     }
 
-    /// When `timeout` is to be called at the latest.
+    /// The earliest timer: call `timeout` then.
     pub fn deadline(&self, config: &Config) -> Option<Time> {
         let idle = config.idle.map(|idle| self.last_heard + idle);
         let stream = self.stream.deadline(self.patience(config));
@@ -401,7 +403,7 @@ impl Flow {
             highest: self.stream.highest(),
             acknowledged: self.stream.acknowledged(),
             window: self.control.window(),
-            edge: self.edge,
+            right_edge: self.right_edge,
             unacknowledged: self.out.unacknowledged(),
             rtt: self.rtt,
             tables: self.stream.tables(),
@@ -409,7 +411,7 @@ impl Flow {
     }
 }
 
-/// What answers a segment that belongs to no connection (RFC 9293 section 3.10.7.1); nothing answers a reset.
+/// The reset that answers a segment of no connection (RFC 9293 section 3.10.7.1). Nothing answers a reset.
 pub(super) fn refusal(segment: &Segment) -> Option<Reset> {
     let (tuple, sequence) = (segment.tuple, segment.acknowledgement);
     match (segment.has(RST), segment.has(ACK)) {

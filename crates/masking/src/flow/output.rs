@@ -1,57 +1,61 @@
-//! What a flow sends: the answer to a SYN, bytes of the way back, acknowledgements.
+//! What a flow sends: the SYN-ACK, data to the client, and acknowledgements.
 //!
-//! The right edge of the window never moves left (RFC 9293 section 3.8.6): a smaller window is reached by not moving it.
-//! It moves by a segment at least (section 3.8.6.2.2). The scaled field is rounded up, and what that adds counts as
-//! advertised, so that it is never 0 by rounding (RFC 7323 section 2.4); so each acknowledgement of a closing window may move the edge by
-//! less than one unit, as Linux's does. While a hole is held, the edge still follows
-//! the highest byte that has come: otherwise the sender would stand still for a round trip.
+//! The right edge of the window never moves left (RFC 9293 section 3.8.6). To reduce the window, the receiver
+//! leaves the edge where it is. The edge moves by at least one segment (section 3.8.6.2.2). The scaled field is
+//! rounded up, and the rounding counts as advertised, so the field is never 0 by rounding (RFC 7323 section
+//! 2.4). So each acknowledgement of a closing window may move the edge by less than one unit, as in Linux.
+//! While a hole is held, the edge still follows the highest byte that has come; otherwise the sender would stop
+//! for a round trip.
 
 use thalweg_wire::Range;
 
 use super::super::emit::Outbound;
 use super::super::options::Written;
 use super::super::sequence::number;
-use super::{Divided, Flow, State, UNSCALED};
+use super::{AckDivision, Flow, State, UNSCALED};
 use crate::config::Config;
 use crate::segment::{Offload, ACK, ECE, FIN, PSH, SYN};
 use crate::stamps::Said;
 use crate::Time;
 
-/// Acknowledgements that follow within this are a train to a sender's HyStart (Ha and Rhee 2011; Linux: 2 ms).
+/// ACKs that are closer together than this form a train to the sender's HyStart (Ha and Rhee 2011; Linux: 2
+/// ms).
 const TRAIN: Time = Time::from_millis(2);
-/// A pause that ends a train, whatever the way back does to it.
+/// A pause that ends a train, even if the path to the sender shortens it.
 const PAUSE: Time = Time::from_millis(3);
-/// The longest that the last segment's acknowledgement is delayed. Linux's shortest timeout is a round trip longer.
+/// The longest delay of the last segment's ACK. Linux's shortest timeout is one round trip longer.
 const DELAYED: Time = Time::from_millis(200);
-/// An echo older than this, and than four round trips, makes a sender's timer too long that may have to run out. One that has
-/// run out since is no longer than that.
+/// The oldest echo (or four round trips, if that is longer) for a sender that may depend on its retransmission
+/// timer: an older one makes that timer too long. If the timer has run out since, the echo may be older by that
+/// silence.
 const AGED: Time = Time::from_millis(200);
-/// Payload of a superpacket: IP's length, with the longest headers, has 16 bits.
+/// Payload of a superpacket: the 16-bit IP length less the longest headers.
 const SUPERPACKET: usize = 65_535 - 120;
-/// Acknowledgements of a repaired segment, at most, and segments reported with each.
+/// ACK division: acknowledgements for one retransmitted segment at most, and newly reported segments in each.
 const PARTS: u64 = 32;
 const EACH: u64 = 2;
-/// All are sent within a sixteenth of a round trip: after a quarter a sender takes the segment for lost (RFC 8985).
+/// ACK division ends within this part of a round trip. After a quarter, the sender would take the segment for
+/// lost (RFC 8985).
 const WHOLE: u32 = 16;
-/// On shorter paths a pause would be felt.
+/// Shortest round trip for pauses between ACKs. On shorter paths a pause would cost throughput.
 const LONG: Time = Time::from_millis(10);
 
 impl Flow {
-    /// The acknowledgement number for what has come or is masked.
+    /// The acknowledgement number, after what has come or is masked.
     pub(super) fn acknowledgement(&self) -> u32 {
         let end = u64::from(self.stream.is_complete());
         number(self.irs.wrapping_add(1), self.acknowledged() + end)
     }
 
-    /// The same as an offset.
+    /// The acknowledgement as a stream offset.
     pub(super) fn acknowledged(&self) -> u64 {
-        let limits = [self.acks.kept, self.acks.divided.map(|divided| divided.end)];
+        let limits = [self.acks.kept, self.acks.division.map(|division| division.end)];
         limits.into_iter().flatten().fold(self.stream.acknowledged(), u64::min)
     }
 
-    /// Whether the last segment may be acknowledged late, as any receiver may do. A sender that has nothing else under way
-    /// takes a single lost segment for a delayed acknowledgement, and waits 200 ms longer with its probe (RFC 8985 section
-    /// 7.2). While it ramps up it needs them all.
+    /// Whether to delay the ACK of the last segment, as any receiver may do. If a sender has only one segment
+    /// in flight, it takes the loss of that segment for a delayed ACK, and sends its probe 200 ms later (RFC
+    /// 8985 section 7.2). While the sender ramps up, it needs every ACK.
     pub(super) fn keeps(&self) -> bool {
         self.acks.expecting
             && self.sack
@@ -63,14 +67,14 @@ impl Flow {
             && self.acks.duplicate.is_none()
     }
 
-    /// All that has come is acknowledged.
+    /// Stops delaying: acknowledges all that has come.
     pub(super) fn release(&mut self) {
         if self.acks.kept.take().is_some() {
             self.acks.now = true;
         }
     }
 
-    /// Writes the next packet, if there is one to send.
+    /// Writes the next packet, if one is due.
     pub fn poll(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> Option<Offload> {
         let offload = config.offload.then_some(self.out.segment as u16);
         match self.state {
@@ -80,13 +84,14 @@ impl Flow {
         }
     }
 
-    /// SYN and ACK, with the options that both agree on. Its window is unscaled and small (RFC 7323 section 2.2).
+    /// Writes the SYN-ACK with the options that both sides agree on. Its window is unscaled and small (RFC 7323
+    /// section 2.2).
     fn answer(&mut self, now: Time, config: &Config, out: &mut Vec<u8>) -> Option<Offload> {
         if !std::mem::take(&mut self.syn_due) {
             return None;
         }
         if self.syn_sent.is_some() {
-            // Sent twice: its acknowledgement says nothing of the round trip.
+            // Sent twice: its acknowledgement gives no round trip.
             self.syn_tries = self.syn_tries.max(1);
         }
         self.syn_sent = Some(now);
@@ -108,7 +113,7 @@ impl Flow {
             sequence: self.iss,
             acknowledgement: number(self.irs, 1),
             flags,
-            window: self.edge.min(UNSCALED) as u16,
+            window: self.right_edge.min(UNSCALED) as u16,
             options,
             payload: (&[], &[]),
             ect: false,
@@ -116,14 +121,14 @@ impl Flow {
         Some(segment.write(out, None))
     }
 
-    /// A piece of the way back: several segments at once, if the device cuts them.
+    /// Writes data to the client: several segments at once, if the device cuts them.
     fn piece(&mut self, now: Time, out: &mut Vec<u8>, offload: Option<u16>) -> Option<Offload> {
         let most = if offload.is_some() { SUPERPACKET } else { 0 };
         let Some(piece) = self.out.poll(now, most) else {
             self.out.arm(now);
             return None;
         };
-        self.acks.divided = None;
+        self.acks.division = None;
         let window = self.advertise();
         let mut options = Written::new();
         self.stamp_out(now, &mut options);
@@ -139,16 +144,16 @@ impl Flow {
             ect: false,
         };
         let offload = segment.write(out, offload);
-        // Blocks have no place beside data; they follow.
+        // SACK blocks do not fit beside data. They follow in an ACK of their own.
         if !self.stream.holding() && self.acks.duplicate.is_none() {
             self.said(now);
         }
         Some(offload)
     }
 
-    /// Whether acknowledgements wait a moment. Cubic leaves slow start when they have come without a break for half a
-    /// round trip (HyStart), and then takes seconds to what the path carries. Here the window is what keeps the queue
-    /// short, so while a sender ramps up a short pause breaks each train well before.
+    /// Whether the next ACK waits for a short pause. Cubic leaves slow start when ACKs have come as one train
+    /// for half a round trip (HyStart), and then takes seconds to fill the path. Here the advertised window
+    /// keeps the queue short. So while a sender ramps up, a short pause breaks each train early.
     fn pauses(&self, now: Time) -> bool {
         let Some(rtt) = self.rtt.filter(|&rtt| rtt >= LONG) else { return false };
         let urgent = (self.stream.holding() && !self.repairs_all())
@@ -170,7 +175,7 @@ impl Flow {
             self.acks.deadline = Some(self.acks.at + PAUSE);
             return None;
         }
-        self.part(now);
+        self.advance_ack_division(now);
         let window = self.advertise();
         let mut options = Written::new();
         self.stamp_out(now, &mut options);
@@ -201,15 +206,15 @@ impl Flow {
         Some(offload)
     }
 
-    /// Writes our clock, and an echo of the peer's.
+    /// Writes the timestamp option: our clock, and an echo of the peer's.
     fn stamp_out(&mut self, now: Time, options: &mut Written) {
         let rtt = self.rtt.unwrap_or_default();
         let said = Said {
             acknowledged: self.acknowledged(),
             highest: self.stream.highest(),
             holding: self.stream.holding(),
-            // Who rests has more to send.
-            goes_on: now.saturating_sub(self.last_new) < if self.rests() { rtt * 4 } else { rtt },
+            // A sender that waits for the frozen window has more data.
+            goes_on: now.saturating_sub(self.last_new) < if self.freezes_window() { rtt * 4 } else { rtt },
             oldest: (AGED.max(rtt * 4) + self.waited).as_millis() as u32,
         };
         if let Some(stamps) = &mut self.stamps {
@@ -231,20 +236,21 @@ impl Flow {
         if self.acks.kept.is_some() {
             self.acks.deadline = Some(now + DELAYED);
         }
-        if let Some(divided) = self.acks.divided {
-            self.acks.deadline = Some(divided.whole);
+        if let Some(division) = self.acks.division {
+            self.acks.deadline = Some(division.ends);
         }
         if let Some(stamps) = &mut self.stamps {
             stamps.unsent = false;
         }
     }
 
-    /// Blocks to report, a duplicate first (RFC 2883), and whether more have never been reported.
+    /// The SACK blocks to report, a duplicate first (RFC 2883), and whether there are more that were never
+    /// reported.
     fn blocks(&mut self, room: usize) -> (Vec<Range>, bool) {
         let mut chosen: Vec<Range> = self.acks.duplicate.take().into_iter().collect();
         let mut all = self.stream.blocks();
         let clipped =
-            self.acks.divided.is_some() && clip(&mut all, self.acks.reported, EACH * u64::from(self.segment));
+            self.acks.division.is_some() && clip(&mut all, self.acks.reported, EACH * u64::from(self.segment));
         let room = room.saturating_sub(chosen.len());
         let Some(top) = all.last() else {
             self.acks.reported = self.stream.acknowledged();
@@ -269,79 +275,85 @@ impl Flow {
         (chosen, clipped)
     }
 
-    /// Whether all that was lost is repaired, by a sender that hears of each hole, and whose reductions are undone.
+    /// Whether nothing of this flow has been masked, and its sender hears of every hole and undoes its
+    /// reductions.
     pub(super) fn repairs_all(&self) -> bool {
         self.sack && self.undoes && self.stream.missing == 0
     }
 
-    /// Whether the right edge stays where it is until all is repaired. A sender that learns of new holes before the old
-    /// ones are repaired does not leave recovery, and only outside of it does its window grow (Linux, `tcp_cong_avoid`).
-    /// So while its flight does not fill the path one and a half times, a flight is let be repaired whole, and the next is twice
-    /// as large: what its window is reduced to in recovery then fills it once.
-    pub(super) fn rests(&self) -> bool {
+    /// Whether the window is frozen: its right edge stays until all holes are filled.
+    ///
+    /// A sender that learns of new holes before it has filled the old ones never leaves recovery, and its
+    /// window grows only outside of recovery (Linux, `tcp_cong_avoid`). So the receiver lets it repair each
+    /// flight completely; the next flight is twice as large. This ends when the flight fills the path one and a
+    /// half times. Then the window that is left after a reduction still fills the path once.
+    pub(super) fn freezes_window(&self) -> bool {
         self.repairs_all()
             && self.stream.holding()
             && self.control.ramping()
-            && self.edge.saturating_sub(self.acknowledged()) < 3 * self.control.carries()
+            && self.right_edge.saturating_sub(self.acknowledged()) < 3 * self.control.carries()
     }
 
-    /// Lets what a repair has brought be acknowledged in parts while others are missing, each with something new to report.
+    /// Begins ACK division for a retransmitted segment, if other holes are left: each ACK acknowledges a part
+    /// of it, and reports something new.
     ///
-    /// In recovery a sender sends what was delivered, and nothing for what was lost, so what it has under way becomes less
-    /// with each loss; one packet more for each acknowledgement that goes on, reports something, and shows no new loss makes
-    /// up for it (RFC 6937, PRR-SSRB). And what is newly reported gives it a round trip: without, it takes the age of the
-    /// echo for one. Never a part of what was reported: a sender takes that for a receiver that has thrown it away (Linux,
-    /// `tcp_check_sack_reneging`), and waits.
-    pub(super) fn divide(&mut self, now: Time, repaired: Range) {
+    /// In recovery, a sender sends as much as was delivered and nothing for what was lost, so its flight
+    /// shrinks with each loss. Each ACK that advances, reports something and shows no new loss allows one more
+    /// packet (RFC 6937, PRR-SSRB). Newly reported segments also give the sender an RTT sample; without one, it
+    /// takes the age of the echo. Bytes that were reported are never acknowledged in parts: the sender would
+    /// think that the receiver had dropped them (Linux, `tcp_check_sack_reneging`), and wait.
+    pub(super) fn start_ack_division(&mut self, now: Time, repaired: Range) {
         let soon = self.rtt.unwrap_or_default() / WHOLE;
         let comes = self.stream.holding() && now.saturating_sub(self.last_new) < soon;
-        // One that paces itself, as BBR does, needs no help; until a burst has shown that it does not, it may.
+        // A paced sender, such as BBR, needs no help. Until a burst has shown that the sender does not pace,
+        // assume that it does.
         let bursts = self.control.carries() > 0;
-        if self.acks.divided.is_some() || !comes || !bursts || !self.repairs_all() {
+        if self.acks.division.is_some() || !comes || !bursts || !self.repairs_all() {
             return;
         }
         let end = self.acks.sent;
         let first = repaired.start <= end && end < repaired.end;
         let step = if first { (repaired.end - end) / PARTS } else { 0 };
         let left = if step > 0 { PARTS } else { 1 };
-        self.acks.divided = Some(Divided { end, step, left, whole: now + soon });
+        self.acks.division = Some(AckDivision { end, step, left, ends: now + soon });
     }
 
-    /// The next part, where something is to be reported with it.
-    fn part(&mut self, now: Time) {
+    /// Moves on to the next ACK of a division, if there is something new to report.
+    fn advance_ack_division(&mut self, now: Time) {
         let news = self.stream.visible() > self.acks.reported;
-        let divided = self.acks.divided.filter(|_| self.stream.holding());
-        self.acks.divided = divided.and_then(|divided| divided.next(now, news));
+        let division = self.acks.division.filter(|_| self.stream.holding());
+        self.acks.division = division.and_then(|division| division.next(now, news));
     }
 
-    /// Where the right edge may be: never further than the field can say.
-    pub(super) fn grown_edge(&self) -> u64 {
+    /// The right edge that the rate controller and the application allow, within what the window field can
+    /// express.
+    pub(super) fn next_right_edge(&self) -> u64 {
         let scale = self.scales.map_or(0, |(ours, _)| ours);
         let sayable = self.acknowledged() + (UNSCALED << scale);
-        let wanted = match self.rests() {
-            true => self.edge.max(self.trickled),
+        let wanted = match self.freezes_window() {
+            true => self.right_edge.max(self.trickled),
             false => self.stream.highest() + self.control.window(),
         };
         wanted.min(self.admitted).min(sayable)
     }
 
-    /// The window field, and what it promises.
+    /// Moves the right edge, and returns the window field.
     fn advertise(&mut self) -> u16 {
         let scale = self.scales.map_or(0, |(ours, _)| ours);
         let acknowledged = self.acknowledged();
-        let grown = self.grown_edge();
+        let grown = self.next_right_edge();
         let worth = u64::from(self.segment).min(self.control.window() / 2);
         let last = grown == self.admitted;
-        if grown >= self.edge + worth || (last && grown > self.edge) {
-            self.edge = grown;
+        if grown >= self.right_edge + worth || (last && grown > self.right_edge) {
+            self.right_edge = grown;
         }
-        let field = (self.edge.saturating_sub(acknowledged)).div_ceil(1 << scale).min(UNSCALED);
-        self.edge = self.edge.max(acknowledged + (field << scale));
+        let field = (self.right_edge.saturating_sub(acknowledged)).div_ceil(1 << scale).min(UNSCALED);
+        self.right_edge = self.right_edge.max(acknowledged + (field << scale));
         field as u16
     }
 }
 
-/// Leaves of `blocks` so much that is beyond `reported`; whether there is more.
+/// Cuts `blocks` so that they report at most `most` bytes beyond `reported`. Returns whether anything was cut.
 fn clip(blocks: &mut Vec<Range>, reported: u64, mut most: u64) -> bool {
     for (index, block) in blocks.iter_mut().enumerate() {
         let new = block.end.saturating_sub(block.start.max(reported));

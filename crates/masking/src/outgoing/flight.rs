@@ -1,7 +1,8 @@
-//! Which bytes of the way back are under way, have come, or are lost.
+//! Which bytes to the client are in flight, acknowledged, or lost.
 //!
-//! Each transmission has a number. A segment is lost when one sent later has come, and enough others or enough time lies
-//! between them (RACK, RFC 8985, as RFC 9002 section 6.1 has it): so a repair that is lost is noticed as well.
+//! Each transmission has a number. A segment is lost if a later transmission has arrived, and enough others or
+//! enough time lie between them (RACK, RFC 8985, in the form of RFC 9002 section 6.1). So a lost retransmission
+//! is detected as well.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -10,7 +11,7 @@ use thalweg_wire::{Range, Ranges};
 use crate::Time;
 use thalweg_sending::{Delivery, Heard, Stamp, Trips};
 
-/// Bytes of the stream that are sent in one segment. The end of the stream counts as one.
+/// Bytes of the stream in one segment. The FIN counts as one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub range: Range,
@@ -20,7 +21,7 @@ pub(super) struct Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     UnderWay,
-    /// Its receiver has it, but not all before it.
+    /// Selectively acknowledged.
     Kept,
     Lost,
 }
@@ -28,10 +29,10 @@ enum State {
 #[derive(Debug)]
 struct Sent {
     part: Part,
-    /// When, and as which transmission, the last time.
+    /// Time and number of the latest transmission.
     at: Time,
     number: u64,
-    /// More than once: its round trip cannot be known (Karn and Partridge 1987).
+    /// Sent more than once, so it gives no RTT sample (Karn and Partridge 1987).
     again: bool,
     state: State,
     stamp: Stamp,
@@ -39,24 +40,24 @@ struct Sent {
 
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// What is not acknowledged, by place.
+    /// Unacknowledged segments, by offset.
     sent: VecDeque<Sent>,
-    /// Transmissions whose fate is open, by number, with a place in their segment.
+    /// Transmissions whose fate is open, by number, with an offset in their segment.
     open: VecDeque<(u64, u64)>,
     transmissions: u64,
-    /// The latest transmission that has come.
+    /// The latest transmission that has arrived.
     newest: Option<u64>,
-    /// What selective acknowledgements have named.
+    /// Selectively acknowledged ranges.
     kept: Ranges,
-    /// Where lost segments begin.
+    /// First offsets of lost segments.
     lost: BTreeSet<u64>,
     under_way: u64,
-    /// Segments of these.
+    /// Segments in flight.
     segments: u64,
     lost_bytes: u64,
     pub trips: Trips,
     pub delivery: Delivery,
-    /// When a segment counts as lost, if it has not come by then.
+    /// When the next segment counts as lost, unless it is acknowledged before.
     pub loss_at: Option<Time>,
 }
 
@@ -78,28 +79,28 @@ impl Flight {
         }
     }
 
-    /// Bytes under way.
+    /// Bytes in flight.
     pub fn under_way(&self) -> u64 {
         self.under_way
     }
 
-    /// Segments under way.
+    /// Number of segments in flight.
     pub fn segments(&self) -> u64 {
         self.segments
     }
 
-    /// Separate ranges that have come behind something that has not.
+    /// Number of separate ranges acknowledged beyond a hole.
     #[cfg(test)]
     pub fn ranges(&self) -> usize {
         self.kept.count()
     }
 
-    /// Whether something is to be repaired.
+    /// Whether anything has to be retransmitted.
     pub fn has_lost(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Bytes that follow all that were sent before are sent.
+    /// Records that new bytes are sent.
     pub fn send(&mut self, now: Time, part: Part) {
         let stamp = self.delivery.sent(now, self.segments == 0);
         let number = self.number(part.range.start);
@@ -107,14 +108,14 @@ impl Flight {
         self.count(part, 1);
     }
 
-    /// The first lost segment is sent again.
+    /// Retransmits the first lost segment.
     pub fn repair(&mut self, now: Time) -> Option<Part> {
         let start = self.lost.pop_first()?;
         self.send_again(now, self.index(start))
     }
 
-    /// The last segment that its receiver does not have is sent again: its acknowledgement tells of those before it
-    /// (tail loss probe, RFC 8985 section 7).
+    /// Retransmits the last segment in flight: its ACK describes those before it (tail loss probe, RFC 8985
+    /// section 7).
     pub fn probe(&mut self, now: Time) -> Option<Part> {
         let index = self.sent.iter().rposition(|sent| sent.state == State::UnderWay)?;
         let part = self.sent[index].part;
@@ -144,13 +145,13 @@ impl Flight {
         self.segments = self.segments.saturating_add_signed(by);
     }
 
-    /// The first segment that ends behind `place`.
+    /// Index of the first segment that ends behind `place`.
     fn index(&self, place: u64) -> usize {
         self.sent.partition_point(|sent| sent.part.range.end <= place)
     }
 
-    /// All before `una` has come, and `blocks` of what is behind it. What follows for the rate, if it is news; `least`
-    /// is the least round trip known.
+    /// Processes an ACK of all before `una`, with SACK `blocks`. Returns what it means for the rate, if
+    /// anything is new. `least` is the minimum RTT.
     pub fn acknowledged(
         &mut self,
         now: Time,
@@ -179,7 +180,8 @@ impl Flight {
         Some(Heard { now, bytes, lost, delivered, under_way, trip, measured })
     }
 
-    /// A selective acknowledgement. Honest ones leave no more ranges than there are segments; others end there.
+    /// Processes a SACK block. An honest receiver reports no more ranges than there are segments; more are
+    /// ignored.
     fn keep(&mut self, now: Time, block: Range, trip: &mut Option<(u64, Time)>) {
         if self.kept.count() > self.sent.len() {
             return;
@@ -196,7 +198,7 @@ impl Flight {
         }
     }
 
-    /// All before `una` is acknowledged.
+    /// Processes the cumulative ACK.
     fn pass(&mut self, now: Time, una: u64, trip: &mut Option<(u64, Time)>) {
         self.kept.trim(una);
         while let Some(first) = self.sent.front().filter(|first| first.part.range.start < una) {
@@ -211,7 +213,7 @@ impl Flight {
         }
     }
 
-    /// A part of the first segment has come, which no receiver in its right mind says.
+    /// Part of a segment is acknowledged, which ordinary receivers never do.
     fn cut(&mut self, una: u64) {
         let Some(first) = self.sent.front_mut() else { return };
         let gone = una - first.part.range.start;
@@ -226,7 +228,7 @@ impl Flight {
         first.part.range.start = una;
     }
 
-    /// A segment has come. `trip` becomes its round trip, if it is the latest of those that can be known.
+    /// A segment is acknowledged. `trip` becomes its RTT, if it is the latest that can be known.
     fn came(&mut self, now: Time, index: usize, trip: &mut Option<(u64, Time)>) {
         let Some(sent) = self.sent.get(index) else { return };
         let (part, at, number, stamp) = (sent.part, sent.at, sent.number, sent.stamp);
@@ -240,7 +242,7 @@ impl Flight {
             State::Kept => return,
         }
         self.delivery.arrived(now, part.range.len(), at, stamp);
-        // What comes sooner after a repair than it can is the first transmission.
+        // An ACK that comes too soon after a retransmission is for the first transmission.
         let believed = known || self.trips.smooth().is_some_and(|smooth| took >= smooth / 2);
         if believed {
             self.newest = self.newest.max(Some(number));
@@ -250,7 +252,7 @@ impl Flight {
         }
     }
 
-    /// Which segments are lost, now that later ones have come.
+    /// Marks segments as lost, now that later ones have arrived.
     pub fn detect(&mut self, now: Time) {
         self.loss_at = None;
         let Some(newest) = self.newest else { return };
@@ -284,19 +286,19 @@ impl Flight {
         self.count(part, -1);
     }
 
-    /// The first segment counts as lost.
+    /// Marks the first segment as lost.
     pub fn lose_first(&mut self) {
         self.lose(0);
     }
 
-    /// All that is under way counts as lost. What was selectively acknowledged may not be there any more (RFC 2018
-    /// section 8) if nothing in front of it is missing; whether that is so.
+    /// Marks everything in flight as lost. If nothing is missing in front of selectively acknowledged data, the
+    /// receiver may have dropped that data (RFC 2018 section 8); returns whether that is so.
     pub fn lose_all(&mut self) -> bool {
         (0..self.sent.len()).for_each(|index| self.lose(index));
         self.sent.front().is_some_and(|first| first.state == State::Kept)
     }
 
-    /// Nothing counts as sent any more.
+    /// Forgets everything: nothing counts as sent.
     pub fn clear(&mut self) {
         self.sent.clear();
         self.open.clear();

@@ -1,9 +1,9 @@
-//! The way back: ordinary reliable TCP, for the model and for control messages.
+//! Data to the client: ordinary reliable TCP, for the model and for control messages.
 //!
-//! What is lost is found by selective acknowledgements (RFC 2018) and times of sending (RFC 8985), else by three
-//! duplicates (RFC 5681, RFC 6582). Beside them stand the retransmission timeout of RFC 6298 and the persist timer of
-//! RFC 9293 section 3.8.6.1. How much is under way is decided as in `ltp`, by what is delivered: a path that loses does
-//! not slow the model down. Messages are small or many, so there is no Nagle's rule.
+//! Losses are detected by selective acknowledgements (RFC 2018) and send times (RACK, RFC 8985), else by three
+//! duplicate ACKs (RFC 5681, RFC 6582). There are the retransmission timeout of RFC 6298 and the persist timer
+//! of RFC 9293 section 3.8.6.1. The congestion window follows what is delivered, as in `ltp`, so a lossy path
+//! does not slow the model down. Messages are small or many, so there is no Nagle algorithm.
 
 mod flight;
 #[cfg(test)]
@@ -19,16 +19,16 @@ use thalweg_sending::{Pacer, Rate};
 
 const FIRST_TIMEOUT: Time = Time::from_secs(1);
 const LONGEST_TIMEOUT: Time = Time::from_secs(60);
-/// As Linux; RFC 6298 would have a second.
+/// As in Linux; RFC 6298 has one second.
 const SHORTEST_TIMEOUT: Time = Time::from_millis(200);
-/// How much longer a receiver may wait with the acknowledgement of a single segment (RFC 8985 section 7.2).
+/// Additional delay of the ACK of a single segment (RFC 8985 section 7.2).
 const DELAYED: Time = Time::from_millis(200);
-/// Segments of the first window (RFC 6928).
+/// Initial window in segments (RFC 6928).
 const INITIAL: u64 = 10;
-/// Duplicates that mean a loss (RFC 5681 section 3.2).
+/// Duplicate ACKs that mean a loss (RFC 5681 section 3.2).
 const DUPLICATES: u32 = 3;
 
-/// A piece of the stream to be sent now.
+/// A piece of the stream to send now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece {
     pub offset: u64,
@@ -36,20 +36,20 @@ pub(super) struct Piece {
     pub fin: bool,
 }
 
-/// What an acknowledgement says.
+/// An acknowledgement.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heard<'a> {
-    /// All before it has come.
+    /// Everything before this offset has come.
     pub offset: u64,
-    /// These have, too.
+    /// SACK blocks.
     pub blocks: &'a [Range],
-    /// There is nothing else in its segment, and it changes no window.
+    /// Its segment has nothing else, and changes no window.
     pub plain: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    /// Bytes that are not acknowledged, from `una` on.
+    /// Unacknowledged bytes, from `una` on.
     buffer: VecDeque<u8>,
     most: usize,
     una: u64,
@@ -68,24 +68,24 @@ pub(super) struct Outgoing {
     pacer: Pacer,
     pace_at: Option<Time>,
     duplicates: u32,
-    /// Without selective acknowledgements: until here each part that is acknowledged shows another loss.
+    /// Recovery without SACK (RFC 6582): up to this offset, each partial ACK shows another loss.
     recover: Option<u64>,
-    /// After a timeout one segment at a time is sent, until something comes.
+    /// After a timeout: send one segment at a time until something comes.
     collapsed: bool,
-    /// A byte beyond a closed window is to be sent, or the last segment again.
+    /// Send one byte beyond a closed window (persist), or the last segment again (tail loss probe).
     persist: bool,
     probe: bool,
     timeout: Time,
-    /// When everything under way counts as lost.
+    /// Retransmission timer: then everything in flight counts as lost.
     timeout_at: Option<Time>,
-    /// When the last segment is sent again, to hear of it; once until something comes.
+    /// Probe timer (tail loss probe); once until something comes.
     probe_at: Option<Time>,
     probed: bool,
     tries: u32,
 }
 
 impl Outgoing {
-    /// A stream in segments of so many bytes, of which `most` may wait to be acknowledged.
+    /// A stream in segments of `segment` bytes, with at most `most` unacknowledged bytes.
     pub fn new(now: Time, most: usize, segment: u64) -> Self {
         Self {
             buffer: VecDeque::new(),
@@ -115,7 +115,7 @@ impl Outgoing {
         }
     }
 
-    /// Takes as many bytes as there is room for.
+    /// Takes as many bytes as fit.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let room = if self.closing { 0 } else { self.most.saturating_sub(self.buffer.len()) };
         let taken = bytes.len().min(room);
@@ -124,7 +124,7 @@ impl Outgoing {
         taken
     }
 
-    /// Nothing more will be written.
+    /// No more will be written.
     pub fn close(&mut self) {
         self.closing = true;
     }
@@ -156,7 +156,7 @@ impl Outgoing {
         self.widest
     }
 
-    /// Whether all is acknowledged, the end included.
+    /// Whether everything is acknowledged, including the FIN.
     pub fn is_done(&self) -> bool {
         self.closing && self.una == self.end()
     }
@@ -165,7 +165,7 @@ impl Outgoing {
         self.written + u64::from(self.closing)
     }
 
-    /// The peer's window is so large now.
+    /// The peer's window is now `window` bytes.
     pub fn opened(&mut self, now: Time, window: u64) {
         if self.window == 0 && window > 0 && self.una < self.end() {
             self.persist = false;
@@ -176,13 +176,13 @@ impl Outgoing {
         self.widest = self.widest.max(window);
     }
 
-    /// What is not acknowledged counts as never sent.
+    /// Unacknowledged bytes count as never sent.
     fn rewind(&mut self) {
         self.flight.clear();
         self.next = self.una;
     }
 
-    /// An acknowledgement of something that was sent, not older than the last.
+    /// Processes an ACK of something that was sent, not older than the last ACK.
     pub fn acknowledged(&mut self, now: Time, heard: Heard<'_>) {
         let advanced = heard.offset > self.una;
         let news = self.flight.acknowledged(now, heard.offset, heard.blocks, self.rate.base());
@@ -219,7 +219,7 @@ impl Outgoing {
         self.arm(now);
     }
 
-    /// A round trip took so long.
+    /// Takes an RTT sample.
     pub fn measured(&mut self, rtt: Time) {
         self.flight.trips.measured(rtt);
         self.timeout = self.base_timeout();
@@ -231,8 +231,8 @@ impl Outgoing {
         timeout.clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
     }
 
-    /// What to send now, if anything: a segment, or as many that follow on each other as `most` bytes hold, all but the
-    /// last of full length.
+    /// What to send now: a segment, or as many consecutive segments as fit into `most` bytes, all but the last
+    /// of full length.
     pub fn poll(&mut self, now: Time, most: usize) -> Option<Piece> {
         let mut piece = self.choose(now)?;
         while self.goes_on(piece, most) {
@@ -243,7 +243,7 @@ impl Outgoing {
         Some(piece)
     }
 
-    /// Whether the next segment follows on this piece.
+    /// Whether the next segment follows this piece.
     fn goes_on(&self, piece: Piece, most: usize) -> bool {
         let segment = self.segment as usize;
         piece.length > 0
@@ -281,7 +281,7 @@ impl Outgoing {
         Some(self.paced(part))
     }
 
-    /// A byte beyond a window that is closed. It does not count as sent.
+    /// A byte beyond a closed window. It does not count as sent.
     fn beyond(&mut self) -> Piece {
         let length = self.written.saturating_sub(self.una).min(1);
         self.sent = self.sent.max(self.una + 1);
@@ -293,7 +293,7 @@ impl Outgoing {
         piece(part)
     }
 
-    /// The next bytes that were never sent, as far as the peer has place for them.
+    /// The next bytes that were never sent, within the peer's window.
     fn fresh(&mut self) -> Option<Part> {
         let flight = self.next - self.una;
         let allowed = self.window.saturating_sub(flight);
@@ -302,7 +302,8 @@ impl Outgoing {
             self.flight.delivery.idle(self.flight.under_way());
             return None;
         }
-        // A sliver of a window is not worth a segment while others are under way (RFC 9293 section 3.8.6.2.1).
+        // Avoid the silly window syndrome: wait for room for a whole segment while others are in flight (RFC
+        // 9293 section 3.8.6.2.1).
         if (left > 0 && allowed == 0) || (allowed < left.min(self.segment) && flight > 0) {
             return None;
         }
@@ -324,7 +325,7 @@ impl Outgoing {
         at <= now
     }
 
-    /// The bytes of a piece, in two runs.
+    /// The bytes of a piece, in two slices of the ring buffer.
     pub fn bytes(&self, piece: Piece) -> (&[u8], &[u8]) {
         let start = (piece.offset - self.una.min(piece.offset)) as usize;
         let (first, second) = self.buffer.as_slices();
@@ -334,8 +335,8 @@ impl Outgoing {
         (&first[cut(start)..cut(end)], &second[rest(start)..rest(end)])
     }
 
-    /// Sees to it that a silence ends, that of a closed window too. A timeout is for the first segment (RFC 6298
-    /// section 5), a probe for the last (RFC 8985 section 7.2).
+    /// Sets the timers, also for a closed window. The retransmission timeout is for the first segment (RFC 6298
+    /// section 5), the probe for the last (RFC 8985 section 7.2).
     pub fn arm(&mut self, now: Time) {
         self.probe_at = None;
         if self.una >= self.end() {
@@ -352,17 +353,17 @@ impl Outgoing {
         self.probe_at = smooth.map(|smooth| now + 2 * smooth + delayed).filter(|&at| at < timeout);
     }
 
-    /// When [`Self::handle_timeout`] or [`Self::poll`] has something to do.
+    /// The earliest timer of [`Self::handle_timeout`] or [`Self::poll`].
     pub fn poll_timeout(&self) -> Option<Time> {
         [self.timeout_at, self.probe_at, self.flight.loss_at, self.pace_at].into_iter().flatten().min()
     }
 
-    /// Time has passed. Whether the peer counts as gone, after so many tries.
+    /// Runs the timers that are due. Returns whether the peer counts as gone, after `most` tries.
     pub fn handle_timeout(&mut self, now: Time, most: u32) -> bool {
         if self.flight.loss_at.is_some_and(|at| at <= now) {
             self.flight.detect(now);
         }
-        // What may leave by now, the next poll finds out.
+        // The next poll sends what the pacer allows by then.
         self.pace_at = self.pace_at.filter(|&at| at > now);
         if self.probe_at.is_some_and(|at| at <= now) {
             (self.probe, self.probed, self.probe_at) = (true, true, None);

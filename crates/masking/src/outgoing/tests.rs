@@ -17,7 +17,7 @@ const BUFFER: usize = 4 << 20;
 const RATE: u64 = 100_000_000;
 const MIB: u64 = 1 << 20;
 
-/// 100 Mbit/s and a round trip of 40 ms, with a queue of one product of both.
+/// 100 Mbit/s and 40 ms round trip, with a queue of one bandwidth-delay product.
 fn link() -> Shape {
     Shape { rate: Some(RATE), delay: 0.02, queue_bytes: Some(500_000), ..Shape::default() }
 }
@@ -26,21 +26,21 @@ fn content(offset: u64) -> u8 {
     (offset * 31 % 251) as u8
 }
 
-/// How long a receiver waits for more before it acknowledges.
+/// How long the receiver delays an ACK.
 const DELAY: Time = Time::from_millis(5);
 
 enum Event {
     Data(Range),
     Ack(u64, Vec<Range>),
-    /// The receiver has waited long enough, if nothing else has come since then.
+    /// The delayed ACK is due, if nothing else has come since.
     Waited(usize),
 }
 
-/// What became of a stream.
+/// Result of a stream.
 #[derive(Debug, PartialEq, Eq)]
 struct Sent {
     took: Time,
-    /// Bytes sent in all, those sent again too.
+    /// Bytes sent in all, including retransmissions.
     bytes: u64,
     pieces: usize,
 }
@@ -53,12 +53,12 @@ struct World {
     events: BTreeMap<(Time, u64), Event>,
     count: u64,
     came: Ranges,
-    /// Segments of which one acknowledgement tells.
+    /// Segments per ACK.
     together: usize,
     waiting: usize,
     heard: usize,
     sack: bool,
-    /// Bytes that may be polled in one piece; their segments go over the path one by one.
+    /// Bytes that may be polled in one piece. Its segments travel one by one.
     most: usize,
     pieces: usize,
     bytes: u64,
@@ -140,7 +140,7 @@ impl World {
         self.over(|world| &mut world.up, HEADERS, Event::Ack(una, blocks));
     }
 
-    /// Until all of `total` bytes and the end are acknowledged, or a minute has passed.
+    /// Runs until `total` bytes and the FIN are acknowledged, or for a minute.
     fn run(mut self, total: u64) -> Option<Sent> {
         let mut written = 0;
         while !self.out.is_done() {
@@ -175,7 +175,7 @@ impl World {
     }
 }
 
-/// How long the link needs for so many bytes, headers included.
+/// Transmission time of so many bytes on the link, headers included.
 fn ideal(bytes: u64, loss: f64) -> f64 {
     bytes as f64 * 8.0 / RATE as f64 * (1.0 + HEADERS as f64 / SEGMENT as f64) / (1.0 - loss)
 }

@@ -1,76 +1,79 @@
-//! The default: enough under way to fill the path, and a short queue.
+//! The default controller: enough in flight to fill the path, and a short queue.
 //!
-//! Each quarter of a round trip it takes the delivered rate (the most of the last two round trips, as BBR's bandwidth
-//! filter), the shortest round trip, and the queueing delay: the least time on the way in that quarter, less the base.
-//! It begins with 64 segments and allows twice what the last round trip carried until the queue shows, then steers so
-//! that about 8 ms stay queued: the queue that it steers by is the one foreseen, since what it says now shows a round trip
-//! later. Both bases forget after half a minute to a minute, since clocks and routes drift; so that they are seen again, the
-//! queue runs dry each ten seconds (as BBR's ProbeRTT). Should delay show nothing, heavy loss or marks by the queue (RFC
-//! 3168) are the backstop.
+//! Every quarter of a round trip (a tick) it takes three values: the delivery rate (the maximum of the last two
+//! round trips, as in BBR's bandwidth filter), the minimum RTT, and the queuing delay (the least one-way delay
+//! in the tick, less the base delay).
 //!
-//! A sender in slow start comes in bursts, many of them shorter than a quarter of a round trip, with nothing between them.
-//! So what a round trip carried is known at each arrival, and is not a sum of quarters. Of what comes through a queue it
-//! allows less than twice, or the last burst would fill a queue as long as the path.
+//! The window begins with 64 segments. Until a queue shows, it is twice what the last round trip carried. From
+//! then on it steers the queuing delay towards a target of about 8 ms. It steers by the predicted delay, since
+//! the effect of a change shows one round trip later. Both bases are forgotten after 30 to 60 s, since clocks
+//! and routes drift. To measure them again, the queue is drained every ten seconds (as in BBR's ProbeRTT). If
+//! the delay shows nothing, heavy loss or ECN marks (RFC 3168) limit the window.
+//!
+//! A sender in slow start sends bursts, with pauses between them; many are shorter than a tick. So what a round
+//! trip carried is updated at each arrival, and not as a sum of ticks. Behind a queue, the window is less than
+//! twice that; otherwise the last burst would fill a queue as long as the path.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
-use super::brim::Brim;
+use super::buffer::BufferDepth;
 use super::rival::{Rival, Seen};
 use super::{Control, Least, Sample, Share};
 use crate::Time;
 
-/// Ticks that rates are remembered for: two round trips.
+/// Ticks for which rates are remembered: two round trips.
 const TICKS: usize = 8;
 /// Ticks in a round trip.
 const QUARTERS: usize = 4;
-/// Segments in a round trip below which a loss rate says nothing.
+/// Segments in a round trip below which a loss rate means nothing.
 const ENOUGH: f64 = 64.0;
-/// Marks in a round trip that arrivals are remembered by.
+/// Points in a round trip at which arrivals are remembered.
 const MARKS: f64 = 32.0;
-/// After such a silence, and a round trip, senders slow start anew: Linux's shortest timeout.
+/// Silence in seconds, beyond a round trip, after which a sender is in slow start again: Linux's shortest
+/// timeout.
 const SILENCE: f64 = 0.2;
-/// Share of the queue aimed at that is next to none.
+/// A queue below this share of the target counts as empty.
 const SHORT: f64 = 0.25;
-/// Share of what is foreseen to be wrong that a tick puts right, and the most of the window that it moves.
+/// Proportional gain per tick, and the largest change of the window in a tick.
 const GAIN: f64 = 0.4;
 const STEP: f64 = 0.08;
-/// Share of the window that a mark by the queue takes.
+/// Share of the window that an ECN mark takes.
 const MARKED: f64 = 0.05;
-/// How much a share that is exceeded or missed moves the aim, and what is left of the aim, or made of it, at most.
+/// How strongly a rate above or below the group's mean changes the target, and the bounds of that factor.
 const LEAN: f64 = 2.0;
 const LEANS: RangeInclusive<f64> = 0.5..=2.0;
-/// Bytes a second at which the aim is as set, and how it falls with more: of flows that know nothing of each other, that
-/// with less gets more (as Swift's target, SIGCOMM 2020, section 3.1).
+/// Rate in bytes a second from which the target is as set, and the exponent by which it rises for slower flows.
+/// Of flows that do not know each other, the slower one gets more (as in Swift, SIGCOMM 2020, section 3.1).
 const FAIR: f64 = 12.5e6;
 const FAIRNESS: f64 = 0.25;
-/// Share of a round trip that the window may grow by while no queue shows.
+/// Share of a round trip by which the window may grow while no queue shows.
 const ROOM: f64 = 0.25;
-/// How often the queue is let run dry, for how many ticks, with a window of which share of what a round trip carries.
+/// How often the queue is drained, for how many ticks, and with which share of what a round trip carries.
 const DRY: Time = Time::from_secs(10);
 const DRY_TICKS: u32 = 3;
 const DRIED: f64 = 0.75;
-/// Share of the window that is in use while the window is what limits.
+/// A flow uses its window if at least this share of it is in flight.
 const IN_USE: f64 = 0.5;
 
-/// What the controller aims at.
+/// Settings of the delay controller.
 #[derive(Debug, Clone)]
 pub struct DelaySettings {
-    /// The queueing delay that is kept.
+    /// Target queuing delay.
     pub queue: Time,
-    /// The first window, in segments.
+    /// Initial window in segments.
     pub initial: u32,
-    /// The smallest, in segments.
+    /// Smallest window in segments.
     pub least: u32,
-    /// What a round trip carries, times this, is the window while starting.
+    /// Window while starting, as a multiple of what a round trip carries.
     pub gain: f64,
-    /// The same of what comes through a queue: bursts make short ones before the path is full.
+    /// The same behind a queue: bursts build short queues before the path is full.
     pub crowded: f64,
-    /// The shortest time between two decisions.
+    /// Shortest tick.
     pub tick: Time,
-    /// How long the bases are good for.
+    /// How long base delay and minimum RTT are valid.
     pub base: Time,
-    /// Share of loss in a round trip at which the window shrinks to what the path carries.
+    /// Loss rate of a round trip at which the window shrinks to what the path carries.
     pub loss: f64,
 }
 
@@ -97,55 +100,55 @@ pub struct Delay {
     least: f64,
     most: f64,
     starting: bool,
-    /// The sender slow starts: as a new one, or after a silence.
+    /// The sender is in slow start: as a new one, or after a silence.
     ramping: bool,
     rtt: Least,
     base: Least,
-    /// The least time on the way, and the shortest round trip, since the last tick, and between the two before it.
+    /// The least one-way delay and the shortest RTT since the last tick, and in the tick before it.
     way: f64,
     trip: f64,
     before: (f64, f64),
     marked: bool,
     last: Option<Time>,
     heard: Option<Time>,
-    /// Time, bytes that had come, bytes lost, the newest last: the first is just a round trip old, or older.
+    /// Time, bytes delivered, bytes lost; newest last. The first entry is one round trip old, or older.
     past: VecDeque<(Time, u64, u64)>,
     rates: [f64; TICKS],
     turn: usize,
-    /// The queue that is aimed at, in seconds.
+    /// Target queuing delay in seconds.
     aimed: f64,
-    /// Ticks in a row whose queue was over the aim.
+    /// Successive ticks with a delay above the target.
     over: u32,
-    /// The windows said since a round trip ago, the newest last: the first is what arrivals answer to.
+    /// Windows advertised since one round trip ago, newest last. Arrivals answer to the first.
     windows: VecDeque<(Time, u64)>,
-    /// How often the queue has been let run dry, by the clock; for so many ticks more; with which window.
+    /// Draining: number of the current period, by the clock; ticks left; the window meanwhile.
     dried: Option<u128>,
     dry: u32,
     low: f64,
     rival: Rival,
-    brim: Brim,
+    buffer: BufferDepth,
     burst: Burst,
 }
 
-/// Segments of a round trip of which a burst is told from one that is paced, and how much faster than those it is. BBR paces
-/// its start at 2.89 times of what came.
+/// Segments in a round trip from which a burst can be told from pacing, and how much faster than the mean rate
+/// a burst is. BBR paces its start at 2.89 times what came.
 const MANY: f64 = 64.0;
 const FASTER: f64 = 6.0;
 
-/// How fast the fastest burst was: a sender in slow start shows early what the path carries, though it fills it late.
+/// The fastest burst. A sender in slow start shows early what the path carries, though it fills it late.
 #[derive(Debug, Clone, Default)]
 struct Burst {
-    /// When a part of it began, and what had come then.
+    /// Start of the current part, and bytes delivered by then.
     since: Time,
     from: u64,
-    /// Bytes in a second.
+    /// Bytes a second.
     rate: f64,
-    /// One was much faster than what a round trip brought: the sender does not pace itself, as BBR does.
+    /// A burst was much faster than the mean rate of its round trip: the sender does not pace, as BBR does.
     alone: bool,
 }
 
 impl Burst {
-    /// Parts are an eighth of a round trip long, and count as half of that at least.
+    /// Measures parts of an eighth of a round trip; a part counts as at least half as long.
     fn arrived(&mut self, sample: &Sample, rtt: f64, carried: f64) {
         let took = sample.now.saturating_sub(self.since).as_secs_f64();
         let rate = sample.delivered.saturating_sub(self.from) as f64 / took.max(rtt / 16.0);
@@ -163,7 +166,7 @@ impl Delay {
     pub fn new(settings: DelaySettings, most: u64, segment: u32, rtt: Option<Time>) -> Self {
         let segments = |count: u32| f64::from(count) * f64::from(segment);
         let mut least = Least::new(settings.base);
-        // Ways are told by how much longer they are than the SYN's.
+        // One-way delays are relative to that of the SYN.
         let mut base = Least::new(settings.base);
         base.add(Time::ZERO, 0.0);
         if let Some(rtt) = rtt {
@@ -193,17 +196,17 @@ impl Delay {
             dry: 0,
             low: 0.0,
             rival: Rival::default(),
-            brim: Brim::default(),
+            buffer: BufferDepth::default(),
             burst: Burst::default(),
             settings,
         }
     }
 
-    /// Bases are what two ticks in a row have seen: a packet that overtook those of a burst before it makes the path look
-    /// shorter than it is, once.
+    /// Updates both bases by the greater of two successive ticks. A packet that overtook a burst shows too
+    /// short a path, once.
     fn learn(&mut self, now: Time) {
         if self.rival.is_there() {
-            // Their queue does not run dry for us.
+            // Other flows keep the queue filled, so keep the bases.
             self.base.hold(now);
             self.rtt.hold(now);
         }
@@ -216,13 +219,13 @@ impl Delay {
         }
     }
 
-    /// The queueing delay since the last tick in seconds: from one-way times, else from round trips.
+    /// Queuing delay since the last tick in seconds: from one-way delays, else from RTTs.
     fn queue(&self, rtt: f64) -> Option<f64> {
         let way = self.base.get().filter(|_| self.way.is_finite()).map(|base| self.way - base);
         way.or(self.trip.is_finite().then_some(self.trip - rtt))
     }
 
-    /// How much more than a round trip's may be under way while starting.
+    /// The multiple of what a round trip carries that may be in flight while starting.
     fn gain(&self, sample: &Sample, rtt: f64) -> f64 {
         let way = sample.one_way.zip(self.base.get()).map(|(way, base)| way - base);
         let queue = way.or(sample.rtt.map(|trip| trip.as_secs_f64() - rtt));
@@ -234,7 +237,7 @@ impl Delay {
         }
     }
 
-    /// Remembers what has come, for a round trip.
+    /// Remembers arrivals for a round trip.
     fn remember(&mut self, sample: &Sample, rtt: f64) {
         let step = rtt / MARKS;
         let ago = |at: Time| sample.now.saturating_sub(at).as_secs_f64();
@@ -246,7 +249,7 @@ impl Delay {
         }
     }
 
-    /// Seconds, bytes that came and bytes that were lost since about a round trip ago.
+    /// Since about one round trip ago: seconds, bytes that came, bytes lost.
     fn carried(&self, sample: &Sample) -> (f64, f64, f64) {
         let (at, delivered, lost) =
             self.past.front().copied().unwrap_or((sample.now, sample.delivered, sample.lost));
@@ -254,7 +257,7 @@ impl Delay {
         (took, sample.delivered.saturating_sub(delivered) as f64, sample.lost.saturating_sub(lost) as f64)
     }
 
-    /// A sender that was silent for so long begins anew, and what came before tells nothing of its rate.
+    /// Detects a restart after a silence: earlier arrivals do not show the current rate.
     fn rested(&mut self, sample: &Sample, rtt: f64) {
         let silent = self
             .heard
@@ -267,7 +270,7 @@ impl Delay {
         }
     }
 
-    /// Bytes a second that come.
+    /// Delivery rate in bytes a second.
     fn rate(&self) -> f64 {
         self.rates.iter().copied().fold(0.0, f64::max)
     }
@@ -284,13 +287,13 @@ impl Delay {
         let aim = self.aim(rate, sample.share);
         self.aimed = aim;
         let full = rate * (rtt + aim);
-        // Who uses little of the window has not made the queue.
+        // A flow that uses little of its window has not made the queue.
         let limit = if self.starting { self.window / self.settings.gain } else { self.window.min(full) };
         let uses = came >= IN_USE * limit;
         self.over = if uses && (queue.is_some_and(|q| q > aim) || self.marked) { self.over + 1 } else { 0 };
         let segments = |bytes: f64| bytes / f64::from(sample.segment.max(1));
         if let Some(queue) = queue.filter(|_| !self.starting) {
-            self.brim.see(
+            self.buffer.see(
                 queue,
                 queue < SHORT * self.settings.queue.as_secs_f64(),
                 segments(came),
@@ -324,7 +327,7 @@ impl Delay {
                 uses,
                 came,
                 gone,
-                usual: self.brim.usual(),
+                usual: self.buffer.usual(),
             };
             match self.rival.window(sample, &seen) {
                 Some(window) => self.window = window.min(1.5 * rate * trip),
@@ -336,19 +339,20 @@ impl Delay {
         self.note_window(sample.now, rtt + queue.unwrap_or(0.0).max(0.0));
     }
 
-    /// Lets the queue run dry now and then, so that the bases are seen again: a queue that stays becomes the base. All
-    /// flows of an endpoint do it at the same time, or the others' would remain.
+    /// Drains the queue now and then, so that the bases can be measured again: a standing queue becomes the
+    /// base delay. All flows of an endpoint drain at the same time; otherwise the queue of the others would
+    /// stay.
     fn let_dry(&mut self, now: Time, carried: f64) {
         let turn = now.as_micros() / DRY.as_micros();
         self.dry = self.dry.saturating_sub(1);
         if self.dried.replace(turn).is_some_and(|before| before != turn) && !self.starting {
             self.dry = DRY_TICKS;
-            self.brim.forget();
+            self.buffer.forget();
             self.low = (DRIED * carried).max(self.least / 4.0);
         }
     }
 
-    /// The queue that a flow of this rate aims at.
+    /// The target queuing delay of a flow of this rate.
     fn aim(&self, rate: f64, share: Option<Share>) -> f64 {
         let aim = self.settings.queue.as_secs_f64();
         if self.starting {
@@ -357,11 +361,11 @@ impl Delay {
         let share = share.map(|share| share.rate).filter(|&share| share > 0.0);
         let lean = share.map_or(1.0, |share| 1.0 + LEAN * (1.0 - rate / share));
         let alone = (FAIR / rate.max(1.0)).powf(FAIRNESS);
-        let brim = self.brim.bound().max(SHORT * aim);
-        (aim * alone.clamp(1.0, 2.0)).min(brim) * lean.clamp(*LEANS.start(), *LEANS.end())
+        let buffer = self.buffer.bound().max(SHORT * aim);
+        (aim * alone.clamp(1.0, 2.0)).min(buffer) * lean.clamp(*LEANS.start(), *LEANS.end())
     }
 
-    /// Remembers the window since `now`, for as long as arrivals may answer to it: a round trip and the queue.
+    /// Remembers the advertised window for as long as arrivals may answer to it: a round trip and the queue.
     fn note_window(&mut self, now: Time, answer: f64) {
         self.windows.push_back((now, self.window()));
         let ago = |at: Time| now.saturating_sub(at).as_secs_f64();
@@ -370,16 +374,17 @@ impl Delay {
         }
     }
 
-    /// The queue that will be when senders have heard of the window as it is: what arrives now was sent by the window of a
-    /// round trip ago. Who steers by the queue alone does so too long, and it swings between empty and twice its aim.
+    /// The predicted queuing delay when the sender has reacted to the current window. What arrives now was sent
+    /// by the window of one round trip ago. Control by the measured delay alone reacts too long, and oscillates
+    /// between an empty queue and twice the target.
     fn foreseen(&self, queue: f64, rate: f64) -> f64 {
         let then = self.windows.front().map_or(self.window, |&(_, window)| window as f64);
         queue + (self.window - then) / rate.max(1.0)
     }
 
-    /// A little more or less, so that the queue comes to its aim; flows above their share aim at less, those below at more.
+    /// Changes the window a little, so that the delay approaches the target.
     fn steer(&mut self, queue: f64, rtt: f64, full: f64, rate: f64, aim: f64) {
-        // Of a path that is not full the window may grow by more than the queue.
+        // If the path is not full, the window may grow by more than the target queue.
         let room = if queue < SHORT * aim { aim.max(rtt * ROOM) } else { aim };
         let step = GAIN * (room - self.foreseen(queue, rate)) / (rtt + aim);
         let step = if self.marked { step.min(-MARKED) } else { step };
@@ -395,7 +400,7 @@ impl Delay {
 impl Control for Delay {
     fn arrived(&mut self, sample: &Sample) {
         if let Some(rtt) = sample.rtt {
-            // A clock of milliseconds shows 0 on a short path.
+            // A millisecond clock shows 0 on a short path.
             self.trip = self.trip.min(rtt.as_secs_f64().max(0.0005));
         }
         if let Some(way) = sample.one_way {

@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 
 use crate::Time;
 
-/// A flow that has been silent for so long has no part in the path.
+/// A flow that was silent for this long does not count.
 const SILENT: Time = Time::from_secs(1);
-/// How long a share is good for.
+/// How long a computed share is reused.
 const FRESH: Time = Time::from_millis(5);
 
-/// What a flow does, or flows of a group do.
+/// Rate and target of a flow, or of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Share {
-    /// Bytes a second; of a group what each of the flows that send would get if all got the same.
+    /// Bytes a second. Of a group: the mean of the flows that send.
     pub rate: f64,
-    /// The queueing delay in seconds that is aimed at; of a group the longest of those that send.
+    /// Target queuing delay in seconds. Of a group: the longest of the flows that send.
     pub aim: f64,
 }
 
-/// Says what the flows that send have in common.
+/// Computes what the sending flows have in common.
 #[derive(Debug, Clone, Default)]
 pub struct Group {
     members: BTreeMap<u32, (Share, Time)>,
@@ -27,7 +27,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// What a member does, and what the group does. `None` where there is nobody to share with.
+    /// Takes the values of a member and returns those of the group; `None` if it is the only one that sends.
     pub fn publish(&mut self, now: Time, member: u32, own: Share) -> Option<Share> {
         let known = self.members.insert(member, (own, now)).is_some();
         if !known || now.saturating_sub(self.made) >= FRESH {
@@ -43,12 +43,12 @@ impl Group {
         self.share
     }
 
-    /// A member has gone.
+    /// A member has ended.
     pub fn leave(&mut self, member: u32) {
         self.members.remove(&member);
     }
 
-    /// Members that have published and not gone.
+    /// Members that have published and not ended.
     pub fn members(&self) -> usize {
         self.members.len()
     }

@@ -1,9 +1,11 @@
-//! How much a sender may have under way: the advertised window is the only brake once losses are masked.
+//! Rate controllers: how much a sender may have in flight. Once losses are masked, the advertised window is the
+//! only brake.
 //!
-//! Without one, masking destroys what it carries: 89 % of a Cubic sender's bytes were lost on a path of 100 Mbit/s.
-//! A window caps a sender; it cannot make one send more than its own congestion window allows (requirement U-Q5).
+//! Without a brake, masking destroys what it carries: a Cubic sender lost 89 % of its bytes on a path of 100
+//! Mbit/s. A window only limits a sender; it cannot make it send more than its congestion window allows
+//! (requirement U-Q5).
 
-mod brim;
+mod buffer;
 mod delay;
 mod group;
 mod paper;
@@ -15,58 +17,58 @@ pub use paper::{Paper, PaperSettings};
 
 use crate::Time;
 
-/// What is known when data arrives.
+/// What a controller learns when data arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Sample {
-    /// The time.
+    /// Current time.
     pub now: Time,
-    /// Bytes that have come, each counted once. Masked bytes do not count: a rate of acknowledged bytes would show
-    /// 1350 Mbit/s on a path of 100.
+    /// Bytes that have come, each counted once. Masked bytes do not count: the rate of acknowledged bytes would
+    /// be 1350 Mbit/s on a path of 100.
     pub delivered: u64,
     /// Bytes that are masked and have not come.
     pub lost: u64,
     /// Payload of a full segment.
     pub segment: u32,
-    /// A round trip, its queues included.
+    /// An RTT sample, including queues.
     pub rtt: Option<Time>,
-    /// When it came less when it was sent, in seconds, by two clocks that differ by anything.
+    /// Arrival time less send time in seconds, by two clocks with an arbitrary offset.
     pub one_way: Option<f64>,
-    /// Whether a queue marked it (RFC 3168).
+    /// Whether the packet carries a congestion mark (CE, RFC 3168).
     pub ce: bool,
     /// What the flows of its group have in common.
     pub share: Option<Share>,
 }
 
-/// Decides how many bytes a flow may have under way.
+/// Decides how many bytes a flow may have in flight.
 pub trait Control: std::fmt::Debug + Send {
     /// Data has come.
     fn arrived(&mut self, sample: &Sample);
-    /// Bytes beyond the highest one that has come which the sender may send.
+    /// Bytes that the sender may send beyond the highest one that has come.
     fn window(&self) -> u64;
     /// Whether the sender seems to be in slow start.
     fn ramping(&self) -> bool {
         false
     }
-    /// Bytes that fill the path at the rate of the fastest burst; 0 while that is unknown, or where the sender paces itself.
+    /// Bytes that fill the path at the rate of the fastest burst. 0 if that is unknown, or if the sender paces.
     fn carries(&self) -> u64 {
         0
     }
-    /// What it tells its group; a rate of 0 while it is unknown.
+    /// What the flow tells its group. A rate of 0 means unknown.
     fn share(&self) -> Share {
         Share { rate: 0.0, aim: 0.0 }
     }
 }
 
-/// Which controller new flows get.
+/// The controller of new flows.
 #[derive(Debug, Clone)]
 pub enum Rate {
-    /// No limit but the largest window: reproduces figure 4 of the paper.
+    /// No limit but the largest window. It reproduces figure 4 of the paper.
     None,
-    /// Always so many bytes.
+    /// A constant number of bytes.
     Fixed(u64),
-    /// The paper's, as read.
+    /// The paper's controller, as we read it.
     Paper(PaperSettings),
-    /// By delivered rate, minimum round trip and queueing delay.
+    /// By delivery rate, minimum RTT and queuing delay.
     Delay(DelaySettings),
 }
 
@@ -88,7 +90,7 @@ impl Rate {
     }
 }
 
-/// The same window always.
+/// A constant window.
 #[derive(Debug, Clone, Copy)]
 struct Fixed(u64);
 
@@ -100,7 +102,7 @@ impl Control for Fixed {
     }
 }
 
-/// The least of what came in the last one to two spans, so that a base drifts with clocks and routes.
+/// A windowed minimum over the last one to two spans. It follows slow changes of clocks and routes.
 #[derive(Debug, Clone, Copy)]
 struct Least {
     span: Time,
@@ -122,7 +124,7 @@ impl Least {
         self.now = self.now.min(value);
     }
 
-    /// Nothing is forgotten for another span.
+    /// Forgets nothing for another span.
     fn hold(&mut self, now: Time) {
         self.turned = now;
     }

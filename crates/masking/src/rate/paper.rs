@@ -1,38 +1,40 @@
-//! The paper's controller (section 3.2.2 and figure 8), as read in requirements U-M5 to U-M8 and U-Q1 to U-Q5.
+//! The paper's controller (section 3.2.2 and figure 8), as we read it: requirements U-M5 to U-M8 and U-Q1 to
+//! U-Q5.
 //!
-//! No brake until the first loss, and none at it: the loss rate is measured in loss sampling windows (LSW). Three equal
-//! ones in a row are the equilibrium; then the window becomes what arrives in a round trip, and adjustment windows (ARW)
-//! begin: one at 1.25 times the window, kept if the loss rate has not risen; if it has, one at 0.75 times, kept if it
-//! has fallen; then four of rest.
+//! There is no limit until the first loss, and none at it. The loss rate is measured in loss sampling windows
+//! (LSW). Three equal rates in a row are the equilibrium. Then the window becomes what arrives in a round trip,
+//! and adjustment windows (ARW) begin. The first has 1.25 times the window, and is kept if the loss rate has
+//! not risen. If it has risen, a second has 0.75 times the window, and is kept if the loss rate has fallen.
+//! Four windows of rest follow.
 //!
-//! The paper gives no length of LSW and ARW, no tolerance for "equal", no smallest window. Read literally (one round
-//! trip, no tolerance beyond noise) it loses 54 to 89 % on real kernels: the effect of a change shows a round trip
-//! later, noise ratchets the window up, and each window is compared with the last accepted one, so that loss creeps.
-//! It is here to be compared with, every number a setting.
+//! The paper gives neither the length of LSW and ARW, nor a tolerance for "equal", nor a smallest window. Read
+//! literally (one round trip, no tolerance beyond noise) it loses 54 to 89 % with real kernels: the effect of a
+//! change shows a round trip later, noise raises the window step by step, and each window is compared with the
+//! last accepted one, so the loss creeps up. It is here for comparison; every number is a setting.
 
 use super::{Control, Least, Sample, Share};
 use crate::Time;
 
-/// The numbers of the paper, and those it does not give.
+/// The parameters of the paper, and those that it leaves open.
 #[derive(Debug, Clone)]
 pub struct PaperSettings {
-    /// Length of both kinds of windows in round trips; not given, 1 is the literal reading.
+    /// Length of both kinds of windows in round trips. Left open; 1 is the literal reading.
     pub round_trips: f64,
-    /// Fewest segments in one, so that a loss rate can be seen; not given.
+    /// Fewest segments in a window, so that a loss rate can be seen. Left open.
     pub segments: u64,
     /// Equal loss rates in a row that make the equilibrium (3).
     pub equal: u32,
-    /// Standard errors within which loss rates are equal; not given.
+    /// Standard errors within which loss rates are equal. Left open.
     pub tolerance: f64,
-    /// The first adjustment (1.25).
+    /// Factor of the first adjustment (1.25).
     pub up: f64,
-    /// The second (0.75).
+    /// Factor of the second adjustment (0.75).
     pub down: f64,
     /// Adjustment windows of rest (4).
     pub rest: u32,
-    /// The smallest window in bytes; not given.
+    /// Smallest window in bytes. Left open.
     pub least: u64,
-    /// The window before the first loss; the paper does not brake.
+    /// Window before the first loss. The paper has no limit there.
     pub initial: u64,
 }
 
@@ -56,13 +58,13 @@ impl Default for PaperSettings {
 enum Phase {
     /// No loss yet.
     Free,
-    /// So many equal loss rates in a row.
+    /// This many equal loss rates in a row.
     Sampling(u32),
     /// The first ARW, and the window before it.
     Up(f64),
-    /// The second.
+    /// The second ARW, and the window before both.
     Down(f64),
-    /// So many ARWs still to go.
+    /// This many ARWs of rest to go.
     Rest(u32),
 }
 
@@ -73,7 +75,7 @@ pub struct Paper {
     phase: Phase,
     window: f64,
     most: u64,
-    /// The loss rate of the last sampling window, or of the last window that was accepted.
+    /// Loss rate of the last sampling window, or of the last accepted window.
     loss: f64,
     rtt: Least,
     since: Option<(Time, u64, u64)>,
@@ -91,7 +93,7 @@ impl Paper {
         Self { settings, phase: Phase::Free, window, most, loss: 0.0, rtt: least, since: None, rate: 0.0 }
     }
 
-    /// A window of either kind is over: `loss` of its `segments` were lost, and `bytes` came in a round trip.
+    /// Ends a window of either kind: `loss` of its `segments` were lost, and `bytes` came in a round trip.
     pub fn step(&mut self, loss: f64, segments: f64, bytes: f64) {
         let settings = &self.settings;
         let spread = |p: f64| settings.tolerance * (p * (1.0 - p) / segments.max(1.0)).max(0.0).sqrt();
@@ -151,7 +153,7 @@ impl Control for Paper {
         let rtt = self.rtt.get().unwrap_or(0.1).max(0.001);
         let took = sample.now.saturating_sub(start).as_secs_f64();
         let came = sample.delivered.saturating_sub(delivered) as f64;
-        // Late data makes the loss smaller again.
+        // Late data reduces the loss again.
         let gone = sample.lost.saturating_sub(lost) as f64;
         let segments = (came + gone) / f64::from(sample.segment.max(1));
         if took < rtt * self.settings.round_trips || segments < self.settings.segments as f64 {

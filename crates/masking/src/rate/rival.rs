@@ -1,91 +1,93 @@
-//! Beside senders that fill a queue, who keeps it short gets next to nothing. So where the queue stays although this flow
-//! gives way, it takes its part as they do (Copa, NSDI 2018, section 2.2, has the same two modes).
+//! The mode beside other flows that fill the queue. A flow that keeps the queue short gets next to nothing
+//! beside them. So if the queue stays long although this flow gives way, it competes as they do (Copa, NSDI
+//! 2018, section 2.2, has the same two modes).
 //!
-//! Then the window grows by Cubic's curve (RFC 9438) from one time to the next that the queue has been too full. A loss does
-//! not tell when that is, since paths lose packets anyway: it is when the queue falls, because somebody else has given way, or
-//! when more is lost than the path loses. Each such time the flow gives way for two round trips to less than the path
-//! carries: if the queue runs dry, the others are gone, or were flows like this one, and the queue is kept short again.
+//! In this mode the window grows by Cubic's curve (RFC 9438), from one congestion event to the next. Loss alone
+//! is no such event, since paths lose packets anyway. An event is a fall of the queue, because another flow has
+//! given way, or more loss than the path usually has. After each event the flow gives way for two round trips,
+//! with less than the path carries. If the queue drains, the others are gone or were flows like this one, and
+//! the flow keeps the queue short again.
 
 use super::Sample;
 use crate::Time;
 
-/// The queue, in aims, that shows that somebody else fills it, once it has been there for so many round trips.
+/// A queue this many targets long shows another flow, once it has stayed for this many round trips.
 const CROWDED: f64 = 1.5;
 const IN_VAIN: f64 = 6.0;
-/// What is left of a window after the queue was too full, and how fast it grows anew (RFC 9438: beta and C).
+/// Multiplicative decrease after an event, and the growth constant (beta and C of RFC 9438).
 const LEFT: f64 = 0.7;
 const GROWTH: f64 = 0.4;
-/// Share of the window that it grows by in a round trip until the queue has been too full for the first time.
+/// Growth per round trip until the first event, as a share of the window.
 const FIRST: f64 = 1.0 / 16.0;
-/// Share of the longest queue that is left when somebody else has given way.
+/// The queue has fallen if it is below this share of its maximum.
 const FALLEN: f64 = 0.85;
-/// Share of the bytes of a round trip, above what is usual, that is lost where the queue is full.
+/// The queue is full if the loss rate of a round trip exceeds the usual rate by this.
 const LOST: f64 = 0.01;
-/// How fast the queue is followed, for each decision.
+/// Smoothing of the queue, per decision.
 const SMOOTH: f64 = 0.25;
-/// The queue, in aims, that is none.
+/// A queue below this many targets is drained.
 const DRY: f64 = 0.25;
-/// Share of what a round trip carries, without its queue, that the window is while it yields.
+/// Window while giving way, as a share of what a round trip carries without its queue.
 const YIELDS: f64 = 0.9;
-/// Round trips until a contest shows in the queue.
+/// Round trips until competition shows in the queue.
 const SETTLES: f64 = 2.0;
-/// Round trips after which it is seen anew whether there is anybody.
+/// Round trips after which the flow checks anyway whether others are left.
 const LONGEST: f64 = 50.0;
-/// Segments that the window grows by in a round trip at least.
+/// Least growth in segments per round trip.
 const FRIENDLY: f64 = 1.0;
 
-/// What a decision is made of, beside the sample: times in seconds.
+/// Input of a decision, beside the sample. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
     pub queue: f64,
     pub aim: f64,
-    /// The longest queue that one of its group aims at.
+    /// The longest target in the group.
     pub longest: f64,
     pub rtt: f64,
-    /// A round trip with its queues, as it is.
+    /// Current RTT with its queues.
     pub trip: f64,
     /// The window in bytes.
     pub window: f64,
-    /// Bytes a second that come.
+    /// Delivery rate in bytes a second.
     pub rate: f64,
-    /// Whether this flow uses the window.
+    /// Whether this flow uses its window.
     pub uses: bool,
-    /// Bytes that came, and were lost, in the last round trip.
+    /// Bytes delivered and lost in the last round trip.
     pub came: f64,
     pub gone: f64,
-    /// Share of the bytes that the path loses.
+    /// Usual loss rate of the path.
     pub usual: f64,
 }
 
-/// What is known of those who fill the queue.
+/// What is known of other flows in the queue.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rival {
-    /// Since when this flow gives way in vain, and its window then.
+    /// Since when this flow gives way without effect, and its window then.
     crowded: Option<(Time, f64)>,
     contest: Option<Contest>,
-    /// The window when the queue was last too full.
+    /// The window at the last event.
     most: Option<f64>,
 }
 
-/// Since the last time that the queue was too full.
+/// State since the last event.
 #[derive(Debug, Clone, Copy)]
 struct Contest {
     since: Time,
     from: f64,
-    /// The queue, without the noise of bursts, and the longest that it has been.
+    /// The smoothed queue, and its maximum.
     queue: f64,
     longest: f64,
-    /// It gives way until then, to see whether the queue runs dry.
+    /// Until when the flow gives way, to see whether the queue drains.
     yields: Option<Time>,
 }
 
 impl Rival {
-    /// Whether somebody else fills the queue.
+    /// Whether other flows fill the queue.
     pub fn is_there(&self) -> bool {
         self.contest.is_some()
     }
 
-    /// The window by this rule; `None` while the queue can be kept short.
+    /// The window in this mode; `None` if the queue can be kept short.
     pub fn window(&mut self, sample: &Sample, seen: &Seen) -> Option<f64> {
         let now = sample.now;
         let trip = seen.trip;
@@ -121,7 +123,7 @@ impl Rival {
         Some(self.grown(&contest, took, trip, f64::from(sample.segment.max(1))))
     }
 
-    /// Whether the queue has stayed for long although this flow gave way.
+    /// Enters the mode if the queue has stayed long although this flow gave way.
     fn begins(&mut self, now: Time, trip: f64, seen: &Seen) -> Option<Contest> {
         if !seen.uses || seen.queue < CROWDED * seen.longest {
             self.crowded = None;

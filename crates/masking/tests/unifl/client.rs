@@ -22,7 +22,7 @@ pub struct Client {
     pub said: Vec<Seg>,
     pub echo: u32,
     pub highest: u32,
-    edge: Option<u32>,
+    right_edge: Option<u32>,
     pub stamped: bool,
 }
 
@@ -76,7 +76,7 @@ impl Client {
             said: Vec::new(),
             echo: 0,
             highest: IRS.wrapping_add(1),
-            edge: None,
+            right_edge: None,
             stamped,
         };
         client.hand_in(&syn);
@@ -175,11 +175,11 @@ impl Client {
         }
         assert!(self.highest.wrapping_sub(seg.ack) as i32 >= 0, "acknowledges more than was sent: {seg:?}");
         let scale = if seg.flags & SYN > 0 { 0 } else { self.scale };
-        let edge = seg.ack.wrapping_add(u32::from(seg.window) << scale);
-        self.edge = self.edge.filter(|_| seg.flags & SYN == 0);
-        if let Some(before) = self.edge.replace(edge) {
+        let right_edge = seg.ack.wrapping_add(u32::from(seg.window) << scale);
+        self.right_edge = self.right_edge.filter(|_| seg.flags & SYN == 0);
+        if let Some(before) = self.right_edge.replace(right_edge) {
             // The end of the stream is acknowledged without a byte.
-            assert!(edge.wrapping_sub(before) as i32 >= 0, "the right edge moved left: {seg:?}");
+            assert!(right_edge.wrapping_sub(before) as i32 >= 0, "the right edge moved left: {seg:?}");
         }
     }
 

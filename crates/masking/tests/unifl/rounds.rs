@@ -82,7 +82,7 @@ fn held(world: &World) -> (usize, usize, usize, u64) {
     stats.fold((world.endpoint.flows(), 0, 0, 0), |(flows, gaps, masks, promised), stats| {
         assert_eq!(stats.unacknowledged, 0, "nothing is on the way back");
         let (more_gaps, more_masks) = stats.tables;
-        let room = stats.edge - stats.acknowledged;
+        let room = stats.right_edge - stats.acknowledged;
         (flows, gaps + more_gaps, masks + more_masks, promised + room)
     })
 }

@@ -66,7 +66,7 @@ pub struct Sender {
     sent: VecDeque<Sent>,
     pub una: u64,
     next: u64,
-    edge: u64,
+    right_edge: u64,
     scale: u8,
     iss: u32,
     theirs: u32,
@@ -103,7 +103,7 @@ impl Sender {
             sent: VecDeque::new(),
             una: 0,
             next: 0,
-            edge: 0,
+            right_edge: 0,
             scale: 0,
             iss: 0xfff0_0000,
             theirs: 0,
@@ -178,11 +178,11 @@ impl Sender {
             }
             return Some(self.piece(now, start, end));
         }
-        if self.next >= self.end() || self.next >= self.edge {
+        if self.next >= self.end() || self.next >= self.right_edge {
             return None;
         }
         let start = self.next;
-        let data = (start + self.segment).min(self.total).min(self.edge);
+        let data = (start + self.segment).min(self.total).min(self.right_edge);
         let end = if data == self.total { self.end() } else { data };
         self.sent.push_back(Sent { start, end, at: now, ..Sent::default() });
         self.next = end;
@@ -210,7 +210,7 @@ impl Sender {
         if seg.flags & SYN > 0 {
             self.theirs = seg.seq.wrapping_add(1);
             self.scale = seg.scale.unwrap_or(0);
-            self.edge = u64::from(seg.window);
+            self.right_edge = u64::from(seg.window);
             self.segment = u64::from(seg.mss.unwrap_or(536) - 12).min(SEGMENT);
             self.connected = true;
             self.deadline = None;
@@ -225,7 +225,7 @@ impl Sender {
         if ack > self.next {
             return; // Older than what is known.
         }
-        self.edge = self.edge.max(ack + (u64::from(seg.window) << self.scale));
+        self.right_edge = self.right_edge.max(ack + (u64::from(seg.window) << self.scale));
         let stamp = seg.stamps.map(|(_, echo)| echo);
         let (twice, reported) = self.blocks(seg, ack);
         let reported = reported.map(|at| now.saturating_sub(at).as_secs_f64());

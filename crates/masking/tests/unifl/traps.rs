@@ -270,7 +270,7 @@ fn started(config: Config, in_ms: u32) -> Client {
 /// A sender that hears of new holes before the old ones are repaired does not leave recovery, and its window does not grow.
 #[test]
 fn trap_4_a_start_rests_until_its_holes_are_repaired() {
-    let edge = |c: &Client| c.stats().edge;
+    let right_edge = |c: &Client| c.stats().right_edge;
     let start = FLIGHTS * M;
     // The third flight has a hole; so many segments come in a millisecond.
     let until_hole = |in_ms: u32| {
@@ -284,25 +284,25 @@ fn trap_4_a_start_rests_until_its_holes_are_repaired() {
         c
     };
     let grows = |c: &mut Client| {
-        let before = edge(c);
+        let before = right_edge(c);
         c.data(start + 12 * M, 4 * M as usize);
-        edge(c) - before
+        right_edge(c) - before
     };
     // One that paces itself grows in recovery too.
     assert!(grows(&mut until_hole(6)) >= 4 * M);
     let mut c = until_hole(60);
     assert_eq!(grows(&mut c), 0);
-    let held = edge(&c);
+    let held = right_edge(&c);
     // After a silence it may show which of its repairs are lost, once.
     c.pass(15 * MS);
-    let trickle = edge(&c);
+    let trickle = right_edge(&c);
     assert!((2 * M..3 * M).contains(&(trickle - held)), "{}", trickle - held);
     c.pass(25 * MS);
-    assert_eq!(edge(&c), trickle);
+    assert_eq!(right_edge(&c), trickle);
     c.data(start + 2 * M, M as usize);
     c.pass(5 * MS);
     assert_eq!(c.acked(), Some(start + 16 * M));
-    assert!(edge(&c) > trickle + 10 * M, "{} {trickle}", edge(&c));
+    assert!(right_edge(&c) > trickle + 10 * M, "{} {trickle}", right_edge(&c));
 }
 
 #[test]
@@ -521,7 +521,7 @@ fn trap_8_a_start_in_bursts_is_not_held_back() {
     for _ in 0..8 {
         let end = c.now + 40 * MS;
         for _ in 0..burst {
-            assert!(offset + M <= c.stats().edge, "a burst of {burst}");
+            assert!(offset + M <= c.stats().right_edge, "a burst of {burst}");
             c.data(offset, M as usize);
             offset += M;
             c.pass(MS / 60);
@@ -554,7 +554,7 @@ fn trap_8_and_9_the_window_is_the_only_brake_and_is_never_far_above_what_the_pat
     for _ in 0..3000 {
         let stats = c.stats();
         // Everything up to the edge was sent a round trip ago, or waits.
-        let under_way = stats.edge - stats.highest;
+        let under_way = stats.right_edge - stats.highest;
         widest = widest.max(under_way);
         free += MS;
         let sent = free.saturating_sub(MS * (under_way / M) as u32).max(c.now - 40 * MS);
@@ -613,8 +613,8 @@ fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
     // What has been advertised stays; then the window closes.
     c.endpoint.admit(c.now, flow, 10);
     let mut offset = 0;
-    while c.stats().edge > offset {
-        let length = (c.stats().edge - offset).min(M);
+    while c.stats().right_edge > offset {
+        let length = (c.stats().right_edge - offset).min(M);
         c.data(offset, length as usize);
         offset += length;
         c.pass(10 * MS);

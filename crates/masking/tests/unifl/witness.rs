@@ -23,7 +23,7 @@ struct Wire {
     scale: u8,
     /// One past the last byte, or the end, that has come and was within the window.
     top: u64,
-    edge: u64,
+    right_edge: u64,
 }
 
 /// A flow, as the application sees it.
@@ -85,7 +85,7 @@ impl Witness {
         let Some(wire) = self.wires.get_mut(&pair) else { return };
         let start = seq.wrapping_sub(wire.base).wrapping_sub(wire.top as u32) as i32;
         let end = wire.top as i64 + i64::from(start) + length as i64;
-        let most = wire.edge.max(wire.top);
+        let most = wire.right_edge.max(wire.top);
         if end >= 0 {
             let fin = u64::from(flags & FIN > 0 && end as u64 <= most);
             wire.top = wire.top.max((end as u64).min(most) + fin);
@@ -150,17 +150,21 @@ impl Witness {
             |wire: &Wire| wire.last.flags & SYN > 0 && (wire.last.seq, wire.base) == (seg.seq, seg.ack);
         if seg.flags & SYN > 0 {
             if !self.wires.get(&pair).is_some_and(again) {
-                let (base, scale, edge) = (seg.ack, seg.scale.unwrap_or(0), u64::from(seg.window));
-                self.wires.insert(pair, Wire { last: seg, at: now, base, scale, top: 0, edge });
+                let (base, scale, right_edge) = (seg.ack, seg.scale.unwrap_or(0), u64::from(seg.window));
+                self.wires.insert(pair, Wire { last: seg, at: now, base, scale, top: 0, right_edge });
             }
             return;
         }
         let wire = self.wires.get_mut(&pair).expect("after a handshake");
         let back = seg.ack.wrapping_sub(wire.base).wrapping_sub(wire.top as u32) as i32;
         assert!(back <= 0, "acknowledges {back} bytes beyond what has come: {seg:?}");
-        let edge = (wire.top as i64 + i64::from(back)) as u64 + (u64::from(seg.window) << wire.scale);
-        assert!(edge >= wire.edge, "the right edge moved left, from {} to {edge}: {seg:?}", wire.edge);
-        (wire.edge, wire.last, wire.at) = (edge, seg, now);
+        let right_edge = (wire.top as i64 + i64::from(back)) as u64 + (u64::from(seg.window) << wire.scale);
+        assert!(
+            right_edge >= wire.right_edge,
+            "the right edge moved left, from {} to {right_edge}: {seg:?}",
+            wire.right_edge
+        );
+        (wire.right_edge, wire.last, wire.at) = (right_edge, seg, now);
     }
 
     /// Memory is bounded, whatever comes.

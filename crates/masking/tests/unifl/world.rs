@@ -279,12 +279,12 @@ impl World {
         if seg.flags & (RST | SYN) > 0 {
             return;
         }
-        let (highest, edge) = &mut self.seen[of];
+        let (highest, right_edge) = &mut self.seen[of];
         let ack = seg.ack.wrapping_sub(0xfff0_0001);
         assert!(u64::from(ack) <= *highest, "acknowledges {ack} of {highest}");
         let promised = u64::from(ack) + (u64::from(seg.window) << 10);
-        assert!(promised >= *edge, "{promised} after {edge}: {seg:?}");
-        *edge = promised;
+        assert!(promised >= *right_edge, "{promised} after {right_edge}: {seg:?}");
+        *right_edge = promised;
     }
 
     /// Bytes in the queue of the shared link.

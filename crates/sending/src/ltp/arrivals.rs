@@ -6,16 +6,16 @@ use thalweg_wire::Range;
 
 use super::MAX_RANGES;
 
-/// The newest packet numbers that have come, as ranges, falling. Older ones are forgotten: their sender has long
-/// decided what became of them (RFC 9000, section 13.2.3).
+/// The newest packet numbers that have come, as ranges, descending. Older ones are forgotten: the sender has
+/// decided about them long ago (RFC 9000, section 13.2.3).
 #[derive(Debug, Default)]
 pub(super) struct Arrivals(VecDeque<Range>);
 
 impl Arrivals {
-    /// A packet has come. No sender comes as far as the last number, which no range could end behind.
+    /// Adds a packet number. No sender uses the last number, since no range could end behind it.
     pub(super) fn insert(&mut self, number: u64) {
         let Some(end) = number.checked_add(1) else { return };
-        // Almost always the newest range, or the one behind a fresh gap.
+        // Almost always it is in the newest range, or in the one behind a new gap.
         let at = self.0.iter().position(|range| range.start <= number).unwrap_or(self.0.len());
         if self.0.get(at).is_some_and(|range| number < range.end) {
             return;
@@ -34,7 +34,7 @@ impl Arrivals {
         self.0.truncate(MAX_RANGES);
     }
 
-    /// The ranges, falling.
+    /// The ranges, descending.
     pub(super) fn ranges(&self) -> Vec<Range> {
         self.0.iter().copied().collect()
     }

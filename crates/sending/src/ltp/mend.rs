@@ -1,5 +1,5 @@
-//! Repair packets, the receiver's part: what is kept of packets that came, and when the others can be rebuilt. The code
-//! itself is the transport's; here a symbol is bytes.
+//! Repair packets (FEC), the receiver's side: which symbols are kept, and when missing packets can be rebuilt.
+//! The code itself belongs to the transport; here a symbol is a byte string.
 
 use std::collections::VecDeque;
 
@@ -10,39 +10,40 @@ const KEPT: usize = 4 * MAX_BLOCK as usize;
 /// Blocks of which repair packets are kept.
 const BLOCKS: usize = 4;
 
-/// What has come of a block's repair packets.
+/// Repair packets of a block that have come.
 #[derive(Debug)]
 struct Coming {
     block: Block,
-    /// Which of them, and their symbols.
+    /// Indices and symbols.
     repair: Vec<(u32, Vec<u8>)>,
-    /// Symbols there were when the rest was last to be rebuilt.
+    /// Number of symbols at the last attempt to rebuild.
     tried: usize,
     done: bool,
 }
 
-/// A block of which as many symbols have come as it has packets.
+/// A block that can be rebuilt: it has as many symbols as packets.
 #[derive(Debug)]
 pub struct Rebuild<'a> {
-    /// Which.
+    /// The block.
     pub block: Block,
-    /// Packets of it that came, rising: their position in the block and what was [kept](super::Receiver::keep).
+    /// Packets that arrived, ascending: their position in the block, and what was
+    /// [kept](super::Receiver::keep).
     pub packets: Vec<(u32, &'a [u8])>,
-    /// Repair packets: which of the block's, and their symbols.
+    /// Repair packets: their index and symbol.
     pub repair: Vec<(u32, &'a [u8])>,
 }
 
-/// Symbols that may be needed, the newest that came.
+/// Symbols that may be needed: the newest that arrived.
 #[derive(Debug, Default)]
 pub(super) struct Mender {
     kept: VecDeque<(u64, Vec<u8>)>,
     blocks: VecDeque<Coming>,
-    /// Whether anything of these blocks has come since nothing could be rebuilt.
+    /// Whether anything has arrived since the last search for a block to rebuild.
     fresh: bool,
 }
 
 impl Mender {
-    /// A packet of a block has come; `write` appends its symbol.
+    /// A packet of a block has arrived; `write` appends its symbol.
     pub(super) fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.fresh |= self.blocks.iter().any(|one| !one.done && one.block.position(number).is_some());
         let oldest = if self.kept.len() < KEPT { None } else { self.kept.pop_front() };
@@ -52,7 +53,7 @@ impl Mender {
         self.kept.push_back((number, symbol));
     }
 
-    /// A repair packet has come.
+    /// A repair packet has arrived.
     pub(super) fn repair(&mut self, block: Block, which: u32, symbol: &[u8]) {
         if block.count == 0 || block.count > MAX_BLOCK {
             return;
@@ -73,7 +74,7 @@ impl Mender {
         }
     }
 
-    /// A block whose missing packets can be rebuilt from what has come since it was last named here.
+    /// The next block that can be rebuilt with what arrived since it was last returned.
     pub(super) fn poll(&mut self) -> Option<Rebuild<'_>> {
         let Self { kept, blocks, fresh } = self;
         if !*fresh {
@@ -102,13 +103,13 @@ impl Mender {
         }
     }
 
-    /// Nothing of what is kept is needed any more.
+    /// Drops everything that is kept.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// What was kept of a block, each packet once, rising.
+/// The kept packets of a block, each once, ascending.
 fn packets(kept: &VecDeque<(u64, Vec<u8>)>, block: Block) -> Vec<(u32, &[u8])> {
     let mut found: Vec<(u32, &[u8])> =
         kept.iter().filter_map(|(number, symbol)| Some((block.position(*number)?, &symbol[..]))).collect();

@@ -1,4 +1,4 @@
-//! The receiving side: which packets have come, and when a transfer is closed.
+//! The receiver: which packets have come, and when a transfer is closed.
 
 use thalweg_wire::Range;
 
@@ -8,12 +8,12 @@ use super::repair::Block;
 use super::transfer::{Part, MAX_PIECES};
 use crate::Time;
 
-/// When a transfer is closed though not all of it has come.
+/// When a transfer is closed before all of it has come.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rule {
-    /// The share of its chunks, 0 to 1, after which nothing is sent a second time; 1 waits for all of it.
+    /// Share of the chunks, 0 to 1, after which nothing is retransmitted. 1 waits for all.
     pub fraction: f64,
-    /// How long after its first packet nothing but critical chunks is sent any more.
+    /// Time after the first packet from which only critical chunks are sent.
     pub deadline: Option<Time>,
 }
 
@@ -23,39 +23,39 @@ impl Default for Rule {
     }
 }
 
-/// Why a transfer was closed. Critical chunks are sent until they arrive in any case.
+/// Why a transfer was closed. Critical chunks are retransmitted in any case until they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     /// All of it came.
     Whole,
-    /// Enough of it came; what was never sent still is, once.
+    /// Enough of it came. New chunks are still sent once.
     Fraction,
-    /// Its time was over.
+    /// The deadline passed.
     Deadline,
 }
 
-/// What the receiver tells.
+/// An acknowledgement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ack {
-    /// The newest packet numbers that have come, falling, at most [`super::MAX_RANGES`].
+    /// The newest packet numbers that have come, descending, at most [`super::MAX_RANGES`] ranges.
     pub ranges: Vec<Range>,
-    /// The transfer closed last.
+    /// The transfer that was closed last.
     pub closed: Option<(u16, Closed)>,
 }
 
-/// The transfer that is coming.
+/// The current transfer.
 #[derive(Debug)]
 struct Incoming {
     id: u16,
     of: u32,
     came: u32,
-    /// A bit for each chunk.
+    /// One bit for each chunk.
     bits: Vec<u64>,
     began: Time,
     closed: bool,
 }
 
-/// One direction's receiving side.
+/// The receiver of one direction.
 #[derive(Debug)]
 pub struct Receiver {
     rule: Rule,
@@ -67,39 +67,39 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// One that closes transfers by `rule`.
+    /// A receiver that closes transfers by `rule`.
     pub fn new(rule: Rule) -> Self {
         let (arrivals, mender) = (Arrivals::default(), Mender::default());
         Self { rule, arrivals, incoming: None, closed: None, owes: false, mender }
     }
 
-    /// A packet has come; `part` is its chunk, if it carries one. Says whether the chunk is one that had not come
-    /// before, of the transfer that is under way.
+    /// A packet has come; `part` is its chunk, if it carries one. Returns whether the chunk is new, and of the
+    /// current transfer.
     pub fn handle_packet(&mut self, now: Time, number: u64, part: Option<Part>) -> bool {
         self.arrivals.insert(number);
         self.owes = true;
         part.is_some_and(|part| self.handle_part(now, part))
     }
 
-    /// A packet has come that repair packets may follow, as it says; `write` appends its symbol, to be kept for a while.
+    /// A packet has come that may be part of a block; `write` appends its symbol, which is kept for a while.
     pub fn keep(&mut self, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
         self.mender.keep(number, write);
     }
 
-    /// A repair packet has come: which of the block's, and its symbol. What cannot be is ignored.
+    /// A repair packet has come: its block, index and symbol. Impossible ones are ignored.
     pub fn handle_repair(&mut self, number: u64, block: Block, which: u32, symbol: &[u8]) {
         self.arrivals.insert(number);
         self.owes = true;
         self.mender.repair(block, which, symbol);
     }
 
-    /// A block whose missing packets may be rebuilt. Each that was is to be told to [`Self::handle_packet`], as if it
-    /// had come.
+    /// The next block that can be rebuilt. Hand each rebuilt packet to [`Self::handle_packet`], as if it had
+    /// come.
     pub fn poll_rebuild(&mut self) -> Option<Rebuild<'_>> {
         self.mender.poll()
     }
 
-    /// The block was rebuilt: its symbols are needed no longer.
+    /// The block was rebuilt. Its symbols are dropped.
     pub fn rebuilt(&mut self, block: Block) {
         self.mender.done(block);
     }
@@ -149,27 +149,27 @@ impl Receiver {
         self.closed = Some((incoming.id, closed));
     }
 
-    /// When [`Self::handle_timeout`] has something to do.
+    /// The earliest timer of [`Self::handle_timeout`].
     pub fn poll_timeout(&self) -> Option<Time> {
         let open = |i: &&Incoming| i.came < i.of && self.closed != Some((i.id, Closed::Deadline));
         self.incoming.as_ref().filter(open).and_then(|i| Some(i.began + self.rule.deadline?))
     }
 
-    /// Time has passed.
+    /// Runs the timers that are due.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.poll_timeout().is_some_and(|at| now >= at) {
             self.judge(now);
         }
     }
 
-    /// What to tell the sender, if there is anything new. What cannot be told is told with the next packet's.
+    /// The acknowledgement to send, if anything is new. If it gets lost, the next one says the same.
     pub fn poll_ack(&mut self) -> Option<Ack> {
         let owes = std::mem::take(&mut self.owes);
         owes.then(|| Ack { ranges: self.arrivals.ranges(), closed: self.closed })
     }
 }
 
-/// Whether `one` comes after `other`, as numbers that wrap (RFC 1982).
+/// Whether `one` comes after `other`, modulo 2^16 (RFC 1982).
 fn is_later(one: u16, other: u16) -> bool {
     matches!(one.wrapping_sub(other), 1..=0x7fff)
 }

@@ -1,32 +1,33 @@
-//! Repair packets, the sender's part: which packets they stand behind, how many there are, and how long a packet that
-//! may be rebuilt does not count as lost.
+//! Repair packets (FEC), the sender's side: which packets they protect, how many there are, and how long a
+//! packet that may be rebuilt does not count as lost.
 //!
-//! A block is a run of packets by number, so chunks that are sent again are in blocks as fresh ones are, and a packet
-//! that was rebuilt is acknowledged as one that came.
+//! A block is a run of packets by number. So retransmitted chunks are in blocks like new ones, and a rebuilt
+//! packet is acknowledged like one that arrived.
 
 use std::collections::VecDeque;
 
 use crate::Time;
 
-/// Most packets of a block. More would make repair packets go further, but come later, and cost their receiver memory.
+/// Most packets of a block. In larger blocks, repair packets would protect more packets, but come later and
+/// cost the receiver more memory.
 pub const MAX_BLOCK: u32 = 64;
 
-/// Packets that can be rebuilt together: `count` of them, from number `first` on.
+/// `count` consecutive packets, from number `first` on, that are protected together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// The number of the first.
+    /// Number of the first packet.
     pub first: u64,
-    /// How many; 1 to [`MAX_BLOCK`].
+    /// Number of packets, 1 to [`MAX_BLOCK`].
     pub count: u32,
 }
 
 impl Block {
-    /// The number behind the last; as great as can be where there is none.
+    /// One past the last number, saturating.
     pub fn end(self) -> u64 {
         self.first.saturating_add(self.count.into())
     }
 
-    /// Which of the block's packets has this number, from 0.
+    /// Position of a packet number in the block, from 0.
     pub fn position(self, number: u64) -> Option<u32> {
         let at = number.checked_sub(self.first).filter(|&at| at < self.count.into())?;
         Some(at as u32)
@@ -36,17 +37,17 @@ impl Block {
 /// Until when a packet of a block may still be rebuilt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hope {
-    /// The block's repair packets have not all been sent.
+    /// Not all repair packets of the block have been sent.
     Open,
-    /// Its last repair packet has this number, and was sent at that time.
+    /// Number and send time of its last repair packet.
     Until(u64, Time),
 }
 
-/// A block that is closed, and how many of its repair packets have been sent.
+/// A complete block, and how many of its repair packets have been sent.
 #[derive(Debug, Clone, Copy)]
 struct Due {
     block: Block,
-    /// Bytes of the block's longest packet.
+    /// Bytes of the longest packet of the block.
     longest: u32,
     sent: u32,
     of: u32,
@@ -55,12 +56,12 @@ struct Due {
 /// The blocks of a sender.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// Repair packets for each packet of a block; 0 for none.
+    /// Repair packets per packet of a block; 0 for none.
     share: f64,
-    /// The block that is being sent, and the bytes of its longest packet.
+    /// The current block, and the bytes of its longest packet.
     open: Option<(Block, u32)>,
     due: Option<Due>,
-    /// Blocks whose repair packets have been sent, in their order.
+    /// Blocks whose repair packets have all been sent, in order.
     sent: VecDeque<(Block, u64, Time)>,
 }
 
@@ -69,8 +70,8 @@ impl Blocks {
         Self { share: share.clamp(0.0, 1.0), ..Self::default() }
     }
 
-    /// A packet has been given a number; begins a block with it if `begins`. Says which block it belongs to, by its
-    /// first number.
+    /// Adds a packet to the current block, or begins a block with it if `begins`. Returns the first number of
+    /// its block.
     pub(super) fn covers(&mut self, number: u64, bytes: u32, begins: bool) -> Option<u64> {
         if self.open.is_none() && begins && self.share > 0.0 {
             self.open = Some((Block { first: number, count: 0 }, 0));
@@ -85,7 +86,7 @@ impl Blocks {
         Some(first)
     }
 
-    /// There is nothing left to send for the block that is being sent.
+    /// Completes the current block: nothing is left to send.
     pub(super) fn close(&mut self) {
         if let Some((block, longest)) = self.open.take() {
             let of = (f64::from(block.count) * self.share).ceil() as u32;
@@ -93,12 +94,12 @@ impl Blocks {
         }
     }
 
-    /// The next repair packet: its block, which of the block's it is, and its bytes at most.
+    /// The next repair packet: its block, its index, and its bytes at most.
     pub(super) fn next(&self) -> Option<(Block, u32, u32)> {
         self.due.map(|due| (due.block, due.sent, due.longest))
     }
 
-    /// The packet that [`Self::next`] named has been sent.
+    /// The packet of [`Self::next`] has been sent.
     pub(super) fn repaired(&mut self, number: u64, now: Time) {
         let Some(due) = &mut self.due else { return };
         due.sent += 1;
@@ -108,12 +109,12 @@ impl Blocks {
         }
     }
 
-    /// Nobody wants repair packets any more.
+    /// Gives up the current blocks: nobody needs their repair packets.
     pub(super) fn give_up(&mut self) {
         (self.open, self.due) = (None, None);
     }
 
-    /// Until when the packet may be rebuilt; `None` if never.
+    /// Until when the packet may be rebuilt; `None` if it is in no block.
     pub(super) fn hope(&self, number: u64) -> Option<Hope> {
         let at = self.sent.partition_point(|(block, ..)| block.end() <= number);
         if let Some((_, last, at)) = self.sent.get(at).filter(|(block, ..)| block.position(number).is_some())

@@ -1,4 +1,4 @@
-//! The sending side.
+//! The sender.
 
 use std::collections::VecDeque;
 
@@ -10,54 +10,54 @@ use super::transfer::{Part, Piece, Transfer};
 use crate::Time;
 use crate::{Delivery, Heard, Pacer, Rate, Stamp, Trips};
 
-/// Bytes of a packet without a chunk, to be counted by.
+/// Bytes by which a packet without a chunk is counted.
 const PROBE_BYTES: u32 = 64;
-/// Packets to begin with. TCP begins with 10 (RFC 6928) and sends again whatever that loses.
+/// Initial window in packets. TCP begins with 10 (RFC 6928) and retransmits whatever that loses.
 const INITIAL: u64 = 32;
 
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// Its number; no other has it but a probe that nobody answered.
+    /// Its number. Only an unanswered probe is sent again under the same number.
     pub number: u64,
-    /// What it carries.
+    /// Its content.
     pub what: What,
-    /// The first number of its block, if repair packets may follow: until then it is to be kept.
+    /// First number of its block, if repair packets may follow. Keep the packet until then.
     pub block: Option<u64>,
 }
 
-/// What a packet carries.
+/// Content of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     /// A chunk.
     Chunk(Part),
-    /// Nothing; it asks for an acknowledgement.
+    /// Nothing. It asks for an acknowledgement.
     Probe,
-    /// A repair packet of a block: which of them, from 0.
+    /// A repair packet of a block, and its index, from 0.
     Repair(Block, u32),
 }
 
 /// How a transfer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Which.
+    /// Number of the transfer.
     pub transfer: u16,
-    /// Why.
+    /// Reason.
     pub why: Closed,
-    /// Chunks sent more than once, each time counted.
+    /// Number of retransmissions.
     pub again: u64,
     /// Repair packets sent.
     pub repair: u64,
-    /// Chunks that nobody has acknowledged: an upper bound of what is missing.
+    /// Chunks that are not acknowledged: an upper bound of what is missing.
     pub missing: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     UnderWay,
-    /// It counts as lost, but may still come.
+    /// It counts as lost, but may still arrive.
     Lost,
-    /// It has come, or nothing depends on it any more.
+    /// It was acknowledged, or is not needed any more.
     Done,
 }
 
@@ -70,12 +70,12 @@ enum Load {
     Repair,
 }
 
-/// What has become of a packet.
+/// Fate of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It has come, or counts as lost already.
+    /// It was acknowledged, or counts as lost already.
     Decided,
-    /// It may still come, and is lost at that time if it is known.
+    /// It may still arrive. It counts as lost at this time, if that is known.
     Open(Option<Time>),
     Lost,
 }
@@ -86,26 +86,26 @@ struct Sent {
     bytes: u32,
     state: State,
     load: Load,
-    /// Sent a second time under the same number: its round trip cannot be known (Karn and Partridge 1987).
+    /// Sent twice under the same number, so it gives no RTT sample (Karn and Partridge 1987).
     twice: bool,
     stamp: Stamp,
 }
 
-/// One direction's sending side: one transfer after the other.
+/// The sender of one direction. It sends one transfer after the other.
 #[derive(Debug)]
 pub struct Sender {
-    /// What the peer's buffer holds, and what a packet costs there beside its bytes.
+    /// Bytes of the peer's receive buffer, and what a packet costs there beside its bytes.
     buffer: u64,
     overhead: u64,
     /// The packets from number `base` on.
     sent: VecDeque<Sent>,
     base: u64,
-    /// Bytes under way, and what they cost at the peer.
+    /// Bytes in flight, and what they cost in the peer's buffer.
     under_way: u64,
     cost: u64,
     packets: u64,
     largest: Option<u64>,
-    /// What the last acknowledgement named.
+    /// Ranges of the last acknowledgement.
     known: Ranges,
     transfer: Option<Transfer>,
     transfers: u16,
@@ -114,27 +114,27 @@ pub struct Sender {
     rate: Rate,
     pacer: Pacer,
     delivery: Delivery,
-    /// A probe is to be sent, whatever the window says; or the last one again, as nobody has answered.
+    /// Send a probe, whatever the window says; or send the last probe again, as it was not answered.
     probe: bool,
     again: bool,
-    /// The last chunk was sent, and a probe shall follow it, so that its loss is noticed.
+    /// The last chunk was sent. A probe follows it, so that its loss is detected.
     tail: bool,
     last_sent: Time,
     last_heard: Time,
     loss_at: Option<Time>,
-    /// All before it has come or is lost.
+    /// Everything before this number was acknowledged or is lost.
     decided: u64,
     pace_at: Option<Time>,
     lost: u64,
     lost_bytes: u64,
     blocks: Blocks,
-    /// Repair packets of the transfer.
+    /// Repair packets of this transfer.
     repaired: u64,
 }
 
 impl Sender {
-    /// One whose peer's receive buffer holds `buffer`, where a packet costs `overhead` beside its bytes. Packets have
-    /// `full` bytes at most, as far as is known.
+    /// A sender whose peer has a receive buffer of `buffer` bytes, in which a packet costs `overhead` beside
+    /// its bytes. Packets have at most `full` bytes, as far as is known.
     pub fn new(now: Time, buffer: u64, overhead: u64, full: u32) -> Self {
         Self {
             buffer: buffer.max(u64::from(full) + overhead),
@@ -168,13 +168,13 @@ impl Sender {
         }
     }
 
-    /// With `share` repair packets, 0 to 1, for each packet whose loss it would hear of too late.
+    /// Adds `share` (0 to 1) repair packets for each packet whose loss the sender would learn of too late.
     #[must_use]
     pub fn with_repair(self, share: f64) -> Self {
         Self { blocks: Blocks::new(share), ..self }
     }
 
-    /// Begins a transfer; one that has not ended is given up.
+    /// Begins a transfer, and gives up one that has not ended.
     pub fn begin(&mut self, pieces: Vec<Piece>) -> u16 {
         self.transfers = self.transfers.wrapping_add(1);
         self.rate.carry(pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0).into());
@@ -185,13 +185,14 @@ impl Sender {
         self.transfers
     }
 
-    /// Gives up the transfer: its receiver no longer wants it.
+    /// Gives up the transfer: its receiver does not want it any more.
     pub fn abandon(&mut self) {
         self.transfer = None;
         self.blocks.give_up();
     }
 
-    /// Sends a probe behind what was sent before, with a number of its own: its acknowledgement speaks for no other.
+    /// Sends a probe after everything else, with a number of its own: its acknowledgement says nothing about
+    /// other packets.
     pub fn tell(&mut self) {
         self.probe = true;
     }
@@ -201,17 +202,17 @@ impl Sender {
         self.ended.take()
     }
 
-    /// The smoothed round trip.
+    /// The smoothed RTT.
     pub fn round_trip(&self) -> Option<Time> {
         self.trips.smooth()
     }
 
-    /// Packets that counted as lost.
+    /// Number of packets that counted as lost.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Bytes that may be under way, and that are.
+    /// Congestion window, and bytes in flight.
     pub fn window(&self) -> (u64, u64) {
         (self.rate.window(), self.under_way)
     }
@@ -287,14 +288,14 @@ impl Sender {
         Packet { number, what, block }
     }
 
-    /// Whether all that waits is sent before the loss of what is sent now would be known: whatever is lost earlier is
-    /// sent again while there is other work, so that repair packets would gain nothing.
+    /// Whether all waiting data is sent before the loss of the current packet would be known. What is lost
+    /// earlier is retransmitted while there is other work, so repair packets would gain nothing.
     fn is_late(&self) -> bool {
         let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.window();
         self.transfer.as_ref().is_some_and(|transfer| transfer.closed.is_none() && waits(transfer))
     }
 
-    /// A probe that nobody answered goes again as it is, so that no more of them are remembered.
+    /// Sends an unanswered probe again under its number, so that no more probes have to be remembered.
     fn send_again(&mut self, now: Time) -> Packet {
         let next = self.base + self.sent.len() as u64;
         let probe = |packet: &&mut Sent| packet.load == Load::Probe && packet.state == State::UnderWay;
@@ -312,7 +313,7 @@ impl Sender {
         self.packets = self.packets.saturating_add_signed(by);
     }
 
-    /// An acknowledgement has come. One that names what was never sent is ignored.
+    /// Processes an acknowledgement. One that names packets which were never sent is ignored.
     pub fn handle_ack(&mut self, now: Time, ack: &Ack) {
         let next = self.base + self.sent.len() as u64;
         let falling = ack.ranges.windows(2).all(|pair| pair[1].end < pair[0].start);
@@ -341,7 +342,7 @@ impl Sender {
         self.forget(now);
     }
 
-    /// Takes note of what has come; the round trip of the newest, if it had not come before.
+    /// Processes the ranges. Returns the RTT of the newest packet, if it is newly acknowledged.
     fn acknowledge(&mut self, now: Time, ack: &Ack) -> Option<Time> {
         let (mut trip, largest) = (None, ack.ranges.first()?.end - 1);
         let known = std::mem::replace(&mut self.known, ack.ranges.iter().copied().collect());
@@ -360,7 +361,7 @@ impl Sender {
         trip
     }
 
-    /// The packet has come. Says whether it is news, of a round trip that can be known.
+    /// A packet is acknowledged. Returns whether that is new and gives an RTT sample.
     fn came(&mut self, now: Time, number: u64) -> bool {
         let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
         let was = std::mem::replace(&mut packet.state, State::Done);
@@ -382,7 +383,7 @@ impl Sender {
         was == State::UnderWay && !twice
     }
 
-    /// Which packets are lost, now that later ones have come (RFC 9002, section 6.1).
+    /// Marks packets as lost, now that later ones have arrived (RFC 9002, section 6.1).
     fn detect(&mut self, now: Time) {
         self.loss_at = None;
         let Some(largest) = self.largest else { return };
@@ -402,8 +403,8 @@ impl Sender {
         }
     }
 
-    /// What has become of a packet, now that `largest` has come. One that may still be rebuilt is judged as the last of
-    /// its repair packets.
+    /// The fate of a packet, now that `largest` has arrived. A packet that may still be rebuilt is judged like
+    /// the last repair packet of its block.
     fn fate(&self, now: Time, largest: u64, number: u64) -> Fate {
         let packet = self.sent.get((number - self.base) as usize).filter(|p| p.state == State::UnderWay);
         let Some(packet) = packet else { return Fate::Decided };
@@ -437,7 +438,7 @@ impl Sender {
         }
     }
 
-    /// Forgets packets that nothing can be learnt of any more: lost ones two round trips after that.
+    /// Forgets packets of which nothing more can be learnt; lost ones two round trips later.
     fn forget(&mut self, now: Time) {
         let late = 3 * self.trips.patience();
         let over = |packet: &Sent| match packet.state {
@@ -460,14 +461,14 @@ impl Sender {
         self.ended = Some(Ended { transfer: transfer.id, why, again, repair, missing });
     }
 
-    /// When [`Self::handle_timeout`] or [`Self::poll_packet`] has something to do.
+    /// The earliest timer of [`Self::handle_timeout`] or [`Self::poll_packet`].
     pub fn poll_timeout(&self) -> Option<Time> {
         let probe =
             (self.packets > 0).then(|| self.last_sent.max(self.last_heard) + self.trips.probe_after());
         [self.loss_at, probe, self.pace_at].into_iter().flatten().min()
     }
 
-    /// Time has passed.
+    /// Runs the timers that are due.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.loss_at.is_some_and(|at| now >= at) {
             self.detect(now);
@@ -476,7 +477,7 @@ impl Sender {
         if self.packets > 0 && now >= probe {
             self.trips.probed();
             self.again = true;
-            // What is under way is lost, it seems: waiting for repair packets would keep the window shut.
+            // The flight seems lost. Waiting for repair packets would keep the window closed.
             self.blocks.give_up();
         }
     }

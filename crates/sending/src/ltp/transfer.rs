@@ -1,10 +1,10 @@
-//! One update on its way: which chunk is next.
+//! A transfer: the chunks of one update, and which is sent next.
 
 use std::collections::VecDeque;
 
 use super::Closed;
 
-/// Most chunks of a transfer: a receiver keeps a bit for each.
+/// Most chunks of a transfer; a receiver keeps one bit for each.
 pub const MAX_PIECES: usize = 1 << 24;
 
 /// A chunk of a transfer, as its sender knows it.
@@ -12,18 +12,18 @@ pub const MAX_PIECES: usize = 1 << 24;
 pub struct Piece {
     /// Bytes of its packet.
     pub bytes: u32,
-    /// Whether it is sent until it arrives, however early the transfer is closed.
+    /// Whether it is retransmitted until it arrives, even after the transfer is closed.
     pub critical: bool,
 }
 
-/// What a packet says of its chunk.
+/// Identifies the chunk in a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The transfer, counted from 1; after 65535 comes 0.
+    /// Number of the transfer, from 1; 0 follows 65535.
     pub transfer: u16,
-    /// Which of its chunks.
+    /// Index of the chunk.
     pub index: u32,
-    /// How many it has, at most [`MAX_PIECES`].
+    /// Number of chunks of the transfer, at most [`MAX_PIECES`].
     pub of: u32,
 }
 
@@ -40,13 +40,13 @@ enum State {
 pub(super) struct Transfer {
     pub id: u16,
     pieces: Vec<(Piece, State)>,
-    /// The first chunk that may not have been sent yet.
+    /// Index of the first chunk that may not have been sent yet.
     fresh: usize,
-    /// Chunks that were lost, the critical ones apart; those that came after all are passed over.
+    /// Lost chunks: ordinary and critical ones. Chunks that arrived after all are skipped.
     lost: [VecDeque<u32>; 2],
     missing: usize,
     critical: usize,
-    /// Chunks that are not under way and have not come.
+    /// Chunks that are neither in flight nor acknowledged.
     waiting: usize,
     pub closed: Option<Closed>,
     pub again: u64,
@@ -60,7 +60,8 @@ impl Transfer {
         Self { id, pieces, fresh: 0, lost, missing, critical, waiting, closed, again: 0 }
     }
 
-    /// The chunk to send now, which is under way then: critical ones that were lost, first transmissions, the rest.
+    /// The chunk to send now: lost critical chunks first, then new ones, then the other lost ones. It counts as
+    /// in flight.
     pub(super) fn next(&mut self) -> Option<(Part, Piece)> {
         let index = self.next_lost(true).or_else(|| self.next_fresh()).or_else(|| self.next_lost(false))?;
         let of = self.pieces.len() as u32;
@@ -91,7 +92,7 @@ impl Transfer {
         None
     }
 
-    /// A packet of the chunk has come.
+    /// A packet of the chunk was acknowledged.
     pub(super) fn arrived(&mut self, index: u32) {
         let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
         if *state != State::Here {
@@ -102,7 +103,7 @@ impl Transfer {
         }
     }
 
-    /// A packet of the chunk is lost.
+    /// A packet of the chunk was lost.
     pub(super) fn lost(&mut self, index: u32) {
         let Some((piece, state)) = self.pieces.get_mut(index as usize) else { return };
         if *state == State::UnderWay {
@@ -112,9 +113,9 @@ impl Transfer {
         }
     }
 
-    /// How it ended, if it did.
+    /// How the transfer ended, if it did.
     pub(super) fn ended(&self) -> Option<Closed> {
-        // Whose receiver says that all is there needs no acknowledgement of each.
+        // If the receiver says that all has come, single acknowledgements are not needed.
         if self.missing == 0 || self.closed == Some(Closed::Whole) {
             return Some(Closed::Whole);
         }
@@ -122,12 +123,12 @@ impl Transfer {
         self.closed.filter(|_| sent && self.critical == 0)
     }
 
-    /// Chunks that are to be sent, or were lost.
+    /// Number of chunks to send: new or lost.
     pub(super) fn waiting(&self) -> usize {
         self.waiting
     }
 
-    /// Chunks that nobody has acknowledged, one by one or all at once.
+    /// Number of chunks that are not acknowledged.
     pub(super) fn missing(&self) -> usize {
         if self.closed == Some(Closed::Whole) {
             return 0;

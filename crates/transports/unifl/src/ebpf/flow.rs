@@ -143,7 +143,7 @@ impl Flow {
 impl Inside {
     /// A round trip where there are no timestamps: a window's worth takes that at least.
     fn round(&mut self, seen: &Seen, now: Time) -> Option<Time> {
-        let next = (seen.edge.max(seen.high) + 1, now);
+        let next = (seen.right_edge.max(seen.high) + 1, now);
         let (mark, since) = *self.round.get_or_insert(next);
         if seen.stamped || seen.high < mark {
             return None;

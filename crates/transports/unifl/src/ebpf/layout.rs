@@ -141,7 +141,7 @@ pub(super) struct Seen {
     /// One past the highest offset.
     pub high: u64,
     /// Right edge of the window that was advertised last.
-    pub edge: u64,
+    pub right_edge: u64,
     pub delivered: u64,
     pub masked: u64,
     /// Holes masked.
@@ -171,7 +171,7 @@ impl Seen {
         let known = |value: u64| (value != UNKNOWN && span > 0).then_some(value);
         Self {
             high: words[1],
-            edge: words[25],
+            right_edge: words[25],
             delivered: words[2],
             masked: words[3],
             holes: words[6],
