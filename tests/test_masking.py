@@ -1,0 +1,113 @@
+"""The page on masking lists every constant of the code, with its value."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+CODE: Final = ROOT / "crates/masking/src"
+PAGE: Final = ROOT / "docs/explanation/masking.md"
+CONSTANT: Final = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?const (\w+): [^=]+? = (.+?);", re.MULTILINE)
+DEFAULT: Final = re.compile(r"^impl Default for (\w+) \{(.*?)^\}", re.MULTILINE | re.DOTALL)
+TIME: Final = re.compile(r"Time::from_(millis|secs)\((.+)\)")
+# Settings with defaults. Defaults of other types are states and begin empty.
+SETTINGS: Final = ("Config", "DelaySettings", "PaperSettings", "Policy", "Reorder", "Undo")
+# These hold no number: the ports that are listened on, or settings that have rows of their own.
+PARTS: Final = {
+    "Config.ports",
+    "Config.policy",
+    "Config.rate",
+    "Config.reorder",
+    "Config.undo",
+    "Policy.critical",
+    "Policy.budgets",
+    "Policy.owed",
+}
+
+
+def value(expression: str) -> tuple[str, str | None]:
+    """Return a value as the page writes it, and its unit if the code says it."""
+    found = TIME.fullmatch(expression.strip())
+    return (found[2], {"millis": "ms", "secs": "s"}[found[1]]) if found else (expression.strip(), None)
+
+
+def without_tests(path: Path) -> str:
+    return path.read_text().partition("#[cfg(test)]\nmod tests {")[0]
+
+
+def sources() -> dict[str, str]:
+    files = [path for path in sorted(CODE.rglob("*.rs")) if path.name != "tests.rs"]
+    return {str(path.relative_to(CODE)): without_tests(path) for path in files}
+
+
+def constants() -> dict[tuple[str, str], tuple[str, str | None]]:
+    return {(file, name): value(given) for file, text in sources().items() for name, given in CONSTANT.findall(text)}
+
+
+def fields(body: str) -> dict[str, str]:
+    """Return the fields of the first struct literal in ``body``, and of variables that it takes by name."""
+    named = dict(
+        pair
+        for names, values in re.findall(r"let \(([\w, ]+)\) = \((.+)\);", body)
+        for pair in zip(names.split(", "), values.split(", "), strict=True)
+    )
+    literal = re.split(r"(?<!-> )Self \{", body, maxsplit=1)[1]
+    found, depth, start = {}, 0, 0
+    for at, character in enumerate(literal):
+        depth += {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}.get(character, 0)
+        if (character == "," and depth == 0) or depth < 0:
+            name, _, given = literal[start:at].strip().partition(": ")
+            if name:
+                found[name] = given or named[name]
+            start = at + 1
+        if depth < 0:
+            break
+    return found
+
+
+def defaults() -> dict[tuple[str, str], tuple[str, str | None]]:
+    found: dict[tuple[str, str], str] = {}
+    for file, text in sources().items():
+        for kind, body in DEFAULT.findall(text):
+            if kind in SETTINGS:
+                found |= {(file, f"{kind}.{name}"): given for name, given in fields(body).items()}
+    undo = fields(found[("config.rs", "Config.undo")].replace("Undo {", "Self {", 1))
+    found |= {("config.rs", f"Undo.{name}"): given for name, given in undo.items()}
+    return {key: value(given) for key, given in found.items() if key[1] not in PARTS}
+
+
+def rows() -> list[list[str]]:
+    text = PAGE.read_text().partition("\n## Constants\n")[2].partition("\n## Words\n")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|") and "`" in line]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_each_row_has_a_unit_a_reason_and_a_source() -> None:
+    for row in rows():
+        assert len(row) == 6, row
+        assert all(row), row
+
+
+@pytest.mark.parametrize("made", [constants, defaults])
+def test_the_page_lists_what_the_code_has(made: object) -> None:
+    assert callable(made)
+    wanted: dict[tuple[str, str], tuple[str, str | None]] = made()
+    assert len(wanted) > 40
+    listed = {(file, name.strip("`")): (given.strip("`"), unit) for file, name, given, unit, _, _ in rows()}
+    here = {key: known for key, known in listed.items() if ("." in key[1]) == (made is defaults)}
+    assert set(here) == set(wanted)
+    for key, (given, unit) in wanted.items():
+        assert here[key][0] == given, key
+        assert unit in (None, here[key][1]), key
+
+
+def test_values_are_read_as_the_page_writes_them() -> None:
+    assert value("Time::from_millis(200)") == ("200", "ms")
+    assert value("Time::from_secs(24 * 3600)") == ("24 * 3600", "s")
+    assert value("65_535 - 120") == ("65_535 - 120", None)
+    body = "let (least, most) = (f(1), 2);\nSelf { a: Some(3), least, most, b: B { c: 1 } }"
+    assert fields(body) == {"a": "Some(3)", "least": "f(1)", "most": "2", "b": "B { c: 1 }"}
