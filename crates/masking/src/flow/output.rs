@@ -249,8 +249,8 @@ impl Flow {
     fn blocks(&mut self, room: usize) -> (Vec<Range>, bool) {
         let mut chosen: Vec<Range> = self.acks.duplicate.take().into_iter().collect();
         let mut all = self.stream.blocks();
-        let clipped =
-            self.acks.division.is_some() && clip(&mut all, self.acks.reported, EACH * u64::from(self.segment));
+        let clipped = self.acks.division.is_some()
+            && clip(&mut all, self.acks.reported, EACH * u64::from(self.segment));
         let room = room.saturating_sub(chosen.len());
         let Some(top) = all.last() else {
             self.acks.reported = self.stream.acknowledged();
