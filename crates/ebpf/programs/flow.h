@@ -1,55 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What is kept of a connection whose sequence numbers are compacted, what is shared with user space, and the way between
-// its two scales: offsets and places (unifl.c).
+// The state of a connection whose sequence numbers are compacted, the maps shared with user space, and the
+// conversion between its two scales: offsets and places (see unifl.c).
 #pragma once
 
 #include "frames.h"
 #include "recovery.h"
 
-// Holes of a flow that are remembered; a power of two.
+// Holes that are remembered for each flow; a power of two.
 enum { HOLES = 256, HOLES_LOG = 8 };
 enum { FLOWS = 4096, OPENINGS = 4096, RING_BYTES = 1 << 20 };
-// Ranges of an update that must come, of one flow.
+// Critical ranges of an update, for each flow.
 enum { CRITICAL = 64 };
 // The largest hole that is masked. It bounds what one forged segment can mask.
 enum { LARGEST_HOLE = 1 << 20 };
-// Times are in microseconds. The least of a measure is kept for the span that passes, and the one before.
+// Times are in microseconds. The minimum of a measurement is kept for the current span and the one before.
 enum { SPAN = 4096 };
-// TCX_NEXT lets other programs have the packet; TC_ACT_SHOT drops it.
+// TCX_NEXT passes the packet to other programs; TC_ACT_SHOT drops it.
 enum { PASS = -1, DROP = 2 };
 enum { MILLIONTHS = 1000000, MILLISECOND = 1000 };
 enum { ENDED_INWARD = 1, ENDED_OUTWARD = 2, ENDED = 3 };
-// More than any measure.
+// More than any measurement.
 #define UNKNOWN (~0ULL >> 1)
 
-// What a handshake said, until the connection is accepted.
+// What the handshake said; kept until the connection is accepted.
 struct opening {
 	// Sequence number of the stream's first byte.
 	__u32 first;
-	// Of our window, and the largest segment we take.
+	// Our window shift, and the largest segment that we take.
 	__u16 scale;
 	__u16 largest;
 };
 
-// What user space wants of a flow. Replaced as a whole.
+// What user space wants for a flow. It is replaced as a whole.
 struct wish {
-	// Bytes beyond the highest that has come which the remote end may send; 0 leaves the window to the kernel.
+	// Bytes that the remote end may send beyond the highest that has come; 0 leaves the window to the kernel.
 	__u32 window;
 	// Share of an update that may be masked, in millionths.
 	__u32 budget;
-	// Where in the frames the stream is, if user space knows of a later header.
+	// The position in the frames, if user space knows a later header.
 	struct frames frames;
-	// Microseconds of a tick of the remote end's clock; 0 while unknown.
+	// Microseconds per tick of the remote end's clock; 0 while unknown.
 	__u64 tick;
 	__u32 scale;
-	// Bytes of an update that may be masked before they are a share of what has come.
+	// Bytes of an update that may be masked before the budget counts as a share of what has come.
 	__u32 first;
-	// The least round trip; 0 while unknown.
+	// Minimum RTT; 0 while unknown.
 	__u64 trip;
 };
 
-// Bytes of updates that must come, by rising offset in the update.
+// Critical ranges, ascending, as offsets in the update.
 struct critical {
 	__u64 count;
 	struct {
@@ -58,13 +58,13 @@ struct critical {
 	} ranges[CRITICAL];
 };
 
-// A masked hole: the offset behind it, and how many bytes are masked in front of that.
+// A masked hole: one past its last offset, and the bytes masked up to there.
 struct hole {
 	__u64 end;
 	__u64 masked;
 };
 
-// The least of a round trip and of a time on the way, by two clocks, within a span.
+// Minimum RTT and one-way delay (by two clocks) of a span.
 struct least {
 	__u64 span;
 	__u64 trip;
@@ -77,44 +77,45 @@ struct flow {
 	__u32 first;
 	// One past the highest offset that has come.
 	__u64 high;
-	// Bytes that have come, masked bytes, bytes of holes that were left alone, bytes that came too late for their hole.
+	// Bytes that have come; masked bytes; bytes of holes left to the kernel; bytes that came too late for their
+	// hole.
 	__u64 delivered;
 	__u64 masked;
 	__u64 missed;
 	__u64 late;
-	// Holes masked.
+	// Number of masked holes.
 	__u64 holes;
 	struct frames frames;
-	// Of the update that is coming: bytes masked, bytes of holes left alone.
+	// Of the current update: bytes masked, and bytes of holes left to the kernel.
 	__u64 update_masked;
 	__u64 update_missed;
 	__u64 ended;
-	// The remote end's clock: when first seen, what it said then, and what it said last.
+	// The remote end's clock: when it was first seen, what it said then, and what it said last.
 	__u64 clock_at;
 	__u32 clock;
 	__u32 stamp;
 	struct least least[2];
-	// One past the highest offset acknowledged; the right edge of the window as it was advertised.
+	// One past the highest offset acknowledged; right edge of the advertised window.
 	__u64 acked;
 	__u64 right_edge;
-	// Our own clock when a segment was last sent.
+	// When we last sent a segment, and the timestamp in it.
 	__u64 sent_at;
 	__u64 sent_stamp;
-	// The offset behind the last hole that was left alone: what is acknowledged up to there is repaired.
+	// One past the last hole left to the kernel: up to there, acknowledged bytes were retransmitted.
 	__u64 gap;
-	// When something came, and something new.
+	// When data last came, and when the highest offset last rose.
 	__u64 came_at;
 	__u64 grew_at;
 	struct repair repair;
-	// Bytes masked in front of the oldest hole that is remembered.
+	// Bytes masked before the oldest remembered hole.
 	__u64 base;
 	struct hole history[HOLES];
 };
 
-// A hole was masked. `place`: between which bytes that the kernel hands out it is.
+// Event: a hole was masked. `place`: its position in the stream that the kernel delivers.
 struct event {
 	struct tuple tuple;
-	// Of all holes of the flow, from 1: several processors may tell of theirs in another order.
+	// Number among all holes of the flow, from 1: several processors may report in another order.
 	__u32 number;
 	__u64 place;
 	__u64 length;
@@ -134,7 +135,7 @@ struct {
 	MAP_TYPE(value, struct wish);
 } wishes SECTION(".maps");
 
-// Of flows that have some. Few do, so their place is not taken beforehand.
+// For flows with critical ranges. Few have any, so entries are allocated on demand.
 struct {
 	MAP_NUMBER(type, BPF_MAP_TYPE_HASH);
 	MAP_NUMBER(max_entries, FLOWS);
@@ -155,7 +156,7 @@ struct {
 	MAP_NUMBER(max_entries, RING_BYTES);
 } events SECTION(".maps");
 
-// Which port is served, in network order; none while it is 0.
+// The served port in network order; 0 for none.
 struct {
 	MAP_NUMBER(type, BPF_MAP_TYPE_ARRAY);
 	MAP_NUMBER(max_entries, 1);
@@ -192,7 +193,7 @@ INLINE __u64 oldest_hole(const struct flow *flow)
 	return flow->holes > HOLES ? flow->holes - HOLES : 0;
 }
 
-// Where a hole ends: as an offset, or as a place.
+// The end of a hole, as an offset or as a place.
 INLINE __s64 hole_end(const struct flow *flow, __u64 number, int is_place)
 {
 	const struct hole *hole = hole_at(flow, number);
@@ -200,12 +201,12 @@ INLINE __s64 hole_end(const struct flow *flow, __u64 number, int is_place)
 	return is_place ? hole->end - hole->masked : hole->end;
 }
 
-// The number of the first hole that ends behind `at`: an offset, or a place.
+// The number of the first hole that ends beyond `at`, an offset or a place.
 INLINE __u64 first_behind(const struct flow *flow, __s64 at, int is_place)
 {
 	__u64 least = oldest_hole(flow), most = flow->holes;
 
-	// Mostly it is behind all.
+	// Mostly `at` is beyond all holes.
 	if (least == most || hole_end(flow, most - 1, is_place) <= at)
 		return most;
 	for (int step = 0; step <= HOLES_LOG; step++) {
@@ -220,24 +221,24 @@ INLINE __u64 first_behind(const struct flow *flow, __s64 at, int is_place)
 	return least;
 }
 
-// How many bytes are masked in front of a hole.
+// Bytes masked before a hole.
 INLINE __u64 masked_before(const struct flow *flow, __u64 number)
 {
 	return number > oldest_hole(flow) ? hole_at(flow, number - 1)->masked : flow->base;
 }
 
-// By how many bytes a segment moves. Whether it has bytes of a hole: then by as many as make it old.
+// By how many bytes a segment moves. `crosses`: it has bytes of a hole; then it moves far enough to look old.
 INLINE __u64 shift_of(const struct flow *flow, __s64 start, __s64 end, int *crosses)
 {
 	__u64 behind = first_behind(flow, start, 0), masked = masked_before(flow, behind);
 	const struct hole *next = hole_at(flow, behind);
 
-	// A hole begins where it is a place, and what is masked in front of it.
+	// In places, a hole has no length: it begins at its place, plus the bytes masked before it.
 	*crosses = behind < flow->holes && (__s64)(next->end - next->masked + masked) < end;
 	return *crosses ? flow->masked : masked;
 }
 
-// The offset that a place stands for. Between the two ends of a hole it is the end.
+// The offset of a place. The place of a hole stands for the end of the hole.
 INLINE __s64 unmask(const struct flow *flow, __s64 place)
 {
 	return place + (__s64)masked_before(flow, first_behind(flow, place, 1));

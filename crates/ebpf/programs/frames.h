@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The frames of a tcp link, as crates/wire/src/frame.rs lays them out: which bytes of a stream are payload of chunks.
+// Frames of a `tcp` link, as in crates/wire/src/frame.rs: which bytes of a stream are payload of chunks.
 #pragma once
 
 #include "segment.h"
 
 enum { HEADER = 52, CHECKED = 48, MAGIC = 0x67776c74, VERSION = 1, KIND_CONTROL = 1, KIND_CHUNK = 2 };
 enum { MAX_CHUNK = 4 << 20, MAX_CONTROL = 8 << 20 };
-// Frames that may begin in one packet; behind them, user space has to say where the next one is.
+// Frames that may begin in one packet. Beyond that, user space has to say where the next one is.
 enum { FRAMES = 64 };
 
 struct header {
@@ -25,22 +25,22 @@ struct header {
 	__u32 checksum;
 };
 
-// Where in the frames a stream is, in offsets of the stream.
+// The position of a stream in its frames, as stream offsets.
 struct frames {
 	// The next header.
 	__u64 head;
-	// What may be lost in front of it: all of the last chunk's payload, nothing of a control message.
+	// What may be lost before it begins here: the whole payload of the last chunk; nothing of a control message.
 	__u64 payload;
-	// Which update the last chunk was of, and where its first began.
+	// The update of the last chunk, and where its first chunk began.
 	__u64 update;
 	__u64 update_from;
-	// Where in the update the last chunk begins.
+	// Offset of the last chunk in the update.
 	__u64 offset;
-	// One past the last byte of the update that a chunk has had. One that goes back brings what was asked for again.
+	// One past the last byte of the update that a chunk had. A chunk below it was asked for again.
 	__u64 top;
 };
 
-// What four bits do to a sum: each of them with the polynomial of CRC-32C, 0x82f63b78 (RFC 3720, appendix B.4).
+// Table for four bits of CRC-32C, with the polynomial 0x82f63b78 (RFC 3720, appendix B.4).
 static const __u32 NIBBLES[16] = {
 	0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1,
 	0x417b1dbc, 0x5125dad3, 0x61c69362, 0x7198540d,
@@ -74,12 +74,12 @@ INLINE int is_header(const struct header *h)
 struct walk {
 	struct __sk_buff *skb;
 	const struct segment *segment;
-	// The offset of the segment's first byte.
+	// Stream offset of the first byte of the segment.
 	__u64 start;
 	struct frames frames;
 };
 
-// Reads the header at an offset, if it is one and whole in the segment.
+// Reads the header at an offset, if it is valid and complete in the segment.
 INLINE int read_header(struct walk *w, __u64 at, struct header *h)
 {
 	if (at < w->start || at + HEADER > w->start + w->segment->length)
@@ -92,9 +92,9 @@ INLINE __u64 update_of(const struct header *h)
 	return (__u64)h->round << 32 | h->sender;
 }
 
-// The next header, behind which the segment begins, was lost, or is in two segments. The chunks of an update are of one
-// length and follow each other: a header that is where one must be, and says just what it must, proves that all in front
-// of it is as expected.
+// Handles a next header that was lost, or lies in two segments. The chunks of an update have one length and
+// follow each other. So a header at the expected offset, with exactly the expected content, proves that
+// everything before it is as expected.
 static long look_ahead(struct walk *w)
 {
 	struct frames *f = &w->frames;
@@ -117,8 +117,8 @@ static long look_ahead(struct walk *w)
 	return MORE;
 }
 
-// Goes to the next header, if this one is whole in the segment. At one that is none it stays: the segment is damaged, and
-// comes again, or the stream is not of frames.
+// Moves to the next header, if this one is complete in the segment. If it is no header, the position stays: the
+// segment is damaged and comes again, or the stream does not consist of frames.
 static long next_frame(__u32 step, void *context)
 {
 	struct walk *w = context;
@@ -142,7 +142,7 @@ static long next_frame(__u32 step, void *context)
 		f->update_from = f->payload;
 		f->top = 0;
 	}
-	// What was lost once is repaired.
+	// What was asked for again must come.
 	if (h.offset < f->top)
 		f->payload = f->head;
 	else
@@ -150,7 +150,7 @@ static long next_frame(__u32 step, void *context)
 	return MORE;
 }
 
-// Where the stream is behind a segment that begins at `start`, if it is in `frames` in front of it.
+// The position after a segment that begins at `start`, if it was `frames` before.
 INLINE struct frames follow(struct __sk_buff *skb, const struct segment *s, __u64 start, struct frames frames)
 {
 	struct walk walk = { .skb = skb, .segment = s, .start = start, .frames = frames };

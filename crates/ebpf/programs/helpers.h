@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What programs need of the kernel's interface (bpf-helpers(7)), under short names. Only the kernel's own headers are used.
+// The kernel's interface for programs (bpf-helpers(7)), under short names. It needs the kernel's own headers
+// only.
 #pragma once
 
 #include <linux/bpf.h>
 
 #define SECTION(name) __attribute__((section(name), used))
 #define INLINE static inline __attribute__((always_inline))
-// Members of a map's definition, as loaders read them from its type.
+// Members of a map's definition, which loaders read from its type.
 #define MAP_NUMBER(name, value) int(*name)[value]
 #define MAP_TYPE(name, type) __typeof__(type) *name
 
@@ -19,11 +20,11 @@ HELPER(long, map_delete, BPF_FUNC_map_delete_elem, void *map, const void *key);
 HELPER(__u64, clock_ns, BPF_FUNC_ktime_get_ns, void);
 HELPER(long, packet_store, BPF_FUNC_skb_store_bytes, struct __sk_buff *skb, __u32 at, const void *from, __u32 length,
        __u64 flags);
-// Also of a packet's parts that are not in one piece with its headers: of a superpacket nearly all is.
+// Reads all fragments of a packet: most of a superpacket is not contiguous with its headers.
 HELPER(long, packet_load, BPF_FUNC_skb_load_bytes, const struct __sk_buff *skb, __u32 at, void *to, __u32 length);
 HELPER(long, checksum_replace, BPF_FUNC_l4_csum_replace, struct __sk_buff *skb, __u32 at, __u64 from, __u64 to,
        __u64 flags);
-// Each step is checked once, however often it is done; one that returns other than 0 is the last.
+// The verifier checks a step once, however often it runs. A step that returns other than 0 is the last.
 HELPER(long, repeat, BPF_FUNC_loop, __u32 times, void *step, void *context, __u64 flags);
 HELPER(long, lock, BPF_FUNC_spin_lock, struct bpf_spin_lock *lock);
 HELPER(long, unlock, BPF_FUNC_spin_unlock, struct bpf_spin_lock *lock);

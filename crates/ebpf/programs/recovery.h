@@ -1,47 +1,51 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// A sender's recovery as it can be told from here, and what is echoed so that it undoes its reduction where that ends, and
-// not before: as crates/masking/src/recovery.rs and stamps.rs do, which say why.
+// A model of the sender's recovery, and the timestamp to echo so that the sender undoes its reduction at the
+// end of the recovery, and not earlier. The rules and reasons are those of crates/masking/src/recovery.rs and
+// stamps.rs.
 #pragma once
 
 #include "helpers.h"
 
-// Times, in microseconds: how old an echo may become that undoes a reduction, since the sender takes its age for a round
-// trip (RFC 7323, section 4.1); how old where the sender's timer may have to run out; a silence in which that may have run
-// out, and one in which it may have twice.
+// Times in microseconds. OLDEST_ECHO: the greatest age of an echo that undoes a reduction, since the sender
+// takes its age for a round trip (RFC 7323, section 4.1). AGED_ECHO: the same if the sender may depend on its
+// retransmission timer. TIMEOUT: a silence in which that timer may have run out; TWICE: one in which it may
+// have run out twice.
 enum { OLDEST_ECHO = 600000, AGED_ECHO = 200000, TIMEOUT = 200000, TWICE = 500000 };
-// Ticks between two timestamps that are near.
+// Two timestamps are near if they differ by at most this many ticks.
 enum { NEAR = 16 };
 
-// Holes that are repaired, or were until not long ago.
+// Recovery of a sender: holes are being retransmitted, or were until recently.
 struct repair {
 	__u32 active;
-	// Something has been repaired: the rest was sent after that.
+	// A retransmission has come: later data was sent after that.
 	__u32 begun;
-	// Our clock when the sender was told, or when the echo before this had become too old.
+	// Our clock when the sender was told, or when the previous echo became too old.
 	__u32 since;
-	// The sender's newest two timestamps from before it heard.
+	// The sender's newest two timestamps from before it was told.
 	__u32 newest;
 	__u32 second;
-	// The newest but one that has come.
+	// The newest timestamp but one.
 	__u32 before_newest;
-	// Our clock when it was told, or when the recovery before may have ended first, and at last.
+	// Our clock when the sender was told. If this recovery follows another: when that one may have ended at the
+	// earliest, and at the latest.
 	__u32 told_first;
 	__u32 told_last;
-	// The sender's clock at the first of its repairs that has come, if one has.
+	// The timestamp of the first retransmission that has come, if any.
 	__u32 is_repaired;
 	__u32 repaired;
-	// Our clock when this may have been over, if it may, and one past the last byte that had come then.
+	// If the recovery may have ended: our clock then, and one past the highest byte then.
 	__u32 is_over;
 	__u32 over;
 	__u64 over_high;
-	// One past the last byte acknowledged when it was told; that was surely sent by its beginning; that may have been.
+	// One past the last byte acknowledged when the sender was told; lower and upper bound of the recovery point:
+	// one past the last byte that had certainly been sent by then, and that may have been.
 	__u64 from;
 	__u64 surely;
 	__u64 perhaps;
-	// The longest silence in it.
+	// The longest silence in this recovery.
 	__u64 waited;
-	// What the next acknowledgement echoes, after a silence.
+	// After a silence: the timestamp that the next acknowledgement echoes.
 	__u32 woke;
 	__u32 is_awake;
 };
@@ -51,7 +55,7 @@ INLINE int precedes(__u32 one, __u32 other)
 	return (__s32)(one - other) < 0;
 }
 
-// The recovery of a sender that is told, by our clock, when so much is acknowledged and has come.
+// Starts tracking a sender: our timestamp, its ACK, its highest byte.
 INLINE void tell(struct repair *r, __u32 first, __u32 last, __u64 from, __u64 high)
 {
 	r->told_first = first;
@@ -61,7 +65,7 @@ INLINE void tell(struct repair *r, __u32 first, __u32 last, __u64 from, __u64 hi
 	r->is_repaired = r->is_over = 0;
 }
 
-// The sender hears of a hole. `newest`: its newest timestamp.
+// The sender is about to hear of a hole. `newest`: its newest timestamp.
 INLINE void begin(struct repair *r, __u32 clock, __u32 newest, __u64 acked, __u64 high)
 {
 	r->active = 1;
@@ -72,10 +76,10 @@ INLINE void begin(struct repair *r, __u32 clock, __u32 newest, __u64 acked, __u6
 	tell(r, clock, clock, acked, high);
 }
 
-// A segment has come, up to `end`, with these timestamps. `fills`: it is a repair.
+// A segment up to `end` has come, with these timestamps. `fills`: it is a retransmission.
 INLINE void note(struct repair *r, __u32 value, __u32 echo, __u64 end, int fills)
 {
-	// What echoes the very tick was sent before too if it comes before any repair.
+	// Data that echoes the very tick was sent before too, if it comes before any retransmission.
 	int same = echo == r->told_first && !r->is_repaired && !fills;
 
 	if (precedes(echo, r->told_first) || same) {
@@ -85,12 +89,12 @@ INLINE void note(struct repair *r, __u32 value, __u32 echo, __u64 end, int fills
 		r->is_repaired = 1;
 		r->repaired = value;
 	}
-	// Within a tick of the clock either may be the first.
+	// Within one clock tick, either may have been sent first.
 	if (end > r->perhaps && (!r->is_repaired || !precedes(r->repaired + 1, value)))
 		r->perhaps = end;
 }
 
-// The same, and which timestamps are from before the first repair. `clock`: ours.
+// Does the same, and records which timestamps are from before the first retransmission. `clock`: ours.
 INLINE void hold(struct repair *r, __u32 clock, __u32 value, __u32 echo, __u64 end, int fills, __u64 trip)
 {
 	__u64 oldest = 4 * trip > OLDEST_ECHO ? 4 * trip : OLDEST_ECHO;
@@ -107,8 +111,9 @@ INLINE void hold(struct repair *r, __u32 clock, __u32 value, __u32 echo, __u64 e
 	note(r, value, echo, end, fills);
 }
 
-// Data has come after a silence: perhaps what the sender's timer made it send again, a second time if the silence was long.
-// `newest`: its timestamp before; `tick`: microseconds of its clock's, 0 while unknown.
+// Data has come after a silence, so it may be a retransmission after a timeout; after a long silence, possibly
+// the second. `newest`: the timestamp before it; `tick`: microseconds per tick of the sender's clock, 0 while
+// unknown.
 INLINE void wake(struct repair *r, __u64 silence, __u32 newest, __u32 value, __u64 tick, __u64 trip)
 {
 	__u32 first = newest + (__u32)(tick ? TIMEOUT / tick : 0);
@@ -119,7 +124,7 @@ INLINE void wake(struct repair *r, __u64 silence, __u32 newest, __u32 value, __u
 	r->is_awake = 1;
 }
 
-// Earlier than anything sent after the newest timestamp from before the sender heard.
+// A timestamp before anything that the sender sent after it was told.
 INLINE __u32 needless(const struct repair *r)
 {
 	int near = r->newest != r->second && r->newest - r->second <= NEAR;
@@ -127,7 +132,7 @@ INLINE __u32 needless(const struct repair *r)
 	return near ? r->second : r->newest - 1;
 }
 
-// Whether acknowledging all before `acked` may end the recovery, or repeats one that may have done so.
+// Whether an ACK up to `acked` may end the recovery, or repeats one that may have done so.
 INLINE int may_end(struct repair *r, __u32 clock, __u64 acked, __u64 high)
 {
 	if (acked > r->from && acked < r->surely)
@@ -140,7 +145,7 @@ INLINE int may_end(struct repair *r, __u32 clock, __u64 acked, __u64 high)
 	return 1;
 }
 
-// What is left of it when all before `acked` is acknowledged: where something is missing, that begins the next.
+// Ends the recovery at an ACK up to `acked`, if that is certain. If something is missing, the next one begins.
 INLINE void pass(struct repair *r, __u32 clock, __u64 acked, int missing)
 {
 	if (!r->is_over || acked < r->perhaps)
@@ -151,21 +156,21 @@ INLINE void pass(struct repair *r, __u32 clock, __u64 acked, int missing)
 		r->active = 0;
 }
 
-// What an acknowledgement echoes while something is repaired, or was until not long ago. `newest`: the sender's newest
-// timestamp. `repairs_most`: more of what was lost is repaired than masked. `goes_on`: the sender has more to send.
+// The timestamp that an ACK echoes during recovery. `newest`: the sender's newest timestamp. `repairs_most`:
+// more lost bytes were retransmitted than masked. `goes_on`: the sender has more to send.
 INLINE __u32 echo_repair(struct repair *r, __u32 clock, __u32 newest, __u64 acked, __u64 high, int missing,
 			 int repairs_most, int goes_on, __u64 trip)
 {
 	__u64 age = (__u64)(clock - r->since) * 1000, oldest = 4 * trip > AGED_ECHO ? 4 * trip : AGED_ECHO;
 
 	if (repairs_most) {
-		// A sender that never leaves recovery undoes it with each part.
+		// A sender that never leaves recovery undoes it at each partial ACK.
 		r->active = missing && goes_on;
 		return goes_on || !missing ? needless(r) : newest;
 	}
 	int ends = may_end(r, clock, acked, high);
 	pass(r, clock, acked, missing);
-	// The older the echo, the longer a timer that may have to run out.
+	// The older the echo, the longer the retransmission timer, which may have to run out.
 	int aged = !goes_on && age > oldest + r->waited;
 	return ends && !aged ? needless(r) : newest;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What a packet says, if it is a TCP segment over IPv4 or IPv6 (RFC 9293, RFC 7323, RFC 2018).
+// Parses a packet with a TCP segment over IPv4 or IPv6 (RFC 9293, RFC 7323, RFC 2018).
 #pragma once
 
 #include "helpers.h"
@@ -8,12 +8,13 @@
 enum { ETHERTYPE_IPV4 = 0x0800, ETHERTYPE_IPV6 = 0x86dd, PROTOCOL_TCP = 6 };
 enum { FIN = 1, SYN = 2, RST = 4, ACK = 16 };
 enum { OPTION_END = 0, OPTION_NOP = 1, OPTION_SEGMENT = 2, OPTION_SCALE = 3, OPTION_SACK = 5, OPTION_STAMPS = 8 };
-// Bytes of a TCP header's fixed part, most bytes of its options, most blocks that fit there.
+// Bytes of the fixed part of a TCP header, most bytes of options, most SACK blocks.
 enum { TCP_FIXED = 20, TCP_OPTIONS = 40, BLOCKS = 4 };
-// Places in a TCP header.
+// Offsets in a TCP header.
 enum { TCP_SEQUENCE = 4, TCP_ACKNOWLEDGEMENT = 8, TCP_WINDOW = 14, TCP_CHECKSUM = 16 };
 
-// A connection, by both ends; IPv4 addresses as IPv6 writes them (RFC 4291, section 2.5.5.2). Ports in network order.
+// A connection, by both ends. IPv4 addresses are mapped to IPv6 (RFC 4291, section 2.5.5.2). Ports are in
+// network order.
 struct tuple {
 	__u8 remote[16];
 	__u8 local[16];
@@ -23,7 +24,7 @@ struct tuple {
 
 struct segment {
 	struct tuple tuple;
-	// Places in the packet: of the TCP header, of the payload.
+	// Offsets in the packet: of the TCP header, of the payload.
 	__u32 tcp;
 	__u32 data;
 	// Bytes of payload.
@@ -32,7 +33,7 @@ struct segment {
 	__u32 acknowledgement;
 	__u16 window;
 	__u8 flags;
-	// Options: whether there are timestamps, and where from the TCP header; blocks of SACK likewise.
+	// Options: whether there are timestamps, and their offset from the TCP header; the same for SACK blocks.
 	__u8 stamped;
 	__u32 stamps;
 	__u32 stamp;
@@ -60,7 +61,7 @@ INLINE void map_ipv4(__u8 *to, const __u8 *address)
 }
 
 struct options {
-	// More than there can be, so that a masked place is always inside.
+	// Larger than needed, so that a masked index is always inside.
 	__u8 bytes[80];
 	__u32 at;
 	__u32 length;
@@ -102,7 +103,7 @@ static long read_option(__u32 step, void *context)
 	return MORE;
 }
 
-// Reads the options; `length` bytes of them.
+// Reads `length` bytes of options.
 INLINE void read_options(struct __sk_buff *skb, struct segment *s, __u32 length)
 {
 	struct options o = { .length = length, .segment = s };
@@ -114,9 +115,9 @@ INLINE void read_options(struct __sk_buff *skb, struct segment *s, __u32 length)
 	repeat(TCP_OPTIONS, read_option, &o, 0);
 }
 
-// Reads the IP header, which is at `link`: the addresses of source and target, where the TCP header is. Returns the bytes of
-// the packet as far as IP says, 0 for a superpacket that is longer than it can say, -1 for anything but a packet of TCP in
-// one piece.
+// Reads the IP header at `link`: both addresses, and the offset of the TCP header. Returns the length of the
+// packet by its IP header; 0 for a superpacket that is too long for that field; -1 for anything but an
+// unfragmented TCP packet.
 INLINE long read_ip(struct __sk_buff *skb, struct segment *s, __u32 link, __u8 *source, __u8 *target)
 {
 	__u8 ip[40];
@@ -124,7 +125,7 @@ INLINE long read_ip(struct __sk_buff *skb, struct segment *s, __u32 link, __u8 *
 	if (skb->protocol == network16(ETHERTYPE_IPV4)) {
 		if (packet_load(skb, link, ip, 20))
 			return -1;
-		// With more to come, or not the first of it, it is a fragment.
+		// It is a fragment if more follow, or if it is not the first.
 		if (ip[9] != PROTOCOL_TCP || (read16(ip + 6) & 0x3fff))
 			return -1;
 		map_ipv4(source, ip + 12);
@@ -132,7 +133,7 @@ INLINE long read_ip(struct __sk_buff *skb, struct segment *s, __u32 link, __u8 *
 		s->tcp = link + (ip[0] & 15) * 4;
 		return read16(ip + 2);
 	}
-	// Extension headers are not looked behind.
+	// Packets with extension headers are passed on.
 	if (skb->protocol != network16(ETHERTYPE_IPV6) || packet_load(skb, link, ip, 40))
 		return -1;
 	if (ip[6] != PROTOCOL_TCP)
@@ -143,8 +144,8 @@ INLINE long read_ip(struct __sk_buff *skb, struct segment *s, __u32 link, __u8 *
 	return read16(ip + 4) ? read16(ip + 4) + 40 : 0;
 }
 
-// Reads a packet whose IP header is `link` bytes behind its beginning. `inward`: the remote end sent it. Returns 0 for
-// anything but a segment to or from `port` at this end (network order).
+// Reads a packet whose IP header begins at `link`. `inward`: the remote end sent it. Returns 0 unless it is a
+// segment to or from our `port` (network order).
 INLINE int read_segment(struct __sk_buff *skb, struct segment *s, __u32 link, __u16 port, int inward)
 {
 	__u8 tcp[TCP_FIXED];
@@ -172,7 +173,7 @@ INLINE int read_segment(struct __sk_buff *skb, struct segment *s, __u32 link, __
 	return 1;
 }
 
-// Writes a field of the TCP header, `at` bytes into it, and keeps the checksum right. Places are even.
+// Replaces a field of the TCP header, `at` bytes into it, and updates the checksum. Offsets are even.
 INLINE void replace32(struct __sk_buff *skb, const struct segment *s, __u32 at, __u32 from, __u32 to)
 {
 	__u32 tcp = s->tcp, old = network32(from), new = network32(to);

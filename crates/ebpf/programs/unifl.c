@@ -1,49 +1,52 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Sequence compaction: bytes that were lost are taken out of the sequence numbers that the kernel's receiver sees, so that
-// an ordinary socket gets a stream without them, and its acknowledgements speak of them as received (UniFL, section 3).
+// Sequence compaction: lost bytes are removed from the sequence numbers that the kernel's receiver sees. So an
+// ordinary socket gets a stream without them, and its acknowledgements cover them as if they had come (UniFL,
+// section 3).
 //
-// Inward, a segment behind a hole that may be masked moves up to the byte before it. Outward, what is acknowledged moves
-// back, and the window is what user space wants. A stream has two scales: *offsets*, as the remote end counts, and
-// *places*, as the kernel does. From an offset to a place leads the number of bytes masked in front of it, of which the
-// last holes are remembered: it is different in front of each.
+// Inward, a segment behind a masked hole moves up to the byte before the hole. Outward, acknowledgements move
+// back, and the window becomes the one that user space wants. A stream has two scales: *offsets*, as the remote
+// end counts, and *places*, as the kernel counts. They differ by the number of bytes masked before that point,
+// which is remembered for the last holes.
 //
-// A hole that is not masked is left alone: the kernel has it repaired, as any loss. So whatever cannot be had (memory
-// for another hole, room in the ring, a header that was not seen) only ever costs a repair.
+// A hole that is not masked is left to the kernel, which has it retransmitted like any loss. So if something is
+// missing (memory for another hole, room in the ring, a header that was not seen), it only ever costs a
+// retransmission.
 #include "flow.h"
 
 // ---- inward ----
 
-// What happens to a flow because of a segment.
+// What a segment does to a flow.
 struct turn {
 	__u64 now;
-	// Offsets of its first byte, and behind its last; its end of the stream counts as one.
+	// Offsets of its first byte and behind its last; a FIN counts as one byte.
 	__s64 start;
 	__s64 end;
-	// The frames: where they were, as is known of what is in front of the segment, and behind it.
+	// Frames: the position before; what is known of the part before the segment; the position after it.
 	__u64 head;
 	__u64 payload;
 	struct frames known;
 	struct frames then;
-	// One past the highest offset, as it was; whether a hole behind it may be masked for all that is known outside the lock.
+	// One past the highest offset before; whether the hole behind it may be masked, by what is known outside the
+	// lock.
 	__u64 high;
 	int maskable;
-	// By how much the segment moves.
+	// By how many bytes the segment moves.
 	__u64 shift;
-	// The hole that was masked in front of it, if it has a length.
+	// The hole that was masked before it, if it has a length.
 	__u32 number;
 	__u64 place;
 	__u64 length;
 };
 
-// Whether the hole in front of `start`, which nothing else has been known of, may be masked.
+// Whether the hole before `start`, which is new, may be masked.
 INLINE int may_mask(const struct flow *flow, const struct wish *wish, const struct frames *f, __u64 start, __u64 end)
 {
 	__u64 length = start - flow->high;
 
 	if (flow->high < f->payload || start > f->head || length > LARGEST_HOLE || !f->update_from)
 		return 0;
-	// The oldest hole can be forgotten once nobody asks for what is around it.
+	// The oldest hole can be forgotten once everything around it is acknowledged.
 	if (flow->holes >= HOLES && flow->history[flow->holes & (HOLES - 1)].end > flow->acked)
 		return 0;
 	__u64 most = (end - f->update_from) * wish->budget / MILLIONTHS;
@@ -52,7 +55,7 @@ INLINE int may_mask(const struct flow *flow, const struct wish *wish, const stru
 	return flow->update_masked + length <= most;
 }
 
-// Whether bytes of the last chunk, from `start` to `end` of the stream, must come.
+// Whether bytes of the last chunk, from `start` to `end` of the stream, are critical.
 INLINE int is_critical(const struct tuple *tuple, const struct frames *f, __u64 start, __u64 end)
 {
 	const struct critical *critical = map_lookup(&criticals, tuple);
@@ -83,7 +86,7 @@ INLINE void mask(struct flow *flow, __u64 start)
 	flow->holes++;
 }
 
-// A hole is left to the kernel. The sender will slow down, until an acknowledgement undoes that (RFC 3522).
+// Leaves a hole to the kernel. The sender will slow down, until an acknowledgement undoes that (RFC 3522).
 INLINE void leave(struct flow *flow, __u64 start)
 {
 	__u64 length = start - flow->high;
@@ -93,13 +96,13 @@ INLINE void leave(struct flow *flow, __u64 start)
 	flow->gap = start;
 }
 
-// Our clock, which has milliseconds: it stands at what it said last and what has passed since.
+// Our clock in milliseconds: our last timestamp, and the time since then.
 INLINE __u32 our_clock(const struct flow *flow, __u64 now)
 {
 	return (__u32)flow->sent_stamp + (__u32)((now - flow->sent_at) / MILLISECOND);
 }
 
-// Sees to what acknowledgements echo. `grows`: the segment has bytes behind all that had come.
+// Records what later acknowledgements echo. `grows`: the segment has bytes beyond all that had come.
 INLINE void remember(struct flow *flow, const struct wish *wish, const struct segment *s, const struct turn *turn,
 		     int grows, int fills)
 {
@@ -117,7 +120,7 @@ INLINE void remember(struct flow *flow, const struct wish *wish, const struct se
 	}
 }
 
-// What the rate controller of user space lives on.
+// Measurements for the rate controller in user space.
 INLINE void measure(struct flow *flow, const struct wish *wish, const struct segment *s, __u64 now)
 {
 	if (!s->stamped)
@@ -149,7 +152,7 @@ INLINE void measure(struct flow *flow, const struct wish *wish, const struct seg
 	}
 }
 
-// Takes a handshake's first segment. A connection that had both ends before, and is over, goes.
+// Processes a SYN. An earlier connection with both ends closed is removed.
 INLINE int open(const struct segment *s)
 {
 	struct opening opening = { .first = s->sequence + 1 };
@@ -161,14 +164,14 @@ INLINE int open(const struct segment *s)
 	return PASS;
 }
 
-// A segment with payload or end, at or behind the highest offset.
+// Takes a segment with payload or FIN, at or beyond the highest offset.
 INLINE void advance(struct flow *flow, const struct wish *wish, const struct segment *s, struct turn *turn)
 {
 	__u64 fresh = turn->end - (s->flags & FIN) - flow->high;
 
 	if (turn->start > (__s64)flow->high) {
 		__u64 gap = turn->start - flow->high;
-		// Another processor may have gone on in between.
+		// Another processor may have advanced the flow meanwhile.
 		int same = flow->frames.head == turn->head && flow->frames.payload == turn->payload && flow->high == turn->high;
 		fresh -= gap;
 		if (same && turn->maskable && may_mask(flow, wish, &turn->known, turn->start, turn->end)) {
@@ -184,15 +187,15 @@ INLINE void advance(struct flow *flow, const struct wish *wish, const struct seg
 	flow->high = turn->end;
 }
 
-// Whether a segment that ends there is within the window that was advertised: the kernel drops others. Where nothing was
-// advertised since the connection was taken in, it is what the handshake said.
+// Whether a segment that ends there is within the advertised window: the kernel drops others. If nothing was
+// advertised since the flow was added, the window is that of the handshake.
 INLINE int is_invited(const struct flow *flow, __s64 end)
 {
-	// The end of a stream needs no place.
+	// A FIN needs no room.
 	return !flow->right_edge || end <= (__s64)flow->right_edge + 1;
 }
 
-// Takes a segment, with the lock held.
+// Takes a segment while the lock is held.
 INLINE int arrive(struct flow *flow, const struct wish *wish, const struct segment *s, struct turn *turn)
 {
 	int verdict = PASS, counts = turn->end > turn->start, crosses;
@@ -203,7 +206,7 @@ INLINE int arrive(struct flow *flow, const struct wish *wish, const struct segme
 		flow->ended = ENDED;
 	turn->shift = shift_of(flow, turn->start, turn->end, &crosses);
 	if (counts && crosses) {
-		// It has bytes of a masked hole. If it is old, the kernel is to acknowledge it again, and takes none of it.
+		// It has bytes of a masked hole. If it is old, the kernel acknowledges it again and takes none of it.
 		flow->late += s->length;
 		verdict = turn->end <= (__s64)flow->acked ? PASS : DROP;
 	} else if (counts && is_invited(flow, turn->end)) {
@@ -242,7 +245,7 @@ INLINE int inward(struct __sk_buff *skb, __u32 link)
 	if (!flow || !wish)
 		return PASS;
 
-	// Helpers cannot be called while the lock is held. What is read in front of it is checked again behind it.
+	// Helpers cannot be called while the lock is held. What is read before is checked again after taking it.
 	struct turn turn = { .now = clock_ns() / 1000, .known = flow->frames };
 	turn.head = turn.known.head;
 	turn.payload = turn.known.payload;
@@ -277,8 +280,8 @@ INLINE int inward(struct __sk_buff *skb, __u32 link)
 
 // ---- outward ----
 
-// The window to advertise: what user space wants beyond the highest byte, never less than was said, nor more than the
-// kernel has place for.
+// The window to advertise: what user space wants beyond the highest byte, but never less than was advertised
+// before, nor more than the kernel has room for.
 INLINE __u16 clamp(struct flow *flow, const struct wish *wish, __u16 window, __s64 acked)
 {
 	__u64 room = (__u64)window << (wish->scale & 15), right_edge = flow->high + wish->window;
@@ -293,8 +296,8 @@ INLINE __u16 clamp(struct flow *flow, const struct wish *wish, __u16 window, __s
 	return window;
 }
 
-// What an acknowledgement echoes: where something is repaired, that its repair was needless, once the sender may undo its
-// reduction.
+// The timestamp that an ACK echoes. During recovery it may say that a retransmission was needless, once the
+// sender may undo its reduction.
 INLINE __u32 echo(struct flow *flow, const struct wish *wish, const struct segment *s, __s64 acked, __u64 now)
 {
 	struct repair *repair = &flow->repair;
@@ -317,7 +320,7 @@ struct edges {
 	const struct segment *segment;
 };
 
-// Maps an edge of a SACK block. The kernel puts them on multiples of four bytes.
+// Maps an edge of a SACK block. The kernel aligns them to four bytes.
 static long map_edge(__u32 step, void *context)
 {
 	struct edges *e = context;
@@ -379,7 +382,7 @@ INLINE int outward(struct __sk_buff *skb, __u32 link)
 
 	replace32(skb, &s, TCP_ACKNOWLEDGEMENT, s.acknowledgement, acknowledgement);
 	replace16(skb, &s, TCP_WINDOW, s.window, window);
-	// The echo is behind the stamp.
+	// The echo follows the timestamp.
 	if (s.stamped)
 		replace32(skb, &s, s.stamps + 4, s.echo, said);
 	if (s.blocks && s.blocks <= BLOCKS && flow->holes) {
@@ -413,5 +416,5 @@ SECTION("classifier/outward_bare") int outward_bare(struct __sk_buff *skb)
 	return outward(skb, BARE);
 }
 
-// The clock may be read by programs under the GPL only.
+// Only GPL programs may read the clock.
 SECTION("license") char terms[] = "GPL";
