@@ -7,7 +7,7 @@
 //! advertises.
 //!
 //! `docs/explanation/masking.md` explains all of it: the states of a flow, each constant, the words. The code
-//! is frozen: mistakes are mended, but no heuristics are added.
+//! is frozen: bugs are fixed, but no heuristics are added.
 //!
 //! An [`Endpoint`] has no IO and no clock. IP packets go in through [`Endpoint::handle_packet`] and come out of
 //! [`Endpoint::poll_packet`]. Time passes in [`Endpoint::handle_timeout`], which is due at
