@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import thalweg
 from thalweg import _core
+from thalweg.record import Record
+from thalweg.report.numbers import numbers
+from thalweg.report.source import read_run
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "own_model.py"
 
@@ -224,6 +228,124 @@ def test_deterministic_bits_do_not_depend_on_who_comes_first(partial: str) -> No
             list(thalweg.fedavg(server, 1))
             bits.add(np.asarray(server.arena.core).tobytes())
     assert len(bits) == 1
+
+
+class Whole(Constant):
+    """Has every hook that there is."""
+
+    def test_data(self) -> str:
+        return "test"
+
+    def client_data(self, name: str, index: int, clients: int, seed: int) -> tuple[str, int, int, int]:
+        return name, index, clients, seed
+
+    def train(self, model: torch.nn.Module, data: Any, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        assert data == (f"c{data[1]}", data[1], 2, 0)
+        return super().train(model, data, config)
+
+    def evaluate(self, model: torch.nn.Module, data: Any) -> dict[str, float]:
+        assert data == "test"
+        return {"loss": float(next(model.parameters()).detach().mean())}
+
+
+def test_a_record_of_ones_own_job_is_one_as_of_any_other(tmp_path: Path) -> None:
+    apps = {"c0": Whole(1.0), "c1": Whole(3.0)}
+    with thalweg.Server(apps["c0"], clients=2, record=tmp_path / "runs") as server:
+        take_part(server, apps)
+        rounds = list(thalweg.fedavg(server, 2))
+        folder = server.record
+    assert [done.metrics["loss"] for done in rounds] == [2.0, 2.0]
+    assert folder is not None
+    record = Record(folder)
+    assert record.plan.label.endswith("test_api:Whole")
+    assert record.plan.job.rounds == 2
+    assert record.checkpoint_round == 2
+    manifest = record.manifest
+    assert (manifest["status"], manifest["update_bytes"], manifest["tensors"]) == ("complete", 72, 2)
+    assert manifest["app"]["file"] == __file__
+    assert [entry["loss"] for entry in record.entries] == [2.0, 2.0]
+    for table in ("rounds", "transfers", "participants", "parties"):
+        assert (folder / f"{table}.parquet").is_file()
+    assert numbers(read_run(folder))["rounds"] == 2
+    server.close()  # once more changes nothing
+
+
+def test_a_record_is_gone_on_with(tmp_path: Path) -> None:
+    apps = {"c0": Whole(1.0), "c1": Whole(3.0)}
+    with thalweg.Server(apps["c0"], clients=2, record=tmp_path) as server:
+        take_part(server, apps)
+        list(thalweg.fedavg(server, 2))
+        folder = server.record
+    assert folder is not None
+    with thalweg.Server(Whole(0.0), clients=2, resume=folder) as server:
+        assert server.number == 2
+        assert torch.equal(server.model.weight, torch.full((2, 4), 2.0)), "the checkpoint's model"
+        take_part(server, {"c0": Whole(5.0), "c1": Whole(5.0)})
+        assert [done.number for done in thalweg.fedavg(server, 5 - server.number)] == [3, 4, 5]
+    record = Record(folder)
+    assert [entry["round"] for entry in record.entries] == [1, 2, 3, 4, 5]
+    assert record.plan.job.rounds == 5
+    with pytest.raises(thalweg.ThalwegError, match="the plan differs"):
+        thalweg.Server(Whole(0.0), clients=3, resume=folder)
+    with pytest.raises(thalweg.ThalwegError, match="Give record or resume"):
+        thalweg.Server(Whole(0.0), clients=2, record=tmp_path, resume=folder)
+
+
+def test_a_job_that_fails_says_so_in_its_record(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), thalweg.Server(Constant(1.0), clients=1, record=tmp_path) as server:
+        _ = 1 / 0
+    assert server.record is not None
+    assert Record(server.record).manifest["status"] == "failed"
+    assert "ZeroDivisionError" in (server.record / "log.txt").read_text()
+
+
+def test_rounds_without_an_evaluation_are_kept_too(tmp_path: Path) -> None:
+    with thalweg.Server(Constant(1.0), clients=1, record=tmp_path) as server:
+        take_part(server, {"a": Constant(1.0)})
+        server.wait()
+        server.round()
+        server.round({"extra": 1})
+    assert server.record is not None
+    assert [entry["loss"] for entry in Record(server.record).entries] == [None, None]
+    assert Record(server.record).plan.job.rounds == 2
+
+
+def test_personal_layers_and_frozen_weights_stay_at_home(tmp_path: Path) -> None:
+    """A checkpoint holds what travels, and each client keeps its own of the rest."""
+
+    class Personal(Constant):
+        tensors = ("weight",)
+
+    apps = {"a": Personal(1.0), "b": Personal(5.0)}
+    with thalweg.Server(apps["a"], clients=2, record=tmp_path) as server:
+        clients = [thalweg.Client(app, server.address, name=name) for name, app in apps.items()]
+        threads = [threading.Thread(target=client.run, daemon=True) for client in clients]
+        for thread in threads:
+            thread.start()
+        list(thalweg.fedavg(server, 2))
+        assert torch.equal(server.model.bias, torch.zeros(2)), "the server's own"
+        assert torch.equal(server.model.weight, torch.full((2, 4), 3.0))
+    for thread in threads:
+        thread.join(60)
+    assert [float(client.model.bias.detach().mean()) for client in clients] == [1.0, 5.0]
+    assert server.record is not None
+    saved = load_file(server.record / "checkpoint.safetensors")
+    assert list(saved) == ["weight"]
+    assert Record(server.record).plan.model.tensors == ["weight"]
+    with thalweg.Server(Personal(0.0), clients=2, resume=server.record) as again:
+        assert torch.equal(again.model.weight, torch.full((2, 4), 3.0))
+    with pytest.raises(thalweg.ThalwegError, match=r"model\.tensors"):
+        thalweg.Server(Constant(0.0), clients=2, resume=server.record)
+
+
+def test_an_argument_goes_before_the_apps_own_choice() -> None:
+    class Personal(Constant):
+        tensors = "weight"
+
+    with thalweg.Server(Personal(1.0), clients=1, tensors=["weight", "bias"]) as server:
+        assert list(server.arena) == ["weight", "bias"]
+        with pytest.raises(_core.CoreError, match="the same model and the same tensors at both ends"):
+            thalweg.Client(Personal(1.0), server.address, name="odd").run()
 
 
 def test_the_example_is_short_and_learns() -> None:

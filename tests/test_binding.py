@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from thalweg import _core
-from thalweg.binding import Binding, attach, bind, slots
+from thalweg.binding import Binding, attach, bind
 from thalweg.errors import ModelError
+from thalweg.travelling import slots
 from thalweg.watching import Watch
 
 

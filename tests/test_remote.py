@@ -5,47 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from thalweg.errors import PlanError, ThalwegError
+from thalweg.errors import ThalwegError
 from thalweg.plan import Plan
-from thalweg.remote import Membership, join_job, listen_url, load_app
-
-APP = """
-class Whole:
-    def model(self): return 1
-    def train(self, model, data, config): return 1, {}
-
-ready = Whole()
-
-class Part:
-    def model(self): return 1
-"""
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "some_app.py").write_text(APP)
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.usefixtures("here")
-def test_an_app_is_an_object_or_a_class() -> None:
-    assert load_app("some_app:Whole").model() == 1
-    assert load_app("some_app:ready").model() == 1
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("some_app", "does not name an app"),
-        ("nothing:App", "cannot load"),
-        ("some_app:none", "cannot load"),
-        ("some_app:Part", r"has no train\(\)"),
-    ],
-)
-def test_what_is_no_app(text: str, words: str) -> None:
-    with pytest.raises(PlanError, match=words):
-        load_app(text)
+from thalweg.remote import Membership, join_job, listen_url
 
 
 def test_where_a_server_listens() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from thalweg.parties import place_of
+from thalweg.apps import place_of
 from thalweg.roster import Roster
 
 

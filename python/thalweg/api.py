@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from thalweg import _core
+from thalweg import _core, apps
+from thalweg.apps import name_of
 from thalweg.binding import bind
+from thalweg.errors import PlanError
 from thalweg.watching import Watch
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.recording import Recording
 
 Metrics = dict[str, Any]
 # Without any handler Python prints warnings to standard error.
@@ -25,9 +32,10 @@ _log = logging.getLogger("thalweg")
 
 
 class App(Protocol):
-    """What is trained. ``evaluate(model, data)`` is only needed where ``fedavg`` is given data.
+    """What is trained. A model is a ``torch.nn.Module``, or a dict of NumPy arrays.
 
-    A model is a ``torch.nn.Module``, or a dict of NumPy arrays.
+    An app may also have ``evaluate(model, data) -> metrics``, ``test_data()``, ``client_data(name, index, clients,
+    seed)`` or ``train_data()``, and ``tensors``; docs/how-to/own-model.md describes them.
     """
 
     def model(self) -> Any:
@@ -71,31 +79,61 @@ class Server:
         partial: str = "discard",
         deterministic: bool = False,
         pki: Path | str | None = None,
+        tensors: str | Sequence[str] | None = None,
+        record: Path | str | None = None,
+        resume: Path | str | None = None,
     ) -> None:
         """Listen at ``listen`` for ``clients`` clients.
 
         Each round takes all of them, or ``choose`` by lot: a number, or a share as 0.125.
         A round ends complete, or after ``deadline`` seconds with at least ``enough`` whole updates. ``pki`` is a
-        folder of ``thalweg pki init``; beyond loopback there must be one. Raises PlanError, LinkError, CoreError.
+        folder of ``thalweg pki init``; beyond loopback there must be one. ``tensors`` says which tensors travel;
+        without it the app's ``tensors`` does, else all do. ``record`` is a folder that gets the record of this job,
+        ``resume`` a record to go on with: ``number`` is then the last round that it has. Raises PlanError, LinkError,
+        ModelError, RecordError, CoreError.
         """
         from thalweg import links
         from thalweg.plan import Plan
 
+        if record is not None and resume is not None:
+            raise PlanError("a record is resumed where it is", "Give record or resume, not both")
         job = {"clients": clients, "choose": choose, "enough": enough, "deadline": deadline}
         table = {
             "job": {key: value for key, value in job.items() if value is not None},
             "transport": {"url": listen},
             "aggregation": {"partial": partial, "deterministic": deterministic},
             "security": {} if pki is None else {"pki": str(pki)},
+            "app": name_of(app),
+            "model": {} if (words := own_tensors(app, tensors)) is None else {"tensors": words},
+            "record": {} if record is None else {"folder": str(record)},
         }
         plan = Plan.of(table, "the server's arguments")
+        self._seed = plan.job.seed
         self.app, self.clients = app, clients
-        self._bound = bind(app.model())
+        self._bound = bind(app.model(), words)
         self._watch = Watch(self._bound, _log.warning)
         self.model, self.arena = self._bound.model, self._bound.arena
         options = links.server_options(plan, links.server_trust(plan, listen))
         self._core = _core.Server(self.arena.core, listen, json.dumps(options))
-        self._number = 0
+        self._test: Any = None
+        self._recording: Recording | None = None
+        if record is not None or resume is not None:
+            self._recording = self._record(plan, listen, None if resume is None else Path(resume))
+        self.number = 0 if self._recording is None else self._recording.done
+
+    def _record(self, plan: Plan, listen: str, resume: Path | None) -> Recording:
+        from thalweg.recording import Recording
+
+        try:
+            return Recording(plan, self.arena.core, listen, self.address, app=self.app, resume=resume)
+        except BaseException:
+            self._core.close("the server has failed")
+            raise
+
+    @property
+    def record(self) -> Path | None:
+        """The folder of this job's record, or None."""
+        return None if self._recording is None else self._recording.record.path
 
     @property
     def address(self) -> str:
@@ -112,12 +150,37 @@ class Server:
         Clients start from the values that ``model`` has now, and it has their mean afterwards. Raises CoreError,
         and ModelError if ``model`` has got other tensors.
         """
+        return self.advance(config).outcome
+
+    def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
+        """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and keep it in the record.
+
+        Without either nothing is evaluated. Raises what ``round`` and ``evaluate`` raise, and RecordError.
+        """
         self._bound.collect("the last round")
-        self._number += 1
-        text = json.dumps({"round": self._number, **(config or {})})
-        outcome: Mapping[str, Any] = json.loads(self._core.round(self._number, text, None))
+        names = sorted(json.loads(self._core.clients()))
+        number = self.number + 1
+        told = {"round": number, "clients": self.clients, "names": names, "seed": self._seed}
+        text = json.dumps(told | dict(config or {}))
+        outcome: Mapping[str, Any] = json.loads(self._core.round(number, text, None))
+        self.number = number
         self._bound.restore("the round")
-        return outcome
+        started = time.perf_counter()
+        data = self._test_data() if data is None else data
+        metrics = {} if data is None else self.evaluate(data)
+        if self._recording is not None:
+            self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
+        return Round(int(outcome["round"]), metrics, outcome)
+
+    def expect(self, rounds: int) -> None:
+        """Keep in the record that so many rounds more are planned."""
+        if self._recording is not None:
+            self._recording.expect(self.number + rounds)
+
+    def _test_data(self) -> Any:
+        if self._test is None and apps.evaluates(self.app):
+            self._test = self.app.test_data()  # type: ignore[attr-defined]
+        return self._test
 
     def evaluate(self, data: Any) -> Metrics:
         """Return what the app says of the global model on ``data``. Raises ModelError, and what the app raises."""
@@ -125,8 +188,10 @@ class Server:
         return self._watch.evaluate(work)
 
     def close(self, reason: str = "the job is over") -> None:
-        """Tell every client that the job is over, and stop. Idempotent."""
+        """Tell every client that the job is over, stop, and complete the record. Idempotent. Raises RecordError."""
         self._core.close(reason)
+        if self._recording is not None:
+            self._recording.finish("complete")
 
     def __enter__(self) -> Server:
         return self
@@ -134,7 +199,10 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("the job is over" if error is None else "the server has failed")
+        self._core.close("the job is over" if error is None else "the server has failed")
+        if self._recording is not None:
+            status = "complete" if error is None else "failed" if isinstance(error, Exception) else "interrupted"
+            self._recording.finish(status, None if error is None else f"{status}: {error!r}")
 
 
 class Client:
@@ -149,10 +217,13 @@ class Client:
         data: Any = None,
         token_file: Path | str | None = None,
         patience: float = 30.0,
+        tensors: str | Sequence[str] | None = None,
     ) -> None:
         """Begin to connect to the server at ``url``; ``patience`` is how many seconds to go on trying.
 
-        ``token_file`` is what ``thalweg pki issue`` made. Raises LinkError, PlanError, ModelError.
+        Without ``data`` the app's ``client_data()`` or ``train_data()`` is asked for it. ``token_file`` is what
+        ``thalweg pki issue`` made; ``tensors`` says which tensors travel, as the server's does. Raises LinkError,
+        PlanError, ModelError.
         """
         from thalweg import links, pki
 
@@ -160,7 +231,7 @@ class Client:
         trust = links.remote_trust(url, token, None, None, "auto")
         options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
         self.app, self.name, self.data = app, name, data
-        self._bound = bind(app.model())
+        self._bound = bind(app.model(), own_tensors(app, tensors))
         self.model, self.arena = self._bound.model, self._bound.arena
         self._core = _core.Client(url, name, json.dumps(options), self.arena.core)
 
@@ -175,9 +246,12 @@ class Client:
         def note(text: str) -> None:
             _log.warning("%s: %s", self.name, text)
 
-        party = AppClient(self.app, self._bound, self.data, note)
+        def make(config: Mapping[str, Any], _arena: object) -> AppClient:
+            data = self.data if self.data is not None else apps.client_data(self.app, apps.part_of(self.name, config))
+            return AppClient(self.app, self._bound, data, note=note)
+
         try:
-            return take_part(self._core, lambda _config, _arena: party, lambda _note: None)
+            return take_part(self._core, make, lambda _note: None)
         finally:
             self.close()
 
@@ -191,11 +265,16 @@ def fedavg(
 ) -> Iterator[Round]:
     """Run rounds of federated averaging (weighted by samples) and yield each as it ends.
 
-    Waits for all clients first. With ``data``, the app evaluates the global model on it after each round. Raises
-    CoreError of kind ``round`` if too few updates come.
+    Waits for all clients first. With ``data``, or where the app has ``test_data()``, the app evaluates the global
+    model after each round. Raises CoreError of kind ``round`` if too few updates come.
     """
     server.wait()
+    server.expect(rounds)
     for _ in range(rounds):
-        outcome = server.round(config)
-        metrics = {} if data is None else server.evaluate(data)
-        yield Round(int(outcome["round"]), metrics, outcome)
+        yield server.advance(config, data=data)
+
+
+def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | None:
+    """Return which tensors travel: those that are asked for, else those that the app says; None for all."""
+    words = getattr(app, "tensors", None) if tensors is None else tensors
+    return [words] if isinstance(words, str) else None if words is None else list(words)

@@ -99,8 +99,8 @@ def layout_of(module: torch.nn.Module, tensors: str | Iterable[str] | None = Non
 
     ``tensors`` says which travel.
     """
-    from thalweg.binding import chosen
     from thalweg.choosing import Choice
+    from thalweg.travelling import chosen
 
     return chosen(module, Choice(tensors)).layout
 

@@ -9,16 +9,17 @@ is an error. The check costs a few microseconds a tensor and reads none of their
 
 from __future__ import annotations
 
-import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from thalweg import _core
-from thalweg.arena import Arena, describe_array, describe_tensor
+from thalweg.arena import Arena, describe_array
 from thalweg.choosing import Choice, Named
 from thalweg.errors import ModelError
+from thalweg.travelling import Group, Slot, chosen, refuse_overlaps, slots
+from thalweg.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,8 +32,6 @@ Words: TypeAlias = "str | Iterable[str] | None"
 IN_PLACE: Final = (
     "Train the tensors of the model that train() is given, in place; make changes of its structure in model()"
 )
-# What torch.compile puts in front of the names of the module that it wraps.
-COMPILED: Final = "_orig_mod"
 SAMPLES: Final = 1024
 SAMPLE_BYTES: Final = 64
 
@@ -42,6 +41,9 @@ class Binding(ABC):
 
     model: Any
     arena: Arena
+    _choice: Choice
+    # Tensors of the model, tied ones as one, whether they travel or not.
+    _total: int
 
     def collect(self, when: str) -> list[str]:
         """Bring the model's values into the arena, where they are not; return the names of what had to be copied.
@@ -61,6 +63,12 @@ class Binding(ABC):
         content = np.asarray(self.arena.core)
         blocks = content[: content.size // SAMPLE_BYTES * SAMPLE_BYTES].reshape(-1, SAMPLE_BYTES)
         return blocks[:: max(1, len(blocks) // SAMPLES)].tobytes() or content.tobytes()
+
+    def summary(self) -> str:
+        """Say in one line what travels."""
+        count, size = len(self.arena), format_bytes(len(self.arena.core))
+        few = "" if self._choice.is_all else f" of {self._total}, as tensors = {self._choice} says"
+        return f"updates have {count} tensors{few}, {size}"
 
     @abstractmethod
     def _settle(self, when: str, *, from_model: bool) -> list[str]:
@@ -101,113 +109,6 @@ def check_layout(job: _core.Layout, own: _core.Layout) -> None:
         )
 
 
-class Slot(NamedTuple):
-    """Where a tensor hangs in a module, and the tensor that is there now."""
-
-    owner: torch.nn.Module
-    key: str
-    tensor: torch.Tensor
-
-
-@dataclass
-class Group:
-    """A tensor of a module with all its names, the one under which it travels first.
-
-    ``apart`` are the names of other tensor objects over the same memory.
-    """
-
-    names: list[str]
-    tensor: torch.Tensor
-    trainable: bool
-    apart: set[str] = field(default_factory=set)
-
-    @property
-    def named(self) -> Named:
-        return Named(self.names, self.trainable)
-
-
-class Chosen(NamedTuple):
-    """The tensors of a module that travel, their layout, and the names of all tensors."""
-
-    groups: Sequence[Group]
-    layout: _core.Layout
-    known: frozenset[str]
-
-
-def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
-    """Return what of a module travels. Raises ModelError for what cannot be moved into an arena."""
-    found = groups(module)
-    travels = choice.of([group.named for group in found])
-    taken = [group for group, wanted in zip(found, travels, strict=True) if wanted]
-    layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in taken])
-    _refuse_overlaps(found, {group.names[0] for group in taken})
-    return Chosen(taken, layout, frozenset(name for group in found for name in group.names))
-
-
-def slots(module: torch.nn.Module) -> dict[str, Slot]:
-    """Return a module's parameters and persistent buffers by name, in ``state_dict`` order, tied ones repeatedly."""
-    found: dict[str, Slot] = {}
-    for path, owner in module.named_modules(remove_duplicate=False):
-        parts = [part for part in path.split(".") if part and part != COMPILED]
-        prefix = "".join(f"{part}." for part in parts)
-        for key, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            found[prefix + key] = Slot(owner, key, parameter)
-        passing = getattr(owner, "_non_persistent_buffers_set", ())
-        for key, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
-            if key not in passing:
-                found[prefix + key] = Slot(owner, key, buffer)
-    return found
-
-
-def groups(module: torch.nn.Module) -> list[Group]:
-    """Return a module's tensors, tied ones as one, be they one object or several over the same memory."""
-    found: dict[Any, Group] = {}
-    for name, (_, _, tensor) in slots(module).items():
-        memory = _memory(tensor)
-        group = found.setdefault(memory, Group([], tensor, trainable=False))
-        group.names.append(name)
-        group.trainable |= tensor.requires_grad
-        if tensor is not group.tensor:
-            group.apart.add(name)
-    return list(found.values())
-
-
-def _memory(tensor: torch.Tensor) -> object:
-    """Return what two tensors have in common if they are the same memory; else each its own."""
-    import torch
-
-    if torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided or not tensor.data_ptr():
-        return id(tensor)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _refuse_overlaps(found: Iterable[Group], moving: Container[str]) -> None:
-    """Refuse tensors that share memory in part: in an arena each has its own, and they would part silently."""
-    import torch
-
-    _refuse_spans(
-        (
-            (group.tensor.data_ptr(), group.tensor.data_ptr() + group.tensor.nbytes, group.names[0])
-            for group in found
-            if not torch.nn.parameter.is_lazy(group.tensor)
-            and group.tensor.device.type == "cpu"
-            and group.tensor.layout == torch.strided
-            and group.tensor.is_contiguous()
-        ),
-        moving,
-    )
-
-
-def _refuse_spans(spans: Iterable[tuple[int, int, str]], moving: Container[str]) -> None:
-    """Refuse spans (first byte, byte behind it, name) that overlap, if one of them moves. Raises ModelError."""
-    for (_, end, one), (begin, _, other) in itertools.pairwise(sorted(spans)):
-        if begin < end and (one in moving or other in moving):
-            raise ModelError(
-                f"the tensors {one!r} and {other!r} share memory",
-                "Keep one of them, or give each memory of its own: tensor.clone(), array.copy()",
-            )
-
-
 @dataclass(frozen=True)
 class Place:
     """A tensor's place in the arena: its names, what it is like, and where its first byte is."""
@@ -234,7 +135,7 @@ class ModuleBinding(Binding):
         self.model = module
         self.arena = Arena(_core.Arena(taken.layout) if core is None else core)
         self._choice = choice
-        self._known = taken.known
+        self._known, self._total = taken.known, taken.total
         self._places = [self._place(group) for group in taken.groups]
 
     def _place(self, group: Group) -> Place:
@@ -364,8 +265,8 @@ class ArrayBinding(Binding):
         if core is not None:
             check_layout(core.layout, layout)
         spans = ((_address(a), _address(a) + a.nbytes, name) for name, a in arrays.items() if a.flags.c_contiguous)
-        _refuse_spans(spans, set(self._names))
-        self._choice, self._known = choice, set(arrays)
+        refuse_overlaps(spans, set(self._names))
+        self._choice, self._known, self._total = choice, set(arrays), len(arrays)
         self.arena = Arena(_core.Arena(layout) if core is None else core)
         self.model: dict[str, npt.NDArray[Any]] = {**arrays, **self.arena}
         if core is None:

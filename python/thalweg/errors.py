@@ -31,6 +31,10 @@ class ModelError(ThalwegError):
     """A model is unknown, or does not fit what it is asked to do."""
 
 
+class AppError(ThalwegError):
+    """The code of an app of one's own raised an exception, which is this one's ``__cause__``."""
+
+
 class LinkError(ThalwegError):
     """A peer cannot be reached, was refused, or went away."""
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from thalweg import _core, machine
 from thalweg.errors import RoundError
 from thalweg.participant import take_part
-from thalweg.parties import Described
+from thalweg.parties import maker_of
 
 END_SECONDS: Final = 10.0
 # Called from a thread of its own with a client that has ended, and why.
@@ -48,6 +48,9 @@ class Orders:
     places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
     # Each client's congestion control, where it is not that of the options.
     congestion: Mapping[str, str | None] = field(default_factory=dict)
+    # An app of one's own, {"object", "options"}, and which tensors travel.
+    app: Mapping[str, Any] | None = None
+    tensors: Sequence[str] | None = None
 
     def of(self, name: str, number: int) -> dict[str, Any]:
         """Return the orders of one client; its seed is its own."""
@@ -63,6 +66,8 @@ class Orders:
             "threads": self.threads,
             "parent": os.getpid(),
             "place": self.places.get(name),
+            "app": self.app,
+            "tensors": self.tensors,
         }
 
 
@@ -158,7 +163,7 @@ class Fleet:
             self._note(member.name, text)
 
         try:
-            maker = Described(member.name, data_root=order["data_root"], threads=order["threads"], note=note)
+            maker = maker_of(order, note)
             maker.prepare(order["config"])
             client = _core.Client(order["url"], member.name, json.dumps(order["options"]), None)
             take_part(client, maker, note)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, links, registry
+from thalweg import _core, apps, links, registry
 from thalweg.bound import Bound, bound_of
 from thalweg.errors import RecordError
 from thalweg.parties import ServerParty, bytes_of, round_config, server_party
@@ -59,7 +59,7 @@ class Result:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
         return {
             "transport": self.plan.scheme,
-            "model": self.plan.model.name,
+            "model": self.plan.label,
             "clients": self.plan.job.clients,
             "parameters": self.parameters,
             "update_bytes": self.update_bytes,
@@ -169,7 +169,8 @@ def hosting(
     if the record cannot be opened or resumed.
     """
     check_transport(plan, registry.transports())
-    progress.note(f"preparing {plan.model.name}" + ("" if plan.is_payload else f" and {plan.data.name}"))
+    with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
+    progress.note(f"preparing {plan.label}{with_data}")
     party = server_party(plan, progress.note)
     bound = bound_of(plan, url, len(party.arena), session)
     options = json.dumps(links.server_options(plan, trust, None if session is None else session.layers))
@@ -180,6 +181,8 @@ def hosting(
     server = listen() if session is None else session.listen(listen)
     try:
         facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
+        facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
         facts |= {} if session is None else session.facts()
         record, first = _open(plan, party, resume, facts)
         host = Host(plan, server, party, record, progress, bound, first, session)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import zlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from thalweg import _core, computing, models
+from thalweg import _core, apps, computing, models
 from thalweg.errors import PlanError
 from thalweg.watching import Note, Watch, ignore
 
 if TYPE_CHECKING:
-    from thalweg.binding import Binding
+    from thalweg.binding import Binding, Words
     from thalweg.image_app import ImageApp
+    from thalweg.plan import Plan
 
 Metrics = dict[str, Any]
 # Makes a client's party from a round's config and the arena that holds the model.
@@ -80,32 +81,46 @@ def parameters_of(model: Any) -> int:
 
 
 class AppServer:
-    """A server's party of an app such as ``ImageApp``; evaluates on the app's test data (FedComm section III.C)."""
+    """A server's party of an app; evaluates on the app's test data (FedComm section III.C), if it has any."""
 
-    def __init__(self, app: Any, note: Note = ignore) -> None:
+    def __init__(self, app: Any, *, tensors: Words = None, seed: int | None = None, note: Note = ignore) -> None:
+        """Build the model and load the data. With a seed the model's values follow from it. Raises ThalwegError."""
         from thalweg.binding import bind
 
         self._app = app
-        self._test = app.test_data()
-        self._bound = bind(app.model())
+        self._evaluates = apps.evaluates(app)
+        self._test = apps.ask(app.test_data, "test_data()") if self._evaluates else None
+        self._bound = bind(apps.model_of(app, seed), tensors or getattr(app, "tensors", None))
         self._watch = Watch(self._bound, note)
         self.parameters = parameters_of(self._bound.model)
         self.arena = self._bound.arena.core
+        note(self._bound.summary())
 
     def evaluate(self) -> Metrics:
-        """Evaluate the model that is in the arena, whatever the app did to it before. Raises ModelError."""
-        return self._watch.evaluate(lambda model: dict(self._app.evaluate(model, self._test)))
+        """Evaluate the model that is in the arena, whatever the app did to it before. Raises ModelError, AppError."""
+        if not self._evaluates:
+            return {}
+
+        def work(model: Any) -> Metrics:
+            return apps.ask(lambda: dict(self._app.evaluate(model, self._test)), "evaluate()")
+
+        return self._watch.evaluate(work)
 
 
 class AppClient:
-    """A client's party of an app such as ``ImageApp``, whose model is bound to an arena."""
+    """A client's party of an app, whose model is bound to an arena."""
 
-    def __init__(self, app: Any, bound: Binding, data: Any, note: Note = ignore) -> None:
-        self._app, self._data = app, data
+    def __init__(
+        self, app: Any, bound: Binding, data: Any, *, part: apps.Part | None = None, note: Note = ignore
+    ) -> None:
+        """Take a bound model and the client's data. With ``part`` what training draws follows from it and the round."""
+        self._app, self._data, self._part = app, data, part
         self._watch = Watch(bound, note)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
         """Train the model in the arena. Raises ModelError if what was trained cannot be brought back there."""
+        if self._part is not None:
+            apps.seed_all(self._part.seed, self._part.index + 1, int(config.get("round", 0)))
         samples, metrics = self._watch.train(lambda model: self._app.train(model, self._data, dict(config)))
         return int(samples), dict(metrics)
 
@@ -113,31 +128,60 @@ class AppClient:
 class Described:
     """Makes the party of a client that does what the server says the job is; ``PartyMaker``.
 
-    What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own.
+    What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own, and so is
+    an ``app``: a server never says which code a client runs. ``tensors`` is which of them may travel from here.
     """
 
-    def __init__(self, name: str, *, data_root: str | None, threads: int | None, note: Note = ignore) -> None:
-        self._name, self._note = name, note
+    def __init__(
+        self,
+        name: str,
+        *,
+        data_root: str | None,
+        threads: int | None,
+        app: Any = None,
+        tensors: Words = None,
+        note: Note = ignore,
+    ) -> None:
+        self._name, self._threads, self._app, self._note = name, threads, app, note
+        self._tensors = tensors or getattr(app, "tensors", None)
         self._own = ({} if data_root is None else {"root": data_root}, {} if threads is None else {"threads": threads})
-        self._ready: tuple[Any, Any, Any] | None = None
+        self._ready: _Ready | None = None
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Build the model and load the data now, so that no round has to wait for it."""
         model = config.get("model")
-        if not isinstance(model, str) or models.payload_bytes(model) is None:
+        if self._app is not None:
+            self._ready = self._own_app(config)
+        elif "app" in config:
+            raise PlanError(
+                f"the server's job trains an app of its own, {_table(config, 'app').get('object')!r}",
+                "Give this client its app: thalweg client --app module:object",
+            )
+        elif not isinstance(model, str) or models.payload_bytes(model) is None:
             app = self._images(config)
-            self._ready = app, app.model(), app.train_data()
+            self._ready = _Ready(app, app.model(), app.train_data(), None)
 
     def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
-        """Return the party, its model's values being those in ``arena``. Raises PlanError, DataError, ModelError."""
+        """Return the party, its model's values being those in ``arena``. Raises ThalwegError."""
         if self._ready is None:
             self.prepare(config)
         if self._ready is None:
             return Payload(arena)
         from thalweg.binding import attach
 
-        app, model, data = self._ready
-        return AppClient(app, attach(model, arena), data, self._note)
+        app, model, data, part = self._ready
+        bound = attach(model, arena, self._tensors or _words(config))
+        return AppClient(app, bound, data, part=part, note=self._note)
+
+    def _own_app(self, config: Mapping[str, Any]) -> _Ready:
+        part = apps.part_of(self._name, config)
+        model = apps.model_of(self._app, None if part is None else part.seed)
+        if self._threads is not None and "torch" in sys.modules:
+            import torch
+
+            torch.set_num_threads(self._threads)
+        data = apps.client_data(self._app, part)
+        return _Ready(self._app, model, data, part)
 
     def _images(self, config: Mapping[str, Any]) -> ImageApp:
         from thalweg.image_app import ImageApp
@@ -154,7 +198,29 @@ class Described:
             "training": {**_table(config, "training"), **threads},
         }
         plan = Plan.of(table, "what the server sent")
-        return ImageApp(**image_settings(plan), client=place_of(self._name, names, plan.job.clients))
+        return ImageApp(**image_settings(plan), client=apps.place_of(self._name, names, plan.job.clients))
+
+
+class _Ready(NamedTuple):
+    """An app with its model and data; ``part`` where what it draws follows from the job's seed."""
+
+    app: Any
+    model: Any
+    data: Any
+    part: apps.Part | None
+
+
+def maker_of(order: Mapping[str, Any], note: Note) -> Described:
+    """Return the maker of the party that an order of ``fleet.Orders`` asks for. Raises PlanError."""
+    named = order.get("app")
+    return Described(
+        order["name"],
+        data_root=order["data_root"],
+        threads=order["threads"],
+        app=None if named is None else apps.load(named["object"], named["options"]),
+        tensors=order.get("tensors"),
+        note=note,
+    )
 
 
 def image_settings(plan: Any) -> dict[str, Any]:
@@ -171,41 +237,50 @@ def image_settings(plan: Any) -> dict[str, Any]:
     }
 
 
-def place_of(name: str, names: Sequence[str], clients: int) -> int:
-    """Return which part of the data is that of client ``name``, 0 to ``clients`` - 1.
-
-    One that joined after the round's list was made takes a part that follows from its name.
-    """
-    place = names.index(name) if name in names else zlib.crc32(name.encode())
-    return place % clients
-
-
-def server_party(plan: Any, note: Note = ignore) -> ServerParty:
-    """Return the server's party of a plan. Raises DataError, ModelError."""
+def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
+    """Return the server's party of a plan. Raises PlanError, DataError, ModelError, AppError."""
     tensors = models.payload_tensors(plan.model.name)
     if tensors is not None:
         return Payload.of(tensors, plan.job.seed)
+    if plan.app is not None:
+        app = apps.load(plan.app.object, plan.app.options)
+        return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, note=note)
     from thalweg.image_app import ImageApp
 
-    return AppServer(ImageApp(**image_settings(plan), client=None), note)
+    return AppServer(ImageApp(**image_settings(plan), client=None), tensors=plan.model.tensors, note=note)
 
 
-def round_config(plan: Any, number: int, names: Sequence[str]) -> dict[str, Any]:
+def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any]:
     """Return what the server tells clients with round ``number``: all they need to take part."""
     if plan.is_payload:
         told = {"round": number, "model": plan.model.name}
-        compute = plan.training.model_dump(include=computing.KEYS)
+        compute = plan.training.model_dump(include=set(computing.KEYS))
         return told if compute["compute"] is None else {**told, "training": compute}
-    return {
+    tensors = plan.model.tensors
+    told = {
         "round": number,
         "rounds": plan.job.rounds,
-        "model": plan.model.name,
-        "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
         "clients": plan.job.clients,
         "names": list(names),
         "seed": plan.job.seed,
-        "training": plan.training.model_dump(exclude=computing.KEYS | {"threads"}),
+        **({} if tensors is None else {"tensors": tensors}),
     }
+    if plan.app is not None:
+        return {**told, "app": plan.app.model_dump()}
+    return {
+        **told,
+        "model": plan.model.name,
+        "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
+        "training": plan.training.model_dump(exclude={*computing.KEYS, "threads"}),
+    }
+
+
+def _words(config: Mapping[str, Any]) -> list[str] | None:
+    """Return which tensors the server says travel; None for all. Raises PlanError."""
+    words = config.get("tensors")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise PlanError(f"the server says tensors = {words!r}", "Use the same version on both sides")
+    return words
 
 
 def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:

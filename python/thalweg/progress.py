@@ -45,6 +45,8 @@ def progress_on_stderr() -> Progress:
 def round_line(entry: Mapping[str, Any], rounds: int) -> str:
     """Return a round in one line."""
     accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
+    if not accuracy and entry["loss"] is not None:
+        accuracy = f"loss {entry['loss']:.4g}, "
     whole = "" if entry["complete"] else ", incomplete"
     return (
         f"round {entry['round']}/{rounds}: {accuracy}{format_seconds(entry['seconds'])} "

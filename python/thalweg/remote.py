@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg import _core, links, machine, pki
+from thalweg import _core, apps, links, machine, pki
 from thalweg.errors import PlanError
 from thalweg.host import Result, hosting, peak_of, use_of
 from thalweg.participant import take_part
-from thalweg.parties import AppClient, Described, PartyMaker
+from thalweg.parties import Described
 from thalweg.roster import Roster
 from thalweg.watching import Note
 
@@ -85,15 +83,25 @@ def join_job(
 ) -> dict[str, Any]:
     """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
-    ``app`` is module:object; without it the server says what is trained. Raises PlanError for what is wrong on
-    this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
+    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained. Raises
+    PlanError for what is wrong on this side, LinkError or CoreError if the server cannot be reached or does not let
+    the client in.
     """
-    url, token_file, layers = _target(membership)
+    plan = None if "://" in membership.target else _plan(membership.target)
+    url = membership.target if plan is None else listen_url(plan)
+    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else links.seal(plan)
     token = None if token_file is None else pki.read_token(token_file)
     name = membership.name or (token.name if token else socket.gethostname())
     options = {**_options(membership, url, token), "layers": layers}
-    arena, maker = _party(app, name, data_root, threads, note)
-    client = _core.Client(url, name, json.dumps(options), arena)
+    maker = Described(
+        name,
+        data_root=data_root,
+        threads=threads,
+        app=_app(app, plan),
+        tensors=None if plan is None else plan.model.tensors,
+        note=note,
+    )
+    client = _core.Client(url, name, json.dumps(options), None)
     note(f"{name}: joining {url}")
     try:
         rounds = take_part(client, maker, note)
@@ -102,45 +110,32 @@ def join_job(
     return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
 
 
-def load_app(text: str) -> Any:
-    """Return the app that ``module:object`` names; a class is instantiated. Raises PlanError."""
-    module_name, _, attribute = text.partition(":")
-    if not module_name or not attribute:
-        raise PlanError(f"{text!r} does not name an app", "Write module:object, as my_app:App")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise PlanError(f"cannot load the app {text}: {error}", "Start it in the folder of the module") from error
-    finally:
-        sys.path.pop(0)
-    app = found() if isinstance(found, type) else found
-    missing = [method for method in ("model", "train") if not callable(getattr(app, method, None))]
-    if missing:
-        raise PlanError(f"the app {text} has no {missing[0]}()", "An app has model(), train() and evaluate()")
-    return app
-
-
 def _expected(plan: Plan) -> str:
     hosts = plan.hosts.clients
     return "" if hosts is None else ": " + ", ".join(f"{name} ({host})" for name, host in hosts.items())
 
 
-def _target(membership: Membership) -> tuple[str, Path | None, Mapping[str, Any]]:
-    """Return the server's URL, the token's file, and the layer that seals updates if there is one.
-
-    A plan may name them, and the command line goes before it.
-    """
-    target = membership.target
-    if "://" in target:
-        return target, membership.token_file, {}
+def _plan(path: str) -> Plan:
+    """Return the plan that says where the server is; the command line goes before the rest of it."""
     from thalweg.plan import Plan
 
-    plan = Plan.load(Path(target))
+    plan = Plan.load(Path(path))
     if plan.hosts.server is None:
-        raise PlanError(f"{target} does not say where the server is", "Give hosts.server, or the URL of the server")
-    named = plan.security.token_file
-    return listen_url(plan), membership.token_file or (None if named is None else Path(named)), links.seal(plan)
+        raise PlanError(f"{path} does not say where the server is", "Give hosts.server, or the URL of the server")
+    return plan
+
+
+def _token_file(plan: Plan | None) -> Path | None:
+    named = None if plan is None else plan.security.token_file
+    return None if named is None else Path(named)
+
+
+def _app(named: str | None, plan: Plan | None) -> Any:
+    """Return the app that the command line names, else the plan; None if neither does."""
+    planned = None if plan is None else plan.app
+    if named is None and planned is None:
+        return None
+    return apps.load(named or planned.object, None if planned is None else planned.options)  # type: ignore[union-attr]
 
 
 def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, Any]:
@@ -160,16 +155,3 @@ def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[
         "own": membership.own,
     }
     return {"transport": transport, "token": trust.get("token"), "patience": membership.patience}
-
-
-def _party(
-    app: str | None, name: str, data_root: str | None, threads: int | None, note: Note
-) -> tuple[_core.Arena | None, PartyMaker]:
-    if app is None:
-        return None, Described(name, data_root=data_root, threads=threads, note=note)
-    from thalweg.binding import bind
-
-    loaded = load_app(app)
-    bound = bind(loaded.model())
-    data = loaded.train_data() if hasattr(loaded, "train_data") else None
-    return bound.arena.core, lambda _config, _arena: AppClient(loaded, bound, data, note)

@@ -37,7 +37,7 @@ def main() -> int:
 def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
     from thalweg import _core
     from thalweg.participant import take_part
-    from thalweg.parties import Described
+    from thalweg.parties import maker_of
 
     name = spec["name"]
     client = None
@@ -48,7 +48,7 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
         def note(text: str) -> None:
             _log(name, text)
 
-        maker = Described(name, data_root=spec["data_root"], threads=spec["threads"], note=note)
+        maker = maker_of(spec, note)
         maker.prepare(spec["config"])
         client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
         return {"rounds": take_part(client, maker, note)}, 0

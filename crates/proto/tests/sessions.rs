@@ -138,7 +138,7 @@ fn another_layout_is_refused_and_both_are_named() {
     let Some(Err(reason)) = &world.clients[0].seen.finished else { unreachable!("it has another layout") };
     let ours = world.server.layout.hash().to_string();
     assert!(reason.contains(&ours) && reason.contains(&LayoutHash(0xbad).to_string()), "{reason}");
-    assert!(reason.contains("use the same model at both ends"), "{reason}");
+    assert!(reason.contains("the same tensors at both ends"), "{reason}");
 }
 
 /// It took the server's layout when it joined; its arena has that size now.

@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.bench.estimate import update_bytes
+from thalweg.errors import PlanError
 from thalweg.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -78,8 +79,17 @@ class Difference:
     words: str
 
 
-def condition_of(plan: Plan) -> Condition:
-    """Return what a plan's job works under. Raises PlanError if a file that its network names cannot be read."""
+def condition_of(plan: Plan, size: int | None = None) -> Condition:
+    """Return what a plan's job works under; ``size`` is the bytes of its updates, where they were seen.
+
+    Raises PlanError if a file that its network names cannot be read, or nobody knows the size.
+    """
+    size = update_bytes(plan) if size is None else size
+    if size is None:
+        raise PlanError(
+            f"how large updates of {plan.label} are is not known before it runs",
+            "Ask for a payload of the same size: --model payload:SIZE",
+        )
     stress = plan.stress
     said = {} if stress is None else stress.model_dump(exclude_none=True, exclude_unset=True)
     fault = plan.layers.fault
@@ -94,7 +104,7 @@ def condition_of(plan: Plan) -> Condition:
         up, down, rest = _links(built)
         topology = network.topology
     return Condition(
-        update_bytes=update_bytes(plan),
+        update_bytes=size,
         clients=plan.participants,
         up=up,
         down=down,

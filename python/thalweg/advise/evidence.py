@@ -113,7 +113,7 @@ def _measured(run: Run, seconds: float | None) -> Measured:
         transport=transport(run),
         scheme=run.plan.scheme,
         emulation=run.emulation.partition(":")[0],
-        condition=condition_of(run.plan),
+        condition=condition_of(run.plan, run.manifest.get("update_bytes")),
         numbers=numbers(run) if run.status == "complete" else None,
         seconds=seconds if seconds is not None else _elapsed(run.manifest),
         least_seconds=least(run.plan),

@@ -21,6 +21,7 @@ IS: Final = "is"
 SHORT: Final[Mapping[str, str]] = {
     "case": "several sections",
     "transport": "transport.url",
+    "app": "app.object",
     "model": "model.name",
     "network": "network",
     "loss": "network.loss",
@@ -112,6 +113,8 @@ def _put(table: Table, path: str, value: Any) -> None:
     *sections, key = path.split(".")
     for section in sections:
         inner = table.get(section)
+        # The short form of an app.
+        inner = {"object": inner} if section == "app" and isinstance(inner, str) else inner
         # What is no table is refused by the plan's own check.
         table[section] = dict(inner) if isinstance(inner, Mapping) else {}
         table = table[section]
@@ -127,6 +130,13 @@ def _transport(table: Table, value: Any) -> None:
     _put(table, "transport.url", url)
     for key, chosen in registry.own_options(options).items():
         _put(table, f"transport.options.{key}", chosen)
+
+
+def _app(table: Table, value: Any) -> None:
+    if isinstance(value, Mapping):
+        table["app"] = dict(value)
+    else:
+        _put(table, "app.object", value)
 
 
 def _case(table: Table, value: Any) -> None:
@@ -192,6 +202,7 @@ def _section(table: Table, name: str) -> Mapping[str, Any]:
 
 _SPECIAL: Final[Mapping[str, Callable[[Table, Any], None]]] = {
     "case": _case,
+    "app": _app,
     "transport": _transport,
     "network": _network,
     "loss": _loss,

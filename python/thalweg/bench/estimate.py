@@ -11,8 +11,10 @@ from thalweg.bench.matrix import Cell
 from thalweg.plan import Plan
 
 
-def update_bytes(plan: Plan) -> int:
-    """Return the bytes of a plan's update; gaps between tensors included."""
+def update_bytes(plan: Plan) -> int | None:
+    """Return the bytes of a plan's update, gaps between tensors included; None if only its model can say."""
+    if plan.app is not None or plan.model.tensors is not None:
+        return None
     payload = plan.payload
     return models.find(plan.model.name).layout_bytes if payload is None else payload
 
@@ -22,7 +24,7 @@ def least(plan: Plan) -> float:
 
     Raises PlanError if a file that its network names cannot be read.
     """
-    size, clients = update_bytes(plan), plan.participants
+    size, clients = update_bytes(plan) or 0, plan.participants
     each = 0.0
     if plan.network is not None and plan.network.emulator != "none":
         from thalweg.network import bound, spec

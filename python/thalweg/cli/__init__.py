@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from typer.core import TyperGroup
 
 from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
-from thalweg.errors import ThalwegError
+from thalweg.errors import AppError, ThalwegError
 from thalweg.explain import INTERRUPTED, exit_code, explain
 
 __all__ = ["app", "main"]
@@ -50,6 +51,8 @@ def report(error: Exception) -> int | None:
     if isinstance(error, ThalwegError) or (core is not None and isinstance(error, core.CoreError)):
         cause, mend = explain(error)
         code = exit_code(error)
+        if isinstance(error, AppError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
     elif isinstance(error, ImportError) and "_core" in str(error) and "thalweg" in (error.name or ""):
         cause, mend, code = "the compiled core is not installed", "Run `make setup`, or pip install thalweg", 1
     else:

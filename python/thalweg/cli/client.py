@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import DataRoot, LoginFile, Options
+from thalweg.cli.plans import AppName, DataRoot, LoginFile, Options
 
 PemFile = Path | None
 
@@ -19,7 +19,7 @@ def command(
     *,
     token_file: Annotated[Path | None, typer.Option(help="NAME.token of `thalweg pki issue NAME`.")] = None,
     name: Annotated[str | None, typer.Option(help="Its name; without it the token's, or this machine's.")] = None,
-    app: Annotated[str | None, typer.Option(metavar="MODULE:OBJECT", help="What trains; else the server says.")] = None,
+    app: AppName = None,
     ca: Annotated[PemFile, typer.Option(help="Certificate authority of the server, PEM.")] = None,
     cert: Annotated[PemFile, typer.Option(help="This client's certificate, PEM.")] = None,
     key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,

@@ -18,6 +18,10 @@ Record: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Fold
 Resume: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="RECORD", help="Go on from the last checkpoint of a run's record.")
 ]
+AppName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:OBJECT", help="An app of one's own: my_app:App, or path/to/file.py:App."),
+]
 DataRoot: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the files of the data set.")]
 
 Options: TypeAlias = Annotated[

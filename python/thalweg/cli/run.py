@@ -8,6 +8,7 @@ import typer
 
 from thalweg.cli.output import Json, output
 from thalweg.cli.plans import (
+    AppName,
     Clients,
     DataRoot,
     LoginFile,
@@ -32,6 +33,7 @@ def command(
     plan: PlanFile = None,
     *,
     transport: Annotated[str | None, typer.Option(metavar="URL", help="tcp, memory, or scheme://host:port.")] = None,
+    app: AppName = None,
     clients: Clients = None,
     rounds: Rounds = None,
     model: Annotated[str | None, typer.Option(help="vgg5, vgg8, lenet, ..., or payload:SIZE to only move it.")] = None,
@@ -65,6 +67,7 @@ def command(
     The server is this process, each client one of its own.
     """
     overrides: dict[str, object] = {
+        "app.object": app,
         "transport.url": transport,
         "job.clients": clients,
         "job.rounds": rounds,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
+from thalweg.cli.plans import AppName, Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
 
 
 def command(
@@ -15,6 +15,7 @@ def command(
     *,
     listen: Annotated[str | None, typer.Option(metavar="URL", help="Where to listen: tcp://0.0.0.0:7070.")] = None,
     pki: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that `thalweg pki init` made.")] = None,
+    app: AppName = None,
     clients: Clients = None,
     rounds: Rounds = None,
     data_root: DataRoot = None,
@@ -27,6 +28,7 @@ def command(
     Clients come by themselves with `thalweg client` (FedComm section III.C steps 6 and 7).
     """
     overrides = {
+        "app.object": app,
         "transport.url": listen,
         "security.pki": pki,
         "job.clients": clients,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from thalweg import computing, models
 from thalweg.errors import PlanError
@@ -15,6 +15,7 @@ from thalweg.plan.combinations import check_transport
 from thalweg.plan.network import NetworkSection, StressSection
 from thalweg.plan.sections import (
     AggregationSection,
+    AppSection,
     DataSection,
     FaultLayer,
     HostsSection,
@@ -51,10 +52,15 @@ _MAY_DIFFER: Final = (
 )
 
 
+def _app_of(value: Any) -> Any:
+    return {"object": value} if isinstance(value, str) else value
+
+
 class Plan(Section):
     """A job, completely. Raises PlanError (ModelError, DataError) for a combination that cannot be."""
 
     job: JobSection = Field(default_factory=JobSection)
+    app: Annotated[AppSection | None, BeforeValidator(_app_of)] = Field(None)
     model: ModelSection = Field(default_factory=ModelSection)
     data: DataSection = Field(default_factory=DataSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
@@ -115,11 +121,21 @@ class Plan(Section):
 
     def to_toml(self) -> str:
         """Return the whole plan, defaults included, as TOML that loads to an equal plan."""
-        unused: dict[str, Any] = {"data": True, "training": self._unused_training()} if self.is_payload else {}
-        return toml.dumps(self.model_dump(exclude_none=True, exclude=unused))
+        return toml.dumps(self.model_dump(exclude_none=True, exclude=self._unused()))
 
-    def _unused_training(self) -> bool | set[str]:
-        return True if self.training.compute is None else set(TrainingSection.model_fields) - computing.KEYS
+    def _unused(self) -> dict[str, Any]:
+        """Return the keys that mean nothing in this job, as pydantic's exclude."""
+        training = set(TrainingSection.model_fields)
+        if self.app is not None:
+            return {"model": {"name"}, "data": True, "training": training - combinations.OF_APPS}
+        if self.is_payload:
+            return {"data": True, "training": True if self.training.compute is None else training - computing.KEYS}
+        return {}
+
+    @property
+    def label(self) -> str:
+        """What is trained or moved: the app's name, or the model's."""
+        return self.model.name if self.app is None else self.app.object
 
     @property
     def payload(self) -> int | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import computing, data, links, models
+from thalweg import apps, computing, data, links, models
 from thalweg.errors import PlanError
 
 if TYPE_CHECKING:
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from thalweg.plan.network import NetworkSection
 
 
+# Keys of [training] that mean something for an app of one's own.
+OF_APPS: Final = frozenset({"threads"})
+
+
 def check(plan: Plan) -> None:
     """Refuse what cannot be, whatever the machine. Raises PlanError, ModelError or DataError."""
+    _app(plan)
     _names(plan)
     _payload(plan)
     _round(plan)
@@ -98,7 +103,26 @@ def setting_words(kind: Mapping[str, Any]) -> str:
     return words[kind["type"]]
 
 
+def _app(plan: Plan) -> None:
+    if plan.app is None:
+        return
+    given = ["model.name"] if "name" in plan.model.model_fields_set else []
+    given += ["data"] if plan.data.model_fields_set else []
+    given += [f"training.{key}" for key in sorted(plan.training.model_fields_set - OF_APPS)]
+    if given:
+        raise PlanError(
+            f"the plan has {given[0]} beside an app, {plan.app.object}, which has its own model, data and training",
+            f"Remove {given[0]}, or app; app.options has settings for the app",
+        )
+    # Whether the app can be loaded is looked at when it runs: its file may be on another machine.
+    place, colon, attribute = plan.app.object.rpartition(":")
+    if not (place and colon and attribute):
+        raise PlanError(f"app is {plan.app.object!r}, which does not name an app", apps.FORM)
+
+
 def _names(plan: Plan) -> None:
+    if plan.app is not None:
+        return
     if models.payload_bytes(plan.model.name) is None:
         models.find(plan.model.name)
         data.find(plan.data.name)
@@ -108,6 +132,8 @@ def _names(plan: Plan) -> None:
 def _payload(plan: Plan) -> None:
     given = ["data"] if plan.data.model_fields_set else []
     given += ["training"] if plan.training.model_fields_set - computing.KEYS else []
+    if plan.is_payload and plan.model.tensors is not None:
+        raise PlanError(f"{plan.model.name} travels whole", "Remove model.tensors, or take a smaller payload")
     if not plan.is_payload and plan.training.compute is not None:
         raise PlanError(
             f"{plan.model.name} is trained, and computes as long as that takes",

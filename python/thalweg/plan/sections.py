@@ -46,6 +46,12 @@ Part: TypeAlias = Annotated[
     Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)],
     Words("whole number, at least 1, or a share as 0.125"),
 ]
+Patterns: TypeAlias = Annotated[
+    list[Text],
+    Field(min_length=1),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Words("list of patterns, or text"),
+]
 RecordSize: TypeAlias = Annotated[
     Annotated[Size, Field(ge=16, le=4 << 20)] | None,
     BeforeValidator(lambda value: None if value == "auto" else value),
@@ -84,6 +90,23 @@ class ModelSection(Section):
     """What is trained, or moved."""
 
     name: Text = Field("vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained")
+    tensors: Patterns | None = Field(
+        None,
+        description="tensors that travel: patterns of names as head.*, with ! in front those that do not, or trainable "
+        "for parameters with requires_grad; without it all",
+    )
+
+
+class AppSection(Section):
+    """An app of one's own, trained instead of a model known here; `app = "module:object"` sets `object` alone."""
+
+    object: Text = Field(
+        description="module:object, or path/to/file.py:object: a class, a function that makes an app, or an app; "
+        "modules and paths are those of the working directory"
+    )
+    options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Words("table")] = Field(
+        None, description="keyword arguments for the class or function"
+    )
 
 
 class DataSection(Section):

@@ -117,12 +117,11 @@ class RunRecord(Record):
         if done >= plan.job.rounds:
             raise RecordError(f"all {done} rounds of {path} are done", f"Ask for more with --rounds {done + 1}")
         record = cls(path, keep=done)
+        record.replan(plan)
         try:
-            (path / PLAN).write_text(plan.to_toml())
             (path / queues.FILE).unlink(missing_ok=True)  # of a clock that has ended
         except OSError as error:
-            raise RecordError(f"cannot write {path / PLAN}: {error.strerror}", "Correct its permissions") from error
-        record.plan = plan
+            raise RecordError(f"cannot remove {path / queues.FILE}: {error.strerror}", "Correct that") from error
         record.note(status="running", resumed_after_round=done)
         return record
 
@@ -143,6 +142,15 @@ class RunRecord(Record):
                 stream.write(f"{_now()} {text}\n")
         except OSError as error:
             raise RecordError(f"cannot write {self.log_path}: {error.strerror}", "Make room") from error
+
+    def replan(self, plan: Plan) -> None:
+        """Keep another plan of the same experiment, as with more rounds. Raises RecordError."""
+        try:
+            (self.path / PLAN).write_text(plan.to_toml())
+        except OSError as error:
+            said = f"cannot write {self.path / PLAN}: {error.strerror}"
+            raise RecordError(said, "Correct its permissions, or make room") from error
+        self.plan = plan
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Keep a round. Raises RecordError."""
@@ -196,7 +204,7 @@ class RunRecord(Record):
 
 def _folder_name(plan: Plan) -> str:
     date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.model.name)
+    model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.label)
     return f"{date}-{model}-{plan.scheme}-{secrets.token_hex(3)}"
 
 

@@ -29,7 +29,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "record": str(run.path),
         "status": run.status,
         "started": run.manifest.get("started"),
-        "model": run.plan.model.name,
+        "model": run.plan.label,
         "clients": run.plan.job.clients,
         "seed": run.plan.job.seed,
         "transport": transport(run),
@@ -212,7 +212,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """Return a short name for each run: what they differ in, and part of the record's name where that is no help."""
     if len(runs) == 1:
         return [runs[0].label]
-    facts = [(run.plan.model.name, f"{run.plan.job.clients} clients", transport(run), network(run)) for run in runs]
+    facts = [(run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run)) for run in runs]
     differing = [column for column in range(4) if len({fact[column] for fact in facts}) > 1]
     names = [", ".join(fact[column][:40] for column in differing) for fact in facts]
     names = _told_apart(names, [run.label.rpartition("-")[2] for run in runs])

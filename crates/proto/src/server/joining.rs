@@ -48,8 +48,8 @@ impl Server {
         let ours = self.config.layout.hash();
         if let Some(theirs) = hello.layout.filter(|&l| l != ours) {
             let reason = format!(
-                "client {:?} has layout {theirs}, the server {ours}: another model, or other shapes or dtypes; \
-                 use the same model at both ends",
+                "client {:?} has layout {theirs}, the server {ours}: another model, other shapes or dtypes, or another \
+                 choice of tensors; use the same model and the same tensors at both ends",
                 hello.name
             );
             return Err((Refusal::Layout, reason));

@@ -1,0 +1,223 @@
+"""Apps of one's own: how a plan names one, how it is loaded, and what it is asked.
+
+An app is an object with ``model()`` and ``train(model, data, config)``. It may have ``client_data(name, index, clients,
+seed)`` or ``train_data()`` for a client's data, ``test_data()`` and ``evaluate(model, data)`` for the server, and
+``tensors``, which says what travels. docs/how-to/own-model.md describes them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import random
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from thalweg.errors import AppError, PlanError, ThalwegError
+
+T = TypeVar("T")
+
+FORM: Final = "Write module:object as my_app:App, or path/to/file.py:object"
+HOOKS: Final = "An app has model() and train(model, data, config); see docs/how-to/own-model.md"
+NEEDED: Final = ("model", "train")
+# NumPy takes seeds of 32 bits.
+NUMPY_SEEDS: Final = 1 << 32
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which client of a job one is: its name, its place from 0, how many there are, and the job's seed."""
+
+    name: str
+    index: int
+    clients: int
+    seed: int
+
+
+def load(text: str, options: Mapping[str, Any] | None = None) -> Any:
+    """Return the app that ``module:object`` or ``path/to/file.py:object`` names.
+
+    A module is looked for in the working directory first, a file is taken relative to it. A class or a function is
+    called, with ``options`` as keyword arguments; any other object is the app itself. Raises PlanError.
+    """
+    place, colon, attribute = text.rpartition(":")
+    if not colon or not place or not attribute:
+        raise PlanError(f"{text!r} does not name an app", FORM)
+    found = _attribute(_module(text, place), text, attribute)
+    app = _made(found, text, dict(options or {}))
+    missing = [hook for hook in NEEDED if not callable(getattr(app, hook, None))]
+    if missing:
+        raise PlanError(f"the app {text} has no {missing[0]}()", HOOKS)
+    return app
+
+
+def name_of(app: Any) -> str:
+    """Return how ``thalweg run --app`` would name an app's class, as my_app:App; a script's is path/to/file.py:App."""
+    kind = app if isinstance(app, type) else type(app)
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    place = file if kind.__module__ == "__main__" and file is not None else kind.__module__
+    return f"{place}:{kind.__qualname__}"
+
+
+def facts(text: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what a record keeps of a loaded app: what it is called, and the file that it is in, with its hash."""
+    place = text.rpartition(":")[0]
+    name = Path(place).stem if place.endswith(".py") else place
+    file = getattr(sys.modules.get(name), "__file__", None)
+    content = Path(file).read_bytes() if file is not None and Path(file).is_file() else None
+    digest = None if content is None else sha256(content).hexdigest()
+    return {"object": text, "options": dict(options or {}), "file": file, "sha256": digest}
+
+
+def part_of(name: str, config: Mapping[str, Any]) -> Part | None:
+    """Return which client ``name`` is, from what the server tells with a round; None if it does not say."""
+    names, clients, seed = config.get("names"), config.get("clients"), config.get("seed")
+    if not (isinstance(names, list) and isinstance(clients, int) and isinstance(seed, int) and clients > 0 <= seed):
+        return None
+    return Part(name, place_of(name, names, clients), clients, seed)
+
+
+def place_of(name: str, names: Sequence[str], clients: int) -> int:
+    """Return which part of the data is that of client ``name``, 0 to ``clients`` - 1.
+
+    One that joined after the round's list was made takes a part that follows from its name.
+    """
+    place = names.index(name) if name in names else zlib.crc32(name.encode())
+    return place % clients
+
+
+def model_of(app: Any, seed: int | None = None) -> Any:
+    """Return a new model of an app; a seed makes its initial values follow from it. Raises AppError."""
+    if seed is not None:
+        seed_all(seed)
+    return ask(app.model, "model()")
+
+
+def client_data(app: Any, part: Part | None) -> Any:
+    """Return a client's data: of ``client_data``, else of ``train_data``, else None. Raises AppError, PlanError."""
+    if hasattr(app, "client_data"):
+        if part is None:
+            raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
+        return ask(lambda: app.client_data(**asdict(part)), "client_data()")
+    return ask(app.train_data, "train_data()") if hasattr(app, "train_data") else None
+
+
+def evaluates(app: Any) -> bool:
+    """Return whether a server can evaluate an app by itself: it has ``test_data`` and ``evaluate``."""
+    return all(callable(getattr(app, hook, None)) for hook in ("test_data", "evaluate"))
+
+
+def ask(hook: Callable[[], T], name: str) -> T:
+    """Return what an app's hook returns. Raises AppError that says where it failed, if it raises anything."""
+    try:
+        return hook()
+    except ThalwegError:
+        raise
+    except Exception as error:
+        raise AppError(f"{name} of the app raised {described(error)}", "Correct it; the traceback is above") from error
+
+
+def described(error: BaseException) -> str:
+    """Return an exception in one line: its type, its text, and the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{f': {text}' if text else ''}{where}"
+
+
+def seed_all(*parts: int) -> None:
+    """Seed the generators of Python and NumPy, and of PyTorch if it has been imported, from whole numbers."""
+    import numpy as np
+
+    state = int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
+    random.seed(state)
+    np.random.seed(state % NUMPY_SEEDS)  # what an app draws from without a generator of its own
+    if "torch" in sys.modules:
+        import torch
+
+        torch.manual_seed(state)
+
+
+def _module(text: str, place: str) -> Any:
+    """Return the module in a file, or of that name. Its folder stays on the path, for what the app imports later."""
+    is_file = place.endswith(".py")
+    path = Path(place).resolve()
+    if is_file and not path.is_file():
+        raise PlanError(f"cannot load the app {text}: there is no file {path}", "Give its path from this folder")
+    folder = str(path.parent if is_file else Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        return _from_file(path) if is_file else importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name != place.partition(".")[0] and error.name != place:
+            raise PlanError(f"cannot load the app {text}: {described(error)}", f"Install {error.name}") from error
+        raise PlanError(
+            f"cannot load the app {text}: no module {error.name!r} in {folder} or among what is installed",
+            "Start it in the folder of the module, or give the path of its file as path/to/file.py:object",
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise PlanError(f"cannot load the app {text}: it raised {described(error)}", "Correct it") from error
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+def _from_file(path: Path) -> Any:
+    """Return the module of a file under the name of the file, loaded once."""
+    known = sys.modules.get(path.stem)
+    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() == path:
+        return known
+    if known is not None:
+        raise PlanError(f"{path} has the name of a module that is loaded: {path.stem}", "Give the file another name")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise PlanError(f"{path} is no Python file", FORM)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    return module
+
+
+def _attribute(module: Any, text: str, path: str) -> Any:
+    from difflib import get_close_matches
+
+    found = module
+    for name in path.split("."):
+        if not hasattr(found, name):
+            near = get_close_matches(name, vars(found) if hasattr(found, "__dict__") else (), n=1)
+            guess = f"Did you mean {near[0]!r}? " if near else ""
+            raise PlanError(f"cannot load the app {text}: it has no {name!r}", f"{guess}{FORM}")
+        found = getattr(found, name)
+    return found
+
+
+def _made(found: Any, text: str, options: dict[str, Any]) -> Any:
+    """Return the app: what a class or function makes, or the object itself."""
+    is_app = not isinstance(found, type) and all(callable(getattr(found, hook, None)) for hook in NEEDED)
+    if is_app or not callable(found):
+        if options:
+            raise PlanError(
+                f"the app {text} is an object, which takes no options", "Remove app.options, or name a class"
+            )
+        return found
+    try:
+        return found(**options)
+    except ThalwegError:
+        raise
+    except Exception as error:
+        said = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        raise PlanError(
+            f"cannot make the app {text}({said}): it raised {described(error)}", "Correct it, or app.options"
+        ) from error
