@@ -41,7 +41,7 @@ def proxy(
     control: Annotated[str | None, typer.Option(help="Clients' window: delay, paper, fixed or none.")] = None,
     option: Options = None,
     buffer: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most of a connection that waits for the server; 16MiB.")
+        str | None, typer.Option(metavar="SIZE", help="Most of a connection that waits for the server; 32MiB.")
     ] = None,
     connections: Annotated[int, typer.Option(min=1, max=2048, help="Most at a time; further ones wait.")] = 256,
     idle: Annotated[

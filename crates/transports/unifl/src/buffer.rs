@@ -1,4 +1,4 @@
-//! The bytes of a stream that have come and not been taken, in any order, with holes.
+//! The bytes of a stream that have come and have not been taken, in any order, with holes.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use thalweg_tcp::line::Taken;
 use thalweg_wire::{Range, Ranges, HEADER_BYTES};
 
 const BLOCK: usize = 64 << 10;
-/// Blocks kept for later.
+/// Free blocks that are kept.
 const SPARE: usize = 4;
 
 #[derive(Default)]
@@ -15,19 +15,19 @@ pub(crate) struct Buffer {
     /// Offset of the first block.
     base: u64,
     spare: Vec<Box<[u8]>>,
-    /// What is before it has been taken; a header's length of that is kept.
+    /// Everything before it has been taken; one header's length of that is kept.
     start: u64,
     came: Ranges,
     lost: Ranges,
 }
 
 impl Buffer {
-    /// The offset of the next byte to be taken.
+    /// The offset of the next byte to take.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    /// Takes bytes in; what lies before those taken comes too late.
+    /// Stores bytes. Bytes before the taken ones come too late.
     pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
         let late = self.start.saturating_sub(offset).min(bytes.len() as u64);
         let (mut at, mut left) = (offset + late, &bytes[late as usize..]);
@@ -47,12 +47,12 @@ impl Buffer {
         }
     }
 
-    /// These bytes will not come, or hardly.
+    /// Marks bytes as a hole.
     pub(crate) fn lose(&mut self, range: Range) {
         self.lost.insert(Range::new(range.start.max(self.start), range.end));
     }
 
-    /// The bytes of a header at `offset`, if all have come. The first of them may have been taken before the last came.
+    /// The bytes of a header at `offset`, if all have come. The first of them may have been taken already.
     pub(crate) fn header(&self, offset: u64) -> Option<[u8; HEADER_BYTES]> {
         let range = Range::new(offset, offset + HEADER_BYTES as u64);
         if offset < self.kept() || !self.came.covers(range) {
@@ -70,7 +70,7 @@ impl Buffer {
             let (now, later) = left.split_at_mut(left.len().min(BLOCK - within));
             match self.blocks.get(at / BLOCK) {
                 Some(Some(block)) => now.copy_from_slice(&block[within..within + now.len()]),
-                // Nothing of it has come, and nobody asks for it.
+                // Nothing of it has come; its content does not matter.
                 _ => now.fill(0),
             }
             at += now.len();
@@ -78,7 +78,8 @@ impl Buffer {
         }
     }
 
-    /// What is next, if it has come or is a hole: bytes into `buffer`, or as much of a hole as that has place for.
+    /// The next bytes into `buffer`, or the next hole, up to the length of the buffer; `None` if neither is
+    /// known.
     pub(crate) fn take(&mut self, buffer: &mut [u8]) -> Option<Taken> {
         let (start, room) = (self.start, buffer.len() as u64);
         let came = self.came.next(start);
@@ -99,7 +100,7 @@ impl Buffer {
         Some(taken)
     }
 
-    /// Where what is kept begins.
+    /// Offset of the first kept byte.
     fn kept(&self) -> u64 {
         self.start.saturating_sub(HEADER_BYTES as u64)
     }

@@ -1,5 +1,5 @@
-//! What of a connection's stream may be lost: of a tcp link's the payloads of chunks but for tensors that must come, and
-//! under TLS nothing; of one that nothing is known of all that is behind its beginning.
+//! Which bytes of a connection's stream may be lost. Of a tcp link: the payloads of chunks, except for critical
+//! tensors; under TLS nothing. Of an unknown protocol: everything but the beginning.
 
 use std::sync::Arc;
 
@@ -11,36 +11,36 @@ use crate::place::Place;
 use crate::scout::Scout;
 use crate::settings::{Content, Limits};
 
-/// Bytes that may be lost before they are a share of what has come: 32 segments. Where a path loses half of what may be
-/// lost, one update in thousands loses more than that too early.
+/// Bytes that may be lost before the budget counts as a share of what has come: 32 segments. On a path that
+/// loses half of the budget, one update in thousands loses more than this too early.
 const FIRST: u64 = 48 << 10;
 
-/// What happens to a flow because of what came.
+/// Changes for a flow because of new data.
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
     /// What may be lost from now on.
     pub ranges: Vec<Range>,
-    /// The budgets of what begins there, instead of those before: of all of it, and of tensors.
+    /// If a new update begins: its budgets, for the whole and for tensors.
     pub budgets: Option<Vec<Budget>>,
-    /// Bytes that belong to tensors, each with the place of its budget.
+    /// Ranges that belong to tensors, each with the index of its budget.
     pub shares: Vec<(usize, Range)>,
-    /// Whether more follows at once on what has come, if that has changed.
+    /// Whether the reader expects more data at once, if that has changed.
     pub expects: Option<bool>,
 }
 
 impl Permits {
-    /// Whether nothing happens.
+    /// Whether nothing changes.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty() && self.budgets.is_none() && self.shares.is_empty() && self.expects.is_none()
     }
 
-    /// Another update begins: what was spent of the one before counts no more.
+    /// A new update begins; the budgets of the previous one end.
     fn begin(&mut self, budgets: Vec<Budget>) {
         self.budgets = Some(budgets);
         self.shares.clear();
     }
 
-    /// A chunk has become known.
+    /// A chunk has been found.
     fn add(&mut self, chunk: &Place, tolerance: &Tolerance) {
         let bytes = chunk.bytes();
         let critical: Ranges = tolerance.critical().within(bytes).map(|part| chunk.of(part)).collect();
@@ -50,22 +50,22 @@ impl Permits {
     }
 }
 
-/// Looks at what comes of a stream.
+/// Follows the content of a stream.
 #[derive(Debug)]
 pub(crate) enum Watch {
-    /// A tcp link's, once it has been said that frames come, and how they are sealed if they are: the update whose chunks
-    /// come has a round and a sender.
+    /// A tcp link, after it has said that frames follow, and how they are sealed. The current update is known
+    /// by round and sender.
     Frames {
         scout: Option<Scout>,
         sealed: Option<Sealed>,
         update: Option<(u32, u32)>,
-        /// One past the last byte of the update that a chunk has had. One that goes back brings what was asked for again.
+        /// One past the last byte of the update that a chunk had. A chunk below it was asked for again.
         top: u64,
         tolerance: Arc<Tolerance>,
-        /// Connections that carry an update.
+        /// Number of connections that carry an update.
         lines: u64,
     },
-    /// Any other: so many bytes at its beginning must come, until that has been said.
+    /// Any other protocol: this many bytes at its beginning must come, until that has been applied.
     Plain { reliable: Option<u64> },
 }
 
@@ -86,7 +86,7 @@ impl Watch {
         Self::Frames { scout, sealed, update: None, top: 0, tolerance, lines }
     }
 
-    /// From `start` on it is frames; of payloads that are sealed the head must come.
+    /// Frames begin at `start`. The head of sealed payloads must come.
     pub(crate) fn frames(&mut self, start: u64, sealed: Option<Sealed>) {
         let (told, lines) = match self {
             Self::Frames { tolerance, lines, .. } => (tolerance.clone(), *lines),
@@ -96,20 +96,21 @@ impl Watch {
         *self = Self::of_frames(Some(scout), sealed, told, lines);
     }
 
-    /// What may be lost of updates that begin from now on, each on so many lines.
+    /// Sets what may be lost of updates that begin from now on; each uses `together` connections.
     pub(crate) fn tolerate(&mut self, told: &Arc<Tolerance>, together: usize) {
         if let Self::Frames { tolerance, lines, .. } = self {
             (*tolerance, *lines) = (told.clone(), together as u64);
         }
     }
 
-    /// The tensor of a budget, if it is one's.
+    /// The name of the tensor of a budget, if it has one.
     pub(crate) fn tensor(&self, budget: usize) -> Option<String> {
         let Self::Frames { tolerance, .. } = self else { return None };
         Some(tolerance.limits().get(budget.checked_sub(1)?)?.tensor.clone())
     }
 
-    /// Adds what may be lost now that more has come. `header` gives the bytes at an offset if all of them have come.
+    /// Adds what may be lost, now that more has come. `header` returns the bytes at an offset if all of them
+    /// have come.
     pub(crate) fn advance(
         &mut self,
         limits: &Limits,
@@ -134,7 +135,8 @@ impl Watch {
                         *top = 0;
                     }
                     let place = Place::new(&payload, *sealed);
-                    // What was lost once would be asked for a third time, a round trip later than it is repaired.
+                    // If it were lost again, it would be asked for a third time, a round trip later than its
+                    // retransmission.
                     if place.bytes().start >= *top {
                         permits.add(&place, tolerance);
                     }
@@ -151,14 +153,15 @@ impl Watch {
     }
 }
 
-/// Of so many bytes, those that may be lost before they are a share of what has come. Neither what all of it may lose nor
-/// what refuses it counts as more for that.
+/// Of `bytes`, the bytes that may be lost before the budget counts as a share of what has come. It is at most
+/// the budget of the whole, and at most what `refuse` allows.
 pub(crate) fn first(limits: &Limits, bytes: u64) -> u64 {
     FIRST.min((limits.budget.min(limits.refuse) * bytes as f64) as u64)
 }
 
-/// The budget of all that comes from `start` on, `bytes` or more: a share of what has come, so that what is repaired is not
-/// all at the end. Of little that is not one segment, so the first ones come out of what the rest may lose.
+/// The budget of everything from `start` on, at least `bytes` long. It is a share of what has come, so that
+/// retransmissions are not all at the end. A share of the first bytes is less than a segment, so the first
+/// losses count against the whole.
 fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
     let ranges: Ranges = [Range::new(start, u64::MAX)].into_iter().collect();
     let at_least = first(limits, bytes);
@@ -167,8 +170,9 @@ fn budget(limits: &Limits, start: u64, bytes: u64) -> Budget {
 
 /// The budget of a tensor, before any of its bytes is known.
 ///
-/// Of records that have some of it all bytes count. So that the other tensors' in the first and the last do not end the
-/// link, it bears these two more; the session knows what is missing, and refuses by that.
+/// All bytes of a sealed record with any byte of the tensor count. So the tensor tolerates two records more,
+/// because bytes of other tensors in its first and last record must not end the link. The session knows what is
+/// missing, and refuses by that.
 fn of_tensor(limit: &Limit, sealed: Option<Sealed>) -> Budget {
     let whole = limit.range.len().max(1);
     let share = |bytes: u64| bytes as f64 / whole as f64;
@@ -185,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    /// Where frames begin.
+    /// Offset of the first frame.
     const START: u64 = 24;
     const SEALED: Sealed = Sealed { head: 16, record: 20, stride: 36 };
 

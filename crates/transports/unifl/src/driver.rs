@@ -1,5 +1,5 @@
-//! The endpoint and its device, behind one lock. Whoever has sent or taken something writes the packets that follow
-//! from it; a thread reads the device and tells the endpoint the time.
+//! The endpoint and its device, behind one lock. Callers that send or take data write the packets that result
+//! from it. A thread reads the device and runs the timers.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,17 +20,17 @@ use crate::pipe::{End, Handle, Pipe};
 use crate::route::Way;
 use crate::settings::Limits;
 
-/// Packets, or superpackets, read before what follows from them is written: one acknowledgement for many.
+/// Packets or superpackets to read before writing the answers, so that one acknowledgement covers many.
 const BATCH: usize = 16;
-/// The largest IP packet with the header in front.
+/// The largest IP packet, with the header of the device.
 const LARGEST: usize = 65_535 + HEADER;
-/// How long connections that have been closed may take to end before the device goes.
+/// How long closed connections may take to end before the device is removed.
 const LINGER: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_millis(500);
 /// All connections share their paths fairly.
 const GROUP: u32 = 0;
 
-/// A connection that has come to be, and where from.
+/// A new connection, and its remote address.
 pub(crate) type Newcomer = (Handle, String);
 
 pub(crate) struct Shared {
@@ -48,17 +48,17 @@ pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     device: Device,
     pipes: HashMap<FlowId, Arc<Pipe>>,
-    /// Flows with somebody who waits to send.
+    /// Flows on which a caller waits to send.
     blocked: Vec<FlowId>,
     packet: Vec<u8>,
     newcomers: Option<mpsc::Sender<Newcomer>>,
-    /// A flow with more bytes than this on the way back has no room.
+    /// A flow with more bytes than this to the client is full.
     full: u64,
 }
 
 impl Shared {
-    /// Starts the thread that drives the endpoint. It takes the way back when the last connection has ended; then the
-    /// receiver hears that nobody will say anything any more.
+    /// Starts the thread that drives the endpoint. After the last connection has ended, it closes the routes;
+    /// then the receiver is closed.
     pub(crate) fn start(
         endpoint: Endpoint,
         device: Device,
@@ -91,7 +91,7 @@ impl Shared {
                 theirs.fail(&error);
             }
             way.close();
-            // Before it is said: the device goes with the last of these.
+            // First drop the device, then report it.
             drop(theirs);
             drop(running);
         })?;
@@ -106,7 +106,7 @@ impl Shared {
         self.began.elapsed()
     }
 
-    /// Has the endpoint do something, and sends what follows from it.
+    /// Lets the endpoint do something, and sends the resulting packets.
     pub(crate) fn act<T>(&self, what: impl FnOnce(&mut Core, Time) -> T) -> T {
         let mut core = self.core();
         let now = self.now();
@@ -120,13 +120,13 @@ impl Shared {
         done
     }
 
-    /// No further connection is taken; those there are go on.
+    /// Takes no further connections; existing ones go on.
     pub(crate) fn stop_listening(&self) {
         let mut core = self.core();
         core.endpoint.listen(Vec::new());
         let newcomers = core.newcomers.take();
         drop(core);
-        // One that nobody takes ends with it, and for that takes the lock.
+        // An untaken connection ends when it is dropped, and needs the lock for that.
         drop(newcomers);
         self.over.store(true, Ordering::Release);
         self.rouse();
@@ -134,7 +134,7 @@ impl Shared {
 
     /// Wakes the thread.
     fn rouse(&self) {
-        // It only fails when it is full, and then the thread is about to wake.
+        // It fails only if it is full; then the thread is about to wake anyway.
         let _ = self.wake.write(1);
     }
 
@@ -164,7 +164,7 @@ impl Shared {
         }
     }
 
-    /// Whether nobody has a connection any more, and those that were have had time to end.
+    /// Whether no connection is left, and the last ones have had time to end.
     fn is_deserted(&self, since: &mut Option<Instant>) -> bool {
         let core = self.core();
         if !core.pipes.is_empty() {
@@ -174,7 +174,8 @@ impl Shared {
         core.endpoint.flows() == 0 || since.get_or_insert_with(Instant::now).elapsed() >= LINGER
     }
 
-    /// Reads what there is, does what is due, writes what follows. How long it may wait then, unless there is more.
+    /// Reads packets, runs timers, writes packets. Returns how long the thread may wait, or `None` if there is
+    /// more to read.
     fn turn(self: &Arc<Self>, buffer: &mut [u8]) -> io::Result<Option<Duration>> {
         let mut core = self.core();
         let mut more = true;
@@ -199,12 +200,13 @@ impl Shared {
             return Ok(None);
         }
         let idle = core.endpoint.poll_timeout().map_or(IDLE, |at| at.saturating_sub(now).min(IDLE));
-        // While the lock is held: whoever sets an earlier time after us sees until when we sleep.
+        // Set it while the lock is held: whoever sets an earlier timer after us then sees until when the thread
+        // sleeps.
         self.sleeps_until.store((now + idle).as_micros() as u64, Ordering::Release);
         Ok(Some(idle))
     }
 
-    /// The device has failed: nothing comes any more.
+    /// The device has failed; nothing comes any more.
     fn fail(&self, error: &io::Error) {
         let mut core = self.core();
         core.pipes.values().for_each(|pipe| pipe.ended(End::Device(error.to_string())));
@@ -257,7 +259,7 @@ impl Core {
     fn connected(&mut self, shared: &Arc<Shared>, flow: FlowId, agreed: &Agreed) {
         let now = shared.now();
         let Some(place) = self.newcomers.as_ref().and_then(|newcomers| newcomers.try_reserve().ok()) else {
-            // Too many at a time; who is refused may try again.
+            // Too many at a time. A refused client may try again.
             return self.endpoint.abort(now, flow);
         };
         let pipe = Arc::new(Pipe::new(flow, shared.limits));
@@ -267,7 +269,7 @@ impl Core {
         self.endpoint.admit(now, flow, shared.limits.buffer);
     }
 
-    /// What may be lost of flows of which more has come.
+    /// Updates what may be lost, for flows with new data.
     fn after(&mut self, now: Time, touched: &[FlowId]) {
         for &flow in touched {
             let Some(pipe) = self.pipes.get(&flow) else { continue };
@@ -293,18 +295,18 @@ impl Core {
     pub(crate) fn flush(&mut self, now: Time) {
         let mut packet = std::mem::take(&mut self.packet);
         while let Some(offload) = self.endpoint.poll_packet(now, &mut packet) {
-            // A host that takes no packet has lost it; it will be sent again.
+            // If the host does not take a packet, it counts as lost and is retransmitted.
             let _ = self.device.write(&[&offload.write(&packet), &packet]);
         }
         self.packet = packet;
     }
 
-    /// Whether a flow takes no further byte.
+    /// Whether a flow takes no more bytes.
     pub(crate) fn is_full(&self, flow: FlowId) -> bool {
         self.endpoint.stats(flow).is_none_or(|stats| stats.unacknowledged >= self.full)
     }
 
-    /// Somebody waits to send on this flow.
+    /// Records that a caller waits to send on this flow.
     pub(crate) fn block(&mut self, flow: FlowId) {
         if !self.blocked.contains(&flow) {
             self.blocked.push(flow);

@@ -1,4 +1,4 @@
-//! The endpoint in front of the kernel, where the system has what it takes.
+//! The endpoint in front of the kernel, on systems that support it.
 
 use std::net::SocketAddr;
 
@@ -12,7 +12,7 @@ pub(crate) use linux::{Front, Newcomer};
 #[cfg(not(target_os = "linux"))]
 pub(crate) use other::{Front, Newcomer};
 
-/// Puts an endpoint in front of what listens `at`; why not, if that cannot be.
+/// Puts an endpoint in front of the listener `at`, or returns why it cannot.
 pub(crate) async fn open(
     at: SocketAddr,
     config: Config,
@@ -52,9 +52,9 @@ mod linux {
             self.shared.stop_listening();
         }
 
-        /// Waits until the last connection has ended and what was set on the system is taken back.
+        /// Waits until the last connection has ended and the system settings are restored.
         pub(crate) async fn gone(self) {
-            // An error is what there is to hear: the thread has ended.
+            // An error means that the thread has ended.
             let _ = self.gone.await;
         }
     }
@@ -101,7 +101,7 @@ mod other {
     use crate::proxy::Caller;
 
     pub(crate) struct Front(std::convert::Infallible);
-    /// There are none.
+    /// Other systems have none.
     pub(crate) type Newcomer = (Nobody, String);
     pub(crate) struct Nobody(std::convert::Infallible);
 

@@ -1,19 +1,20 @@
-//! The unifl transport: a server that masks loss for clients that speak `tcp` and know nothing of it (UniFL, section 3).
+//! The transport unifl: a server that masks loss for unmodified `tcp` clients (UniFL, section 3).
 //!
-//! A listener has a kernel listener at its port and, in front of it, an [`endpoint`](thalweg_masking) behind a
-//! TUN device to which the port's packets are [led](route). What comes out of it are connections of the tcp transport
-//! with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the endpoint where those are.
+//! A listener has a kernel listener at its port. In front of that is an [`endpoint`](thalweg_masking) behind a
+//! TUN device, to which the packets of the port are [routed](route). The endpoint hands out connections of the
+//! tcp transport, with [holes](thalweg_tcp::line) in the payloads of chunks. A [`scout`] tells the endpoint
+//! where payloads are.
 //!
 //! ```text
-//! TUN -> driver -> proto's Endpoint -> pipe: buffer -> tcp's link -> the session's sink
+//! TUN -> driver -> masking's Endpoint -> pipe: buffer -> tcp's link -> the session's sink
 //!         ^                              |
 //!         +--- permits <-- scout <-------+      what may be lost
 //! ```
 //!
-//! Where this cannot be, the listener is plain tcp and says so.
+//! If this is not possible, the listener is plain tcp and says so.
 //!
-//! The [`proxy`] puts the same endpoint in front of any TCP server, which gets zeros where something was lost, and a map
-//! of these holes.
+//! The [`proxy`] puts the same endpoint in front of any TCP server. The server gets zeros for lost bytes, and a
+//! map of these holes.
 #![forbid(unsafe_code)]
 
 #[cfg(target_os = "linux")]
@@ -46,7 +47,7 @@ use thalweg_transport::{
     Address, Capabilities, Error, ErrorKind, Link, Listener, Options, Result, Setting, Settings, Transport,
 };
 
-/// A server that masks loss: `unifl://host:port`. Connecting is that of `tcp`.
+/// A server that masks loss: `unifl://host:port`. A client connects as with `tcp`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unifl;
 
@@ -85,12 +86,12 @@ fn check(operation: &'static str, address: &Address) -> Result<()> {
     Ok(())
 }
 
-/// The same place, as tcp calls it.
+/// The same address for tcp.
 fn as_tcp(address: &Address) -> Address {
     Address { scheme: Tcp.name().into(), ..address.clone() }
 }
 
-/// What tcp is told.
+/// The options for tcp.
 fn inner(options: &Options) -> Options {
     Options { own: Settings::default(), ..options.clone() }
 }

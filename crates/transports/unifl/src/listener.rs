@@ -1,4 +1,4 @@
-//! Listening: a kernel listener that has the port, and in front of it the endpoint, if this machine can have one.
+//! The listener: a kernel listener at the port and, if this machine allows it, the endpoint in front of it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::endpoint::{self, Front, Newcomer};
 use crate::settings::{self, Backend, Limits};
 use crate::{as_tcp, inner};
 
-/// Connections that wait to shake hands; further ones are reset.
+/// Connections that may wait for their handshake. Further ones are reset.
 const MAX_NEW: usize = 512;
-/// Links that wait to be accepted; beyond that, handshakes wait.
+/// Links that may wait to be accepted. Beyond that, handshakes wait.
 const MAX_READY: usize = 256;
 const ACCEPT: &str = "accept";
-/// Why loss is not masked of links under TLS whose updates are not sealed.
+/// Why loss is not masked under TLS if updates are not sealed.
 const UNSEALED: &str =
     "TLS needs every byte, so no loss is masked; seal the updates in records that are opened one by \
                         one, by [layers.seal] with a cipher that authenticates";
@@ -36,7 +36,7 @@ struct Unifl {
     notice: Option<String>,
 }
 
-/// Listens. Where loss cannot be masked it is tcp, and says why.
+/// Listens. If loss cannot be masked, the listener is tcp and says why.
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
     let (limits, config) = settings::read(options)?;
     let refused = match settings::backend(options)? {
@@ -71,7 +71,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
     Ok(Box::new(Unifl { address, kernel, ready: Mutex::new(ready), task, front, notice }))
 }
 
-/// Listens with the kernel's TCP and programs in front of it; why not, if that cannot be.
+/// Listens with the eBPF back end, or returns why it cannot.
 #[cfg(target_os = "linux")]
 async fn compact(
     address: &Address,
@@ -99,12 +99,12 @@ async fn compact(
     Ok(Err("there is no eBPF on this system".into()))
 }
 
-/// The address as numbers.
+/// Resolves the address.
 async fn at(address: &Address) -> Result<SocketAddr> {
     Ok(thalweg_tcp::socket::resolve("listen", address).await?[0])
 }
 
-/// Shakes hands with those who connect, each in a task of its own.
+/// Runs the handshake of each new connection in a task of its own.
 async fn admit(
     lines: Lines,
     mut new: mpsc::Receiver<Newcomer>,
@@ -127,7 +127,7 @@ async fn admit(
                         Ok(Some(pending)) => pending,
                         Err(error) => Box::pin(std::future::ready(Err(error))),
                     };
-                    // It fails once the listener is gone: the connection ends then too.
+                    // It fails if the listener is gone; then the connection ends too.
                     let _ = ready.send(pending).await;
                 });
             }
@@ -151,7 +151,7 @@ impl Listener for Unifl {
         }
         let mut ready = self.ready.lock().await;
         tokio::select! {
-            // Connections get there by ways that our rules do not know.
+            // Connections that come in another way, which our rules do not cover.
             pending = self.kernel.accept() => pending,
             Some(pending) = ready.recv() => Ok(pending),
         }

@@ -1,4 +1,5 @@
-//! A connection as the tcp transport takes it: what the device's thread puts in and takes out, and who waits for it.
+//! A connection as the tcp transport sees it. The thread of the device fills it; the link takes from it and
+//! waits for it.
 
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,14 +16,14 @@ use crate::driver::Shared;
 use crate::proxy::Caller;
 use crate::settings::Limits;
 
-/// A part of the buffer taken before its place is offered to the sender anew.
+/// This part of the buffer (1/8) has to be taken before the window is updated.
 const OFFER: u64 = 8;
 
-/// Why nothing comes any more.
+/// Why the connection ended.
 #[derive(Debug, Clone)]
 pub(crate) enum End {
     Flow(Ended),
-    /// Too much was lost, and of which tensor, if not of all.
+    /// Too much was lost; of which tensor, if not of the whole.
     Lossy(Excess, Option<String>),
     Device(String),
 }
@@ -37,16 +38,16 @@ struct Inside {
     buffer: Buffer,
     watch: Watch,
     permits: Permits,
-    /// Up to where the sender has been told that there is place.
+    /// Offset up to which the sender has been told that there is room.
     admitted: u64,
-    /// Length of the stream, once it has ended.
+    /// Length of the stream, once its end is known.
     length: Option<u64>,
     ended: Option<End>,
-    /// Ended at this side: what still comes is dropped.
+    /// Closed at this side: drop what still comes.
     shut: bool,
     reader: Option<Waker>,
     writers: Vec<Waker>,
-    /// Those who wait for the end.
+    /// Wakers of those who wait for the end.
     mourners: Vec<Waker>,
 }
 
@@ -77,7 +78,7 @@ impl Pipe {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes have come. They are within what was admitted. Returns those that nobody has done without yet.
+    /// Stores bytes, which are within the window. Returns those that the reader has not passed yet.
     pub(crate) fn came(&self, offset: u64, bytes: &[u8]) -> Range {
         let mut inside = self.inside();
         if inside.shut {
@@ -86,7 +87,7 @@ impl Pipe {
         let end = offset + bytes.len() as u64;
         let kept = Range::new(inside.buffer.start().clamp(offset, end), end);
         inside.buffer.write(offset, bytes);
-        // At once: who takes the bytes takes headers away.
+        // At once, since the reader removes headers when it takes bytes.
         let Inside { buffer, watch, permits, .. } = &mut *inside;
         watch.advance(&self.limits, |at| buffer.header(at), permits);
         kept
@@ -101,21 +102,21 @@ impl Pipe {
         }
     }
 
-    /// What may be lost now that more has come; wakes the reader if there is something for it.
+    /// Finds what may be lost now that more has come, and wakes the reader if there is something for it.
     pub(crate) fn survey(&self) -> Permits {
         let mut inside = self.inside();
         inside.wake_reader();
         std::mem::take(&mut inside.permits)
     }
 
-    /// The peer's stream is so long.
+    /// The length of the peer's stream is known.
     pub(crate) fn finished(&self, length: u64) {
         let mut inside = self.inside();
         inside.length = Some(length);
         inside.wake_all();
     }
 
-    /// What may be lost of updates that begin from now on.
+    /// Sets what may be lost of updates that begin from now on.
     pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>, lines: usize) {
         self.inside().watch.tolerate(tolerance, lines);
     }
@@ -135,7 +136,7 @@ impl Pipe {
         inside.wake_all();
     }
 
-    /// Nothing more is wanted; whether that was so before.
+    /// Drops everything that still comes. Returns whether it did so already.
     fn shut(&self) -> bool {
         let mut inside = self.inside();
         let before = std::mem::replace(&mut inside.shut, true);
@@ -144,13 +145,13 @@ impl Pipe {
         before
     }
 
-    /// There is place for what is to be sent.
+    /// There is room to send.
     pub(crate) fn writable(&self) {
         let writers = std::mem::take(&mut self.inside().writers);
         writers.into_iter().for_each(Waker::wake);
     }
 
-    /// How far the sender may go, if that has become worth a word.
+    /// The new right limit for the sender, if it is worth a window update.
     fn offer(&self, inside: &Inside) -> Option<u64> {
         let place = inside.buffer.start() + self.limits.buffer;
         (place >= inside.admitted + self.limits.buffer / OFFER).then_some(place)
@@ -169,7 +170,7 @@ impl Inside {
         self.writers.drain(..).chain(self.mourners.drain(..)).for_each(Waker::wake);
     }
 
-    /// What the reader gets where nothing is next.
+    /// What the reader gets if nothing is left to take.
     fn end(&self) -> Option<io::Result<Taken>> {
         let at_end = self.length.is_some_and(|length| self.buffer.start() >= length);
         if at_end || self.shut {
@@ -180,7 +181,7 @@ impl Inside {
 }
 
 impl End {
-    /// What broke; nothing where both sides have ended it, or we have.
+    /// The error that broke the connection; `None` if both sides, or we, have closed it.
     fn failure(&self) -> Option<io::Error> {
         Some(match self {
             End::Flow(Ended::Closed | Ended::Aborted) => return None,
@@ -200,7 +201,7 @@ fn too_lossy(excess: &Excess, tensor: Option<&str>) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, why)
 }
 
-/// Who has a pipe: the link's end of it. The flow ends with it.
+/// The link's end of a pipe. Dropping it ends the flow.
 pub(crate) struct Handle {
     pipe: Arc<Pipe>,
     shared: Arc<Shared>,
@@ -235,7 +236,7 @@ impl Line for Handle {
             inside.admitted = place;
         }
         drop(inside);
-        // A hole that has been taken is not filled any more: it stays in the budget.
+        // A hole that was taken cannot be filled any more: it stays in the budget.
         if offer.is_some() || matches!(taken, Taken::Hole(_)) {
             self.shared.act(|core, now| {
                 core.endpoint.forget(now, self.pipe.flow, start);
@@ -287,7 +288,7 @@ impl Line for Handle {
             return;
         }
         self.shared.act(|core, now| {
-            // What is still under way may be lost, and is dropped.
+            // Data in flight may be lost, and is dropped.
             core.endpoint.permit(now, flow, Range::new(0, u64::MAX));
             core.endpoint.admit(now, flow, u64::MAX);
             core.endpoint.close(now, flow);
@@ -301,7 +302,7 @@ impl Line for Handle {
     fn tell(&self, counters: &mut Counters) {
         let core = self.shared.core();
         counters.round_trip = core.endpoint.stats(self.pipe.flow).and_then(|stats| stats.rtt);
-        // Of the way back, which is ours (RFC 6582).
+        // For data to the client, which is sent by our own code (RFC 6582).
         counters.congestion = Some("newreno".into());
     }
 }

@@ -1,4 +1,4 @@
-//! Where in a connection's stream the bytes of an update are.
+//! Where the bytes of an update are in a connection's stream.
 
 use thalweg_transport::Sealed;
 use thalweg_wire::Range;
@@ -8,10 +8,10 @@ use crate::scout::Payload;
 /// A chunk in the stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    /// What may be lost of it: behind the head of a sealed one its records.
+    /// The range that may be lost: of a sealed chunk, the records behind its head.
     pub stream: Range,
     offset: u64,
-    /// Bytes of the update in a record, and of the record in the stream. Of what is not sealed each byte is one.
+    /// Bytes of the update in a record, and bytes of the record in the stream. Without sealing, both are 1.
     record: u64,
     stride: u64,
 }
@@ -23,14 +23,14 @@ impl Place {
         Self { stream: payload.range, offset: payload.chunk.offset, record, stride: stride.max(record) }
     }
 
-    /// The bytes of the update that it has.
+    /// The bytes of the update in it.
     pub(crate) fn bytes(&self) -> Range {
         let (whole, rest) = (self.stream.len() / self.stride, self.stream.len() % self.stride);
         let plain = whole * self.record + rest.saturating_sub(self.stride - self.record);
         Range::new(self.offset, self.offset.saturating_add(plain))
     }
 
-    /// Where a part of these is: all of the records that have some of it.
+    /// Where a part of these is in the stream: all records with any byte of it.
     pub(crate) fn of(&self, part: Range) -> Range {
         let (start, end) = (part.start - self.offset, part.end - self.offset);
         let (first, after) = (start / self.record, end.div_ceil(self.record));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is lost outside of where a part is, the records with the part can be opened.
+        /// If only bytes outside of that are lost, the records with the part can be opened.
         #[test]
         fn a_sealed_part_is_where_its_records_are(
             offset in 0..1_u64 << 40, total in 1..5000_u64, record in 1..2000_u32, edges in (0..5000_u64, 0..5000_u64),

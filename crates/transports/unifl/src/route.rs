@@ -1,12 +1,14 @@
-//! Leads the packets of a port to a TUN device, though the addresses are the machine's own.
+//! Routes the packets of a port to a TUN device, although the addresses are those of this machine.
 //!
-//! A rule for the port, in front of the kernel's table of local addresses, sends them to a table of our own with one
-//! route, to the device (ip-rule(8)). What comes out of the device has one of the machine's addresses, which its kernel
-//! takes for forged unless told otherwise (`accept_local`). Incoming packets then count as forwarded, so forwarding is on
-//! for the interfaces that have the addresses. When the device goes, its route goes, and the packets are the kernel's again.
+//! A rule for the port, before the kernel's table of local addresses, sends the packets to a routing table of
+//! ours. That has one route, to the device (ip-rule(8)). Packets from the device have an address of this
+//! machine, which the kernel considers forged unless `accept_local` is set. Incoming packets count as
+//! forwarded, so forwarding is on for the interfaces with the addresses. When the device disappears, so does
+//! its route, and the kernel gets the packets again.
 //!
-//! IPv6 forwards for all interfaces or none, and a host that forwards no longer takes its address and its way out from
-//! routers' advertisements (ip-sysctl.rst, `accept_ra`). So that is left to whoever runs the machine: it is asked for.
+//! IPv6 forwards for all interfaces or for none. A host that forwards no longer takes its address and its
+//! default route from router advertisements (ip-sysctl.rst, `accept_ra`). So the administrator has to decide
+//! that.
 
 use std::fs;
 use std::io;
@@ -20,27 +22,27 @@ use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage, Rule
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
 use rtnetlink::{new_connection, Handle, IpVersion, LinkUnspec, RouteMessageBuilder};
 
-/// Our rules stand here, and behind them the kernel's for local addresses, which by itself stands at 0.
+/// Priority of our rules. The kernel's rule for local addresses moves behind them; its own priority is 0.
 const OURS: u32 = 10;
 const LOCAL: u32 = 20;
 /// The kernel's table of local addresses.
 const LOCAL_TABLE: u8 = 255;
-/// Our tables' numbers: this and the device's.
+/// Base of the numbers of our tables; the index of the device is added.
 const TABLES: u32 = 0x7468_0000;
 const FORWARDING_V6: &str = "/proc/sys/net/ipv6/conf/all/forwarding";
 const NO_FORWARDING_V6: &str = "packets of IPv6 can be led to the endpoint only where it is forwarded; set \
     net.ipv6.conf.all.forwarding = 1 (and accept_ra = 2 where addresses come from a router)";
-/// Superpackets that may wait for us.
+/// Superpackets that may wait to be read.
 const QUEUE: u32 = 10_000;
 
-/// A way that leads to a device.
+/// Routes to a device.
 #[derive(Debug)]
 pub(crate) struct Way {
     table: u32,
     port: u16,
     version: IpVersion,
     addresses: Vec<IpAddr>,
-    /// Kernel settings, and what they were.
+    /// Changed kernel settings, with their previous values.
     changed: Vec<(String, String)>,
 }
 
@@ -54,10 +56,11 @@ fn refused(what: &str, error: &rtnetlink::Error) -> io::Error {
 }
 
 impl Way {
-    /// Leads what comes for `port` of `address` to the device; for all addresses, to each of them.
+    /// Routes packets for `port` of `address` to the device. If the address is unspecified, packets to each
+    /// address.
     ///
     /// # Errors
-    /// The system's; `Unsupported` for IPv6 where it does not forward.
+    /// Errors of the system; `Unsupported` for IPv6 without forwarding.
     pub(crate) async fn open(device: &str, address: IpAddr, port: u16) -> io::Result<Self> {
         let index = if_nametoindex(device).map_err(io::Error::from)?;
         let (connection, handle, _) = new_connection()?;
@@ -102,7 +105,7 @@ impl Way {
         Ok(())
     }
 
-    /// To the device, for whatever is sent this way.
+    /// The route to the device, for every destination.
     fn route(&self, index: u32) -> RouteMessage {
         match self.version {
             IpVersion::V4 => {
@@ -115,7 +118,7 @@ impl Way {
         }
     }
 
-    /// Puts the kernel's own rule behind ours. There is one at any time.
+    /// Moves the kernel's own rule behind ours. The rule exists at any time.
     async fn make_place(&self, handle: &Handle) -> io::Result<()> {
         let there = self.rules(handle).await?;
         let at = |priority: u32| there.iter().find(|rule| is_local(rule) && self::priority(rule) == priority);
@@ -141,7 +144,7 @@ impl Way {
         all.try_collect().await.map_err(|e| refused("the rules", &e))
     }
 
-    /// The kernel's rule for local addresses, at a priority.
+    /// The kernel's rule for local addresses at a priority.
     fn local(&self, priority: u32) -> RuleMessage {
         let mut rule = RuleMessage::default();
         rule.header.family = self.family();
@@ -166,7 +169,7 @@ impl Way {
         rule
     }
 
-    /// Whether it is of somebody who had the port before and was killed.
+    /// Whether the rule belongs to an earlier process at the port that was killed.
     fn is_stale(&self, rule: &RuleMessage) -> bool {
         let ports = RulePortRange { start: self.port, end: self.port };
         priority(rule) == OURS
@@ -182,7 +185,7 @@ impl Way {
         Ok(())
     }
 
-    /// Takes all of it back. Called without a runtime, in the namespace of the device.
+    /// Takes everything back. Call it outside of a runtime, in the namespace of the device.
     pub(crate) fn close(self) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
         let Ok(runtime) = runtime else { return };
@@ -194,7 +197,7 @@ impl Way {
         });
     }
 
-    /// What cannot be undone stays: without its device, none of it does anything.
+    /// What cannot be undone stays; without the device it has no effect.
     async fn undo(&self, handle: &Handle) {
         for &at in &self.addresses {
             let _ = handle.rule().del(self.rule(at)).execute().await;
@@ -213,9 +216,9 @@ impl Way {
     }
 }
 
-/// Whether packets to `at`, one of the machine's own, are for who listens at `address`.
+/// Whether packets to `at`, an address of this machine, are for a listener at `address`.
 fn wanted(address: IpAddr, at: IpAddr) -> bool {
-    // A link-local address says nothing without its interface.
+    // A link-local address is ambiguous without its interface.
     let any = address.is_unspecified() && !at.is_loopback() && !is_link_local(at);
     at == address || (any && at.is_ipv4() == address.is_ipv4())
 }
@@ -224,18 +227,18 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(at) if at.segments()[0] & 0xffc0 == 0xfe80)
 }
 
-/// A device that has one of the machine's addresses.
+/// A device that has an address of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interface {
     pub name: String,
-    /// Whether its packets have Ethernet's headers; else they have none in front of IP's.
+    /// Whether its packets have Ethernet headers; otherwise they begin with the IP header.
     pub ethernet: bool,
 }
 
-/// The devices that packets to `address` come in by; if that is any address, all but the loopback.
+/// The devices by which packets to `address` come in. For an unspecified address: all but loopback.
 ///
 /// # Errors
-/// The system's; `AddrNotAvailable` if no device has it.
+/// Errors of the system; `AddrNotAvailable` if no device has the address.
 pub(crate) async fn interfaces(address: IpAddr) -> io::Result<Vec<Interface>> {
     use futures_util::TryStreamExt;
     let (connection, handle, _) = new_connection()?;
@@ -280,7 +283,7 @@ fn is_local(rule: &RuleMessage) -> bool {
     rule.header.table == LOCAL_TABLE
 }
 
-/// The machine's addresses, each with its interface.
+/// The addresses of this machine, each with its interface.
 async fn own_addresses(handle: &Handle) -> io::Result<Vec<(IpAddr, String)>> {
     use futures_util::TryStreamExt;
     let all: Vec<_> =
@@ -289,7 +292,7 @@ async fn own_addresses(handle: &Handle) -> io::Result<Vec<(IpAddr, String)>> {
     for message in all {
         let name = if_indextoname(message.header.index).map_err(io::Error::from)?;
         let name = name.to_string_lossy().into_owned();
-        // Over a link between two, IPv4's `Address` is the other end's; IPv6 has no `Local` else.
+        // On a point-to-point link, IPv4's `Address` is that of the other end. IPv6 has no `Local` otherwise.
         let local = message.attributes.iter().find_map(|attribute| match attribute {
             AddressAttribute::Local(at @ IpAddr::V4(_)) | AddressAttribute::Address(at @ IpAddr::V6(_)) => {
                 Some(*at)
@@ -301,7 +304,7 @@ async fn own_addresses(handle: &Handle) -> io::Result<Vec<(IpAddr, String)>> {
     Ok(found)
 }
 
-/// Sets a kernel setting of an interface; what it was.
+/// Sets a kernel setting of an interface and returns the previous value.
 fn set(interface: &str, setting: &str, value: &str) -> io::Result<String> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/{setting}");
     let about = |e: io::Error| io::Error::new(e.kind(), format!("{path}: {e}"));

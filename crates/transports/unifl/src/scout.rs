@@ -1,58 +1,59 @@
-//! Follows the frames of a tcp link's stream, and says which of its bytes may be lost: the payloads of chunks, nothing
-//! else; of sealed ones not their head, without which the rest cannot be opened.
+//! Follows the frames in the stream of a tcp link, and finds the bytes that may be lost: payloads of chunks
+//! only. The head of a sealed payload must come, since the rest cannot be opened without it.
 //!
-//! Where a frame begins follows from the one before it. While the segment with a header is being repaired, those behind
-//! it would be unknown and their losses repaired too, a whole round trip of them. So the scout looks ahead: the chunks of
-//! an update are of one length and follow each other, so it knows where headers should be. One that is there, has a
-//! right checksum, and says just what it should, proves that all frames before it are as expected. A sealed chunk is longer
-//! than what it has of the update; how much that is follows from two of them.
+//! Each frame says where the next one begins. While a segment with a header is being retransmitted, later
+//! frames would be unknown and their losses retransmitted too, for a whole round trip. So the scout looks
+//! ahead. The chunks of an update have one length and follow each other, so the scout knows where headers
+//! should be. A header there with a valid checksum and the expected content proves that all frames before it
+//! are as expected. A sealed chunk is longer than its part of the update; two of them show by how much.
 
 use thalweg_wire::{ChunkHeader, FrameHeader, Kind, Range, HEADER_BYTES};
 
-/// How many frames beyond the last known one are looked for.
+/// How many frames ahead to look.
 const AHEAD: u64 = 64;
 const HEADER: u64 = HEADER_BYTES as u64;
 
-/// A chunk's payload.
+/// The payload of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Payload {
-    /// Those of its bytes in the stream that may be lost.
+    /// Its range in the stream that may be lost.
     pub range: Range,
-    /// What it says.
+    /// Its header.
     pub chunk: ChunkHeader,
 }
 
 #[derive(Debug)]
 pub(crate) struct Scout {
-    /// Where the first header begins that has not been read.
+    /// Offset of the first header that has not been read.
     next: u64,
-    /// Bytes of each payload that must come.
+    /// Bytes at the beginning of each payload that must come.
     head: u64,
-    /// The last chunk, if `next` may be another of the same update.
+    /// The last chunk, if the next frame may be another one of the same update.
     last: Option<ChunkHeader>,
-    /// From one chunk's offset to the next one's.
+    /// Distance between the offsets of successive chunks.
     step: u64,
-    /// The last frame found ahead: where the one after it begins, and its place among those expected.
+    /// The last frame found ahead: where the frame after it begins, and its number.
     ahead: u64,
-    /// Up to where payloads have been reported.
+    /// Offset up to which payloads have been reported.
     known: u64,
-    /// The stream is not of frames.
+    /// The stream does not consist of frames.
     lost: bool,
 }
 
 impl Scout {
-    /// Of a stream whose frames begin at `start`, and where the first `head` bytes of each payload must come.
+    /// A scout for a stream whose frames begin at `start`, and of which the first `head` bytes of each payload
+    /// must come.
     pub(crate) fn new(start: u64, head: u32) -> Self {
         Self { next: start, head: head.into(), last: None, step: 0, ahead: 0, known: 0, lost: false }
     }
 
-    /// Payloads that have become known. `header` gives the bytes at an offset if all of them have come.
+    /// Returns newly found payloads. `header` returns the bytes at an offset if all of them have come.
     pub(crate) fn advance(&mut self, header: impl Fn(u64) -> Option<[u8; HEADER_BYTES]>) -> Vec<Payload> {
         let mut found = Vec::new();
         while !self.lost {
             let Some(bytes) = header(self.next) else { break };
             let Ok(frame) = FrameHeader::decode(&bytes) else {
-                // Who reads the stream says so; nothing more may be lost of it.
+                // The reader of the stream reports the error. Nothing more of it may be lost.
                 self.lost = true;
                 break;
             };
@@ -73,19 +74,20 @@ impl Scout {
         found
     }
 
-    /// Whether an update has begun, and nothing else after it.
+    /// Whether an update has begun, and nothing else has followed.
     pub(crate) fn in_update(&self) -> bool {
         self.last.is_some() && !self.lost
     }
 
-    /// How far chunks of the update are from each other, by the last two of one length; else they follow each other.
+    /// The distance between chunks of the update, by the last two of one length; otherwise they follow each
+    /// other.
     fn step_to(&self, chunk: &ChunkHeader) -> u64 {
         let before = self.last.filter(|last| ChunkHeader { offset: chunk.offset, ..*last } == *chunk);
         let step = before.and_then(|last| chunk.offset.checked_sub(last.offset));
         step.unwrap_or_else(|| chunk.length.into())
     }
 
-    /// Looks for the frame that is `n` chunks behind the first unread one.
+    /// Looks for the frame `n` chunks after the first unread one.
     fn look_ahead(
         &mut self,
         last: ChunkHeader,
@@ -101,7 +103,7 @@ impl Scout {
         let mut proven = self.ahead;
         for n in self.ahead.max(1)..self.ahead + AHEAD {
             let frame = header(place(n)).and_then(|bytes| FrameHeader::decode(&bytes).ok());
-            // The last chunk of an update is shorter, but as far as its header goes so are all the others proven.
+            // The last chunk of an update is shorter. Its header proves all chunks before it.
             let fits = frame.filter(|frame| {
                 let length = frame.chunk.length.min(last.length);
                 frame.kind == Kind::Chunk && ChunkHeader { length, ..expected(n) } == frame.chunk

@@ -1,4 +1,4 @@
-//! What a listener can be told: a plan's `[transport.options]`.
+//! Options of a listener: `[transport.options]` of a plan.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Config, PaperSettings, Rate, Reorder};
@@ -42,22 +42,22 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Bytes of a connection that wait to be read, or for a repair, unless `receive_buffer` says otherwise. At 700 Mbit/s and 40 ms
-/// those behind a segment lost three times are 20 MB.
+/// Default of `receive_buffer`: bytes of a connection that wait to be read or for a retransmission. At 700
+/// Mbit/s and 40 ms, the bytes behind a segment that was lost three times are 20 MB.
 const BUFFER: u64 = 32 << 20;
-/// Bytes of a connection that wait to be sent or acknowledged, unless `send_buffer` says otherwise.
+/// Default of `send_buffer`: bytes of a connection that wait to be sent or acknowledged.
 const SEND_BUFFER: usize = 4 << 20;
 
-/// Who receives what clients send.
+/// The TCP receiver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
-    /// A TCP of our own, behind a TUN device.
+    /// Our own receiver, behind a TUN device.
     Tun,
-    /// The kernel's, with programs in front of it.
+    /// The kernel's, with eBPF programs in front of it.
     Ebpf,
 }
 
-/// What one connection may.
+/// Limits of one connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// Share of an update that may be masked.
@@ -66,21 +66,21 @@ pub(crate) struct Limits {
     pub refuse: f64,
     /// Bytes that wait to be read.
     pub buffer: u64,
-    /// What its stream is made of.
+    /// Content of its stream.
     pub content: Content,
 }
 
-/// What a stream is made of, which says what of it may be lost.
+/// Content of a stream, which determines what may be lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Content {
-    /// Frames of a tcp link, where they are in the clear: the payloads of chunks may.
+    /// Frames of a tcp link in the clear: payloads of chunks may be lost.
     Frames,
-    /// Nothing is known of it: all but so many bytes at its beginning may.
+    /// An unknown protocol: everything may be lost after this many bytes.
     #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     Plain { reliable: u64 },
 }
 
-/// What is set, for connections and for the endpoint.
+/// The settings of connections, and of the endpoint.
 pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
     let chosen = options.own.read(SETTINGS)?;
     let defaults = Reorder::default();
@@ -105,7 +105,7 @@ pub(crate) fn read(options: &Options) -> Result<(Limits, Config)> {
     Ok((limits, config))
 }
 
-/// Who is to receive.
+/// The chosen receiver.
 pub(crate) fn backend(options: &Options) -> Result<Backend> {
     Ok(match options.own.read(SETTINGS)?.text("backend") {
         "ebpf" => Backend::Ebpf,

@@ -1,4 +1,4 @@
-//! One connection: what of it is missing, how much its sender may send, what may be masked.
+//! One connection: its holes, its window, and what may be masked.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,9 +16,9 @@ use super::programs::Programs;
 use crate::content::first;
 use crate::settings::Limits;
 
-/// The largest window without its scale (RFC 7323, section 2.2).
+/// The largest unscaled window (RFC 7323, section 2.2).
 const UNSCALED: u64 = 65_535;
-/// Payload of a segment where nothing was said of it (RFC 9293, section 3.7.1), and what timestamps take of it.
+/// Segment size if the peer did not say one (RFC 9293, section 3.7.1), and what timestamps take of it.
 const UNSAID: u16 = 536;
 const STAMPS: u16 = 12;
 const MICROSECONDS: f64 = 1e6;
@@ -26,7 +26,7 @@ const MICROSECONDS: f64 = 1e6;
 pub(super) struct Flow {
     programs: Arc<Programs>,
     key: Key,
-    /// Its number among those that share the path.
+    /// Its number in the group of flows that share the path.
     member: u32,
     segment: u32,
     limits: Limits,
@@ -36,19 +36,19 @@ pub(super) struct Flow {
 struct Inside {
     control: Box<dyn Control>,
     wish: Wish,
-    /// Holes that were told.
+    /// Number of holes already reported.
     told: u64,
     delivered: u64,
-    /// Without timestamps: the offset whose coming ends a round trip, and since when.
+    /// Without timestamps: the offset whose arrival ends a round trip, and when that trip began.
     round: Option<(u64, Time)>,
-    /// Where in the frames the reader is, and how far the programs have followed them.
+    /// The reader's position in the frames, and how far the programs have followed them.
     frames: Frames,
     followed: u64,
 }
 
 impl Flow {
-    /// Takes in a connection between a remote end and ours, whose preamble has not been answered yet: until then nothing
-    /// comes that may be lost. `None` if the programs did not see it begin, or have no place for it.
+    /// Adds a connection whose preamble has not been answered yet: until then, nothing comes that may be lost.
+    /// `None` if the programs did not see it begin, or have no room for it.
     pub(super) fn open(
         programs: &Arc<Programs>,
         (remote, local): (SocketAddr, SocketAddr),
@@ -115,11 +115,11 @@ impl Holes for Flow {
     fn header(&self, offset: u64, header: &FrameHeader) {
         let mut inside = self.inside();
         inside.frames = inside.frames.after(offset, header);
-        // Else the programs have read it themselves.
+        // Otherwise the programs have read it themselves.
         if inside.followed < offset {
             inside.followed = inside.frames.head;
             inside.wish.frames = inside.frames;
-            // Without it nothing is masked, and the next call of `take` says what is wrong.
+            // Without it nothing is masked, and the next call of `take` reports the error.
             let _ = self.programs.wish(self.key, &inside.wish);
         }
     }
@@ -127,9 +127,9 @@ impl Holes for Flow {
     fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
         let mut inside = self.inside();
         inside.wish.first = first(&self.limits, tolerance.bytes() / (lines as u64).max(1)) as u32;
-        // What goes wrong here does so in the next call of `take` too.
+        // An error here occurs in the next call of `take` too.
         let _ = self.programs.wish(self.key, &inside.wish);
-        // Without a place for it the session asks again for what must come.
+        // If there is no room for it, the session asks again for critical data.
         let _ = self.programs.protect(self.key, tolerance.critical());
     }
 }
@@ -141,7 +141,7 @@ impl Flow {
 }
 
 impl Inside {
-    /// A round trip where there are no timestamps: a window's worth takes that at least.
+    /// An RTT sample without timestamps: a window of data takes at least a round trip.
     fn round(&mut self, seen: &Seen, now: Time) -> Option<Time> {
         let next = (seen.right_edge.max(seen.high) + 1, now);
         let (mark, since) = *self.round.get_or_insert(next);
@@ -166,7 +166,7 @@ impl Inside {
 }
 
 impl Frames {
-    /// Behind a header that ends at `offset`.
+    /// The position behind a header that ends at `offset`.
     fn after(self, offset: u64, header: &FrameHeader) -> Self {
         let head = offset + u64::from(header.chunk.length);
         if header.kind != Kind::Chunk {
@@ -177,13 +177,13 @@ impl Frames {
         let update_from = if same { self.update_from } else { offset };
         let top = if same { self.top } else { 0 };
         let chunk = header.chunk.range();
-        // What was lost once is repaired.
+        // What was asked for again must come.
         let payload = if chunk.start < top { head } else { offset };
         Self { head, payload, update, update_from, offset: chunk.start, top: chunk.end.max(top) }
     }
 }
 
-/// What the rate controller hears of.
+/// The sample for the rate controller.
 fn sample(seen: &Seen, segment: u32) -> Sample {
     Sample {
         now: Duration::ZERO,
@@ -197,7 +197,7 @@ fn sample(seen: &Seen, segment: u32) -> Sample {
     }
 }
 
-/// Whether no more of the update is lost than `refuse` allows.
+/// Whether the update has lost no more than `refuse` allows.
 fn bearable(limits: &Limits, seen: &Seen) -> io::Result<()> {
     let of = seen.high.saturating_sub(seen.frames.update_from);
     let lost = seen.update_lost;

@@ -1,11 +1,11 @@
-//! What is in the maps that the programs share with us, as `crates/ebpf/programs/flow.h` lays it out.
+//! Layout of the maps that the programs share with us, as in `crates/ebpf/programs/flow.h`.
 
 use std::net::{IpAddr, SocketAddr};
 
 use thalweg_tcp::line::{Hole, PREAMBLE_BYTES};
 use thalweg_wire::{Range, Ranges, HEADER_BYTES};
 
-/// Where the first frame begins.
+/// Offset of the first frame.
 const PREAMBLE: u64 = PREAMBLE_BYTES as u64;
 
 /// `struct tuple`: the remote address and ours, the remote port and ours.
@@ -20,14 +20,14 @@ pub(super) type Words = [u64; WORDS];
 /// `struct critical`.
 pub(super) type Critical = [u64; 1 + 2 * CRITICAL];
 
-/// Ranges that must come, of one flow.
+/// Critical ranges for each flow.
 const CRITICAL: usize = 64;
-/// What is kept of a flow beside its holes, and two words of each of those.
+/// Words of a flow beside its holes, and two words for each hole.
 const WORDS: usize = 44 + 2 * 256;
 
-/// Microseconds in which the least of a measure is taken.
+/// Microseconds of a span of measurements.
 const SPAN: u64 = 4096;
-/// What a measure is in which nothing was measured.
+/// Value of a measurement without samples.
 const UNKNOWN: u64 = u64::MAX >> 1;
 
 /// The key of a connection.
@@ -49,12 +49,12 @@ pub(super) fn port(port: u16) -> u32 {
     u16::from_ne_bytes(port.to_be_bytes()).into()
 }
 
-/// What a handshake said.
+/// What the handshake said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Handshake {
     /// Sequence number of the stream's first byte.
     pub first: u32,
-    /// How far our window is shifted.
+    /// Shift of our window.
     pub scale: u16,
     /// The largest segment that we take; 0 if nothing was said.
     pub largest: u16,
@@ -70,7 +70,7 @@ impl Handshake {
         }
     }
 
-    /// A connection of which the preamble has come, or nothing yet: no header in front of it is missed.
+    /// A connection of which at most the preamble has come, so that no header was missed.
     pub(super) fn flow(&self) -> Words {
         let mut words = [0; WORDS];
         words[0] = join(0, self.first);
@@ -80,20 +80,20 @@ impl Handshake {
     }
 }
 
-/// Where in its frames a stream is: `struct frames`.
+/// The position of a stream in its frames: `struct frames`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Frames {
     /// Offset of the next header.
     pub head: u64,
-    /// Where the payload in front of it begins.
+    /// Offset of the payload before it.
     pub payload: u64,
-    /// Which update, by round and sender.
+    /// The update, by round and sender.
     pub update: u64,
     /// Where its first payload began.
     pub update_from: u64,
-    /// Where in the update the last chunk begins.
+    /// Offset of the last chunk in the update.
     pub offset: u64,
-    /// One past the last byte of the update that a chunk has had.
+    /// One past the last byte of the update that a chunk had.
     pub top: u64,
 }
 
@@ -108,7 +108,7 @@ impl Frames {
     }
 }
 
-/// What is wanted of a flow.
+/// Wishes for a flow.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Wish {
     /// Bytes beyond the highest that the sender may send.
@@ -116,12 +116,12 @@ pub(super) struct Wish {
     /// Millionths of an update that may be masked.
     pub budget: u32,
     pub frames: Frames,
-    /// Microseconds of a tick of the sender's clock; 0 while unknown.
+    /// Microseconds per tick of the sender's clock; 0 while unknown.
     pub tick: u64,
     pub scale: u16,
-    /// Bytes of an update that may be masked before they are a share of what has come.
+    /// Bytes of an update that may be masked before the budget counts as a share of what has come.
     pub first: u32,
-    /// Microseconds of the least round trip; 0 while unknown.
+    /// Minimum RTT in microseconds; 0 while unknown.
     pub trip: u64,
 }
 
@@ -135,7 +135,7 @@ impl Wish {
     }
 }
 
-/// What has become of a flow.
+/// State of a flow, as the programs report it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Seen {
     /// One past the highest offset.
@@ -144,19 +144,19 @@ pub(super) struct Seen {
     pub right_edge: u64,
     pub delivered: u64,
     pub masked: u64,
-    /// Holes masked.
+    /// Number of masked holes.
     pub holes: u64,
     pub frames: Frames,
-    /// Of the update that is coming: bytes masked or left to be repaired.
+    /// Of the current update: bytes masked, or left to be retransmitted.
     pub update_lost: u64,
-    /// Both ends have ended it, or one has reset it.
+    /// Both ends have closed it, or one has reset it.
     pub ended: bool,
     /// Whether the sender has timestamps.
     pub stamped: bool,
-    /// Microseconds that the sender's clock has been watched, and its ticks in them.
+    /// How long the sender's clock has been watched, in microseconds, and its ticks meanwhile.
     pub watched: u64,
     pub ticks: i64,
-    /// The span of the newest measures; the least round trip in microseconds, and the least time on the way.
+    /// Span of the newest measurements; minimum RTT in microseconds, and minimum one-way delay.
     pub span: u64,
     pub trip: Option<u64>,
     pub way: Option<i64>,
@@ -188,7 +188,7 @@ impl Seen {
     }
 }
 
-/// Ranges that must come. Where they are more than there is place for, those with the least between them become one.
+/// Critical ranges. If there are too many, those with the smallest distance are joined.
 pub(super) fn critical(ranges: &Ranges) -> Critical {
     let all: Vec<Range> = ranges.iter().collect();
     let mut between: Vec<usize> = (1..all.len()).collect();
@@ -207,7 +207,7 @@ pub(super) fn critical(ranges: &Ranges) -> Critical {
     words
 }
 
-/// A hole, whose, and which of that flow's, from 1: `struct event`.
+/// A hole, its connection, and its number among that flow's holes, from 1: `struct event`.
 pub(super) fn event(bytes: &[u8]) -> Option<(Key, u32, Hole)> {
     let (key, rest) = bytes.split_first_chunk::<36>()?;
     let (number, rest) = rest.split_first_chunk::<4>()?;
@@ -217,7 +217,7 @@ pub(super) fn event(bytes: &[u8]) -> Option<(Key, u32, Hole)> {
     Some((*key, u32::from_ne_bytes(*number), hole))
 }
 
-/// Two numbers that follow on each other.
+/// Joins two consecutive 32-bit fields.
 fn join(first: u32, second: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
@@ -228,7 +228,7 @@ fn split(word: u64) -> (u32, u32) {
     (u32::from_ne_bytes([a, b, c, d]), u32::from_ne_bytes([e, f, g, h]))
 }
 
-/// Bytes of a frame's header, which the programs know too.
+/// The programs know the length of a frame header too.
 const _: () = assert!(HEADER_BYTES == 52);
 
 #[cfg(test)]

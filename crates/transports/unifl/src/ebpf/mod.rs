@@ -1,5 +1,6 @@
-//! The second way in: the kernel's own TCP receives, and programs at the devices take what was lost out of its sequence
-//! numbers (`crates/ebpf/programs/unifl.c`). Sockets hand out streams without the holes; these are put back here.
+//! The eBPF back end: the kernel's own TCP receives, and programs at the devices remove lost bytes from its
+//! sequence numbers (`crates/ebpf/programs/unifl.c`). Sockets deliver streams without the holes; this module
+//! puts them back.
 //!
 //! ```text
 //! device -> inward program -> kernel's TCP -> socket -> tcp's link with holes -> the session's sink
@@ -27,7 +28,7 @@ use crate::settings::Limits;
 use flow::Flow;
 use programs::Programs;
 
-/// Listens at `address`, which is `at`, with programs in front; why not, if they cannot be.
+/// Listens at `address`, which resolves to `at`, with programs in front; or returns why it cannot.
 ///
 /// # Errors
 /// As [`thalweg_transport::Transport::listen`].
@@ -53,7 +54,7 @@ pub(crate) async fn listen(
     Ok(programs.serve(port).map(|()| Box::new(door) as Box<dyn Listener>))
 }
 
-/// Lets connections in, each with who knows of its holes.
+/// Accepts connections, each with the source of its holes.
 struct Keeper {
     programs: Arc<Programs>,
     limits: Limits,
@@ -65,7 +66,7 @@ struct Keeper {
 #[async_trait]
 impl Doorkeeper for Keeper {
     async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
-        // Where the programs did not see it come, it is an ordinary connection.
+        // If the programs did not see its beginning, it is an ordinary connection.
         let local = stream.local_addr().ok();
         let flow = local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate));
         let holes = flow.map(|flow| Arc::new(flow) as Arc<dyn Holes>);

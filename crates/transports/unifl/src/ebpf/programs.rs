@@ -1,4 +1,4 @@
-//! The programs where packets come by, and the maps that they share with us.
+//! The attached programs, and the maps that they share with us.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -21,16 +21,16 @@ use crate::route::{self, Interface};
 
 /// Reading takes the flow's lock (BPF_F_LOCK).
 const LOCKED: u64 = 4;
-/// How long the programs still serve connections that have been closed, until both ends have said so.
+/// How long the programs serve closed connections, until both ends have closed them.
 const LINGER: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_millis(10);
-/// How long a closed connection's flow is kept for what is still sent again (2 MSL).
+/// How long the flow of a closed connection is kept for retransmissions (2 MSL).
 const KEPT: Duration = Duration::from_secs(60);
-/// How often a hole that was counted is looked for in the ring before it counts as lost. Another processor is about to
-/// finish writing, and no more.
+/// How often to look in the ring for a hole that was counted, before it counts as lost. Another processor is
+/// just about to finish writing it.
 const TRIES: u32 = 1 << 20;
 
-/// Attached programs. They go with this, or a little later, when the last connections have ended.
+/// Attached programs. They are removed with this, or a little later, after the last connections have ended.
 pub(super) struct Programs {
     attached: Mutex<Option<Attached>>,
     group: Mutex<Group>,
@@ -38,7 +38,7 @@ pub(super) struct Programs {
 }
 
 struct Attached {
-    /// With it the programs are loaded and attached.
+    /// Keeps the programs loaded and attached.
     _ebpf: Ebpf,
     served: Array<MapData, u32>,
     flows: Table<MapData, Key, Words>,
@@ -46,14 +46,14 @@ struct Attached {
     criticals: Table<MapData, Key, Critical>,
     openings: Table<MapData, Key, Opening>,
     events: RingBuf<MapData>,
-    /// Holes of connections that are open, with their numbers, until they are asked for.
+    /// Holes of open connections, with their numbers, until they are asked for.
     heard: HashMap<Key, Vec<(u32, Hole)>>,
-    /// Connections that have been closed.
+    /// Closed connections.
     left: Vec<(Key, Instant)>,
 }
 
 impl Programs {
-    /// Attaches the programs to the devices that packets to `address` come by; why not, if that cannot be.
+    /// Attaches the programs to the devices by which packets to `address` come, or returns why it cannot.
     pub(super) async fn attach(address: IpAddr) -> Result<Self, String> {
         let code = thalweg_ebpf::unifl()?;
         let interfaces = route::interfaces(address).await.map_err(|e| e.to_string())?;
@@ -62,7 +62,7 @@ impl Programs {
         Ok(Self { attached: Mutex::new(Some(attached)), group, began: Instant::now() })
     }
 
-    /// Has them look at the packets of a port.
+    /// Makes the programs serve a port.
     pub(super) fn serve(&self, port: u16) -> Result<(), String> {
         self.with(|attached| attached.served.set(0, layout::port(port), 0)).map_err(|e| explain(&e))
     }
@@ -77,20 +77,20 @@ impl Programs {
         act(attached).map_err(|e| io::Error::other(format!("eBPF: {}", explain(&e))))
     }
 
-    /// What a connection's handshake said, if the programs saw it.
+    /// What the handshake of a connection said, if the programs saw it.
     pub(super) fn handshake(&self, key: &Key) -> Option<Handshake> {
         let opening = self.with(|attached| attached.openings.get(key, 0)).ok()?;
         Some(Handshake::read(&opening))
     }
 
-    /// Takes a connection in.
+    /// Adds a connection.
     pub(super) fn open(&self, key: Key, handshake: &Handshake, wish: &Wish) -> io::Result<()> {
         self.with(|attached| {
             attached.sweep(key);
             attached.wishes.insert(key, wish.write(), 0)?;
             attached.flows.insert(key, handshake.flow(), 0)?;
             attached.heard.insert(key, Vec::new());
-            // Handshakes make place for each other; what has gone already is not missed.
+            // Handshakes evict each other; if it is gone already, nothing is lost.
             let _ = attached.openings.remove(&key);
             Ok(())
         })
@@ -100,11 +100,11 @@ impl Programs {
         self.with(|attached| attached.wishes.insert(key, wish.write(), 0))
     }
 
-    /// What of a connection's updates must come.
+    /// Sets the critical ranges of a connection's updates.
     pub(super) fn protect(&self, key: Key, critical: &Ranges) -> io::Result<()> {
         self.with(|attached| {
             if critical.is_empty() {
-                // Mostly there was nothing before.
+                // Mostly there was no entry.
                 let _ = attached.criticals.remove(&key);
                 return Ok(());
             }
@@ -112,7 +112,7 @@ impl Programs {
         })
     }
 
-    /// What has become of a connection, and its holes from that number on: at least all that it counts.
+    /// The state of a connection, and its holes from that number on: at least all that it counts.
     pub(super) fn look(&self, key: &Key, next: u64) -> io::Result<(Seen, Vec<Hole>)> {
         let mut attached = self.attached();
         let Some(attached) = attached.as_mut() else { return Err(io::ErrorKind::NotConnected.into()) };
@@ -124,7 +124,7 @@ impl Programs {
         holes.map(|holes| (seen, holes)).ok_or_else(lost)
     }
 
-    /// A connection has been closed here.
+    /// A connection was closed here.
     pub(super) fn leave(&self, key: Key, member: u32) {
         if let Some(attached) = self.attached().as_mut() {
             attached.heard.remove(&key);
@@ -141,7 +141,7 @@ impl Programs {
         self.began.elapsed()
     }
 
-    /// What a connection does, and what all that share the path have in common.
+    /// Publishes the rate of a connection, and returns what the flows on the path have in common.
     pub(super) fn share(&self, now: Time, member: u32, own: Share) -> Option<Share> {
         self.group().publish(now, member, own)
     }
@@ -171,7 +171,7 @@ impl Attached {
         })
     }
 
-    /// Takes all events there are.
+    /// Reads all events.
     fn hear(&mut self) {
         while let Some(record) = self.events.next() {
             let Some((key, number, hole)) = layout::event(&record) else { continue };
@@ -181,7 +181,7 @@ impl Attached {
         }
     }
 
-    /// A connection's holes from number `next` on, up to `last` at least; `None` if one is not to be found.
+    /// The holes of a connection from number `next` on, at least up to `last`; `None` if one cannot be found.
     fn holes(&mut self, key: &Key, next: u64, last: u64) -> Option<Vec<Hole>> {
         let mut holes = Vec::new();
         for _ in 0..TRIES {
@@ -204,13 +204,13 @@ impl Attached {
         None
     }
 
-    /// Forgets connections that ended long ago, and the one that was between the same ends as this.
+    /// Forgets connections that ended long ago, and an earlier one between the same ends.
     fn sweep(&mut self, key: Key) {
         let Self { left, flows, wishes, criticals, .. } = self;
         left.retain(|(other, since)| {
             let keep = *other != key && since.elapsed() < KEPT;
             if !keep {
-                // The programs forget one themselves where its ends meet again.
+                // The programs forget one themselves if a new connection has the same ends.
                 let _ = flows.remove(other);
                 let _ = wishes.remove(other);
                 let _ = criticals.remove(other);
@@ -219,7 +219,7 @@ impl Attached {
         });
     }
 
-    /// Whether some connection that was closed here has not been ended by both sides.
+    /// Whether a connection that was closed here is not closed by both ends yet.
     fn lingers(&self) -> bool {
         self.left.iter().any(|(key, since)| {
             let flow = self.flows.get(key, LOCKED).map(|words| Seen::read(&words));
@@ -229,7 +229,7 @@ impl Attached {
 }
 
 impl Drop for Programs {
-    /// What is still acknowledged of a stream with holes needs the programs.
+    /// The programs must stay for the last acknowledgements of a stream with holes.
     fn drop(&mut self) {
         let Some(attached) = self.attached().take().filter(Attached::lingers) else { return };
         let wait = move || {
@@ -237,7 +237,7 @@ impl Drop for Programs {
                 std::thread::sleep(GLANCE);
             }
         };
-        // Without a thread they go at once.
+        // Without a thread they are removed at once.
         let _ = std::thread::Builder::new().name("thalweg-unifl".into()).spawn(wait);
     }
 }
@@ -259,7 +259,7 @@ fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, String> {
     ebpf.take_map(name).ok_or_else(|| format!("no map {name}"))
 }
 
-/// An error with its causes, and the mend where that is known.
+/// An error with its causes, and what to do, if that is known.
 fn explain(error: &(dyn Error + 'static)) -> String {
     let chain: Vec<&(dyn Error + 'static)> = std::iter::successors(Some(error), |&e| e.source()).collect();
     let text = chain.iter().map(ToString::to_string).collect::<Vec<_>>().join(": ");

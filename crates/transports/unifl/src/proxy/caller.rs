@@ -1,4 +1,4 @@
-//! The client's end of a proxied connection: one that may have holes, or one of the kernel's.
+//! The client's end of a proxied connection: with holes, or an ordinary kernel connection.
 
 use std::io::{self, IoSlice};
 use std::net::Shutdown;
@@ -9,18 +9,18 @@ use thalweg_tcp::line::{Line, Taken};
 use thalweg_transport::Counters;
 use tokio::net::TcpStream;
 
-/// What a proxy does with a connection beside what a link does.
+/// What a proxy needs of a connection, beside what a link needs.
 pub(crate) trait Caller: Line {
-    /// Ends our direction. What was put before still goes out, and what comes is still taken.
+    /// Closes our direction. What was put before still goes out, and what comes is still taken.
     fn finish(&self);
 
-    /// Resets the connection; at the latest when this is dropped.
+    /// Resets the connection, at the latest when this is dropped.
     fn abort(&self);
 
-    /// Waits until the connection breaks, and says why. For when nothing is taken any more.
+    /// Waits until the connection breaks and returns why. For times when nothing is read.
     fn poll_broken(&self, cx: &mut Context<'_>) -> Poll<io::Error>;
 
-    /// Bytes that were lost and came again, where that is known.
+    /// Bytes that were lost and retransmitted, if known.
     fn repaired(&self) -> Option<u64>;
 }
 
@@ -49,12 +49,12 @@ impl Line for Direct {
     }
 
     fn poll_hung_up(&self, _: &mut Context<'_>) -> Poll<()> {
-        // Nobody asks: both directions are always waited for.
+        // Nobody calls this: the proxy always reads both directions.
         Poll::Pending
     }
 
     fn shut(&self) {
-        // It fails where the peer has ended the connection already: nothing is left to do then.
+        // It fails if the peer has closed the connection; then nothing is left to do.
         let _ = SockRef::from(&self.0).shutdown(Shutdown::Both);
     }
 
@@ -72,7 +72,7 @@ impl Caller for Direct {
     }
 
     fn poll_broken(&self, _: &mut Context<'_>) -> Poll<io::Error> {
-        // The kernel keeps the reason for who writes next.
+        // The kernel reports the error to the next write.
         Poll::Pending
     }
 
@@ -81,8 +81,8 @@ impl Caller for Direct {
     }
 }
 
-/// Has the connection be reset when it is closed, where its end would be taken for that of the stream.
+/// Makes the connection be reset on close, where a FIN would look like the end of the stream.
 pub(super) fn reset(stream: &TcpStream) {
-    // It fails where the connection has gone: there is nothing to reset.
+    // It fails if the connection is gone; then there is nothing to reset.
     let _ = stream.set_zero_linger();
 }

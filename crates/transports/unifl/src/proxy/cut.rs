@@ -1,12 +1,12 @@
-//! A stream on its way to a server, with zeros for holes, and holes widened so that no value is halved. No IO.
+//! A stream to a server, with zeros for holes, and holes widened so that no value is halved. Without IO.
 //!
-//! Bytes are handed on in whole units, since the unit that a hole begins in is zeroed as a whole. Where nothing follows the
-//! part of a unit, it has to go as it is: somebody may wait for it. What is lost behind it then still counts for all of the
-//! unit in the map, but the part that has gone is what came.
+//! Bytes are passed on in whole units, since a unit in which a hole begins is zeroed as a whole. If nothing
+//! follows a part of a unit, that part has to go as it is, because somebody may wait for it. If the rest is
+//! lost then, the map still lists the whole unit, although its first part is what came.
 
 use thalweg_wire::Range;
 
-/// Bytes that are on their way at a time, at most.
+/// The most bytes in progress.
 const BLOCK: usize = 64 << 10;
 /// The largest unit.
 pub(super) const MOST_UNIT: u64 = 4096;
@@ -14,7 +14,7 @@ pub(super) const MOST_UNIT: u64 = 4096;
 pub(super) struct Cut {
     /// Bytes of a unit; 1 widens nothing.
     unit: u64,
-    /// Offset that units are counted from. Before it there are no holes.
+    /// Offset from which units are counted. There are no holes before it.
     base: u64,
     /// Offset of the block's first byte.
     start: u64,
@@ -49,19 +49,19 @@ impl Cut {
         self.holes
     }
 
-    /// Place for the next bytes, at least one.
+    /// Buffer for the next bytes, at least one.
     pub(super) fn place(&mut self) -> &mut [u8] {
         &mut self.block[self.filled..]
     }
 
-    /// So many bytes have been put in the place.
+    /// `count` bytes have been written to the buffer.
     pub(super) fn came(&mut self, count: usize) {
         let inside = self.hole_end.saturating_sub(self.position()).min(count as u64) as usize;
         self.block[self.filled..self.filled + inside].fill(0);
         self.filled += count;
     }
 
-    /// So many bytes are a hole. What of it is new to the map, widened.
+    /// The next `count` bytes are a hole. Returns the part that is new to the map, widened.
     pub(super) fn lost(&mut self, count: usize) -> Option<Range> {
         let at = self.position();
         let hole = Range::new(self.below(at).max(self.hole_end), self.above(at + count as u64));
@@ -77,13 +77,13 @@ impl Cut {
         Some(hole)
     }
 
-    /// What may go to the server: whole units, and what is in a hole.
+    /// Bytes that may go to the server: whole units, and holes.
     pub(super) fn whole(&self) -> &[u8] {
         let end = self.below(self.position()).max(self.hole_end.min(self.position()));
         &self.block[..end.saturating_sub(self.start) as usize]
     }
 
-    /// All there is, the part of a unit too.
+    /// All bytes, including a part of a unit.
     pub(super) fn all(&self) -> &[u8] {
         &self.block[..self.filled]
     }
@@ -93,7 +93,7 @@ impl Cut {
         self.filled > 0
     }
 
-    /// So many bytes have gone to the server.
+    /// `count` bytes have gone to the server.
     pub(super) fn gone(&mut self, count: usize) {
         self.block.copy_within(count..self.filled, 0);
         self.filled -= count;

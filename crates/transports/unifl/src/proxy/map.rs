@@ -1,7 +1,8 @@
-//! Where the hole map goes: to standard output, to a file, or to whoever connects to a Unix socket.
+//! The writer of the hole map: to standard output, to a file, or to everybody who connects to a Unix socket.
 //!
-//! One writer has all lines, so each is whole. A hole's bytes go to the server when its line has been written; a writer that
-//! is slow holds them up, and one that fails ends the connection: a server never has a hole that nobody was told of.
+//! One writer has all lines, so each is whole. The bytes of a hole go to the server after its line is written.
+//! So a slow writer holds them up, and a failed one ends the connection: a server never has a hole that nobody
+//! was told of.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -14,19 +15,19 @@ use tokio::sync::{mpsc, oneshot};
 #[cfg(unix)]
 use super::readers::attend;
 
-/// Lines that wait to be written; beyond that, those who have some wait.
+/// Lines that may wait to be written. Beyond that, callers wait.
 const WAITING: usize = 256;
 /// How long the last lines may take.
 const GRACE: Duration = Duration::from_secs(1);
-/// What stands in front of a socket's path.
+/// Prefix of a socket's path.
 const SOCKET: &str = "unix:";
 
-/// Something to be written.
+/// A line to write.
 pub(super) struct Line {
     pub text: String,
-    /// Whether somebody must have it.
+    /// Whether it must be written.
     pub needed: bool,
-    /// Hears when it is written; closed when nobody waits for that.
+    /// Reports the result; closed if nobody waits for it.
     pub written: oneshot::Sender<io::Result<()>>,
 }
 
@@ -59,22 +60,22 @@ impl Map {
         Ok(Self { lines, socket: None })
     }
 
-    /// Writes a line that somebody must have, and waits until it is written.
+    /// Writes a line that must be written, and waits for that.
     pub(super) async fn tell(&self, text: String) -> io::Result<()> {
         let ended = || io::Error::other("it has ended");
         self.put(text, true).await.ok_or_else(ended)?.await.map_err(|_| ended())?
     }
 
-    /// Writes a line if somebody is there who has it.
+    /// Writes a line if anybody reads the map.
     pub(super) async fn mention(&self, text: String) {
         drop(self.put(text, false).await);
     }
 
-    /// Waits, but not for long, until all that was said is written.
+    /// Waits for a short time until all lines are written.
     pub(super) async fn flush(&self) {
         let last = async {
             if let Some(written) = self.put(String::new(), false).await {
-                // An error has been said to whom it concerned.
+                // The error was reported to the caller that it concerned.
                 let _ = written.await;
             }
         };
@@ -90,7 +91,7 @@ impl Map {
 impl Drop for Map {
     fn drop(&mut self) {
         if let Some(path) = &self.socket {
-            // It may have been removed by others.
+            // Somebody else may have removed it.
             let _ = std::fs::remove_file(path);
         }
     }
@@ -100,7 +101,7 @@ fn open_file(path: &Path) -> io::Result<File> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        // Opening one waits for its reader, and would not hear Ctrl-C.
+        // Opening a FIFO blocks until it has a reader, and could not be interrupted by Ctrl-C.
         if std::fs::metadata(path).is_ok_and(|there| there.file_type().is_fifo()) {
             return Err(io::Error::other("is a named pipe"));
         }
@@ -108,13 +109,13 @@ fn open_file(path: &Path) -> io::Result<File> {
     File::options().append(true).create(true).open(path)
 }
 
-/// A thread that writes: it may block.
+/// Starts a thread that writes, since writing may block.
 fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<Line>) -> io::Result<()> {
     let thread = std::thread::Builder::new().name("thalweg-holes".into());
     thread.spawn(move || {
         while let Some(line) = lines.blocking_recv() {
             let done = to.write_all(line.text.as_bytes()).and_then(|()| to.flush());
-            // Who does not wait for it does not need it.
+            // A caller that does not wait does not need the result.
             let _ = line.written.send(done);
         }
     })?;

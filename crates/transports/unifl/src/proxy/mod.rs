@@ -1,6 +1,6 @@
-//! Any TCP server behind the endpoint that masks loss. Each connection that comes to the proxy becomes a kernel connection
-//! to the server, which gets the client's bytes with zeros where some were lost, at their places and in their number; a
-//! map tells of these holes. What the server answers goes back reliably.
+//! A proxy that masks loss for any TCP server. Each connection to the proxy becomes a kernel connection to the
+//! server. The server gets the client's bytes in their full length, with zeros for lost bytes; a map lists
+//! these holes. Answers go back reliably.
 //!
 //! ```text
 //! client -> endpoint -> pipe: buffer -> cut: zeros, whole units -> kernel connection -> server
@@ -38,14 +38,14 @@ use record::{Ends, Record, Totals};
 pub use settings::ProxySettings;
 
 const OPEN: &str = "open the proxy";
-/// Connections that wait for others to end; further ones are reset.
+/// Connections that may wait for others to end. Further ones are reset.
 const WAITING: usize = 64;
-/// How long connections may take to end when the proxy does.
+/// How long connections may take to end when the proxy ends.
 const GRACE: Duration = Duration::from_secs(1);
-/// Pause after the system could not give us a connection (no more descriptors), so as not to spin.
+/// Pause if the system has no more file descriptors, to avoid spinning.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A proxy that listens; connections wait until it [runs](Proxy::run).
+/// A listening proxy. Connections wait until it [runs](Proxy::run).
 pub struct Proxy {
     listen: String,
     holes: String,
@@ -57,7 +57,7 @@ pub struct Proxy {
     most: usize,
 }
 
-/// What all connections need.
+/// Shared by all connections.
 struct Shared {
     to: String,
     servers: Vec<SocketAddr>,
@@ -72,8 +72,8 @@ impl Proxy {
     /// Listens. `events` gets a line of JSON for each connection that begins or ends, and a last one.
     ///
     /// # Errors
-    /// [`ErrorKind::Address`], [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`] where loss cannot be masked and nobody
-    /// asked for a plain proxy.
+    /// [`ErrorKind::Address`], [`ErrorKind::InUse`]; [`ErrorKind::Unsupported`] if loss cannot be masked and
+    /// the proxy must not be plain.
     pub async fn open(settings: ProxySettings, events: mpsc::Sender<String>) -> Result<Self> {
         let (limits, config) = settings.read()?;
         let servers = settings.servers().await?;
@@ -102,7 +102,7 @@ impl Proxy {
         Ok(Self { listen: at.to_string(), holes: settings.holes, why, kernel, new, front, shared, most })
     }
 
-    /// Where it listens and what it does, as a line of JSON.
+    /// Its address and mode, as a line of JSON.
     pub fn listening(&self) -> String {
         let record = Record::Listening {
             listen: &self.listen,
@@ -114,8 +114,8 @@ impl Proxy {
         record.line()
     }
 
-    /// Carries connections until `stop` says so, or nobody can any more; then resets those there are, and takes back what
-    /// was set on the system.
+    /// Serves connections until `stop` is set or the device fails; then resets them, and restores the system
+    /// settings.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut calls = JoinSet::new();
         let mut connections = 0;
@@ -147,7 +147,7 @@ impl Proxy {
         self.close(calls, connections).await;
     }
 
-    /// The device has failed: packets are the kernel's again.
+    /// The device has failed: the kernel gets the packets again.
     async fn fall_back(&mut self) {
         self.front = None;
         self.why = Some("the TUN device has failed".into());
@@ -163,7 +163,7 @@ impl Proxy {
         while let Ok((caller, _)) = self.new.try_recv() {
             caller.abort();
         }
-        // They have heard it too, and only write that they have ended.
+        // They know it too, and only write that they have ended.
         let ended = async { while calls.join_next().await.is_some() {} };
         if timeout(GRACE, ended).await.is_err() {
             calls.shutdown().await;
@@ -184,9 +184,9 @@ impl Drop for Proxy {
     }
 }
 
-/// Waits until all of it is to end.
+/// Waits for the stop signal.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error says that nobody can say so any more, which is the same.
+    // An error means that the sender is gone, which has the same effect.
     let _ = stop.wait_for(|&stop| stop).await;
 }
 
@@ -210,7 +210,7 @@ async fn in_front(
 }
 
 impl Shared {
-    /// A connection from its beginning to its end.
+    /// Serves one connection.
     async fn serve<C: Caller>(
         self: Arc<Self>,
         caller: C,
@@ -257,7 +257,7 @@ impl Shared {
     async fn say(&self, record: &Record<'_>) {
         let line = record.line();
         self.map.mention(line.clone()).await;
-        // Nobody hears it any more once the proxy's owner has gone.
+        // Nobody receives it after the proxy's owner is gone.
         let _ = self.events.send(line).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Carries a connection's bytes both ways, until both sides have ended theirs or something breaks.
+//! Carries the bytes of a connection in both directions, until both sides have closed or something breaks.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -18,12 +18,12 @@ use super::cut::Cut;
 use super::map::Map;
 use super::record::{Ends, Record, Totals};
 
-/// Bytes on their way to the client at a time.
+/// Bytes in progress to the client.
 const BLOCK: usize = 64 << 10;
-/// How long the part of a unit waits for its rest.
+/// How long a part of a unit waits for the rest.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Both connections. Where they do not come to their end both are reset: else a part would pass for the whole.
+/// Both connections. Unless both end regularly, both are reset: otherwise a part would look like the whole.
 pub(super) struct Pair<C: Caller> {
     pub caller: C,
     pub server: Option<TcpStream>,
@@ -39,7 +39,7 @@ impl<C: Caller> Drop for Pair<C> {
     }
 }
 
-/// Who is told of holes, and whose they are.
+/// Where holes are reported, and for which connection.
 pub(super) struct Told<'a> {
     pub map: &'a Map,
     pub ends: &'a Ends,
@@ -60,7 +60,7 @@ fn of_server(error: io::Error) -> String {
     format!("server: {error}")
 }
 
-/// Carries until both directions have ended; an error says which side broke, and how.
+/// Carries bytes until both directions have ended. An error says which side broke, and how.
 pub(super) async fn carry<C: Caller>(
     caller: &C,
     server: &TcpStream,
@@ -76,7 +76,7 @@ pub(super) async fn carry<C: Caller>(
         ended.notify_one();
         Ok::<(), String>(())
     };
-    // Once all of the client's stream has been taken, nobody else would hear that the client is gone.
+    // After the client's stream has been taken, nothing else would notice that the client is gone.
     let broken = async {
         ended.notified().await;
         poll_fn(|cx| caller.poll_broken(cx)).await
@@ -97,7 +97,7 @@ async fn upstream(
     cut: &mut Cut,
 ) -> Result<(), String> {
     loop {
-        // Others on this thread have their turn, however much there is to take.
+        // Let other tasks of this thread run, however much there is to take.
         consume_budget().await;
         let held = cut.holds();
         let place = cut.place();

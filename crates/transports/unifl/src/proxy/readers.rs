@@ -1,4 +1,4 @@
-//! The hole map's readers at a Unix socket. A line that is needed waits until there is one.
+//! Readers of the hole map at a Unix socket. A line that must be written waits until there is a reader.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -11,20 +11,20 @@ use tokio::sync::mpsc;
 
 use super::map::Line;
 
-/// Readers at a time; further ones wait.
+/// Most readers at a time. Further ones wait.
 const MOST: usize = 16;
 /// How long a reader may leave a line standing before it counts as gone: it holds up everybody.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pause after the system could not give us a reader (no more descriptors), so as not to spin.
+/// Pause if the system has no more file descriptors, to avoid spinning.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Listens at `path`, and writes lines to all who are connected, until nobody has lines any more.
+/// Listens at `path`, and writes lines to all readers, until all senders of lines are gone.
 pub(super) fn attend(path: &Path, lines: mpsc::Receiver<Line>) -> io::Result<()> {
     tokio::spawn(spread(bind(path)?, lines));
     Ok(())
 }
 
-/// Takes the place of a socket whose process was killed.
+/// Replaces the socket of a process that was killed.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path) => {
@@ -72,11 +72,11 @@ async fn write(listener: &UnixListener, readers: &mut Vec<UnixStream>, mut line:
         }
         to_all(readers, line.text.as_bytes()).await;
     }
-    // Who does not wait for it does not need it.
+    // A caller that does not wait does not need the result.
     let _ = line.written.send(Ok(()));
 }
 
-/// Who has gone, or does not read, has no part of a line more.
+/// Drops readers that are gone or do not read.
 async fn to_all(readers: &mut Vec<UnixStream>, text: &[u8]) {
     let mut there = Vec::with_capacity(readers.len());
     for mut reader in readers.drain(..) {

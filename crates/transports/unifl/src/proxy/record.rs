@@ -1,4 +1,4 @@
-//! What is told of proxied connections: lines of JSON.
+//! Lines of JSON about proxied connections.
 
 use serde::Serialize;
 
@@ -9,22 +9,22 @@ pub(super) struct Ends {
     pub connection: u64,
     /// The client's address.
     pub from: String,
-    /// The address that the server sees it come from, once it is connected.
+    /// The address from which the server sees it come, once it is connected.
     pub local: Option<String>,
 }
 
 /// What a connection has carried, in bytes.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Totals {
-    /// Length of the client's stream as the server has it, holes included.
+    /// Length of the client's stream, holes included.
     pub bytes: u64,
-    /// Of it in holes.
+    /// Bytes of it in holes.
     pub missing: u64,
-    /// Holes that were told of.
+    /// Number of reported holes.
     pub holes: u64,
-    /// Lost on the way and sent again by the client, where that is known.
+    /// Bytes that were lost and retransmitted, if known.
     pub repaired: Option<u64>,
-    /// To the client.
+    /// Bytes to the client.
     pub returned: u64,
 }
 
@@ -32,47 +32,47 @@ pub(super) struct Totals {
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(super) enum Record<'a> {
-    /// Connections are taken.
+    /// The proxy accepts connections.
     Listening {
         listen: &'a str,
         to: &'a str,
         /// Whether loss is masked.
         masks: bool,
-        /// Why not.
+        /// Why not, if it does not.
         why: Option<&'a str>,
         holes: &'a str,
     },
-    /// A client has come, and the server has been reached.
+    /// A client has connected, and the server was reached.
     Connection {
         #[serde(flatten)]
         ends: &'a Ends,
         /// Whether its losses are masked.
         masks: bool,
     },
-    /// Bytes of the client's stream, from `start` to before `end`, that stand in for what was lost.
+    /// A hole: bytes of the client's stream from `start` to before `end`.
     Hole {
         #[serde(flatten)]
         ends: &'a Ends,
         start: u64,
         end: u64,
     },
-    /// A connection is over.
+    /// A connection has ended.
     End {
         #[serde(flatten)]
         ends: &'a Ends,
         #[serde(flatten)]
         totals: &'a Totals,
-        /// Which side broke it, and how; nothing where both have ended it.
+        /// Which side broke it, and how; none if both have closed it.
         error: Option<&'a str>,
     },
-    /// No connection is taken any more.
+    /// The proxy accepts no more connections.
     Stopped { connections: u64 },
 }
 
 impl Record<'_> {
     /// The line, with its end.
     pub(super) fn line(&self) -> String {
-        // It only fails for maps whose keys are no text, and there is none.
+        // It fails only for maps with keys that are no text; there are none.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
         line

@@ -1,4 +1,4 @@
-//! What a proxy is told, and what of it cannot be.
+//! Settings of a proxy, and their checks.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,35 +12,36 @@ use super::cut::MOST_UNIT;
 use crate::settings::{self, Content, Limits};
 
 const OPEN: &str = "open the proxy";
-/// Most connections at a time: half of what the endpoint has place for, as ended ones are remembered for a while.
+/// Most connections: half of what the endpoint has room for, as ended ones are remembered for a while.
 const MOST_CONNECTIONS: usize = 2048;
-/// How long a client may go on sending to a server that has ended its own stream: as long as it likes.
+/// How long a client may go on sending after the server has closed its side: no limit.
 const EVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// Where connections are taken, and where the server is, if no host is said.
+/// Default host for listening, and for the server.
 const ANYWHERE: &str = "0.0.0.0";
 const HERE: &str = "127.0.0.1";
 
-/// What a proxy is told.
+/// Settings of a proxy.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProxySettings {
-    /// Where it listens: `host:port`, or `:port` for all of the machine's addresses. Port 0 lets the system choose.
+    /// Where to listen: `host:port`, or `:port` for all addresses of the machine. With port 0 the system
+    /// chooses.
     pub listen: String,
     /// The server: `host:port`, or `:port` on this machine.
     pub to: String,
-    /// Where the hole map goes: `-` for standard output, `unix:PATH` for a socket, or a file.
+    /// The hole map: `-` for standard output, `unix:PATH` for a socket, or a file.
     pub holes: String,
     /// Bytes at the beginning of each connection that are never masked.
     pub reliable: u64,
-    /// Holes are widened to multiples of so many bytes, counted from the end of `reliable`; 1 to 4096.
+    /// Holes are widened to multiples of this many bytes, counted from the end of `reliable`; 1 to 4096.
     pub align: u64,
-    /// Serve as an ordinary TCP proxy where loss cannot be masked.
+    /// Serve as an ordinary TCP proxy if loss cannot be masked.
     pub plain: bool,
-    /// Connections at a time, 1 to 2048; further ones wait.
+    /// Connections at a time, 1 to 2048. Further ones wait.
     pub connections: usize,
-    /// Seconds after which a client that says nothing counts as gone; none waits for ever.
+    /// Seconds of silence after which a client counts as gone; `None` for no limit.
     pub idle: Option<f64>,
-    /// Bytes of a connection that wait for the server, and the largest window; 16 MiB unless said.
+    /// Bytes of a connection that wait for the server, and the largest window; 32 MiB by default.
     pub buffer: Option<u32>,
     /// Options of the `unifl` transport.
     pub own: Settings,
@@ -64,10 +65,10 @@ impl Default for ProxySettings {
 }
 
 impl ProxySettings {
-    /// Limits of a connection, and the endpoint's own settings.
+    /// Limits of a connection, and the settings of the endpoint.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] naming what cannot be.
+    /// [`ErrorKind::Unsupported`], naming what is not possible.
     pub(super) fn read(&self) -> Result<(Limits, Config)> {
         within("align", self.align, 1, MOST_UNIT)?;
         within("connections", self.connections as u64, 1, MOST_CONNECTIONS as u64)?;
@@ -91,7 +92,7 @@ impl ProxySettings {
         }
     }
 
-    /// Where it listens.
+    /// Resolves the address to listen at.
     ///
     /// # Errors
     /// [`ErrorKind::Address`].
@@ -99,7 +100,7 @@ impl ProxySettings {
         Ok(resolve(OPEN, &parse("listen", &self.listen, ANYWHERE)?).await?[0])
     }
 
-    /// The server's addresses, at least one.
+    /// Resolves the server's addresses, at least one.
     ///
     /// # Errors
     /// [`ErrorKind::Address`].
@@ -135,7 +136,7 @@ fn parse(name: &str, text: &str, host: &str) -> Result<Address> {
     address.filter(|a| a.port.is_some() && a.job.is_none()).ok_or_else(|| written_badly(name, text))
 }
 
-/// Whether what is sent to a server comes back to us.
+/// Whether connections to the server would come back to the proxy.
 pub(super) fn leads_back(listen: SocketAddr, to: SocketAddr) -> bool {
     let own = || std::net::UdpSocket::bind((to.ip(), 0)).is_ok();
     to.port() == listen.port() && (to.ip() == listen.ip() || (listen.ip().is_unspecified() && own()))
