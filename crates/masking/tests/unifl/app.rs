@@ -1,4 +1,4 @@
-//! The application behind the endpoint: notes every byte and hole, and checks each against the stream.
+//! The application: records every byte and hole, and checks them against the stream.
 
 use thalweg_masking::{Agreed, Ended, Event, FlowId, What};
 use thalweg_wire::{Range, Ranges};
@@ -48,7 +48,7 @@ impl App {
         self.late += if late { range.len() } else { 0 };
     }
 
-    /// Bytes and holes together are the stream.
+    /// Checks that bytes and holes together make up the stream.
     pub fn check(&self, length: u64) {
         let mut all = self.got.clone();
         self.holes.iter().for_each(|hole| drop(all.insert(hole)));
@@ -60,7 +60,7 @@ impl App {
         assert_eq!(all.bytes(), length);
     }
 
-    /// Bytes that are holes in the end.
+    /// Bytes that are still holes at the end.
     pub fn missing(&self) -> u64 {
         self.holes.iter().flat_map(|hole| self.got.missing_in(hole)).map(Range::len).sum()
     }

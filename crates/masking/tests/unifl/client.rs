@@ -1,4 +1,4 @@
-//! A client that says exactly what a test wants it to say.
+//! A scripted client.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Config, Endpoint, Offload, Policy, Rate};
@@ -18,7 +18,7 @@ pub struct Client {
     /// The endpoint's initial sequence number.
     pub iss: u32,
     pub scale: u8,
-    /// What the endpoint has sent and the test has not looked at.
+    /// Segments of the endpoint that the test has not looked at.
     pub said: Vec<Seg>,
     pub echo: u32,
     pub highest: u32,
@@ -54,7 +54,7 @@ impl Client {
         Self::with(config, syn())
     }
 
-    /// A client that has sent its SYN and got the answer.
+    /// A client after its SYN and the answer.
     pub fn with(config: Config, syn: Seg) -> Self {
         let endpoint = Endpoint::new(config, [1, 2]);
         let base = Seg {
@@ -88,7 +88,7 @@ impl Client {
         client
     }
 
-    /// With the handshake done.
+    /// A client after the handshake.
     pub fn connected(config: Config) -> Self {
         let mut client = Self::new(config);
         client.finish_handshake();
@@ -102,7 +102,7 @@ impl Client {
         self.said.clear();
     }
 
-    /// A segment at a stream offset, with the timestamps of now.
+    /// A segment at a stream offset, with current timestamps.
     pub fn at(&self, flags: u8, offset: u64, payload: &[u8]) -> Seg {
         let seq = IRS.wrapping_add(1).wrapping_add(offset as u32);
         let stamps = self.stamped.then_some((self.now.as_millis() as u32, self.echo));
@@ -114,7 +114,7 @@ impl Client {
         self.hand_in(&seg);
     }
 
-    /// So many bytes of the stream from `offset`.
+    /// Sends `length` bytes of the stream from `offset`.
     pub fn data(&mut self, offset: u64, length: usize) {
         self.say(ACK, offset, &bytes(offset, length));
     }
@@ -123,7 +123,7 @@ impl Client {
         self.hand_over(seg, Offload::default());
     }
 
-    /// A segment, or several as a superpacket.
+    /// Hands over a segment, or several as a superpacket.
     pub fn hand_over(&mut self, seg: &Seg, offload: Offload) {
         let end = seg.seq.wrapping_add(seg.payload.len() as u32 + u32::from(seg.flags & (FIN | SYN) > 0));
         if end.wrapping_sub(self.highest) as i32 > 0 {
@@ -160,7 +160,7 @@ impl Client {
         while self.endpoint.poll_packet(self.now, &mut packet).is_some() {
             let seg = Seg::decode(&packet);
             if let Some((value, _)) = seg.stamps {
-                // As if it had taken 40 ms both ways.
+                // As if the round trip took 40 ms.
                 self.echo = value.wrapping_sub(40);
             }
             self.check(&seg);
@@ -168,7 +168,7 @@ impl Client {
         }
     }
 
-    /// Never beyond what was sent; the right edge never moves left.
+    /// Nothing beyond the sent bytes is acknowledged, and the right edge never moves left.
     fn check(&mut self, seg: &Seg) {
         if seg.flags & RST > 0 || seg.port != self.base.port {
             return;
@@ -178,18 +178,18 @@ impl Client {
         let right_edge = seg.ack.wrapping_add(u32::from(seg.window) << scale);
         self.right_edge = self.right_edge.filter(|_| seg.flags & SYN == 0);
         if let Some(before) = self.right_edge.replace(right_edge) {
-            // The end of the stream is acknowledged without a byte.
+            // A FIN is acknowledged without a byte.
             assert!(right_edge.wrapping_sub(before) as i32 >= 0, "the right edge moved left: {seg:?}");
         }
     }
 
-    /// The acknowledged offset of the last thing said.
+    /// The offset of the last acknowledgement.
     pub fn acked(&self) -> Option<u64> {
         let ack = self.said.last()?.ack;
         Some(u64::from(ack.wrapping_sub(IRS.wrapping_add(1))))
     }
 
-    /// Stream offsets of the blocks last said.
+    /// Stream offsets of the last SACK blocks.
     pub fn blocks(&self) -> Vec<(u64, u64)> {
         let offset = |n: u32| u64::from(n.wrapping_sub(IRS.wrapping_add(1)));
         let last = self.said.last().map(|seg| seg.sack.clone()).unwrap_or_default();

@@ -11,7 +11,7 @@ pub enum Kind {
 const BETA: f64 = 0.7;
 const C: f64 = 0.4;
 
-/// A window in segments, and where slow start ends.
+/// cwnd in segments, and ssthresh.
 #[derive(Debug, Clone)]
 pub struct Congestion {
     kind: Kind,
@@ -29,7 +29,7 @@ impl Congestion {
         Self { kind, window, threshold, epoch: None, most: 0.0, origin: 0.0, reno: 0.0 }
     }
 
-    /// So many segments are acknowledged; the window, not the application or the receiver, is what limits.
+    /// `segments` are acknowledged. Only cwnd limits the sender, not the application or the receiver.
     pub fn acknowledged(&mut self, now: Time, segments: f64, rtt: f64) {
         if self.window < self.threshold {
             self.window += segments;
@@ -52,7 +52,7 @@ impl Congestion {
         self.window = (self.window + grow * segments).max(self.reno);
     }
 
-    /// A loss is seen.
+    /// A loss is detected.
     pub fn reduce(&mut self) {
         let beta = if self.kind == Kind::Cubic { BETA } else { 0.5 };
         let converge = self.window < self.most;

@@ -1,30 +1,31 @@
-//! Round trips and the retransmission timeout as Linux has them (`tcp_rtt_estimator`, `tcp_set_rto`, after RFC 6298).
+//! RTT estimation and retransmission timeout as in Linux (`tcp_rtt_estimator`, `tcp_set_rto`, after RFC 6298).
 
 use thalweg_masking::Time;
 
-/// The least that a timeout has above the smoothed round trip (`TCP_RTO_MIN`), and the longest timeout, in seconds.
+/// The least distance of a timeout from the smoothed RTT (`TCP_RTO_MIN`), and the longest timeout, in seconds.
 const LEAST: f64 = 0.2;
 const MOST: f64 = 120.0;
 /// The timeout before anything is measured.
 const FIRST: f64 = 1.0;
 
-/// What a sender believes of its path, in seconds.
+/// A sender's estimate of its path, in seconds.
 #[derive(Debug, Clone, Default)]
 pub struct Estimator {
     smooth: Option<f64>,
-    /// Four times the mean deviation, and the most that it was in this round trip.
+    /// Four times the mean deviation, and its maximum in this round trip.
     deviation: f64,
     highest: f64,
-    /// What the timeout has above the smoothed round trip.
+    /// Distance of the timeout from the smoothed RTT.
     spread: f64,
-    /// The offset beyond which an acknowledgement ends this round trip.
+    /// The offset whose acknowledgement ends this round trip.
     round: u64,
     doubled: u32,
     longest: f64,
 }
 
 impl Estimator {
-    /// A round trip took `rtt` seconds; `una` is acknowledged, and `next` comes next. Doubling is over (RFC 6298, 5.7).
+    /// Takes an RTT sample in seconds. `una` is acknowledged, `next` is sent next. It ends the back-off (RFC
+    /// 6298, 5.7).
     pub fn measured(&mut self, rtt: f64, una: u64, next: u64) {
         self.doubled = 0;
         match self.smooth {
@@ -48,7 +49,7 @@ impl Estimator {
         self.longest = self.longest.max(self.plain());
     }
 
-    /// Round trips that get shorter do not make the timeout longer: they count an eighth.
+    /// Falling RTTs do not lengthen the timeout: they count one eighth.
     fn deviate(&mut self, error: f64) {
         let change = error.abs() - self.deviation / 4.0;
         self.deviation += if error < 0.0 && change > 0.0 { change / 8.0 } else { change };
@@ -56,7 +57,7 @@ impl Estimator {
         self.spread = self.spread.max(self.highest);
     }
 
-    /// The smoothed round trip, once there is one.
+    /// The smoothed RTT, once there is one.
     pub fn smooth(&self) -> Option<f64> {
         self.smooth
     }
@@ -65,17 +66,17 @@ impl Estimator {
         self.smooth.map_or(FIRST, |smooth| smooth + self.spread)
     }
 
-    /// The timeout that counts now.
+    /// The current timeout.
     pub fn timeout(&self) -> Time {
         Time::from_secs_f64((self.plain() * f64::from(1 << self.doubled.min(16))).min(MOST))
     }
 
-    /// It has run out: the next one is twice as long.
+    /// The timer ran out: the next timeout is twice as long.
     pub fn expired(&mut self) {
         self.doubled += 1;
     }
 
-    /// The longest timeout that round trips have made, in seconds.
+    /// The longest timeout that RTT samples have caused, in seconds.
     pub fn longest(&self) -> f64 {
         self.longest
     }
@@ -92,14 +93,15 @@ fn a_steady_path_has_the_least_timeout_and_one_long_round_trip_makes_it_long() {
     assert!((estimator.timeout().as_secs_f64() - 0.21).abs() < 1e-6, "{estimator:?}");
     estimator.expired();
     assert!((estimator.timeout().as_secs_f64() - 0.42).abs() < 1e-6);
-    // What a timeout's repair says with an echo from before it: the silence, and the next timeout is of its size.
+    // After a timeout, an echo from before it makes the silence an RTT sample, so the next timeout is as long
+    // as the silence.
     let mut once = estimator.clone();
     once.measured(1.01, 1001, 1010);
     assert!((1.0..1.3).contains(&once.timeout().as_secs_f64()), "{once:?}");
     steady(&mut once, 300);
     assert!(once.timeout().as_secs_f64() < 0.22, "forgotten: {once:?}");
     assert!(once.longest() > 1.0);
-    // Again and again it grows: 10 s on a path of 10 ms.
+    // With repetitions it grows: to 10 s on a path of 10 ms.
     let mut silent = estimator.timeout().as_secs_f64();
     for _ in 0..6 {
         estimator.measured(silent, 5000, 6000);

@@ -1,4 +1,4 @@
-//! The storms of `hostile` by seed, always the same, and what they may hold in memory.
+//! The storms of `hostile`, by seed, and their memory.
 //!
 //! `THALWEG_FUZZ_PACKETS` says how many packets (default: 200,000), `THALWEG_FUZZ_SEED` which.
 
@@ -7,7 +7,7 @@ use thalweg_dice::Dice;
 use super::allocator;
 use super::hostile::{storm, Outcome};
 
-/// More than an endpoint of such bounds and its witness ever hold.
+/// More memory than an endpoint with these bounds and its witness ever hold.
 const MEMORY: usize = 4 << 20;
 /// Bytes of choices for one endpoint: some thousand packets.
 const CHOICES: usize = 16 << 10;

@@ -1,5 +1,6 @@
-//! Anything at an endpoint, as bytes say: handshakes, data, ends and resets in any state, floods, scans, forged and
-//! damaged packets, over IPv4 and IPv6; and what must hold after each. For libFuzzer (`fuzz/`), and by seed for `fuzz`.
+//! Arbitrary input for an endpoint, chosen by bytes: handshakes, data, FINs and resets in any state, floods,
+//! scans, forged and damaged packets, over IPv4 and IPv6. After each packet the invariants are checked. It
+//! serves libFuzzer (`fuzz/`) and, by seed, `fuzz`.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Budget, Checksum, Config, Counters, Endpoint, Offload, Policy, Rate};
@@ -9,10 +10,10 @@ use super::wire::*;
 use super::witness::Witness;
 
 const MS: Time = Time::from_millis(1);
-/// Clients that are known by name; floods and scans come from others.
+/// Clients with names. Floods and scans come from others.
 const CLIENTS: u8 = 12;
 
-/// Small bounds, so that they are met.
+/// Small bounds, so that they are reached.
 pub fn bounds() -> Config {
     let mut policy = Policy::lossy();
     policy.reliable = 0.3;
@@ -34,7 +35,7 @@ pub fn bounds() -> Config {
     }
 }
 
-/// What came of it.
+/// Result.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Outcome {
     /// Flows connected, pieces of data, holes, streams and flows that ended, forged segments.
@@ -42,7 +43,7 @@ pub struct Outcome {
     pub counters: Counters,
 }
 
-/// Choices that bytes make; zeros once they are used up.
+/// Choices made by bytes; zeros after these are used up.
 struct Choices<'b>(&'b [u8]);
 
 impl Choices<'_> {
@@ -64,7 +65,7 @@ impl Choices<'_> {
         all[usize::from(self.byte()) % all.len()]
     }
 
-    /// Mostly the number itself, else one near it, seldom any.
+    /// Mostly the number itself, sometimes one near it, seldom any number.
     fn near(&mut self, number: u32) -> u32 {
         match self.byte() % 16 {
             1 => self.number(),
@@ -82,10 +83,10 @@ struct Storm<'b> {
     now: Time,
 }
 
-/// Does what `bytes` say.
+/// Runs the choices in `bytes`.
 ///
 /// # Panics
-/// If something does not hold.
+/// If an invariant is violated.
 pub fn storm(bytes: &[u8]) -> Outcome {
     let config = bounds();
     let mut storm = Storm {
@@ -148,7 +149,7 @@ impl Storm<'_> {
         self.now.as_millis() as u32
     }
 
-    /// What a client that has heard `last` says next, `ahead` of what is expected.
+    /// The next segment of a client that has received `last`, `ahead` of the expected offset.
     fn reply(&self, last: &Seg, flags: u8, ahead: u32, payload: &[u8]) -> Seg {
         let theirs = last.payload.len() as u32 + u32::from(last.flags & (SYN | FIN) > 0);
         Seg {
@@ -165,7 +166,7 @@ impl Storm<'_> {
         }
     }
 
-    /// A segment of a connection as it may come, or nearly.
+    /// A plausible segment of a connection, or nearly plausible.
     fn segment(&mut self) {
         let base = self.client();
         let Some(last) = self.witness.last(&base).cloned() else { return self.syn() };
@@ -184,7 +185,7 @@ impl Storm<'_> {
         self.hand_in(seg.encode());
     }
 
-    /// Small pieces everywhere in what is missing.
+    /// Small pieces anywhere in missing ranges.
     fn sliver(&mut self) {
         let base = self.client();
         let Some(last) = self.witness.last(&base).cloned() else { return };
@@ -219,7 +220,7 @@ impl Storm<'_> {
         self.hand_in(packet);
     }
 
-    /// Options of any kind in front of data that would be right.
+    /// Arbitrary options before otherwise valid data.
     fn options(&mut self) {
         let base = self.client();
         let Some(last) = self.witness.last(&base).cloned() else { return };
@@ -235,7 +236,7 @@ impl Storm<'_> {
         self.witnessed(&packet, Offload::default());
     }
 
-    /// Somebody off the path, who cannot know our clock, masks nothing.
+    /// An attacker off the path, who cannot know our clock, masks nothing.
     fn forge(&mut self) {
         let Some((flow, last, at, base)) = self.witness.stamped(self.choices.byte()) else { return };
         let Some(before) = self.endpoint.stats(flow) else { return };
@@ -293,7 +294,8 @@ impl Storm<'_> {
         self.witness.after(&mut self.endpoint, self.now);
     }
 
-    /// Perhaps damaged, perhaps with checksums that fit all the same, perhaps said to be right by the device.
+    /// Hands in a packet: perhaps damaged, perhaps with checksums repaired, perhaps declared valid by the
+    /// device.
     fn hand_in(&mut self, mut packet: Vec<u8>) {
         let which = self.choices.byte();
         if which & 3 == 3 {
@@ -309,7 +311,7 @@ impl Storm<'_> {
 
     fn damage(&mut self, packet: &mut Vec<u8>) {
         for _ in 0..self.choices.byte() % 4 {
-            // Most of what matters is in the first bytes.
+            // Most fields are in the first bytes.
             let at = self.choices.short() as usize % packet.len().max(1);
             let at = if self.choices.byte() & 3 > 0 { at % 80 } else { at };
             match (self.choices.byte() % 6, packet.get_mut(at)) {

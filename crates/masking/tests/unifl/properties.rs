@@ -1,5 +1,6 @@
-//! What holds whatever happens: bytes and holes are the stream exactly, no byte is wrong or comes twice (`App` sees to
-//! that), the right edge never moves left and nothing unseen is acknowledged (`Client` and `World` see to that).
+//! Invariants under any input: bytes and holes make up the stream exactly, and no byte is wrong or comes twice
+//! (checked by `App`); the right edge never moves left, and nothing unseen is acknowledged (checked by `Client`
+//! and `World`).
 
 use thalweg_dice::Dice;
 use thalweg_linkmodel::{Burst, Shape};
@@ -73,7 +74,7 @@ fn any_order_of_any_pieces_comes_to_the_stream() {
             // A caller's ranges may split a gap.
             assert!(gaps_now <= 20 * 200 && masks_now <= masks * 100 + 2, "{gaps_now} {masks_now}");
         }
-        // Then all of it once more, as a sender would in the end, and the end.
+        // Then everything again, as a sender would do in the end, and the FIN.
         for start in (0..STREAM).step_by(1448) {
             c.data(start, (STREAM - start).min(1448) as usize);
         }
@@ -88,7 +89,7 @@ fn any_order_of_any_pieces_comes_to_the_stream() {
     assert!(holes > 500 && late > 100_000, "it has seen some: {holes} {late}");
 }
 
-/// A link with all that links do.
+/// A link with every fault that links have.
 fn bad(dice: &mut Dice) -> Shape {
     let burst = Burst { enter: 0.005, leave: 0.3, loss_bad: 1.0, loss_good: 0.001 };
     let bursts = dice.hits(0.3);

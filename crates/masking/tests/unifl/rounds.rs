@@ -1,4 +1,4 @@
-//! Rounds of many senders that share a path, and many flows at one endpoint.
+//! Rounds of many senders on one path, and many flows at one endpoint.
 
 use std::fmt::Write;
 
@@ -76,7 +76,7 @@ fn rounds_are_as_recorded_and_fair() {
 /// So many flows on one endpoint.
 const FLOWS: u16 = 1000;
 
-/// Flows in memory, what their tables hold, and how far beyond what is acknowledged they have promised place.
+/// Flows in memory, entries of their tables, and bytes promised beyond what is acknowledged.
 fn held(world: &World) -> (usize, usize, usize, u64) {
     let stats = world.apps.iter().filter_map(|app| world.endpoint.stats(app.flow?));
     stats.fold((world.endpoint.flows(), 0, 0, 0), |(flows, gaps, masks, promised), stats| {
@@ -87,8 +87,9 @@ fn held(world: &World) -> (usize, usize, usize, u64) {
     })
 }
 
-/// A thousand senders begin within 200 ms, each of 50 Mbit/s and 40 ms, over one link of 1 Gbit/s with a queue of 60 ms.
-/// Segments are small so that each flow has many. The world, when each began, and the most that the endpoint held.
+/// A thousand senders of 50 Mbit/s each and 40 ms begin within 200 ms, over one link of 1 Gbit/s with a queue
+/// of 60 ms. Segments are small, so that each flow has many. Returns the world, when each sender began, and the
+/// most that the endpoint held.
 fn thousand(each: u64) -> (World, Vec<f64>, (usize, usize, usize, u64)) {
     let mut dice = Dice::new(&[FLOWS.into(), 1]);
     let starts: Vec<f64> = (0..FLOWS).map(|_| 0.2 * dice.unit()).collect();
@@ -101,7 +102,7 @@ fn thousand(each: u64) -> (World, Vec<f64>, (usize, usize, usize, u64)) {
     let senders = (0..FLOWS).zip(&starts).map(sender).collect();
     let rate = 1_000_000_000;
     let shared = Shape { rate: Some(rate), queue_bytes: Some(rate / 8 * 6 / 100), ..Shape::default() };
-    // More shake hands at a time than by default may.
+    // More concurrent handshakes than the default allows.
     let flows = FLOWS.into();
     let config = Config { flows, half_open: flows, mtu: 576, ..table::config(0.0) };
     let path = table::link(40.0, 0.01);
@@ -135,21 +136,21 @@ fn a_thousand_flows_finish_in_bounds_and_share_fairly() {
     assert!(jain > 0.93 && missing < 0.16, "{jain} {missing}");
 }
 
-/// What a round of eight came to, in seconds.
+/// Result of a round of eight, in seconds.
 #[derive(Debug)]
 struct Incast {
     /// Until the last is done.
     took: f64,
-    /// The same without what each waited for a lost tail, which nothing tells of but the sender's timer (trap 7).
+    /// The same without waiting for lost tails, which only the sender's timer detects (trap 7).
     carried: f64,
-    /// The longest such wait, and retransmissions and reductions of all.
+    /// The longest such wait; retransmissions and reductions of all senders.
     waited: f64,
     repairs: [u64; 2],
     full: u64,
 }
 
-/// Eight senders of 100 Mbit/s each and 30 to 50 ms at once, over one link of 400 Mbit/s with a queue of 40 ms, rates
-/// and packets scaled to a fifth of the packets a second; every hundredth is lost.
+/// Eight senders of 100 Mbit/s each, with 30 to 50 ms, begin at once over one link of 400 Mbit/s with a queue
+/// of 40 ms. Rates are a fifth of the real ones, in packets a second. One packet of a hundred is lost.
 fn incast(seed: u64) -> Incast {
     const EACH: u64 = 430_000;
     let kind = |i: u16| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
@@ -175,7 +176,8 @@ fn incast(seed: u64) -> Incast {
     }
 }
 
-/// Rounds at full size take 4.7 s, where a lost tail is a small part; of these it is a fifth, so it counts apart.
+/// A round at full size takes 4.7 s, of which a lost tail is a small part. Of these rounds it is a fifth, so it
+/// is counted separately.
 #[test]
 fn no_incast_round_is_far_from_the_median() {
     let rounds: Vec<Incast> = (0..200).map(incast).collect();
@@ -202,7 +204,7 @@ fn no_incast_round_is_far_from_the_median() {
     assert_recorded(INCAST, &now);
 }
 
-/// Trap 15: no swinging, and the base is still the path's after it has been forgotten twice.
+/// Trap 15: no oscillation, and the base is still that of the path after it was forgotten twice.
 #[test]
 fn trap_15_the_queue_stays_at_its_aim() {
     let shared = Shape { rate: Some(20_000_000), queue_bytes: Some(100_000), ..Shape::default() };
@@ -229,8 +231,8 @@ fn trap_15_the_queue_stays_at_its_aim() {
     }
 }
 
-/// So many masked Cubic senders and, if `ordinary` has bytes, an ordinary one, 40 ms, over one link of 20 Mbit/s with a
-/// queue of `queue` seconds. They know nothing of each other.
+/// Masked Cubic senders and, if `ordinary` has bytes, an ordinary one, with 40 ms, over one link of 20 Mbit/s
+/// with a queue of `queue` seconds. The flows do not know each other.
 fn beside(masked: u16, ordinary: u64, queue: f64) -> World {
     let count = masked + u16::from(ordinary > 0);
     let total = |i| if i < masked { 1 << 30 } else { ordinary };
@@ -243,7 +245,7 @@ fn beside(masked: u16, ordinary: u64, queue: f64) -> World {
     world.apart(masked.into(), plain)
 }
 
-/// Bits a second that each gets from second `from` to `to`.
+/// Bits a second of each flow, from second `from` to `to`.
 fn gets(world: &mut World, from: u64, to: u64) -> Vec<f64> {
     let mut came = |seconds| {
         world.run(Time::from_secs(seconds));
@@ -268,7 +270,7 @@ fn trap_16_an_ordinary_flow_keeps_its_part_and_so_does_the_masked() {
     }
 }
 
-/// A queue shorter than the aim would overflow all the time: by a third of what is sent, at 3 ms.
+/// A queue shorter than the target would overflow all the time, and lose a third of what is sent at 3 ms.
 #[test]
 fn trap_15_a_short_queue_is_not_kept_full() {
     for queue in [0.003, 0.006, 0.01] {
@@ -288,11 +290,11 @@ fn trap_15_a_short_queue_is_not_kept_full() {
     }
 }
 
-/// Masked flows do not take each other for those who fill the queue.
+/// Masked flows do not take each other for flows that fill the queue.
 #[test]
 fn masked_flows_that_do_not_know_each_other_share_and_lose_nothing() {
     let mut world = beside(4, 0, 0.04);
-    // They begin at different times of a queue; after ten seconds all have seen it dry.
+    // They begin at different lengths of the queue. After ten seconds, all have seen it drained.
     gets(&mut world, 0, 12);
     let full = world.full;
     let rates = gets(&mut world, 12, 40);
@@ -300,7 +302,7 @@ fn masked_flows_that_do_not_know_each_other_share_and_lose_nothing() {
     assert!(jain(&rates) > 0.9 && world.full == full, "{rates:?}: {} after {full}", world.full);
 }
 
-/// Once the ordinary flow is done, the masked one keeps the queue short again.
+/// After the ordinary flow has ended, the masked one keeps the queue short again.
 #[test]
 fn the_queue_is_short_again_when_the_ordinary_flow_is_gone() {
     let mut world = beside(1, 20 << 20, 0.04);
@@ -316,8 +318,8 @@ fn the_queue_is_short_again_when_the_ordinary_flow_is_gone() {
     assert!(longest < 0.025, "{longest} s in the queue");
 }
 
-/// Four senders begin a second after the first, over one link of 100 Mbit/s with a queue of 40 ms. What each gets, in bits
-/// a second, in quarters of a second, and what the queue dropped.
+/// Four senders begin one second after the first, over one link of 100 Mbit/s with a queue of 40 ms. Returns
+/// the bits a second of each, in quarters of a second, and the drops of the queue.
 fn late(seed: u64) -> (Vec<[f64; 5]>, u64) {
     let kind = |i: u16| if i.is_multiple_of(2) { Kind::Reno } else { Kind::Cubic };
     let sender = |i: u16| {
@@ -342,8 +344,8 @@ fn late(seed: u64) -> (Vec<[f64; 5]>, u64) {
     ((1..=16).map(quarter).collect(), world.full)
 }
 
-/// Those that came later aim at a longer queue until they have their share. Who was there first once took them for senders
-/// that fill a queue, and kept half of the link.
+/// Flows that come later have a higher target until they have their share. The first flow must not take them
+/// for senders that fill the queue, or it would keep half of the link.
 #[test]
 fn a_flow_gives_way_to_those_that_come_later() {
     for seed in 0..6 {

@@ -1,10 +1,10 @@
-//! A TCP sender that knows nothing of masking, as Linux (6.18) has it: window scale, timestamps, SACK with the loss rule
-//! of RFC 6675, recovery, timeouts, and undoing both by Eifel (`tcp_packet_delayed`) and by reported duplicates.
+//! A model of an unmodified TCP sender, as in Linux 6.18: window scale, timestamps, SACK with the loss rule of
+//! RFC 6675, recovery, timeouts, and undoing both by Eifel (`tcp_packet_delayed`) and by reported duplicates.
 //!
-//! A round trip is that of the oldest segment newly acknowledged; if one of them was sent again, that of segments newly
-//! reported by SACK; and only without any of these what the echo says (`tcp_ack_update_rtt`). So echoes count just where
-//! a repair is acknowledged. What Linux has and this has not: RACK, so a repair that is lost too is left to the timer;
-//! tail loss probes; F-RTO; a gradual reduction.
+//! An RTT sample is that of the oldest newly acknowledged segment. If one of these was retransmitted, it is
+//! that of newly reported SACK segments; and only without these, it comes from the echo (`tcp_ack_update_rtt`).
+//! So echoes matter just where a retransmission is acknowledged. Not modelled: RACK (a lost retransmission is
+//! left to the timer), tail loss probes, F-RTO, and gradual reduction.
 
 mod recovery;
 
@@ -29,11 +29,11 @@ struct Sent {
     end: u64,
     at: Time,
     sacked: bool,
-    /// Counts as lost, whether it has been sent again or not.
+    /// Counts as lost, retransmitted or not.
     lost: bool,
-    /// Sent again, and under way.
+    /// Retransmitted and in flight.
     again: bool,
-    /// Sent again at any time: its acknowledgement is no round trip (Karn's rule).
+    /// Ever retransmitted, so it gives no RTT sample (Karn's rule).
     ever: bool,
 }
 
@@ -47,14 +47,14 @@ impl Sent {
     }
 }
 
-/// What became of it.
+/// Statistics.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tally {
     pub retransmissions: u64,
     pub reductions: u64,
     pub timeouts: u64,
     pub undone: u64,
-    /// Waited for timers that ran out.
+    /// Time spent waiting for timers that ran out.
     pub waited: Time,
 }
 
@@ -76,7 +76,7 @@ pub struct Sender {
     pub done: bool,
     duplicates: u64,
     recovery: Option<Recovery>,
-    /// Our clock at the first of the retransmissions that may still be under way (`retrans_stamp`).
+    /// Our clock at the first retransmission that may still be in flight (`retrans_stamp`).
     stamp: Option<u32>,
     /// Timeouts since the last progress.
     tries: u32,
@@ -136,7 +136,7 @@ impl Sender {
         Seg { seq, ack: self.theirs, flags, stamps, payload, ..self.base.clone() }
     }
 
-    /// The end counts as one.
+    /// The FIN counts as one byte.
     fn end(&self) -> u64 {
         self.total + 1
     }
@@ -245,7 +245,8 @@ impl Sender {
         self.done |= self.una == self.end();
     }
 
-    /// Marks what is reported. Whether a duplicate is, and when the first of what is newly reported was sent.
+    /// Marks reported segments. Returns whether a duplicate was reported, and when the first newly reported
+    /// segment was sent.
     fn blocks(&mut self, seg: &Seg, ack: u64) -> (bool, Option<Time>) {
         let base = self.iss.wrapping_add(1);
         let offset =
@@ -268,7 +269,7 @@ impl Sender {
         (twice, first)
     }
 
-    /// Bytes that are newly acknowledged. `reported`: a round trip that SACK shows, in seconds.
+    /// Returns newly acknowledged bytes. `reported`: RTT sample from SACK, in seconds.
     fn acknowledge(&mut self, now: Time, ack: u64, stamp: Option<u32>, reported: Option<f64>) -> u64 {
         if ack <= self.una {
             self.duplicates += u64::from(!self.sent.is_empty());
@@ -294,7 +295,7 @@ impl Sender {
         came
     }
 
-    /// Seconds since our clock showed what is echoed; it counts milliseconds, one at least.
+    /// Seconds since the echoed time; the clock counts milliseconds, so at least one.
     fn since(&self, now: Time, echo: u32) -> f64 {
         f64::from(self.clock(now).wrapping_sub(echo).max(1)) / 1000.0
     }

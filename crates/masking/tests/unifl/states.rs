@@ -1,4 +1,5 @@
-//! Every state of RFC 9293 against SYN, FIN and RST, in order and out of it, and what RFC 5961 says of forged ones.
+//! Every state of RFC 9293 against SYN, FIN and RST, in order and out of order, and RFC 5961's rules for forged
+//! ones.
 
 use thalweg_masking::{Config, Ended};
 
@@ -17,7 +18,8 @@ const STATES: [&str; 8] = [
     "time-wait",
 ];
 
-/// A client whose connection is in a state, after 100 bytes either way; and the offset of its next byte.
+/// A client whose connection is in `state`, after 100 bytes in either direction; and the offset of its next
+/// byte.
 fn reach(state: &str) -> (Client, u64) {
     let mut c = Client::new(config());
     if state == "syn-received" {
@@ -122,7 +124,7 @@ fn a_syn_is_challenged_in_every_state() {
         for flags in [SYN, SYN | ACK, SYN | FIN, SYN | RST] {
             let (mut c, next) = reach(state);
             c.said.clear();
-            // In front of what is expected, so that no new connection begins in TIME-WAIT.
+            // Before the expected offset, so that no new connection begins in TIME-WAIT.
             c.say(flags, next.saturating_sub(50), &[]);
             let open = state != "syn-received";
             let acks = c.said.iter().filter(|seg| seg.flags == ACK).count();
@@ -140,7 +142,7 @@ fn a_fin_is_acknowledged_once_whatever_the_state() {
             c.now += 40 * MS;
         }
         c.said.clear();
-        // In states after its end, the end again.
+        // In states after its FIN, the FIN again.
         let ended = next == 101;
         let at = if ended { 100 } else { next };
         c.say(ACK | FIN, at, &[]);
@@ -170,7 +172,7 @@ fn what_is_late_in_time_wait_is_not_told() {
     assert_eq!((c.app.late, c.acked()), (0, Some(3001)));
 }
 
-/// As an old connection of the same ports may have left one.
+/// As left over by an old connection with the same ports.
 #[test]
 fn an_end_from_before_the_stream_is_none() {
     let mut c = Client::connected(config());
@@ -313,7 +315,7 @@ fn the_way_back_is_reliable() {
     c.listen();
     let sent: Vec<Seg> = std::mem::take(&mut c.said);
     assert_eq!(sent.iter().map(|seg| seg.payload.len()).collect::<Vec<_>>(), [1448, 1448, 1448, 656]);
-    // The first is lost: three duplicates bring it again, at once.
+    // The first is lost: three duplicate ACKs make it retransmitted at once.
     for _ in 0..3 {
         c.say(ACK, next, &[]);
     }
@@ -321,7 +323,7 @@ fn the_way_back_is_reliable() {
         c.said.last().map(|seg| (seg.seq, seg.payload.clone())),
         Some((sent[0].seq, sent[0].payload.clone()))
     );
-    // All lost: a probe with the last one asks for news, then timeouts bring the first again.
+    // All lost: a probe repeats the last segment, then timeouts repeat the first.
     c.said.clear();
     c.pass(5000 * MS);
     assert_eq!(c.said.remove(0).seq, sent[3].seq);

@@ -1,4 +1,5 @@
-//! Goodput and holes of honest senders under loss, as a table under version control, and what must hold for each run.
+//! Goodput and holes of unmodified senders under loss, as a table under version control, and invariants of each
+//! run.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-masking --test unifl table` writes the table anew.
 
@@ -19,7 +20,7 @@ const RATE: u64 = 50_000_000;
 /// Bytes of a stream: 1.4 s of the rate.
 const BYTES: u64 = 8 << 20;
 
-/// How much is repaired, by name.
+/// Share of losses that is retransmitted, by name.
 const REPAIRS: [(&str, f64); 3] = [("masked", 0.0), ("tenth", 0.1), ("whole", 1.0)];
 
 pub fn link(delay_ms: f64, loss: f64) -> Shape {
@@ -88,7 +89,7 @@ fn behaviour_under_loss_is_as_recorded() {
     assert_recorded(TABLE, &table());
 }
 
-/// The share of an update that is missing, where packets overtake each other and so many are lost.
+/// The missing share of an update on a path that reorders and loses, and the time.
 fn missing_after(path: &Shape) -> (f64, Time) {
     let senders = vec![Sender::new(2, Kind::Cubic, BYTES)];
     let mut world = World::new(config(0.0), senders, path, None, 5);
@@ -107,9 +108,10 @@ fn packets_that_are_overtaken_are_not_lost() {
         ("the same, and loss", Shape { reorder: 0.01, ..link(40.0, 0.01) }, 0.01),
     ] {
         let (missing, took) = missing_after(&shape);
-        // Until it has been seen how late packets come, some pass for lost.
+        // Until the receiver has seen how late packets come, some count as lost.
         assert!((missing - loss).abs() < 0.02, "{name}: {missing} missing");
-        // One that overtakes at the head of a burst is in order; that it makes the path look shorter must not count.
+        // A packet that overtakes at the head of a burst is in order. That it makes the path look shorter must
+        // not matter.
         assert!(took < calm * 2, "{name}: {took:?} instead of {calm:?}");
     }
 }

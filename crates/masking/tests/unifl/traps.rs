@@ -1,4 +1,4 @@
-//! The traps that were found by building it on real kernels, one test each, in their order.
+//! Traps found with real kernels: one test each, in the order in which they were found.
 
 use thalweg_masking::Time;
 use thalweg_masking::{Checksum, Config, Ecn, Ended, Offload, Policy, Rate, Reorder, Undo};
@@ -9,7 +9,7 @@ use super::wire::*;
 
 pub const M: u64 = 1448;
 
-/// Everything is repaired.
+/// Everything is retransmitted.
 pub fn reliable() -> Config {
     Config { policy: Policy::critical(), ..config() }
 }
@@ -34,7 +34,7 @@ fn trap_1_checksums_are_complete_when_sent_and_may_be_partial_when_received() {
     assert_eq!(Offload::read(&[1, 1, 0, 0, 0xa8, 5, 20, 0, 16, 0]).checksum, Checksum::Partial);
 }
 
-/// What a device makes of `NEEDS_CSUM` (virtio 1.2 section 5.1.6.2).
+/// What a device does for `NEEDS_CSUM` (virtio 1.2 section 5.1.6.2).
 fn completed(mut packet: Vec<u8>, vnet: [u8; 10]) -> Vec<u8> {
     let short = |at: usize| usize::from(u16::from_ne_bytes([vnet[at], vnet[at + 1]]));
     let (start, offset) = (short(6), short(8));
@@ -58,7 +58,7 @@ fn trap_1_a_superpacket_has_the_headers_of_its_first_segment() {
         let each = usize::from(offload.segment);
         assert!((1_200..1_460).contains(&each) && packet.len() == usize::from(headers) + 5_000);
         assert_eq!(Seg::decode(&completed(packet.clone(), vnet)).payload, bytes(0, 5_000));
-        // One segment needs no cutting, and an acknowledgement no help.
+        // One segment is not cut, and an acknowledgement needs no help.
         c.endpoint.send(now, flow, &bytes(5_000, 100));
         let offload = c.endpoint.poll_packet(now, &mut packet).unwrap();
         assert_eq!(offload, Offload { checksum: Checksum::Partial, segment: 0 });
@@ -108,7 +108,7 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
     c.now += 40 * MS;
     c.data(2 * M, M as usize);
     let last = c.said.last().unwrap().clone();
-    // The last but one of what was sent before the client heard of it.
+    // The newest but one of the timestamps from before the client was told.
     assert_eq!((c.acked(), last.stamps.unwrap().1), (Some(8 * M), before + 4));
     c.now += MS;
     c.data(8 * M, 2 * M as usize);
@@ -117,7 +117,7 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
         c.now.as_millis() as u32,
         "and then on with the new"
     );
-    // Without it, the echo is the retransmission's (RFC 7323).
+    // Without Eifel, the echo is the retransmission's (RFC 7323).
     let mut undo = reliable();
     undo.undo.eifel = false;
     let mut c = Client::connected(undo);
@@ -127,8 +127,8 @@ fn trap_4_a_repair_is_acknowledged_with_an_echo_from_before_it() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32);
 }
 
-/// A timeout's repair that is lost too is sent again after a second, twice as long timeout. The echo must be from before
-/// the first, or the sender keeps the reduction.
+/// If the retransmission after a timeout is lost too, the next one follows a second later, after a timeout
+/// twice as long. The echo must be from before the first, or the sender keeps the reduction.
 #[test]
 fn trap_4_a_repair_by_the_second_timeout_too() {
     let mut c = Client::connected(config());
@@ -142,8 +142,8 @@ fn trap_4_a_repair_by_the_second_timeout_too() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, last + 199);
 }
 
-/// Linux takes nothing for lost any more when it undoes a reduction (`tcp_undo_cwnd_reduction`), and with nothing new under
-/// way it would hear of no other hole: one repair for each timeout.
+/// Linux drops its loss marks when it undoes a reduction (`tcp_undo_cwnd_reduction`). With nothing new in
+/// flight it would learn of no other hole: one retransmission for each timeout.
 #[test]
 fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     let mut c = Client::connected(reliable());
@@ -163,15 +163,16 @@ fn trap_4_of_several_holes_at_the_end_none_is_undone() {
     assert!(echo(&c) < before, "the last of them");
 }
 
-/// A repair lost where nothing comes after it is sent again by a timeout, within the same recovery. Linux kept the reduction
-/// of a whole recovery, and began its next update in slow start, where the echo was no older than 200 ms.
+/// A retransmission that is lost with nothing behind it is repeated after a timeout, within the same recovery.
+/// With an echo limited to 200 ms, Linux kept the reduction of the whole recovery and began its next update in
+/// slow start.
 #[test]
 fn trap_4_a_repair_that_is_lost_at_the_end_too() {
     let after = |silence: Time| {
         let mut policy = Policy::lossy();
         policy.protect(Range::new(10 * M, 30 * M));
         let mut c = Client::connected(Config { policy, ..config() });
-        // Ten are masked; then two are held.
+        // Ten holes are masked; then two are held.
         for i in [0, 11, 13, 15, 16] {
             c.data(i * M, M as usize);
             c.pass(MS);
@@ -189,7 +190,7 @@ fn trap_4_a_repair_that_is_lost_at_the_end_too() {
     assert!(echo < told, "from before the first repair: {echo}, {told}");
     let (echo, told, _) = after(600 * MS);
     assert!(echo < told, "after two timeouts: {echo}, {told}");
-    // Where none can have run out, it is not worth what an old echo does to the sender's timer.
+    // If no timer can have run out, an old echo does more harm to the sender's timer than good.
     let (echo, _, now) = after(190 * MS);
     assert_eq!(echo, now);
 }
@@ -203,11 +204,11 @@ fn trap_4_a_repair_by_timeout_too() {
     assert_eq!(c.said.last().unwrap().stamps.unwrap().1, c.now.as_millis() as u32 - 1);
 }
 
-/// In recovery a sender sends one packet more for each acknowledgement that goes on, reports something, and shows no new loss
-/// (RFC 6937), which makes up for what is lost. With nothing new it takes the age of the echo for a round trip. What was
-/// reported is acknowledged at once, or the sender takes it for thrown away.
+/// In recovery, a sender sends one packet more for each ACK that advances, reports something and shows no new
+/// loss (RFC 6937); this makes up for losses. Without anything new it takes the age of the echo for a round
+/// trip. Reported bytes are acknowledged at once, or the sender thinks that they were dropped.
 #[test]
-fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
+fn trap_4_ack_division_while_other_holes_are_left() {
     let said = |c: &mut Client, offset, segments| {
         c.said.clear();
         c.data(offset, (segments * M) as usize);
@@ -217,7 +218,7 @@ fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
         let top = |seg: &Seg| seg.sack.iter().map(|&(_, end)| place(end)).max();
         c.said.iter().map(|seg| (place(seg.ack), top(seg))).collect::<Vec<_>>()
     };
-    // The third flight lacks its second segment and its sixth; so many come in a millisecond.
+    // The third flight lacks its second and sixth segments; `in_ms` segments come in a millisecond.
     let missing = |config: Config, in_ms: u32| {
         let mut c = started(config, in_ms);
         for i in [0, 2, 3, 4, 6, 7, 8] {
@@ -238,11 +239,11 @@ fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
     c.pass(3 * MS);
     assert_eq!(c.acked(), Some(at(5)), "a sixteenth of a round trip is over");
     assert_eq!(said(&mut c, at(5), 1), [(at(16), None)], "nothing else is missing");
-    // Where nothing new comes, nothing will be to report.
+    // If nothing new comes, there is nothing to report.
     let mut c = missing(reliable(), 60);
     c.pass(3 * MS);
     assert_eq!(said(&mut c, at(1), 1), [(at(5), Some(at(10)))]);
-    // Who paces itself needs no such help, and who is told that it had to reduce gets none.
+    // A paced sender needs no such help, and a sender that cannot undo its reductions gets none.
     let mut plain = reliable();
     plain.undo.eifel = false;
     for mut c in [missing(reliable(), 6), missing(plain, 60)] {
@@ -253,7 +254,7 @@ fn trap_4_a_repair_is_acknowledged_in_parts_while_others_are_missing() {
 /// Segments of two flights.
 const FLIGHTS: u64 = 210;
 
-/// A client that has sent them, so many segments in a millisecond.
+/// A client that has sent them, `in_ms` segments in a millisecond.
 fn started(config: Config, in_ms: u32) -> Client {
     let mut c = Client::connected(Config { rate: Rate::default(), ..config });
     for (first, end) in [(0, 70), (70, FLIGHTS)] {
@@ -267,12 +268,13 @@ fn started(config: Config, in_ms: u32) -> Client {
     c
 }
 
-/// A sender that hears of new holes before the old ones are repaired does not leave recovery, and its window does not grow.
+/// A sender that learns of new holes before it has filled the old ones does not leave recovery, and its window
+/// does not grow.
 #[test]
-fn trap_4_a_start_rests_until_its_holes_are_repaired() {
+fn trap_4_the_window_is_frozen_while_a_start_has_holes() {
     let right_edge = |c: &Client| c.stats().right_edge;
     let start = FLIGHTS * M;
-    // The third flight has a hole; so many segments come in a millisecond.
+    // The third flight has a hole; `in_ms` segments come in a millisecond.
     let until_hole = |in_ms: u32| {
         let mut c = started(reliable(), in_ms);
         for i in (0..12).filter(|i| *i != 2) {
@@ -288,12 +290,12 @@ fn trap_4_a_start_rests_until_its_holes_are_repaired() {
         c.data(start + 12 * M, 4 * M as usize);
         right_edge(c) - before
     };
-    // One that paces itself grows in recovery too.
+    // A paced sender grows in recovery too.
     assert!(grows(&mut until_hole(6)) >= 4 * M);
     let mut c = until_hole(60);
     assert_eq!(grows(&mut c), 0);
     let held = right_edge(&c);
-    // After a silence it may show which of its repairs are lost, once.
+    // After a silence, the window opens a little, once, to show which retransmissions are lost.
     c.pass(15 * MS);
     let trickle = right_edge(&c);
     assert!((2 * M..3 * M).contains(&(trickle - held)), "{}", trickle - held);
@@ -315,11 +317,11 @@ fn trap_5_late_data_fills_the_mask() {
     c.data(7 * M, 4 * M as usize);
     c.pass(20 * MS);
     assert_eq!(holes(&c), [(M, 3 * M)]);
-    // Its timestamp is older than what has been echoed since: as old as the hole, so not too old.
+    // Its timestamp is older than later echoes, but as old as the hole, so it is not too old.
     let seg = Seg { stamps: Some((stamp, c.echo)), ..c.at(ACK, M, &late) };
     c.hand_in(&seg);
     assert_eq!((c.app.late, c.stats().missing, c.endpoint.counters().outdated), (2 * M, 0, 0));
-    // To the sender it came twice.
+    // To the sender it is a duplicate.
     assert_eq!(c.blocks(), [(M, 3 * M)]);
     c.hand_in(&Seg { stamps: Some((stamp - 1, c.echo)), ..c.at(ACK, M, &late) });
     assert_eq!(c.endpoint.counters().outdated, 1);
@@ -346,8 +348,8 @@ fn trap_6_reordering_is_waited_out() {
     c.pass(2 * MS);
     assert_eq!((c.acked(), holes(&c).len()), (Some(10 * M), 2));
     assert!(c.said.iter().all(|seg| seg.sack.is_empty()), "masked holes are never shown");
-    // A superpacket counts as what it was on the network, but for the one that opens the gap: it may have overtaken what
-    // comes next.
+    // A superpacket counts as its segments on the network. But the one that opens a gap counts once, since it
+    // may have overtaken what comes next.
     let four = Offload { checksum: Checksum::Complete, segment: M as u16 };
     let superpacket =
         |c: &mut Client, start: u64| c.hand_over(&c.at(ACK, start, &bytes(start, 4 * M as usize)), four);
@@ -361,7 +363,7 @@ fn trap_6_reordering_is_waited_out() {
     assert_eq!((c.acked(), holes(&c)), (Some(17 * M), vec![(8 * M, 9 * M)]));
 }
 
-/// Two segments overtake many: while those come that were sent before a gap, nothing is known of it.
+/// Two segments overtake many others. While segments come that were sent before a gap, the gap waits.
 #[test]
 fn trap_6_a_gap_waits_for_what_was_sent_before_it() {
     let reorder = Reorder { packets: Some(3), ..Reorder::default() };
@@ -374,8 +376,8 @@ fn trap_6_a_gap_waits_for_what_was_sent_before_it() {
     assert_eq!((c.acked(), holes(&c)), (Some(41 * M), vec![]));
 }
 
-/// The rest of a segment with a critical part is masked, and comes again with that part a round trip later: that is no
-/// reordering, and the next gap waits no longer for it.
+/// The rest of a segment with a critical part is masked, and comes again with that part a round trip later.
+/// That is no reordering, and the next gap does not wait longer because of it.
 #[test]
 fn trap_6_what_is_sent_again_was_not_overtaken() {
     for stamped in [true, false] {
@@ -406,7 +408,7 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     assert_eq!(c.app.finished, None);
     c.pass(20 * MS);
     assert_eq!((c.app.finished, holes(&c)), (Some(4 * M), vec![(2 * M, 4 * M)]), "the end tells");
-    // Nothing tells of the last segment; whoever knows the length ends the connection early.
+    // Nothing shows the loss of the last segment. Whoever knows the length ends the connection early.
     let mut c = Client::connected(config());
     c.data(0, 2 * M as usize);
     c.pass(10_000 * MS);
@@ -417,8 +419,8 @@ fn trap_7_a_lost_tail_is_the_sender_s_to_repair() {
     assert_eq!((c.app.ended, c.said.last().unwrap().flags & RST), (Some(Ended::Aborted), RST));
 }
 
-/// A single segment that is lost behind all others would be repaired 200 ms later: its sender takes it for one whose
-/// acknowledgement is delayed (RFC 8985 section 7.2), unless another is not acknowledged either.
+/// A single segment that is lost after all others would be retransmitted 200 ms later: its sender expects a
+/// delayed ACK (RFC 8985 section 7.2), unless another segment is unacknowledged too.
 #[test]
 fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
     let expecting = || {
@@ -433,11 +435,11 @@ fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
     let mut c = expecting();
     c.pass(60 * MS);
     assert_eq!(c.acked(), Some(4 * M), "no sender's timer may run out");
-    // More came: what was kept back is acknowledged, and the last of the new is not.
+    // More came: the delayed ACK is sent, and the last new segment is delayed.
     let mut c = expecting();
     c.data(4 * M, 2 * M as usize);
     assert_eq!((c.acked(), c.blocks()), (Some(5 * M), vec![]));
-    // A probe: with what was kept back, or with what was lost.
+    // A probe: with the delayed segment, or with the lost one.
     let mut c = expecting();
     c.data(3 * M, M as usize);
     assert_eq!((c.acked(), c.blocks()), (Some(4 * M), vec![(3 * M, 4 * M)]));
@@ -452,19 +454,19 @@ fn trap_7_the_last_segment_is_acknowledged_late_where_more_is_to_come() {
     assert_eq!(c.acked(), Some(4 * M));
     c.data(4 * M, 2 * M as usize);
     assert_eq!(c.acked(), Some(6 * M));
-    // A hole is masked as ever.
+    // A hole is masked as usual.
     let mut c = expecting();
     c.data(5 * M, 4 * M as usize);
     c.pass(20 * MS);
     assert_eq!((c.acked(), holes(&c)), (Some(8 * M), vec![(4 * M, 5 * M)]));
-    // The end is acknowledged with all before it.
+    // The FIN is acknowledged with everything before it.
     let mut c = expecting();
     c.say(ACK | FIN, 4 * M, &bytes(4 * M, M as usize));
     assert_eq!(c.acked(), Some(5 * M + 1));
 }
 
-/// Linux reduces its window to 7 segments for a message of a few bytes that its probe repairs, unless it hears that the
-/// message had come.
+/// Linux reduces its window to 7 segments for a message of a few bytes that its probe has repaired, unless it
+/// hears that the message had come.
 #[test]
 fn trap_7_a_tail_loss_probe_is_taken_for_needless() {
     let mut c = Client::connected(config());
@@ -489,7 +491,7 @@ fn trap_7_a_tail_loss_probe_is_taken_for_needless() {
     assert_eq!((c.acked(), c.blocks()), (Some(57), vec![]));
 }
 
-/// Cubic leaves slow start when acknowledgements have come for half a round trip without a break of 2 ms (HyStart).
+/// Cubic leaves slow start when ACKs have come for half a round trip without a pause of 2 ms (HyStart).
 #[test]
 fn trap_8_acknowledgements_are_no_train_while_a_sender_starts() {
     let longest = |rate: Rate| {
@@ -509,11 +511,11 @@ fn trap_8_acknowledgements_are_no_train_while_a_sender_starts() {
         longest
     };
     assert!(longest(Rate::default()) <= 6 * MS, "{:?}", longest(Rate::default()));
-    // No slow start is seen there.
+    // That controller sees no slow start.
     assert!(longest(Rate::None) > 55 * MS, "{:?}", longest(Rate::None));
 }
 
-/// A sender that doubles what it sends with each round trip, in bursts, never has to wait for the window.
+/// A sender that doubles its flight each round trip, in bursts, never has to wait for the window.
 #[test]
 fn trap_8_a_start_in_bursts_is_not_held_back() {
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
@@ -527,11 +529,12 @@ fn trap_8_a_start_in_bursts_is_not_held_back() {
             c.pass(MS / 60);
         }
         c.pass(end - c.now);
-        // What 1.8 times of a round trip's is less than twice, a sender waits for while the burst comes.
+        // If the window were 1.8 times what a round trip carried and not 2, the sender would wait while the
+        // burst comes.
         burst = burst * 9 / 5;
     }
     assert!(burst > 1000);
-    // A small message that was delayed on its way does not end a start.
+    // A small message that was delayed does not end a start.
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
     for i in 0..10 {
         let sent = c.now - if i > 3 { 20 * MS } else { Time::ZERO };
@@ -546,14 +549,14 @@ fn trap_8_a_start_in_bursts_is_not_held_back() {
 
 #[test]
 fn trap_8_and_9_the_window_is_the_only_brake_and_is_never_far_above_what_the_path_carries() {
-    // A path of 1448 bytes a millisecond and 40 ms, whose queue grows once more than 58 kB are under way: a sender
-    // in slow start for ever is held by the window.
+    // A path of 1448 bytes a millisecond and 40 ms, whose queue grows beyond 58 kB in flight: the window stops
+    // a sender that would stay in slow start.
     let mut c = Client::connected(Config { rate: Rate::default(), ..config() });
     let (mut free, mut offset) = (c.now, 0);
     let mut widest = 0;
     for _ in 0..3000 {
         let stats = c.stats();
-        // Everything up to the edge was sent a round trip ago, or waits.
+        // Everything up to the right edge was sent a round trip ago, or waits.
         let under_way = stats.right_edge - stats.highest;
         widest = widest.max(under_way);
         free += MS;
@@ -579,7 +582,8 @@ fn trap_10_old_timestamps_and_missing_ones() {
     c.hand_in(&Seg { stamps: None, ..c.at(ACK, 2 * M, &bytes(2 * M, 10)) });
     assert_eq!((c.endpoint.counters().outdated, c.stats().highest), (2, 2 * M));
     assert!(c.said.iter().all(|seg| seg.flags == ACK && seg.ack == IRS.wrapping_add(1 + 2 * M as u32)));
-    // After a masked hole the echo is of the segment that showed it: it came first of those acknowledged.
+    // After a masked hole, the echo is that of the segment that showed it: it was the first of those
+    // acknowledged.
     let shown = c.now.as_millis() as u32 + 1;
     for i in 3..6 {
         c.now += MS;
@@ -590,7 +594,7 @@ fn trap_10_old_timestamps_and_missing_ones() {
 
 #[test]
 fn trap_11_window_fields() {
-    // Unscaled with the SYN, rounded up after, never 0 by rounding; the client of the test sees to the right edge.
+    // Unscaled in the SYN-ACK, rounded up later, never 0 by rounding. The test's client checks the right edge.
     for (fixed, scaled) in [(100, 1), (1024, 1), (1025, 2), (5000, 5)] {
         let mut c = Client::connected(Config { rate: Rate::Fixed(fixed), ..config() });
         assert_eq!(c.endpoint.flows(), 1);
@@ -610,7 +614,7 @@ fn trap_11_window_fields() {
 fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
     let mut c = Client::connected(config());
     let flow = c.app.flow.unwrap();
-    // What has been advertised stays; then the window closes.
+    // What was advertised stays; then the window closes.
     c.endpoint.admit(c.now, flow, 10);
     let mut offset = 0;
     while c.stats().right_edge > offset {
@@ -623,7 +627,7 @@ fn trap_11_what_the_application_has_no_place_for_is_not_asked_for() {
     assert!((65_535..2 * 65_535).contains(&offset), "{offset}");
     assert_eq!(c.said.last().map(|seg| seg.window), Some(0));
     c.said.clear();
-    // Probes: a byte beyond the window, and an empty one in front of it.
+    // Probes: a byte beyond the window, and an empty segment before it.
     let highest = c.highest;
     c.data(offset, 1);
     c.highest = highest;
@@ -645,12 +649,12 @@ fn trap_12_the_end_after_a_hole_waits_for_it() {
     assert_eq!((c.app.finished, c.app.got.bytes()), (None, 2 * M));
     c.data(M, M as usize);
     assert_eq!((c.app.finished, c.acked()), (Some(3 * M), Some(3 * M + 1)));
-    // An end elsewhere, and bytes after the end, are refused.
+    // A FIN at another offset, and bytes after the FIN, are refused.
     c.say(ACK | FIN, 5 * M, &[]);
     c.data(3 * M, 100);
     c.say(ACK | FIN, M, &[]);
     assert_eq!((c.app.got.bytes(), c.acked()), (3 * M, Some(3 * M + 1)));
-    // A critical hole before the end is repaired first.
+    // A critical hole before the FIN is filled first.
     let mut c = Client::connected(reliable());
     c.say(ACK | FIN, M, &[]);
     c.pass(1000 * MS);
@@ -665,14 +669,14 @@ fn trap_13_a_forged_segment_masks_at_most_a_bound() {
     policy.largest = 10 * M;
     let mut c = Client::connected(Config { policy, ..config() });
     c.data(0, 2 * M as usize);
-    // Without knowing what we have sent: nothing.
+    // Without knowing our timestamps: nothing is masked.
     for echo in [0, c.echo.wrapping_add(1 << 30), c.echo.wrapping_sub(20_000), c.echo.wrapping_add(10_000)] {
         let seg = Seg { stamps: Some((c.now.as_millis() as u32, echo)), ..c.at(ACK, 20_000, &[1; 10]) };
         c.hand_in(&seg);
     }
     c.pass(100 * MS);
     assert_eq!((c.endpoint.counters().forged, c.stats().highest, c.app.holes.bytes()), (4, 2 * M, 0));
-    // Knowing it, a jump over the bound is repaired, not masked.
+    // With our timestamp, a jump over the bound is held, not masked.
     c.data(13 * M, M as usize);
     c.pass(100 * MS);
     assert_eq!((c.app.holes.bytes(), c.acked(), c.blocks()), (0, Some(2 * M), vec![(13 * M, 14 * M)]));
@@ -684,7 +688,7 @@ fn trap_13_a_forged_segment_masks_at_most_a_bound() {
 
 #[test]
 fn trap_14_nothing_beyond_the_highest_byte_is_acknowledged() {
-    // The client of the test checks it at each segment; here with everything that could tempt.
+    // The test's client checks it at each segment; here with everything that could provoke it.
     let mut c = Client::connected(config());
     c.data(0, M as usize);
     c.data(3 * M, M as usize);
@@ -740,7 +744,7 @@ fn trap_15_marks_are_echoed_where_that_is_agreed() {
 
 #[test]
 fn trap_17_only_tcp_is_answered() {
-    // Senders that skip numbers to catch false acknowledgements speak other protocols.
+    // Senders that skip sequence numbers to detect false acknowledgements use other protocols.
     let mut c = Client::connected(config());
     let mut packet = c.at(ACK, 0, &bytes(0, 100)).encode();
     packet[9] = 17;

@@ -1,4 +1,4 @@
-//! Segments as packets, and back, by code of its own: what both sides have wrong alike would not be seen otherwise.
+//! Encodes and decodes segments, independently of the endpoint: a mistake that both share would not be seen.
 
 pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
@@ -6,14 +6,14 @@ pub const RST: u8 = 4;
 pub const ACK: u8 = 16;
 pub const ECE: u8 = 64;
 pub const CWR: u8 = 128;
-/// The port that is listened on.
+/// The listening port.
 pub const PORT: u16 = 9000;
 
-/// A segment, either way.
+/// A segment in either direction.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Seg {
     pub v6: bool,
-    /// The endpoint's port, of what it sends.
+    /// The endpoint's port, for segments that it sends.
     pub local: u16,
     /// The client's port, and its host.
     pub port: u16,
@@ -44,7 +44,7 @@ pub fn fold(mut sum: u32) -> u16 {
     sum as u16
 }
 
-/// Makes the checksums of a packet right, as far as it is one.
+/// Corrects the checksums of a packet, as far as it is one.
 pub fn mend(packet: &mut [u8]) {
     let v6 = packet.first().is_some_and(|first| first >> 4 == 6);
     let (start, addresses) = if v6 { (40, 8..40) } else { (20, 12..20) };
@@ -64,7 +64,7 @@ pub fn mend(packet: &mut [u8]) {
 }
 
 impl Seg {
-    /// What a client sends.
+    /// Encodes a segment of a client.
     pub fn encode(&self) -> Vec<u8> {
         let mut options = Vec::new();
         if let Some(mss) = self.mss {
@@ -115,7 +115,7 @@ impl Seg {
         packet
     }
 
-    /// What the endpoint sends. Its checksums must be right, and nothing left to a device.
+    /// Decodes a segment of the endpoint. Its checksums must be right, with nothing left to a device.
     pub fn decode(packet: &[u8]) -> Seg {
         let v6 = packet[0] >> 4 == 6;
         let (start, addresses, host, length) = if v6 {

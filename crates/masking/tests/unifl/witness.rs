@@ -1,4 +1,4 @@
-//! Sees what goes into an endpoint and what comes out of it, and holds one against the other.
+//! Compares what goes into an endpoint with what comes out of it.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::wire::*;
 
 /// An address with the number of its version, and a port.
 type Side = ([u8; 17], u16);
-/// Who talks to whom: the other side, then ours.
+/// A connection: the other side, then ours.
 type Pair = (Side, Side);
 
 /// A connection, from its handshake on, as the network sees it.
@@ -18,10 +18,10 @@ type Pair = (Side, Side);
 struct Wire {
     last: Seg,
     at: Time,
-    /// The sequence number of the stream's first byte; other numbers are offsets from it.
+    /// Sequence number of the first byte of the stream; other numbers are offsets from it.
     base: u32,
     scale: u8,
-    /// One past the last byte, or the end, that has come and was within the window.
+    /// One past the last byte or FIN that came within the window.
     top: u64,
     right_edge: u64,
 }
@@ -32,7 +32,7 @@ struct Live {
     agreed: Agreed,
     got: Ranges,
     ended: bool,
-    /// Boundaries that the application has drawn, which may split gaps.
+    /// Boundaries set by the application, which may split gaps.
     cuts: usize,
 }
 
@@ -52,18 +52,19 @@ impl Witness {
         Self { config, wires, flows, seen: [0; 6], packet: Vec::new() }
     }
 
-    /// What was last said to who sends such a segment.
+    /// The last segment sent to the sender of such a segment.
     pub fn last(&self, seg: &Seg) -> Option<&Seg> {
         let (pair, ..) = look(&seg.encode())?;
         self.wires.get(&pair).map(|wire| &wire.last)
     }
 
-    /// A flow that lives.
+    /// A live flow.
     pub fn flow(&self, which: u8) -> Option<FlowId> {
         self.flows.keys().nth(usize::from(which) % self.flows.len().max(1)).copied()
     }
 
-    /// A flow with timestamps, with what was last said to it, when, and the number of its stream's first byte.
+    /// A flow with timestamps, with the last segment sent to it, when, and the sequence number of its first
+    /// byte.
     pub fn stamped(&self, which: u8) -> Option<(FlowId, Seg, Time, u32)> {
         let flow = self.flow(which)?;
         let agreed = self.flows.get(&flow).map(|live| live.agreed).filter(|agreed| agreed.timestamps)?;
@@ -71,7 +72,7 @@ impl Witness {
         Some((flow, wire.last.clone(), wire.at, wire.base))
     }
 
-    /// The application draws a boundary in a flow.
+    /// The application sets a boundary in a flow.
     pub fn cut(&mut self, flow: FlowId) {
         self.flows.entry(flow).and_modify(|live| live.cuts += 2);
     }
@@ -92,7 +93,7 @@ impl Witness {
         }
     }
 
-    /// No byte twice, no hole where bytes came or over the bound, nothing after the last event.
+    /// No byte comes twice; no hole where bytes came, or over the bound; nothing after the last event.
     pub fn event(&mut self, event: &Event<'_>) {
         let live = self.flows.get_mut(&event.flow).filter(|live| !live.ended);
         let kind = match (event.what, live) {
@@ -121,7 +122,7 @@ impl Witness {
         self.seen[kind] += 1;
     }
 
-    /// Takes all that an endpoint has to say, and looks at what it holds.
+    /// Takes everything that an endpoint sends, and checks what it holds.
     pub fn after(&mut self, endpoint: &mut Endpoint, now: Time) {
         while let Some(event) = endpoint.poll_event() {
             self.event(&event);
@@ -137,7 +138,7 @@ impl Witness {
         self.bounds(endpoint);
     }
 
-    /// A packet that the endpoint has sent: `Seg::decode` sees to lengths and checksums.
+    /// Checks a packet that the endpoint has sent; `Seg::decode` checks lengths and checksums.
     fn said(&mut self, now: Time, packet: &[u8]) {
         let seg = Seg::decode(packet);
         assert!(packet.len() <= self.config.mtu, "{} bytes", packet.len());
@@ -205,7 +206,7 @@ fn side(version: u8, address: &[u8]) -> [u8; 17] {
     padded
 }
 
-/// The segment in a packet: who sends to whom, its sequence number, its flags, and how many bytes it has at most.
+/// The segment in a packet: both ends, its sequence number, its flags, and its bytes at most.
 fn look(packet: &[u8]) -> Option<(Pair, u32, u8, usize)> {
     let version = packet.first()? >> 4;
     let (mut start, from, to) = match version {

@@ -1,4 +1,4 @@
-//! Senders, lossy links, perhaps a shared one, and the endpoint, in virtual time.
+//! Senders, lossy links, optionally a shared link, and the endpoint, in virtual time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -12,7 +12,7 @@ use thalweg_masking::{Config, Endpoint, FlowId, Offload};
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    /// At the shared link, from a sender.
+    /// A packet at the shared link, from a sender.
     Shared(usize, Vec<u8>),
     Endpoint(usize, Vec<u8>),
     Sender(usize, Vec<u8>),
@@ -21,17 +21,17 @@ enum What {
 pub struct World {
     pub now: Time,
     pub endpoint: Endpoint,
-    /// The receiver of one of the senders, by its number.
+    /// A separate receiver for one sender, by its number.
     other: Option<(usize, Endpoint)>,
     pub senders: Vec<Sender>,
     pub apps: Vec<App>,
     pub ends: Vec<Option<Time>>,
-    /// Packets that the links lost, and that found a queue full.
+    /// Packets lost by links, and dropped by full queues.
     pub lost: u64,
     pub full: u64,
     group: Option<u32>,
     settled: bool,
-    /// Senders that are not done, and when the timers of these run out.
+    /// Number of senders that are not done, and their timers.
     left: usize,
     timers: BTreeSet<(Time, usize)>,
     armed: Vec<Option<Time>>,
@@ -42,7 +42,7 @@ pub struct World {
     events: BinaryHeap<Reverse<(Time, u64, What)>>,
     count: u64,
     flows: BTreeMap<(bool, FlowId), usize>,
-    /// One past the highest offset that has come to the endpoint, and the right edge it has promised.
+    /// One past the highest offset that reached the endpoint, and the right edge that it has promised.
     seen: Vec<(u64, u64)>,
 }
 
@@ -76,25 +76,25 @@ impl World {
         }
     }
 
-    /// All flows share their path.
+    /// Puts all flows into one group.
     pub fn grouped(mut self) -> Self {
         self.group = Some(1);
         self
     }
 
-    /// Sender `of` has a receiver of its own.
+    /// Gives sender `of` a receiver of its own.
     pub fn apart(mut self, of: usize, config: Config) -> Self {
         self.other = Some((of, Endpoint::new(config, [5, 9])));
         self
     }
 
-    /// Connections are there before anything is sent, as those of a session are: no link loses a SYN.
+    /// Establishes connections before any data, as a session does: no SYN is lost.
     pub fn settled(mut self) -> Self {
         self.settled = true;
         self
     }
 
-    /// Each sender's path has a delay of its own, in seconds one way.
+    /// Gives each sender's path its own one-way delay, in seconds.
     pub fn delayed(mut self, delay: impl Fn(usize) -> f64) -> Self {
         for (i, (up, down)) in self.up.iter_mut().zip(&mut self.down).enumerate() {
             for pipe in [up, down] {
@@ -120,7 +120,7 @@ impl World {
         self.events.push(Reverse((at, self.count, what)));
     }
 
-    /// Until everything is acknowledged, or `most` is over.
+    /// Runs until everything is acknowledged, or until `most`.
     pub fn run(&mut self, most: Time) {
         (0..self.senders.len()).for_each(|i| self.send(i));
         while self.left > 0 {
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// What a sender has to send goes into its link.
+    /// Puts a sender's packets into its link.
     fn send(&mut self, from: usize) {
         while let Some(seg) = self.senders[from].poll(self.now) {
             let packet = seg.encode();
@@ -223,7 +223,7 @@ impl World {
         self.arm(from);
     }
 
-    /// Sees to a sender's timer, after everything that happens to it.
+    /// Updates a sender's timer after everything that happens to it.
     fn arm(&mut self, of: usize) {
         let sender = &self.senders[of];
         let over = sender.done || sender.reset;
@@ -237,7 +237,7 @@ impl World {
         }
     }
 
-    /// What the endpoint has to say goes to the senders.
+    /// Delivers the endpoint's packets to the senders.
     fn listen(&mut self) {
         let now = self.now;
         let (mut events, mut packets) = (Vec::new(), Vec::new());
@@ -274,7 +274,7 @@ impl World {
         }
     }
 
-    /// Never beyond what has come; the right edge never moves left.
+    /// Nothing beyond what has come is acknowledged, and the right edge never moves left.
     fn check(&mut self, of: usize, seg: &Seg) {
         if seg.flags & (RST | SYN) > 0 {
             return;
@@ -293,7 +293,7 @@ impl World {
         self.shared.as_mut().map_or(0, |shared| shared.queue(now).0)
     }
 
-    /// Bytes that came, a second, for one flow.
+    /// Goodput of a flow in bytes a second.
     pub fn goodput(&self, of: usize) -> f64 {
         let took = self.ends[of].unwrap_or(self.now).as_secs_f64();
         self.apps[of].got.bytes() as f64 * 8e-6 / took

@@ -1,4 +1,4 @@
-//! Repair packets: what they cost and save as a table under version control, and that nothing is lost by them.
+//! Repair packets: cost and gain as a table under version control, and that they lose nothing.
 //!
 //! `THALWEG_REWRITE=1 cargo test -p thalweg-sending --test ltp repair` writes the table anew.
 
@@ -18,7 +18,7 @@ const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/ltp-re
 const MS: Time = Time::from_millis(1);
 const SEEDS: u64 = 10;
 
-/// Seconds to the end, chunks sent again, rebuilt, and repair packets, of one transfer.
+/// Seconds to the end, retransmitted chunks, rebuilt chunks, and repair packets, of one transfer.
 fn run(chunks: u32, rtt: f64, loss: f64, share: f64, seed: u64) -> [f64; 4] {
     let mut world = World::new(&link(rtt, loss), &[Rule::default()], seed).with_repair(share);
     world.begin(0, chunks, |n| n == 0 || n + 1 == chunks);
@@ -94,11 +94,12 @@ fn whatever_is_lost_all_of_it_comes_once() {
 fn without_loss_nothing_is_sent_again_and_only_the_end_is_covered() {
     let [_, again, rebuilt, repair] = run(9_600, 40.0, 0.0, 0.1, 3);
     assert_eq!((again, rebuilt), (0.0, 0.0));
-    // At most what may be under way: 1.25 round trips and 20 ms of the rate, 600 packets; a block before it is begun.
+    // At most the window: 1.25 round trips and 20 ms of the rate, 600 packets; and the block that was begun
+    // before.
     assert!((10.0..=70.0).contains(&repair), "{repair}");
 }
 
-/// Sends what there is; says what.
+/// Sends everything there is, and returns it.
 fn sent(sender: &mut Sender, now: Time) -> Vec<What> {
     std::iter::from_fn(|| sender.poll_packet(now)).map(|packet| packet.what).collect()
 }
@@ -119,17 +120,17 @@ fn what_may_be_rebuilt_is_not_sent_again_before_its_repair_packets_are_decided()
     let first = sent(&mut sender, Time::ZERO);
     let block = Block { first: 0, count: 10 };
     assert_eq!(first[10..], [What::Repair(block, 0), What::Repair(block, 1), What::Probe]);
-    // Packets 2 and 4 are lost; all others of the block have come.
+    // Packets 2 and 4 are lost; the rest of the block has come.
     sender.handle_ack(40 * MS, &ack(&[(5, 10), (3, 4), (0, 2)]));
     assert_eq!((sent(&mut sender, 40 * MS), sender.lost()), (vec![], 0));
-    // The repair packets are lost too: a probe behind them has come, and time passes.
+    // The repair packets are lost too; a probe behind them has come, and time passes.
     sender.handle_ack(41 * MS, &ack(&[(12, 13), (5, 10), (3, 4), (0, 2)]));
     assert_eq!(indexes(&sent(&mut sender, 41 * MS)), []);
     sender.handle_timeout(60 * MS);
     let again = sent(&mut sender, 60 * MS);
     assert_eq!((indexes(&again), sender.lost()), (vec![2, 4], 4));
     assert!(again.contains(&What::Repair(Block { first: 13, count: 2 }, 0)), "{again:?}");
-    // They were rebuilt: that is acknowledged as if they had come.
+    // They were rebuilt, which is acknowledged as if they had come.
     sender.handle_ack(100 * MS, &ack(&[(12, 17), (0, 10)]));
     let ended = sender.poll_ended().unwrap();
     assert_eq!((ended.why, ended.again, ended.repair), (Closed::Whole, 2, 3));
@@ -142,7 +143,7 @@ fn a_block_whose_packets_are_all_lost_does_not_keep_the_window_shut() {
     let first = sent(&mut sender, Time::ZERO);
     assert_eq!(indexes(&first).len(), 32, "the window of the beginning");
     assert!(!first.iter().any(|what| matches!(what, What::Repair(..))), "the block is still open");
-    // Nobody answers but to the probe that follows.
+    // Only the probe that follows is answered.
     let mut now = sender.poll_timeout().unwrap();
     sender.handle_timeout(now);
     assert_eq!(sent(&mut sender, now), [What::Probe]);

@@ -1,4 +1,4 @@
-//! Closing early, paths that reorder, repeat or break, ends that are late, and acknowledgements that lie.
+//! Early closing, paths that reorder, duplicate or break, slow ends, and false acknowledgements.
 
 use thalweg_linkmodel::Shape;
 use thalweg_sending::ltp::{Ack, Closed, Piece, Rule, Sender, What};
@@ -37,7 +37,7 @@ fn closed_by_fraction_every_chunk_was_sent_once() {
         let mut world = world(&link(40.0, loss), Rule { fraction: 0.8, deadline: None });
         world.begin(0, CHUNKS, |_| false);
         world.run(Time::from_secs(60));
-        // What is under way at the end arrives, and is welcome.
+        // What is in flight at the end arrives and is taken.
         world.go_on(world.now + 100 * MS);
         let party = &world.parties[0];
         let (missing, expected) = (f64::from(CHUNKS) - party.came.len() as f64, f64::from(CHUNKS) * loss);

@@ -8,21 +8,21 @@ use thalweg_linkmodel::{Cause, Fate, Pipe, Shape};
 use thalweg_sending::ltp::{Ack, Ended, Packet, Part, Piece, Rebuild, Receiver, Rule, Sender, What};
 use thalweg_sending::Time;
 
-/// Bytes of a chunk's packet beside its payload, with the headers of UDP and IPv4, and of its payload.
+/// Bytes of a chunk's packet beside its payload, with UDP and IPv4 headers; and of its payload.
 pub const AROUND: u32 = 92 + 28;
 pub const PAYLOAD: u32 = 1344;
-/// What the kernel charges beside a packet's bytes, and what its buffer holds.
+/// What the kernel charges for a packet beside its bytes, and the size of its buffer.
 const OVERHEAD: u64 = 1024;
 const BUFFER: u64 = 16 << 20;
 const ACK_BYTES: usize = 200;
-/// How often as many symbols as a block has packets are not enough, at most (RFC 6330, section 5.8).
+/// The greatest share of blocks that cannot be rebuilt from as many symbols as packets (RFC 6330, section 5.8).
 const FAILS: f64 = 0.01;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Event {
     Packet(Packet),
     Ack(Ack),
-    /// A sender, or a receiver, has something to do.
+    /// A sender, or a receiver, wakes up.
     Sender,
     Receiver,
 }
@@ -34,23 +34,23 @@ pub struct Party {
     pub sender: Sender,
     pub receiver: Receiver,
     transfer: u16,
-    /// Chunks of the transfer that came, and when the last of them did.
+    /// Chunks of the transfer that came, and when the last one did.
     pub came: Vec<u32>,
     pub last: Time,
     pub ended: Option<(Time, Ended)>,
     pub packets: u64,
     /// Chunks that were rebuilt.
     pub rebuilt: u64,
-    /// What was sent, by number, that repair packets may follow.
+    /// Sent packets of blocks, by number.
     covered: HashMap<u64, Packet>,
-    /// How much later than it should each end gets to work, at most.
+    /// The most by which an end wakes up late.
     pub late: Time,
-    /// The receiver does not read until then; what comes meanwhile waits, as far as its buffer goes.
+    /// The receiver does not read until then; packets wait in its buffer meanwhile.
     pub asleep: Time,
     waiting: Vec<Packet>,
-    /// The greatest cost that ever waited.
+    /// The most that ever waited there.
     pub held: u64,
-    /// When each end is to be woken up next.
+    /// When each end wakes up next.
     timers: [Option<Time>; 2],
 }
 
@@ -140,7 +140,7 @@ impl World {
         }
     }
 
-    /// With `share` repair packets for each that they stand behind.
+    /// Uses `share` repair packets for each packet in a block.
     pub fn with_repair(mut self, share: f64) -> Self {
         for party in &mut self.parties {
             party.sender = Sender::new(Time::ZERO, BUFFER, OVERHEAD, PAYLOAD + AROUND).with_repair(share);
@@ -148,7 +148,7 @@ impl World {
         self
     }
 
-    /// Begins a transfer of so many chunks; those that `critical` names are.
+    /// Begins a transfer of `chunks` chunks; `critical` selects the critical ones.
     pub fn begin(&mut self, party: usize, chunks: u32, critical: impl Fn(u32) -> bool) {
         let pieces = (0..chunks).map(|n| Piece { bytes: PAYLOAD + AROUND, critical: critical(n) }).collect();
         let one = &mut self.parties[party];
@@ -157,7 +157,7 @@ impl World {
         self.wake(party, 0, self.now);
     }
 
-    /// Wakes up an end at a time, unless it is woken up sooner.
+    /// Wakes up an end at `at`, unless it wakes up earlier.
     fn wake(&mut self, party: usize, end: usize, at: Time) {
         let at = at.max(self.now);
         let timer = &mut self.parties[party].timers[end];

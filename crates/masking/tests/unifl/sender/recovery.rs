@@ -1,14 +1,14 @@
-//! When a sender believes that something was lost, and when it takes that back: Linux's states Recovery and Loss.
+//! Loss detection of a sender, and when it undoes a reduction: Linux's states Recovery and Loss.
 
 use thalweg_masking::Time;
 
 use super::super::congestion::Congestion;
 use super::{Sender, Sent};
 
-/// Segments reported above one that count it as lost.
+/// SACKed segments above one after which it counts as lost.
 const REORDERING: u64 = 3;
 
-/// What to restore if a reduction turns out needless.
+/// What to restore if a reduction turns out to be needless.
 #[derive(Debug, Clone)]
 pub(super) struct Recovery {
     /// One past the last byte sent when it began.
@@ -20,7 +20,7 @@ pub(super) struct Recovery {
 }
 
 impl Sender {
-    /// The timer has run out, if it has.
+    /// Runs the retransmission timer, if it is due.
     pub fn expired(&mut self, now: Time) {
         if !self.connected || self.deadline.is_none_or(|at| at > now) {
             return;
@@ -33,7 +33,7 @@ impl Sender {
         }
         self.tally.timeouts += 1;
         self.tally.waited += waited;
-        // Once for each window that is lost (`tcp_enter_loss`).
+        // Once for each lost window (`tcp_enter_loss`).
         let before = match self.recovery.take() {
             Some(recovery) if recovery.high > self.una && (!recovery.timeout || self.tries > 0) => {
                 recovery.before
@@ -66,7 +66,8 @@ impl Sender {
             (first, _) => first.is_none() && self.sack,
         };
         let whole = ack >= recovery.high;
-        // Part of it is undone only if no other repair is under way, but for a timeout's (`tcp_try_undo_partial`, `_loss`).
+        // A partial ACK undoes it only if no other retransmission is in flight, except after a timeout
+        // (`tcp_try_undo_partial`, `_loss`).
         let enough = whole || recovery.timeout || !self.sent.iter().any(Sent::is_repair);
         if duplicate || (advanced && delayed && enough) {
             self.tally.undone += 1;
@@ -82,7 +83,7 @@ impl Sender {
         }
     }
 
-    /// Loss begins a recovery. A repair that is lost too is left to the timer.
+    /// A loss begins a recovery. A lost retransmission is left to the timer.
     pub(super) fn enter(&mut self) {
         let highest = self.sent.iter().rev().find(|s| s.sacked).map(|s| s.start);
         if let Some(highest) = highest {
