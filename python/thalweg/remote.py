@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thalweg import _core, apps, links, machine, pki
+from thalweg import _core, apps, links, machine, pki, seats
 from thalweg.errors import PlanError
 from thalweg.host import Result, hosting, peak_of, use_of
 from thalweg.participant import take_part
@@ -83,9 +83,10 @@ def join_job(
 ) -> dict[str, Any]:
     """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
-    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained. Raises
-    PlanError for what is wrong on this side, LinkError or CoreError if the server cannot be reached or does not let
-    the client in.
+    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained. It trains
+    with ``threads`` threads; without them with its share of the cores among the clients on this machine
+    (``thalweg.seats``). Raises PlanError for what is wrong on this side, LinkError or CoreError if the server cannot
+    be reached or does not let the client in.
     """
     plan = None if "://" in membership.target else _plan(membership.target)
     url = membership.target if plan is None else listen_url(plan)
@@ -96,17 +97,19 @@ def join_job(
     maker = Described(
         name,
         data_root=data_root,
-        threads=threads,
+        threads=None,
         app=_app(app, plan),
         tensors=None if plan is None else plan.model.tensors,
         note=note,
     )
-    client = _core.Client(url, name, json.dumps(options), None)
-    note(f"{name}: joining {url}")
-    try:
-        rounds = take_part(client, maker, note)
-    finally:
-        client.close("the client ends")
+    # Taken before it joins: when the first round begins all clients of the job have theirs.
+    with seats.Seat() as seat:
+        client = _core.Client(url, name, json.dumps(options), None)
+        note(f"{name}: joining {url}")
+        try:
+            rounds = take_part(client, seats.sharing(maker, seat, threads, note), note)
+        finally:
+            client.close("the client ends")
     return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
 
 

@@ -35,11 +35,13 @@ def main() -> int:
 
 
 def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    from thalweg import _core
+    from thalweg import _core, seats
     from thalweg.participant import take_part
     from thalweg.parties import maker_of
 
     name = spec["name"]
+    # It keeps to its own number of threads; clients that choose theirs see that it is there.
+    seat = None if spec["threads"] is None else seats.Seat()
     client = None
     try:
         if spec.get("place"):
@@ -59,6 +61,8 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
     finally:
         if client is not None:
             client.close("the client is done")
+        if seat is not None:
+            seat.close()
 
 
 def _settle(place: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def command(
     login_file: LoginFile = None,
     option: Options = None,
     data_root: DataRoot = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to train with.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="To train with; else its share of the cores.")] = None,
     congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
     patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying to reach the server.")] = 60.0,
     as_json: Json = False,
