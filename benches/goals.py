@@ -142,7 +142,7 @@ def _incast() -> Figure:
     slowest: dict[int, float] = {}
     for row, one in zip(ups, updates(run, INCAST_MIB), strict=True):
         slowest[row["round"]] = max(slowest.get(row["round"], 0.0), one.seconds)
-    ideal = WORKERS * INCAST_MIB * MIB * 8 / (SHARED * INCAST.ceiling / INCAST.rate)
+    ideal = WORKERS * INCAST_MIB * MIB * 8 / min(INCAST.shared_ceiling, WORKERS * INCAST.ceiling)
     over = [seconds / ideal for seconds in slowest.values()]
     spread = Spread.of(over)
     outliers = sum(one > 1.25 * spread.median for one in over)

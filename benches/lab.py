@@ -16,11 +16,10 @@ from typing import Any, TypeVar
 
 from benches.common import MIB, Figure, Spread, note
 from thalweg import _core
+from thalweg.network.bound import DATA_SHARE
 
 T = TypeVar("T")
 
-# 20 bytes of IPv4, 20 of TCP and 12 of its timestamps in packets of 1500 bytes.
-HEADERS_LEAVE = (1500 - 52) / 1500
 BUFFERS = "4096 131072 67108864"
 # From asm-generic/socket.h; Python has no names for them.
 SO_TIMESTAMPNS = 35
@@ -187,7 +186,7 @@ def goodputs() -> Iterator[Figure]:
         rate = mbits * 10**6
         with star({"rate": rate, "delay": 0.01}) as net:
             # Small blocks at a low rate, so that what is measured is not a few of them.
-            shares = [transfer(net, max(1448, rate // 800), 4.0) / rate / HEADERS_LEAVE for _ in range(3)]
+            shares = [transfer(net, max(1448, rate // 800), 4.0) / rate / DATA_SHARE for _ in range(3)]
         spread = Spread.of(shares)
         name = f"goodput at {mbits} Mbit/s, 20 ms, of what headers leave"
         yield Figure(name, spread.text(digits=3), ">= 0.97", spread.median >= 0.97, {"shares": shares})
@@ -309,7 +308,7 @@ def all_at_once(rate: int, clients: int, seconds: float) -> tuple[list[float], l
             for end in pair:
                 end.close()
     shares = [(b - a) * 8 / took / rate for a, b in zip(before, after, strict=True)]
-    return shares, [x * 8 / took / rate / HEADERS_LEAVE for x in got]
+    return shares, [x * 8 / took / rate / DATA_SHARE for x in got]
 
 
 def wire_bytes(net: Net, clients: int) -> list[int]:

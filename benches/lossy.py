@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from benches.common import MIB
+from thalweg.network.bound import Stage, carried
 from thalweg.report.source import Row, Run, read_run
 
-# Of a packet of 1500 bytes, what 20 bytes of IPv4, 20 of TCP and 12 of its timestamps leave.
-PAYLOAD: Final = 1448 / 1500
 # Samples of a link, 10 ms apart, over which its rate is taken; the share of its limit at which it counts as full.
 WINDOW: Final = 2
 FULL: Final = 0.9
@@ -46,7 +45,7 @@ tcp = {tcp}
 
 @dataclass(frozen=True)
 class Road:
-    """A path: bits a second, time one way, and the share of packets lost on the way up, behind its queue."""
+    """A path: bits a second, time one way, and the share of packets lost on the way up, in front of its queue."""
 
     rate: float = 100e6
     delay: str | tuple[str, str] = "20ms"
@@ -60,8 +59,13 @@ class Road:
 
     @property
     def ceiling(self) -> float:
-        """Bits a second of full segments that are not lost."""
-        return self.rate * PAYLOAD * (1 - self.loss)
+        """Bits a second of data that one sender can have."""
+        return carried([Stage(self.rate, self.loss)]) or math.inf
+
+    @property
+    def shared_ceiling(self) -> float:
+        """Bits a second of data that all senders together can have of the link that they share."""
+        return carried([Stage(self.shared)]) or math.inf
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """Updates over a long path that loses packets: a Cubic client to a kernel's receiver and to ``unifl``, and ``ltp``,
 whose both ends are ours; interleaved.
 
-The path has 100 Mbit/s and a round trip of 40 ms; on the way up it loses packets at random, behind its queue. Goodput
-is the bytes of an update that came over the time from its first byte to its last at the server, start-up included. The
-ceiling is what the link carries of full segments that are not lost: rate x 1448/1500 x (1 - loss). The sender's buffer
-is what the lab's hosts have: at most four bandwidth-delay products, 6 MiB at least.
+The path has 100 Mbit/s and a round trip of 40 ms; on the way up it loses packets at random, in front of its queue.
+Goodput is the bytes of an update that came over the time from its first byte to its last at the server, start-up
+included. The ceiling is what the link carries (``thalweg.network.bound.carried``): rate x 1448/1500, as what is lost in
+front of the limit takes none of its rate. The sender's buffer is what the lab's hosts have: at most four
+bandwidth-delay products, 6 MiB at least.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The goodput of an update is its bytes that came over the time from its first byte to its last at the server, start-up
 included. That of a round of several clients is all their bytes over the time from the first byte of any to the last of
-any, so that the slowest one decides. The ceiling is what the links carry of full TCP segments that are not lost:
-rate x 1448/1500 x (1 - loss), of the slowest client's own link for each, and of a link that all share.
+any, so that the slowest one decides. The ceiling is what the links carry (``thalweg.network.bound.carried``): the
+slowest client's own link for each, and a link that all share. A loss in front of a link's limit, as the emulator has
+it, takes none of its rate.
 
 =====================  =========================================================================================
 ``goodput``            of a round, bits a second
@@ -35,11 +36,11 @@ from typing import Any, Final
 
 from experiments import senders
 from experiments.measured import Table, middle, rounded
+from thalweg.network.bound import Stage, carried
+from thalweg.network.shape import Shape
 from thalweg.report.numbers import divided
 from thalweg.report.source import Row, Run, json_object, read_run
 
-# Of a packet of 1500 bytes 20 are IP's, 20 TCP's and 12 its timestamps.
-SEGMENT: Final = 1448 / 1500
 UP: Final = "ab"
 # Kept for each run, so that figures can show how far they are apart.
 SPREAD: Final = ("goodput", "share")
@@ -97,7 +98,9 @@ def of_run(run: Run) -> Table:
     rounds = list(flows(run.transfers).values())
     alone = [flow for flows in rounds for flow in flows]
     rates = {client: middle(flow.rate for flow in alone if flow.client == client) for client in _clients(alone)}
-    goodput, ceiling = middle(map(together, rounds)), ceiling_of(used(run.links, rates), _widest(rounds))
+    at_device = run.plan.network is not None and run.plan.network.limiter == "device"
+    ceiling = ceiling_of(used(run.links, rates), _widest(rounds), at_device=at_device)
+    goodput = middle(map(together, rounds))
     came, missing = sum(flow.came for flow in alone), sum(flow.missing for flow in alone)
     return {
         "clients": _widest(rounds),
@@ -138,27 +141,19 @@ def used(links: Iterable[Row], clients: Container[str]) -> list[Row]:
     return [row for row in links if not _own(row) or row["source"] in clients]
 
 
-def ceiling_of(links: Iterable[Row], clients: int) -> float | None:
+def ceiling_of(links: Iterable[Row], clients: int, *, at_device: bool = False) -> float | None:
     """Return the most that a round of so many clients can have, in bits a second; None if nothing limits it.
 
     Clients' links carry the same each, so the slowest of them decides; a link between switch and server carries all.
+    ``at_device``: each client's own device limits, in front of what its link loses.
     """
-    shapes = [(row, json_object(row["nominal"])) for row in links if row["direction"] == UP]
-    limits = [
-        shape["rate"] * SEGMENT * (1 - loss_of(shape)) * (clients if _own(row) else 1)
-        for row, shape in shapes
-        if shape.get("rate")
-    ]
-    return min(limits, default=None)
-
-
-def loss_of(shape: Mapping[str, Any]) -> float:
-    """Return the share of packets that a direction loses on average, whether one by one or in bursts."""
-    burst = shape.get("burst")
-    if not burst:
-        return float(shape.get("loss") or 0.0)
-    bad = burst["enter"] / (burst["enter"] + burst["leave"]) if burst["enter"] else 0.0
-    return float(bad * burst["loss_bad"] + (1 - bad) * burst["loss_good"])
+    ways = [(row, Shape.of(json_object(row["nominal"]))) for row in links if row["direction"] == UP]
+    shared = [Stage(shape.rate, shape.lost) for row, shape in ways if not _own(row)]
+    behind = [Stage(None, stage.loss) for stage in shared]
+    each = [carried([Stage(shape.rate, shape.lost, not at_device), *behind]) for row, shape in ways if _own(row)]
+    limits = [rate * clients for rate in each if rate is not None]
+    together = carried(shared)
+    return min(limits if together is None else [*limits, together], default=None)
 
 
 def _own(row: Row) -> bool:

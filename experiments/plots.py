@@ -43,7 +43,10 @@ class Quantity:
         return [self.factor * value for value in cell.numbers[f"{self.number}_by_run"] if value is not None]
 
     def marked(self, cell: Cell) -> float | None:
-        """Return where the mark is; None if there is none."""
+        """Return where the mark is; None if there is none, as for FedComm's count, of which no bound holds."""
+        ways = cell.numbers.get("seconds_by_accounting", {})
+        if self.number == "seconds" and cell.numbers.get("seconds") != ways.get("measured"):
+            return None
         value = cell.numbers.get(self.mark) if self.mark else None
         return self.factor * value if value else None
 

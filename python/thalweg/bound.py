@@ -57,7 +57,7 @@ def bound_of(plan: Plan, url: str, update_bytes: int, session: Session | None = 
     """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound."""
     # At message level too: the layer counts the headers of packets that are not there.
     if session is not None and session.spec is not None:
-        return _emulated(session.spec, update_bytes, plan.participants, broker=registry.can(plan.scheme)["broker"])
+        return _emulated(session.spec, plan, update_bytes)
     rate = plan.layers.throttle
     if rate is not None:
         return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
@@ -69,10 +69,13 @@ def bound_of(plan: Plan, url: str, update_bytes: int, session: Session | None = 
     return Bound(LOOPBACK, total_bytes_per_second=probe["together"])
 
 
-def _emulated(spec: Spec, update_bytes: int, clients: int, *, broker: bool) -> Bound:
+def _emulated(spec: Spec, plan: Plan, update_bytes: int) -> Bound:
     from thalweg.network import bound
 
-    seconds = bound.seconds(spec, update_bytes, clients, broker=broker)
+    can, clients, chunk = registry.can(plan.scheme), plan.participants, plan.transport.chunk
+    # What is not over the kernel's TCP is datagrams; those that are larger than a packet go in fragments.
+    fragments = not can["sender_unmodified"] and min(chunk or 0, can["max_chunk"]) > spec.mtu
+    seconds = bound.seconds(spec, update_bytes, clients, broker=can["broker"], fragments=fragments)
     return Bound(bound.SOURCE, round_seconds=seconds, round_bytes=2 * clients * update_bytes)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from thalweg.network import bound, inline, spec
+from thalweg.network.bound import Stage
 from thalweg.network.routes import routes
 from thalweg.network.spec import Spec
 from thalweg.plan.network import NetworkSection
@@ -36,10 +37,30 @@ def test_vgg5_on_the_papers_links() -> None:
         assert without_headers == pytest.approx(seconds, abs=0.005)
 
 
+@pytest.mark.parametrize(
+    ("path", "rate"),
+    [
+        ([Stage(None, 0.5)], None),
+        ([Stage(50e6)], 50e6),
+        ([Stage(50e6, 0.2)], 50e6),
+        ([Stage(50e6, 0.2, loses_first=False)], 40e6),
+        # What the first passes the second loses a part of, and has time for what it has not lost.
+        ([Stage(50e6, 0.2), Stage(100e6, 0.1)], 45e6),
+        ([Stage(50e6, 0.2), Stage(40e6, 0.1)], 40e6),
+        ([Stage(50e6, 0.2), Stage(None, 0.1), Stage(None, 0.1)], 40.5e6),
+        ([Stage(50e6), Stage(60e6, 1.0)], 0.0),
+    ],
+)
+def test_a_loss_in_front_of_a_limit_takes_none_of_the_rate(path: list[Stage], rate: float | None) -> None:
+    data = None if rate is None else pytest.approx(rate * 1448 / 1500)
+    assert bound.carried(path) == data
+    assert bound.carried(path, 1.0) == (None if rate is None else pytest.approx(rate))
+
+
 def test_timestamps_are_part_of_the_headers() -> None:
     made = build("wifi", tcp={"timestamps": False})
     assert bound.seconds(made, MB, 2) == pytest.approx(2 * sent(MB, 60e6, 40))
-    assert bound.goodput(made, 60_000_000) == pytest.approx(60e6 * 1460 / 1500)
+    assert bound.seconds(build("wifi"), MB, 2, fragments=True) == pytest.approx(2 * sent(MB, 60e6, 20))
 
 
 def test_a_paths_delay_is_added_and_jitter_may_help() -> None:

@@ -52,6 +52,20 @@ fn a_rate_spaces_packets_by_their_size() {
     assert_eq!(passes(pipe.offer(ms(100.0), MTU / 2)).due, ms(120.5));
 }
 
+/// What `thalweg.network.bound.carried` says of a link: a sender that offers enough gets all of the rate.
+#[test]
+fn losses_in_front_of_the_queue_take_none_of_the_rate() {
+    for loss in [0.0, 0.05, 0.2, 0.5] {
+        let mut pipe = pipe(Shape { rate: Some(12_000_000), loss, ..Shape::default() });
+        // A packet each 0.4 ms is 30 Mbit/s: more than the rate at any of these losses.
+        let offered = (0..20_000).map(|i| pipe.offer(ms(f64::from(i) * 0.4), MTU));
+        let came: Vec<_> = offered.filter_map(|fate| matches!(fate, Fate::Passes(_)).then(|| passes(fate).due)).collect();
+        let seconds = (came[came.len() - 1] - came[0]).as_secs_f64();
+        let rate = (came.len() - 1) as f64 * MTU as f64 * 8.0 / seconds;
+        assert!((rate / 12e6 - 1.0).abs() < 1e-3, "loss {loss}: {rate}");
+    }
+}
+
 #[test]
 fn a_full_queue_drops_the_newcomer() {
     let rate = Some(12_000_000);

@@ -45,6 +45,12 @@ class Burst:
     loss_bad: float = 1.0
     loss_good: float = 0.0
 
+    @property
+    def lost(self) -> float:
+        """The share of packets that is lost on average."""
+        bad = self.enter / (self.enter + self.leave) if self.enter else 0.0
+        return bad * self.loss_bad + (1 - bad) * self.loss_good
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -69,6 +75,17 @@ class Shape:
     def table(self) -> dict[str, Any]:
         """Return it as the core's JSON has it."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Shape:
+        """Return the shape that a record has as JSON. Raises TypeError for what is none."""
+        burst = table.get("burst")
+        return cls(**{**table, "burst": Burst(**burst) if burst else None})
+
+    @property
+    def lost(self) -> float:
+        """The share of packets that is lost on average, whether one by one or in bursts."""
+        return self.loss if self.burst is None else self.burst.lost
 
     @property
     def least_delay(self) -> float:

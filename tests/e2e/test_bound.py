@@ -1,0 +1,129 @@
+"""What an emulated path carries, from a UDP sender that saturates it, against ``thalweg.network.bound.carried``."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.e2e.conftest import why_no_lab
+from thalweg.lab import client
+from thalweg.lab.client import RunningLab
+from thalweg.lab.namespaces import within
+from thalweg.network import bound, inline, spec
+from thalweg.network.bound import Stage
+from thalweg.network.spec import Spec
+from thalweg.plan.network import MTU, NetworkSection
+
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")]
+
+UDP_HEADERS: Final = 28
+# So much of the rate is sent after it is divided by what gets through.
+SECONDS: Final = 0.6
+# Fewer bytes than a device's queue of packets holds: a full socket makes the sender wait, and nothing is dropped there.
+SEND_BUFFER: Final = 64 << 10
+RECEIVE_BUFFER: Final = 32 << 20
+# From asm-generic/socket.h; Python has no names for them.
+SO_TIMESTAMPNS: Final = 35
+SO_RCVBUFFORCE: Final = 33
+PATIENCE: Final = 30.0
+# Queues hold all that is sent, so that the link is never without: it does not matter how busy this machine is.
+PATHS: Final[dict[str, tuple[str, dict[str, Any], list[Stage]]]] = {
+    "no loss": ("rate=20mbit,queue=16MiB", {}, [Stage(20e6)]),
+    "10 %": ("rate=20mbit,loss=10%,queue=16MiB", {}, [Stage(20e6, 0.1)]),
+    "20 %": ("rate=50mbit,loss=20%,queue=16MiB", {}, [Stage(50e6, 0.2)]),
+    "50 %": ("rate=10mbit,loss=50%,queue=16MiB", {}, [Stage(10e6, 0.5)]),
+    "bursts": ("rate=20mbit,burst=5%/20%,queue=16MiB", {}, [Stage(20e6, 0.2)]),
+    # The sender's own device limits what the link then loses.
+    "20 % behind the device": (
+        "rate=50mbit,loss=20%,queue=1MiB",
+        {"limiter": "device", "limiter_burst": "64KiB"},
+        [Stage(50e6, 0.2, loses_first=False)],
+    ),
+    # What the first link passes the second loses a part of.
+    "two links": (
+        "rate=20mbit,loss=20%,queue=16MiB",
+        {"topology": "bottleneck", "bottleneck": {"rate": "50mbit", "loss": "20%", "queue": "16MiB"}},
+        [Stage(20e6, 0.2), Stage(50e6, 0.2)],
+    ),
+}
+
+
+@contextmanager
+def running(made: Spec) -> Iterator[RunningLab]:
+    lab = client.start(made.text(), "bound")
+    try:
+        lab.start()
+        yield lab
+    finally:
+        lab.down()
+
+
+def opened(lab: RunningLab, host: str) -> socket.socket:
+    """A UDP socket on a host; the kernel stamps what it receives."""
+    address = str(lab.host(host)["ipv4"])
+
+    def make() -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER)
+        made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        made.bind((address, 0))
+        return made
+
+    return within(str(lab.host(host)["namespace"]), make)
+
+
+def flood(lab: RunningLab, packets: int) -> list[int]:
+    """Send so many full packets from client to server as fast as they go; return when each that came did, in ns."""
+    with opened(lab, "client-1") as sender, opened(lab, "server") as receiver:
+        sender.connect(receiver.getsockname())
+        payload = bytes(MTU - UDP_HEADERS)
+        sending = threading.Thread(target=lambda: [sender.send(payload) for _ in range(packets)])
+        sending.start()
+        times: list[int] = []
+        receiver.settimeout(0.05)
+        while sending.is_alive() or under_way(lab):
+            drain(receiver, times)
+        sending.join(PATIENCE)
+        drain(receiver, times)
+    return times
+
+
+def drain(receiver: socket.socket, times: list[int]) -> None:
+    with suppress(TimeoutError):
+        while True:
+            _, ancillary, _, _ = receiver.recvmsg(MTU, 64)
+            seconds, nanoseconds = (int.from_bytes(ancillary[0][2][at : at + 8], "little") for at in (0, 8))
+            times.append(seconds * 1_000_000_000 + nanoseconds)
+
+
+def under_way(lab: RunningLab) -> bool:
+    """Whether a link still has packets that it has neither passed on nor dropped."""
+    drops = ("lost", "queue_drops", "down_drops", "overflow_drops")
+    links = lab.status()["links"]
+    return any(link["packets_in"] > link["packets_out"] + sum(link[drop] for drop in drops) for link in links)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_saturating_sender_gets_what_the_bound_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    text, more, path = PATHS[name]
+    made = spec.build_for(["client-1"], NetworkSection.model_validate(inline.over(more, text)))
+    expected = bound.carried(path, data_share=1.0)
+    assert expected is not None
+    arrives = 1.0
+    for stage in path:
+        arrives *= 1.0 - stage.loss
+    with running(made) as lab:
+        times = flood(lab, round(SECONDS * expected / arrives / 8 / MTU))
+    carried = (len(times) - 1) * MTU * 8 / ((times[-1] - times[0]) / 1e9)
+    # Far less than the loss that the bound could have wrong; losses themselves scatter by one in a hundred.
+    assert carried == pytest.approx(expected, rel=0.05), f"{carried / 1e6:.1f} Mbit/s"
