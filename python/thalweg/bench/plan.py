@@ -20,8 +20,8 @@ class BenchPlan(Section):
     seed: int = Field(0, ge=0, lt=2**63, description="seed of the order in which cells are run")
     accounting: Literal["measured", "fedcomm"] = Field(
         "measured",
-        description="which communication time the bound is a share of: measured while updates are under way, or "
-        "fedcomm, as FedComm's code counts it; the table has both",
+        description="which communication time figures compare: measured while updates are under way, or fedcomm, as "
+        "FedComm's code counts it; the table has both",
     )
     impossible: Literal["refuse", "skip"] = Field(
         "refuse", description="what to do if a cell cannot be: refuse the whole plan, or skip the cell and say why"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 CAPTION: Final = (
     "median over rounds (least to most); measured: while at least one update was under way; FedComm: from the model's "
-    "having been sent to the mean, less the clients' mean computation, as FedComm's code counts; share: of {} that is "
-    "the bound"
+    "having been sent to the mean, less the clients' mean computation, as FedComm's code counts; share: of measured "
+    "that is the bound"
 )
 NAMES: Final = {"measured": "measured", "fedcomm": "FedComm"}
 LABEL: Final = 20
@@ -101,21 +101,20 @@ def run_line(done: int, total: int, what: str, outcome: Mapping[str, Any], left:
     return f"{head}{shown}{duration(outcome['seconds'])} in all; {left}"
 
 
-def tables(rows: Sequence[Mapping[str, Any]], axes: Sequence[str], accounting: str) -> list[Table]:
+def tables(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[Table]:
     """Return a bench's two tables of its cells: times, and what they cost."""
-    return [_time_table(rows, axes, accounting), _cost_table(rows, axes)]
+    return [_time_table(rows, axes), _cost_table(rows, axes)]
 
 
-def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str], accounting: str) -> Table:
-    made = _started(axes, ("runs", *NAMES.values(), "round", "bound", "share"), CAPTION.format(NAMES[accounting]))
-    share = "share_of_bound" if accounting == "measured" else "fedcomm_share_of_bound"
+def _time_table(rows: Iterable[Mapping[str, Any]], axes: Sequence[str]) -> Table:
+    made = _started(axes, ("runs", *NAMES.values(), "round", "bound", "share"), CAPTION)
     for row in rows:
         cells = [
             runs(row) if row["repetitions"] else row["status"],
             times(row[SHOWN["measured"]]),
             *(_part(middle(row[key]), format_seconds) for key in (SHOWN["fedcomm"], "round_seconds")),
             _part(row["bound_seconds"], format_seconds),
-            _part(row[share], lambda value: f"{100 * value:.0f} %"),
+            _part(row["share_of_bound"], lambda value: f"{100 * value:.0f} %"),
         ]
         made.add_row(str(row["cell"]), _label(row), *cells)
     return made

@@ -95,7 +95,7 @@ def _show(found: dict[str, Any]) -> None:
     from thalweg.bench.show import tables
 
     console = terminal.console()
-    for table in tables(found["cells"], list(found["axes"]), found["accounting"]):
+    for table in tables(found["cells"], list(found["axes"])):
         console.print(table)
     for row in found["cells"]:
         for reason in row["reasons"]:
