@@ -205,6 +205,16 @@ def test_conditions_in_words() -> None:
     assert condition_of(plan(network={"emulator": "none"})).is_free
 
 
+def test_updates_with_holes_are_another_condition(wifi: Path) -> None:
+    holes = {"repair": {"resend": False}}
+    record(wifi, "holes", "reno", 1, **holes)
+    assert condition_of(plan(**holes)).words().endswith("losses not resent")
+    assert apart(plan(), plan(**holes)) == 3
+    found = advise(Question("wifi", "payload:1MB"), [wifi])
+    assert found["answers"]["fastest"]["transport"] == "tcp cubic", "the quicker run did not bring everything"
+    assert [row["runs"] for row in found["conditions"]] == [6, 1]
+
+
 def test_bursts_count_with_their_mean() -> None:
     burst = condition_of(plan(network={"burst": "1%/24%"}))
     assert burst.up.loss == pytest.approx(0.04)

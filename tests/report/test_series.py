@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.records import make, queues, round_entry, write
 from thalweg.record.tables import rows, write_table
-from thalweg.report.numbers import numbers
+from thalweg.report.numbers import labels, numbers
 from thalweg.report.series import MOST_LANES, MOST_SERIES, groups, links_over_time, thinned, timeline
 from thalweg.report.source import Samples, read_run
 
@@ -119,3 +119,10 @@ def test_runs_of_other_models_are_kept_apart(tmp_path: Path) -> None:
     paths = [make(tmp_path / "a"), make(tmp_path / "b", plan={"model": {"name": "vgg5"}})]
     found = groups([numbers(read_run(path)) for path in paths])
     assert [one.place for one in found] == ["wifi, lenet, 2 clients", "wifi, vgg5, 2 clients"]
+
+
+def test_runs_whose_losses_stay_are_kept_apart(tmp_path: Path) -> None:
+    paths = [make(tmp_path / "a"), make(tmp_path / "b", plan={"repair": {"resend": False}})]
+    runs = [read_run(path) for path in paths]
+    assert [one.place for one in groups([numbers(run) for run in runs])] == ["wifi", "wifi, losses not resent"]
+    assert labels(runs)[1] == "losses not resent"

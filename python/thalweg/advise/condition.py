@@ -27,6 +27,7 @@ NO_LIMIT: Final = 10.0
 OTHER_STRESS: Final = 3.0
 OTHER_TOPOLOGY: Final = 2.0
 OTHER_LAYERS: Final = 3.0
+OTHER_REPAIR: Final = 3.0
 OTHER_REST: Final = 0.5
 
 
@@ -52,6 +53,8 @@ class Condition:
     stress: str = ""
     layers: str = ""
     is_trained: bool = False
+    # Whether what is lost is sent again until it is there: an update with holes is done sooner.
+    resend: bool = True
 
     @property
     def is_free(self) -> bool:
@@ -68,6 +71,7 @@ class Condition:
         parts = [network, self.topology if self.topology not in ("", "star") else ""]
         parts += [f"updates of {format_bytes(self.update_bytes)}" + (", trained" if self.is_trained else "")]
         parts += [f"{self.clients} clients"] * clients + [f"stress {self.stress}"] * bool(self.stress)
+        parts += [] if self.resend else [_repair(self)]
         return ", ".join(part for part in parts if part)
 
 
@@ -113,6 +117,7 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
         stress=" ".join(f"{key}={value}" for key, value in sorted(said.items())),
         layers=json.dumps(plan.layers.emulation()) if fault or plan.layers.throttle else "",
         is_trained=not plan.is_payload,
+        resend=plan.repair.resend,
     )
 
 
@@ -126,6 +131,7 @@ def differences(asked: Condition, measured: Condition, *, clients: bool) -> list
         _other("stress", asked.stress, measured.stress, OTHER_STRESS),
         _other("topology", asked.topology or "star", measured.topology or "star", OTHER_TOPOLOGY),
         _other("layers", asked.layers, measured.layers, OTHER_LAYERS),
+        _other("repair", _repair(asked), _repair(measured), OTHER_REPAIR),
     ]
     if clients:
         found.append(_ratio("clients", asked.clients, measured.clients, 0.0, lambda count: f"{count:.0f}"))
@@ -168,16 +174,8 @@ def _pairs(clients: Sequence[str], server: str) -> list[list[tuple[str, str]]]:
 def _along(path: Sequence[Hop]) -> Path:
     shapes = [getattr(link, way) for link, way in path]
     rates = [shape.rate for shape in shapes if shape.rate is not None]
-    arrives = math.prod(1 - _lost(shape) for shape in shapes)
+    arrives = math.prod(1 - shape.lost for shape in shapes)
     return Path(min(rates, default=None), sum(shape.delay for shape in shapes), 1 - arrives)
-
-
-def _lost(shape: Shape) -> float:
-    burst = shape.burst
-    if burst is None or not burst.enter + burst.leave:
-        return shape.loss if burst is None else burst.loss_good
-    bad = burst.enter / (burst.enter + burst.leave)
-    return bad * burst.loss_bad + (1 - bad) * burst.loss_good
 
 
 def _middle(paths: Sequence[Path]) -> Path:
@@ -203,6 +201,10 @@ def _rates(asked: Condition, measured: Condition) -> list[Difference]:
         elif one is not None:
             found.append(_ratio(f"rate {name}", one, other, 0.0, format_rate))
     return found
+
+
+def _repair(condition: Condition) -> str:
+    return "losses resent" if condition.resend else "losses not resent"
 
 
 def _rate(rate: int | None) -> str:

@@ -17,6 +17,7 @@ from thalweg.units import format_rate
 
 LINK_KEYS: Final = frozenset(LinkSection.model_fields) - {"profile"}
 # Of these a network's name says only that they were there.
+KEPT_LOST: Final = "losses not resent"
 PARTS: Final = ("clients", "bottleneck", "links", "changes", "trace")
 
 
@@ -34,6 +35,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "seed": run.plan.job.seed,
         "transport": transport(run),
         "network": network(run),
+        "repair": repair(run),
         "emulation": run.emulation,
         "emulation_reason": _object(run.manifest.get("network")).get("reason"),
         "rounds": len(each),
@@ -132,6 +134,11 @@ def transport(run: Run) -> str:
     return " ".join(word for word in words if word)
 
 
+def repair(run: Run) -> str:
+    """Return what becomes of what is lost, where it is not sent again until all is there; else nothing."""
+    return "" if run.plan.repair.resend else KEPT_LOST
+
+
 def network(run: Run) -> str:
     """Return what the network was, as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
     said = _object(run.manifest.get("network"))
@@ -212,9 +219,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     """Return a short name for each run: what they differ in, and part of the record's name where that is no help."""
     if len(runs) == 1:
         return [runs[0].label]
-    facts = [(run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run)) for run in runs]
-    differing = [column for column in range(4) if len({fact[column] for fact in facts}) > 1]
-    names = [", ".join(fact[column][:40] for column in differing) for fact in facts]
+    facts = [
+        (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run))
+        for run in runs
+    ]
+    differing = [column for column in range(len(facts[0])) if len({fact[column] for fact in facts}) > 1]
+    names = [", ".join(fact[column][:40] for column in differing if fact[column]) for fact in facts]
     names = _told_apart(names, [run.label.rpartition("-")[2] for run in runs])
     return _told_apart(names, [str(number) for number in range(1, len(runs) + 1)])
 

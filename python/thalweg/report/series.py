@@ -37,7 +37,7 @@ def thinned(items: Sequence[Item], most: int = MOST_POINTS) -> list[Item]:
 
 @dataclass(frozen=True)
 class Group:
-    """Communication of all rounds of all runs with the same transport, network, model and number of clients."""
+    """Communication of all rounds of all runs with the same transport and place: network, repair, model, clients."""
 
     transport: str
     place: str
@@ -56,7 +56,9 @@ def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
     models = {(run["model"], run["clients"]) for run in runs}
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for run in runs:
-        place = run["network"] if len(models) == 1 else f"{run['network']}, {run['model']}, {run['clients']} clients"
+        words = [run["network"], run["repair"]]
+        words += [] if len(models) == 1 else [run["model"], f"{run['clients']} clients"]
+        place = ", ".join(word for word in words if word)
         found[run["transport"], place].append(run)
     made = []
     for (transport, place), members in found.items():

@@ -38,6 +38,7 @@ FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("clients", lambda run: count(run["clients"])),
     ("transport", lambda run: word(run["transport"])),
     ("network", lambda run: word(run["network"])),
+    ("repair", lambda run: run["repair"] or "losses sent again until whole"),
     ("emulation", lambda run: "; ".join(filter(None, (run["emulation"], run["emulation_reason"])))),
     ("rounds", lambda run: f"{run['rounds']} of {run['rounds_planned']}"),
     ("accuracy, last", lambda run: share(run["accuracy"])),
