@@ -26,7 +26,8 @@ PAYLOAD = "payload:"
 PAYLOAD_ELEMENT_BYTES = 4
 # Where tensors begin: between several there are no gaps.
 PAYLOAD_TENSOR_BYTES = 64
-PAYLOAD_TENSORS = re.compile(r"([1-9][0-9]{0,3})x(.*)", re.ASCII)
+MOST_PAYLOAD_TENSORS = 9999
+PAYLOAD_TENSORS = re.compile(r"([0-9]+)x(.*)", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,14 @@ def payload_tensors(name: str) -> dict[str, int] | None:
 
     ``payload:SIZE`` is one tensor, ``payload``. SIZE is as in ``8MiB``, or the name of a network: then it is the size
     of that network's layout. ``payload:COUNTxSIZE`` is up to 9999 of that size: ``payload.0``, ``payload.1`` and so on.
-    Raises ModelError unless SIZE is a positive multiple of 4, the bytes of one float32, and of 64 if there are several.
+    Raises ModelError unless SIZE is a positive multiple of 4, the bytes of one float32, and of 64 if there are several,
+    and for a COUNT beyond that.
     """
     if not name.startswith(PAYLOAD):
         return None
     said = name.removeprefix(PAYLOAD)
     several = PAYLOAD_TENSORS.fullmatch(said)
-    count, size = (int(several[1]), several[2]) if several else (None, said)
+    count, size = (_tensors(name, several[1]), several[2]) if several else (None, said)
     multiple = PAYLOAD_ELEMENT_BYTES if count is None else PAYLOAD_TENSOR_BYTES
     if size in MODELS and count is None:
         return {"payload": MODELS[size].layout_bytes}
@@ -125,3 +127,15 @@ def payload_tensors(name: str) -> dict[str, int] | None:
     if each == 0 or each % multiple:
         raise ModelError(f"the payload {name!r} is {each} bytes, not a positive multiple of {multiple}", mend)
     return {"payload": each} if count is None else {f"payload.{place}": each for place in range(count)}
+
+
+def _tensors(name: str, digits: str) -> int:
+    """Return how many tensors a payload has. Raises ModelError."""
+    # Digits without end are no number to make of.
+    count = int(digits) if len(digits) <= len(str(MOST_PAYLOAD_TENSORS)) else MOST_PAYLOAD_TENSORS + 1
+    if not 1 <= count <= MOST_PAYLOAD_TENSORS:
+        raise ModelError(
+            f"the payload {name[:40]!r} has no such number of tensors",
+            f"Give 1 to {MOST_PAYLOAD_TENSORS} of them, as payload:100x64KiB",
+        )
+    return count
