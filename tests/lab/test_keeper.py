@@ -59,6 +59,19 @@ def test_two_at_once(keep: Keep) -> None:
     assert (one.closed, two.closed) == (True, False)
 
 
+def test_a_lab_that_ends_meanwhile_has_no_status(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, _ = keep()
+    second, _, _ = keep()
+    # Both were listed; the second ends before it is asked.
+    second.down()
+    assert [(lab.name, status["elapsed"]) for lab, status in client.statuses([first, second])] == [("wan", 1.5)]
+    # One that does not answer and does not end is an error.
+    monkeypatch.setattr(client, "END_SECONDS", 0.0)
+    (first.state.folder / states.SOCKET).unlink()
+    with pytest.raises(LabError, match="does not answer"):
+        client.statuses([first])
+
+
 @pytest.mark.parametrize("words", [b"no json\n", b"[]\n", b"{}\n", b'{"do": "dance"}\n', b'{"do": "set"}\n'])
 def test_what_is_no_request_is_refused(keep: Keep, words: bytes) -> None:
     lab, _, _ = keep()

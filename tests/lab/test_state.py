@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -42,6 +43,34 @@ def test_a_name_is_taken_once(runtime: Path) -> None:
     states.release(first)
     assert states.claim("wan", unique=False).name == "wan"
     assert all(not path.name.startswith(".") for path in states.labs_folder().iterdir())
+
+
+def test_a_lab_that_ends_while_others_look_hides_no_other(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.getpid()
+    started = states.start_time(pid) or 0
+    ending, other = (written(name, pid, started) for name in ("ending", "other"))
+    listed = Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        """Look at a folder; the one that ends is gone as soon as it has been seen."""
+        there = listed(path)
+        if path == ending.folder:
+            states.release(ending)
+        return there
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    assert states.live() == [other]
+    assert not list(states.dead())
+
+
+def test_a_lab_that_is_released_leaves_nothing_for_a_reaper(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.getpid()
+    state = written("wan", pid, states.start_time(pid) or 0)
+    seen = []
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: seen.append(list(states.dead())))
+    states.release(state)
+    assert seen == [[]], "half removed, it is nobody's left-overs"
+    assert states.live() == []
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a" * 65, "ä"])

@@ -130,10 +130,16 @@ def status(
     with output(as_json=as_json) as emit:
         _clean()
         from thalweg.lab import state
-        from thalweg.lab.client import RunningLab
+        from thalweg.lab.client import RunningLab, statuses
 
-        labs = [RunningLab(found) for found in ([state.find(name)] if name else state.live())]
-        found = [{"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab), "status": lab.status()} for lab in labs]
+        if name:
+            there = RunningLab(state.find(name))
+            said = [(there, there.status())]
+        else:
+            said = statuses(map(RunningLab, state.live()))
+        found = [
+            {"name": lab.name, "pid": lab.state.pid, "hosts": _hosts(lab), "status": status} for lab, status in said
+        ]
         emit({"labs": found})
     if not as_json:
         _show(found)

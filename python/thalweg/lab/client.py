@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -136,6 +136,25 @@ class RunningLab:
         if "error" in answer:
             raise error_of(answer["error"])
         return answer["ok"]
+
+
+def statuses(labs: Iterable[RunningLab]) -> list[tuple[RunningLab, dict[str, Any]]]:
+    """Return labs with what they say of themselves; one that ends meanwhile is left out.
+
+    Raises LabError if one does not answer and does not end.
+    """
+    asked = [(lab, _status(lab)) for lab in labs]
+    return [(lab, status) for lab, status in asked if status is not None]
+
+
+def _status(lab: RunningLab) -> dict[str, Any] | None:
+    try:
+        return lab.status()
+    except LabError:
+        # A keeper takes no more questions once it has begun to end.
+        if not states.has_ended(lab.state, END_SECONDS):
+            raise
+        return None
 
 
 def exchange(state: states.State, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ from thalweg.errors import LabError
 FILE: Final = "lab.json"
 SOCKET: Final = "socket"
 HOSTS: Final = "hosts"
+LOOK_SECONDS: Final = 0.02
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _CLAIM: Final = re.compile(r"\.([0-9]{1,10})-([0-9]{1,20})", re.ASCII)
 _HEAD: Final = "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"
@@ -111,13 +113,16 @@ def check_name(name: str) -> None:
 
 
 def release(state: State) -> None:
-    """Remove a lab's folder."""
-    shutil.rmtree(state.folder, ignore_errors=True)
+    """Remove a lab's folder. Nobody sees half of it: it loses its name first."""
+    doomed = state.folder.with_name(f".{state.pid}-{state.started}")
+    with suppress(OSError):
+        state.folder.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def live() -> list[State]:
     """Return the labs that run, by name."""
-    return [state for state in _states() if state.alive and state.hosts]
+    return [state for state in _states() if state.alive and state.hosts and not _CLAIM.fullmatch(state.name)]
 
 
 def dead() -> Iterator[tuple[Path, State]]:
@@ -128,8 +133,19 @@ def dead() -> Iterator[tuple[Path, State]]:
             state = State(folder.name, int(claimed[1]), int(claimed[2]))
         else:
             state = _read(folder) or State(folder.name, 0, 0)
-        if not state.alive:
+        # One that ended by itself since the folders were listed has left nothing.
+        if not state.alive and folder.exists():
             yield folder, state
+
+
+def has_ended(state: State, seconds: float) -> bool:
+    """Return whether a lab is gone, or goes within so many seconds: its folder or its keeper."""
+    deadline = time.monotonic() + seconds
+    while state.folder.exists() and state.alive:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
 
 
 def find(name: str | None) -> State:
@@ -213,7 +229,11 @@ def _folders() -> list[Path]:
 
 
 def _is_own(folder: Path) -> bool:
-    return folder.stat(follow_symlinks=False).st_uid == os.geteuid()
+    """Return whether a folder is this user's; one that is gone is nobody's."""
+    try:
+        return folder.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def _read(folder: Path) -> State | None:
