@@ -9,7 +9,7 @@ import pytest
 
 from thalweg.errors import PlanError
 from thalweg.network import profiles
-from thalweg.network.shape import Keys, Range
+from thalweg.network.shape import Burst, Keys, Range
 from thalweg.network.topology import pair_of_profile
 from thalweg.units import PROFILES
 
@@ -23,12 +23,20 @@ SHIPPED: dict[str, dict[str, Any]] = {
     "dpsgd": {"delay": 0.2, "jitter": 0.05, "loss_correlation": 0.25},
     "cross-silo": {"rate": 10_000 * MBIT, "rtt": 0.02},
     "lan": {"rate": 1000 * MBIT, "rtt": 0.0005},
+    "continent": {"rate": 1000 * MBIT, "rtt": 0.072, "loss": 0.0001},
+}
+SLOWLY = {"delay_correlation": 0.99, "keep_order": True}
+# Up and down, where they differ.
+UNEQUAL: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "home": (20 * MBIT, 100 * MBIT, {"rtt": 0.015, "jitter": 0.001, "loss": 0.0005, **SLOWLY}),
+    "5g": (20 * MBIT, 207 * MBIT, {"rtt": 0.044, "jitter": 0.008, "loss": 0.001, **SLOWLY}),
+    "satellite": (13_500_000, 87 * MBIT, {"rtt": 0.05, "jitter": 0.01, "burst": Burst(0.001, 0.125), **SLOWLY}),
 }
 
 
 def test_all_that_ship_are_known_here() -> None:
-    assert profiles.names() == sorted(SHIPPED)
-    assert all(profiles.is_shipped(name) for name in SHIPPED)
+    assert profiles.names() == sorted(SHIPPED | UNEQUAL)
+    assert all(profiles.is_shipped(name) for name in profiles.names())
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -37,6 +45,15 @@ def test_a_shipped_profile_is_what_its_source_says(name: str) -> None:
     place = f"the profile {name!r}"
     assert pair_of_profile(name).up == Keys(SHIPPED[name], place)
     assert pair_of_profile(name).down == Keys(SHIPPED[name], place)
+    assert all((profile.title, profile.description, profile.source))
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_todays_paths_have_delays_and_another_rate_each_way(name: str) -> None:
+    up, down, both = UNEQUAL[name]
+    pair, profile = pair_of_profile(name), profiles.load(name)
+    assert (pair.up.values, pair.down.values) == ({**both, "rate": up}, {**both, "rate": down})
+    assert pair.up.shape(0, "client-1").lost == pytest.approx(both.get("loss", 1 / 126))
     assert all((profile.title, profile.description, profile.source))
 
 
