@@ -220,8 +220,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if len(runs) == 1:
         return [runs[0].label]
     facts = [
-        (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run))
-        for run in runs
+        (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run)) for run in runs
     ]
     differing = [column for column in range(len(facts[0])) if len({fact[column] for fact in facts}) > 1]
     names = [", ".join(fact[column][:40] for column in differing if fact[column]) for fact in facts]
