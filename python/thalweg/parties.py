@@ -146,6 +146,19 @@ class Described:
         self._tensors = tensors or getattr(app, "tensors", None)
         self._own = ({} if data_root is None else {"root": data_root}, {} if threads is None else {"threads": threads})
         self._ready: _Ready | None = None
+        self._bound: Binding | None = None
+
+    def bind(self, seed: int) -> _core.Arena:
+        """Bind a new model of the app now, so that the server can refuse another layout when the client joins.
+
+        ``seed`` is what the job's is taken to be; ``prepare`` makes the model anew if it is not.
+        """
+        from thalweg.binding import bind
+
+        self._bound = bind(apps.model_of(self._app, seed), self._tensors)
+        self._seed = seed
+        self._note(self._bound.summary())
+        return self._bound.arena.core
 
     def prepare(self, config: Mapping[str, Any]) -> None:
         """Build the model and load the data now, so that no round has to wait for it."""
@@ -170,12 +183,17 @@ class Described:
         from thalweg.binding import attach
 
         app, model, data, part = self._ready
-        bound = attach(model, arena, self._tensors or _words(config))
+        bound = self._bound
+        if bound is None or bound.model is not model:
+            bound = attach(model, arena, self._tensors or _words(config))
         return AppClient(app, bound, data, part=part, note=self._note)
 
     def _own_app(self, config: Mapping[str, Any]) -> _Ready:
         part = apps.part_of(self._name, config)
-        model = apps.model_of(self._app, None if part is None else part.seed)
+        if self._bound is not None and (part is None or part.seed == self._seed):
+            model = self._bound.model
+        else:
+            model = apps.model_of(self._app, None if part is None else part.seed)
         if self._threads is not None and "torch" in sys.modules:
             import torch
 

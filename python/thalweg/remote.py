@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,13 +80,15 @@ def join_job(
     data_root: str | None,
     threads: int | None,
     note: Note,
+    *,
+    tensors: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
 
-    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained. It trains
-    with ``threads`` threads; without them with its share of the cores among the clients on this machine
-    (``thalweg.seats``). Raises PlanError for what is wrong on this side, LinkError or CoreError if the server cannot
-    be reached or does not let the client in.
+    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
+    ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
+    its share of the cores among the clients on this machine (``thalweg.seats``). Raises PlanError for what is wrong on
+    this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
     """
     plan = None if "://" in membership.target else _plan(membership.target)
     url = membership.target if plan is None else listen_url(plan)
@@ -94,17 +96,19 @@ def join_job(
     token = None if token_file is None else pki.read_token(token_file)
     name = membership.name or (token.name if token else socket.gethostname())
     options = {**_options(membership, url, token), "layers": layers}
+    own = _app(app, plan)
     maker = Described(
         name,
         data_root=data_root,
         threads=None,
-        app=_app(app, plan),
-        tensors=None if plan is None else plan.model.tensors,
+        app=own,
+        tensors=tensors or (None if plan is None else plan.model.tensors),
         note=note,
     )
     # Taken before it joins: when the first round begins all clients of the job have theirs.
     with seats.Seat() as seat:
-        client = _core.Client(url, name, json.dumps(options), None)
+        arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed)
+        client = _core.Client(url, name, json.dumps(options), arena)
         note(f"{name}: joining {url}")
         try:
             rounds = take_part(client, seats.sharing(maker, seat, threads, note), note)

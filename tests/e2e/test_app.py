@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,22 +150,24 @@ def test_server_and_clients_take_apps(start: Start) -> None:
 
 @pytest.mark.usefixtures("own")
 @pytest.mark.parametrize(
-    ("arguments", "cause", "mend"),
+    ("arguments", "code", "cause", "mend"),
     [
-        ([], "trains an app of its own", "--app"),
-        (["--app", "own:App"], "the model differs from the job's", "the same choice of tensors"),
+        ([], 2, "trains an app of its own", "--app"),
+        (["--app", "own:App"], 1, "another choice of tensors", "use the same model and the same tensors"),
+        (["--app", "own:Head", "--tensors", "*"], 1, "another choice of tensors", "the same tensors"),
     ],
 )
 def test_a_client_without_the_app_or_with_another_is_told(
-    start: Start, arguments: list[str], cause: str, mend: str
+    start: Start, arguments: list[str], code: int, cause: str, mend: str
 ) -> None:
     server = start("server", "--app", "own:Head", "--clients", "1", "--rounds", "1")
-    code, out, err = start("client", address(server), "--name", "a", *arguments, "--json").end()
-    assert code == 2, err
+    found, out, err = start("client", address(server), "--name", "a", *arguments, "--json").end()
+    assert found == code, err
     said = json.loads(out)["error"]
     assert cause in said["cause"]
     assert mend in said["mend"]
-    assert server.end()[0] == 1
+    server.process.send_signal(signal.SIGINT)
+    server.end()
 
 
 @pytest.mark.usefixtures("own")

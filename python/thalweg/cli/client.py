@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import AppName, DataRoot, LoginFile, Options
+from thalweg.cli.plans import AppName, DataRoot, LoginFile, Options, Tensors
 
 PemFile = Path | None
 
@@ -20,6 +20,7 @@ def command(
     token_file: Annotated[Path | None, typer.Option(help="NAME.token of `thalweg pki issue NAME`.")] = None,
     name: Annotated[str | None, typer.Option(help="Its name; without it the token's, or this machine's.")] = None,
     app: AppName = None,
+    tensors: Tensors = None,
     ca: Annotated[PemFile, typer.Option(help="Certificate authority of the server, PEM.")] = None,
     cert: Annotated[PemFile, typer.Option(help="This client's certificate, PEM.")] = None,
     key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,
@@ -50,7 +51,7 @@ def command(
             own=registry.own_options(option or ()),
             patience=patience,
         )
-        emit(join_job(membership, app, data_root, threads, _note))
+        emit(join_job(membership, app, data_root, threads, _note, tensors=tensors))
 
 
 def _note(text: str) -> None:

@@ -22,6 +22,10 @@ AppName: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="MODULE:OBJECT", help="An app of one's own: my_app:App, or path/to/file.py:App."),
 ]
+Tensors: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Tensors that travel: head.*, !head.* or trainable; may be repeated."),
+]
 DataRoot: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the files of the data set.")]
 
 Options: TypeAlias = Annotated[

@@ -17,6 +17,7 @@ from thalweg.cli.plans import (
     Record,
     Resume,
     Rounds,
+    Tensors,
     assemble,
 )
 
@@ -34,6 +35,7 @@ def command(
     *,
     transport: Annotated[str | None, typer.Option(metavar="URL", help="tcp, memory, or scheme://host:port.")] = None,
     app: AppName = None,
+    tensors: Tensors = None,
     clients: Clients = None,
     rounds: Rounds = None,
     model: Annotated[str | None, typer.Option(help="vgg5, vgg8, lenet, ..., or payload:SIZE to only move it.")] = None,
@@ -68,6 +70,7 @@ def command(
     """
     overrides: dict[str, object] = {
         "app.object": app,
+        "model.tensors": tensors or None,
         "transport.url": transport,
         "job.clients": clients,
         "job.rounds": rounds,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from thalweg.cli.output import Json, output
-from thalweg.cli.plans import AppName, Clients, DataRoot, PlanFile, Record, Resume, Rounds, assemble
+from thalweg.cli.plans import AppName, Clients, DataRoot, PlanFile, Record, Resume, Rounds, Tensors, assemble
 
 
 def command(
@@ -16,6 +16,7 @@ def command(
     listen: Annotated[str | None, typer.Option(metavar="URL", help="Where to listen: tcp://0.0.0.0:7070.")] = None,
     pki: Annotated[str | None, typer.Option(metavar="DIR", help="Folder that `thalweg pki init` made.")] = None,
     app: AppName = None,
+    tensors: Tensors = None,
     clients: Clients = None,
     rounds: Rounds = None,
     data_root: DataRoot = None,
@@ -29,6 +30,7 @@ def command(
     """
     overrides = {
         "app.object": app,
+        "model.tensors": tensors or None,
         "transport.url": listen,
         "security.pki": pki,
         "job.clients": clients,
