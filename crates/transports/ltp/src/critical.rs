@@ -1,10 +1,10 @@
-//! Which chunks are sent until they arrive, however early an update is closed.
+//! Which chunks are retransmitted until they arrive, even after an update is closed.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_wire::{Range, Ranges, Tolerance};
 
-/// The bytes of an update that must come: those of the option `critical`, and those that the session named.
+/// The critical bytes of an update: those of the option `critical`, and those that the session named.
 #[derive(Debug, Default)]
 pub(crate) struct Critical {
     named: Ranges,
@@ -16,13 +16,13 @@ impl Critical {
         Self { named, told: Mutex::default() }
     }
 
-    /// What the session says of updates that begin from now on.
+    /// Sets what may be lost of updates that begin from now on.
     pub(crate) fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         *self.told.lock().unwrap_or_else(PoisonError::into_inner) = tolerance.clone();
     }
 
-    /// Of the chunks of an update, by rising place, which must come: the first and the last, and all that have bytes
-    /// which must.
+    /// Which of an update's chunks, in ascending order, are critical: the first, the last, and all with
+    /// critical bytes.
     pub(crate) fn of(&self, chunks: &[Range]) -> Vec<bool> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let last = chunks.len().saturating_sub(1);
@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// A rule that names some of ten tensors of 250 floats.
+    /// A rule for some of ten tensors of 250 floats.
     fn tolerance(critical: &[u32]) -> (Layout, Arc<Tolerance>) {
         let layout = Layout::pack((0..10).map(|at| (format!("t{at}"), Dtype::F32, vec![250]))).unwrap();
         let allowances: Vec<Allowance> = (0..10)
@@ -75,7 +75,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the length of chunks: one that is not marked has no byte of a critical tensor.
+        /// Whatever the length of chunks: a chunk that is not marked has no byte of a critical tensor.
         #[test]
         fn no_critical_byte_is_in_a_chunk_that_may_be_lost(
             named in prop::collection::vec(0..10_u32, 0..5), chunk in 64..3000_u64,

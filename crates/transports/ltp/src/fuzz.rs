@@ -1,4 +1,4 @@
-//! What must hold for any datagram; for libFuzzer, and for the test below.
+//! Invariants of any datagram, for libFuzzer and for the test below.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::CHUNK;
 
 /// The key of the link whose datagrams these are.
 pub const KEY: Key = *b"a link's own key";
-/// Where a chunk's frame begins in one.
+/// Offset of a chunk's frame in a datagram.
 pub const FRAME: usize = CHUNK_HEADER_BYTES - HEADER_BYTES;
 
-/// A datagram of the link decodes to what encodes to it again, or is none; a chunk is as long as it says, and ranges
-/// that are acknowledged fall and do not touch.
+/// A datagram of the link decodes to something that encodes to the same bytes, or is rejected. A chunk is as
+/// long as it says. Acknowledged ranges are in descending order and do not touch.
 pub fn datagram(bytes: &[u8]) {
     let Some(datagram) = Datagram::decode(&KEY, bytes) else { return };
     let mut again = Vec::new();
@@ -42,8 +42,8 @@ pub fn datagram(bytes: &[u8]) {
     assert_eq!((read.kind, read.told), (datagram.kind, datagram.told));
 }
 
-/// Datagrams one after the other, each behind its length (u16): what a receiver rebuilds of them is as its checksum says,
-/// fits a packet, and is no more than a block for each that came. Keys and checksums of repair packets are made to fit.
+/// A sequence of datagrams, each after its length (u16). What a receiver rebuilds matches its checksum, fits a
+/// packet, and is at most a block for each datagram. Keys and checksums of repair packets are corrected first.
 pub fn session(bytes: &[u8]) {
     let mut reader = Acks::new(Rule::default(), Arc::default());
     let mut rest = bytes;

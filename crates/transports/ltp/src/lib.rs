@@ -1,10 +1,10 @@
-//! The ltp transport: chunks travel as datagrams that are acknowledged one by one, control messages over a TCP
-//! connection. Each chunk is sent once; what was lost is sent again while time permits, which its receiver decides: it
-//! closes an update early by share or deadline. That is LTP as UniFL describes it (section 2.2). Repair packets, where
-//! asked for, save the round trips in which an update's last chunks would be sent again.
+//! The transport ltp: chunks travel as datagrams that are acknowledged one by one, control messages over a TCP
+//! connection. Each chunk is sent once. Lost chunks are retransmitted while time permits: the receiver closes
+//! an update early, by share or deadline. That is LTP as UniFL describes it (section 2.2). Optional repair
+//! packets save the round trips of retransmissions at the end of an update.
 //!
-//! Sockets, handshake, sealing and the order of chunks and messages are those of `udp`; when what is sent is decided by
-//! [`thalweg_sending::ltp`].
+//! Sockets, handshake, encryption and the order of chunks and messages are those of `udp`.
+//! [`thalweg_sending::ltp`] decides what is sent when.
 #![forbid(unsafe_code)]
 
 mod critical;
@@ -28,12 +28,12 @@ use thalweg_udp::listener::listen;
 use crate::link::LtpLink;
 use crate::options::SETTINGS;
 
-/// Bytes of payload in a chunk, at most: with all headers it fits an Ethernet frame, under IPv6 too.
+/// Most bytes of payload in a chunk: with all headers it fits an Ethernet frame, also with IPv6.
 pub const CHUNK: u32 = 1344;
 
 const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x02", settings: SETTINGS };
 
-/// Datagrams that may be lost: `ltp://host:port`. The port is the control connection's.
+/// Datagrams that may be lost: `ltp://host:port`. The port is that of the control connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Ltp;
 

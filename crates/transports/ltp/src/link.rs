@@ -1,4 +1,4 @@
-//! A link: an inner tcp link for control messages, and a pair of sockets for each direction's packets.
+//! A link: an inner tcp link for control messages, and a pair of sockets for the packets of each direction.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::receive::Acks;
 use crate::send::{self, Driver, Order, Protection, Stats};
 use crate::Ltp;
 
-/// Control messages that wait to be received; beyond that they wait in the kernel.
+/// Control messages that may wait to be received. Beyond that they wait in the kernel.
 const CONTROL: usize = 1;
-/// Updates that wait to be sent; beyond that their senders wait.
+/// Updates that may wait to be sent. Beyond that callers wait.
 const ORDERS: usize = 1;
 
 pub(crate) struct LtpLink {
@@ -36,7 +36,7 @@ pub(crate) struct LtpLink {
 }
 
 impl LtpLink {
-    /// Joins what shaking hands has come to.
+    /// Makes a link from the results of the handshake.
     pub(crate) fn new(ends: Ends, choice: Choice) -> Self {
         let Ends { inner, outgoing, window, incoming } = ends;
         let shared = Arc::new(Shared::new(inner.peer().address.clone()));
@@ -67,7 +67,8 @@ impl Link for LtpLink {
     async fn send_control(&self, message: Bytes) -> Result<()> {
         self.shared.check("send control")?;
         self.inner.send_control(message).await?;
-        // In the same poll as the message went out: a caller that gives up cannot come between. A probe follows.
+        // In the same poll in which the message was sent: a caller that gives up cannot come between. A probe
+        // follows.
         self.shared.told.fetch_add(1, Release);
         self.shared.spoke.notify_one();
         Ok(())

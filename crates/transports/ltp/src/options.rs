@@ -1,4 +1,4 @@
-//! What can be chosen of this transport, read from its settings.
+//! Options of this transport.
 
 use std::time::Duration;
 
@@ -38,14 +38,14 @@ pub(crate) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// What was chosen.
+/// The chosen options.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Choice {
     /// When this end closes what it receives.
     pub rule: Rule,
     /// The bytes that this end sends until they arrive.
     pub critical: Ranges,
-    /// Repair packets for each packet that they stand behind.
+    /// Repair packets for each packet of a block.
     pub repair: f64,
 }
 
@@ -68,10 +68,10 @@ fn critical(chosen: &Chosen) -> Result<Ranges> {
     })
 }
 
-/// Reads all of it.
+/// Reads the options.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`] for what is no setting of this transport, and for a text that is no list of ranges.
+/// [`ErrorKind::Unsupported`] for an unknown option, or for a text that is no list of ranges.
 pub(crate) fn read(options: &Options) -> Result<Choice> {
     let chosen = options.own.read(SETTINGS)?;
     Ok(Choice { rule: rule(&chosen), critical: critical(&chosen)?, repair: chosen.share("repair") })

@@ -1,4 +1,4 @@
-//! What a datagram has. The first 32 bytes are as those of `udp`, so that sockets and sealing are the same.
+//! Format of a datagram. The first 32 bytes are those of `udp`, so that sockets and encryption are the same.
 //!
 //! | byte | field | |
 //! |---|---|---|
@@ -54,7 +54,7 @@ pub(crate) struct Repair {
 }
 
 impl Repair {
-    /// One with the checksum that is right for `symbol`.
+    /// A repair packet with the checksum for `symbol`.
     pub(crate) fn new(block: Block, which: u32, common: Common, symbol: &[u8]) -> Self {
         let checksum = checksum(&[&common.encode()[..], symbol].concat());
         Self { block, which, common, checksum }
@@ -64,11 +64,11 @@ impl Repair {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Datagram {
     pub kind: Kind,
-    /// Whether it is of a block, which repair packets may follow: chunks and probes are.
+    /// Whether it belongs to a block that repair packets may follow: chunks and probes do.
     pub covered: bool,
     /// Less than 2^48.
     pub told: u64,
-    /// An acknowledgement has none; its field is that of the ranges.
+    /// Acknowledgements have no number; their field is that of the ranges.
     pub number: u64,
 }
 
@@ -116,7 +116,7 @@ fn encode_ack(ack: &Ack, out: &mut Vec<u8>) {
     let mut above = None;
     for range in ack.ranges.iter().take(MAX_RANGES) {
         let gap = above.map(|start: u64| start.saturating_sub(range.end));
-        // What is further off than that has long been decided.
+        // What is further away has long been decided.
         let (Ok(gap), Ok(length)) = (gap.map(u32::try_from).transpose(), u32::try_from(range.len())) else {
             return;
         };
@@ -126,9 +126,9 @@ fn encode_ack(ack: &Ack, out: &mut Vec<u8>) {
 }
 
 impl Datagram {
-    /// Decodes and checks; a chunk's payload is what follows [`CHUNK_HEADER_BYTES`], as long as its header says, and a
-    /// repair packet's symbol what follows [`REPAIR_HEADER_BYTES`].
-    /// `None` for whatever is not of this link: it is dropped, as anybody can send us anything.
+    /// Decodes and checks a datagram. The payload of a chunk follows [`CHUNK_HEADER_BYTES`] and is as long as
+    /// its header says; the symbol of a repair packet follows [`REPAIR_HEADER_BYTES`]. Returns `None` for
+    /// anything that does not belong to this link: it is dropped, since anybody can send us datagrams.
     pub(crate) fn decode(key: &Key, bytes: &[u8]) -> Option<Self> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES)?;
         if prefix[..16] != key[..] || prefix[17] > 1 {

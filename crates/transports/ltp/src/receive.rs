@@ -1,4 +1,4 @@
-//! What has come, as acknowledgements say it.
+//! Receiving: packets, rebuilt packets, and acknowledgements.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +17,7 @@ pub(crate) struct Acks {
     machine: Receiver,
     origin: Instant,
     stats: Arc<Stats>,
-    /// The greatest that a datagram said: what is rebuilt was sent before it.
+    /// The highest `told` of a datagram. Rebuilt packets were sent before that.
     told: u64,
     rebuilt: VecDeque<Rebuilt>,
 }
@@ -28,13 +28,13 @@ impl Acks {
         Self { machine, origin, stats, told: 0, rebuilt }
     }
 
-    /// A repair packet has come.
+    /// Takes a repair packet.
     fn repair(&mut self, number: u64, repair: &Repair, datagram: &[u8]) {
         let coded = datagram.get(REPAIR_HEADER_BYTES - COMMON_BYTES..).unwrap_or_default();
         self.machine.handle_repair(number, repair.block, repair.which, coded);
     }
 
-    /// Rebuilds what can be, as if it came now.
+    /// Rebuilds packets where possible, and handles them as if they came now.
     fn rebuild(&mut self) {
         while let Some(from) = self.machine.poll_rebuild() {
             let block = from.block;
@@ -65,7 +65,7 @@ impl Reader for Acks {
         self.told = self.told.max(told);
         let now = self.origin.elapsed();
         let chunk = match kind {
-            // Whether anybody wants it the sink knows: the session may have asked for it again.
+            // The sink knows whether anybody wants it: the session may have asked for it again.
             Kind::Chunk(part, header) => {
                 let payload = datagram.get(CHUNK_HEADER_BYTES..).unwrap_or_default();
                 if covered && header.verify(payload).is_ok() {

@@ -1,7 +1,7 @@
-//! Symbols and their code, RaptorQ (RFC 6330): which packets repair packets are made from, and what is rebuilt of them.
+//! Symbols and their code, RaptorQ (RFC 6330): from which packets repair packets are made, and what is rebuilt.
 //!
-//! A packet's symbol is what tells it from the others of its block. Behind it are zeros, up to the block's longest; all
-//! zeros is a probe.
+//! The symbol of a packet contains what differs from the others of its block. Zeros follow, up to the longest
+//! of the block. The symbol of a probe is all zeros.
 //!
 //! | byte | field | |
 //! |---|---|---|
@@ -24,8 +24,8 @@ pub(crate) const SYMBOL_HEADER_BYTES: usize = 17;
 /// Bytes of [`Common`].
 pub(crate) const COMMON_BYTES: usize = 29;
 
-/// What the chunks of a block share: transfer u16, number of chunks of 3 bytes, job u64, round u32, sender u32, layout
-/// u64.
+/// What the chunks of a block have in common: transfer u16, number of chunks of 3 bytes, job u64, round u32,
+/// sender u32, layout u64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Common {
     transfer: u16,
@@ -80,14 +80,14 @@ pub(crate) fn write(part: Part, header: &FrameHeader, payload: &[u8], out: &mut 
     out.extend_from_slice(payload);
 }
 
-/// A packet as its symbol says it.
+/// A packet, as described by its symbol.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Chunk(Part, FrameHeader, Vec<u8>),
     Probe,
 }
 
-/// `None` for what no packet has, by its checksum too.
+/// `None` for anything that no packet contains, also by its checksum.
 fn read(common: &Common, symbol: &[u8]) -> Option<Content> {
     let (head, rest) = symbol.split_at_checked(SYMBOL_HEADER_BYTES)?;
     let length = number_of(&head[11..13]) as usize;
@@ -103,7 +103,8 @@ fn read(common: &Common, symbol: &[u8]) -> Option<Content> {
     (part.index < part.of && length <= CHUNK as usize).then(|| Content::Chunk(part, header, payload.to_vec()))
 }
 
-/// The symbols of a block on its way out: its repair packets are made from copies, as the update's loan may have ended.
+/// The symbols of a block that is being sent. Repair packets are made from copies, since the loan of the update
+/// may have ended.
 #[derive(Default)]
 pub(crate) struct Copies {
     first: u64,
@@ -115,14 +116,14 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Packet `number` of the block that begins with `first` is sent: a chunk, or else a probe.
+    /// Packet `number` of the block that begins with `first` is being sent: a chunk, or else a probe.
     pub(crate) fn keep(&mut self, first: u64, number: u64, chunk: Option<(Part, &FrameHeader, &[u8])>) {
         if self.first != first || number == first {
             self.bytes.clear();
             self.ends.clear();
             (self.first, self.common, self.code) = (first, None, None);
         }
-        // Where one before it is missing, no other fits its place, and no repair packet is made.
+        // If an earlier one is missing, the others do not fit, and no repair packet is made.
         if first + self.ends.len() as u64 == number && self.ends.len() < MAX_BLOCK as usize {
             if let Some((part, header, payload)) = chunk {
                 self.common.get_or_insert(Common::new(part, header));
@@ -132,7 +133,7 @@ impl Copies {
         }
     }
 
-    /// A repair packet of the block; `None` where not all of its packets were kept.
+    /// A repair packet of the block; `None` if not all of its packets were kept.
     pub(crate) fn repair(&mut self, block: Block, which: u32) -> Option<(Common, Vec<u8>)> {
         if block.first != self.first || block.count as usize != self.ends.len() {
             return None;
@@ -168,8 +169,8 @@ fn shape(count: usize, size: usize) -> ObjectTransmissionInformation {
     ObjectTransmissionInformation::new((count * size) as u64, size as u16, 1, 1, 1)
 }
 
-/// The packets of a block that did not come, by number; each repair packet is [`Common`] and its symbol. `None` where
-/// what came is not enough after all, or is not of one block.
+/// The missing packets of a block, by number. Each repair packet is [`Common`] and its symbol. `None` if there
+/// are too few symbols after all, or if they are not of one block.
 pub(crate) fn rebuild(from: &Rebuild<'_>) -> Option<Vec<(u64, Content)>> {
     let (_, first) = from.repair.first()?;
     let (head, symbol) = first.split_at_checked(COMMON_BYTES)?;
@@ -243,7 +244,7 @@ mod tests {
         out
     }
 
-    /// What is rebuilt of a block without the packets at `lost`, from its first `repair` repair packets.
+    /// Rebuilds a block without the packets at `lost`, from its first `repair` repair packets.
     fn rebuilt(contents: &[Content], lost: &[u32], repair: u32) -> Option<Vec<(u64, Content)>> {
         let block = Block { first: 50, count: contents.len() as u32 };
         let mut copies = Copies::default();

@@ -1,4 +1,4 @@
-//! Sending: one task a link, which hears acknowledgements and sends packets when the state machine says so.
+//! Sending: one task for each link. It takes acknowledgements and sends packets when the state machine says so.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -21,7 +21,7 @@ use crate::CHUNK;
 
 const SEND: &str = "send update";
 
-/// An update that somebody waits for. Its loan on the arena ends with the call: whoever waits takes it back.
+/// An update that a caller waits for. Its loan of the arena ends with the call: the caller takes it back.
 type Lent = Arc<Mutex<Option<Outgoing>>>;
 
 pub(crate) struct Order {
@@ -29,7 +29,7 @@ pub(crate) struct Order {
     done: oneshot::Sender<Result<SendReport>>,
 }
 
-/// Takes an update back from the link's task, however the call ends.
+/// Takes an update back from the task, however the call ends.
 struct Loan(Lent);
 
 impl Drop for Loan {
@@ -42,16 +42,16 @@ fn lock(lent: &Lent) -> MutexGuard<'_, Option<Outgoing>> {
     lent.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the link's counters say of both sides' packets.
+/// Counters of both sides' packets.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
-    /// Chunks sent again.
+    /// Number of retransmitted chunks.
     pub again: AtomicU64,
-    /// Repair packets sent.
+    /// Number of repair packets sent.
     pub repair: AtomicU64,
-    /// Chunks rebuilt.
+    /// Number of rebuilt chunks.
     pub rebuilt: AtomicU64,
-    /// Microseconds; 0 where nothing was measured.
+    /// RTT in microseconds; 0 if nothing was measured.
     pub round_trip: AtomicU64,
 }
 
@@ -62,15 +62,15 @@ struct Current {
     started: Instant,
 }
 
-/// How an update is kept from loss.
+/// How an update is protected from loss.
 pub(crate) struct Protection {
-    /// Which chunks are sent until they arrive.
+    /// The critical chunks.
     pub critical: Arc<Critical>,
-    /// Repair packets for each packet that they stand behind.
+    /// Repair packets for each packet of a block.
     pub repair: f64,
 }
 
-/// One direction's sending side.
+/// The sender of one direction.
 pub(crate) struct Driver {
     lane: Lane,
     shared: Arc<Shared>,
@@ -81,14 +81,14 @@ pub(crate) struct Driver {
     orders: mpsc::Receiver<Order>,
     current: Option<Current>,
     batch: Vec<u8>,
-    /// A packet that is longer than those before it, for the next batch.
+    /// A packet that is longer than those before it; it is kept for the next batch.
     longer: Vec<u8>,
-    /// Of the packets that repair packets may follow.
+    /// Copies of packets that repair packets may follow.
     copies: Copies,
     reports: Buffer,
 }
 
-/// Sends an update by the link's task.
+/// Sends an update through the link's task.
 pub(crate) async fn update(
     orders: &mpsc::Sender<Order>,
     shared: &Shared,
@@ -147,7 +147,7 @@ impl Driver {
         }
     }
 
-    /// Sends what is ordered until the link ends.
+    /// Sends updates until the link ends.
     pub(crate) async fn run(mut self) {
         loop {
             self.hear();
@@ -162,7 +162,7 @@ impl Driver {
                 _ = self.shared.ended(SEND) => return,
                 () = given_up(&mut self.current) => self.machine.abandon(),
                 () = self.shared.spoke.notified() => self.machine.tell(),
-                // An error is an ICMP message's: the next call goes on.
+                // An error comes from an ICMP message; the next call goes on.
                 _ = self.lane.readable() => {}
                 order = self.orders.recv(), if !busy => match order {
                     Some(order) => self.begin(order),
@@ -173,7 +173,7 @@ impl Driver {
         }
     }
 
-    /// Takes the acknowledgements that are there.
+    /// Takes the acknowledgements that have come.
     fn hear(&mut self) {
         while self.lane.receive(&mut self.reports).is_ok() {
             let now = self.origin.elapsed();
@@ -212,7 +212,7 @@ impl Driver {
         let sizes =
             lock(&order.lent).as_ref().map(|update| (update.chunks().len() as u64, update.payload_bytes()));
         let Some((chunks, payload)) = sizes else { return };
-        // Nobody may be waiting any more.
+        // The caller may be gone.
         let _ = order.done.send(Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() }));
     }
 
@@ -231,14 +231,14 @@ impl Driver {
             if let Some(current) = &mut self.current {
                 current.wire += bytes;
             }
-            // A link that is never held up leaves room for the others, batch by batch.
+            // A link that is never blocked lets others run after each batch.
             tokio::task::yield_now().await;
             self.hear();
         }
     }
 
-    /// Puts together packets of one length, but for a last shorter one, as a system call takes no others; says how
-    /// long they are. `None` if there is nothing to send now.
+    /// Collects packets of one length, with a shorter last one, since a system call takes no others. Returns
+    /// their length; `None` if there is nothing to send now.
     fn gather(&mut self) -> Option<usize> {
         self.batch.clear();
         self.batch.append(&mut self.longer);
@@ -266,7 +266,8 @@ impl Driver {
         (count > 0).then_some(length)
     }
 
-    /// Appends a packet to the batch. Says whether there is anything to send: what was cancelled is given up.
+    /// Appends a packet to the batch. Returns whether there is anything to send: a cancelled update is given
+    /// up.
     fn append(&mut self, packet: Packet) -> bool {
         let start = self.batch.len();
         let done = match packet.what {
@@ -289,7 +290,7 @@ impl Driver {
 
     fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
         let appended = self.current.as_ref().and_then(|current| {
-            // Not taken back while it is copied: a call that has returned lends nothing.
+            // End the loan only after the copy has finished: after its return, a call lends nothing.
             let lent = lock(&current.order.lent);
             let update = lent.as_ref()?;
             let (header, payload) = update.frame(update.chunks().get(part.index as usize)?)?;
@@ -320,7 +321,7 @@ impl Driver {
     }
 }
 
-/// Waits until nobody waits for the current update any more, and forgets it then.
+/// Waits until the caller has given up the current update, and then forgets it.
 async fn given_up(current: &mut Option<Current>) {
     let Some(Current { order, .. }) = current.as_mut() else { return std::future::pending().await };
     order.done.closed().await;
