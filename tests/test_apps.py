@@ -176,6 +176,21 @@ def test_what_a_hook_raises_names_the_hook_and_the_line() -> None:
         apps.ask(missing, "test_data()")
 
 
+@pytest.mark.parametrize("returned", [(3, {}), (np.int64(3), {"loss": 1.0}), (np.array(3), [("loss", 1.0)]), [3, {}]])
+def test_what_train_returns(returned: Any) -> None:
+    assert apps.trained(returned)[0] == 3
+
+
+@pytest.mark.parametrize(
+    "returned", [None, 3, (3,), (3, None), (-1, {}), (1.5, {}), ("3", {}), (3, 4), (3, {}, 1), ("x" * 99, {})]
+)
+def test_what_train_must_not_return(returned: Any) -> None:
+    with pytest.raises(AppError, match=r"train\(\) of the app returned") as caught:
+        apps.trained(returned)
+    assert "samples" in caught.value.mend
+    assert len(caught.value.cause) < 130
+
+
 def test_seeds_reach_all_generators() -> None:
     import torch
 

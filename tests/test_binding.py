@@ -268,6 +268,47 @@ def test_memory_that_is_shared_in_part_is_refused() -> None:
         bind(model)
 
 
+def test_memory_that_is_shared_by_what_stays_at_home_is_not_refused() -> None:
+    model = nn.Module()
+    whole = torch.zeros(8)
+    for name, part in {"whole": whole, "first": whole[:2], "last": whole[6:], "own": torch.ones(3)}.items():
+        model.register_buffer(name, part)
+    assert list(bind(model, "own").arena) == ["own"]
+    for moving in ("whole", "last"):
+        with pytest.raises(ModelError, match="share memory"):
+            bind(model, moving)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that has no memory of its own, as quantised weights of some libraries."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (3, 3), dtype=torch.float32)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return "Wrapper"
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(function)
+
+
+def test_what_only_looks_like_a_tensor_may_stay_at_home_and_not_travel() -> None:
+    model = network()
+    model.register_buffer("packed", Wrapper())
+    assert "packed" not in bind(model, "!packed").arena
+    with pytest.raises(ModelError, match="'packed' is a Wrapper"):
+        bind(model)
+    bound = bind(network())
+    del bound.model[0].weight
+    bound.model[0].register_buffer("weight", Wrapper())
+    with pytest.raises(ModelError, match=r"'0\.weight' is a Wrapper"):
+        bound.collect("train()")
+
+
 def test_names_do_not_say_that_a_model_is_compiled() -> None:
     wrapped: Any = torch.compile(network(), backend="eager")
     plain, compiled = bind(network()), bind(wrapped)

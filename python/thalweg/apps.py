@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import operator
 import random
 import sys
 import traceback
@@ -26,6 +27,8 @@ T = TypeVar("T")
 FORM: Final = "Write module:object as my_app:App, or path/to/file.py:object"
 HOOKS: Final = "An app has model() and train(model, data, config); see docs/how-to/own-model.md"
 NEEDED: Final = ("model", "train")
+# Characters of a value that are shown.
+LONGEST: Final = 80
 # NumPy takes seeds of 32 bits.
 NUMPY_SEEDS: Final = 1 << 32
 
@@ -112,6 +115,22 @@ def client_data(app: Any, part: Part | None) -> Any:
 def evaluates(app: Any) -> bool:
     """Return whether a server can evaluate an app by itself: it has ``test_data`` and ``evaluate``."""
     return all(callable(getattr(app, hook, None)) for hook in ("test_data", "evaluate"))
+
+
+def trained(returned: Any) -> tuple[int, dict[str, Any]]:
+    """Return samples and metrics that ``train()`` returned. Raises AppError if they are not that."""
+    try:
+        samples, metrics = returned
+        count, said = operator.index(samples.item() if hasattr(samples, "item") else samples), dict(metrics)
+    except (TypeError, ValueError):
+        count, said = -1, {}
+    if count < 0:
+        text = repr(returned)
+        raise AppError(
+            f"train() of the app returned {text if len(text) <= LONGEST else text[:LONGEST] + '...'}",
+            "Return (samples, metrics): a whole number, and a dict that may be empty",
+        )
+    return count, said
 
 
 def ask(hook: Callable[[], T], name: str) -> T:

@@ -109,12 +109,19 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int
     """Return a tensor's name, element type and shape for a layout. Raises ModelError if it cannot lie in an arena."""
     import torch
 
+    from thalweg.travelling import address_of
+
     if torch.nn.parameter.is_lazy(tensor):
         raise ModelError(f"tensor {name!r} has no shape yet", "Run a batch through the model in model()")
     if tensor.device.type != "cpu":
         raise ModelError(f"tensor {name!r} is on {tensor.device}", "Bind the model on the CPU: model.cpu()")
     if tensor.layout != torch.strided:
         raise ModelError(f"tensor {name!r} has the layout {tensor.layout}", "Make it dense: tensor.to_dense()")
+    if tensor.numel() and address_of(tensor) is None:
+        raise ModelError(
+            f"tensor {name!r} is a {type(tensor).__name__}, whose values are not one block of memory",
+            "Make it a plain tensor, or keep it at home: tensors = '!NAME'",
+        )
     return name, _dtype(name, str(tensor.dtype).removeprefix("torch."), _TORCH), list(tensor.shape)
 
 

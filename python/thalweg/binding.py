@@ -18,7 +18,7 @@ from thalweg import _core
 from thalweg.arena import Arena, describe_array
 from thalweg.choosing import Choice, Named
 from thalweg.errors import ModelError
-from thalweg.travelling import Group, Slot, chosen, refuse_overlaps, slots
+from thalweg.travelling import Group, Slot, address_of, chosen, refuse_overlaps, slots
 from thalweg.units import format_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Binding(ABC):
         """Say in one line what travels."""
         count, size = len(self.arena), format_bytes(len(self.arena.core))
         few = "" if self._choice.is_all else f" of {self._total}, as tensors = {self._choice} says"
-        return f"updates have {count} tensors{few}, {size}"
+        return f"tensors in an update: {count}{few}, {size}"
 
     @abstractmethod
     def _settle(self, when: str, *, from_model: bool) -> list[str]:
@@ -121,7 +121,7 @@ class Place:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor of the same shape and type is this very memory."""
-        return not tensor.numel() or (tensor.data_ptr() == self.address and tensor.is_contiguous())
+        return not tensor.numel() or (address_of(tensor) == self.address and tensor.is_contiguous())
 
 
 class ModuleBinding(Binding):
@@ -210,6 +210,9 @@ def _check_kind(name: str, tensor: torch.Tensor, place: Place, when: str) -> Non
     if (tensor.dtype, tensor.shape, tensor.layout) == (place.dtype, place.shape, torch.strided):
         if tensor.is_meta:
             raise ModelError(f"after {when} the tensor {name!r} is on the device meta and has no values", IN_PLACE)
+        if tensor.numel() and address_of(tensor) is None:
+            kind = type(tensor).__name__
+            raise ModelError(f"after {when} the tensor {name!r} is a {kind}, whose values are not plain", IN_PLACE)
         return
     was, now = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (place, tensor))
     form = "" if tensor.layout == torch.strided else f" in the form {str(tensor.layout).removeprefix('torch.')}"

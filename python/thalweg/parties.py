@@ -121,8 +121,7 @@ class AppClient:
         """Train the model in the arena. Raises ModelError if what was trained cannot be brought back there."""
         if self._part is not None:
             apps.seed_all(self._part.seed, self._part.index + 1, int(config.get("round", 0)))
-        samples, metrics = self._watch.train(lambda model: self._app.train(model, self._data, dict(config)))
-        return int(samples), dict(metrics)
+        return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, dict(config))))
 
 
 class Described:

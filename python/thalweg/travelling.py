@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -91,27 +90,34 @@ def groups(module: torch.nn.Module) -> list[Group]:
     return list(found.values())
 
 
-def _memory(tensor: torch.Tensor) -> object:
-    """Return what two tensors have in common if they are the same memory; else each its own."""
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Return where a tensor's values begin; None if it has none, or they are not one block of memory."""
     import torch
 
-    if torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided or not tensor.data_ptr():
+    if torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided:
+        return None
+    try:
+        return tensor.data_ptr() or None
+    except RuntimeError:  # a class that only looks like a tensor, as some of quantised weights
+        return None
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """Return what two tensors have in common if they are the same memory; else each its own."""
+    address = address_of(tensor)
+    if address is None:
         return id(tensor)
-    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+    return tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
     """Refuse tensors that share memory in part: in an arena each has its own, and they would part silently."""
-    import torch
-
+    placed = ((address_of(group.tensor), group) for group in found)
     refuse_overlaps(
         (
-            (group.tensor.data_ptr(), group.tensor.data_ptr() + group.tensor.nbytes, group.names[0])
-            for group in found
-            if not torch.nn.parameter.is_lazy(group.tensor)
-            and group.tensor.device.type == "cpu"
-            and group.tensor.layout == torch.strided
-            and group.tensor.is_contiguous()
+            (address, address + group.tensor.nbytes, group.names[0])
+            for address, group in placed
+            if address is not None and group.tensor.device.type == "cpu" and group.tensor.is_contiguous()
         ),
         moving,
     )
@@ -119,9 +125,15 @@ def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
 
 def refuse_overlaps(spans: Iterable[tuple[int, int, str]], moving: Container[str]) -> None:
     """Refuse spans (first byte, byte behind it, name) that overlap, if one of them moves. Raises ModelError."""
-    for (_, end, one), (begin, _, other) in itertools.pairwise(sorted(spans)):
-        if begin < end and (one in moving or other in moving):
+    # Of those that began before, the one that reaches furthest, of all and of those that move.
+    furthest = furthest_moving = (0, "")
+    for begin, end, name in sorted(spans):
+        reach, other = furthest if name in moving else furthest_moving
+        if begin < reach:
             raise ModelError(
-                f"the tensors {one!r} and {other!r} share memory",
+                f"the tensors {other!r} and {name!r} share memory",
                 "Keep one of them, or give each memory of its own: tensor.clone(), array.copy()",
             )
+        furthest = max(furthest, (end, name))
+        if name in moving:
+            furthest_moving = max(furthest_moving, (end, name))

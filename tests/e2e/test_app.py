@@ -141,7 +141,7 @@ def test_server_and_clients_take_apps(start: Start) -> None:
     assert code == 0, err
     assert json.loads(out)["update_bytes"] == 16
     assert [entry["loss"] for entry in json.loads(out)["rounds"]] == [1.5, 3.0]
-    assert "1 tensors of 2" in err
+    assert "tensors in an update: 1 of 2" in err
     for client in clients:
         code, out, err = client.end()
         assert code == 0, err
