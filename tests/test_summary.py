@@ -93,3 +93,15 @@ def test_bars_show_what_clients_do() -> None:
     assert "c9" not in text, "only the first clients have a bar of their own"
     assert "20 sending, 1 whole" in text
     assert "round 1/3: accuracy 51.00 %" in text
+
+
+def test_a_loss_stands_where_there_is_no_accuracy() -> None:
+    entry = {**round_entry(1), "accuracy": None, "loss": 0.123456}
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary([entry], Bound("links")))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "accuracy" not in text
+    assert "loss" in text
+    assert "0.1235" in text
+    assert round_line(entry, 5).startswith("round 1/5: loss 0.1235, ")
+    assert "accuracy" in rendered(Bound("links"))

@@ -21,19 +21,24 @@ COLUMNS: Final = (
 
 
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
-    """Return a row a round; goodput is the updates' bytes by the communication's seconds."""
+    """Return a row a round; goodput is the updates' bytes by the communication's seconds.
+
+    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column.
+    """
+    entries = list(entries)
+    by_loss = all(entry["accuracy"] is None for entry in entries) and any(e["loss"] is not None for e in entries)
     caption = f"bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
-    table = terminal.table(*COLUMNS, right=True, caption=caption)
+    columns = ("loss" if by_loss and column == "accuracy" else column for column in COLUMNS)
+    table = terminal.table(*columns, right=True, caption=caption)
     for entry in entries:
         table.add_row(*_cells(entry, bound))
     return table
 
 
 def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
-    accuracy = entry["accuracy"]
     return [
         str(entry["round"]),
-        "-" if accuracy is None else f"{100 * accuracy:.2f} %",
+        _quality(entry),
         format_seconds(entry["seconds"]),
         format_seconds(entry["communication_seconds"]),
         format_bytes(entry["bytes_down"]),
@@ -41,6 +46,13 @@ def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
         f"{entry['participants']}/{entry['expected']}",
         *_goodput(entry, bound),
     ]
+
+
+def _quality(entry: Mapping[str, Any]) -> str:
+    """Return the accuracy of a round, else its loss."""
+    if entry["accuracy"] is not None:
+        return f"{100 * entry['accuracy']:.2f} %"
+    return "-" if entry["loss"] is None else f"{entry['loss']:.4g}"
 
 
 def _goodput(entry: Mapping[str, Any], bound: Bound) -> tuple[str, str]:
