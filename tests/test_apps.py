@@ -127,6 +127,17 @@ def test_facts_say_which_file_it_was(here: Path) -> None:
     assert len(facts["sha256"]) == 64
 
 
+def test_a_file_that_has_changed_is_told(here: Path) -> None:
+    apps.load("some_app.py:Whole")
+    before = apps.facts("some_app.py:Whole", None)
+    assert apps.changed(before, before) is None
+    assert apps.changed(None, before) is None
+    (here / "some_app.py").write_text(APP + "# more\n")
+    told = apps.changed(before, apps.facts("some_app.py:Whole", None))
+    assert told is not None
+    assert "some_app.py has changed" in told
+
+
 class Hooks:
     def client_data(self, **part: Any) -> dict[str, Any]:
         return part

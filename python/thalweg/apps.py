@@ -79,6 +79,14 @@ def facts(text: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"object": text, "options": dict(options or {}), "file": file, "sha256": digest}
 
 
+def changed(before: object, now: Mapping[str, Any]) -> str | None:
+    """Say that an app's file is not what it was when its record was made; None if it is, or nobody knows."""
+    kept = before.get("sha256") if isinstance(before, Mapping) else None
+    if kept is None or now["sha256"] is None or kept == now["sha256"]:
+        return None
+    return f"{now['file']} has changed since this run began: its next rounds are of another app"
+
+
 def part_of(name: str, config: Mapping[str, Any]) -> Part | None:
     """Return which client ``name`` is, from what the server tells with a round; None if it does not say."""
     names, clients, seed = config.get("names"), config.get("clients"), config.get("seed")

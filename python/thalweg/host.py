@@ -185,6 +185,7 @@ def hosting(
         facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
         facts |= {} if session is None else session.facts()
         record, first = _open(plan, party, resume, facts)
+        _compare(record, facts, progress)
         host = Host(plan, server, party, record, progress, bound, first, session)
         try:
             yield host
@@ -225,6 +226,17 @@ def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[st
     except RecordError:
         record.close()
         raise
+
+
+def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) -> None:
+    """Say if a run that is gone on with has another app than before, and keep which one it now is."""
+    if "app" not in facts:
+        return
+    told = apps.changed(record.manifest.get("app"), facts["app"])
+    if told is not None:
+        progress.note(told)
+        record.log(told)
+        record.note(app=facts["app"])
 
 
 def _end_badly(host: Host, error: BaseException) -> None:
