@@ -393,6 +393,22 @@ def test_one_array_under_two_names_is_refused() -> None:
         bind({"a": array, "b": array[2:]})
 
 
+def test_what_a_dict_has_besides_arrays_stays_at_home() -> None:
+    bound = bind({"w": np.zeros(2), "words": [[1], [2, 3]], "of": None}, "w")
+    bound.model["words"].append(object())
+    bound.model["more"] = object()
+    assert bound.collect("train()") == []
+    assert bound.model["words"][0] == [1]
+    with pytest.raises(ModelError, match="'words' is a list"):
+        bind({"w": np.zeros(2), "words": [[1], [2, 3]]})
+
+
+@pytest.mark.parametrize("model", [None, [np.zeros(2)], np.zeros(2), 3])
+def test_what_is_no_model(model: Any) -> None:
+    with pytest.raises(ModelError, match="the model is a "):
+        bind(model)
+
+
 def test_a_copy_is_said_once() -> None:
     notes: list[str] = []
     bound = bind(network())

@@ -127,6 +127,10 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int
 
 def describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
     """Return an array's name, element type and shape for a layout. Raises ModelError."""
+    import numpy as np
+
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise ModelError(f"{name!r} is a {type(array).__name__}", "Make it an array: numpy.array(...)")
     return name, _dtype(name, array.dtype.name, _NUMPY), list(array.shape)
 
 

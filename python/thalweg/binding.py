@@ -10,7 +10,7 @@ is an error. The check costs a few microseconds a tensor and reads none of their
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-Model: TypeAlias = "torch.nn.Module | Mapping[str, npt.NDArray[Any]]"
+Model: TypeAlias = "torch.nn.Module | Mapping[str, Any]"
 Words: TypeAlias = "str | Iterable[str] | None"
 
 IN_PLACE: Final = (
@@ -81,22 +81,26 @@ def bind(model: Model, tensors: Words = None) -> Binding:
     Of a module the parameters and persistent buffers become views of the arena, tied ones once; optimisers keep their
     references. Of a mapping of NumPy arrays ``binding.model`` is a dict of views. ``tensors`` says which travel.
     """
-    choice = Choice(tensors)
-    if isinstance(model, Mapping):
-        return ArrayBinding(model, choice)
-    binding = ModuleBinding(model, choice)
+    binding = _binding(model, Choice(tensors), None)
     binding.collect("binding the model")
     return binding
 
 
 def attach(model: Model, core: _core.Arena, tensors: Words = None) -> Binding:
     """Bind a model to an arena that is there, whose values win. Raises ModelError if the layouts differ."""
-    choice = Choice(tensors)
-    if isinstance(model, Mapping):
-        return ArrayBinding(model, choice, core)
-    binding = ModuleBinding(model, choice, core)
+    binding = _binding(model, Choice(tensors), core)
     binding.restore("binding the model")
     return binding
+
+
+def _binding(model: Any, choice: Choice, core: _core.Arena | None) -> Binding:
+    if isinstance(model, Mapping):
+        return ArrayBinding(model, choice, core)
+    if not callable(getattr(model, "named_modules", None)):
+        raise ModelError(
+            f"the model is a {type(model).__name__}", "Use a torch.nn.Module, or a dict of NumPy arrays by name"
+        )
+    return ModuleBinding(model, choice, core)
 
 
 def check_layout(job: _core.Layout, own: _core.Layout) -> None:
@@ -261,25 +265,22 @@ def _point(slot: Slot, view: torch.Tensor) -> torch.Tensor:
 class ArrayBinding(Binding):
     """A dict of NumPy arrays in an arena: ``model`` is a new dict, whose chosen arrays are views."""
 
-    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], choice: Choice, core: _core.Arena | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, Any], choice: Choice, core: _core.Arena | None = None) -> None:
+        """Find the places of the arrays that travel. They are copied there when they are collected."""
         travels = choice.of([Named([name], None) for name in arrays])
         self._names = [name for name, chosen in zip(arrays, travels, strict=True) if chosen]
         layout = _core.Layout([describe_array(name, arrays[name]) for name in self._names])
         if core is not None:
             check_layout(core.layout, layout)
-        spans = ((_address(a), _address(a) + a.nbytes, name) for name, a in arrays.items() if a.flags.c_contiguous)
-        refuse_overlaps(spans, set(self._names))
+        refuse_overlaps(_spans(arrays), set(self._names))
         self._choice, self._known, self._total = choice, set(arrays), len(arrays)
         self.arena = Arena(_core.Arena(layout) if core is None else core)
-        self.model: dict[str, npt.NDArray[Any]] = {**arrays, **self.arena}
-        if core is None:
-            for name in self._names:
-                self.arena[name][...] = arrays[name]
+        self.model: dict[str, Any] = dict(arrays)
 
     def _settle(self, when: str, *, from_model: bool) -> list[str]:
         import numpy as np
 
-        found = {name: np.asarray(array) for name, array in self.model.items()}
+        found = {name: np.asarray(self.model[name]) for name in self._names if name in self.model}
         views = {name: self.arena[name] for name in self._names}
         self._check(found, views, when)
         moved = [name for name, view in views.items() if not _is_view(found[name], view)]
@@ -287,7 +288,6 @@ class ArrayBinding(Binding):
             # Copies first: one may lie in another's place.
             for name, values in [(name, found[name].copy()) for name in moved]:
                 views[name][...] = values
-        # All are set anew: what is a view of the arena but a scalar's cannot be told from one that is not.
         self.model.update({name: views[name] for name in moved})
         return moved
 
@@ -299,9 +299,18 @@ class ArrayBinding(Binding):
             if (array.dtype, array.shape) != (view.dtype, view.shape):
                 was, now = (f"{a.dtype}{list(a.shape)}" for a in (view, array))
                 raise ModelError(f"after {when} the array {name!r} is {now}; it was {was}", IN_PLACE)
-        for name in found.keys() - self._known:
+        for name in self.model.keys() - self._known:
             if self._choice.takes(Named([name], None)):
                 raise ModelError(f"after {when} the model has a new array {name!r}", IN_PLACE)
+
+
+def _spans(arrays: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
+    """Yield the memory of each array that is one block: first byte, byte behind it, name."""
+    import numpy as np
+
+    for name, array in arrays.items():
+        if isinstance(array, np.ndarray) and array.size and array.flags.c_contiguous:
+            yield _address(array), _address(array) + array.nbytes, name
 
 
 def _is_view(array: npt.NDArray[Any], view: npt.NDArray[Any]) -> bool:
