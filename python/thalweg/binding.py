@@ -124,7 +124,9 @@ class Place:
     address: int
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor of the same shape and type is this very memory."""
+        """Return whether a tensor is this very memory, and means the same values."""
+        if tensor.dtype != self.dtype or tensor.shape != self.shape:
+            return False
         return not tensor.numel() or (address_of(tensor) == self.address and tensor.is_contiguous())
 
 
@@ -150,8 +152,10 @@ class ModuleBinding(Binding):
         import torch
 
         found = slots(self.model)
-        self._check(found, when)
         moved = [place for place in self._places if not _is_settled(place, found)]
+        if moved:
+            self._check(moved, found, when)
+        self._check_new(found, when)
         if not moved:
             return []
         with torch.no_grad():
@@ -164,17 +168,22 @@ class ModuleBinding(Binding):
                 _use(place, found, view)
         return [place.names[0] for place in moved]
 
-    def _check(self, found: Mapping[str, Slot], when: str) -> None:
-        """Raise ModelError for tensors that are gone, new, one with another, or not what they were."""
-        firsts: dict[int, str] = {}
-        for place in self._places:
+    def _check(self, moved: Iterable[Place], found: Mapping[str, Slot], when: str) -> None:
+        """Raise ModelError if tensors that moved are gone, not what they were, or one with another."""
+        for place in moved:
             for name in place.names:
                 if name not in found:
                     raise ModelError(f"after {when} the model has no tensor {name!r} any more", IN_PLACE)
                 _check_kind(name, found[name].tensor, place, when)
-            first = firsts.setdefault(id(found[place.names[0]].tensor), place.names[0])
-            if first != place.names[0]:
-                raise ModelError(f"after {when} the tensors {first!r} and {place.names[0]!r} are one", IN_PLACE)
+        firsts: dict[int, str] = {}
+        for place in self._places:
+            name = place.names[0]
+            first = firsts.setdefault(id(found[name].tensor), name)
+            if first != name:
+                raise ModelError(f"after {when} the tensors {first!r} and {name!r} are one", IN_PLACE)
+
+    def _check_new(self, found: Mapping[str, Slot], when: str) -> None:
+        """Raise ModelError for tensors that are new and would travel."""
         for name in found.keys() - self._known:
             if self._choice.takes(Named([name], found[name].tensor.requires_grad)):
                 raise ModelError(f"after {when} the model has a new tensor {name!r}", IN_PLACE)
@@ -199,13 +208,15 @@ class ModuleBinding(Binding):
 
 
 def _is_settled(place: Place, found: Mapping[str, Slot]) -> bool:
-    first = found[place.names[0]].tensor
-    if len(place.names) == 1:
-        return place.holds(first)
-    others = ((name, found[name].tensor) for name in place.names[1:])
-    return place.holds(first) and all(
-        place.holds(tensor) if name in place.apart else tensor is first for name, tensor in others
-    )
+    """Return whether all names of a place are there, and its memory is behind each."""
+    slot = found.get(place.names[0])
+    if slot is None or not place.holds(slot.tensor):
+        return False
+    for name in place.names[1:]:
+        other = found.get(name)
+        if other is None or not (place.holds(other.tensor) if name in place.apart else other.tensor is slot.tensor):
+            return False
+    return True
 
 
 def _check_kind(name: str, tensor: torch.Tensor, place: Place, when: str) -> None:
