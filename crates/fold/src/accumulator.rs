@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fearless_simd::Level;
-use thalweg_wire::{Layout, Range};
+use thalweg_wire::{Layout, Range, Ranges, Tensor};
 
-use crate::stripe::Stripe;
+use crate::stripe::{Full, Stripe};
 use crate::weights::Weight;
-use crate::{exact, finite, FoldError, Summary, EXACT_MAX_CONTRIBUTIONS};
+use crate::{exact, finite, Defect, FoldError, Summary, EXACT_MAX_PRODUCT};
 
 /// Bytes of the update in one stripe, the unit of locking. A multiple of all element sizes and of the alignment of
 /// tensors, so that no element lies in two; small enough that a stripe's sums stay in a core's cache.
@@ -18,17 +18,26 @@ pub const STRIPE_BYTES: u64 = 128 << 10;
 /// Non-float tensors take the maximum in their own type, whatever the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Precision {
-    /// f32, 4 bytes an element; f64 tensors in f64. A product overflows where |weight * value| is over 3e38.
+    /// f32, 4 bytes an element; f64 tensors in f64.
     #[default]
     F32,
     /// f64, 8 bytes an element.
     F64,
-    /// Fixed point, 8 bytes an element: the same bits in any order of arrival and any tree of merges. Refuses values
-    /// that it cannot hold, see [`EXACT_MAX_PRODUCT`](crate::EXACT_MAX_PRODUCT).
+    /// Fixed point, 16 bytes an element: the same bits in any order of arrival and any tree of merges.
     Exact,
 }
 
 impl Precision {
+    /// What `|weight * value|` of each contribution has to be below, so that no sum overflows: of f32 2^100, which
+    /// 2^27 contributions may reach, of f64 2^1000, of exact sums 2^51.
+    pub fn limit(self) -> f64 {
+        match self {
+            Self::F32 => 2_f64.powi(100),
+            Self::F64 => 2_f64.powi(1000),
+            Self::Exact => EXACT_MAX_PRODUCT,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -115,6 +124,17 @@ impl Accumulator {
         Ok(all)
     }
 
+    /// Whether `bytes`, which are bytes `offset..` of an update, may be folded with this weight: every element is
+    /// finite, and no product reaches [`Precision::limit`]. Elements cut off at either end are not looked at, as
+    /// they are not folded. One pass over the bytes, which costs least while they are in the cache.
+    ///
+    /// # Errors
+    /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::NotFinite`], [`FoldError::Capacity`].
+    pub fn check(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<(), FoldError> {
+        self.whole(offset, bytes.len() as u64)?;
+        self.weight(weight)?.map_or(Ok(()), |weight| self.peak(offset, bytes, weight).map(drop))
+    }
+
     /// Adds `weight` times the elements in `bytes`, which are bytes `offset..` of an update. Threads may do so at once.
     ///
     /// The range may begin and end at any byte. An element of which any byte is outside is left out (send it again
@@ -124,39 +144,63 @@ impl Accumulator {
     ///
     /// # Errors
     /// [`FoldError::OutOfRange`], [`FoldError::Weight`], [`FoldError::Fragmented`]; with [`Precision::Exact`] also
-    /// [`FoldError::Capacity`] and [`FoldError::NotFinite`]. Nothing was added then. NaN and infinity are folded like
-    /// any value by the other precisions; call [`check_finite`](crate::check_finite) first.
+    /// [`FoldError::Capacity`], [`FoldError::NotFinite`] and [`FoldError::Sums`]. Nothing was added then. The other
+    /// precisions fold any value; call [`Accumulator::check`] first, at best when the bytes come.
     /// [`FoldError::Poisoned`] if another thread panicked while folding.
     pub fn fold(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<Range, FoldError> {
         let range = self.whole(offset, bytes.len() as u64)?;
-        let Some(weight) =
-            Weight::new(weight, self.precision == Precision::F32)?.filter(|_| !range.is_empty())
-        else {
+        let Some(weight) = self.weight(weight)?.filter(|_| !range.is_empty()) else {
             return Ok(Range::new(range.start, range.start));
         };
         let bytes = &bytes[(range.start - offset) as usize..][..range.len() as usize];
-        if self.precision == Precision::Exact {
-            self.check_capacity(range.start, bytes, weight.value)?;
-        }
-        let small = parts_of(range).nth(1).is_none();
-        if !small {
-            self.check_room(range)?;
-        }
-        for (index, part) in parts_of(range) {
-            let within = (part.start - range.start) as usize..(part.end - range.start) as usize;
-            let mut stripe = self.lock(index)?;
-            if small && !stripe.has_room(&in_stripe(part)) {
-                return Err(no_room(index));
-            }
-            stripe.fold(self.level, in_stripe(part), &bytes[within], weight);
-        }
+        self.add(&[(range, bytes)], weight)?;
         Ok(range)
+    }
+
+    /// [`Accumulator::fold`] of several ranges of a whole update, all of them or, where any is refused, none. An
+    /// element that a range cuts is left out.
+    ///
+    /// # Errors
+    /// As [`Accumulator::fold`]; [`FoldError::Part`] if `update` is not of the layout's size.
+    pub fn fold_ranges(&self, update: &[u8], ranges: &Ranges, weight: f64) -> Result<(), FoldError> {
+        if update.len() as u64 != self.layout.bytes() {
+            return Err(self.no_part(0, update));
+        }
+        let Some(weight) = self.weight(weight)? else { return Ok(()) };
+        let mut all = Vec::with_capacity(ranges.count());
+        for range in ranges.iter() {
+            let whole = self.whole(range.start, range.len())?;
+            if !whole.is_empty() {
+                all.push((whole, &update[whole.start as usize..whole.end as usize]));
+            }
+        }
+        self.add(&all, weight)
+    }
+
+    /// Adds ranges, rising and without cut elements, with their bytes: first it is seen that all can be added.
+    fn add(&self, ranges: &[(Range, &[u8])], weight: Weight) -> Result<(), FoldError> {
+        if let [(range, bytes)] = ranges {
+            if let Some((index, part)) = only(parts_of(*range)) {
+                let magnitude = self.magnitude(range.start, bytes, weight)?;
+                let mut stripe = self.lock(index)?;
+                let place = in_stripe(part);
+                stripe.has_room(&place, magnitude, 0).map_err(|full| no_room(index, full))?;
+                stripe.fold(self.level, place, bytes, weight, magnitude);
+                return Ok(());
+            }
+        }
+        let magnitudes = self.check_room(ranges, weight)?;
+        for (piece, magnitude) in pieces(ranges).zip(magnitudes) {
+            self.lock(piece.index)?.fold(self.level, piece.place, piece.bytes, weight, magnitude);
+        }
+        Ok(())
     }
 
     /// Adds another accumulator's sums and weights to this one's: two branches of a tree become one. `other` stays.
     ///
     /// # Errors
-    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Itself`]; nothing was added then.
+    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Itself`], and [`FoldError::Sums`] of exact sums;
+    /// nothing was added then.
     /// [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge(&self, other: &Accumulator) -> Result<(), FoldError> {
         if std::ptr::eq(self, other) {
@@ -169,13 +213,30 @@ impl Accumulator {
             let (ours, theirs) = (self.precision.name(), other.precision.name());
             return Err(FoldError::Precision { ours, theirs });
         }
+        if self.precision == Precision::Exact {
+            self.both(other, |index, ours, theirs| {
+                ours.has_room_for(theirs).then_some(()).ok_or_else(|| no_room(index, Full::Sums))
+            })?;
+        }
+        self.both(other, |_, ours, theirs| {
+            ours.merge(self.level, theirs);
+            Ok(())
+        })
+    }
+
+    /// Does something with each stripe and the other accumulator's.
+    fn both(
+        &self,
+        other: &Accumulator,
+        each: impl Fn(usize, &mut Stripe, &Stripe) -> Result<(), FoldError>,
+    ) -> Result<(), FoldError> {
         // By address, so that two threads that merge crosswise do not wait for each other.
         let ours_first = std::ptr::from_ref(self) < std::ptr::from_ref(other);
         for index in 0..self.stripes.len() {
             let early = if ours_first { Some(self.lock(index)?) } else { None };
             let theirs = other.lock(index)?;
             let mut ours = early.map_or_else(|| self.lock(index), Ok)?;
-            ours.merge(self.level, &theirs);
+            each(index, &mut ours, &theirs)?;
         }
         Ok(())
     }
@@ -186,43 +247,73 @@ impl Accumulator {
     /// No fold or merge into this accumulator should run meanwhile: it would count for some elements only.
     ///
     /// # Errors
-    /// As [`Accumulator::finish_part`].
+    /// As [`Accumulator::check_part`] and [`Accumulator::finish_part`]. `global` is unchanged then.
     pub fn finish(&self, global: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
         if global.len() as u64 != self.layout.bytes() {
             return Err(self.no_part(0, global));
         }
+        self.check_part(Range::new(0, self.layout.bytes()))?;
         self.finish_part(0, global, repair)
     }
 
     /// [`Accumulator::finish`], then [`Accumulator::reset`] if all went well.
     ///
     /// # Errors
-    /// As [`Accumulator::finish_part`].
+    /// As [`Accumulator::finish`].
     pub fn finish_and_reset(&self, global: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
         let summary = self.finish(global, repair)?;
         self.reset();
         Ok(summary)
     }
 
-    /// [`Accumulator::finish`] for bytes `offset..` of the update only, so that several threads may share the work:
-    /// one part each of those that [`Accumulator::parts`] gives. The summaries add up by [`Summary::merge`].
+    /// Whether the means of this part of the update may become a model's: every one is finite. Reads the sums once.
+    /// A part is one of those that [`Accumulator::parts`] gives.
     ///
     /// # Errors
-    /// [`FoldError::Part`] if the part does not begin and end at stripes' ends, [`FoldError::Contributions`] if exact
-    /// sums may have overflowed, [`FoldError::Poisoned`] if a thread panicked while folding. `part` is unchanged then.
+    /// [`FoldError::Mean`] names the first that is not; [`FoldError::Contributions`] if weights or contributions were
+    /// too many to count; [`FoldError::Part`] if the part does not begin and end at stripes' ends;
+    /// [`FoldError::Poisoned`] if a thread panicked while folding.
+    pub fn check_part(&self, part: Range) -> Result<(), FoldError> {
+        self.is_part(part)?;
+        for (index, piece) in parts_of(part) {
+            let stripe = self.lock(index)?;
+            if stripe.weights.covered().any(|run| run.is_full()) {
+                return Err(FoldError::Contributions { offset: piece.start });
+            }
+            if let Some((tensor, at, mean)) = stripe.not_finite(self.level) {
+                let tensor = &self.layout.tensors()[tensor];
+                let element = (piece.start + at as u64 - tensor.offset) / tensor.dtype.size();
+                return Err(FoldError::Mean { tensor: tensor.name.clone(), element, mean });
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Accumulator::finish`] for bytes `offset..` of the update only, so that several threads may share the work:
+    /// one part each of those that [`Accumulator::parts`] gives. The summaries add up by [`Summary::merge`]. It writes
+    /// what the sums come to: [`Accumulator::check_part`] says beforehand, of all parts, whether that is a model.
+    ///
+    /// # Errors
+    /// [`FoldError::Part`] if the part does not begin and end at stripes' ends, [`FoldError::Poisoned`] if a thread
+    /// panicked while folding. `part` is unchanged then, but for stripes before the poisoned one.
     pub fn finish_part(&self, offset: u64, part: &mut [u8], repair: Repair) -> Result<Summary, FoldError> {
         let range = Range::new(offset, offset.saturating_add(part.len() as u64));
-        let at_border = |at: u64| at.is_multiple_of(STRIPE_BYTES) || at == self.layout.bytes();
-        if !at_border(range.start) || !at_border(range.end) || range.end > self.layout.bytes() {
-            return Err(self.no_part(offset, part));
-        }
+        self.is_part(range)?;
         let mut summary = Summary::new(&self.layout);
-        self.check_contributions(range)?;
         for (index, piece) in parts_of(range) {
             let out = &mut part[(piece.start - offset) as usize..(piece.end - offset) as usize];
             self.lock(index)?.finish(self.level, out, repair, &mut summary);
         }
         Ok(summary)
+    }
+
+    fn is_part(&self, range: Range) -> Result<(), FoldError> {
+        let at_border = |at: u64| at.is_multiple_of(STRIPE_BYTES) || at == self.layout.bytes();
+        if !at_border(range.start) || !at_border(range.end) || range.end > self.layout.bytes() {
+            let (offset, found, bytes) = (range.start, range.len(), self.layout.bytes());
+            return Err(FoldError::Part { offset, found, bytes });
+        }
+        Ok(())
     }
 
     /// Cuts the update into at most `count` parts of about the same size for [`Accumulator::finish_part`].
@@ -267,48 +358,65 @@ impl Accumulator {
         })
     }
 
-    /// Whether exact sums can hold all these elements times the weight.
-    fn check_capacity(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<(), FoldError> {
-        let scaled = exact::scaled(weight);
+    /// `None` for 0: such a contribution changes nothing.
+    fn weight(&self, weight: f64) -> Result<Option<Weight>, FoldError> {
+        Weight::new(weight, self.precision == Precision::F32)
+    }
+
+    /// The largest magnitude of these elements times the weight, which is below the limit.
+    fn peak(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<f64, FoldError> {
+        let limit = self.precision.limit();
+        let mut peak: f64 = 0.0;
         for (tensor, first, elements) in finite::whole_elements(&self.layout, offset, bytes) {
-            if !tensor.dtype.is_float()
-                || exact::fits(finite::largest(self.level, tensor.dtype, elements), scaled)
-            {
+            if !tensor.dtype.is_float() {
                 continue;
             }
-            if let Some(defect) = finite::find(tensor, first, elements, |value| !exact::fits(value, scaled)) {
-                let crate::Defect { tensor, element, value } = defect.clone();
-                let finite = value.is_finite();
-                let capacity = FoldError::Capacity { tensor, element, value, weight };
-                return Err(if finite { capacity } else { defect.into() });
+            let most = finite::largest(self.level, tensor.dtype, elements) * weight.value;
+            if most.is_nan() || most >= limit {
+                return Err(self.over(tensor, first, elements, weight.value));
             }
+            peak = peak.max(most);
         }
-        Ok(())
+        Ok(peak)
     }
 
-    /// Whether the stripes at both ends can account for these borders; those between get none. Before anything is
-    /// added, so that a refused chunk leaves no trace. Threads that fold at once may exceed the limit by a few.
-    fn check_room(&self, range: Range) -> Result<(), FoldError> {
-        let ends = [parts_of(range).next(), parts_of(range).next_back()];
-        for (index, part) in ends.into_iter().flatten() {
-            if !self.lock(index)?.has_room(&in_stripe(part)) {
-                return Err(no_room(index));
-            }
+    /// Names the first of these elements that no sum can hold.
+    fn over(&self, tensor: &Tensor, first: u64, elements: &[u8], weight: f64) -> FoldError {
+        let (limit, precision) = (self.precision.limit(), self.precision.name());
+        let fits = |value: f64| value.abs() * weight < limit;
+        let defect = finite::find(tensor, first, elements, |value| !fits(value));
+        // There is one, or the largest would fit.
+        let defect =
+            defect.unwrap_or(Defect { tensor: tensor.name.clone(), element: first, value: f64::NAN });
+        if !defect.value.is_finite() {
+            return defect.into();
         }
-        Ok(())
+        let Defect { tensor, element, value } = defect;
+        FoldError::Capacity { tensor, element, value, weight, limit, precision }
     }
 
-    fn check_contributions(&self, range: Range) -> Result<(), FoldError> {
+    /// What exact sums have to be accounted for these elements; 0 for other sums, whose elements are not looked at.
+    fn magnitude(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<u64, FoldError> {
         if self.precision != Precision::Exact {
-            return Ok(());
+            return Ok(0);
         }
-        for (index, part) in parts_of(range) {
-            let found = self.lock(index)?.weights.most_contributions();
-            if found > EXACT_MAX_CONTRIBUTIONS {
-                return Err(FoldError::Contributions { offset: part.start, found });
-            }
+        self.peak(offset, bytes, weight).map(exact::magnitude)
+    }
+
+    /// Whether all stripes can take these ranges, before anything is added to any, so that what is refused leaves no
+    /// trace; returns the magnitude of each piece. Threads that fold at once may exceed the limits by a few.
+    fn check_room(&self, ranges: &[(Range, &[u8])], weight: Weight) -> Result<Vec<u64>, FoldError> {
+        let mut magnitudes = Vec::new();
+        let mut pending = (0, 0);
+        for piece in pieces(ranges) {
+            let magnitude = self.magnitude(piece.offset, piece.bytes, weight)?;
+            magnitudes.push(magnitude);
+            let made = if pending.0 == piece.index { pending.1 } else { 0 };
+            let stripe = self.lock(piece.index)?;
+            stripe.has_room(&piece.place, magnitude, made).map_err(|full| no_room(piece.index, full))?;
+            pending = (piece.index, made + stripe.weights.splits(&piece.place));
         }
-        Ok(())
+        Ok(magnitudes)
     }
 
     fn no_part(&self, offset: u64, part: &[u8]) -> FoldError {
@@ -321,8 +429,36 @@ fn unpoisoned(stripe: &Mutex<Stripe>) -> MutexGuard<'_, Stripe> {
     stripe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn no_room(stripe: usize) -> FoldError {
-    FoldError::Fragmented { offset: stripe as u64 * STRIPE_BYTES }
+fn no_room(stripe: usize, full: Full) -> FoldError {
+    let offset = stripe as u64 * STRIPE_BYTES;
+    match full {
+        Full::Runs => FoldError::Fragmented { offset },
+        Full::Sums => FoldError::Sums { offset },
+    }
+}
+
+/// What of a range lies in one stripe.
+struct Piece<'a> {
+    index: usize,
+    /// First byte, in the update.
+    offset: u64,
+    /// In the stripe.
+    place: std::ops::Range<usize>,
+    bytes: &'a [u8],
+}
+
+fn pieces<'a>(ranges: &'a [(Range, &'a [u8])]) -> impl Iterator<Item = Piece<'a>> {
+    ranges.iter().flat_map(|(range, bytes)| {
+        parts_of(*range).map(|(index, part)| {
+            let within = (part.start - range.start) as usize..(part.end - range.start) as usize;
+            Piece { index, offset: part.start, place: in_stripe(part), bytes: &bytes[within] }
+        })
+    })
+}
+
+/// The only one of these, if there is no other.
+fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
+    all.next().filter(|_| all.next().is_none())
 }
 
 /// The stripes that a range of the update lies in, with the bytes of the update in each.

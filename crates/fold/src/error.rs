@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{EXACT_MAX_CONTRIBUTIONS, EXACT_MAX_PRODUCT, MAX_RUNS, MAX_WEIGHT, MIN_WEIGHT, STRIPE_BYTES};
+use crate::{EXACT_MAX_SUM, MAX_RUNS, MAX_WEIGHT, MIN_WEIGHT, STRIPE_BYTES};
 
 /// An element that is not a number or not finite.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -16,7 +16,7 @@ pub struct Defect {
     pub value: f64,
 }
 
-/// Why a fold, a merge or a finish was refused. A refused call has changed nothing, except where a variant says so.
+/// Why a fold, a merge or a finish was refused. A refused call has changed nothing, but for [`FoldError::Poisoned`].
 #[derive(Debug, Clone, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FoldError {
@@ -33,8 +33,8 @@ pub enum FoldError {
     /// A weight that is no weight.
     #[error("weight {0} is neither 0 nor within {MIN_WEIGHT:e} to {MAX_WEIGHT:e}: send the number of samples trained on, or scale all weights alike")]
     Weight(f64),
-    /// `Precision::Exact` cannot hold the value times the weight.
-    #[error("tensor {tensor:?}, element {element}: {value} times weight {weight} is over the limit of {EXACT_MAX_PRODUCT:e} of exact folding; divide all weights by the same power of two, or fold in f64")]
+    /// The sums cannot hold the value times the weight, see [`Precision::limit`](crate::Precision::limit).
+    #[error("tensor {tensor:?}, element {element} (row-major): {value:e} times weight {weight} is over the limit of {limit:e} of sums in {precision}; the sender's training diverged, or divide all weights by the same power of two, or fold in f64")]
     Capacity {
         /// Name of the tensor.
         tensor: String,
@@ -44,17 +44,35 @@ pub enum FoldError {
         value: f64,
         /// The weight it came with.
         weight: f64,
+        /// What it must be below.
+        limit: f64,
+        /// What the sums are in.
+        precision: &'static str,
     },
-    /// `Precision::Exact` cannot hold NaN or infinity.
+    /// NaN or infinity, which no sum can hold.
     #[error(transparent)]
     NotFinite(#[from] Defect),
-    /// More contributions to an element than exact folding can add up without a chance of overflow.
-    #[error("{found} contributions to bytes near {offset}; exact folding adds up at most {EXACT_MAX_CONTRIBUTIONS}: fold in f64, or with fewer clients a round")]
+    /// Exact sums might overflow if this were added too.
+    #[error("the sums of bytes near {offset} might exceed the {EXACT_MAX_SUM:e} that exact folding can hold: divide all weights by the same power of two, or fold in f64")]
+    Sums {
+        /// A byte of the update where it is so.
+        offset: u64,
+    },
+    /// More weight, or more contributions, than can be kept account of.
+    #[error("bytes near {offset} received more contributions or weight than can be counted: fold fewer of them in a round, or scale all weights alike")]
     Contributions {
         /// A byte of the update where it is so.
         offset: u64,
-        /// Contributions there.
-        found: u32,
+    },
+    /// A mean that is not finite, so that the model would be useless.
+    #[error("the mean of tensor {tensor:?}, element {element} (row-major), is {mean}: its values times their weights overflow; fold in f64, or scale all weights down alike")]
+    Mean {
+        /// Name of the tensor.
+        tensor: String,
+        /// Index of the element in the tensor, row-major, from 0.
+        element: u64,
+        /// NaN or an infinity.
+        mean: f64,
     },
     /// The pieces that came are too small and too scattered to keep account of their weights.
     #[error("bytes from {offset} have more than {MAX_RUNS} separately weighted pieces in {STRIPE_BYTES} bytes: send chunks of 64 bytes or more, at multiples of 64")]

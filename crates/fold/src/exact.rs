@@ -1,45 +1,84 @@
 //! Fixed-point sums, which are the same bits in any order.
 //!
-//! A contribution is `round_ties_even(weight * value * 2^26)` as an `i64`. Integer addition is associative and
-//! commutative, so any order of arrival and any tree of merges gives the same sum. One contribution is under
-//! 2^51 units, so 4096 of them cannot overflow. The mean of values weighted by sample counts is off by at most
-//! `contributions * 2^-27 / total weight`.
+//! A contribution is the f64 product `weight * value`, rounded to a multiple of 2^-52 (ties to even). A sum is an
+//! integer of such multiples in two words: `whole`, a signed number, and `part`, 52 bits of a fraction that is never
+//! negative. Integer addition is associative and commutative and this form is unique, so any order of arrival and any
+//! tree of merges gives the same bits.
+//!
+//! Both words are rounded and added without branches, so the loops over them vectorise. `whole` cannot overflow:
+//! each contribution is bounded, and so is the sum of their magnitudes, which [`crate::weights`] keeps account of.
 
 /// Bits after the binary point of `weight * value`.
-pub const EXACT_FRACTION_BITS: u32 = 26;
-/// Most contributions to one element; `finish` refuses more.
-pub const EXACT_MAX_CONTRIBUTIONS: u32 = 1 << 12;
-/// Limit of `|weight * value|` of one contribution, 2^25.
-pub const EXACT_MAX_PRODUCT: f64 = (1_u64 << 25) as f64;
+pub const EXACT_FRACTION_BITS: u32 = 52;
+/// Limit of `|weight * value|` of one contribution, 2^51.
+pub const EXACT_MAX_PRODUCT: f64 = (1_u64 << 51) as f64;
+/// Limit of the magnitudes of all contributions to an element, 2^62: two thousand of the largest there can be.
+pub const EXACT_MAX_SUM: f64 = MOST as f64;
 
-const SCALE: f64 = (1_u64 << EXACT_FRACTION_BITS) as f64;
-/// One unit less than 2^51: 4096 times 2^51 would be one too many for an i64.
-const LIMIT: f64 = ((1_u64 << 51) - 1) as f64;
+/// [`EXACT_MAX_SUM`] in the units of [`magnitude`].
+pub(crate) const MOST: u64 = 1 << 62;
+
+const UNITS: f64 = (1_u64 << EXACT_FRACTION_BITS) as f64;
+const PART_MASK: i64 = (1 << EXACT_FRACTION_BITS) - 1;
 /// 1.5 * 2^52. Added to |x| <= 2^51 it gives a number whose last bit is worth 1: the sum is rounded to an integer,
 /// ties to even, and its bits are those of the constant plus that integer. Vectorises where f64 -> i64 does not.
 const MAGIC: f64 = 6_755_399_441_055_744.0;
 
-/// What a weight is turned into before it is multiplied with values.
-pub(crate) fn scaled(weight: f64) -> f64 {
-    weight * SCALE
+/// What a contribution whose products are no larger than this adds to the sum of magnitudes, rounded up.
+pub(crate) fn magnitude(product: f64) -> u64 {
+    product.ceil() as u64
 }
 
-/// Whether `value` may be folded with this scaled weight; false for NaN.
-pub(crate) fn fits(value: f64, scaled: f64) -> bool {
-    (value * scaled).abs() <= LIMIT
-}
-
-/// The contribution of a value that [`fits`].
+/// The integer next to |x| <= 2^51, and as a number.
 #[inline(always)]
-pub(crate) fn term(value: f64, scaled: f64) -> i64 {
-    let shifted = value * scaled + MAGIC;
-    (shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64)
+fn rounded(x: f64) -> (i64, f64) {
+    let shifted = x + MAGIC;
+    ((shifted.to_bits() as i64).wrapping_sub(MAGIC.to_bits() as i64), shifted - MAGIC)
 }
 
-/// A sum as a number.
+/// The two words of a contribution below [`EXACT_MAX_PRODUCT`]; of the second, up to half a unit of the first and of
+/// either sign. Rounding twice is right: what the first word takes is an even number of units of the second.
 #[inline(always)]
-pub(crate) fn value(sum: i64) -> f64 {
-    sum as f64 * (1.0 / SCALE)
+fn term(product: f64) -> (i64, i64) {
+    let (whole, value) = rounded(product);
+    (whole, rounded((product - value) * UNITS).0)
+}
+
+/// The words of a sum, given `part` from minus to plus two wholes.
+#[inline(always)]
+fn carried(whole: i64, part: i64) -> (i64, i64) {
+    // One whole more before the shift and less after it: AVX2 shifts no negative numbers.
+    let above = part.wrapping_add(2 << EXACT_FRACTION_BITS);
+    let carry = ((above as u64 >> EXACT_FRACTION_BITS) as i64).wrapping_sub(2);
+    (whole.wrapping_add(carry), part & PART_MASK)
+}
+
+/// The words of a contribution.
+#[inline(always)]
+pub(crate) fn first(product: f64) -> (i64, i64) {
+    let (whole, part) = term(product);
+    carried(whole, part)
+}
+
+/// The words of a sum and one contribution more.
+#[inline(always)]
+pub(crate) fn plus(sum: (i64, i64), product: f64) -> (i64, i64) {
+    let (whole, part) = term(product);
+    carried(sum.0.wrapping_add(whole), sum.1.wrapping_add(part))
+}
+
+/// The words of two sums together.
+#[inline(always)]
+pub(crate) fn both(one: (i64, i64), other: (i64, i64)) -> (i64, i64) {
+    carried(one.0.wrapping_add(other.0), one.1.wrapping_add(other.1))
+}
+
+/// A sum as a number: rounded once below 2^53, and in any case the same number for the same sum.
+#[inline(always)]
+pub(crate) fn value((whole, part): (i64, i64)) -> f64 {
+    // The bits of 2^52, or'ed with an integer below it, are the number 2^52 plus that integer.
+    let fraction = f64::from_bits(part as u64 | UNITS.to_bits()) - UNITS;
+    whole as f64 + fraction * (1.0 / UNITS)
 }
 
 #[cfg(test)]
@@ -47,26 +86,80 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// A sum in units, as one integer.
+    fn integer((whole, part): (i64, i64)) -> i128 {
+        assert!((0..=PART_MASK).contains(&part), "{part:x} is no fraction");
+        (i128::from(whole) << EXACT_FRACTION_BITS) + i128::from(part)
+    }
+
+    /// The nearest multiple of a unit, ties to even, from the bits of a float.
+    fn plainly(product: f64) -> i128 {
+        let bits = product.abs().to_bits();
+        let (exponent, mantissa) = ((bits >> 52) as i32, i128::from(bits & ((1 << 52) - 1)));
+        let mantissa = if exponent == 0 { mantissa } else { mantissa | 1 << 52 };
+        // The value is mantissa * 2^(exponent - 1075), so many units 52 more.
+        let shift = exponent.max(1) - 1075 + EXACT_FRACTION_BITS as i32;
+        let magnitude = match shift {
+            0.. => mantissa << shift,
+            -60..0 => {
+                let (unit, half) = (1_i128 << -shift, 1_i128 << (-shift - 1));
+                let (down, rest) = (mantissa / unit, mantissa % unit);
+                down + i128::from(rest > half || rest == half && down % 2 == 1)
+            }
+            _ => 0,
+        };
+        if product < 0.0 {
+            -magnitude
+        } else {
+            magnitude
+        }
+    }
+
+    /// Products of all magnitudes below the limit.
+    fn products() -> impl Strategy<Value = f64> {
+        (any::<u64>(), 900..1023 + 51_u64)
+            .prop_map(|(bits, exponent)| f64::from_bits(bits & 0x800f_ffff_ffff_ffff | exponent << 52))
+    }
+
     proptest! {
         #[test]
-        fn terms_are_rounded_to_the_nearest_even(value in -40_000.0..40_000.0_f64, weight in 0.001..800.0_f64) {
-            let weight = scaled(weight);
-            prop_assume!(fits(value, weight));
-            prop_assert_eq!(term(value, weight), (value * weight).round_ties_even() as i64);
+        fn terms_are_rounded_to_the_nearest_even(product in products()) {
+            prop_assert_eq!(integer(first(product)), plainly(product));
+        }
+
+        #[test]
+        fn sums_are_those_of_integers(products in prop::collection::vec(products(), 1..40), cut in 0..40_usize) {
+            let expected: i128 = products.iter().map(|&p| plainly(p)).sum();
+            let sum = |products: &[f64]| products.iter().fold((0, 0), |sum, &p| plus(sum, p));
+            prop_assert_eq!(integer(sum(&products)), expected);
+            let (left, right) = products.split_at(cut.min(products.len()));
+            let tree = both(sum(left), sum(right));
+            prop_assert_eq!(tree, sum(&products), "the same words");
+            let found = value(tree);
+            // One rounding below 2^53, two above.
+            let allowed = if expected.unsigned_abs() < 1 << 105 { 0.5 } else { 1.0 };
+            let step = f64::EPSILON * found.abs();
+            prop_assert!((found - expected as f64 / UNITS).abs() <= allowed * step + f64::MIN_POSITIVE);
         }
     }
 
     #[test]
-    fn ties_go_to_even_and_the_limit_holds() {
-        let one = scaled(1.0);
-        let unit = 1.0 / SCALE;
-        let terms: Vec<i64> = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5].iter().map(|u| term(u * unit, one)).collect();
+    fn ties_go_to_even_and_small_negative_sums_are_exact() {
+        let unit = 1.0 / UNITS;
+        let terms: Vec<i128> =
+            [0.5, 1.5, 2.5, -0.5, -1.5, -2.5].iter().map(|u| integer(first(u * unit))).collect();
         assert_eq!(terms, [0, 2, 2, 0, -2, -2]);
-        assert!(!fits(EXACT_MAX_PRODUCT, one) && !fits(f64::NAN, one) && !fits(f64::NEG_INFINITY, one));
-        let most = EXACT_MAX_PRODUCT - unit;
-        assert!(fits(most, one) && fits(-most, one));
-        let sum = i128::from(term(most, one)) * i128::from(EXACT_MAX_CONTRIBUTIONS);
-        assert!(i64::try_from(sum).is_ok() && i64::try_from(-sum).is_ok());
-        assert_eq!(value(term(-most, one)), -most);
+        for small in [-unit, unit, -3.0 * unit, 0.0, -1.0 + unit] {
+            assert_eq!(value(first(small)), small);
+        }
+    }
+
+    #[test]
+    fn the_largest_contributions_fit_as_often_as_the_limit_allows() {
+        let most = EXACT_MAX_PRODUCT - 0.5;
+        assert_eq!(magnitude(most), 1 << 51);
+        let times = MOST >> 51;
+        let sum = (0..times).fold((0, 0), |sum, _| plus(sum, -most));
+        assert_eq!(integer(sum), -plainly(most) * i128::from(times));
     }
 }

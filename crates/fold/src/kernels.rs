@@ -9,16 +9,12 @@ use thalweg_wire::Dtype;
 use crate::exact;
 use crate::floats::{Bf16, Float, F16, F32, F64, F8E4M3, F8E5M2};
 
-/// A running sum: f32, f64, or i64 for fixed point.
+/// A running sum: f32 or f64.
 pub(crate) trait Cell<V>: Copy {
     /// What an element contributes.
     fn term(value: V, weight: f64) -> Self;
     fn plus(self, other: Self) -> Self;
     fn value(self) -> f64;
-    /// The multiplier for a weight.
-    fn multiplier(weight: f64) -> f64 {
-        weight
-    }
 }
 
 impl Cell<f32> for f32 {
@@ -51,27 +47,9 @@ impl<V: Into<f64>> Cell<V> for f64 {
     }
 }
 
-impl<V: Into<f64>> Cell<V> for i64 {
-    #[inline(always)]
-    fn term(value: V, scaled: f64) -> i64 {
-        exact::term(value.into(), scaled)
-    }
-    #[inline(always)]
-    fn plus(self, other: i64) -> i64 {
-        self.wrapping_add(other)
-    }
-    #[inline(always)]
-    fn value(self) -> f64 {
-        exact::value(self)
-    }
-    fn multiplier(weight: f64) -> f64 {
-        exact::scaled(weight)
-    }
-}
-
 /// Runs `$kernel::<type of $dtype>` for the types that fit f32; nothing for others.
 macro_rules! by_narrow_type {
-    ($level:expr, $dtype:expr, $kernel:ident, $cell:ty, $arguments:tt) => {
+    ($level:expr, $dtype:expr, $kernel:ident, $cell:tt, $arguments:tt) => {
         match $dtype {
             Dtype::F32 => by_narrow_type!(@run $level, $kernel, F32, $cell, $arguments),
             Dtype::F16 => by_narrow_type!(@run $level, $kernel, F16, $cell, $arguments),
@@ -81,8 +59,23 @@ macro_rules! by_narrow_type {
             _ => debug_assert!(false, "{} has cells of another kind", $dtype),
         }
     };
-    (@run $level:expr, $kernel:ident, $type:ty, $cell:ty, $arguments:tt) => {
+    (@run $level:expr, $kernel:ident, $type:ty, $cell:tt, $arguments:tt) => {
         dispatch!($level, _simd => $kernel::<$type, $cell> $arguments)
+    };
+}
+
+/// As [`by_narrow_type`], for f64 too.
+macro_rules! by_type {
+    ($level:expr, $dtype:expr, $kernel:ident, $arguments:tt) => {
+        match $dtype {
+            Dtype::F64 => dispatch!($level, _simd => $kernel::<F64> $arguments),
+            Dtype::F32 => dispatch!($level, _simd => $kernel::<F32> $arguments),
+            Dtype::F16 => dispatch!($level, _simd => $kernel::<F16> $arguments),
+            Dtype::BF16 => dispatch!($level, _simd => $kernel::<Bf16> $arguments),
+            Dtype::F8E4M3 => dispatch!($level, _simd => $kernel::<F8E4M3> $arguments),
+            Dtype::F8E5M2 => dispatch!($level, _simd => $kernel::<F8E5M2> $arguments),
+            _ => debug_assert!(false, "{} has cells of another kind", $dtype),
+        }
     };
 }
 
@@ -105,7 +98,6 @@ pub(crate) fn fold_wide<C: Cell<f64>>(level: Level, cells: &mut [C], bytes: &[u8
 
 #[inline(always)]
 fn combine<F: Float, C: Cell<F::Value>>(cells: &mut [C], bytes: &[u8], weight: f64, fresh: bool) {
-    let weight = C::multiplier(weight);
     let pairs = cells.iter_mut().zip(bytes.chunks_exact(F::SIZE));
     if fresh {
         pairs.for_each(|(cell, element)| *cell = C::term(F::read(element), weight));
@@ -164,6 +156,92 @@ fn add<C: Cell<f32>>(cells: &mut [C], other: &[C]) {
     for (cell, other) in cells.iter_mut().zip(other) {
         *cell = cell.plus(*other);
     }
+}
+
+/// Fixed-point sums: the two words of each, apart.
+#[derive(Debug)]
+pub(crate) struct Fixed<'a> {
+    pub(crate) whole: &'a mut [i64],
+    pub(crate) part: &'a mut [i64],
+}
+
+/// As [`fold_narrow`], for fixed-point cells and floats of any type.
+pub(crate) fn fold_fixed(
+    level: Level,
+    dtype: Dtype,
+    cells: Fixed<'_>,
+    bytes: &[u8],
+    weight: f64,
+    fresh: bool,
+) {
+    by_type!(level, dtype, combine_fixed, (cells, bytes, weight, fresh));
+}
+
+#[inline(always)]
+fn combine_fixed<F: Float>(cells: Fixed<'_>, bytes: &[u8], weight: f64, fresh: bool) {
+    let words = cells.whole.iter_mut().zip(cells.part.iter_mut());
+    let pairs = words.zip(bytes.chunks_exact(F::SIZE));
+    if fresh {
+        pairs.for_each(|((whole, part), element)| {
+            (*whole, *part) = exact::first(F::read(element).into() * weight);
+        });
+    } else {
+        pairs.for_each(|((whole, part), element)| {
+            (*whole, *part) = exact::plus((*whole, *part), F::read(element).into() * weight);
+        });
+    }
+}
+
+/// As [`merge`], for fixed-point cells.
+pub(crate) fn merge_fixed(level: Level, cells: Fixed<'_>, other: (&[i64], &[i64]), fresh: bool) {
+    if fresh {
+        cells.whole.copy_from_slice(other.0);
+        cells.part.copy_from_slice(other.1);
+    } else {
+        dispatch!(level, _simd => add_fixed(cells, other));
+    }
+}
+
+#[inline(always)]
+fn add_fixed(cells: Fixed<'_>, other: (&[i64], &[i64])) {
+    let words = cells.whole.iter_mut().zip(cells.part.iter_mut());
+    for ((whole, part), (&more, &rest)) in words.zip(other.0.iter().zip(other.1)) {
+        (*whole, *part) = exact::both((*whole, *part), (more, rest));
+    }
+}
+
+/// As [`mean_narrow`], for fixed-point cells and floats of any type.
+pub(crate) fn mean_fixed(level: Level, dtype: Dtype, cells: (&[i64], &[i64]), bytes: &mut [u8], weight: f64) {
+    by_type!(level, dtype, divide_fixed, (cells, bytes, weight));
+}
+
+#[inline(always)]
+fn divide_fixed<F: Float>(cells: (&[i64], &[i64]), bytes: &mut [u8], weight: f64) {
+    let words = cells.0.iter().zip(cells.1);
+    for ((&whole, &part), element) in words.zip(bytes.chunks_exact_mut(F::SIZE)) {
+        F::write(exact::value((whole, part)) / weight, element);
+    }
+}
+
+/// The sum of largest magnitude, without its sign; NaN if there is any.
+pub(crate) fn peak_f32(level: Level, cells: &[f32]) -> f32 {
+    f32::from_bits(dispatch!(level, _simd => highest_32(cells)) as u32)
+}
+
+/// As [`peak_f32`].
+pub(crate) fn peak_f64(level: Level, cells: &[f64]) -> f64 {
+    f64::from_bits(dispatch!(level, _simd => highest_64(cells)) as u64)
+}
+
+// With the sign cleared, the bits of a float rise with its magnitude, and those of infinity and NaN are above all.
+#[inline(always)]
+fn highest_32(cells: &[f32]) -> i32 {
+    cells.iter().map(|cell| cell.to_bits() as i32 & i32::MAX).fold(0, |most, bits| most.max(bits))
+}
+
+#[inline(always)]
+fn highest_64(cells: &[f64]) -> i64 {
+    cells.iter().map(|cell| cell.to_bits() as i64 & i64::MAX).fold(0, |most, bits| most.max(bits))
 }
 
 /// Keeps the larger of each integer; cells and elements are both in the type's own bytes. Booleans become 0 or 1.

@@ -43,7 +43,7 @@ mod weights;
 
 pub use accumulator::{Accumulator, Precision, Repair, STRIPE_BYTES};
 pub use error::{Defect, FoldError};
-pub use exact::{EXACT_FRACTION_BITS, EXACT_MAX_CONTRIBUTIONS, EXACT_MAX_PRODUCT};
+pub use exact::{EXACT_FRACTION_BITS, EXACT_MAX_PRODUCT, EXACT_MAX_SUM};
 pub use finite::check_finite;
 pub use policy::Policy;
 pub use reference::mean;

@@ -6,8 +6,8 @@ use fearless_simd::Level;
 use thalweg_wire::{Dtype, Layout};
 
 use crate::cells::Cells;
-use crate::weights::{Weight, Weights};
-use crate::{Precision, Repair, Summary};
+use crate::weights::{Weight, Weighted, Weights};
+use crate::{exact, Precision, Repair, Summary};
 
 /// Most separately weighted pieces a stripe keeps account of; chunks cut at multiples of 64 bytes need half.
 pub const MAX_RUNS: usize = 4096;
@@ -27,6 +27,15 @@ impl Segment {
     fn element(&self, at: usize) -> usize {
         (at - self.bytes.start) / self.dtype.size() as usize
     }
+}
+
+/// Why a stripe cannot take a contribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// Its account of weights would have too many runs.
+    Runs,
+    /// Its exact sums might overflow.
+    Sums,
 }
 
 #[derive(Debug)]
@@ -59,14 +68,35 @@ impl Stripe {
         self.segments.iter().map(|s| size_of::<Segment>() + s.cells.memory()).sum()
     }
 
-    /// Whether the account of weights has room for a contribution to `bytes`.
-    pub(crate) fn has_room(&self, bytes: &Range<usize>) -> bool {
-        let count = self.weights.count();
-        count + 2 <= MAX_RUNS || count + self.weights.splits(bytes) <= MAX_RUNS
+    /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when `pending`
+    /// borders more will have been made before.
+    pub(crate) fn has_room(&self, bytes: &Range<usize>, magnitude: u64, pending: usize) -> Result<(), Full> {
+        let count = self.weights.count() + pending;
+        if count + 2 > MAX_RUNS && count + self.weights.splits(bytes) > MAX_RUNS {
+            return Err(Full::Runs);
+        }
+        let fits = |part: Weighted| part.magnitude.saturating_add(magnitude) <= exact::MOST;
+        if magnitude > 0 && !self.weights.within(bytes.clone()).all(fits) {
+            return Err(Full::Sums);
+        }
+        Ok(())
     }
 
-    /// Adds `data`, which are `bytes` of the stripe and cut no element.
-    pub(crate) fn fold(&mut self, level: Level, bytes: Range<usize>, data: &[u8], weight: Weight) {
+    /// Whether there is room for all that another accumulator's stripe of the same bytes has.
+    pub(crate) fn has_room_for(&self, other: &Stripe) -> bool {
+        let fits = |part: Weighted| self.has_room(&part.bytes, part.magnitude, 0) != Err(Full::Sums);
+        other.weights.covered().all(fits)
+    }
+
+    /// Adds `data`, which are `bytes` of the stripe and cut no element, of values up to `magnitude`, weighted.
+    pub(crate) fn fold(
+        &mut self,
+        level: Level,
+        bytes: Range<usize>,
+        data: &[u8],
+        weight: Weight,
+        magnitude: u64,
+    ) {
         for part in self.weights.within(bytes.clone()) {
             for (segment, piece) in over_mut(&mut self.segments, &part.bytes) {
                 let at = segment.element(piece.start);
@@ -74,7 +104,7 @@ impl Stripe {
                 segment.cells.fold(level, segment.dtype, at, data, weight.value, part.is_hole());
             }
         }
-        self.weights.add(bytes, weight);
+        self.weights.add(bytes, weight, magnitude);
     }
 
     /// Adds another accumulator's stripe of the same bytes.
@@ -90,6 +120,21 @@ impl Stripe {
             }
             self.weights.merge(&theirs);
         }
+    }
+
+    /// The first element whose mean is not finite: its tensor, its first byte in the stripe, and the mean.
+    pub(crate) fn not_finite(&self, level: Level) -> Option<(usize, usize, f64)> {
+        self.weights.covered().find_map(|part| {
+            let first = first_over(&self.segments, &part.bytes);
+            let pieces = self.segments[first..].iter().map_while(|s| overlap(s, &part.bytes));
+            pieces.into_iter().find_map(|(segment, piece)| {
+                let elements = segment.element(piece.start)..segment.element(piece.end);
+                let found = segment.cells.not_finite(level, segment.dtype, elements, part.weight());
+                let (element, mean) = found?;
+                let at = segment.bytes.start + element * segment.dtype.size() as usize;
+                Some((segment.tensor, at, mean))
+            })
+        })
     }
 
     /// Writes the means to `out`, the stripe's bytes of the global model.

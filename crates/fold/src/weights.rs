@@ -1,7 +1,10 @@
-//! How much weight each byte of a stripe has received, run-length.
+//! How much weight each byte of a stripe has received, run-length, and how large its sum may be.
 //!
 //! Weights add up as integers (multiples of 2^-60), so that their sums are exact in any order: neighbouring runs
 //! that received the same clients are equal and become one, however the chunks were cut and reordered.
+//!
+//! Magnitudes are bounds: what was folded to any byte of a run is no larger in sum. Of runs that become one the larger
+//! bound counts, so it never exceeds the sum over the clients of each one's largest value in the stripe.
 
 use std::ops::Range;
 
@@ -47,6 +50,7 @@ struct Run {
     end: usize,
     contributions: u32,
     units: u128,
+    magnitude: u64,
 }
 
 /// Bytes that received the same weight.
@@ -55,6 +59,7 @@ pub(crate) struct Weighted {
     pub(crate) bytes: Range<usize>,
     pub(crate) contributions: u32,
     units: u128,
+    pub(crate) magnitude: u64,
 }
 
 impl Weighted {
@@ -67,6 +72,11 @@ impl Weighted {
     pub(crate) fn is_hole(&self) -> bool {
         self.contributions == 0
     }
+
+    /// Whether so much came that it cannot be told how much.
+    pub(crate) fn is_full(&self) -> bool {
+        self.contributions == u32::MAX || self.units == u128::MAX
+    }
 }
 
 /// The weights of bytes `0..length` of a stripe.
@@ -78,7 +88,7 @@ pub(crate) struct Weights {
 
 impl Weights {
     pub(crate) fn new(length: usize) -> Self {
-        Self { runs: vec![Run { end: length, contributions: 0, units: 0 }] }
+        Self { runs: vec![Run { end: length, contributions: 0, units: 0, magnitude: 0 }] }
     }
 
     /// Bytes of the stripe.
@@ -95,12 +105,7 @@ impl Weights {
     pub(crate) fn clear(&mut self) {
         let end = self.length();
         self.runs.clear();
-        self.runs.push(Run { end, contributions: 0, units: 0 });
-    }
-
-    /// Most contributions to any byte.
-    pub(crate) fn most_contributions(&self) -> u32 {
-        self.runs.iter().map(|r| r.contributions).max().unwrap_or(0)
+        self.runs.push(Run { end, contributions: 0, units: 0, magnitude: 0 });
     }
 
     /// How many runs more there would be with borders at both ends of `bytes`.
@@ -120,6 +125,7 @@ impl Weights {
                 bytes: part,
                 contributions: run.contributions,
                 units: run.units,
+                magnitude: run.magnitude,
             })
         })
     }
@@ -129,17 +135,14 @@ impl Weights {
         self.within(0..self.length()).filter(|part| !part.is_hole())
     }
 
-    /// One contribution to `bytes`.
-    pub(crate) fn add(&mut self, bytes: Range<usize>, weight: Weight) {
-        self.add_units(bytes, weight.units, 1);
+    /// One contribution to `bytes`, of values no larger than `magnitude`, weighted.
+    pub(crate) fn add(&mut self, bytes: Range<usize>, weight: Weight, magnitude: u64) {
+        self.merge(&Weighted { bytes, contributions: 1, units: weight.units, magnitude });
     }
 
     /// What another accumulator's bytes received.
     pub(crate) fn merge(&mut self, part: &Weighted) {
-        self.add_units(part.bytes.clone(), part.units, part.contributions);
-    }
-
-    fn add_units(&mut self, bytes: Range<usize>, units: u128, contributions: u32) {
+        let Weighted { bytes, contributions, units, magnitude } = part.clone();
         if bytes.is_empty() {
             return;
         }
@@ -148,6 +151,7 @@ impl Weights {
         for run in &mut self.runs[first..last] {
             run.units = run.units.saturating_add(units);
             run.contributions = run.contributions.saturating_add(contributions);
+            run.magnitude = run.magnitude.saturating_add(magnitude);
         }
         // Inner neighbours differed before and still do.
         self.join(last);
@@ -181,6 +185,7 @@ impl Weights {
         }
         let (before, after) = (self.runs[index - 1], self.runs[index]);
         if (before.units, before.contributions) == (after.units, after.contributions) {
+            self.runs[index].magnitude = before.magnitude.max(after.magnitude);
             self.runs.remove(index - 1);
         }
     }
@@ -202,12 +207,14 @@ mod tests {
         ) {
             let mut weights = Weights::new(SPAN);
             let mut model = [(0.0, 0); SPAN];
+            let mut magnitudes = [0; SPAN];
             for (start, end, w) in adds {
                 let weight = Weight::new(f64::from(w) / 4.0, false).unwrap().unwrap();
-                weights.add(start..end, weight);
+                weights.add(start..end, weight, u64::from(w) + start as u64);
                 for byte in model.iter_mut().take(end).skip(start) {
                     *byte = (byte.0 + weight.value, byte.1 + 1);
                 }
+                magnitudes.iter_mut().take(end).skip(start).for_each(|m| *m += u64::from(w) + start as u64);
             }
             let all: Vec<Weighted> = weights.within(0..SPAN).collect();
             prop_assert_eq!(all.len(), weights.count());
@@ -220,12 +227,13 @@ mod tests {
                 prop_assert_eq!(part.bytes.start, at);
                 for byte in part.bytes.clone() {
                     prop_assert_eq!((part.weight(), part.contributions), model[byte]);
+                    prop_assert!(part.magnitude >= magnitudes[byte], "a bound");
                 }
                 at = part.bytes.end;
             }
             prop_assert_eq!(at, probe.1.max(probe.0));
             weights.clear();
-            prop_assert_eq!((weights.count(), weights.most_contributions()), (1, 0));
+            prop_assert_eq!((weights.count(), weights.covered().count()), (1, 0));
         }
     }
 
@@ -236,10 +244,12 @@ mod tests {
         for (w, order) in [(0.1, [0, 1, 2]), (0.2, [2, 0, 1]), (0.3, [1, 2, 0])] {
             let weight = Weight::new(w, false).unwrap().unwrap();
             for part in order {
-                weights.add([0..30, 30..70, 70..100][part].clone(), weight);
+                weights.add([0..30, 30..70, 70..100][part].clone(), weight, 1 + part as u64);
             }
         }
-        assert_eq!((weights.count(), weights.most_contributions()), (1, 3));
+        let all: Vec<Weighted> = weights.covered().collect();
+        // Each of three clients had no larger a part than 3.
+        assert_eq!((all.len(), all[0].contributions, all[0].magnitude), (1, 3, 9));
     }
 
     #[test]

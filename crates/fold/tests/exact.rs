@@ -7,8 +7,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{as_f32s, f32s, update, Random};
-use thalweg_fold::{Accumulator, FoldError, Precision, Repair, EXACT_MAX_CONTRIBUTIONS, EXACT_MAX_PRODUCT};
-use thalweg_wire::{Dtype, Layout};
+use thalweg_fold::{Accumulator, FoldError, Precision, Repair, EXACT_MAX_PRODUCT, EXACT_MAX_SUM};
+use thalweg_wire::{Dtype, Layout, Range, Ranges};
 
 fn layout(elements: u64) -> Arc<Layout> {
     Arc::new(Layout::pack([("before", Dtype::F16, vec![40]), ("w", Dtype::F32, vec![elements])]).unwrap())
@@ -93,7 +93,7 @@ fn values_out_of_range_are_refused_and_change_nothing() {
     let before = finish(&accumulator);
     let mut bad = update(&layout, 2);
     let at = 128 + 4 * 69_000;
-    for (value, weight) in [(40_000.0_f32, 1000.0), (-3.4e38, 1.0), (EXACT_MAX_PRODUCT as f32, 1.0)] {
+    for (value, weight) in [(1e12_f32, 4000.0), (-3.4e38, 1.0), (EXACT_MAX_PRODUCT as f32, 1.0)] {
         bad[at..at + 4].copy_from_slice(&value.to_le_bytes());
         let error = accumulator.fold(0, &bad, weight).unwrap_err();
         let FoldError::Capacity { tensor, .. } = &error else { panic!("{error}") };
@@ -110,23 +110,147 @@ fn values_out_of_range_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn as_many_contributions_as_promised_fit_and_more_are_refused() {
-    let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![2])]).unwrap());
+fn honest_clients_fit_however_many_they_are() {
+    let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![3])]).unwrap());
     let accumulator = Accumulator::new(layout, Precision::Exact);
-    let most = EXACT_MAX_PRODUCT as f32 * (1.0 - f32::EPSILON);
-    let bytes = f32s(&[most, -most]);
-    for _ in 0..EXACT_MAX_CONTRIBUTIONS {
-        accumulator.fold(0, &bytes, 1.0).unwrap();
+    let bytes = f32s(&[60_000.0, -60_000.0, 1e-9]);
+    for _ in 0..10_000 {
+        accumulator.fold(0, &bytes, 600.0).unwrap();
     }
-    assert_eq!(as_f32s(&finish(&accumulator)), [most, -most]);
-    accumulator.fold(0, &bytes, 1.0).unwrap();
-    let mut out = [7; 8];
-    let error = accumulator.finish(&mut out, Repair::KeepLocal).unwrap_err();
-    assert_eq!(error, FoldError::Contributions { offset: 0, found: EXACT_MAX_CONTRIBUTIONS + 1 });
-    assert_eq!(out, [7; 8]);
+    assert_eq!(as_f32s(&finish(&accumulator)), [60_000.0, -60_000.0, 1e-9]);
+}
+
+#[test]
+fn sums_take_what_they_can_hold_and_refuse_more() {
+    let layout = Arc::new(Layout::pack([("w", Dtype::F32, vec![70_000])]).unwrap());
+    let accumulator = Accumulator::new(layout.clone(), Precision::Exact);
+    let most = EXACT_MAX_PRODUCT as f32 * (1.0 - f32::EPSILON);
+    let small = f32s(&[1.0; 70_000]);
+    let mut large = small.clone();
+    large[70_000 * 4 - 8..].copy_from_slice(&f32s(&[most, -most]));
+    let fit = (EXACT_MAX_SUM / f64::from(most)) as u32;
+    // Most come in chunks, and none is refused for how often it was cut.
+    for _ in 0..fit {
+        for (index, chunk) in large.chunks(28_000).enumerate() {
+            accumulator.fold(28_000 * index as u64, chunk, 1.0).unwrap();
+        }
+    }
+    let before = finish(&accumulator);
+    assert_eq!(as_f32s(&before)[69_998..], [most, -most]);
+    let refused = accumulator.fold(0, &large, 1.0).unwrap_err();
+    assert!(
+        matches!(refused, FoldError::Sums { .. }) && refused.to_string().contains("fold in f64"),
+        "{refused}"
+    );
+    let all = Ranges::full(layout.bytes());
+    assert_eq!(accumulator.fold_ranges(&large, &all, 1.0), Err(refused.clone()));
+    let other = Accumulator::new(layout.clone(), Precision::Exact);
+    other.fold(0, &large, 1.0).unwrap();
+    assert_eq!(accumulator.merge(&other), Err(refused));
+    assert!(finish(&accumulator) == before, "the first stripe, which had room, has nothing of it");
+    accumulator.fold(0, &small[..200_000], 1.0).unwrap();
     accumulator.reset();
-    accumulator.fold(0, &bytes, 1.0).unwrap();
-    assert_eq!(as_f32s(&finish(&accumulator)), [most, -most]);
+    accumulator.fold(0, &large, 1.0).unwrap();
+    assert!(finish(&accumulator) == large);
+}
+
+#[test]
+fn a_check_refuses_what_a_fold_would() {
+    let layout = layout(1000);
+    let good = update(&layout, 1);
+    for precision in [Precision::F32, Precision::F64, Precision::Exact] {
+        let accumulator = Accumulator::new(layout.clone(), precision);
+        assert_eq!(accumulator.check(0, &good, 600.0), Ok(()));
+        assert_eq!(accumulator.check(0, &good, 0.0), Ok(()));
+        assert!(matches!(accumulator.check(8, &good, 1.0), Err(FoldError::OutOfRange { .. })));
+        assert!(matches!(accumulator.check(0, &good, 2_f64.powi(41)), Err(FoldError::Weight(_))));
+        for value in [f32::NAN, f32::INFINITY] {
+            let mut bad = good.clone();
+            bad[128 + 400..][..4].copy_from_slice(&value.to_le_bytes());
+            let FoldError::NotFinite(defect) = accumulator.check(0, &bad, 1.0).unwrap_err() else { panic!() };
+            assert_eq!((defect.tensor.as_str(), defect.element), ("w", 100));
+            // An element that the range cuts is not folded.
+            assert_eq!(accumulator.check(0, &bad[..530], 1.0), Ok(()));
+        }
+    }
+    let over = |precision, value: f64, weight: f64| {
+        let layout = Arc::new(Layout::pack([("d", Dtype::F64, vec![1])]).unwrap());
+        let refused = Accumulator::new(layout, precision).check(0, &value.to_le_bytes(), weight);
+        matches!(refused, Err(FoldError::Capacity { .. }))
+    };
+    for (precision, limit) in [
+        (Precision::F32, 2_f64.powi(100)),
+        (Precision::F64, 2_f64.powi(1000)),
+        (Precision::Exact, EXACT_MAX_PRODUCT),
+    ] {
+        assert_eq!(precision.limit(), limit);
+        assert!(over(precision, limit / 4.0, 4.0) && over(precision, -limit / 4.0, 4.0));
+        assert!(!over(precision, limit / 4.0, 3.999));
+    }
+}
+
+#[test]
+fn several_ranges_are_folded_all_or_none() {
+    for precision in [Precision::F32, Precision::Exact] {
+        let layout = layout(70_000);
+        let good = update(&layout, 1);
+        let ranges: Ranges = [(0, 40), (64, 70), (131, 140_000), (200_000, layout.bytes())]
+            .map(|(a, b)| Range::new(a, b))
+            .into_iter()
+            .collect();
+        let accumulator = Accumulator::new(layout.clone(), precision);
+        accumulator.fold_ranges(&good, &ranges, 3.0).unwrap();
+        let single = Accumulator::new(layout.clone(), precision);
+        for range in ranges.iter() {
+            let bytes = &good[range.start as usize..range.end as usize];
+            single.fold(range.start, bytes, 3.0).unwrap();
+        }
+        assert!(finish(&accumulator) == finish(&single));
+        assert_eq!(accumulator.weights(), single.weights());
+        assert!(matches!(accumulator.fold_ranges(&good[1..], &ranges, 1.0), Err(FoldError::Part { .. })));
+        // The last of them cannot be folded.
+        let mut bad = good.clone();
+        let at = bad.len() - 4;
+        bad[at..].copy_from_slice(&f32::MAX.to_le_bytes());
+        let refused = match precision {
+            Precision::Exact => accumulator.fold_ranges(&bad, &ranges, 1.0),
+            _ => accumulator.fold_ranges(&bad, &fragments(layout.bytes()), 1.0),
+        };
+        assert!(
+            matches!(refused, Err(FoldError::Capacity { .. } | FoldError::Fragmented { .. })),
+            "{refused:?}"
+        );
+        assert!(finish(&accumulator) == finish(&single), "nothing of it was added");
+    }
+}
+
+/// All of the first stripe, and of the second too many pieces.
+fn fragments(bytes: u64) -> Ranges {
+    let pieces = (131_072..bytes - 8).step_by(24).map(|at| Range::new(at, at + 4));
+    [Range::new(0, 131_072)].into_iter().chain(pieces).collect()
+}
+
+#[test]
+fn a_mean_that_is_not_finite_is_never_written() {
+    let layout =
+        Arc::new(Layout::pack([("v", Dtype::F16, vec![70_000]), ("w", Dtype::F32, vec![500])]).unwrap());
+    for value in [f32::MAX, f32::NAN, f32::NEG_INFINITY] {
+        let accumulator = Accumulator::new(layout.clone(), Precision::F32);
+        let mut bytes = update(&layout, 3);
+        let at = layout.tensors()[1].offset as usize + 4 * 77;
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        // Unchecked, as by a careless caller.
+        accumulator.fold(0, &bytes, 2_f64.powi(30)).unwrap();
+        let mut global = vec![7; bytes.len()];
+        let refused = accumulator.finish(&mut global, Repair::KeepLocal).unwrap_err();
+        let FoldError::Mean { tensor, element, mean } = &refused else { panic!("{refused}") };
+        assert_eq!((tensor.as_str(), *element), ("w", 77));
+        assert!(!mean.is_finite() && refused.to_string().contains("\"w\", element 77"), "{refused}");
+        assert!(global.iter().all(|&byte| byte == 7), "the model is as it was");
+        accumulator.reset();
+        accumulator.fold(0, &update(&layout, 3), 1.0).unwrap();
+        accumulator.finish(&mut global, Repair::KeepLocal).unwrap();
+    }
 }
 
 #[test]
@@ -140,5 +264,5 @@ fn the_resolution_is_as_stated() {
     }
     let mean = f64::from_le_bytes(finish(&accumulator).try_into().unwrap());
     let expected = values.iter().sum::<f64>() / 4.0;
-    assert!((mean - expected).abs() <= 4.0 * 2_f64.powi(-27) / (4.0 * weight) + 1e-16);
+    assert!((mean - expected).abs() <= 4.0 * 2_f64.powi(-53) / (4.0 * weight) + 1e-16);
 }

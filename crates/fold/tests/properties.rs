@@ -173,7 +173,7 @@ proptest! {
         case.fold_into(&flat, &case.chunks);
         let (found, summary) = case.finished(&flat, Repair::KeepLocal);
         let least_weight = case.chunks.iter().map(|c| c.weight).fold(f64::INFINITY, f64::min);
-        assert_close(&layout, &case, &found, |_| 1e-15, 4.0 * 2_f64.powi(-27) / least_weight);
+        assert_close(&layout, &case, &found, |_| 1e-15, 4.0 * 2_f64.powi(-53) / least_weight);
         check_summary(&layout, &case, &summary);
 
         let tree = tree_of(&case, &shared, Precision::Exact, seed);
