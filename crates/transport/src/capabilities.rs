@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ALIGNED;
+
 /// Capabilities of a transport.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
@@ -39,9 +41,32 @@ impl Capabilities {
         self.ordered || self.settled
     }
 
-    /// Bytes of payload in a chunk: those `wanted`, else those preferred, else `usual`; no more than there can be.
+    /// Bytes of payload in a chunk: those `wanted`, else those preferred, else `usual`; no more than there can be, and
+    /// a multiple of [`ALIGNED`], so that no chunk begins or ends within a value.
     pub fn chunk(&self, wanted: Option<u32>, usual: u32) -> u32 {
         let preferred = if self.preferred_chunk == 0 { usual } else { self.preferred_chunk };
-        wanted.unwrap_or(preferred).min(self.max_chunk)
+        let most = wanted.unwrap_or(preferred).min(self.max_chunk);
+        let aligned = ALIGNED as u32;
+        (most / aligned * aligned).max(aligned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cut_no_value_whatever_their_carrier_takes() {
+        let chunk = |max_chunk, preferred_chunk, wanted| {
+            Capabilities { max_chunk, preferred_chunk, ..Capabilities::default() }.chunk(wanted, 1 << 18)
+        };
+        assert_eq!(chunk(4 << 20, 0, None), 1 << 18);
+        assert_eq!(chunk(4 << 20, 1344, None), 1344);
+        assert_eq!(chunk(4 << 20, 1344, Some(4096)), 4096);
+        for most in 1..3000 {
+            let found = chunk(most, 61, None);
+            assert!(found % 8 == 0 && found > 0 && (found <= most || most < 8), "{found} of {most}");
+            assert_eq!(chunk(most, 0, None), (most / 8 * 8).max(8));
+        }
     }
 }
