@@ -35,7 +35,7 @@ pub struct ClientConfig {
 /// How an update fared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is in.
+    /// It was folded into the round's sums.
     Accepted,
     /// Its round was over.
     Late,

@@ -15,7 +15,7 @@
 //!   <------------------------------  Offer (samples, metrics)
 //!   Grant (ranges)  ------------------------->   when the staging budget admits it
 //!   <------------------------------  chunks, End
-//!   Accepted (or Grant: holes, Rejected, Closed) -->
+//!   Accepted, once folded (or Grant: holes, Rejected, Closed) -->
 //! ```
 //!
 //! A Grant of holes may also come while chunks are sent: what it is about follows them, and has an End of its own.

@@ -20,6 +20,8 @@ pub enum Fit {
 pub struct Reassembly {
     total: u64,
     received: Ranges,
+    /// What has come and is being folded: it counts when that is done.
+    folding: Ranges,
     duplicates: u64,
     corrupt: u64,
     span: Option<Span>,
@@ -28,20 +30,61 @@ pub struct Reassembly {
 impl Reassembly {
     /// Of an update of `total` bytes nothing has come.
     pub fn new(total: u64) -> Self {
-        Self { total, received: Ranges::new(), duplicates: 0, corrupt: 0, span: None }
+        Self { total, received: Ranges::new(), folding: Ranges::new(), duplicates: 0, corrupt: 0, span: None }
     }
 
     /// How the chunk of `range` fits.
     pub fn fit(&self, range: Range) -> Fit {
-        if range.is_empty() || range.end > self.total || self.received.covers(range) {
+        if range.is_empty() || range.end > self.total {
             return Fit::Nothing;
         }
-        let missing = self.received.missing_in(range);
-        if missing.first() == Some(&range) {
+        let missing = self.unknown_in(range);
+        if missing.is_empty() {
+            Fit::Nothing
+        } else if missing.first() == Some(&range) {
             Fit::New
         } else {
             Fit::Part
         }
+    }
+
+    /// The parts of `range` that have not come.
+    fn unknown_in(&self, range: Range) -> Vec<Range> {
+        let missing = self.received.missing_in(range);
+        if self.folding.is_empty() {
+            return missing;
+        }
+        missing.into_iter().flat_map(|part| self.folding.missing_in(part)).collect()
+    }
+
+    /// The chunk of `range` has come; returns what of it is new and is to be folded, then told to
+    /// [`Reassembly::settle`].
+    pub fn fold(&mut self, now: Time, range: Range) -> Vec<Range> {
+        if range.end > self.total {
+            return Vec::new();
+        }
+        let fresh = self.unknown_in(range);
+        if fresh.is_empty() {
+            self.duplicates += 1;
+        }
+        fresh.iter().for_each(|part| _ = self.folding.insert(*part));
+        self.touch(now);
+        fresh
+    }
+
+    /// What [`Reassembly::fold`] gave was folded, or was not.
+    pub fn settle(&mut self, parts: &[Range], folded: bool) {
+        for part in parts {
+            self.folding = self.folding.iter().flat_map(|range| without(range, *part)).collect();
+            if folded {
+                self.received.insert(*part);
+            }
+        }
+    }
+
+    /// Whether anything is being folded.
+    pub fn is_folding(&self) -> bool {
+        !self.folding.is_empty()
     }
 
     /// The chunk of `range` is in; returns what of it is new.
@@ -107,6 +150,15 @@ impl Reassembly {
     }
 }
 
+/// What of a range is outside of another.
+fn without(range: Range, other: Range) -> impl Iterator<Item = Range> {
+    let parts = [
+        Range::new(range.start, range.end.min(other.start)),
+        Range::new(range.start.max(other.end), range.end),
+    ];
+    parts.into_iter().filter(|part| !part.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +174,22 @@ mod tests {
         assert_eq!(update.store(Time::from_secs(3), Range::new(5, 15)), [Range::new(10, 15)]);
         assert_eq!(update.span(), Some(Span { start: Time::from_secs(1), end: Time::from_secs(3) }));
         assert_eq!(update.holes().iter().collect::<Vec<_>>(), [Range::new(15, 100)]);
+    }
+
+    #[test]
+    fn what_is_being_folded_counts_only_when_that_is_done() {
+        let mut update = Reassembly::new(100);
+        assert_eq!(update.fold(Time::ZERO, Range::new(0, 60)), [Range::new(0, 60)]);
+        assert_eq!((update.bytes(), update.is_folding()), (0, true));
+        assert_eq!(update.fit(Range::new(10, 20)), Fit::Nothing, "it is not folded twice");
+        assert_eq!(update.fit(Range::new(50, 70)), Fit::Part);
+        assert_eq!(update.fold(Time::ZERO, Range::new(50, 100)), [Range::new(60, 100)]);
+        update.settle(&[Range::new(0, 60)], false);
+        assert_eq!(update.fit(Range::new(0, 60)), Fit::New, "it was not folded");
+        update.settle(&[Range::new(60, 100)], true);
+        assert_eq!((update.bytes(), update.is_folding()), (40, false));
+        assert_eq!(update.fold(Time::ZERO, Range::new(60, 100)), []);
+        assert_eq!(update.faults(), (1, 0));
     }
 
     #[test]

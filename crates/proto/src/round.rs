@@ -94,6 +94,22 @@ impl Part {
     fn is_settled(&self) -> bool {
         self.is_in() || self.state == State::Rejected
     }
+
+    /// Whether anything of its update has come.
+    fn is_begun(&self) -> bool {
+        self.incoming.bytes() > 0 || self.incoming.is_folding()
+    }
+
+    /// Its client has lost the update of which a part was folded. That part stays, and no other update may be mixed
+    /// with it: the client takes no further part in this round.
+    fn forsake(&mut self, now: Time) {
+        if self.state != State::Lost {
+            self.enter(now, State::Lost);
+        }
+        self.gone = true;
+        self.reason =
+            Some("lost its update when part of it had been folded; it waits for the next round".into());
+    }
 }
 
 /// A round under way.
@@ -114,16 +130,21 @@ impl Round {
     }
 
     /// Takes a client into the round, or takes it back in anew after it lost everything. Not if its update is
-    /// in already, was refused, or the round has all the clients it wants.
+    /// in already, was refused, or the round has all the clients it wants; nor if part of an earlier update was folded.
     pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
         let (full, number) = (self.room(now) == 0, self.plan.number);
         // Of those chosen by lot, one that came back too late may find that another has its place.
         let replaced = full && self.parts.get(&sender).is_some_and(|p| !self.has_place(p, now));
         match self.parts.get_mut(&sender) {
             Some(part) if part.is_settled() || part.state == State::Staged => false,
+            Some(part) if part.is_begun() && self.partial == Partial::Keep => {
+                part.forsake(now);
+                false
+            }
             Some(_) if replaced && self.plan.choice != Choice::ByName => false,
             Some(part) => {
                 part.instance = instance;
+                part.samples = 0;
                 part.gone = false;
                 part.reason = None;
                 part.enter(now, State::Receiving);
@@ -250,7 +271,7 @@ impl Round {
         }
     }
 
-    /// The client's staged update is in the mean.
+    /// The client's staged update was folded.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Staged) {
             part.enter(now, part.as_it_came());
@@ -309,6 +330,11 @@ impl Round {
             }
         }
         held
+    }
+
+    /// Whether chunks are being folded, the outcome of which is still to come.
+    pub(crate) fn is_folding(&self) -> bool {
+        self.parts.values().any(|part| part.incoming.is_folding())
     }
 
     /// Whether the deadline has passed.
@@ -419,6 +445,9 @@ fn close(mut part: Part, keep: bool, total: u64) -> Part {
     part.up.receive = part.incoming.span();
     (part.up.duplicates, part.up.corrupt) = part.incoming.faults();
     part.up.complete = part.incoming.is_whole();
+    if part.is_in() {
+        part.state = part.as_it_came(); // what was being folded when it was concluded is in too
+    }
     if part.state == State::Partial {
         part.up.missing = total - part.up.bytes;
         part.up.holes = part.incoming.holes();

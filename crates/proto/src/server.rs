@@ -2,6 +2,7 @@
 
 mod choosing;
 mod clock;
+mod counting;
 mod fanout;
 mod joining;
 
@@ -53,6 +54,8 @@ pub struct ServerConfig {
     pub tolerance: Arc<Tolerance>,
     /// Bytes of updates that may be staged at a time.
     pub staging: u64,
+    /// Most samples that one update may be of, as its weight.
+    pub max_samples: u64,
     /// Least time without progress that ends a link.
     pub liveness: Time,
     /// Most clients, ever.
@@ -75,7 +78,7 @@ pub struct Traffic {
 }
 
 /// Where a chunk goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Place {
     /// Nowhere: late, duplicate or not of this job.
     Nothing,
@@ -83,11 +86,15 @@ pub enum Place {
     New {
         /// Whose it is.
         sender: u32,
+        /// Its weight, by which its values are judged before [`Server::stored`].
+        weight: f64,
     },
     /// Part of it is there: aside first.
     Part {
         /// Whose it is.
         sender: u32,
+        /// Its weight.
+        weight: f64,
     },
 }
 
@@ -98,7 +105,7 @@ pub struct Stored {
     pub sender: u32,
     /// Its weight.
     pub weight: f64,
-    /// What of it is new.
+    /// What of it is new. With [`Partial::Keep`], if there is any, it is to be folded, and [`Server::kept`] told.
     pub fresh: Vec<Range>,
 }
 
@@ -131,7 +138,7 @@ pub enum Action {
         /// Which.
         link: LinkId,
     },
-    /// Fold a staged update with this weight, free its staging, then tell [`Server::folded`].
+    /// Fold a staged update with this weight, free its staging, then tell [`Server::folded`] what came of it.
     Fold {
         /// Whose.
         sender: u32,
@@ -178,8 +185,8 @@ struct Member {
     duty: Duty,
     /// Its process has ended for good.
     gone: bool,
-    /// The last round whose update of it is in, should the link break before it hears so.
-    accepted: Option<u32>,
+    /// How its update of a round fared, should the link break before it hears so.
+    verdict: Option<(u32, Result<(), String>)>,
 }
 
 struct LinkState {
@@ -252,6 +259,8 @@ pub struct Server {
     finished: Option<String>,
     /// What was due by then has been seen to.
     advanced: Time,
+    /// Something is due that has to wait for chunks that are being folded.
+    waits: bool,
 }
 
 impl Server {
@@ -271,6 +280,7 @@ impl Server {
             absent_since: None,
             finished: None,
             advanced: Time::ZERO,
+            waits: false,
         }
     }
 
@@ -375,6 +385,12 @@ impl Server {
         if samples == 0 {
             return Err("offered an update of 0 samples; train on at least one".into());
         }
+        let most = self.config.max_samples;
+        if samples > most {
+            return Err(format!(
+                "offered an update of {samples} samples; {most} is the most: divide the numbers of all clients alike"
+            ));
+        }
         Ok(())
     }
 
@@ -435,25 +451,24 @@ impl Server {
         round: u32,
         offered: Result<(u64, String), String>,
     ) {
-        if self.part(sender, round).is_none() {
+        if !self.takes_part(sender, round) {
             return self.send(link, Control::Closed { round });
         }
-        if self.answered(link, sender, round) {
+        if self.answered(sender, round) {
             return;
         }
+        let before = self.part(sender, round).map_or(0, |part| part.samples);
         match (offered, &mut self.round) {
+            // What came of it was judged, and perhaps folded, by the weight that it was first offered with.
+            (Ok((samples, _)), _) if before > 0 && samples != before => {
+                let reason =
+                    format!("offered an update of {samples} samples that it had offered as one of {before}");
+                self.reject(now, sender, round, &reason);
+            }
             (Ok((samples, metrics)), Some(current)) => current.offer(now, sender, samples, metrics),
-            (Err(reason), _) => self.reject(now, link, sender, round, &reason),
+            (Err(reason), _) => self.reject(now, sender, round, &reason),
             (Ok(_), None) => {}
         }
-    }
-
-    fn accept(&mut self, link: LinkId, sender: u32, round: u32) {
-        if let Some(member) = self.members.get_mut(&sender) {
-            member.duty = Duty::Idle;
-            member.accepted = Some(round);
-        }
-        self.send(link, Control::Accepted { round });
     }
 
     fn set_duty(&mut self, sender: u32, duty: Duty) {
@@ -467,9 +482,10 @@ impl Server {
         let Some((sender, part)) = self.uploading(link, chunk) else { return Place::Nothing };
         let fit = part.incoming.fit(chunk.range());
         part.incoming.touch(now);
+        let weight = part.samples as f64;
         match fit {
-            Fit::New => Place::New { sender },
-            Fit::Part => Place::Part { sender },
+            Fit::New => Place::New { sender, weight },
+            Fit::Part => Place::Part { sender, weight },
             Fit::Nothing => {
                 part.incoming.duplicate();
                 Place::Nothing
@@ -509,7 +525,8 @@ impl Server {
         }
     }
 
-    /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`).
+    /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`). One that
+    /// cuts an element is refused, for nobody can say what its pieces are worth.
     /// Returns what of it is to be used; it must be used before the round's end is acted on.
     pub fn stored(
         &mut self,
@@ -518,15 +535,22 @@ impl Server {
         chunk: &ChunkHeader,
         outcome: Result<(), Option<String>>,
     ) -> Option<Stored> {
+        let cut = outcome.is_ok().then(|| self.cut(chunk)).flatten();
+        let outcome = cut.map_or(outcome, |reason| Err(Some(reason)));
+        let (keep, waits) = (self.config.partial == Partial::Keep, self.waits);
         let (sender, part) = self.uploading(link, chunk)?;
+        let weight = part.samples as f64;
         match outcome {
+            // Nothing more is begun, or what is due would wait for ever.
+            Ok(()) if keep && waits => None,
+            Ok(()) if keep => {
+                let fresh = part.incoming.fold(now, chunk.range());
+                Some(Stored { sender, weight, fresh })
+            }
             Ok(()) => {
-                let weight = part.samples as f64;
                 let fresh = part.incoming.store(now, chunk.range());
                 let more = if part.incoming.is_whole() { Time::ZERO } else { SETTLE };
-                if let Some(state) = self.links.get_mut(&link).filter(|l| l.settle.is_some()) {
-                    state.settle = Some(now + more);
-                }
+                self.settle_later(now, link, more);
                 self.look_for_losses(link, sender, chunk);
                 Some(Stored { sender, weight, fresh })
             }
@@ -535,11 +559,21 @@ impl Server {
                 None
             }
             Err(Some(reason)) => {
-                self.reject(now, link, sender, chunk.round, &reason);
+                self.reject(now, sender, chunk.round, &reason);
                 self.advance(now);
                 None
             }
         }
+    }
+
+    /// Why a chunk is refused, if it begins or ends within an element.
+    fn cut(&self, chunk: &ChunkHeader) -> Option<String> {
+        let (range, tensor) = (chunk.range(), self.config.layout.cut_by(chunk.range())?);
+        Some(format!(
+            "sent a chunk of bytes {}..{}, which cuts an element of tensor {:?}; cut at multiples of 8 bytes, as chunks of \
+             the size that the server says are",
+            range.start, range.end, tensor.name
+        ))
     }
 
     fn end(&mut self, now: Time, link: LinkId, sender: u32, round: u32, sent: Interval, again: Option<u64>) {
@@ -566,9 +600,16 @@ impl Server {
     /// much was lost.
     fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
         let Some(part) = self.part(sender, number) else { return };
+        if part.incoming.is_folding() {
+            // Whether it is whole is not known yet.
+            if let Some(state) = self.links.get_mut(&link) {
+                state.settle = Some(now + SETTLE);
+            }
+            return;
+        }
         let (holes, samples) = (part.incoming.holes(), part.samples);
         if let Some(reason) = self.too_lossy(now, &holes) {
-            return self.reject(now, link, sender, number, &reason);
+            return self.reject(now, sender, number, &reason);
         }
         let owed = self.owed(&holes);
         if !owed.is_empty() {
@@ -581,10 +622,12 @@ impl Server {
         if let Some(round) = &mut self.round {
             round.arrived(now, sender);
         }
-        if self.config.partial == Partial::Discard {
-            self.actions.push_back(Action::Fold { sender, weight: samples as f64, holes });
+        match self.config.partial {
+            Partial::Discard => {
+                self.actions.push_back(Action::Fold { sender, weight: samples as f64, holes })
+            }
+            Partial::Keep => self.answer(sender, number, Ok(())),
         }
-        self.accept(link, sender, number);
     }
 
     /// Asks for what of this has not been asked for.
@@ -660,7 +703,10 @@ impl Server {
     fn conclude_overdue(&mut self, now: Time) {
         let Some(round) = self.round.as_ref().filter(|_| self.ends_updates(now)) else { return };
         let number = round.plan.number;
-        let begun = |part: &Part| part.state == State::Sending && part.incoming.bytes() > 0;
+        self.waits |= round.is_folding();
+        let begun = |part: &Part| {
+            part.state == State::Sending && part.incoming.bytes() > 0 && !part.incoming.is_folding()
+        };
         let late: Vec<u32> = round.parts.iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();
         for sender in late {
             let Some(link) = self.members.get(&sender).and_then(|m| m.link) else { continue };
@@ -670,27 +716,6 @@ impl Server {
             }
             self.conclude(now, link, sender, number);
         }
-    }
-
-    /// A staged update is in the mean.
-    pub fn folded(&mut self, now: Time, sender: u32) {
-        if let Some(round) = &mut self.round {
-            round.folded(now, sender);
-        }
-        self.advance(now);
-    }
-
-    fn reject(&mut self, now: Time, link: LinkId, sender: u32, round: u32, reason: &str) {
-        self.drop_staging_of(sender);
-        if let Some(current) = &mut self.round {
-            current.reject(now, sender, reason);
-        }
-        if let Some(state) = self.links.get_mut(&link) {
-            state.upload = None;
-            state.settle = None;
-        }
-        self.set_duty(sender, Duty::Idle);
-        self.send(link, Control::Rejected { round, reason: reason.into() });
     }
 
     fn idle(&mut self, now: Time, _link: LinkId, sender: u32) {
@@ -848,6 +873,7 @@ impl Server {
     /// What follows from the state alone: expired places, new grants, the round's end.
     fn advance(&mut self, now: Time) {
         self.advanced = self.advanced.max(now);
+        self.waits = false;
         self.conclude_overdue(now);
         self.replace(now);
         let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
@@ -855,6 +881,10 @@ impl Server {
         let expired = round.expire(now);
         let (number, grants) = (round.plan.number, round.grants(now));
         let ending = round.ending(now, absent_since, busy);
+        // What is being folded gets into the mean, so the outcome has to know of it.
+        let held = ending.is_some() && round.is_folding();
+        self.waits |= held;
+        let ending = ending.filter(|_| !held);
         if self.config.partial == Partial::Discard {
             self.actions.extend(expired.into_iter().map(|sender| Action::Unstage { sender }));
         }

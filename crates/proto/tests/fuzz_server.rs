@@ -11,7 +11,7 @@ use thalweg_proto::{
     Action, Choice, Fanout, Gather, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time,
 };
 use thalweg_wire::control::{Control, Interval};
-use thalweg_wire::{ChunkHeader, Layout, Ranges};
+use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
 
 /// A server given anything, and what it may not do.
 struct Fuzzed {
@@ -27,6 +27,10 @@ struct Fuzzed {
     fresh: BTreeMap<u32, Ranges>,
     folding: Vec<u32>,
     folded: BTreeSet<u32>,
+    /// Whose updates were folded, and bytes of chunks that were.
+    counted: BTreeMap<u32, u64>,
+    /// Chunks that are being folded.
+    keeping: Vec<(LinkId, ChunkHeader, Vec<Range>)>,
     rounds: u32,
     ended: u32,
     whole: u32,
@@ -47,6 +51,8 @@ impl Fuzzed {
             fresh: BTreeMap::new(),
             folding: Vec::new(),
             folded: BTreeSet::new(),
+            counted: BTreeMap::new(),
+            keeping: Vec::new(),
             rounds: 0,
             ended: 0,
             whole: 0,
@@ -88,6 +94,7 @@ impl Fuzzed {
             18 => self.fold(),
             19 => self.start(),
             20 => self.pass(),
+            22 => self.keep(),
             21 if self.rng.chance(0.1) => {
                 let name = format!("c{}", self.rng.below(5));
                 self.party.machine.forget(now, &name);
@@ -125,10 +132,31 @@ impl Fuzzed {
         assert_eq!(stored.sender, chunk.sender);
         assert!(stored.weight > 0.0, "an update was taken that nobody offered");
         let known = self.fresh.entry(stored.sender).or_default();
-        for range in stored.fresh {
+        for range in &stored.fresh {
             assert!(range.end <= layout.bytes());
-            assert_eq!(known.insert(range), [range], "bytes of sender {} count twice", stored.sender);
+            assert_eq!(layout.cut_by(*range), None, "part of an element was taken");
+            assert_eq!(known.insert(*range), [*range], "bytes of sender {} count twice", stored.sender);
         }
+        if self.party.partial == Partial::Keep && !stored.fresh.is_empty() {
+            self.keeping.push((link, chunk, stored.fresh));
+            if self.rng.chance(0.7) {
+                self.keep();
+            }
+        }
+    }
+
+    /// A chunk has been folded, or could not be.
+    fn keep(&mut self) {
+        let count = self.keeping.len() as u64;
+        if count == 0 {
+            return;
+        }
+        let (link, chunk, fresh) = self.keeping.swap_remove(self.rng.below(count) as usize);
+        let outcome = if self.rng.chance(0.97) { Ok(()) } else { Err("it cannot be folded".into()) };
+        if outcome.is_ok() {
+            *self.counted.entry(chunk.sender).or_default() += fresh.iter().map(|r| r.len()).sum::<u64>();
+        }
+        self.party.machine.kept(self.now, link, &chunk, &fresh, outcome);
     }
 
     /// All that was asked for has been sent.
@@ -138,11 +166,14 @@ impl Fuzzed {
     }
 
     fn fold(&mut self) {
-        if let Some(sender) = self.folding.pop() {
-            self.party.machine.folded(self.now, sender);
-        } else {
-            self.party.machine.folded(self.now, self.rng.below(5) as u32);
+        let outcome = if self.rng.chance(0.9) { Ok(()) } else { Err("it cannot be folded".into()) };
+        let sender = self.folding.pop();
+        if let (Some(sender), true) = (sender, outcome.is_ok()) {
+            self.counted.insert(sender, self.party.layout.bytes());
         }
+        // And of somebody who has nothing to be folded.
+        let sender = sender.unwrap_or_else(|| self.rng.below(5) as u32);
+        self.party.machine.folded(self.now, sender, outcome);
     }
 
     fn start(&mut self) {
@@ -206,16 +237,18 @@ impl Fuzzed {
         self.whole += whole as u32;
         assert_eq!(outcome.complete, whole >= outcome.expected as usize);
         let kept = self.fresh.values().map(Ranges::bytes).filter(|&b| b > 0).count();
-        match self.party.partial {
-            Partial::Discard => {
-                assert_eq!(whole, self.folded.len(), "who is whole is who was folded");
-                assert_eq!(kept, 0, "what is staged outlives the round: {:?}", self.fresh);
-            }
-            Partial::Keep => {
-                let counts = outcome.participants.iter().filter(|p| p.coverage > 0.0).count();
-                assert_eq!(counts, kept, "who counts is whose bytes were folded");
-            }
+        if self.party.partial == Partial::Discard {
+            assert_eq!(kept, 0, "what is staged outlives the round: {:?}", self.fresh);
         }
+        assert!(self.folding.is_empty() && self.keeping.is_empty(), "the round ends before what is folded");
+        // What counts is what was folded, and nothing else.
+        let total = self.party.layout.bytes() as f64;
+        let mut folded: Vec<f64> = self.counted.values().map(|&bytes| bytes as f64 / total).collect();
+        let mut said: Vec<f64> =
+            outcome.participants.iter().map(|p| p.coverage).filter(|&c| c > 0.0).collect();
+        folded.sort_by(f64::total_cmp);
+        said.sort_by(f64::total_cmp);
+        assert_eq!(said, folded, "{outcome:?}");
         for transfer in &outcome.transfers {
             let span = transfer.span().unwrap_or(outcome.span);
             assert!(outcome.span.start <= span.start && span.end <= outcome.span.end, "{transfer:?}");
@@ -224,7 +257,7 @@ impl Fuzzed {
         assert!((0.0..=length).contains(&outcome.communication_seconds));
         self.fresh.clear();
         self.folded.clear();
-        self.folding.clear();
+        self.counted.clear();
     }
 }
 

@@ -281,6 +281,10 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     server.machine.control(4 * MS, 1, end);
     let accepted =
         |a: &Action| matches!(a, Action::Send { link: 1, message: Control::Accepted { round: 1 } });
+    let actions = server_actions(&mut server);
+    assert!(actions.iter().any(|a| matches!(a, Action::Fold { sender: 1, .. })));
+    assert!(!actions.iter().any(accepted), "it is not folded yet");
+    server.machine.folded(5 * MS, 1, Ok(()));
     assert!(server_actions(&mut server).iter().any(accepted));
 }
 

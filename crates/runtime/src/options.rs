@@ -40,7 +40,7 @@ pub enum PrecisionRule {
     F32,
     /// 64-bit floats.
     F64,
-    /// 64-bit fixed point: the same bits whatever the order of arrival.
+    /// 128-bit fixed point: the same bits whatever the order of arrival.
     Exact,
 }
 

@@ -77,6 +77,13 @@ impl Mender {
         !matches!(self.policy, Policy::Renormalise | Policy::Zero)
     }
 
+    /// The update that was mended last was not folded: it stands in for nothing.
+    pub fn forget(&self, sender: u32) {
+        if let Some(last) = &self.last {
+            lock(last).remove(&sender);
+        }
+    }
+
     /// Mends an update; returns what of it is to be folded.
     pub fn mend(
         &self,

@@ -1,20 +1,21 @@
 //! The server's end of a job: accepts links, runs rounds, folds.
 
 use std::collections::HashMap;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, Repair, Summary};
+use thalweg_fold::{Accumulator, Repair, Summary, MAX_WEIGHT};
 use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Outcome, Span, Time, Traffic};
 use thalweg_transport::{
     Address, Cancel, ErrorKind, Link, Listener, Outgoing, Pending, SendReport, UpdateId,
 };
 use thalweg_wire::control::Control;
-use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
+use thalweg_wire::{Layout, Range, Ranges, Spread, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::admission::{Gate, Peers};
@@ -121,6 +122,7 @@ impl Server {
             spread: options.repair.spread.then_some(options.seed),
             tolerance: tolerance.clone(),
             staging: options.staging_bytes(layout.bytes()),
+            max_samples: MAX_WEIGHT as u64,
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
         };
@@ -481,11 +483,14 @@ impl Shared {
     fn fold_staged(self: &Arc<Self>, sender: u32, weight: f64, holes: Ranges) {
         let shared = self.clone();
         tokio::task::spawn_blocking(move || {
-            if let Err(error) = shared.fold_update(sender, weight, &holes) {
-                shared.note(format!("folding the update of client {sender} failed: {error}"));
-            }
+            // Whatever happens, the round hears what came of it.
+            let fold = AssertUnwindSafe(|| shared.fold_update(sender, weight, &holes));
+            let outcome =
+                catch_unwind(fold).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
+            let outcome =
+                outcome.map_err(|reason| format!("sent an update that cannot be added up: {reason}"));
             shared.staging.free(sender);
-            lock(&shared.machine).folded(shared.now(), sender);
+            lock(&shared.machine).folded(shared.now(), sender, outcome);
             shared.wake();
         });
     }
@@ -493,28 +498,33 @@ impl Shared {
     fn fold_update(&self, sender: u32, weight: f64, holes: &Ranges) -> Result<(), String> {
         let _folding = self.folding.read().unwrap_or_else(PoisonError::into_inner);
         let arena = self.staging.place(sender).ok_or("there is no memory")?;
+        // Who received the last of it may still hold its place, and what trails behind its end may come.
+        let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
         if !holes.is_empty() || self.mender.keeps_updates() {
-            return self.fold_mended(sender, weight, &arena, holes);
+            return self.fold_mended(sender, weight, &mut update, holes);
         }
-        let bytes = arena.lend(arena.range()).map_err(|e| e.to_string())?;
-        self.accumulator.fold(0, &bytes, weight).map(drop).map_err(|e| e.to_string())
+        self.accumulator.fold(0, &update, weight).map(drop).map_err(|e| e.to_string())
     }
 
-    fn fold_mended(&self, sender: u32, weight: f64, arena: &Arena, holes: &Ranges) -> Result<(), String> {
-        // What trails behind the update's end may still be on its way into it.
-        let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+    fn fold_mended(&self, sender: u32, weight: f64, update: &mut [u8], holes: &Ranges) -> Result<(), String> {
         let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
         if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
             let mut wire = vec![0; global.len()];
             order.to_wire(&self.layout, &global, &mut wire);
             global = wire.into();
         }
-        let came = self.mender.mend(&self.layout, sender, &mut update, holes, &global)?;
-        for range in came.iter() {
+        let came = self.mender.mend(&self.layout, sender, update, holes, &global)?;
+        // What stands in was not judged when it came.
+        let judge = |range: Range| {
             let bytes = &update[range.start as usize..range.end as usize];
-            self.accumulator.fold(range.start, bytes, weight).map_err(|e| e.to_string())?;
-        }
-        Ok(())
+            self.accumulator.check(range.start, bytes, weight)
+        };
+        let folded = came.iter().try_for_each(judge);
+        let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &came, weight));
+        folded.map_err(|error| {
+            self.mender.forget(sender);
+            error.to_string()
+        })
     }
 
     /// Takes the mean into the model, on a thread of its own, and posts the outcome.
@@ -529,14 +539,10 @@ impl Shared {
 
     fn finish(&self, outcome: &Outcome) -> Result<String, Error> {
         let _folding = self.folding.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(reason) = &outcome.failure {
-            self.accumulator.reset();
-            return Err(Error::new("round", "run round", reason.clone()));
-        }
-        let mut model = self.claim_model()?;
-        let summary = self.put_mean(&mut model).map_err(|e| Error::new("round", "take the mean", e))?;
-        drop(model);
+        let summary = self.end_sums(outcome);
+        // Whatever came of them, they are not for the next round.
         self.accumulator.reset();
+        let summary = summary?;
         let seconds = self.now().saturating_sub(outcome.span.start).as_secs_f64();
         let fold = json!({ "uncovered_bytes": summary.uncovered_bytes });
         // All its links are made with the same options.
@@ -544,6 +550,33 @@ impl Shared {
             lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion);
         let said = outcome_json(outcome, seconds, fold, congestion, self.options.repair.policy, &self.layout);
         Ok(said.to_string())
+    }
+
+    /// The mean, in the model. If there is none, or one that is not finite, the model stays as it was.
+    fn end_sums(&self, outcome: &Outcome) -> Result<Summary, Error> {
+        if let Some(reason) = &outcome.failure {
+            return Err(Error::new("round", "run round", reason.clone()));
+        }
+        let no_mean = |reason: String| {
+            let said = format!("round {} gives no model: {reason}", outcome.round);
+            Error::new("round", "take the mean", said)
+        };
+        self.check_means().map_err(no_mean)?;
+        let mut model = self.claim_model()?;
+        self.put_mean(&mut model).map_err(no_mean)
+    }
+
+    /// Whether the sums come to a model; every core looks at a part of them.
+    fn check_means(&self) -> Result<(), String> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let sums = &self.accumulator;
+        std::thread::scope(|scope| {
+            let check = |part| scope.spawn(move || sums.check_part(part));
+            let workers: Vec<_> = sums.parts(cores).into_iter().map(check).collect();
+            workers.into_iter().try_for_each(|worker| {
+                worker.join().map_err(|_| "a worker panicked")?.map_err(|e| e.to_string())
+            })
+        })
     }
 
     /// The mean of what was folded, into the model; in order, if updates came in another.

@@ -1,10 +1,10 @@
 //! Where a client's chunks go: into staging, or straight into the accumulator.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thalweg_arena::Claim;
-use thalweg_fold::check_finite;
-use thalweg_proto::{LinkId, Place};
+use thalweg_proto::{LinkId, Place, Stored};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, Range, WireError};
 
@@ -20,11 +20,13 @@ pub(crate) struct ServerSink {
     link: LinkId,
     ordered: bool,
     spare: Mutex<Vec<Vec<u8>>>,
+    /// Bits of the weight of the update that comes, the same for all chunks of a round.
+    weight: AtomicU64,
 }
 
 impl ServerSink {
     pub fn new(shared: Arc<Shared>, link: LinkId, ordered: bool) -> Self {
-        Self { shared, link, ordered, spare: Mutex::default() }
+        Self { shared, link, ordered, spare: Mutex::default(), weight: AtomicU64::new(0) }
     }
 
     fn scratch(&self, length: usize) -> Target {
@@ -44,7 +46,9 @@ impl ServerSink {
 
     /// Uses what is new of a chunk, while nobody can end the round. `Err(None)`: it has to come again.
     fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), Option<String>> {
-        check_finite(&self.shared.layout, chunk.offset, target.bytes()).map_err(|d| Some(d.to_string()))?;
+        let weight = f64::from_bits(self.weight.load(Ordering::Relaxed));
+        let judged = self.shared.accumulator.check(chunk.offset, target.bytes(), weight);
+        judged.map_err(|error| Some(error.to_string()))?;
         let _folding = self.shared.folding.read().unwrap_or_else(PoisonError::into_inner);
         let mut aside = self.aside(chunk, target)?;
         let (stored, due) = {
@@ -52,22 +56,36 @@ impl ServerSink {
             let stored = machine.stored(self.shared.now(), self.link, chunk, Ok(()));
             (stored, machine.has_action())
         };
-        // What trailed behind the update's end may have been the last of it.
-        if due || !self.ordered {
-            self.shared.wake();
-        }
-        let Some(stored) = stored else { return Ok(()) };
-        for range in &stored.fresh {
-            let bytes = part(chunk, target.bytes(), *range);
+        let mut due = due || !self.ordered;
+        if let Some(stored) = stored.filter(|stored| !stored.fresh.is_empty()) {
             if self.shared.keep {
-                let folded = self.shared.accumulator.fold(range.start, bytes, stored.weight);
-                folded.map_err(|e| Some(e.to_string()))?;
+                due |= self.keep(chunk, target, &stored);
             } else if let Some(claim) = &mut aside {
-                let at = range.start.saturating_sub(chunk.offset) as usize;
-                claim[at..at + bytes.len()].copy_from_slice(bytes);
+                copy_fresh(chunk, target, &stored, claim);
             }
         }
+        // What trailed behind the update's end may have been the last of it.
+        if due {
+            self.shared.wake();
+        }
         Ok(())
+    }
+
+    /// Folds what is new of a chunk, and says whether that worked; returns whether there is something to do then.
+    fn keep(&self, chunk: &ChunkHeader, target: &Target, stored: &Stored) -> bool {
+        let fold = |range: &Range| {
+            let folded =
+                self.shared.accumulator.fold(range.start, part(chunk, target.bytes(), *range), stored.weight);
+            let folded = folded.map_err(|error| error.to_string())?;
+            (folded == *range).then_some(()).ok_or_else(|| format!("{folded:?} of {range:?} are elements"))
+        };
+        let outcomes: Vec<_> = stored.fresh.iter().map(|range| (*range, fold(range))).collect();
+        let mut machine = lock(&self.shared.machine);
+        for (range, outcome) in outcomes {
+            let outcome = outcome.map_err(|reason| format!("sent what cannot be added up: {reason}"));
+            machine.kept(self.shared.now(), self.link, chunk, &[range], outcome);
+        }
+        machine.has_action()
     }
 
     /// Where the new parts of a staged chunk go that was received aside. Claimed before the chunk counts as
@@ -86,6 +104,15 @@ impl ServerSink {
     }
 }
 
+/// Copies what is new of a chunk that was received aside.
+fn copy_fresh(chunk: &ChunkHeader, target: &Target, stored: &Stored, claim: &mut Claim) {
+    for range in &stored.fresh {
+        let bytes = part(chunk, target.bytes(), *range);
+        let at = range.start.saturating_sub(chunk.offset) as usize;
+        claim[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
 /// The bytes of `range` in a chunk.
 pub(crate) fn part<'a>(chunk: &ChunkHeader, bytes: &'a [u8], range: Range) -> &'a [u8] {
     let start = range.start.saturating_sub(chunk.offset) as usize;
@@ -96,9 +123,12 @@ pub(crate) fn part<'a>(chunk: &ChunkHeader, bytes: &'a [u8], range: Range) -> &'
 impl Sink for ServerSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         let place = lock(&self.shared.machine).place(self.shared.now(), self.link, chunk);
+        if let Place::New { weight, .. } | Place::Part { weight, .. } = place {
+            self.weight.store(weight.to_bits(), Ordering::Relaxed);
+        }
         match place {
             Place::Nothing => None,
-            Place::New { sender } if !self.shared.keep => {
+            Place::New { sender, .. } if !self.shared.keep => {
                 self.shared.staging.claim(sender, chunk.range()).map(Target::Place)
             }
             Place::New { .. } | Place::Part { .. } => Some(self.scratch(chunk.length as usize)),

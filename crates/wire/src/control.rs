@@ -87,7 +87,7 @@ pub enum Control {
         /// What to send.
         wanted: Ranges,
     },
-    /// Server: the update is in, whole or mended.
+    /// Server: the update was folded into the sums, whole or mended.
     Accepted {
         /// The round.
         round: u32,

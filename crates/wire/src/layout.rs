@@ -110,6 +110,15 @@ impl Layout {
         &self.tensors[first.min(last)..last]
     }
 
+    /// The tensor of which `range` begins or ends within an element; `None` if it cuts no element. Multiples of 8 cut
+    /// none: the largest elements have so many bytes, and tensors are aligned.
+    pub fn cut_by(&self, range: Range) -> Option<&Tensor> {
+        [range.start, range.end].into_iter().filter(|at| !at.is_multiple_of(8)).find_map(|at| {
+            let tensor = self.overlapping(Range::new(at, at.saturating_add(1))).first()?;
+            (!(at - tensor.offset).is_multiple_of(tensor.dtype.size())).then_some(tensor)
+        })
+    }
+
     /// The tensors that `holes` touch, in order, each with the bytes of it that are in them.
     pub fn losses(&self, holes: &Ranges) -> Vec<(&Tensor, u64)> {
         let mut found: Vec<(&Tensor, u64)> = Vec::new();

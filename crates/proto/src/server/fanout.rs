@@ -17,7 +17,7 @@ impl Server {
             return None;
         }
         member.duty = Duty::Round;
-        member.accepted = None;
+        member.verdict = None;
         let (number, config) = (round.plan.number, round.plan.config.clone());
         self.send(link, Control::Begin { round: number, config });
         Some(link)

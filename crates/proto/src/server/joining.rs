@@ -4,7 +4,7 @@ use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome, MAX_NAME,
 use thalweg_wire::Ranges;
 
 use super::{Action, Duty, LinkId, Member, Server};
-use crate::{micros, Round, State, Time};
+use crate::{micros, State, Time};
 
 impl Server {
     pub(super) fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
@@ -85,26 +85,30 @@ impl Server {
         let sender = self.members.keys().next_back().map_or(1, |s| s + 1);
         let (name, instance) = (hello.name.clone(), hello.instance);
         let (link, duty) = (Some(link), Duty::Idle);
-        self.members.insert(sender, Member { name, instance, link, duty, gone: false, accepted: None });
+        self.members.insert(sender, Member { name, instance, link, duty, gone: false, verdict: None });
         (sender, false)
     }
 
     /// Goes on where a client that came back left off. What it holds counts only if we gave it to this very
     /// process for the round under way; the round may have ended, or the server have been restarted.
     fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
-        let takes_part = |r: &&Round| same && r.parts.contains_key(&sender);
-        let current = self.round.as_ref().filter(takes_part).map(|r| r.plan.number);
-        let accepted = self.members.get(&sender).and_then(|m| m.accepted).filter(|_| same);
+        let current = self.round.as_ref().map(|r| r.plan.number);
+        let current = current.filter(|&number| same && self.takes_part(sender, number));
+        let verdict = self.members.get(&sender).and_then(|m| m.verdict.clone()).filter(|_| same);
+        let verdict = |round: u32| verdict.filter(|(of, _)| *of == round).map(|(_, verdict)| verdict);
         match holding {
-            Holding::Round { round } if current == Some(*round) => self.go_on(now, link, sender, *round),
-            Holding::Round { round } if accepted == Some(*round) => {
-                self.accept(link, sender, *round);
-                self.assign(now, sender, None);
-            }
-            Holding::Round { round } => {
-                self.set_duty(sender, Duty::Behind);
-                self.send(link, Control::Closed { round: *round });
-            }
+            Holding::Round { round } if current == Some(*round) => self.go_on(now, sender, *round),
+            Holding::Round { round } => match verdict(*round) {
+                Some(verdict) => {
+                    self.set_duty(sender, Duty::Idle);
+                    self.tell(link, *round, verdict);
+                    self.assign(now, sender, None);
+                }
+                None => {
+                    self.set_duty(sender, Duty::Behind);
+                    self.send(link, Control::Closed { round: *round });
+                }
+            },
             Holding::Model { round, holes } if current == Some(*round) => {
                 self.start_over(now, sender, Some(holes.clone()));
             }
@@ -120,27 +124,25 @@ impl Server {
         self.set_duty(sender, Duty::Idle);
         self.drop_staging_of(sender);
         self.assign(now, sender, holes);
+        self.say_closed(sender);
     }
 
-    fn go_on(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
-        if !self.answered(link, sender, number) {
+    /// Tells a process, of whose client part of another update was folded, that this round is none of its business.
+    fn say_closed(&mut self, sender: u32) {
+        let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
+        let forsaken = self.part(sender, round).is_some_and(|part| part.state == State::Lost && part.gone);
+        let link = self.members.get(&sender).and_then(|m| m.link);
+        if let Some(link) = link.filter(|_| forsaken) {
+            self.send(link, Control::Closed { round });
+        }
+    }
+
+    fn go_on(&mut self, now: Time, sender: u32, number: u32) {
+        if !self.answered(sender, number) {
             if let Some(round) = &mut self.round {
                 round.back(now, sender, self.config.stand_in.is_none());
             }
             self.set_duty(sender, Duty::Round);
         }
-    }
-
-    /// Tells a client again whose update is in, or was refused; `false` if it is neither.
-    pub(super) fn answered(&mut self, link: LinkId, sender: u32, round: u32) -> bool {
-        match self.part(sender, round).map(|p| (p.state, p.reason.clone())) {
-            Some((State::Whole | State::Partial | State::Staged, _)) => self.accept(link, sender, round),
-            Some((State::Rejected, reason)) => {
-                self.set_duty(sender, Duty::Idle);
-                self.send(link, Control::Rejected { round, reason: reason.unwrap_or_default() });
-            }
-            _ => return false,
-        }
-        true
     }
 }

@@ -46,11 +46,11 @@ impl World {
             }
             Action::Fold { sender, weight, holes } => {
                 let (made, round, nan) = (&self.made, self.round, self.nan());
-                self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
+                let outcome = self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
                     let of = made.get(&(name.to_string(), round)).into_iter().flatten();
                     nan || of.into_iter().any(|&i| agree(&update(name, i, round, bytes.len()), bytes, came))
                 });
-                self.net.at(now + self.server.folding, Event::Folded { sender });
+                self.net.at(now + self.server.folding, Event::Folded { sender, outcome });
             }
             Action::Unstage { sender } => drop(self.server.staged.remove(&sender)),
             Action::Joined { client } => self.server.log.push(format!("+{client}")),

@@ -39,9 +39,6 @@ impl World {
         let mut weight = 0.0;
         for part in result.outcome.participants.iter().filter(|p| p.state == State::Whole) {
             let made = &self.made[&(part.client.clone(), result.outcome.round)];
-            if made.len() > 1 && self.server.partial == Partial::Keep {
-                return true; // Two processes' halves: covered by the counts.
-            }
             // The last process to have got the model is the one whose update came in.
             let Some(&instance) = made.last() else { return false };
             let update = update(&part.client, instance, result.outcome.round, bytes);

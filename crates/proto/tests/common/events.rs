@@ -18,8 +18,8 @@ impl World {
             Event::Closed { link, end, reason } => self.closed(link, end, &reason),
             Event::Connect { client, instance } => self.connect(client, instance),
             Event::Trained { client, instance, round } => self.trained(client, instance, round),
-            Event::Folded { sender } => {
-                self.server.machine.folded(self.now, sender);
+            Event::Folded { sender, outcome } => {
+                self.server.machine.folded(self.now, sender, outcome);
                 self.server_actions();
             }
         }

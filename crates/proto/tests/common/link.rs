@@ -177,5 +177,6 @@ pub enum Event {
     },
     Folded {
         sender: u32,
+        outcome: Result<(), String>,
     },
 }

@@ -75,6 +75,7 @@ pub fn profile(name: &str) -> Profile {
         token: None,
         paths: vec![(Path::PERFECT, Path::PERFECT)],
         nan_at: None,
+        unfoldable_at: None,
     }
 }
 

@@ -12,6 +12,9 @@ use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ran
 use super::network::{Path, Rng};
 use super::{Doors, JOB};
 
+/// Most samples of an update.
+pub const MAX_SAMPLES: u64 = 1 << 40;
+
 /// Three tensors with gaps between them, about `elements` floats in all.
 pub fn layout(elements: u64) -> Layout {
     let part = elements / 3;
@@ -127,6 +130,8 @@ pub struct ServerParty {
     pub dead: BTreeSet<LinkId>,
     /// How long folding a staged update takes.
     pub folding: Time,
+    /// Clients with an update that cannot be folded, and a byte of it that is why.
+    pub unfoldable: BTreeMap<String, usize>,
 }
 
 impl ServerParty {
@@ -143,6 +148,7 @@ impl ServerParty {
             spread: None,
             tolerance: Arc::new(tolerance),
             staging: bytes * setup.places,
+            max_samples: MAX_SAMPLES,
             liveness: setup.liveness,
             max_clients: setup.max_clients,
         };
@@ -161,6 +167,7 @@ impl ServerParty {
             busiest: 0,
             dead: BTreeSet::new(),
             folding: setup.folding,
+            unfoldable: BTreeMap::new(),
         }
     }
 
@@ -171,7 +178,7 @@ impl ServerParty {
     /// A chunk has come, as the driver's sink takes it.
     pub fn chunk(&mut self, now: Time, link: LinkId, header: &FrameHeader, payload: &[u8], left: u64) {
         let place = self.machine.place(now, link, &header.chunk);
-        if let (Place::New { sender }, Partial::Discard) = (place, self.partial) {
+        if let (Place::New { sender, .. }, Partial::Discard) = (place, self.partial) {
             // In place, whether it turns out damaged or not.
             let at = header.chunk.range();
             self.staging(sender)[at.start as usize..at.end as usize].copy_from_slice(payload);
@@ -186,7 +193,16 @@ impl ServerParty {
             Ok(()) => Ok(()),
         };
         if let Some(stored) = self.machine.stored(now, link, &header.chunk, outcome) {
-            self.take(place, header.chunk.offset, payload, &stored);
+            self.take(now, link, place, &header.chunk, payload, &stored);
+        }
+    }
+
+    /// Why these bytes of a client's update cannot be folded, if so.
+    fn refusal(&self, sender: u32, range: Range) -> Result<(), String> {
+        let at = self.names.get(&sender).and_then(|name| self.unfoldable.get(name)).map(|&at| at as u64);
+        match at.filter(|at| (range.start..range.end).contains(at)) {
+            Some(at) => Err(format!("sent what cannot be folded at byte {at}")),
+            None => Ok(()),
         }
     }
 
@@ -195,11 +211,25 @@ impl ServerParty {
         self.staged.entry(sender).or_insert_with(|| vec![0xff; bytes])
     }
 
-    fn take(&mut self, place: Place, offset: u64, payload: &[u8], stored: &Stored) {
+    fn take(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        place: Place,
+        chunk: &ChunkHeader,
+        payload: &[u8],
+        stored: &Stored,
+    ) {
         for range in &stored.fresh {
-            let part = &payload[(range.start - offset) as usize..(range.end - offset) as usize];
+            let part = &payload[(range.start - chunk.offset) as usize..(range.end - chunk.offset) as usize];
             match self.partial {
-                Partial::Keep => self.fold.add(stored.sender, *range, part, stored.weight),
+                Partial::Keep => {
+                    let outcome = self.refusal(stored.sender, *range);
+                    if outcome.is_ok() {
+                        self.fold.add(stored.sender, *range, part, stored.weight);
+                    }
+                    self.machine.kept(now, link, chunk, &[*range], outcome);
+                }
                 Partial::Discard if matches!(place, Place::Part { .. }) => {
                     self.staging(stored.sender)[range.start as usize..range.end as usize]
                         .copy_from_slice(part);
@@ -209,22 +239,25 @@ impl ServerParty {
         }
     }
 
-    /// Adds a staged update but for its holes; `known` says whether the client made one with the rest.
+    /// Adds a staged update but for its holes; `known` says whether the client made one with the rest. If it cannot be
+    /// folded, nothing of it is.
     pub fn fold_staged(
         &mut self,
         sender: u32,
         weight: f64,
         holes: &Ranges,
         known: impl Fn(&str, &[u8], &Ranges) -> bool,
-    ) {
+    ) -> Result<(), String> {
         let name = self.names[&sender].clone();
         let staged = self.staged.remove(&sender).unwrap_or_else(|| vec![0xff; self.layout.bytes() as usize]);
         let came = holes.holes(staged.len() as u64);
         assert!(known(&name, &staged, &came), "the staged update of {name} is not what it sent");
+        self.refusal(sender, Range::new(0, staged.len() as u64))?;
         for range in came.iter() {
             let bytes = &staged[range.start as usize..range.end as usize];
             self.fold.add(sender, range, bytes, weight);
         }
+        Ok(())
     }
 
     pub fn ended(&mut self, outcome: Outcome) {
@@ -265,6 +298,8 @@ pub struct Profile {
     pub paths: Vec<(Path, Path)>,
     /// Sends a NaN in this many bytes.
     pub nan_at: Option<usize>,
+    /// Sends in this byte what cannot be folded.
+    pub unfoldable_at: Option<usize>,
 }
 
 /// What can be seen of a client from outside.

@@ -65,6 +65,9 @@ impl World {
 
     pub fn add(&mut self, profile: Profile) -> usize {
         let instance = self.net.rng.next();
+        if let Some(at) = profile.unfoldable_at {
+            self.server.unfoldable.insert(profile.name.clone(), at);
+        }
         self.clients.push(ClientParty::new(profile, instance));
         self.client_actions(self.clients.len() - 1);
         self.clients.len() - 1

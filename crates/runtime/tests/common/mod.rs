@@ -1,5 +1,7 @@
 //! A server and clients in one process, driven through the runtime's public API.
-#![allow(clippy::unwrap_used, dead_code)] // not every test file uses all of it
+#![allow(clippy::unwrap_used, clippy::panic, dead_code)] // not every test file uses all of it
+
+pub mod raw;
 
 use std::thread::JoinHandle;
 use std::time::Duration;

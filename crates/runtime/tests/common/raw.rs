@@ -1,0 +1,139 @@
+//! A client that speaks the session by hand over the memory transport, and may say and send anything.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_transport::memory::Memory;
+use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Target, Transport, UpdateId};
+use thalweg_wire::control::{Control, Hello, Holding, Interval, Welcome, VERSIONS};
+use thalweg_wire::{ChunkHeader, WireError};
+
+use super::LIMIT;
+
+/// What a raw client is asked, in order.
+pub struct Raw {
+    runtime: tokio::runtime::Runtime,
+    link: Arc<dyn Link>,
+    pub welcome: Welcome,
+    /// What else was said meanwhile.
+    heard: Mutex<Vec<Control>>,
+}
+
+/// Takes nothing: a raw client makes its update up.
+struct Nowhere;
+
+impl Sink for Nowhere {
+    fn place(&self, _: &ChunkHeader) -> Option<Target> {
+        None
+    }
+    fn progress(&self, _: u64) {}
+    fn stored(&self, _: &ChunkHeader, _: Target, _: Result<(), WireError>) {}
+}
+
+impl Raw {
+    /// Connects and is let in.
+    pub fn join(address: &str, name: &str, instance: u64) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let address = Address::parse(address).unwrap();
+        let link = runtime.block_on(Memory.connect(&address, &Options::default())).unwrap();
+        let hello = |clock| {
+            let (nonce, proof, layout, holding) = ([7; 32], None, None, Holding::Nothing);
+            let name = name.into();
+            Control::Hello(Hello {
+                version: VERSIONS.1,
+                name,
+                instance,
+                nonce,
+                proof,
+                layout,
+                holding,
+                clock,
+            })
+        };
+        let said = runtime.block_on(async {
+            let challenge = next(&*link).await;
+            assert!(matches!(challenge, Control::Challenge(_)), "{challenge:?}");
+            link.send_control(hello(0).encode().unwrap().into()).await.unwrap();
+            next(&*link).await
+        });
+        let Control::Welcome(welcome) = said else { panic!("{said:?}") };
+        Self { runtime, link, welcome, heard: Mutex::default() }
+    }
+
+    pub fn say(&self, message: &Control) {
+        self.runtime.block_on(self.link.send_control(message.encode().unwrap().into())).unwrap();
+    }
+
+    /// The next message for which `wanted` is so.
+    pub fn hear(&self, what: &str, wanted: impl Fn(&Control) -> bool) -> Control {
+        let hear = async {
+            loop {
+                match next(&*self.link).await {
+                    message if wanted(&message) => return message,
+                    Control::Ping { clock, .. } => {
+                        self.link
+                            .send_control(Control::Pong { clock }.encode().unwrap().into())
+                            .await
+                            .unwrap();
+                    }
+                    other => self.heard.lock().unwrap().push(other),
+                }
+            }
+        };
+        let heard = self.runtime.block_on(async { tokio::time::timeout(LIMIT, hear).await });
+        heard.unwrap_or_else(|_| panic!("waiting in vain for {what}: {:?}", self.heard.lock().unwrap()))
+    }
+
+    /// Takes the model of a round and offers an update of so many samples; returns when it may send.
+    pub fn offer(&self, round: u32, samples: u64) {
+        self.hear("the model", |m| matches!(m, Control::End { .. }));
+        let received = Interval { start: 0, end: 1 };
+        self.say(&Control::Received { round, received, duplicates: 0, missing: 0 });
+        self.say(&self.offering(round, samples));
+        self.hear("a grant", |m| matches!(m, Control::Grant { .. }));
+    }
+
+    pub fn offering(&self, round: u32, samples: u64) -> Control {
+        Control::Offer { round, samples, layout: self.welcome.layout.hash(), metrics: "{}".into() }
+    }
+
+    /// Sends these bytes of an update, each range a chunk.
+    pub fn send(&self, round: u32, update: &[u8], ranges: &[(usize, usize)]) {
+        let id = UpdateId {
+            job: self.welcome.job,
+            round,
+            sender: self.welcome.sender,
+            layout: self.welcome.layout.hash(),
+        };
+        let bytes: Vec<u8> = ranges.iter().flat_map(|&(start, end)| &update[start..end]).copied().collect();
+        let chunks = ranges.iter().map(|&(start, end)| (start as u64, (end - start) as u32));
+        let update = Outgoing::packed(id, Bytes::from(bytes), chunks, Cancel::default());
+        self.runtime.block_on(self.link.send_update(&update)).unwrap();
+    }
+
+    pub fn end(&self, round: u32) {
+        self.say(&Control::End { round, sent: Interval { start: 0, end: 1 }, retransmissions: None });
+    }
+
+    /// How the update fared: `Err` is the reason of a refusal.
+    pub fn verdict(&self) -> Result<(), String> {
+        let verdict = |m: &Control| matches!(m, Control::Accepted { .. } | Control::Rejected { .. });
+        match self.hear("a verdict", verdict) {
+            Control::Rejected { reason, .. } => Err(reason),
+            _ => Ok(()),
+        }
+    }
+
+    /// Its process dies.
+    pub fn die(self) {
+        self.runtime.block_on(self.link.close());
+        self.runtime.shutdown_timeout(Duration::from_secs(1));
+    }
+}
+
+async fn next(link: &dyn Link) -> Control {
+    let message = tokio::time::timeout(LIMIT, link.receive(&Nowhere)).await.unwrap().unwrap();
+    Control::decode(&message).unwrap()
+}
