@@ -127,7 +127,7 @@ async fn admit(
                         Ok(Some(pending)) => pending,
                         Err(error) => Box::pin(std::future::ready(Err(error))),
                     };
-                    // It fails if the listener is gone; then the connection ends too.
+                    // It fails once the listener is gone: the connection ends then too.
                     let _ = ready.send(pending).await;
                 });
             }

@@ -66,7 +66,7 @@ struct Keeper {
 #[async_trait]
 impl Doorkeeper for Keeper {
     async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
-        // If the programs did not see its beginning, it is an ordinary connection.
+        // Where the programs did not see it come, it is an ordinary connection.
         let local = stream.local_addr().ok();
         let flow = local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate));
         let holes = flow.map(|flow| Arc::new(flow) as Arc<dyn Holes>);
