@@ -21,7 +21,7 @@ use crate::CHUNK;
 
 const SEND: &str = "send update";
 
-/// An update that a caller waits for. Its loan of the arena ends with the call: the caller takes it back.
+/// An update that somebody waits for. Its loan on the arena ends with the call: whoever waits takes it back.
 type Lent = Arc<Mutex<Option<Outgoing>>>;
 
 pub(crate) struct Order {
@@ -70,7 +70,7 @@ pub(crate) struct Protection {
     pub repair: f64,
 }
 
-/// The sender of one direction.
+/// One direction's sending side.
 pub(crate) struct Driver {
     lane: Lane,
     shared: Arc<Shared>,
@@ -173,7 +173,7 @@ impl Driver {
         }
     }
 
-    /// Takes the acknowledgements that have come.
+    /// Takes the acknowledgements that are there.
     fn hear(&mut self) {
         while self.lane.receive(&mut self.reports).is_ok() {
             let now = self.origin.elapsed();
