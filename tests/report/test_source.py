@@ -12,6 +12,7 @@ import pytest
 from tests.report.records import links, make, queues, write
 from thalweg.errors import PlanError, RecordError
 from thalweg.report import read_runs
+from thalweg.report.numbers import numbers
 from thalweg.report.source import read_run
 
 
@@ -47,6 +48,17 @@ def test_a_run_without_a_round(tmp_path: Path) -> None:
     run = read_run(path)
     assert run.rounds == []
     assert run.why_no_accuracy() == "the run is failed and has no finished round"
+
+
+def test_an_app_may_have_a_loss_and_no_accuracy(tmp_path: Path) -> None:
+    path = make(tmp_path / "r", plan={"app": "my_app:App", "model": {}}, parquet=False)
+    entries = [json.loads(line) for line in (path / "journal.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**one, "accuracy": None, "loss": 1 / one["round"]}) + "\n" for one in entries]
+    (path / "journal.jsonl").write_text("".join(lines))
+    run = read_run(path)
+    assert run.why_no_accuracy() == "my_app:App reports a loss and no accuracy"
+    found = numbers(run)
+    assert (found["model"], found["loss"], found["accuracy"]) == ("my_app:App", 0.25, None)
 
 
 def test_a_lab_that_left_no_tables_says_how_the_run_ended(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "rounds": len(each),
         "rounds_planned": run.plan.job.rounds,
         "accuracy": next((row["accuracy"] for row in reversed(each) if row["accuracy"] is not None), None),
+        "loss": next((row["loss"] for row in reversed(each) if row["loss"] is not None), None),
         "best_accuracy": max((row["accuracy"] for row in each if row["accuracy"] is not None), default=None),
         "seconds": spread(row["seconds"] for row in each),
         "communication_seconds": spread(row["communication_seconds"] for row in each),

@@ -89,6 +89,8 @@ class Run:
             return self.why_no_rounds()
         if self.plan.is_payload:
             return f"{self.plan.model.name} is moved and not trained, so that it has no accuracy"
+        if any(row["loss"] is not None for row in self.rounds):
+            return f"{self.plan.label} reports a loss and no accuracy"
         return "no round of it was evaluated"
 
     def why_no_rounds(self) -> str:

@@ -43,6 +43,7 @@ FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("rounds", lambda run: f"{run['rounds']} of {run['rounds_planned']}"),
     ("accuracy, last", lambda run: share(run["accuracy"])),
     ("accuracy, best", lambda run: share(run["best_accuracy"])),
+    ("loss, last", lambda run: known(lambda loss: f"{loss:.4g}")(run["loss"])),
     ("time of a round", lambda run: spread(format_seconds)(run["seconds"])),
     ("communication", lambda run: spread(format_seconds)(run["communication_seconds"])),
     (
