@@ -80,6 +80,8 @@ def test_a_lora_model_sends_its_adapters_alone(words: Any) -> None:
         ([""], "'', which is no pattern"),
         (["!"], "'!', which is no pattern"),
         ([3], "3, which is no pattern"),
+        (3, "tensors is a int"),
+        (print, "tensors is a builtin"),
         ("2", "fits '2'"),
         ("[0-9].bias", "fits"),
     ],

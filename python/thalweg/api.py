@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from thalweg import _core, apps
 from thalweg.apps import name_of
 from thalweg.binding import bind
+from thalweg.choosing import Choice
 from thalweg.errors import PlanError
 from thalweg.watching import Watch
 
@@ -275,6 +276,8 @@ def fedavg(
 
 
 def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | None:
-    """Return which tensors travel: those that are asked for, else those that the app says; None for all."""
-    words = getattr(app, "tensors", None) if tensors is None else tensors
-    return [words] if isinstance(words, str) else None if words is None else list(words)
+    """Return which tensors travel: those that are asked for, else those that the app says; None for all.
+
+    Raises ModelError for what is no pattern.
+    """
+    return Choice(getattr(app, "tensors", None) if tensors is None else tensors).words or None

@@ -36,6 +36,8 @@ class Choice:
 
     def __init__(self, words: str | Iterable[str] | None = None) -> None:
         """Take the words; one may stand alone. None is every tensor. Raises ModelError for what is no word."""
+        if words is not None and not isinstance(words, Iterable):
+            raise ModelError(f"tensors is a {type(words).__name__}", _MEND)
         given: list[Any] = [words] if isinstance(words, str) else list(words or ())
         for word in given:
             if not isinstance(word, str) or word in ("", NOT):
