@@ -193,3 +193,11 @@ def test_a_transfer_has_the_congestion_control_of_who_sent_it() -> None:
     }
     said = [way["congestion_control"] for way in entry(outcome, {}, None)["transfers"]]
     assert said == ["bbr", "cubic", "bbr", None, "bbr", None]
+
+
+def test_the_folder_of_an_apps_run_has_the_name_of_its_file(tmp_path: Path) -> None:
+    plan = Plan.of({"app": "some/where/my_app.py:App", "record": {"folder": str(tmp_path)}})
+    record = RunRecord.create(plan, {})
+    record.close()
+    assert "-my-app.py-App-tcp-" in record.path.name
+    assert record.path.parent == tmp_path

@@ -204,7 +204,8 @@ class RunRecord(Record):
 
 def _folder_name(plan: Plan) -> str:
     date = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
-    model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.label)
+    # Of an app in a file, the file and the object are enough.
+    model = re.sub(r"[^A-Za-z0-9.]+", "-", plan.label.rpartition("/")[2])
     return f"{date}-{model}-{plan.scheme}-{secrets.token_hex(3)}"
 
 
