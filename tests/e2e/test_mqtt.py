@@ -76,6 +76,29 @@ def test_a_broker_with_a_host_of_its_own(result: Run, tmp_path: Path) -> None:
     assert all(entry["communication_seconds"] > least for entry in done["rounds"]), "nothing beats the links"
 
 
+def restricted() -> str:
+    """Return a congestion control that no namespace takes for its default; where all may be chosen, any."""
+    folder = Path("/proc/sys/net/ipv4")
+    allowed, known = (
+        (folder / f"tcp_{kind}_congestion_control").read_text().split() for kind in ("allowed", "available")
+    )
+    return next((name for name in known if name not in allowed), known[0])
+
+
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
+def test_a_brokers_connections_take_a_congestion_control_that_its_namespace_refuses(
+    result: Run, tmp_path: Path
+) -> None:
+    chosen = restricted()
+    done = result(
+        "run", "--transport", "mqtt", "--model", "payload:256KiB", "--clients", "2", "--rounds", "1",
+        "--network", "rate=100mbit", "--emulator", "packet", "--congestion", chosen,
+    )  # fmt: skip
+    assert done["rounds"][0]["complete"]
+    rows = parquet.read_table(tmp_path / done["record"] / "parties.parquet").to_pylist()
+    assert {row["party"]: row["congestion_control"] for row in rows}["broker"] == chosen
+
+
 def test_a_round_goes_on_when_its_broker_is_killed(start: Start, tmp_path: Path) -> None:
     program = start(
         "run", "--transport", "mqtt", "--model", "payload:1MiB", "--clients", "2", "--rounds", "40", "--json"

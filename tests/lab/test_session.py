@@ -15,6 +15,7 @@ from thalweg.errors import LabError, PlanError
 from thalweg.lab import client, reaper
 from thalweg.lab import session as sessions
 from thalweg.lab.client import RunningLab
+from thalweg.network.spec import CONGESTION
 from thalweg.plan import Plan
 from thalweg.record import RunRecord
 
@@ -82,6 +83,26 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(client, "start", lambda *_, **__: lab)
     monkeypatch.setattr("thalweg.lab.namespaces.congestion_control", lambda _: "cubic")
     return told
+
+
+@pytest.mark.parametrize(
+    ("transport", "network", "host"),
+    [
+        ({"url": "mqtt", "congestion": "cubic"}, {"profile": "lan"}, "server"),
+        ({"url": "mqtt", "congestion": "cubic"}, {"profile": "lan", "broker": {}}, "broker"),
+        ({"url": "mqtt"}, {"profile": "lan"}, None),
+        ({"url": "tcp", "congestion": "cubic"}, {"profile": "lan"}, None),
+    ],
+)
+def test_the_lab_gives_a_brokers_host_the_plans_congestion_control(
+    packets: list[str], transport: dict[str, str], network: dict[str, Any], host: str | None
+) -> None:
+    """Nobody else sets it: a namespace refuses what not every user may choose, and the lab has another way."""
+    with sessions.session(plan(network=network, transport=transport), NAMES, lambda _: None) as made:
+        assert made.spec is not None
+        chosen = {one.name: one.sysctls.get(CONGESTION) for one in made.spec.hosts}
+    assert {name for name, value in chosen.items() if value is not None} == ({host} if host else set())
+    assert chosen.get(host or "server") == ("cubic" if host else None)
 
 
 def test_no_network_is_none() -> None:

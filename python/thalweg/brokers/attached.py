@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import registry
 from thalweg.brokers import Broker, Place, Tls, programs
 from thalweg.errors import BrokerError, PlanError
+from thalweg.network.topology import SERVER
 
 if TYPE_CHECKING:
     from thalweg.lab.session import Session
+    from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
 PARTY: Final = "broker"
-CONGESTION: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
 @dataclass
@@ -39,6 +39,23 @@ class Attached:
     def reports(self) -> dict[str, dict[str, Any]]:
         """Return its row of the parties, by name."""
         return {} if self.broker is None else {PARTY: self.broker.use()}
+
+
+def host_of(spec: Spec) -> str:
+    """Return the host that a run's broker is on: its own if the network has one, else the server's."""
+    return spec.broker or SERVER
+
+
+def seated(spec: Spec, plan: Plan) -> Spec:
+    """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
+
+    A broker cannot be told which one to use, so its host's default has to be the plan's. The lab sets that when it
+    makes the host: only the lab knows what to do where the kernel refuses a congestion control as a namespace's default.
+    """
+    chosen = plan.transport.congestion
+    if chosen is None or not registry.can(plan.scheme)["broker"]:
+        return spec
+    return spec.with_congestion(host_of(spec), chosen)
 
 
 @contextmanager
@@ -71,19 +88,11 @@ def attached(
         )
     # With the server, as FedComm has it, if the network has no host for it; not within what processors are limited to.
     spec = network.spec
-    party = "server" if network.lab is None or spec is None or spec.broker is None else spec.broker
+    party = SERVER if network.lab is None or spec is None else host_of(spec)
     place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
-    _choose_congestion(plan, place)
     with Broker(program, place, tls=_certificates(trust), heard=heard) as broker:
         heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))
         yield Attached(broker.url(plan.scheme), broker, _told(broker, trust))
-
-
-def _choose_congestion(plan: Plan, place: Place) -> None:
-    """Have the broker's connections take the plan's congestion control too, where their namespace is the run's own."""
-    wanted = plan.transport.congestion
-    if wanted is not None and place.namespace is not None:
-        place.within(lambda: CONGESTION.write_text(wanted))
 
 
 def _certificates(trust: Mapping[str, Any]) -> Tls | None:

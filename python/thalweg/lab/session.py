@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from thalweg import machine, registry
+from thalweg.brokers.attached import seated
 from thalweg.errors import LabError, ThalwegError
 from thalweg.lab import client, namespaces, reaper
 from thalweg.lab.cgroups import Groups
@@ -249,7 +250,9 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     if network.emulator in ("auto", "packet"):
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"
-            made.lab = client.start(made.spec.text(), wanted, cgroups=made.groups.paths)
+            packets = seated(made.spec, made.plan)
+            made.lab = client.start(packets.text(), wanted, cgroups=made.groups.paths)
+            made.spec = packets
         except LabError as error:
             if network.emulator == "packet" or not cannot(error):
                 raise

@@ -33,6 +33,7 @@ QUEUE_SECONDS: Final = 0.1
 SHORTEST_QUEUE: Final = 64 << 10
 # The kernel counts a queue's bytes in 32 bits.
 MOST_LIMITED: Final = (1 << 32) - 1
+CONGESTION: Final = "net.ipv4.tcp_congestion_control"
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,13 @@ class Spec:
         hubs = [SERVER] if self.broker is None else [SERVER, self.broker]
         pairs = [(hub, client) for hub in hubs for client in self.clients]
         return pairs if self.broker is None else [*pairs, (SERVER, self.broker)]
+
+    def with_congestion(self, host: str, name: str) -> Spec:
+        """Return the network in which connections of ``host`` have this congestion control unless they ask for another."""
+        hosts = (
+            replace(one, sysctls={**one.sysctls, CONGESTION: name}) if one.name == host else one for one in self.hosts
+        )
+        return replace(self, hosts=tuple(hosts))
 
     def table(self) -> dict[str, Any]:
         """Return it as the core's JSON has it: where a host's device limits, the link behind it does not."""
@@ -220,7 +228,7 @@ def settings(tcp: TcpSection, largest: int) -> dict[str, str]:
         # Least, at first, most; the first two as kernels have them.
         "net.ipv4.tcp_wmem": f"4096 {min(16384, send)} {send}",
         "net.ipv4.tcp_rmem": f"4096 {min(131072, receive)} {receive}",
-        **({} if tcp.congestion is None else {"net.ipv4.tcp_congestion_control": tcp.congestion}),
+        **({} if tcp.congestion is None else {CONGESTION: tcp.congestion}),
     }
 
 
