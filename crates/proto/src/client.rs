@@ -9,6 +9,7 @@ use thalweg_wire::control::{
 };
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
+use crate::reaching::Reaching;
 use crate::{micros, Fit, Liveness, Reassembly, Span, Time};
 
 const SETTLE: Time = Time::from_millis(50);
@@ -28,7 +29,7 @@ pub struct ClientConfig {
     pub instance: u64,
     /// Layout of its model; `None` takes the server's.
     pub layout: Option<LayoutHash>,
-    /// How long to go on trying to reach the server.
+    /// How long to go on trying to be let in by the server, until when the client gives up whatever the peer does.
     pub patience: Time,
 }
 
@@ -155,7 +156,7 @@ pub struct Client {
     /// What the server said may be lost.
     tolerance: Arc<Tolerance>,
     link: Option<Connection>,
-    failing_since: Option<Time>,
+    reaching: Reaching,
     retries: u32,
     jitter: u64,
     received: u64,
@@ -179,13 +180,14 @@ struct Connection {
 impl Client {
     /// A client that wants to connect at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, seed: u64) -> Self {
+        let reaching = Reaching::new(config.patience);
         let mut client = Self {
             config,
             phase: Phase::Idle,
             welcome: None,
             tolerance: Arc::default(),
             link: None,
-            failing_since: None,
+            reaching,
             retries: 0,
             jitter: seed,
             received: 0,
@@ -218,6 +220,9 @@ impl Client {
 
     /// The link is up. `nonce` must be fresh random bytes.
     pub fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
+        if self.done {
+            return;
+        }
         let floor = self.welcome.as_ref().map_or(LIVENESS, |w| Time::from_micros(w.liveness));
         let live = Liveness::new(now, floor);
         self.link = Some(Connection {
@@ -237,8 +242,8 @@ impl Client {
         if self.done {
             return;
         }
-        let since = *self.failing_since.get_or_insert(now);
-        if !may_retry || now.saturating_sub(since) >= self.config.patience {
+        self.reaching.failed(now, reason);
+        if !may_retry || self.reaching.is_over(now) {
             return self.finish(Err(reason.into()));
         }
         let after = self.backoff();
@@ -368,7 +373,7 @@ impl Client {
             link.live = Liveness::new(now, floor);
             link.welcomed = true;
         }
-        self.failing_since = None;
+        self.reaching.done();
         self.retries = 0;
         let first = self.welcome.is_none();
         self.welcome = Some(welcome.clone());
@@ -621,13 +626,37 @@ impl Client {
 
     /// When [`Client::timeout`] wants to be called at the latest.
     pub fn poll_timeout(&self) -> Option<Time> {
-        let link = self.link.as_ref()?;
+        let reached = self.is_reaching().then(|| self.reaching.deadline());
+        let Some(link) = &self.link else { return reached };
         let ping = link.welcomed.then(|| link.pinged + self.heartbeat());
-        [ping, link.settle, Some(link.live.deadline())].into_iter().flatten().min()
+        [ping, link.settle, Some(link.live.deadline()), reached].into_iter().flatten().min()
+    }
+
+    /// Whether no server has let it in on a link that it has now.
+    fn is_reaching(&self) -> bool {
+        !self.done && !self.link.as_ref().is_some_and(|link| link.welcomed)
+    }
+
+    /// Gives up once patience is at its end, whatever the peer does meanwhile. Returns whether it did.
+    fn give_up(&mut self, now: Time) -> bool {
+        if !self.is_reaching() {
+            return false;
+        }
+        self.reaching.trying(now);
+        let over = self.reaching.is_over(now);
+        if over {
+            let reason = self.reaching.reason(self.link.is_some());
+            self.actions.push_back(ClientAction::Close);
+            self.finish(Err(reason));
+        }
+        over
     }
 
     /// Time has passed.
     pub fn timeout(&mut self, now: Time) {
+        if self.give_up(now) {
+            return;
+        }
         let heartbeat = self.heartbeat();
         let Some(link) = &mut self.link else { return };
         if now >= link.live.deadline() {

@@ -27,6 +27,7 @@ mod credits;
 mod liveness;
 mod order;
 mod outcome;
+mod reaching;
 mod reassembly;
 mod round;
 mod server;

@@ -1,0 +1,101 @@
+//! How long a client goes on trying to be let in: connecting, the handshake and the server's Welcome together.
+
+use crate::Time;
+
+/// One span of trying, from its first moment to being let in.
+#[derive(Debug)]
+pub(crate) struct Reaching {
+    patience: Time,
+    since: Option<Time>,
+    /// Why the last attempt failed.
+    failed: Option<String>,
+}
+
+impl Reaching {
+    pub(crate) fn new(patience: Time) -> Self {
+        Self { patience, since: None, failed: None }
+    }
+
+    /// The client is trying now; the first call since it was last let in counts.
+    pub(crate) fn trying(&mut self, now: Time) {
+        self.since.get_or_insert(now);
+    }
+
+    /// An attempt has failed.
+    pub(crate) fn failed(&mut self, now: Time, reason: &str) {
+        self.trying(now);
+        self.failed = Some(reason.into());
+    }
+
+    /// The server has let the client in.
+    pub(crate) fn done(&mut self) {
+        (self.since, self.failed) = (None, None);
+    }
+
+    /// When patience ends; at once if nobody has said yet when the trying began.
+    pub(crate) fn deadline(&self) -> Time {
+        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.patience))
+    }
+
+    pub(crate) fn is_over(&self, now: Time) -> bool {
+        self.since.is_some() && now >= self.deadline()
+    }
+
+    /// Why it ends: the last failure, or what the peer did instead of letting the client in. `connected`: there is a
+    /// connection.
+    pub(crate) fn reason(&self, connected: bool) -> String {
+        let seconds = self.patience.as_secs_f64();
+        let mend = "check the address and the transport, or raise the patience";
+        match &self.failed {
+            _ if connected => format!(
+                "the peer took the connection, but did not let this client into a job within {seconds:.1} s; {mend}"
+            ),
+            Some(reason) => reason.clone(),
+            None => format!("the peer did not answer within {seconds:.1} s; {mend}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Time = Time::from_secs(1);
+
+    #[test]
+    fn patience_counts_from_the_first_attempt_until_it_is_let_in() {
+        let mut reaching = Reaching::new(2 * SECOND);
+        assert_eq!(reaching.deadline(), Time::ZERO, "whoever asks has to say what time it is");
+        assert!(!reaching.is_over(9 * SECOND));
+        reaching.trying(SECOND);
+        reaching.trying(2 * SECOND);
+        reaching.failed(2 * SECOND, "nobody is there");
+        assert_eq!(reaching.deadline(), 3 * SECOND);
+        assert!(!reaching.is_over(3 * SECOND - Time::from_nanos(1)));
+        assert!(reaching.is_over(3 * SECOND));
+        reaching.done();
+        reaching.trying(100 * SECOND);
+        assert_eq!(reaching.deadline(), 102 * SECOND, "a later loss of the link has patience of its own");
+    }
+
+    #[test]
+    fn the_reason_is_what_the_peer_did() {
+        let mut reaching = Reaching::new(2 * SECOND);
+        assert!(reaching
+            .reason(false)
+            .starts_with("the peer did not answer within 2.0 s; check the address"));
+        assert!(reaching
+            .reason(true)
+            .starts_with("the peer took the connection, but did not let this client"));
+        reaching.failed(SECOND, "refused");
+        assert_eq!(reaching.reason(false), "refused");
+        assert!(reaching.reason(true).starts_with("the peer took the connection"));
+    }
+
+    #[test]
+    fn endless_patience_does_not_overflow() {
+        let mut reaching = Reaching::new(Time::MAX);
+        reaching.trying(SECOND);
+        assert!(!reaching.is_over(1_000_000 * SECOND));
+    }
+}
