@@ -37,6 +37,7 @@ MARKED: Final = re.compile(r"(<!-- begin (\w+) -->\n)(.*?)(<!-- end \2 -->)", re
 SECONDS: Final = 300
 # Options before a subcommand, and what every command has.
 COMMON: Final = frozenset({"-h", "--help"})
+OF_ALL: Final = frozenset({"--version", "--install-completion", "--show-completion"})
 
 
 class Block(NamedTuple):
@@ -116,7 +117,7 @@ def thalweg_faults(words: list[str]) -> list[str]:
     """Return what a thalweg command names that thalweg has not."""
     known = {name: {option for p in command.params for option in p.opts} for name, command in leaves()}
     if not words or words[0].startswith("-"):
-        return [f"no option {word}" for word in words if word not in COMMON | {"--version"}]
+        return [f"no option {word}" for word in words if word not in COMMON | OF_ALL]
     name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
     if name is None:
         return [] if words[0] in ("lab", "pki") and set(words[1:]) <= COMMON else [f"no command {words[0]}"]

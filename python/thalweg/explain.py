@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from thalweg import system
 from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
 
 USER: Final = 2
@@ -24,9 +25,11 @@ _USER_KINDS: Final = ("address", "options", "unsupported", "layout")
 
 
 def explain(error: Exception) -> tuple[str, str]:
-    """Return the cause and the mend of a ThalwegError or a CoreError."""
+    """Return the cause and the mend of a ThalwegError, a CoreError or an error of the system."""
     if isinstance(error, ThalwegError):
         return error.cause, error.mend
+    if isinstance(error, system.ERRORS):
+        return system.explain(error)
     cause, _, mend = str(error).rpartition("; ")
     if cause:
         return cause, mend

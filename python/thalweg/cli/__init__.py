@@ -4,28 +4,64 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
+from thalweg import system
 from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
+from thalweg.cli.output import nobody_reads, print_document
 from thalweg.errors import AppError, ThalwegError
-from thalweg.explain import INTERRUPTED, exit_code, explain
+from thalweg.explain import FAILED, INTERRUPTED, exit_code, explain
 
 __all__ = ["app", "main"]
 
 
+# What typer, or the click beneath it, raises for a command line that means nothing; where that class lives differs
+# between releases of both, but not where it stands among the others.
+UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+
+
 class Commands(TyperGroup):
-    """Subcommands whose errors become two lines on standard error and an exit code."""
+    """Subcommands of which none ends in a traceback for what a user can cause or meet.
+
+    Errors become two lines on standard error and an exit code. With ``--json`` a command line that cannot be understood
+    is one JSON document on standard output as well; for all other errors ``output`` sees to that.
+    """
+
+    def main(self, *args: Any, **given: Any) -> Any:
+        given |= dict(zip(("args", "prog_name"), args, strict=False))
+        if not given.pop("standalone_mode", True):
+            return super().main(**given, standalone_mode=False)
+        words = list(sys.argv[1:] if given.get("args") is None else given["args"])
+        try:
+            code = super().main(**{**given, "args": words}, standalone_mode=False)
+        except UsageError as error:
+            error.show()
+            if asks_for_json(words):
+                mend = f"See `{error.ctx.command_path if error.ctx else 'thalweg'} --help`"
+                print_document({"error": {"cause": error.format_message(), "mend": mend}})
+            code = error.exit_code
+        except Exception as error:
+            code = report(error)
+            if code is None:
+                raise
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def make_context(self, *args: Any, **given: Any) -> Any:
+        with told_if_interrupted():
+            return super().make_context(*args, **given)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            sys.stderr.write("interrupted\n")
-            raise typer.Exit(INTERRUPTED) from None
+            with told_if_interrupted():
+                return super().invoke(ctx)
+        except typer.Exit:
+            raise
         except Exception as error:
             code = report(error)
             if code is None:
@@ -38,23 +74,40 @@ app = typer.Typer(
     cls=Commands,
     help="Finds and runs the fastest path for model updates in federated learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+@contextmanager
+def told_if_interrupted() -> Iterator[None]:
+    """Say so if Ctrl-C ends what is done, and turn it into an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Return whether a command line has ``--json``; what stands behind ``--`` is another program's."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--json" in own
+
+
 def report(error: Exception) -> int | None:
     """Print an error that a user can understand, and return its exit code; None for any other."""
     core = sys.modules.get("thalweg._core")
-    if isinstance(error, ThalwegError) or (core is not None and isinstance(error, core.CoreError)):
+    if isinstance(error, BrokenPipeError) and nobody_reads(sys.stdout):
+        return FAILED  # as in `thalweg transports | head -1`, where nobody asks for more
+    if isinstance(error, (ThalwegError, *system.ERRORS)) or (core is not None and isinstance(error, core.CoreError)):
         cause, mend = explain(error)
         code = exit_code(error)
         if isinstance(error, AppError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
     elif isinstance(error, ImportError) and "_core" in str(error) and "thalweg" in (error.name or ""):
-        cause, mend, code = "the compiled core is not installed", "Run `make setup`, or pip install thalweg", 1
+        cause, mend, code = "the compiled core is not installed", "Run `make setup`, or pip install thalweg", FAILED
     else:
         return None
     sys.stderr.write(f"error: {cause}\nmend: {mend}\n")

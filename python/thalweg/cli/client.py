@@ -30,7 +30,9 @@ def command(
     data_root: DataRoot = None,
     threads: Annotated[int | None, typer.Option(min=1, help="To train with; else its share of the cores.")] = None,
     congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to go on trying to reach the server.")] = 60.0,
+    patience: Annotated[
+        float, typer.Option(min=0, help="Seconds after which it gives up if no server has let it in.")
+    ] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Take part in a server's job."""

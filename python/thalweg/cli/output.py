@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -34,8 +35,23 @@ def output(*, as_json: bool) -> Iterator[Emit]:
         raise
     finally:
         for result in results[:1]:
-            sys.stdout.write(json.dumps(result) + "\n")
-            sys.stdout.flush()
+            print_document(result)
+
+
+def print_document(value: Any) -> None:
+    """Print one JSON document on standard output."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def nobody_reads(stream: Any) -> bool:
+    """Return whether the other end of a stream that is a pipe has been closed."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False  # it is no file, or closed
 
 
 @contextmanager
