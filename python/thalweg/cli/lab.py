@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,11 @@ def shell(
         with _lab(lab, Asked(plan, network, topology, clients, seed)) as there:
             others = ", ".join(name for name in there.hosts if name != host)
             _say(f"{program} on {host} of the lab {there.name}; beside it: {others}; exit leaves it")
-            code = _run(there, host, [program])
+            from thalweg.lab import prompt
+
+            opened = prompt.shell(program, there.name, host, there.state.folder)
+            os.environ.update(opened.environment)
+            code = _run(there, host, opened.command)
         emit({"lab": there.name, "host": host, "command": [program], "exit_code": code})
     raise typer.Exit(code)
 
@@ -164,8 +169,10 @@ def change(
         changed = changing.change(there, link, ",".join(settings), direction)
         emit({"lab": there.name, "changed": changed})
     if not as_json:
+        from thalweg.lab import words
+
         for entry in changed:
-            typer.echo(f"{entry['link']} {entry['direction']}: {_shape(entry['shape'])}")
+            typer.echo(words.changed(entry))
 
 
 @app.command("down", epilog=_examples("down", "down slow", "down --all"))
@@ -235,7 +242,11 @@ def _start(asked: Asked, name: str | None, *, attached: bool) -> RunningLab:
     made = _spec(asked)
     wanted = name or Path(made.profile or "lab").stem
     lab = client.start(made.text(), wanted, unique=name is None, attached=attached)
-    lab.start()
+    try:
+        lab.start()
+    except BaseException:  # Ctrl-C: nobody knows of it yet
+        lab.down()
+        raise
     return lab
 
 
@@ -263,6 +274,8 @@ def _run(lab: RunningLab, host: str, program: Sequence[str]) -> int:
 
     os.environ[OWN_LAB] = lab.name
     code = inside.wait(inside.popen(program, lab.host(host), lab.hosts_file))
+    if code == -signal.SIGINT:
+        _say("interrupted")
     return 128 - code if code < 0 else code
 
 
@@ -287,7 +300,7 @@ def _show(labs: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
     from thalweg import terminal
-    from thalweg.units import format_bytes, format_seconds
+    from thalweg.lab import words
 
     status = lab["status"]
     relay = status["relay"]
@@ -295,24 +308,14 @@ def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
     console.print(
         f"{lab['name']}: {status['elapsed']:.1f} s, keeper {lab['pid']}{failed}", soft_wrap=True, markup=False
     )
-    links = terminal.table("link", "packets", "lost", "drops", "queue", "p50", "p90", "p99", "max", right=True)
+    links = terminal.table(*words.HEAD[:2], caption="up: from client to server; packets since the lab began")
+    for heading in words.HEAD[2:]:
+        links.add_column(heading, justify="right", no_wrap=True)
     for link in status["links"]:
-        delays = [link["delay"][key] for key in ("p50", "p90", "p99", "max")]
-        links.add_row(
-            f"{link['link']} {link['source']} > {link['target']}",
-            str(link["packets_in"]),
-            str(link["lost"]),
-            str(link["queue_drops"] + link["down_drops"] + link["overflow_drops"]),
-            format_bytes(link["queue_bytes"]),
-            *("-" if delay is None else format_seconds(delay) for delay in delays),
-        )
+        links.add_row(*words.row(link))
     console.print(links)
     hosts = terminal.table("host", "address", "retransmitted", "buffer drops", "limiter drops", right=True)
     for name, host in status["hosts"].items():
         counts = (host[key] for key in ("retransmitted_segments", "receive_buffer_drops", "limiter_drops"))
         hosts.add_row(name, lab["hosts"][name]["ipv4"], *map(str, counts))
     console.print(hosts)
-
-
-def _shape(shape: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in shape.items() if value not in (None, 0, False)) or "ideal"

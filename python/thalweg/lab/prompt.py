@@ -1,0 +1,53 @@
+"""A shell on a host of a lab: its prompt says which lab and host that is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+# What the shells' own start-up files read; scripts of users may do so too.
+VARIABLE: Final = "THALWEG_PROMPT"
+# The user's own settings first: they would replace a prompt that is there already.
+_BASH: Final = f'[ ! -r ~/.bashrc ] || . ~/.bashrc\nPS1="${{{VARIABLE}}}$PS1"\n'
+_ZSH_ENVIRONMENT: Final = '[ ! -r "$THALWEG_ZDOTDIR/.zshenv" ] || . "$THALWEG_ZDOTDIR/.zshenv"\n'
+_ZSH: Final = (
+    'own="$ZDOTDIR"; ZDOTDIR="$THALWEG_ZDOTDIR"\n'
+    '[ ! -r "$ZDOTDIR/.zshrc" ] || . "$ZDOTDIR/.zshrc"\n'
+    f'PROMPT="${{{VARIABLE}}}$PROMPT"\n'
+)
+_FISH: Final = (
+    "functions --copy fish_prompt thalweg_old_prompt; "
+    f"function fish_prompt; echo -n ${VARIABLE}; thalweg_old_prompt; end"
+)
+
+
+class Shell(NamedTuple):
+    """How a shell is started: its command, and what its environment has besides."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+def shell(program: str, lab: str, host: str, folder: Path, environment: Mapping[str, str] = os.environ) -> Shell:
+    """Return how ``program`` is started on a host of a lab; files for that go to ``folder``. Raises OSError."""
+    text = f"({lab} {host}) "
+    name, told = Path(program).name, {VARIABLE: text}
+    if name == "bash":
+        return Shell([program, "--rcfile", str(_written(folder / "bashrc", _BASH))], told)
+    if name == "zsh":
+        own = _written(folder / "zsh" / ".zshrc", _ZSH).parent
+        _written(own / ".zshenv", _ZSH_ENVIRONMENT)
+        home = environment.get("ZDOTDIR") or environment.get("HOME", "/")
+        return Shell([program], {**told, "ZDOTDIR": str(own), "THALWEG_ZDOTDIR": home})
+    if name == "fish":
+        return Shell([program, "--init-command", _FISH], told)
+    sign = "# " if os.geteuid() == 0 else "$ "
+    return Shell([program], {**told, "PS1": f"{text}{sign}"})
+
+
+def _written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path

@@ -1,0 +1,46 @@
+"""A lab's links in words: which way, whether they are up, and what they are like, with units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from thalweg.report.tables import shape
+from thalweg.units import format_bytes, format_seconds
+
+# Of the core's directions, as `thalweg lab set --direction` calls them.
+WAYS: Final = {"ab": "up", "ba": "down"}
+
+
+def way(direction: str) -> str:
+    """Return what people call a direction: up is client to server on a client's link."""
+    return WAYS.get(direction, direction)
+
+
+def state(now: Mapping[str, Any]) -> str:
+    """Return what a direction of a link is like now: whether anything passes, and with what limits."""
+    rest = {key: value for key, value in now.items() if key != "down"}
+    return f"not connected; else {shape(rest)}" if now.get("down") else shape(rest)
+
+
+def changed(entry: Mapping[str, Any]) -> str:
+    """Return a changed direction in one line."""
+    return f"{entry['link']} {way(entry['direction'])}: {state(entry['shape'])}"
+
+
+def row(link: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a direction in the table of a lab's links; ``HEAD`` are their headings."""
+    delays = (link["delay"][key] for key in ("p50", "p99", "max"))
+    dropped = link["queue_drops"] + link["down_drops"] + link["overflow_drops"]
+    return [
+        f"{link['link']} {way(link['direction'])}",
+        state(link["shape"]),
+        f"{link['packets_in']:,}",
+        f"{link['lost']:,}",
+        f"{dropped:,}",
+        format_bytes(link["queue_bytes"]),
+        *("-" if delay is None else format_seconds(delay) for delay in delays),
+    ]
+
+
+HEAD: Final = ("link", "what it is like", "packets", "lost", "dropped", "waiting", "delay p50", "p99", "max")
