@@ -14,7 +14,7 @@ from tests.record.conftest import round_entry
 from thalweg.bound import Bound
 from thalweg.host import Result
 from thalweg.plan import Plan
-from thalweg.progress import Bars, Lines, round_line
+from thalweg.progress import Bars, Lines, missing_words, round_line
 from thalweg.summary import network_line, summary
 
 
@@ -30,6 +30,23 @@ def test_a_round_in_one_line() -> None:
     assert round_line(round_entry(2), 5) == (
         "round 2/5: accuracy 52.00 %, 3.00 s (communication 500.0 ms), 800 B down, 500 B up, 1 of 2 clients, incomplete"
     )
+
+
+def test_an_update_with_holes_is_told_as_such() -> None:
+    entry = round_entry(1)
+    up = [transfer for transfer in entry["transfers"] if transfer["direction"] == "up"]
+    came = sum(transfer["bytes"] for transfer in up)
+    whole = {**entry, "participants": 2, "expected": 2, "complete": True}
+    assert missing_words(whole) == []
+    holed = [{**transfer, "missing": came // 4 if transfer is up[0] else 0} for transfer in entry["transfers"]]
+    holed = [{**transfer, "missing": transfer["bytes"]} if transfer["direction"] == "down" else transfer
+             for transfer in holed]  # fmt: skip
+    told = {**whole, "transfers": holed}
+    assert missing_words(told) == ["20 % missing", "50 % of the model missing"]
+    assert round_line(told, 5).endswith("2 of 2 clients, 20 % missing, 50 % of the model missing")
+    console = Console(file=io.StringIO(), width=180)
+    console.print(summary([told], Bound("not known")))
+    assert "2/2, 20 % missing" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_table_holds_goodput_against_the_bound() -> None:

@@ -47,13 +47,25 @@ def round_line(entry: Mapping[str, Any], rounds: int) -> str:
     accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
     if not accuracy and entry["loss"] is not None:
         accuracy = f"loss {entry['loss']:.4g}, "
-    whole = "" if entry["complete"] else ", incomplete"
+    whole = "".join(f", {words}" for words in missing_words(entry)) + ("" if entry["complete"] else ", incomplete")
     return (
         f"round {entry['round']}/{rounds}: {accuracy}{format_seconds(entry['seconds'])} "
         f"(communication {format_seconds(entry['communication_seconds'])}), "
         f"{format_bytes(entry['bytes_down'])} down, {format_bytes(entry['bytes_up'])} up, "
         f"{entry['participants']} of {entry['expected']} clients{whole}"
     )
+
+
+def missing_words(entry: Mapping[str, Any]) -> list[str]:
+    """Return what did not come of a round's updates and models, as ``10 % missing``; nothing if all of it came."""
+    found = []
+    for direction, words in (("up", "missing"), ("down", "of the model missing")):
+        ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]
+        missing = sum(transfer.get("missing") or 0 for transfer in ways)
+        if missing:
+            share = missing / (missing + sum(transfer["bytes"] or 0 for transfer in ways))
+            found.append(f"{100 * share:.2g} % {words}")
+    return found
 
 
 class Lines:

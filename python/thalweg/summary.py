@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import terminal
+from thalweg.progress import missing_words
 from thalweg.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
         format_seconds(entry["communication_seconds"]),
         format_bytes(entry["bytes_down"]),
         format_bytes(entry["bytes_up"]),
-        f"{entry['participants']}/{entry['expected']}",
+        "".join([f"{entry['participants']}/{entry['expected']}", *(f", {words}" for words in missing_words(entry))]),
         *_goodput(entry, bound),
     ]
 
