@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 from thalweg import _core, machine
 from thalweg.errors import RoundError
+from thalweg.grace import within
 from thalweg.participant import take_part
 from thalweg.parties import maker_of
 
@@ -113,9 +114,12 @@ class Fleet:
         self._ending = True
 
     def stop(self, *, grace: float = END_SECONDS) -> None:
-        """Wait until all clients have ended; after ``grace`` seconds end the processes that have not."""
+        """Wait until all clients have ended; after ``grace`` seconds end the processes that have not. Idempotent.
+
+        After Ctrl-C they are ended at once, and those that are threads are left to end with this process.
+        """
         self.release()
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + within(grace, 0.0)
         for member in self.members:
             member.thread.join(max(0.0, deadline - time.monotonic()))
         for end in ("terminate", "kill"):
@@ -123,7 +127,7 @@ class Fleet:
             for member in late:
                 getattr(member.process, end)()
             for member in late:
-                member.thread.join(END_SECONDS)
+                member.thread.join(within(END_SECONDS))
 
     def _process(self, name: str, order: Mapping[str, Any]) -> Member:
         environment = dict(os.environ)

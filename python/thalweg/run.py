@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thalweg import _core, links, machine, registry
+from thalweg import _core, grace, links, machine, registry
 from thalweg.brokers.attached import Attached, attached
 from thalweg.errors import RecordError
 from thalweg.fleet import END_SECONDS, Fleet, Orders, client_threads
@@ -60,6 +60,8 @@ def _end(host: Host, fleet: Fleet, network: Session, post: Attached, *, in_proce
     """End all clients and keep what they and the network leave. No error here hides what ended the job."""
     network.end_stress()
     fleet.release()
+    if grace.is_hurried():
+        fleet.stop()  # before the server, which would wait for clients that say goodbye
     host.server.close("the job is over")
     # Nobody hears that the job is over on a network that has failed.
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)

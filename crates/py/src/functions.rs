@@ -8,7 +8,7 @@ use thalweg_pki as pki;
 use thalweg_runtime as runtime;
 
 use crate::errors::{core_error, raise};
-use crate::Signals;
+use crate::{interruptibly, Signals};
 
 fn pki_error(error: pki::PkiError) -> PyErr {
     core_error("security", &error.to_string())
@@ -72,7 +72,7 @@ pub fn pki_token(secret: &str, name: &str) -> PyResult<String> {
 #[pyfunction]
 #[pyo3(signature = (bytes, streams=1))]
 pub fn probe_loopback(py: Python<'_>, bytes: u64, streams: usize) -> PyResult<String> {
-    py.detach(|| runtime::probe::loopback(bytes, streams)).map_err(raise)
+    interruptibly(py, move || runtime::probe::loopback(bytes, streams))
 }
 
 /// Answers probes at `listen` for so many seconds, or until interrupted.
@@ -87,5 +87,6 @@ pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f
 /// Goodput of a raw TCP stream and of thalweg to a peer that serves probes, as JSON.
 #[pyfunction]
 pub fn probe_peer(py: Python<'_>, url: &str, config: &str, bytes: u64) -> PyResult<String> {
-    py.detach(|| runtime::probe::peer(url, config, bytes, 1)).map_err(raise)
+    let (url, config) = (url.to_owned(), config.to_owned());
+    interruptibly(py, move || runtime::probe::peer(&url, &config, bytes, 1))
 }

@@ -3,9 +3,14 @@
 
 #![forbid(unsafe_code)]
 
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
+use thalweg_runtime as runtime;
+
+use crate::errors::{core_error, raise};
 
 mod arena;
 mod client;
@@ -15,6 +20,8 @@ mod lab;
 mod layout;
 mod proxy;
 mod server;
+
+const LOOK: Duration = Duration::from_millis(50);
 
 /// The compiled core of thalweg.
 #[pymodule]
@@ -56,4 +63,25 @@ impl Signals {
     fn raise(self) -> PyResult<()> {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
+}
+
+/// Does what may block for long on a thread of its own, while the caller's thread looks for signals. If one comes, the
+/// caller goes on with its exception; the other thread ends when its work does, or with the process.
+fn interruptibly<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, runtime::Error> + Send + 'static,
+) -> PyResult<T> {
+    let (done, result) = mpsc::channel();
+    std::thread::spawn(move || drop(done.send(work())));
+    let signals = Signals::default();
+    let none = || signals.none();
+    let outcome = py.detach(move || loop {
+        match result.recv_timeout(LOOK) {
+            Ok(outcome) => break Some(outcome),
+            Err(RecvTimeoutError::Timeout) if none() => {}
+            Err(_) => break None,
+        }
+    });
+    signals.raise()?;
+    outcome.ok_or_else(|| core_error("system", "the core: its thread ended without a result"))?.map_err(raise)
 }

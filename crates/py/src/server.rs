@@ -8,7 +8,7 @@ use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
-use crate::Signals;
+use crate::{interruptibly, Signals};
 
 /// The server's end of a job; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
@@ -29,10 +29,11 @@ impl Server {
     #[new]
     fn new(py: Python<'_>, arena: &Arena, listen: &str, config: &str) -> PyResult<Self> {
         let (memory, layout) = (arena.arena.clone(), arena.layout.clone());
-        let start = || -> Result<runtime::Server, runtime::Error> {
-            runtime::Server::start(memory, layout, listen, serde_json::from_str(config)?)
-        };
-        let server = py.detach(start).map_err(raise)?;
+        let (listen, config) = (listen.to_owned(), config.to_owned());
+        // A broker may take its time, and so may the search for a name.
+        let server = interruptibly(py, move || {
+            runtime::Server::start(memory, layout, &listen, serde_json::from_str(&config)?)
+        })?;
         Ok(Self { inner: RwLock::new(Some(server)) })
     }
 

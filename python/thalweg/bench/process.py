@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from thalweg.grace import within
 from thalweg.units import format_seconds
 
 # A run that is told to end closes its links, its lab and its record.
 END_SECONDS: Final = 30.0
+# After Ctrl-C it has less; one that is killed takes its own programs with it, and is run anew in any case.
+HURRIED_SECONDS: Final = 1.5
 COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 
 
@@ -40,7 +43,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:
-            process.communicate(timeout=END_SECONDS)
+            process.communicate(timeout=within(END_SECONDS, HURRIED_SECONDS))
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()

@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 
+from thalweg.grace import leave
 from thalweg.worker import die_with
 
 
@@ -29,7 +30,7 @@ def main() -> int:
         with output(as_json=True) as emit:
             emit(run(Plan.load(Path(order["plan"])), Lines()).table())
     except KeyboardInterrupt:
-        return INTERRUPTED
+        leave(INTERRUPTED)
     except (ThalwegError, _core.CoreError) as error:
         return exit_code(error)
     return 0

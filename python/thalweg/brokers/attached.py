@@ -50,7 +50,7 @@ def seated(spec: Spec, plan: Plan) -> Spec:
     """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
 
     A broker cannot be told which one to use, so its host's default has to be the plan's. The lab sets that when it
-    makes the host: only the lab knows what to do where the kernel refuses a congestion control as a namespace's default.
+    makes the host: only the lab knows what to do where the kernel refuses one as a namespace's default.
     """
     chosen = plan.transport.congestion
     if chosen is None or not registry.can(plan.scheme)["broker"]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
 from thalweg.errors import BrokerError
+from thalweg.grace import is_hurried
 from thalweg.lab.state import is_alive, start_time
 
 READY_SECONDS: Final = 60.0
@@ -245,7 +246,12 @@ class Broker:
         """Start it at a port, or at any that is free."""
         for _ in range(MOST_TRIES):
             run = _Run(self.program, self._site(port or self.place.free_port()), self._event)
-            if run.wait():
+            try:
+                is_ready = run.wait()
+            except BaseException:  # Ctrl-C while it starts
+                run.stop()
+                raise
+            if is_ready:
                 return run
             run.stop()
             if port is not None or not run.port_taken:
@@ -329,7 +335,7 @@ class _Run:
 
     def stop(self) -> None:
         """End it. Idempotent."""
-        self._say("stop")
+        self._say("kill" if is_hurried() else "stop")
         with suppress(OSError, ValueError):
             if self._keeper.stdin is not None:
                 self._keeper.stdin.close()

@@ -5,7 +5,8 @@ broker in a session of its own, where ``place`` says, and prints ``{"started": p
 broker writes its log to this process's standard error. Then it answers ``"count"``, from where on CPU time counts, and
 ``"use"`` with ``{"cpu_seconds", "peak_rss_bytes"}``. It ends with the broker, after printing ``{"ended": code, ...}``
 with the same; or ends the broker with ``"stop"``, SIGTERM, SIGINT, or the end of standard input, which is that of its
-parent. Whatever the broker started ends too, also what left its session, and ``folder`` is removed.
+parent; with ``"kill"`` the broker gets hardly any time for that. Whatever the broker started ends too, also what left
+its session, and ``folder`` is removed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thalweg import machine
+from thalweg.grace import HURRIED_SECONDS
 
 LOOK_SECONDS: Final = 1.0
 PR_SET_PDEATHSIG: Final = 1
@@ -72,7 +74,9 @@ class Keeper:
             rest = lines.pop()
             for line in lines:
                 self._answer(line)
-            if not read or b'"stop"' in lines:
+            if b'"kill"' in lines:
+                self._grace = HURRIED_SECONDS
+            if not read or b'"stop"' in lines or b'"kill"' in lines:
                 return self.end()
 
     def end(self) -> int:

@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from thalweg.errors import LabError, PlanError
-from thalweg.lab import reaper
+from thalweg.grace import within
+from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
 
 READY_SECONDS: Final = 60.0
@@ -76,8 +77,10 @@ class RunningLab:
         if self._ending:
             return
         self._ending = True
+        # The keeper gives programs inside some time to end, and answers when they have.
+        grace = within(namespaces.GRACE_SECONDS)
         with suppress(LabError):
-            self.last = self._ask({"do": "down"})
+            self.last = self._ask({"do": "down", "grace": grace}, within(ANSWER_SECONDS, 3 * grace))
         if self._process is not None:
             self._end_process(self._process)
 
@@ -92,7 +95,7 @@ class RunningLab:
                 process.stdin.close()
         for last in (process.terminate, process.kill):
             try:
-                process.wait(END_SECONDS)
+                process.wait(within(END_SECONDS))
                 break
             except subprocess.TimeoutExpired:
                 last()
@@ -125,9 +128,9 @@ class RunningLab:
             self.failure = why
             self._on_failure(why)
 
-    def _ask(self, request: Mapping[str, Any]) -> Any:
+    def _ask(self, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> Any:
         try:
-            answer = exchange(self.state, request)
+            answer = exchange(self.state, request, seconds)
         except (OSError, ValueError) as error:
             raise LabError(
                 self.failure or f"the lab {self.name} does not answer: {error}",
@@ -157,19 +160,19 @@ def _status(lab: RunningLab) -> dict[str, Any] | None:
         return None
 
 
-def exchange(state: states.State, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask a lab's keeper and return its answer. Raises OSError, ValueError."""
-    with connect(state) as caller, caller.makefile("rwb") as lines:
+def exchange(state: states.State, request: Mapping[str, Any], seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """Ask a lab's keeper and return its answer, which has to come within so long. Raises OSError, ValueError."""
+    with connect(state, seconds) as caller, caller.makefile("rwb") as lines:
         lines.write(json.dumps(request).encode() + b"\n")
         lines.flush()
         answer: dict[str, Any] = json.loads(lines.readline())
         return answer
 
 
-def connect(state: states.State) -> socket.socket:
-    """Return a connection to a lab's keeper. Raises OSError."""
+def connect(state: states.State, seconds: float = ANSWER_SECONDS) -> socket.socket:
+    """Return a connection to a lab's keeper, on which nothing takes longer than ``seconds``. Raises OSError."""
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    caller.settimeout(ANSWER_SECONDS)
+    caller.settimeout(seconds)
     try:
         folder = os.open(state.folder, os.O_PATH | os.O_DIRECTORY)
         try:

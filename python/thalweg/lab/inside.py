@@ -32,7 +32,12 @@ def command(
 
 def popen(arguments: Sequence[str], host: Mapping[str, Any], hosts_file: str) -> subprocess.Popen[bytes]:
     """Start a program on a host of a lab, with this process's terminal, files and environment."""
-    return subprocess.Popen(command(arguments, namespace=host["namespace"], hosts_file=hosts_file))
+    # Ctrl-C reaches the new process too. Until it has become the program, and knows what to do then, it has to wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(command(arguments, namespace=host["namespace"], hosts_file=hosts_file))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def wait(process: subprocess.Popen[bytes]) -> int:
@@ -72,9 +77,10 @@ def main() -> int:
     """Become the program. Returns only if it cannot be started."""
     order, program = json.loads(sys.argv[1]), sys.argv[2:]
     settle(order)
-    # What Python ignores would be ignored by the program too.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    # What Python ignores would be ignored by the program too, and what is blocked stays blocked.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         os.execvp(program[0], program)  # noqa: S606 - no shell is wanted
     except OSError as error:

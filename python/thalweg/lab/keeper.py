@@ -3,9 +3,9 @@
 It reads one line of JSON from standard input, ``{"spec", "name", "unique", "attached"}``, makes the lab and prints
 one line, ``{"ready": {...}}`` or ``{"error": {"cause", "mend", "kind"}}``. Then it answers requests, a line of JSON
 each, on a Unix socket in the lab's folder: ``{"do": "status" | "samples" | "start" | "set" | "down", ...}`` with
-``{"ok": ...}`` or ``{"error": ...}``. It ends with ``down``, SIGTERM or SIGINT; attached, also when standard input
-does, for then its parent has ended. An attached one prints ``{"failed": reason}`` if the relay fails, and at last
-``{"status": ...}``.
+``{"ok": ...}`` or ``{"error": ...}``; ``down`` may say how many seconds of ``grace`` programs inside get. It ends with
+``down``, SIGTERM or SIGINT; attached, also when standard input does, for then its parent has ended. An attached one
+prints ``{"failed": reason}`` if the relay fails, and at last ``{"status": ...}``.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Keeper:
         self._failed: str | None = None
         self._last: str | None = None
         self._ending = False
+        self._grace = namespaces.GRACE_SECONDS
         self._asked_down: list[Connection] = []
 
     def watch(self, file: IO[bytes] | socket.socket) -> None:
@@ -142,6 +143,7 @@ class Keeper:
             request = json.loads(line)
             what = request["do"]
             if what == "down":
+                self._grace = min(self._grace, float(request.get("grace", self._grace)))
                 self._asked_down.append(connection)
                 self._ending = True
                 return None
@@ -174,7 +176,7 @@ class Keeper:
         self._listener.close()
         with suppress(Exception):  # a lab that has failed may have nothing to say
             self._last = self._lab.status()
-        namespaces.end_inside(self._state.hosts.values())
+        namespaces.end_inside(self._state.hosts.values(), grace=self._grace)
         self._lab.close()
         states.release(self._state)
         if self._last is not None:

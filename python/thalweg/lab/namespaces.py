@@ -36,7 +36,8 @@ def within(namespace: str, do: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001 - raised again where somebody hears it
             failures.append(error)
 
-    thread = threading.Thread(target=enter)
+    # Ctrl-C ends the wait for it: what cannot be ended there is no reason for this process to go on.
+    thread = threading.Thread(target=enter, daemon=True)
     thread.start()
     thread.join()
     if failures:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from thalweg.errors import LabError, PlanError
+from thalweg.grace import within
 from thalweg.lab import inside
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Stressor:
     def end(self) -> str:
         """Wait for its end, which it has been asked for, and return what it said."""
         try:
-            self.process.wait(END_SECONDS)
+            self.process.wait(within(END_SECONDS))
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -214,7 +215,7 @@ def metrics(words: str) -> dict[str, Any]:
 def _last_words(process: subprocess.Popen[str]) -> str:
     """Return all that a process says until it ends; one that does not is ended."""
     try:
-        words, _ = process.communicate(timeout=END_SECONDS)
+        words, _ = process.communicate(timeout=within(END_SECONDS))
     except subprocess.TimeoutExpired:
         process.kill()
         words, _ = process.communicate()

@@ -98,7 +98,7 @@ class Spec:
         return pairs if self.broker is None else [*pairs, (SERVER, self.broker)]
 
     def with_congestion(self, host: str, name: str) -> Spec:
-        """Return the network in which connections of ``host`` have this congestion control unless they ask for another."""
+        """Return the network in which connections of ``host`` have this congestion control, unless told otherwise."""
         hosts = (
             replace(one, sysctls={**one.sysctls, CONGESTION: name}) if one.name == host else one for one in self.hosts
         )

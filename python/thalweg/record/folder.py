@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import machine
 from thalweg.errors import RecordError
+from thalweg.grace import is_hurried
 from thalweg.plan import Plan
 from thalweg.record import checkpoint, tables
 from thalweg.record import samples as queues
@@ -182,12 +183,14 @@ class RunRecord(Record):
             queues.append(self.path, samples, shift)
 
     def finish(self, status: str) -> None:
-        """Write the tables and how the run ended: complete, failed or interrupted. Raises RecordError."""
+        """Write the tables and how the run ended: complete, failed or interrupted. Raises RecordError.
+
+        After Ctrl-C there are no tables: to load the library that writes them takes longer than anybody waits. Reports
+        read the journal then, and ``thalweg export`` makes the tables that follow from it.
+        """
         try:
-            tables.write_parquet(self.path, self.entries)
-            for name, rows in self._written.items():
-                tables.write_table(self.path, name, [rows])
-            queues.finish(self.path)
+            if not is_hurried():
+                self._write_tables()
             self.note(status=status, ended=_now())
         except OSError as error:
             raise RecordError(
@@ -196,6 +199,12 @@ class RunRecord(Record):
             ) from error
         finally:
             self.close()
+
+    def _write_tables(self) -> None:
+        tables.write_parquet(self.path, self.entries)
+        for name, rows in self._written.items():
+            tables.write_table(self.path, name, [rows])
+        queues.finish(self.path)
 
     def close(self) -> None:
         """Give the record free as it is, for another process to go on with. ``finish`` does so too."""
