@@ -85,7 +85,7 @@ pub struct Sample {
     pub bytes_out: u64,
     /// Packets that arrived so far.
     pub packets_out: u64,
-    /// Bits a second, if limited.
+    /// Bits a second, if limited; none at all pass a link that is down.
     pub rate: Option<u64>,
 }
 
@@ -311,7 +311,9 @@ impl Fabric {
             impossible(format!("no link is called {link:?}; there are {}", known.join(", ")))
         })?;
         for direction in Direction::BOTH.into_iter().filter(|&d| direction.is_none_or(|only| only == d)) {
-            let changed = self.lines[first + direction as usize].pipe.set(shape.clone());
+            let line = &mut self.lines[first + direction as usize];
+            line.busy = true; // a sample says what it is like now
+            let changed = line.pipe.set(shape.clone());
             changed.map_err(|e| impossible(format!("link {link:?}: {e}")))?;
         }
         Ok(())
@@ -360,7 +362,7 @@ impl Fabric {
                 queue_packets,
                 bytes_out: line.counters.bytes_out,
                 packets_out: line.counters.packets_out,
-                rate: line.pipe.shape().rate,
+                rate: if line.pipe.shape().down { Some(0) } else { line.pipe.shape().rate },
             });
         }
     }
@@ -403,8 +405,10 @@ impl Fabric {
                 self.changes.push_front(change);
                 return;
             }
-            // It was checked when the spec was read.
-            let _ = self.lines[change.line].pipe.set(change.shape);
+            let line = &mut self.lines[change.line];
+            line.busy = true; // a sample says what it is like now
+                              // It was checked when the spec was read.
+            let _ = line.pipe.set(change.shape);
         }
     }
 

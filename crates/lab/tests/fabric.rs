@@ -154,6 +154,23 @@ fn samples_are_those_of_busy_links() {
 }
 
 #[test]
+fn a_link_that_is_down_is_sampled_with_a_rate_of_nothing() {
+    let down = r#"[{"at": 0.02, "link": "l", "shape": {"rate": 12000000, "down": true}}]"#;
+    let link = r#"{"name": "l", "a": "a", "b": "b", "ab": {"rate": 12000000}, "ba": {"rate": 12000000}}"#;
+    let mut fabric = fabric(&format!(r#"{{{PAIR}, "links": [{link}], "changes": {down}}}"#));
+    fabric.start(ms(0.0));
+    run(&mut fabric, ms(20.0));
+    assert_eq!(fabric.next_sample(), Some(ms(10.0)), "nothing was sent, and yet there is something to tell");
+    fabric.sample(ms(30.0));
+    let rates: Vec<_> =
+        fabric.take_samples().into_iter().map(|(_, way, s)| (way, s.rate, s.bytes_out)).collect();
+    assert_eq!(rates, [("ab", Some(0), 0), ("ba", Some(0), 0)]);
+    fabric.set("l", None, &Shape { rate: Some(5_000_000), ..Shape::default() }).unwrap();
+    fabric.sample(ms(40.0));
+    assert!(fabric.take_samples().iter().all(|(_, _, s)| s.rate == Some(5_000_000)));
+}
+
+#[test]
 fn a_seed_repeats_a_network() {
     let outcome = |seed: u64| {
         let shape = r#"{"delay": 0.01, "jitter": 0.005, "loss": 0.2, "duplicate": 0.1, "reorder": 0.1}"#;

@@ -132,7 +132,7 @@ QUEUES: Final = (
     Column("queue_packets", "uint64", "packets that waited"),
     Column("bytes_out", "uint64", "bytes delivered so far"),
     Column("packets_out", "uint64", "packets delivered so far"),
-    Column("rate", "float64", "bits a second that were set then; null without a limit"),
+    Column("rate", "float64", "bits a second that were set then, 0 while it was down; null without a limit"),
 )
 TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "rounds": ROUNDS,
