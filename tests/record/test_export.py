@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.record.conftest import round_entry
+from thalweg.cli import app
 from thalweg.errors import PlanError, RecordError
 from thalweg.record import Record, RunRecord
-from thalweg.record.export import export
+from thalweg.record.export import export, export_all
 
 
 @pytest.fixture
@@ -57,3 +60,35 @@ def test_what_cannot_be(done: Record, tmp_path: Path) -> None:
         export(done, "xml")
     with pytest.raises(RecordError, match="--output"):
         export(done, "json", tmp_path / "none" / "file.json")
+
+
+@pytest.fixture
+def two(done: Record, tmp_path: Path) -> list[Record]:
+    other = tmp_path / "other"
+    shutil.copytree(done.path, other)
+    return [done, Record(other)]
+
+
+@pytest.mark.parametrize(("form", "files"), [("csv", 8), ("parquet", 8), ("json", 2), ("pickle", 2)])
+def test_several_records(two: list[Record], tmp_path: Path, form: str, files: int) -> None:
+    into_records = export_all(two, form)
+    assert len(into_records) == files
+    assert {path.parent for path in into_records} == {record.path for record in two}
+    elsewhere = export_all(two, form, tmp_path / "out")
+    assert len(set(elsewhere)) == files
+    for record in two:
+        mine = [path for path in elsewhere if record.path.name in (path.parent.name, path.stem)]
+        assert len(mine) == files // 2
+
+
+def test_several_records_by_the_command(two: list[Record]) -> None:
+    done = CliRunner().invoke(app, ["export", *(str(record.path) for record in two), "--format", "json", "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert len(json.loads(done.stdout)["files"]) == 2
+
+
+def test_records_of_one_name_do_not_replace_each_other(done: Record, tmp_path: Path) -> None:
+    again = tmp_path / "deep" / done.path.name
+    shutil.copytree(done.path, again)
+    with pytest.raises(PlanError, match="two records are called"):
+        export_all([done, Record(again)], "csv", tmp_path / "out")

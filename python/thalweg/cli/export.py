@@ -11,20 +11,23 @@ from thalweg.cli.output import Json, output
 
 
 def command(
-    record: Annotated[Path, typer.Argument(help="Folder of a run's record.")],
+    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Folders of runs' records.")],
     *,
     form: Annotated[
         str, typer.Option("--format", help="csv, json, pickle (FedComm's result file, written only) or parquet.")
     ] = "csv",
-    to: Annotated[Path | None, typer.Option("--output", help="Folder (csv, parquet) or file (json, pickle).")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--output", help="Folder (csv, parquet) or file (json, pickle); of several records a folder."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a record in another format."""
+    """Write records in another format."""
     with output(as_json=as_json) as emit:
         from thalweg.record import Record
-        from thalweg.record.export import export
+        from thalweg.record.export import export_all
 
-        paths = export(Record(record), form, to)
+        paths = export_all([Record(path) for path in records], form, to)
         emit({"files": [str(path) for path in paths]})
     if not as_json:
         for path in paths:

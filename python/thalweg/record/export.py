@@ -6,7 +6,7 @@ import csv
 import json
 import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,28 @@ from thalweg.errors import PlanError, RecordError
 from thalweg.record import samples
 from thalweg.record.folder import Record
 from thalweg.record.tables import JOURNALED, TABLES, read_table, rows, write_parquet
+
+
+def export_all(records: Sequence[Record], form: str, output: Path | None = None) -> list[Path]:
+    """Write records as ``export`` does; of several, ``output`` is a folder that gets a part for each, by its name.
+
+    Raises PlanError and RecordError as that does, and PlanError for two records of the same name.
+    """
+    if len(records) == 1 or output is None:
+        return [path for record in records for path in export(record, form, output)]
+    names = [record.path.resolve().name for record in records]
+    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    if twice is not None:
+        raise PlanError(f"two records are called {twice}", "Export one of them with another --output")
+    paths = []
+    for name, record in zip(names, records, strict=True):
+        suffix = FILES.get(form)
+        try:
+            (output if suffix else output / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecordError(f"cannot make {output}: {error.strerror}", "Give another place with --output") from error
+        paths += export(record, form, output / f"{name}{suffix or ''}")
+    return paths
 
 
 def export(record: Record, form: str, output: Path | None = None) -> list[Path]:
@@ -121,6 +143,8 @@ def _retransmissions(entry: Mapping[str, Any]) -> int | None:
     return sum(counted) if counted else None
 
 
+# Formats that are one file, and how that is called.
+FILES: Final[Mapping[str, str]] = {"json": ".json", "pickle": ".pkl"}
 FORMATS: Final[Mapping[str, Callable[[Record, Path | None], list[Path]]]] = {
     "csv": _csv,
     "json": _json,
