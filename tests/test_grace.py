@@ -177,7 +177,7 @@ def test_a_lab_is_asked_to_give_programs_inside_less_time(monkeypatch: pytest.Mo
 
 def test_a_program_of_a_lab_does_not_hear_ctrl_c_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(inside.subprocess, "Popen", lambda _: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    monkeypatch.setattr(subprocess, "Popen", lambda _: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
     inside.popen(["true"], {"namespace": None}, "/none")
     assert signal.SIGINT in seen[0]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -9,6 +9,8 @@ from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
 
 USER: Final = 2
 FAILED: Final = 1
+# Of several jobs.
+SOME_FAILED: Final = 3
 INTERRUPTED: Final = 130
 
 # Kinds of the core's errors -> what can be done where the core itself does not say.

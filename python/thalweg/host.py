@@ -245,6 +245,7 @@ def _end_badly(host: Host, error: BaseException) -> None:
     host.server.close(f"the job was {status}")
     try:
         host.record.log(status if interrupted else f"failed: {error}")
+        host.record.note(reason=None if interrupted else str(error))
         host.record.finish(status)
     except RecordError as second:
         host.progress.note(f"the record is not complete: {second}")

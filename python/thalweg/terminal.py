@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH: Final = 110
+BAR: Final = 40
+# A bar's pieces, from a whole place down to an eighth of one.
+_EIGHTHS: Final = "█▉▊▋▌▍▎▏"
 
 
 def console() -> Console:
@@ -28,3 +32,35 @@ def table(*headings: str, right: bool = False, caption: str | None = None) -> Ta
     for heading in headings:
         made.add_column(heading, justify="right" if right else "left", no_wrap=right)
     return made
+
+
+def bars(rows: Sequence[tuple[str, float | None, str]], *, plain: bool | None = None) -> list[str]:
+    """Return a chart in text: a line a row of label, value and words, with a bar as long as the value.
+
+    The longest bar has ``BAR`` places; a row without a value has none. With ``plain``, which is the default where
+    standard output cannot show blocks, bars are made of ``#``.
+    """
+    most = max((value for _, value, _ in rows if value is not None), default=0.0)
+    room = max((len(label) for label, _, _ in rows), default=0)
+    simple = not _shows_blocks() if plain is None else plain
+    lines = []
+    for label, value, words in rows:
+        share = 0.0 if value is None or not most else value / most
+        lines.append(f"{label:<{room}}  {_bar(share, plain=simple):<{BAR}}  {words}".rstrip())
+    return lines
+
+
+def _bar(share: float, *, plain: bool) -> str:
+    eighths = round(8 * BAR * share)
+    if plain:
+        return "#" * max(round(eighths / 8), 1 if eighths else 0)
+    whole, rest = divmod(eighths, 8)
+    return "█" * whole + (_EIGHTHS[8 - rest] if rest else "")
+
+
+def _shows_blocks() -> bool:
+    try:
+        _EIGHTHS.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

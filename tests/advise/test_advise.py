@@ -14,7 +14,6 @@ from tests.report.records import make
 from thalweg.advise import Question, advise, bench_plan
 from thalweg.advise.condition import condition_of, differences, distance
 from thalweg.advise.evidence import groups
-from thalweg.advise.judge import chance
 from thalweg.bench import Matrix
 from thalweg.bench.plan import BenchPlan
 from thalweg.cli import app
@@ -102,6 +101,32 @@ def test_failures_are_counted_and_running_ones_left_out(wifi: Path) -> None:
         "tcp reno": 0,
     }
     assert sorted(found["left_out"].values()) == ["it is interrupted", "it is running"]
+
+
+def test_cells_that_failed_are_told_with_their_reason(tmp_path: Path) -> None:
+    base = {"model": MB, "job": {"clients": 2, "rounds": 2}}
+    made = bench(tmp_path, repetitions=3, base=base, matrix={"transport": ["tcp", "udp", "ltp"]})
+
+    def execute(path: Path, log: Path, limit: float | None) -> Any:
+        plan = Plan.load(path)
+        if plan.scheme == "ltp":
+            return {"error": {"cause": "no port", "mend": "Choose one"}}
+        sections = plan.model_dump(exclude_none=True, include={"transport", "model"})
+        return {"record": str(make(Path(plan.record.folder) / "a-record", rounds=2, plan=sections, train=None))}
+
+    made.run(Quiet(), execute=execute)
+    found = advise(Question("none", "payload:1MB"), [made.folder.path])
+    transports = {row["transport"]: (row["runs"], row["failed"]) for row in found["nearest"]["transports"]}
+    assert transports == {"tcp": (3, 0), "udp": (3, 0), "ltp": (0, 3)}
+    assert [(row["transport"], row["failed"], row["reasons"]) for row in found["failed"]] == [
+        ("ltp", 3, ["no port. Choose one"])
+    ]
+    assert found["verdict"]["sentence"] == ("tcp and udp are too close to call; ltp failed; sure: yes, 3 runs each")
+    code, out, _ = invoke("--network", "none", "--model", "payload:1MB", "--record", str(made.folder.path))
+    assert code == 0
+    assert out.splitlines()[0] == found["verdict"]["sentence"], "the answer comes first"
+    assert "failed: ltp, 3 of 3 runs" in out
+    assert "no port. Choose one" in out
 
 
 def test_rounds_that_lack_updates_are_told(wifi: Path) -> None:
@@ -225,14 +250,6 @@ def test_seeds_of_repetitions_make_no_other_condition() -> None:
     one, other = (condition_of(plan(network=ranges, job={"seed": seed})) for seed in (1, 2))
     assert one == other
     assert groups([]) == []
-
-
-def test_the_chance_of_a_difference() -> None:
-    assert chance([1.0, 2.0], [3.0, 4.0]) == pytest.approx(1 / 6)
-    assert chance([3.0, 4.0], [1.0, 2.0]) == 1
-    assert chance([1.0], [1.0]) == 1
-    many = chance([0.001 * number for number in range(12)], [1.0 + 0.001 * number for number in range(12)])
-    assert many < 0.001, "drawn, for there are too many ways"
 
 
 def invoke(*arguments: str) -> tuple[int, str, str]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.bench.cells import Fake, Quiet, again, bench
 from thalweg.bench.folder import Folder
+from thalweg.cli.bench import exit_code, is_ci
 from thalweg.errors import RecordError
 
 ALL = {("tcp", 0), ("memory", 0), ("tcp", 1), ("memory", 1)}
@@ -131,6 +132,30 @@ def test_a_preview_runs_nothing_and_learns_from_what_was_run(tmp_path: Path) -> 
     assert (after["runs"], after["estimate_is_measured"]) == (1, True)
     assert sorted(row["runs"] for row in after["cells"]) == [0, 1]
     assert after["estimate_seconds"] > 0
+
+
+def test_the_page_shows_runs_that_left_no_record(tmp_path: Path) -> None:
+    made = bench(tmp_path, repetitions=1)
+    made.run(Quiet(), execute=lambda plan, log, limit: {"error": {"cause": "no port", "mend": "Choose one"}})
+    page = made.page()
+    assert page is not None
+    assert "no port. Choose one" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("failed", "strict", "code"), [(0, True, 0), (1, False, 0), (1, True, 3), (4, False, 1), (4, True, 1)]
+)
+def test_the_exit_code_says_what_failed(failed: int, code: int, *, strict: bool) -> None:
+    found = {"failed": failed, "cells": [{"repetitions": 4 - failed}]}
+    assert exit_code(found, strict=strict) == code
+
+
+def test_who_checks_others_work_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, strict in (("true", True), ("1", True), ("", False), ("false", False)):
+        monkeypatch.setenv("CI", value)
+        assert is_ci() == strict
+    monkeypatch.delenv("CI")
+    assert not is_ci()
 
 
 def test_the_page_of_all_records(tmp_path: Path) -> None:

@@ -78,14 +78,15 @@ def test_it_goes_on_where_it_was_broken_off(start: Start, result: Result, tmp_pa
 def test_a_cell_that_fails_does_not_stop_the_others(start: Start, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        code, out, err = start("bench", write(tmp_path, url, "memory"), "--no-report").end()
-    assert code == 0, err
+        code, out, err = start("bench", write(tmp_path, url, "memory"), "--strict").end()
+    assert code == 3, err
     assert "failed after" in err
     assert "cell 1 failed: " in out
     (folder,) = (tmp_path / "bench").iterdir()
     failed, done = json.loads((folder / "bench.json").read_text())["cells"]
     assert (failed["status"], failed["failed"], done["status"]) == ("failed", 1, "complete")
     assert "in use" in failed["reasons"][0]
+    assert "in use" in (folder / "report.html").read_text(), "the page does not leave it out"
 
 
 def test_if_all_fail_so_does_the_command(start: Start, tmp_path: Path) -> None:

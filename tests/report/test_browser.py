@@ -87,7 +87,7 @@ def test_it_loads_without_errors(loaded: Loaded) -> None:
 def test_the_plots_are_there(loaded: Loaded) -> None:
     places = re.findall(r'<div class="plot[^"]*"[^>]* data-name="([a-z-]+)"', loaded.dom)
     assert places == [
-        "accuracy-rounds", "accuracy-time", "communication-time", "communication-rounds", "round-time",
+        "communication-time", "accuracy-rounds", "accuracy-time", "communication-rounds", "round-time",
         "timeline", "timeline", "links",
     ]  # fmt: skip
     # The second run's timeline is folded, and drawn when it is unfolded.

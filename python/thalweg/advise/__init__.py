@@ -17,6 +17,7 @@ from thalweg.bench import axes as words
 from thalweg.bench.estimate import least, update_bytes
 from thalweg.plan import Plan
 from thalweg.report.numbers import spread
+from thalweg.verdict import FAR, Verdict, verdict
 
 __all__ = ["Question", "advise", "bench_plan"]
 
@@ -30,6 +31,7 @@ VALUES: Final = {
 REPETITIONS: Final = 5
 ROUNDS: Final = 3
 CLIENTS: Final = 4
+NO_REASON: Final = "its record does not say why"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
         },
         "records": len(runs),
         "left_out": left_out,
+        "verdict": None if nearest is None else _verdict(*nearest).table(),
+        "failed": [row for group in found for row in _failed(group)],
         "nearest": None if nearest is None else _nearest(*nearest),
         "answers": {} if nearest is None else _answers(nearest[1], distance(nearest[0])),
         "unconstrained": _unconstrained(ranked),
@@ -99,7 +103,7 @@ def _apart(asked: Condition, group: Group, question: Question) -> list[Differenc
 def _rank(apart: Sequence[Difference], group: Group) -> tuple[bool, bool, float, int]:
     """Order groups: those not far off, those in which something is compared, the nearest, those with most runs."""
     away = distance(apart)
-    return away > judge.FAR, len(group.compared) < 2, away, -sum(len(runs) for runs in group.runs.values())
+    return away > FAR, len(group.compared) < 2, away, -sum(len(runs) for runs in group.runs.values())
 
 
 def _words(condition: Condition, *, clients: bool = True) -> dict[str, Any]:
@@ -108,6 +112,27 @@ def _words(condition: Condition, *, clients: bool = True) -> dict[str, Any]:
         "update_bytes": condition.update_bytes,
         "clients": condition.clients if clients else None,
     }
+
+
+def _verdict(apart: Sequence[Difference], group: Group) -> Verdict:
+    values = {
+        name: [value for value in map(evidence.communication, runs) if value is not None]
+        for name, runs in group.runs.items()
+    }
+    failed = {name: sum(run.numbers is None for run in runs) for name, runs in group.runs.items()}
+    return verdict(values, failed, distance(apart))
+
+
+def _failed(group: Group) -> list[dict[str, Any]]:
+    """Return the transports of which runs failed, and why."""
+    found = []
+    for name, runs in sorted(group.runs.items()):
+        lost = [run for run in runs if run.numbers is None]
+        if lost:
+            reasons = list(dict.fromkeys(run.reason or NO_REASON for run in lost))
+            head = {"condition": group.condition.words(), "transport": name}
+            found.append({**head, "failed": len(lost), "runs": len(runs), "reasons": reasons})
+    return found
 
 
 def _nearest(apart: Sequence[Difference], group: Group) -> dict[str, Any]:
@@ -128,6 +153,7 @@ def _transport(name: str, runs: Sequence[Measured]) -> dict[str, Any]:
         "transport": name,
         "runs": len(done),
         "failed": len(runs) - len(done),
+        "reasons": list(dict.fromkeys(run.reason or NO_REASON for run in runs if run.numbers is None)),
         "incomplete_rounds": sum(map(evidence.incomplete, done)),
         "broker": known.get(runs[0].scheme, {}).get("broker"),
         "communication_seconds": values["fastest"],

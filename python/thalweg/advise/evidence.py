@@ -8,28 +8,52 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from thalweg.advise.condition import Condition, condition_of
 from thalweg.bench.estimate import least
 from thalweg.bench.folder import Folder
 from thalweg.bench.measure import numbers
 from thalweg.errors import RecordError, ThalwegError
-from thalweg.report.numbers import divided, network, transport
+from thalweg.plan import Plan
+from thalweg.report.numbers import divided, network, transport, transport_of
 from thalweg.report.source import Run, read_run
+
+NOT_KNOWN: Final = "not known"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. ``numbers`` are those of ``bench.measure``; None if it failed."""
+    """One run. ``numbers`` are those of ``bench.measure``; None if it failed, and ``reason`` says why.
+
+    ``emulation`` is None of a run that failed before anybody knew.
+    """
 
     transport: str
     scheme: str
-    emulation: str
+    emulation: str | None
     condition: Condition
     numbers: Mapping[str, Any] | None
     seconds: float | None
     least_seconds: float
+    reason: str | None = None
+
+
+class Found(NamedTuple):
+    """A run's place: its record, if it left one, the seconds that it took in all, and why it failed, if it did.
+
+    ``plan`` is the file of its plan where there is no record.
+    """
+
+    record: Path | None
+    seconds: float | None = None
+    reason: str | None = None
+    plan: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """What it is known by."""
+        return (self.record or self.plan or Path()).resolve()
 
 
 @dataclass(frozen=True)
@@ -53,12 +77,15 @@ def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
     """
     found: list[Measured] = []
     left_out: dict[str, str] = {}
-    for path, seconds in {path.resolve(): seconds for path, seconds in _records(paths)}.items():
+    for path, one in {one.path: one for one in _records(paths)}.items():
+        why = None
         try:
-            run = read_run(path)
-            why = _why_not(run)
-            if why is None:
-                found.append(_measured(run, seconds))
+            if one.record is None:
+                found.append(_never_began(path, one.reason))
+            else:
+                run = read_run(path)
+                why = _why_not(run)
+                found += [_measured(run, one)] if why is None else []
         except ThalwegError as error:
             why = str(error)
         if why is not None:
@@ -67,15 +94,26 @@ def gather(paths: Iterable[Path]) -> tuple[list[Measured], dict[str, str]]:
 
 
 def groups(runs: Iterable[Measured]) -> list[Group]:
-    """Return runs by condition, emulation and transport."""
+    """Return runs by condition, emulation and transport.
+
+    Those that failed before their emulation was known belong to each group of their condition.
+    """
     found: dict[tuple[Condition, str], dict[str, list[Measured]]] = defaultdict(lambda: defaultdict(list))
+    unknown: list[Measured] = []
     for run in runs:
-        found[run.condition, run.emulation][run.transport].append(run)
+        if run.emulation is None:
+            unknown.append(run)
+        else:
+            found[run.condition, run.emulation][run.transport].append(run)
+    for run in unknown:
+        levels = [level for condition, level in found if condition == run.condition] or [NOT_KNOWN]
+        for level in levels:
+            found[run.condition, level][run.transport].append(run)
     return [Group(condition, level, dict(by)) for (condition, level), by in found.items()]
 
 
-def _records(paths: Iterable[Path]) -> Iterator[tuple[Path, float | None]]:
-    """Yield records with the seconds that their runs took in all, where a bench knows that."""
+def _records(paths: Iterable[Path]) -> Iterator[Found]:
+    """Yield the runs of folders; a bench knows how long each took, and why those failed that left no record."""
     for path in paths:
         folder = Folder(path)
         if not path.is_dir():
@@ -83,23 +121,26 @@ def _records(paths: Iterable[Path]) -> Iterator[tuple[Path, float | None]]:
         if folder.is_bench:
             yield from _of_bench(folder)
         elif (path / "plan.toml").is_file():
-            yield path, None
+            yield Found(path)
         else:
             inner = sorted(one for one in path.iterdir() if one.is_dir() and not one.name.startswith("."))
             for one in inner:
                 if Folder(one).is_bench:
                     yield from _of_bench(Folder(one))
                 elif (one / "plan.toml").is_file():
-                    yield one, None
+                    yield Found(one)
 
 
-def _of_bench(folder: Folder) -> Iterator[tuple[Path, float | None]]:
-    if not folder.records.is_dir():
-        return
-    for path in sorted(folder.records.iterdir()):
-        if not path.name.startswith("."):
-            outcome = folder.outcome(path.name)
-            yield path, None if outcome is None else outcome["seconds"]
+def _of_bench(folder: Folder) -> Iterator[Found]:
+    records = folder.records.iterdir() if folder.records.is_dir() else ()
+    left = {path.name: path for path in records if not path.name.startswith(".")}
+    plans = {path.stem: path for path in folder.cells.glob("*.toml")}
+    for name in sorted({*left, *plans}):
+        outcome = folder.outcome(name) or {}
+        failed = outcome.get("status") == "failed"
+        if name in left or failed:
+            reason = outcome.get("reason") if failed else None
+            yield Found(left.get(name), outcome.get("seconds"), reason, plans.get(name))
 
 
 def _why_not(run: Run) -> str | None:
@@ -108,15 +149,32 @@ def _why_not(run: Run) -> str | None:
     return f"it is {run.status}" if run.status not in ("complete", "failed") else None
 
 
-def _measured(run: Run, seconds: float | None) -> Measured:
+def _measured(run: Run, found: Found) -> Measured:
+    done = run.status == "complete" and found.reason is None
     return Measured(
         transport=transport(run),
         scheme=run.plan.scheme,
         emulation=run.emulation.partition(":")[0],
         condition=condition_of(run.plan, run.manifest.get("update_bytes")),
-        numbers=numbers(run) if run.status == "complete" else None,
-        seconds=seconds if seconds is not None else _elapsed(run.manifest),
+        numbers=numbers(run) if done else None,
+        seconds=found.seconds if found.seconds is not None else _elapsed(run.manifest),
         least_seconds=least(run.plan),
+        reason=None if done else found.reason or run.reason,
+    )
+
+
+def _never_began(path: Path, reason: str | None) -> Measured:
+    """Return a run that failed before it left a record, from its plan."""
+    plan = Plan.load(path)
+    return Measured(
+        transport=transport_of(plan),
+        scheme=plan.scheme,
+        emulation=None,
+        condition=condition_of(plan),
+        numbers=None,
+        seconds=None,
+        least_seconds=least(plan),
+        reason=reason,
     )
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Final
 
 from thalweg.advise.evidence import Group, Measured, incomplete
 from thalweg.report.numbers import divided
+from thalweg.verdict import ALIKE, FAR, FEW, LIKELY, NEAR, chance
 
-# Of more ways to deal runs out to two transports than this, so many are drawn.
-MOST_DEALS: Final = 20_000
-FEW: Final = 2
-NEAR: Final = 0.1
-FAR: Final = 2.0
-LIKELY: Final = 0.05
 UNLIKELY: Final = 0.2
-ALIKE: Final = 0.02
 
 Value = Callable[[Measured], "float | None"]
 
@@ -69,24 +60,6 @@ def least(group: Group, value: Value, away: float) -> Answer | None:
     short = sum(map(incomplete, group.runs[best]))
     why += (f"{short} rounds of {best} lacked some of their updates",) if short else ()
     return Answer(best, median(known[best]), following, median(known[following]), odds, sure, why)
-
-
-def chance(less: Sequence[float], more: Sequence[float]) -> float:
-    """Return how likely runs dealt out by chance would differ in their means at least as much: a permutation test.
-
-    One-sided; exact where there are at most 20,000 ways to deal, else from as many drawn with a fixed seed.
-    """
-    pooled = [*less, *more]
-    count, total = len(less), sum(pooled)
-    limit = fmean(less) * count * (1 + 1e-12)
-    ways = math.comb(len(pooled), count)
-    if ways <= MOST_DEALS:
-        sums = [sum(deal) for deal in itertools.combinations(pooled, count)]
-    else:
-        dice = random.Random(0)
-        sums = [sum(dice.sample(pooled, count)) for _ in range(MOST_DEALS)]
-    hits = sum(1 for one in sums if one <= limit + 1e-12 * abs(total))
-    return hits / len(sums)
 
 
 def _known(runs: Sequence[Measured], value: Value) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +20,8 @@ from thalweg.bench.measure import measure
 from thalweg.bench.process import execute
 from thalweg.bench.show import Progress, duration, run_line
 from thalweg.errors import PlanError, RecordError, ThalwegError
+from thalweg.plan import Plan
+from thalweg.report.cells import Lost
 
 # Runs a plan, with a file for what it says and a limit in seconds, and returns what ``process.execute`` does.
 Execute: TypeAlias = Callable[[Path, Path, float | None], Mapping[str, Any]]
@@ -135,14 +137,22 @@ class Bench:
         return found
 
     def page(self) -> Path | None:
-        """Make the page of all records that can be read; None if there is none. Raises RecordError."""
+        """Make the page of all runs; None if there is none. Raises RecordError."""
         from thalweg.report import report
 
-        records = [self.folder.path / outcome["record"] for outcome in self.outcomes().values() if outcome["record"]]
-        if not records:
+        outcomes = self.outcomes()
+        records = [self.folder.path / outcome["record"] for outcome in outcomes.values() if outcome["record"]]
+        if not outcomes:
             return None
-        report(sorted(records), self.folder.path / PAGE)
+        report(sorted(records), self.folder.path / PAGE, lost=list(self._lost(outcomes)))
         return self.folder.path / PAGE
+
+    def _lost(self, outcomes: Mapping[str, Mapping[str, Any]]) -> Iterator[Lost]:
+        """Yield the runs that failed before they left a record."""
+        for name, outcome in outcomes.items():
+            if outcome["status"] == "failed" and not outcome["record"]:
+                path = self.folder.cells / f"{name}.toml"
+                yield Lost(Plan.load(path), path, outcome["reason"])
 
     def preview(self) -> dict[str, Any]:
         """Return what would be run and how long that may take."""

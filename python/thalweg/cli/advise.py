@@ -63,12 +63,18 @@ def _show(found: dict[str, Any]) -> None:
     from thalweg import terminal
 
     asked, nearest = found["asked"], found["nearest"]
+    typer.echo(f"{found['verdict']['sentence']}\n")
+    typer.echo("communication of a round, median over runs:")
+    for line in _chart(nearest["transports"]):
+        typer.echo(f"  {line}")
+    console = terminal.console()
+    console.print(_transports(nearest["transports"]))
+    for row in found["failed"]:
+        typer.echo(f"failed: {row['transport']}, {_counted(row)}, {row['condition']}: {'; '.join(row['reasons'])}")
     typer.echo(f"asked: {asked['condition']}")
     typer.echo(f"nearest measured: {nearest['condition']} (emulation: {nearest['emulation']})")
     for words in nearest["differences"]:
         typer.echo(f"  {words}")
-    console = terminal.console()
-    console.print(_transports(nearest["transports"]))
     for key, question in QUESTIONS.items():
         answer = found["answers"][key]
         typer.echo(f"{question}: {'not known' if answer is None else _answer(key, answer)}")
@@ -80,6 +86,28 @@ def _show(found: dict[str, Any]) -> None:
     for path, why in found["left_out"].items():
         typer.echo(f"left out: {path}: {why}", err=True)
     _show_cost(found["cost"])
+
+
+def _counted(row: dict[str, Any]) -> str:
+    return f"{row['failed']} of {row['runs']} runs"
+
+
+def _chart(rows: list[dict[str, Any]]) -> list[str]:
+    """Return bars of the transports' communication, the fastest first and those that failed last."""
+    from thalweg import terminal
+    from thalweg.bench.show import times
+
+    known = [row for row in rows if row["communication_seconds"] is not None]
+    known.sort(key=lambda row: row["communication_seconds"]["median"])
+    bars: list[tuple[str, float | None, str]] = [
+        (row["transport"], row["communication_seconds"]["median"], times(row["communication_seconds"])) for row in known
+    ]
+    bars += [(row["transport"], None, f"failed, {_counted_rows(row)}") for row in rows if row not in known]
+    return terminal.bars(bars)
+
+
+def _counted_rows(row: dict[str, Any]) -> str:
+    return _counted({"failed": row["failed"], "runs": row["failed"] + row["runs"]})
 
 
 def _transports(rows: list[dict[str, Any]]) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from thalweg.cli.output import Json, output
+from thalweg.explain import FAILED, SOME_FAILED
 
 if TYPE_CHECKING:
     from thalweg.bench.driver import Bench
@@ -27,6 +29,10 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cells and how long they may take, and run nothing.")
     ] = False,
+    strict: Annotated[
+        bool | None,
+        typer.Option("--strict/--no-strict", help="End with 3 if a run failed; without either only where CI=true."),
+    ] = None,
     no_report: Annotated[bool, typer.Option("--no-report", help="Do not make the page of all records.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,8 +46,20 @@ def command(
         emit(found)
     if not as_json:
         (_show_preview if dry_run else _show)(found)
-    if not dry_run and not any(row["repetitions"] for row in found["cells"]):
-        raise typer.Exit(1)
+    if not dry_run:
+        raise typer.Exit(exit_code(found, strict=is_ci() if strict is None else strict))
+
+
+def is_ci() -> bool:
+    """Return whether this machine checks what others change, which such machines say by this variable."""
+    return os.environ.get("CI", "").lower() in ("true", "1")
+
+
+def exit_code(found: dict[str, Any], *, strict: bool) -> int:
+    """Return 1 if no run of a bench came to its end, 3 if some failed and it is to be ``strict``."""
+    if not any(row["repetitions"] for row in found["cells"]):
+        return FAILED
+    return SOME_FAILED if strict and found["failed"] else 0
 
 
 def _bench(

@@ -6,26 +6,34 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import RecordError
 from thalweg.report.numbers import labels, numbers
 from thalweg.report.source import Run, read_run
 
+if TYPE_CHECKING:
+    from thalweg.report.cells import Lost
+
 __all__ = ["read_runs", "report"]
 
 
-def report(records: Sequence[Path], out: Path, figures: Path | None = None) -> dict[str, Any]:
+def report(
+    records: Sequence[Path], out: Path, figures: Path | None = None, lost: Sequence[Lost] = ()
+) -> dict[str, Any]:
     """Write the page of ``records`` to ``out`` and, if asked for, figures to the folder ``figures``.
 
-    Return what was written, what was left out and why, and the numbers of each run: sizes in bytes, times in
-    seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if something cannot be written.
+    ``lost`` are runs that failed before they left a record. Return what was written, what was left out and why, the
+    verdicts, and the numbers of each cell and run: sizes in bytes, times in seconds. Raises RecordError or PlanError if
+    a record cannot be read, RecordError if something cannot be written.
     """
+    from thalweg.report.cells import cells, verdicts
     from thalweg.report.page import page
 
     runs = read_runs(records)
     found = [numbers(run) for run in runs]
-    _write(out, page(runs, found))
+    by_cell = cells(found, lost)
+    _write(out, page(runs, found, lost))
     written: list[Path] = []
     left_out: dict[str, str] = {}
     if figures is not None:
@@ -37,6 +45,8 @@ def report(records: Sequence[Path], out: Path, figures: Path | None = None) -> d
         "bytes": out.stat().st_size,
         "figures": [str(path) for path in written],
         "left_out": left_out,
+        "verdicts": [{"network": place, **one.table()} for place, one in verdicts(by_cell).items()],
+        "cells": [cell.table() for cell in by_cell],
         "runs": found,
     }
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import links
 from thalweg.bound import Bound
@@ -14,6 +14,9 @@ from thalweg.plan.network import LinkSection
 from thalweg.report.source import Row, Run, json_object
 from thalweg.report.text import phrase
 from thalweg.units import format_rate
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
 
 LINK_KEYS: Final = frozenset(LinkSection.model_fields) - {"profile"}
 # Of these a network's name says only that they were there.
@@ -29,6 +32,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "label": run.label,
         "record": str(run.path),
         "status": run.status,
+        "reason": run.reason if run.status == "failed" else None,
         "started": run.manifest.get("started"),
         "model": run.plan.label,
         "clients": run.plan.job.clients,
@@ -128,37 +132,58 @@ def bound_of(run: Run) -> Bound | None:
 
 def transport(run: Run) -> str:
     """Return the transport with what distinguishes it, as ``tcp cubic``."""
-    section = run.plan.transport
-    words = [run.plan.scheme, section.congestion or "", "tls" if run.manifest.get("tls") is True else ""]
+    return transport_of(run.plan, tls=run.manifest.get("tls") is True)
+
+
+def transport_of(plan: Plan, *, tls: bool | None = None) -> str:
+    """Return a plan's transport likewise; ``tls``: whether it was encrypted, None if only the plan knows."""
+    section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
+    words = [plan.scheme, section.congestion or "", "tls" if encrypted else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
-    words += ["" if run.plan.layers.seal is None else f"sealed {run.plan.layers.seal.cipher}"]
+    words += ["" if plan.layers.seal is None else f"sealed {plan.layers.seal.cipher}"]
     return " ".join(word for word in words if word)
 
 
 def repair(run: Run) -> str:
     """Return what becomes of what is lost, where it is not sent again until all is there; else nothing."""
-    return "" if run.plan.repair.resend else KEPT_LOST
+    return repair_of(run.plan)
+
+
+def repair_of(plan: Plan) -> str:
+    """Return likewise for a plan."""
+    return "" if plan.repair.resend else KEPT_LOST
 
 
 def network(run: Run) -> str:
     """Return what the network was, as ``wifi``, ``60.0 Mbit/s a link`` or ``loopback``."""
-    said = _object(run.manifest.get("network"))
+    local = links.is_local(str(run.manifest.get("address")))
+    return _network(run.plan, _object(run.manifest.get("network")), local=local)
+
+
+def network_of(plan: Plan) -> str:
+    """Return what the network of a plan for this machine is called."""
+    asked = plan.network
+    emulated = asked is not None and asked.emulator != "none"
+    return _network(plan, {"profile": asked.profile, "topology": asked.topology} if asked and emulated else {})
+
+
+def _network(plan: Plan, said: Mapping[str, Any], *, local: bool = True) -> str:
     if said:
         words = [str(said["profile"])] if said.get("profile") else []
-        words = words + _set(run) or ["own values"]
+        words = words + _set(plan) or ["own values"]
         words += [str(said["topology"])] if said.get("topology") not in (None, "star") else []
         return ", ".join(words)
-    layers = run.plan.layers
+    layers = plan.layers
     words = [] if layers.throttle is None else [f"{format_rate(layers.throttle)} a link"]
     if layers.fault is not None:
         faults = layers.fault.model_dump(exclude_defaults=True)
         words += [f"{name} {value:g}" for name, value in faults.items()] or ["faults"]
-    return ", ".join(words) or ("loopback" if links.is_local(str(run.manifest.get("address"))) else "real network")
+    return ", ".join(words) or ("loopback" if local else "real network")
 
 
-def _set(run: Run) -> list[str]:
+def _set(plan: Plan) -> list[str]:
     """Return what the plan itself says of every link, and which other parts it has."""
-    asked = run.plan.network
+    asked = plan.network
     said = {} if asked is None else asked.model_dump(exclude_none=True, exclude_unset=True)
     keys = phrase({name: value for name, value in said.items() if name in LINK_KEYS})
     return [*([keys] if keys else []), *(name for name in PARTS if said.get(name))]
@@ -218,8 +243,8 @@ def divided(one: float | None, other: float | None) -> float | None:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a short name for each run: what they differ in, and part of the record's name where that is no help."""
-    if len(runs) == 1:
-        return [runs[0].label]
+    if len(runs) <= 1:
+        return [run.label for run in runs]
     facts = [
         (run.plan.label, f"{run.plan.job.clients} clients", transport(run), network(run), repair(run)) for run in runs
     ]

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
-from thalweg.report import charts, details
+from thalweg.report import charts, details, tables
+from thalweg.report.cells import Lost, cells, verdicts
 from thalweg.report.charts import Chart
 from thalweg.report.series import MOST_POINTS, thinned
 from thalweg.report.source import Run
@@ -61,9 +62,10 @@ class Page:
         self.notes([*_reasons(whys), *([f"{rest} more runs are not drawn"] if rest > 0 else [])])
 
 
-def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> str:
-    """Return the page of ``runs``, whose numbers are ``numbers``."""
+def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]], lost: Sequence[Lost] = ()) -> str:
+    """Return the page of ``runs``, whose numbers are ``numbers``, and of runs that were ``lost``."""
     made = Page()
+    _answer(made, numbers, lost)
     _compare(made, runs, numbers)
     made.section("timeline", "Timeline", TIMELINE)
     made.each(runs, {run.label: NO_TRANSFERS for run in runs if not run.transfers}, details.timeline_chart)
@@ -78,6 +80,19 @@ def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> str:
     return _document(made, numbers)
 
 
+def _answer(made: Page, numbers: Sequence[Mapping[str, Any]], lost: Sequence[Lost]) -> None:
+    """Say first which transport is fastest where, then show it, then tell it by transport and network."""
+    found = cells(numbers, lost)
+    made.section("answer", "Answer", ANSWER)
+    told = verdicts(found)
+    for place, one in list(told.items())[:MOST_VERDICTS]:
+        where = f"{escaped(place)}: " if len(told) > 1 else ""
+        made.parts.append(f'<p class="verdict">{where}{escaped(one.sentence)}.</p>')
+    made.notes([f"{len(told) - MOST_VERDICTS} more networks are in the table"] if len(told) > MOST_VERDICTS else [])
+    made.chart(charts.communication_time(numbers))
+    made.parts.append(tables.cells([cell.table() for cell in found]))
+
+
 def _compare(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> None:
     made.section("summary", "Summary", SUMMARY)
     made.parts.append(facts(numbers))
@@ -88,7 +103,6 @@ def _compare(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any
     made.notes(_reasons(whys))
     made.section("communication", "Communication", COMMUNICATION)
     idle = _reasons({run.label: run.why_no_rounds() for run in runs if not run.rounds})
-    made.chart(charts.communication_time(numbers))
     made.chart(charts.communication_rounds(numbers))
     unbounded = [of for of in numbers if of["rounds"] and of["bound_seconds"] is None]
     made.notes([*idle, *(f"{of['label']}: no lower bound: {of['bound_source'] or 'not known'}" for of in unbounded)])
@@ -137,7 +151,13 @@ def _file(name: str) -> str:
 
 _NAVIGATION: Final = " ".join(
     f'<a href="#{name}">{name.capitalize()}</a>'
-    for name in ("summary", "accuracy", "communication", "rounds", "timeline", "links", "parties")
+    for name in ("answer", "summary", "accuracy", "communication", "rounds", "timeline", "links", "parties")
+)
+MOST_VERDICTS: Final = 12
+ANSWER: Final = (
+    "Communication: time of a round in which at least one update was under way. Bars: median over rounds; whiskers: "
+    "least and most; short lines: the lower bound. Transports are compared by runs; two are too close to call if "
+    "chance alone would often make them differ as much."
 )
 SUMMARY: Final = (
     "Times and goodput are medians over rounds, with the least and the most. Goodput is the updates' bytes by the "
@@ -147,10 +167,7 @@ ACCURACY: Final = (
     "Of the global model on the test set. Time is the sum of the rounds' times, evaluations left out. "
     "Dashed: the same rounds with communication at its lower bound."
 )
-COMMUNICATION: Final = (
-    "Time of a round in which at least one update was under way. Bars: median over rounds; whiskers: least and most; "
-    "short and dashed lines: the lower bound."
-)
+COMMUNICATION: Final = "Time of each round in which at least one update was under way. Dashed: the lower bound."
 ROUNDS: Final = (
     "Time of a round, evaluation left out. Boxes: quartiles and median. Short lines: median of training with "
     "communication at its lower bound."

@@ -53,12 +53,8 @@ class Group:
 
 def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
     """Return the groups of runs (their numbers) that have rounds, in the order in which they come."""
-    models = {(run["model"], run["clients"]) for run in runs}
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
-    for run in runs:
-        words = [run["network"], run["repair"]]
-        words += [] if len(models) == 1 else [run["model"], f"{run['clients']} clients"]
-        place = ", ".join(word for word in words if word)
+    for run, place in zip(runs, places(runs), strict=True):
         found[run["transport"], place].append(run)
     made = []
     for (transport, place), members in found.items():
@@ -68,6 +64,17 @@ def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
         if seconds:
             made.append(Group(transport, place, len(members), seconds, median(bounds) if bounds else None))
     return made
+
+
+def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the network of each run is called, with what of the job else differs between them."""
+    models, clients = ({run[key] for run in runs} for key in ("model", "clients"))
+
+    def name(run: Mapping[str, Any]) -> str:
+        more = [run["model"]] * (len(models) > 1) + [f"{run['clients']} clients"] * (len(clients) > 1)
+        return ", ".join(word for word in (run["network"], run["repair"], *more) if word)
+
+    return [name(run) for run in runs]
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,12 @@ class Run:
         return str(self.manifest.get("status") or "not known")
 
     @property
+    def reason(self) -> str | None:
+        """Why it failed, if it did and says so."""
+        reason = self.manifest.get("reason")
+        return reason if isinstance(reason, str) else None
+
+    @property
     def emulation(self) -> str:
         """What kind of emulation there was, in the manifest's words."""
         return str(self.manifest.get("emulation") or "none")

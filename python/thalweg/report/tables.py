@@ -10,7 +10,7 @@ from thalweg.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
 MOST_ROWS: Final = 256
-WORDS: Final = frozenset({"link", "from", "to", "nominal", "party", "congestion control", "stress"})
+WORDS: Final = frozenset({"link", "from", "to", "nominal", "party", "congestion control", "stress", "network", "why"})
 UNKNOWN: Final = "-"
 
 
@@ -32,7 +32,7 @@ share = known(percent)
 
 FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("record", lambda run: word(run["record"])),
-    ("status", lambda run: word(run["status"])),
+    ("status", lambda run: "; ".join(filter(None, (run["status"], run["reason"])))),
     ("started", lambda run: word(run["started"])),
     ("model", lambda run: word(run["model"])),
     ("clients", lambda run: count(run["clients"])),
@@ -94,6 +94,26 @@ PARTIES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("cores it may use", lambda row: known(shortly)(row.get("cpu_quota"))),
     ("stress", lambda row: known(phrase)(row.get("stress"))),
 )
+
+
+CELLS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+    ("transport", lambda cell: word(cell["transport"])),
+    ("network", lambda cell: word(cell["network"])),
+    ("runs", lambda cell: count(cell["runs"])),
+    ("communication of a round", lambda cell: spread(format_seconds)(cell["communication_seconds"])),
+    ("lower bound", lambda cell: seconds(cell["bound_seconds"])),
+    ("share of it", lambda cell: share(cell["share_of_bound"])),
+    ("goodput", lambda cell: known(format_rate)(cell["goodput_bits_per_second"])),
+    ("segments sent again", lambda cell: known(lambda value: f"{value:,.0f}")(cell["retransmissions"])),
+    ("failed", lambda cell: count(cell["failed"]) if cell["failed"] else ""),
+    ("why", lambda cell: "; ".join(cell["reasons"])),
+)
+
+
+def cells(rows: Sequence[Numbers]) -> str:
+    """Return a row for each transport in each network; the columns of failures only where there are any."""
+    shown = CELLS if any(row["failed"] for row in rows) else CELLS[:-2]
+    return table([name for name, _ in shown], [[show(row) for _, show in shown] for row in rows], "cells", WORDS)
 
 
 def facts(runs: Sequence[Numbers]) -> str:

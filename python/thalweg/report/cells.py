@@ -1,0 +1,114 @@
+"""What a report answers first: a verdict for each network, and a row for each transport there, failures included."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.report.numbers import divided, network_of, repair_of, spread, transport_of
+from thalweg.report.series import places
+from thalweg.verdict import Verdict, verdict
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+Numbers = Mapping[str, Any]
+NO_REASON: Final = "its record does not say why"
+FAILED: Final = "failed"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A run that failed before it left a record: its plan, where that is, and why it failed."""
+
+    plan: Plan
+    path: Path
+    reason: str
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what a cell needs of it, under the names of a run's numbers."""
+        plan = self.plan
+        return {
+            "record": str(self.path), "status": FAILED, "reason": self.reason, "transport": transport_of(plan),
+            "network": network_of(plan), "repair": repair_of(plan), "model": plan.label, "clients": plan.job.clients,
+            "each_round": [],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All runs with the same transport, network, model and number of clients."""
+
+    transport: str
+    place: str
+    runs: Sequence[Numbers]
+
+    @property
+    def by_run(self) -> list[float]:
+        """Seconds of communication of a round, the median of each run that has any."""
+        each = ([row["communication_seconds"] for row in run["each_round"]] for run in self.done)
+        known = ([value for value in values if value is not None] for values in each)
+        return [median(values) for values in known if values]
+
+    @property
+    def done(self) -> list[Numbers]:
+        """The runs that did not fail."""
+        return [run for run in self.runs if run["status"] != FAILED]
+
+    @property
+    def failed(self) -> list[Numbers]:
+        """Those that did."""
+        return [run for run in self.runs if run["status"] == FAILED]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why, each reason once."""
+        return list(dict.fromkeys(run.get("reason") or NO_REASON for run in self.failed))
+
+    def table(self) -> dict[str, Any]:
+        """Return it as JSON has it: medians over rounds with the least and the most, and over runs."""
+        rounds = [row for run in self.done for row in run["each_round"]]
+        bounds = [row["bound_seconds"] for row in rounds if row["bound_seconds"] is not None]
+        return {
+            "transport": self.transport,
+            "network": self.place,
+            "runs": len(self.done),
+            "failed": len(self.failed),
+            "reasons": self.reasons,
+            "communication_seconds": spread(row["communication_seconds"] for row in rounds),
+            "bound_seconds": median(bounds) if bounds else None,
+            "share_of_bound": _median(divided(row["bound_seconds"], row["communication_seconds"]) for row in rounds),
+            "goodput_bits_per_second": _median(row["goodput_bits_per_second"] for row in rounds),
+            "retransmissions": _median(run["retransmissions"] for run in self.done),
+            "records": [run["record"] for run in self.runs],
+        }
+
+
+def cells(runs: Sequence[Numbers], lost: Sequence[Lost] = ()) -> list[Cell]:
+    """Return the cells of runs and of those that left no record, the networks in their order, the fastest first."""
+    every = [*runs, *(one.numbers() for one in lost)]
+    found: dict[tuple[str, str], list[Numbers]] = defaultdict(list)
+    for run, place in zip(every, places(every), strict=True):
+        found[place, run["transport"]].append(run)
+    order = list(dict.fromkeys(place for place, _ in found))
+    made = [Cell(transport, place, members) for (place, transport), members in found.items()]
+    return sorted(made, key=lambda cell: (order.index(cell.place), median(cell.by_run or [float("inf")])))
+
+
+def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
+    """Return the verdict for each network, by its name."""
+    made = {}
+    for place in dict.fromkeys(cell.place for cell in found):
+        there = [cell for cell in found if cell.place == place]
+        values = {cell.transport: cell.by_run for cell in there}
+        made[place] = verdict(values, {cell.transport: len(cell.failed) for cell in there})
+    return made
+
+
+def _median(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
