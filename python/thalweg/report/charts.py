@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from statistics import quantiles
 from typing import Any, Final
 
-from thalweg.report.series import Group, groups, thinned
+from thalweg.report.series import Group, RoundTimes, groups, round_times, thinned
 from thalweg.report.text import escaped
 
 Numbers = Mapping[str, Any]
@@ -19,7 +19,8 @@ COLOURS: Final = (
 )  # fmt: skip
 SYMBOLS: Final = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "star")
 GREY: Final = "#8a94a0"
-MOST_NOTES: Final = 24
+# Characters that have room below the page's plots, side by side.
+SIDE_BY_SIDE: Final = 110
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Chart:
     layout: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     height: int = 420
+    # The axis that can be made logarithmic.
+    scaled: str = "yaxis"
 
     def content(self) -> dict[str, Any]:
         """Return what the page's script draws."""
@@ -139,7 +142,6 @@ def communication_time(runs: Sequence[Numbers]) -> Chart:
         members = [group for group in found if group.transport == transport]
         traces.append(_bars(members, transport, index))
         marks += _bound_marks(members, index, named=not marks)
-    notes = [f"{group.place}, {group.transport}: {spread_words(group)}" for group in found[:MOST_NOTES]]
     # Side by side only where a network has several transports.
     places = len({group.place for group in found})
     mode, gap = ("group" if places < len(found) else "overlay"), (0.35 if len(found) > 3 else 0.65)
@@ -148,13 +150,12 @@ def communication_time(runs: Sequence[Numbers]) -> Chart:
     if mode == "overlay":
         for trace in (*traces, *marks):
             del trace["offsetgroup"]
-    return Chart("communication-time", traces + marks, layout, notes)
+    return Chart("communication-time", traces + marks, layout)
 
 
-def spread_words(group: Group) -> str:
-    """Say what a bar stands for."""
-    runs = "" if group.runs == 1 else f" of {group.runs} runs"
-    return f"{len(group.seconds)} rounds{runs}, {min(group.seconds):.4g} to {max(group.seconds):.4g} s"
+def category(place: str) -> str:
+    """Return a network's name as it stands below a plot, in lines that are short enough to stand side by side."""
+    return escaped(place).replace(", ", ",<br>")
 
 
 def _bars(members: Sequence[Group], transport: str, index: int) -> Trace:
@@ -163,7 +164,7 @@ def _bars(members: Sequence[Group], transport: str, index: int) -> Trace:
         "type": "bar",
         "name": escaped(transport),
         "offsetgroup": str(index),
-        "x": [escaped(group.place) for group in members],
+        "x": [category(group.place) for group in members],
         "y": middles,
         "marker": {"color": colour(index)},
         "error_y": {
@@ -190,7 +191,7 @@ def _bound_marks(members: Sequence[Group], index: int, *, named: bool) -> list[T
     bounded = [group for group in members if group.bound is not None]
     if not bounded:
         return []
-    places = [escaped(group.place) for group in bounded]
+    places = [category(group.place) for group in bounded]
     marks = _marks(places, [group.bound for group in bounded], 34, "lower bound", named=named)
     return [{**marks, "offsetgroup": str(index)}]
 
@@ -211,37 +212,44 @@ def _marks(x: Sequence[str], y: Sequence[float | None], width: int, name: str, *
 
 
 def round_time(runs: Sequence[Numbers]) -> Chart:
-    """Return a box of the rounds' times for each run, with the median of training + lower bound."""
-    boxes = [_box(run, index) for index, run in enumerate(runs) if run["seconds"] is not None]
-    floors = [(escaped(run["label"]), floor) for run in runs if (floor := floor_of(run)) is not None]
+    """Return a box of rounds' times for each run, or cell, with the median of training + lower bound.
+
+    Names that are too long to stand side by side have the boxes lie.
+    """
+    found = round_times(runs)
+    lie = sum(len(one.name) for one in found) > SIDE_BY_SIDE
+    boxes = [_box(one, index, lie=lie) for index, one in enumerate(found)]
+    floors = [(escaped(one.name), one.floor) for one in found if one.floor is not None]
     layout = axes("", "time of a round (s)", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0})
     layout["xaxis"] = {"type": "category", "automargin": True}
     name = "training and the lower bound of communication"
-    marks = [_marks([label for label, _ in floors], [floor for _, floor in floors], 60, name)] if floors else []
-    return Chart("round-time", boxes + marks, layout)
+    width = 60 if not lie else 20
+    marks = [_marks([label for label, _ in floors], [floor for _, floor in floors], width, name)] if floors else []
+    if not lie:
+        return Chart("round-time", boxes + marks, layout)
+    layout["xaxis"], layout["yaxis"] = layout["yaxis"], {**layout["xaxis"], "autorange": "reversed"}
+    return Chart("round-time", boxes + [_lying(one) for one in marks], layout, [], 140 + 30 * len(found), "xaxis")
 
 
-def _box(run: Numbers, index: int) -> Trace:
-    known = [row["seconds"] for row in run["each_round"] if row["seconds"] is not None]
+def _lying(marks: Trace) -> Trace:
+    """Return marks across bars that lie."""
+    marker = {**marks["marker"], "symbol": "line-ns-open"}
+    hover = marks["hovertemplate"].replace("%{y", "%{x")
+    return {**marks, "x": marks["y"], "y": marks["x"], "marker": marker, "hovertemplate": hover}
+
+
+def _box(one: RoundTimes, index: int, *, lie: bool) -> Trace:
+    value = "x" if lie else "y"
     return {
         "type": "box",
-        "name": escaped(run["label"]),
-        "y": thinned(sorted(known)),
-        "boxpoints": "all" if len(known) <= 50 else "outliers",
+        "name": escaped(one.name),
+        "orientation": "h" if lie else "v",
+        value: thinned(sorted(one.seconds)),
+        "boxpoints": "all" if len(one.seconds) <= 50 else "outliers",
         "jitter": 0.3,
         "pointpos": 0,
         "marker": {"color": colour(index), "size": 4},
         "line": {"width": 1.5},
         "showlegend": False,
-        "hoverinfo": "y",
+        "hoverinfo": value,
     }
-
-
-def floor_of(run: Numbers) -> float | None:
-    """Return the median over rounds of training + lower bound of communication, in seconds."""
-    known = [
-        (row["compute_seconds"] or 0.0) + row["bound_seconds"]
-        for row in run["each_round"]
-        if row["bound_seconds"] is not None
-    ]
-    return median(known) if known else None

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.errors import RecordError
-from thalweg.report.charts import GREY, colour, floor_of
+from thalweg.report.charts import GREY, colour
 from thalweg.report.details import COLOUR_OF
-from thalweg.report.series import KINDS, distinct_rates, groups, links_over_time, thinned, timeline
+from thalweg.report.series import KINDS, distinct_rates, groups, links_over_time, round_times, thinned, timeline
 from thalweg.report.source import Run
 from thalweg.report.text import plain
 
@@ -31,6 +32,11 @@ LINES: Final = {"ba": ":"}
 # Characters that have room below an axis, and in a legend.
 TICK: Final = 28
 LEGEND: Final = 56
+# Characters of all names side by side, lines of one of them, names that may be slanted, points for all upright ones.
+ROOM: Final = 44
+MOST_TICK_LINES: Final = 3
+MOST_SLANTED: Final = 6
+UPRIGHT: Final = 190
 MOST_LABELS: Final = 8
 # More would be narrower than a line.
 BINS: Final = 500
@@ -195,43 +201,47 @@ def _communication(figure: Figure, numbers: Sequence[Numbers]) -> None:
             axes.errorbar(at, middle, yerr=spread, color="#333333", capsize=2, linewidth=0.8)
             if group.bound is not None:
                 axes.hlines(group.bound, at - width / 2, at + width / 2, colors="black", label=BOUND)
-    axes.set_xticks(range(len(places)), [_name(place, TICK) for place in places])
-    _slanted(figure, axes, places)
+    _ticks(figure, axes, range(len(places)), places)
     axes.set_ylabel("communication of a round (s)")
     axes.grid(visible=False, axis="x")
     axes.set_ylim(bottom=0)
     _legend(figure, axes)
 
 
-def _slanted(figure: Figure, axes: Axes, names: Sequence[str]) -> None:
-    """Slant the names below an axis where they would run into one another."""
-    if sum(len(_name(name, TICK)) for name in names) > 44:
-        figure.set_figheight(HEIGHT + 0.7)
-        for label in axes.get_xticklabels():
-            label.set(rotation=25, horizontalalignment="right", rotation_mode="anchor")
+def _ticks(figure: Figure, axes: Axes, at: Sequence[int], names: Sequence[str]) -> None:
+    """Put names below an axis so that none runs into another: in lines, else slanted, else upright."""
+    shown = [_name(name, TICK) for name in names]
+    slot = ROOM // max(1, len(names))
+    lines = [wrap(_name(name, MOST_TICK_LINES * slot), slot, break_long_words=False) or [name] for name in names]
+    if all(len(line) <= slot for name in lines for line in name) and max(map(len, lines)) <= MOST_TICK_LINES:
+        figure.set_figheight(HEIGHT + 0.12 * (max(map(len, lines)) - 1))
+        axes.set_xticks(at, ["\n".join(name) for name in lines])
+        return
+    axes.set_xticks(at, shown)
+    few = len(names) <= MOST_SLANTED
+    figure.set_figheight(HEIGHT + (0.7 if few else 1.1))
+    turn = {"rotation": 25, "horizontalalignment": "right", "rotation_mode": "anchor"} if few else {"rotation": 90}
+    for label in axes.get_xticklabels():
+        label.set(**turn)
+        label.set_fontsize(7 if few else max(3.5, min(7.0, UPRIGHT / len(names))))
 
 
 def _round_time(figure: Figure, numbers: Sequence[Numbers]) -> None:
-    chosen = [
-        (index, run, seconds)
-        for index, run in enumerate(numbers)
-        if (seconds := [row["seconds"] for row in run["each_round"] if row["seconds"] is not None])
-    ]
+    chosen = round_times(numbers)
     if not chosen:
         raise NothingToDrawError("no round was finished")
     axes = figure.add_subplot()
-    boxes = axes.boxplot([seconds for *_, seconds in chosen], widths=0.55, patch_artist=True, flierprops={"ms": 2.5})
-    for (index, *_), box in zip(chosen, boxes["boxes"], strict=True):
+    boxes = axes.boxplot([one.seconds for one in chosen], widths=0.55, patch_artist=True, flierprops={"ms": 2.5})
+    for index, box in enumerate(boxes["boxes"]):
         box.set(facecolor=colour(index), alpha=0.6)
     for middle in boxes["medians"]:
         middle.set_color("black")
-    for place, (_, run, _) in enumerate(chosen, 1):
-        floor = floor_of(run)
-        if floor is not None:
-            axes.hlines(floor, place - 0.4, place + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR)
-    names = [run["label"] for _, run, _ in chosen]
-    axes.set_xticks(range(1, len(names) + 1), [_name(name, TICK) for name in names])
-    _slanted(figure, axes, names)
+    for place, one in enumerate(chosen, 1):
+        if one.floor is not None:
+            axes.hlines(
+                one.floor, place - 0.4, place + 0.4, colors="black", linewidth=0.8, linestyles="--", label=FLOOR
+            )
+    _ticks(figure, axes, range(1, len(chosen) + 1), [one.name for one in chosen])
     axes.set_ylabel("time of a round (s)")
     axes.set_ylim(bottom=0)
     axes.grid(visible=False, axis="x")

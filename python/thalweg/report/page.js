@@ -43,7 +43,8 @@
   for (const box of document.querySelectorAll("label.scale input")) {
     box.addEventListener("change", () => {
       const place = document.getElementById(box.value);
-      Plotly.relayout(place, { "yaxis.type": box.checked ? "log" : "linear", "yaxis.autorange": true });
+      const axis = place.dataset.axis;
+      Plotly.relayout(place, { [`${axis}.type`]: box.checked ? "log" : "linear", [`${axis}.autorange`]: true });
     });
   }
   dark.addEventListener("change", () => {

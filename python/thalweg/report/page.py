@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any, Final
 
 from thalweg.report import charts, details, tables
-from thalweg.report.cells import Lost, cells, verdicts
+from thalweg.report.cells import Cell, Lost, cells, verdicts
 from thalweg.report.charts import Chart
 from thalweg.report.series import MOST_POINTS, thinned
 from thalweg.report.source import Run
@@ -39,7 +39,8 @@ class Page:
             scale = f'<label class="scale"><input type="checkbox" value="{place}"> logarithmic</label>'
             self.parts.append(scale if chart.name in SCALED else "")
             self.parts.append(
-                f'<div class="plot" id="{place}" data-chart="{len(self.charts)}" data-name="{chart.name}" '
+                f'<div class="plot" id="{place}" data-chart="{len(self.charts)}" data-axis="{chart.scaled}" '
+                f'data-name="{chart.name}" '
                 f'style="height:{chart.height}px"></div>'
             )
             self.charts.append(chart.content())
@@ -91,6 +92,13 @@ def _answer(made: Page, numbers: Sequence[Mapping[str, Any]], lost: Sequence[Los
     made.notes([f"{len(told) - MOST_VERDICTS} more networks are in the table"] if len(told) > MOST_VERDICTS else [])
     made.chart(charts.communication_time(numbers))
     made.parts.append(tables.cells([cell.table() for cell in found]))
+    made.notes(f"{cell.transport}, {cell.place}: {why}" for cell in found for why in _failures(cell))
+
+
+def _failures(cell: Cell) -> list[str]:
+    if not cell.failed:
+        return []
+    return [f"{len(cell.failed)} of {len(cell.runs)} runs failed: {'; '.join(cell.reasons)}"]
 
 
 def _compare(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> None:

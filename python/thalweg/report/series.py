@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_POINTS: Final = 2000
+# More runs than these are drawn by transport and network where each would need a name below an axis.
+MOST_RUNS_APART: Final = 8
 MOST_BARS: Final = 3000
 MOST_LANES: Final = 64
 MOST_SERIES: Final = 16
@@ -64,6 +66,40 @@ def groups(runs: Sequence[Mapping[str, Any]]) -> list[Group]:
         if seconds:
             made.append(Group(transport, place, len(members), seconds, median(bounds) if bounds else None))
     return made
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """How long rounds took: those of a run, or of all runs with the same transport and network if runs are many.
+
+    ``floor`` is the median of training with communication at its lower bound; all in seconds.
+    """
+
+    name: str
+    seconds: Sequence[float]
+    floor: float | None
+
+
+def round_times(runs: Sequence[Mapping[str, Any]]) -> list[RoundTimes]:
+    """Return the times of rounds by run; of more than a few runs by transport and network, so that names have room."""
+    if len(runs) <= MOST_RUNS_APART:
+        named = [(run["label"], [run]) for run in runs]
+    else:
+        found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+        for run, place in zip(runs, places(runs), strict=True):
+            found[f"{run['transport']}, {place}"].append(run)
+        named = list(found.items())
+    made = [_round_times(name, members) for name, members in named]
+    return [one for one in made if one.seconds]
+
+
+def _round_times(name: str, runs: Sequence[Mapping[str, Any]]) -> RoundTimes:
+    rounds = [row for run in runs for row in run["each_round"]]
+    floors = [
+        (row["compute_seconds"] or 0.0) + row["bound_seconds"] for row in rounds if row["bound_seconds"] is not None
+    ]
+    seconds = [row["seconds"] for row in rounds if row["seconds"] is not None]
+    return RoundTimes(name, seconds, median(floors) if floors else None)
 
 
 def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,7 +10,7 @@ from thalweg.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
 MOST_ROWS: Final = 256
-WORDS: Final = frozenset({"link", "from", "to", "nominal", "party", "congestion control", "stress", "network", "why"})
+WORDS: Final = frozenset({"link", "from", "to", "nominal", "party", "congestion control", "stress", "network"})
 UNKNOWN: Final = "-"
 
 
@@ -100,19 +100,19 @@ CELLS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("transport", lambda cell: word(cell["transport"])),
     ("network", lambda cell: word(cell["network"])),
     ("runs", lambda cell: count(cell["runs"])),
+    ("failed", lambda cell: count(cell["failed"]) if cell["failed"] else ""),
     ("communication of a round", lambda cell: spread(format_seconds)(cell["communication_seconds"])),
     ("lower bound", lambda cell: seconds(cell["bound_seconds"])),
     ("share of it", lambda cell: share(cell["share_of_bound"])),
     ("goodput", lambda cell: known(format_rate)(cell["goodput_bits_per_second"])),
     ("segments sent again", lambda cell: known(lambda value: f"{value:,.0f}")(cell["retransmissions"])),
-    ("failed", lambda cell: count(cell["failed"]) if cell["failed"] else ""),
-    ("why", lambda cell: "; ".join(cell["reasons"])),
 )
 
 
 def cells(rows: Sequence[Numbers]) -> str:
-    """Return a row for each transport in each network; the columns of failures only where there are any."""
-    shown = CELLS if any(row["failed"] for row in rows) else CELLS[:-2]
+    """Return a row for each transport in each network; the column of failures only where there are any."""
+    failed = any(row["failed"] for row in rows)
+    shown = [column for column in CELLS if failed or column[0] != "failed"]
     return table([name for name, _ in shown], [[show(row) for _, show in shown] for row in rows], "cells", WORDS)
 
 
