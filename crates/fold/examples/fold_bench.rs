@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use fearless_simd::{dispatch, Level};
 use thalweg_fold::{check_finite, Accumulator, Precision, Repair};
-use thalweg_wire::{Dtype, Layout};
+use thalweg_wire::{Dtype, Layout, Range};
 
 const CHUNK: usize = 256 << 10;
 const TENSORS: u64 = 29;
@@ -130,10 +130,14 @@ fn main() {
         Task::new("fold_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
         Task::new("fold_hot_f32", 2 * bytes, || fold_same(&hot, &update[..CHUNK], f32_bytes)),
         Task::new("fold_f32_to_f64", 5 * bytes, || fold_all(&f64s, &update[..f32_bytes])),
-        Task::new("fold_exact", 5 * bytes, || fold_all(&exact, &update[..f32_bytes])),
+        Task::new("fold_exact", 9 * bytes, || fold_all(&exact, &update[..f32_bytes])),
         Task::new("fold_f16", 5 * bytes / 2, || fold_all(&f16s, &update[..f16_bytes])),
         Task::new("fold_bf16", 5 * bytes / 2, || fold_all(&bf16s, &update[..bf16_bytes])),
         Task::new("check_finite_f32", bytes, || check_finite(&layout, 0, &update[..f32_bytes]).unwrap()),
+        Task::new("check_f32", bytes, || f32s.check(0, &update[..f32_bytes], 0.5).unwrap()),
+        Task::new("check_means_f32", bytes, || {
+            f32s.check_part(Range::new(0, f32s.layout().bytes())).unwrap();
+        }),
         Task::new("finish_and_reset_f32", 2 * bytes, || {
             f32s.finish_and_reset(&mut global[..f32_bytes], Repair::KeepLocal).unwrap();
         }),
@@ -145,7 +149,7 @@ fn main() {
     // The first turn is not counted: it touches the memory.
     for turn in 0..=repetitions {
         tasks.iter_mut().for_each(|task| task.time(turn > 0));
-        // Or they would have too many contributions in the end.
+        // Or there would be too many contributions in the end.
         exact.reset();
         hot.reset();
         cached.reset();
