@@ -18,6 +18,7 @@ mod damage;
 mod factory;
 pub mod flow;
 pub mod groups;
+pub mod guests;
 mod pair;
 mod recorder;
 pub mod trust;
@@ -158,6 +159,26 @@ macro_rules! suite {
     };
 }
 
+/// What is said of peers that have not proved who they are; part of [`suite!`] once every transport keeps to it.
+#[macro_export]
+macro_rules! guests {
+    (before $before:block; $factory:expr $(,)?) => {
+        $crate::suite! { @modules $before, $factory;
+            guests {
+                a_guest_may_say_who_it_is
+                a_guest_may_say_no_more
+                a_guest_sends_no_chunks
+                an_admitted_peer_sends_what_it_likes
+                a_guest_gives_way_to_others
+                a_guest_that_leaves_frees_its_place
+            }
+        }
+    };
+    ($factory:expr $(,)?) => {
+        $crate::guests!(before {}; $factory);
+    };
+}
+
 #[cfg(test)]
 mod tests {
     /// A sentence that the macro forgets would never run.
@@ -173,6 +194,7 @@ mod tests {
             include_str!("counting.rs"),
             include_str!("flow.rs"),
             include_str!("groups.rs"),
+            include_str!("guests.rs"),
             include_str!("trust.rs"),
         ];
         let mut sentences = 0;

@@ -14,3 +14,5 @@ fn factory() -> Factory {
 }
 
 thalweg_conformance::suite!(factory());
+
+thalweg_conformance::guests!(factory());

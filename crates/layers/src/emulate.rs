@@ -394,6 +394,10 @@ impl Link for EmulatedLink {
         self.inner.tolerate(tolerance);
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
         let (lost, repeated) = (self.lost.load(Ordering::Relaxed), self.repeated.load(Ordering::Relaxed));

@@ -335,6 +335,10 @@ impl Link for SealedLink {
         self.inner.tolerate(tolerance);
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         let inner = self.inner.counters();
         let (copied, lost) = (self.copied.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed));

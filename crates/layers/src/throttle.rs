@@ -136,6 +136,10 @@ impl Link for ThrottledLink {
         self.inner.tolerate(tolerance);
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         self.inner.counters()
     }

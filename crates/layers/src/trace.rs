@@ -248,6 +248,10 @@ impl Link for TracedLink {
         self.inner.tolerate(tolerance);
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         self.inner.counters()
     }

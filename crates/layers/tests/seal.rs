@@ -126,6 +126,10 @@ impl Link for Meddled {
         self.inner.receive(sink).await
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         self.inner.counters()
     }

@@ -123,6 +123,12 @@ pub trait Link: Send + Sync {
         let _ = tolerance;
     }
 
+    /// The peer has proved who it is. Until then a link that was accepted by a listener with a lobby
+    /// ([`Options::lobby`]) takes control messages of at most [`thalweg_wire::MAX_HELLO`] bytes and no chunks: more breaks
+    /// it, as [`ErrorKind::Corrupt`]. It ends when the lobby needs its place for another, or after the lobby's patience.
+    /// To be called from the task that receives, before it receives the next message; idempotent.
+    fn admit(&self);
+
     /// What the link has carried so far.
     fn counters(&self) -> Counters;
 

@@ -11,12 +11,12 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_wire::{FrameHeader, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
+use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
 use crate::{
-    Address, Capabilities, Counters, Error, ErrorKind, Link, Listener, Options, Outgoing, Peer, Pending,
-    Result, SendReport, Sink, Transport,
+    Address, Capabilities, Counters, Error, ErrorKind, Guest, Link, Listener, Lobby, Options, Origin,
+    Outgoing, Peer, Pending, Result, SendReport, Sink, Standing, Transport,
 };
 
 /// Frames a direction holds before its sender waits.
@@ -32,7 +32,13 @@ enum Frame {
     Flush(oneshot::Sender<()>),
 }
 
-type Backlog = mpsc::Sender<Arc<MemoryLink>>;
+/// Who listens: where links wait to be accepted, and for their peers to prove themselves.
+#[derive(Clone)]
+struct Backlog {
+    links: mpsc::Sender<Arc<MemoryLink>>,
+    lobby: Option<Lobby>,
+}
+
 type Listeners = HashMap<Address, Backlog>;
 
 fn listeners() -> MutexGuard<'static, Listeners> {
@@ -70,11 +76,11 @@ impl Transport for Memory {
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
         refuse_options("listen", options)?;
-        let (sender, backlog) = mpsc::channel(BACKLOG);
+        let (links, backlog) = mpsc::channel(BACKLOG);
         let mut taken = listeners();
-        taken.retain(|_, listener| !listener.is_closed());
+        taken.retain(|_, listener| !listener.links.is_closed());
         let address = choose_port(address, &taken)?;
-        taken.insert(address.clone(), sender);
+        taken.insert(address.clone(), Backlog { links, lobby: options.lobby.clone() });
         Ok(Box::new(MemoryListener { address, backlog: AsyncMutex::new(backlog) }))
     }
 
@@ -89,8 +95,9 @@ impl Transport for Memory {
                 .mend("accept links faster, or raise connect_timeout_ms")
         };
         let backlog = listeners().get(address).cloned().ok_or_else(nobody)?;
-        let (ours, theirs) = pair(&address.to_string());
-        let sent = tokio::time::timeout(options.connect_timeout(), backlog.send(theirs)).await;
+        let guest = backlog.lobby.as_ref().map(|lobby| lobby.enter(Origin::Unknown));
+        let (ours, theirs) = pair(&address.to_string(), guest);
+        let sent = tokio::time::timeout(options.connect_timeout(), backlog.links.send(theirs)).await;
         sent.map_err(full)?.map_err(|_| nobody())?;
         Ok(ours)
     }
@@ -128,6 +135,7 @@ impl Listener for MemoryListener {
 
 struct MemoryLink {
     peer: Peer,
+    standing: Standing,
     outbox: mpsc::Sender<Frame>,
     inbox: AsyncMutex<mpsc::Receiver<Frame>>,
     closed: Arc<watch::Sender<bool>>,
@@ -136,17 +144,19 @@ struct MemoryLink {
     copied: AtomicU64,
 }
 
-fn pair(address: &str) -> (Arc<MemoryLink>, Arc<MemoryLink>) {
+/// The end that connected, and the one that is accepted.
+fn pair(address: &str, guest: Option<Guest>) -> (Arc<MemoryLink>, Arc<MemoryLink>) {
     let (to_them, from_us) = mpsc::channel(QUEUE);
     let (to_us, from_them) = mpsc::channel(QUEUE);
     let closed = Arc::new(watch::Sender::new(false));
-    let link = |outbox, inbox, closed| {
+    let link = |outbox, inbox, closed, guest: Option<Guest>| {
         let peer = Peer { address: address.into(), ..Peer::default() };
         let zero = AtomicU64::default;
-        let inbox = AsyncMutex::new(inbox);
-        Arc::new(MemoryLink { peer, outbox, inbox, closed, sent: zero(), received: zero(), copied: zero() })
+        let (inbox, standing) = (AsyncMutex::new(inbox), Standing::new(guest));
+        let (sent, received, copied) = (zero(), zero(), zero());
+        Arc::new(MemoryLink { peer, standing, outbox, inbox, closed, sent, received, copied })
     };
-    (link(to_them, from_them, closed.clone()), link(to_us, from_us, closed))
+    (link(to_them, from_them, closed.clone(), None), link(to_us, from_us, closed, guest))
 }
 
 impl MemoryLink {
@@ -202,16 +212,18 @@ impl MemoryLink {
     }
 
     /// Hands a frame to the caller of `receive` or to the sink; a control message is returned.
-    fn take(&self, frame: Frame, sink: &dyn Sink) -> Option<Bytes> {
+    fn take(&self, frame: Frame, sink: &dyn Sink) -> Result<Option<Bytes>> {
         let count = |length: usize| {
             self.received.fetch_add((HEADER_BYTES + length) as u64, Ordering::Relaxed);
         };
         match frame {
             Frame::Control(message) => {
+                self.standing.check(Kind::Control, message.len())?;
                 count(message.len());
-                return Some(message);
+                return Ok(Some(message));
             }
             Frame::Chunk(header, loan, index) => {
+                self.standing.check(Kind::Chunk, header.length())?;
                 let update = loan.upgrade();
                 if let Some((_, payload)) = update.as_ref().and_then(|u| u.frame(&u.chunks()[index])) {
                     count(header.length());
@@ -221,7 +233,7 @@ impl MemoryLink {
             // A sender that no longer waits has been cancelled: nobody to tell.
             Frame::Flush(taken) => drop(taken.send(())),
         }
-        None
+        Ok(None)
     }
 
     fn deliver(&self, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) {
@@ -271,13 +283,26 @@ impl Link for MemoryLink {
                 biased;
                 frame = inbox.recv() => frame,
                 () = self.ended() => None,
+                error = self.standing.turned_out() => {
+                    self.closed.send_replace(true);
+                    return Err(error);
+                }
             };
             let frame = frame.ok_or_else(|| Error::closed("receive", "the peer has closed the link"))?;
-            if let Some(message) = self.take(frame, sink) {
-                return Ok(message);
+            match self.take(frame, sink) {
+                Ok(Some(message)) => return Ok(message),
+                Ok(None) => {}
+                Err(error) => {
+                    self.closed.send_replace(true);
+                    return Err(error);
+                }
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    fn admit(&self) {
+        self.standing.admit();
     }
 
     fn counters(&self) -> Counters {

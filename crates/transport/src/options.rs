@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Settings;
+use crate::{Lobby, Settings};
 
 /// Choices for a listener or a connection. Those a transport cannot honour it refuses, by capability.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,10 @@ pub struct Options {
     /// What a layer above makes of chunks before the transport gets them; only layers say so.
     #[serde(skip)]
     pub sealed: Option<Sealed>,
+    /// Listener: where peers wait until [`crate::Link::admit`] says that they have proved who they are. `None` trusts
+    /// whoever connects from the first byte on.
+    #[serde(skip)]
+    pub lobby: Option<Lobby>,
     /// How long one attempt to connect and shake hands may take, in milliseconds.
     pub connect_timeout_ms: u64,
 }
@@ -49,6 +53,7 @@ impl Default for Options {
             login: None,
             own: Settings::default(),
             sealed: None,
+            lobby: None,
             connect_timeout_ms: 10_000,
         }
     }

@@ -25,6 +25,9 @@ pub const HEADER_BYTES: usize = 52;
 pub const MAX_CHUNK: u32 = 4 << 20;
 /// Most payload bytes of a control message.
 pub const MAX_CONTROL: u32 = 8 << 20;
+/// Most payload bytes of a control message from a peer that has not proved who it is. A [`crate::control::Hello`] has
+/// no more.
+pub const MAX_HELLO: u32 = 4 << 10;
 
 const MAGIC: [u8; 4] = *b"tlwg";
 const VERSION: u8 = 1;

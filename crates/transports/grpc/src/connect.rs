@@ -15,7 +15,7 @@ use rustls::ClientConfig;
 use thalweg_tcp::dial::{in_time, reach};
 use thalweg_tcp::socket::Socket;
 use thalweg_tcp::tls;
-use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result};
+use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result, Standing};
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
 use tonic::body::Body;
@@ -60,7 +60,7 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
     let (stream, _) = reach(address, options).await?;
     let socket = Socket::new(stream).map_err(|e| Error::io(CONNECT, address, &e))?;
     let (stream, peer) = secure(socket.clone(), address, tls).await?;
-    let shared = Shared::new(address.to_string(), tls.is_some(), unary(options)?);
+    let shared = Shared::new(address.to_string(), tls.is_some(), unary(options)?, Standing::new([]));
     let ending = EndOnDrop(Some(shared.clone()));
     let wire = TokioIo::new(Wire::of_client(stream, shared.clone()));
     let failed = |error: &dyn Fn() -> Error| no_answer(shared.fault().unwrap_or_else(error), tls.is_some());

@@ -60,6 +60,10 @@ impl Link for GrpcLink {
         self.inbox.lock().await.receive(sink, &self.shared).await
     }
 
+    fn admit(&self) {
+        self.shared.standing.admit();
+    }
+
     fn counters(&self) -> Counters {
         let mut counters = Counters {
             sent: self.shared.sent.load(Ordering::Relaxed),

@@ -11,7 +11,7 @@ use rustls::ServerConfig;
 use thalweg_tcp::door::{self, Door, Doorkeeper};
 use thalweg_tcp::socket::Socket;
 use thalweg_tcp::tls;
-use thalweg_transport::{Address, Error, ErrorKind, Link, Options, Peer, Pending, Result};
+use thalweg_transport::{Address, Error, ErrorKind, Guest, Link, Options, Peer, Pending, Result, Standing};
 use tokio::net::TcpStream;
 use tokio::sync::{oneshot, Mutex};
 use tokio_rustls::TlsAcceptor;
@@ -45,8 +45,13 @@ struct Keeper {
 
 #[async_trait]
 impl Doorkeeper for Keeper {
-    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
-        let link: Arc<dyn Link> = Arc::new(self.shake(stream, from).await?);
+    async fn admit(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        guest: Option<Guest>,
+    ) -> Result<Option<Pending>> {
+        let link: Arc<dyn Link> = Arc::new(self.shake(stream, from, guest).await?);
         Ok(Some(Box::pin(std::future::ready(Ok(link)))))
     }
 }
@@ -63,10 +68,14 @@ impl Keeper {
         Ok((Box::new(stream), peer))
     }
 
-    async fn shake(&self, stream: TcpStream, from: SocketAddr) -> Result<GrpcLink> {
+    async fn shake(&self, stream: TcpStream, from: SocketAddr, guest: Option<Guest>) -> Result<GrpcLink> {
         let socket = Socket::new(stream).map_err(|e| tls::explain(ACCEPT, from, &e))?;
         let (stream, peer) = self.secure(socket.clone(), from).await?;
-        let shared = Shared::new(peer.address.clone(), self.tls.is_some(), unary(&self.options)?);
+        if let Some(guest) = &guest {
+            guest.heard();
+        }
+        let (standing, unary) = (Standing::new(guest), unary(&self.options)?);
+        let shared = Shared::new(peer.address.clone(), self.tls.is_some(), unary, standing);
         let (caller, mut call) = oneshot::channel();
         let service = Service::new(shared.clone(), caller);
         let answer = service_fn(move |request| {

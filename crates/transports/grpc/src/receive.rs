@@ -39,6 +39,7 @@ impl Inbox {
             biased;
             () = shared.refused() => return Err(shared.closed(RECEIVE)),
             outcome = self.next(sink, shared) => outcome,
+            error = shared.standing.turned_out() => Err(error),
         };
         match outcome {
             Ok(Some(message)) => Ok(message),
@@ -77,6 +78,9 @@ impl Inbox {
 
     /// Takes in what has come of an update by a unary call.
     fn take_in(&mut self, arrival: Arrival, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+        if let Arrival::Chunk(header, _) = &arrival {
+            shared.standing.check(header.kind, header.length())?;
+        }
         match (arrival, &mut self.arrivals) {
             (Arrival::Chunk(header, payload), Some(arrivals)) => {
                 let progress = arrivals.untold(payload.len() as u64);
@@ -106,6 +110,7 @@ impl Inbox {
             return corrupt(format!("a header of {} bytes, not {HEADER_BYTES}", header.len()));
         }
         let header = FrameHeader::decode(&header)?;
+        shared.standing.check(header.kind, header.length())?;
         match header.kind {
             Kind::Chunk => {
                 deliver(&header, &payload, payload.len() as u64, sink, shared)?;

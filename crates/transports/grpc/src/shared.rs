@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_transport::{Error, ErrorKind, Result, Standing};
 use tokio::sync::watch;
 
 use crate::send::Outbox;
@@ -22,6 +22,8 @@ enum State {
 pub(crate) struct Shared {
     pub who: String,
     pub tls: bool,
+    /// What the peer may send.
+    pub standing: Standing,
     pub outbox: Outbox,
     /// Where updates are messages of unary calls.
     pub unary: Option<Unary>,
@@ -38,11 +40,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(who: String, tls: bool, unary: Option<Unary>) -> Arc<Self> {
+    pub(crate) fn new(who: String, tls: bool, unary: Option<Unary>, standing: Standing) -> Arc<Self> {
         let zero = AtomicU64::default;
         Arc::new(Self {
             who,
             tls,
+            standing,
             outbox: Outbox::default(),
             unary,
             sent: zero(),

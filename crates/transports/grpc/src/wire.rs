@@ -18,6 +18,10 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 /// What a client says first (RFC 9113 section 3.4).
 pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// Most bytes that are read of a peer that has not proved who it is: the headers of its call, its
+/// [`thalweg_wire::control::Hello`] and what HTTP/2 has to say. Whatever it sends beyond that is not taken in at all.
+const GUEST_BYTES: u64 = 32 << 10;
+
 pub(crate) struct Wire {
     stream: Box<dyn Duplex>,
     shared: Arc<Shared>,
@@ -49,7 +53,12 @@ impl AsyncRead for Wire {
         let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         self.note(outcome)?;
         let came = &buf.filled()[before..];
-        if self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed) == 0 {
+        let earlier = self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed);
+        if earlier + came.len() as u64 > GUEST_BYTES && !self.shared.standing.is_proved() {
+            self.shared.end("it sent too much before it had proved who it is");
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        if earlier == 0 {
             if let Some(error) = tls::unexpected(self.operation, came) {
                 self.shared.blame(error);
             }

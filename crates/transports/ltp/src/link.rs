@@ -90,6 +90,10 @@ impl Link for LtpLink {
         self.critical.tolerate(tolerance);
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         let control = self.inner.counters();
         let measured = Some(self.stats.round_trip.load(Relaxed)).filter(|&trip| trip > 0);

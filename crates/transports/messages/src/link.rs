@@ -71,6 +71,8 @@ impl Link for MessageLink {
         receive::receive(&self.0, sink).await
     }
 
+    fn admit(&self) {}
+
     fn counters(&self) -> Counters {
         self.0.counters()
     }

@@ -1,13 +1,15 @@
 //! Accepting connections. A task of its own takes them and shakes hands with each in another one, so a slow or
-//! hostile peer holds up nobody.
+//! hostile peer holds up nobody. With a [`Lobby`] each connection has a place there from the moment it is taken, so
+//! none waits in the kernel for others to finish: the one that has been silent for longest is ended instead.
 
+use std::future::Future;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use socket2::SockRef;
-use thalweg_transport::{Address, Error, ErrorKind, Listener, Options, Pending, Result};
+use thalweg_transport::{Address, Error, ErrorKind, Guest, Listener, Lobby, Options, Pending, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::{AbortHandle, JoinSet};
@@ -17,7 +19,7 @@ use crate::socket::{prepare, resolve};
 
 /// Connections the kernel keeps for us.
 const BACKLOG: u32 = 1024;
-/// Handshakes at a time; beyond that, connections wait in the kernel.
+/// Handshakes at a time without a lobby; beyond that, connections wait in the kernel.
 const MAX_HANDSHAKES: usize = 512;
 /// Links that wait to be accepted; beyond that, handshakes wait.
 const MAX_READY: usize = 256;
@@ -29,8 +31,14 @@ const ACCEPT: &str = "accept";
 #[async_trait]
 pub trait Doorkeeper: Send + Sync + 'static {
     /// Shakes hands, and gives the link that is pending; `None` if the connection belongs to one that is already.
-    /// Ended where it stands when it takes longer than `connect_timeout`.
-    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>>;
+    /// Ended where it stands when it takes longer than `connect_timeout`, or when its `guest` is turned out, which the
+    /// link has to keep.
+    async fn admit(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        guest: Option<Guest>,
+    ) -> Result<Option<Pending>>;
 }
 
 /// A listener whose links a [`Doorkeeper`] makes.
@@ -54,7 +62,8 @@ pub async fn open(address: &Address, options: &Options, keeper: impl Doorkeeper)
     let socket = Arc::new(socket.listen(BACKLOG).map_err(failed)?);
     let port = socket.local_addr().map_err(failed)?.port();
     let (sender, ready) = mpsc::channel(MAX_READY);
-    let admission = Admission { keeper, limit: options.connect_timeout(), ready: sender };
+    let (lobby, limit) = (options.lobby.clone(), options.connect_timeout());
+    let admission = Admission { keeper, lobby, limit, ready: sender };
     let task = tokio::spawn(keep_open(socket.clone(), Arc::new(admission)));
     let address = Address { port: Some(port), ..address.clone() };
     Ok(Door { address, socket, ready: Mutex::new(ready), task: task.abort_handle() })
@@ -85,8 +94,11 @@ async fn keep_open(socket: Arc<TcpListener>, admission: Arc<Admission<impl Doork
     loop {
         tokio::select! {
             Some(_) = handshakes.join_next() => {}
-            accepted = socket.accept(), if handshakes.len() < MAX_HANDSHAKES => match accepted {
-                Ok((stream, from)) => _ = handshakes.spawn(admission.clone().admit(stream, from)),
+            accepted = admission.next(&socket), if admission.may_start(handshakes.len()) => match accepted {
+                Ok((stream, from)) => {
+                    let guest = admission.lobby.as_ref().map(|lobby| lobby.enter(from));
+                    _ = handshakes.spawn(admission.clone().admit(stream, from, guest));
+                }
                 Err(error) if gone_again(&error) => {}
                 Err(error) => {
                     let error = Error::io(ACCEPT, "no new connection", &error)
@@ -109,24 +121,64 @@ fn gone_again(error: &std::io::Error) -> bool {
 
 struct Admission<K> {
     keeper: K,
+    lobby: Option<Lobby>,
     limit: Duration,
     ready: mpsc::Sender<Pending>,
 }
 
 impl<K: Doorkeeper> Admission<K> {
-    /// Hands over the link that is pending, or the failure.
-    async fn admit(self: Arc<Self>, stream: TcpStream, from: SocketAddr) {
+    /// The next connection, when there is room for it.
+    async fn next(&self, socket: &TcpListener) -> std::io::Result<(TcpStream, SocketAddr)> {
+        if let Some(lobby) = &self.lobby {
+            lobby.room().await;
+        }
+        socket.accept().await
+    }
+
+    fn may_start(&self, handshakes: usize) -> bool {
+        self.lobby.is_some() || handshakes < MAX_HANDSHAKES
+    }
+
+    /// Hands over the link that is pending, or the failure. Its place in the lobby is taken until that is done, which
+    /// bounds how many wait.
+    async fn admit(self: Arc<Self>, stream: TcpStream, from: SocketAddr, guest: Option<Guest>) {
+        let shaken = self.in_time(from, guest.as_ref(), self.keeper.admit(stream, from, guest.clone()));
+        let pending: Pending = match shaken.await {
+            Ok(None) => return,
+            Ok(Some(pending)) => pending,
+            Err(error) => Box::pin(std::future::ready(Err(error))),
+        };
+        tokio::select! {
+            // It fails once the listener is gone: the connection ends then too.
+            _ = self.ready.send(pending) => {}
+            _ = turned_out(guest.as_ref()) => {}
+        }
+    }
+
+    async fn in_time<T>(
+        &self,
+        from: SocketAddr,
+        guest: Option<&Guest>,
+        shaking: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let late = |_| {
             let context = format!("{from} did not finish its handshake in time");
             Err(Error::new(ErrorKind::Timeout, ACCEPT, context))
         };
-        let pending: Pending =
-            match timeout(self.limit, self.keeper.admit(stream, from)).await.unwrap_or_else(late) {
-                Ok(None) => return,
-                Ok(Some(pending)) => pending,
-                Err(error) => Box::pin(std::future::ready(Err(error))),
-            };
-        // It fails once the listener is gone: the connection ends then too.
-        let _ = self.ready.send(pending).await;
+        tokio::select! {
+            biased;
+            shaken = timeout(self.limit, shaking) => shaken.unwrap_or_else(late),
+            error = turned_out(guest) => Err(error),
+        }
     }
+}
+
+/// Waits until the connection has to go; for ever if it is no guest.
+pub async fn turned_out(guest: Option<&Guest>) -> Error {
+    if let Some(guest) = guest {
+        if let Some(error) = guest.watch().turned_out().await {
+            return error;
+        }
+    }
+    std::future::pending().await
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thalweg_transport::{Error, ErrorKind, Link, Pending, Result};
+use thalweg_transport::{Error, ErrorKind, Guest, Link, Pending, Result};
 use tokio::sync::oneshot;
 use tokio::time::{timeout_at, Instant};
 
@@ -36,10 +36,14 @@ impl Gathering {
     /// Takes a connection. The first of a link gives the link that is pending, which waits up to `limit`
     /// for the rest.
     pub(crate) fn add(&self, preamble: Preamble, shaken: Shaken, limit: Duration) -> Result<Option<Pending>> {
+        if let Some(guest) = &shaken.guest {
+            guest.heard();
+        }
         if preamble.streams == 1 {
             let link: Arc<dyn Link> = Arc::new(TcpLink::new(vec![shaken], false));
             return Ok(Some(Box::pin(std::future::ready(Ok(link)))));
         }
+        self.end_with(&shaken, preamble.id);
         let mut table = self.table();
         if let Some(waiting) = table.get_mut(&preamble.id) {
             waiting.check(preamble, &shaken)?;
@@ -71,7 +75,19 @@ impl Gathering {
 
     /// Takes a connection of an expected link: the first at place 0, its data connections behind it.
     pub(crate) fn join(&self, id: LinkId, place: usize, shaken: Shaken) -> Result<()> {
+        self.end_with(&shaken, id);
         put(&mut self.table(), id, place, shaken)
+    }
+
+    /// A link that waits for its connections ends when one of those has to go.
+    fn end_with(&self, shaken: &Shaken, id: LinkId) {
+        let Some(watch) = shaken.guest.as_ref().map(Guest::watch) else { return };
+        let gathering = self.clone();
+        tokio::spawn(async move {
+            if watch.turned_out().await.is_some() {
+                gathering.table().remove(&id);
+            }
+        });
     }
 
     fn wait(
@@ -150,7 +166,7 @@ async fn whole_link(
     drop(entry);
     match outcome {
         Ok(Ok(connections)) => Ok(Arc::new(TcpLink::new(connections, data))),
-        Ok(Err(_)) => Err(Error::closed(ACCEPT, "the listener has ended")),
+        Ok(Err(_)) => Err(Error::closed(ACCEPT, "a connection of a link gave way before the others came")),
         Err(_) => {
             Err(Error::new(ErrorKind::Timeout, ACCEPT, "some connections of a link did not come in time"))
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustls::ServerConfig;
 #[cfg(doc)]
 use thalweg_transport::ErrorKind;
-use thalweg_transport::{Counters, Options, Peer, Pending, Result, Sealed};
+use thalweg_transport::{Counters, Guest, Options, Peer, Pending, Result, Sealed};
 use thalweg_wire::{FrameHeader, Tolerance};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -167,24 +167,30 @@ impl Lines {
     /// # Errors
     /// [`ErrorKind::Corrupt`] for another protocol, [`ErrorKind::Security`] for who does not prove to be of a link or
     /// to be trusted, [`ErrorKind::Closed`].
-    pub async fn admit(&self, line: Arc<dyn Line>, from: String, limit: Duration) -> Result<Option<Pending>> {
+    pub async fn admit(
+        &self,
+        line: Arc<dyn Line>,
+        from: String,
+        guest: Option<Guest>,
+        limit: Duration,
+    ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let mut wire = Wire(line.clone());
         let Some(config) = &self.tls else {
             let preamble = Preamble { data: false, ..Preamble::read(ACCEPT, &mut wire, &failed).await? };
             line.frames(PREAMBLE_BYTES as u64, None);
             reply(&mut wire, preamble).await.map_err(|e| failed(&e))?;
-            return self.gathering.add(preamble, in_the_clear(line, from), limit);
+            return self.gathering.add(preamble, in_the_clear(line, from, guest), limit);
         };
         let mut first = [0; 4];
         wire.read_exact(&mut first).await.map_err(|e| failed(&e))?;
         if first == data::MAGIC {
-            return self.admit_data(line, from).await.map(|()| None);
+            return self.admit_data(line, from, guest).await.map(|()| None);
         }
         let begun = tokio::io::join(AsyncReadExt::chain(io::Cursor::new(first), wire.clone()), wire);
         let accepted = TlsAcceptor::from(config.clone()).accept(begun).await;
         let stream = TlsStream::from(accepted.map_err(|e| failed(&e))?);
-        self.admit_encrypted(line, stream, from, limit).await
+        self.admit_encrypted(line, stream, (from, guest), limit).await
     }
 
     /// Takes a connection under TLS, of which nothing may be lost.
@@ -192,7 +198,7 @@ impl Lines {
         &self,
         line: Arc<dyn Line>,
         mut stream: TlsStream<T>,
-        from: String,
+        (from, guest): (String, Option<Guest>),
         limit: Duration,
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
@@ -205,7 +211,7 @@ impl Lines {
             false => None,
         };
         reply(&mut stream, taken).await.map_err(|e| failed(&e))?;
-        let shaken = Shaken { end: End::Line(line), tls: Some(Box::new(stream)), peer };
+        let shaken = Shaken { end: End::Line(line), tls: Some(Box::new(stream)), peer, guest };
         match pending {
             None => self.gathering.add(taken, shaken, limit),
             Some(pending) => self.gathering.join(taken.id, 0, shaken).map(|()| Some(pending)),
@@ -213,7 +219,7 @@ impl Lines {
     }
 
     /// Takes a data connection, of whose chunks parts may be lost.
-    async fn admit_data(&self, line: Arc<dyn Line>, from: String) -> Result<()> {
+    async fn admit_data(&self, line: Arc<dyn Line>, from: String, guest: Option<Guest>) -> Result<()> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let mut wire = Wire(line.clone());
         let asked = Asked::read(ACCEPT, &mut wire, &failed).await?;
@@ -223,7 +229,7 @@ impl Lines {
         }
         asked.answer(&mut wire, &key).await.map_err(|e| failed(&e))?;
         let place = 1 + usize::from(asked.preamble.stream);
-        self.gathering.join(asked.preamble.id, place, in_the_clear(line, from))
+        self.gathering.join(asked.preamble.id, place, in_the_clear(line, from, guest))
     }
 
     /// The same for a connection of the kernel, which may have holes if anybody can tell where.
@@ -235,6 +241,7 @@ impl Lines {
         stream: TcpStream,
         holes: Option<Arc<dyn Holes>>,
         from: String,
+        guest: Option<Guest>,
         limit: Duration,
     ) -> Result<Option<Pending>> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
@@ -247,10 +254,10 @@ impl Lines {
             Some(holes) => End::Holed(socket, holes),
             None => End::Kernel(socket),
         };
-        self.gathering.add(preamble, Shaken { end, tls: None, peer }, limit)
+        self.gathering.add(preamble, Shaken { end, tls: None, peer, guest }, limit)
     }
 }
 
-fn in_the_clear(line: Arc<dyn Line>, from: String) -> Shaken {
-    Shaken { end: End::Line(line), tls: None, peer: Peer { address: from, ..Peer::default() } }
+fn in_the_clear(line: Arc<dyn Line>, from: String, guest: Option<Guest>) -> Shaken {
+    Shaken { end: End::Line(line), tls: None, peer: Peer { address: from, ..Peer::default() }, guest }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_transport::{
-    Capabilities, Counters, Error, Link, Outgoing, Peer, Result, SendReport, Sink, Transport,
+    Capabilities, Counters, Error, Guest, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Transport,
 };
 use thalweg_wire::Tolerance;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -67,6 +67,8 @@ pub(crate) struct Shaken {
     /// Under TLS; in the clear it is the socket.
     pub tls: Option<Box<dyn Duplex>>,
     pub peer: Peer,
+    /// Its place in the listener's lobby.
+    pub guest: Option<Guest>,
 }
 
 impl Shaken {
@@ -90,6 +92,8 @@ pub(crate) struct Shared {
     ends: Vec<End>,
     pub who: String,
     pub tls: bool,
+    /// What the peer may send.
+    pub standing: Standing,
     /// With data connections: how far they have come. Chunks go on them alone, and they have nothing else.
     pub marks: Option<Marks>,
     /// How often a payload is copied on its way in or out, beside the one move into or out of the kernel.
@@ -104,7 +108,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(ends: Vec<End>, who: String, tls: bool, data: bool) -> Self {
+    pub(crate) fn new(ends: Vec<End>, who: String, tls: bool, data: bool, standing: Standing) -> Self {
         let zero = AtomicU64::default;
         let (ended, refused) = (OnceLock::new(), AtomicBool::new(false));
         let marks = data.then(|| Marks::new(ends.len().saturating_sub(1)));
@@ -114,7 +118,8 @@ impl Shared {
             Some(End::Line(_)) => 2 + u64::from(chunks_under_tls),
             _ => u64::from(chunks_under_tls),
         };
-        Self { ends, copies, who, tls, marks, ended, refused, sent: zero(), received: zero(), copied: zero() }
+        let (sent, received, copied) = (zero(), zero(), zero());
+        Self { ends, copies, who, tls, standing, marks, ended, refused, sent, received, copied }
     }
 
     /// The place in the link of the first connection that chunks go on.
@@ -208,7 +213,9 @@ impl TcpLink {
         let first = connections.first();
         let peer = first.map(|c| c.peer.clone()).unwrap_or_default();
         let ends = connections.iter().map(|c| c.end.clone()).collect();
-        let shared = Shared::new(ends, peer.address.clone(), first.is_some_and(|c| c.tls.is_some()), data);
+        let standing = Standing::new(connections.iter().filter_map(|c| c.guest.clone()));
+        let tls = first.is_some_and(|c| c.tls.is_some());
+        let shared = Shared::new(ends, peer.address.clone(), tls, data, standing);
         let (mut lanes, mut intakes) = (Vec::new(), Vec::new());
         for (stream, connection) in connections.into_iter().enumerate() {
             let (inlet, writer) = connection.split();
@@ -245,6 +252,10 @@ impl Link for TcpLink {
 
     async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
         receive::receive(&mut self.intakes.lock().await, sink, &self.shared).await
+    }
+
+    fn admit(&self) {
+        self.shared.standing.admit();
     }
 
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rustls::ServerConfig;
-use thalweg_transport::{Address, Error, Options, Peer, Pending, Result};
+use thalweg_transport::{Address, Error, Guest, Options, Peer, Pending, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -34,14 +34,24 @@ struct Keeper {
 
 #[async_trait]
 impl Doorkeeper for Keeper {
-    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
-        let (preamble, shaken) = self.shake(stream, from).await?;
+    async fn admit(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        guest: Option<Guest>,
+    ) -> Result<Option<Pending>> {
+        let (preamble, shaken) = self.shake(stream, from, guest).await?;
         self.gathering.add(preamble, shaken, self.limit)
     }
 }
 
 impl Keeper {
-    async fn shake(&self, stream: TcpStream, from: SocketAddr) -> Result<(Preamble, Shaken)> {
+    async fn shake(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        guest: Option<Guest>,
+    ) -> Result<(Preamble, Shaken)> {
         let failed = |e: &std::io::Error| tls::explain(ACCEPT, from, e);
         let socket = Socket::new(stream).map_err(|e| failed(&e))?;
         let end = End::Kernel(socket.clone());
@@ -49,14 +59,14 @@ impl Keeper {
             None => {
                 let preamble = answer(&mut socket.clone(), failed).await?;
                 let peer = Peer { address: from.to_string(), ..Peer::default() };
-                Ok((preamble, Shaken { end, tls: None, peer }))
+                Ok((preamble, Shaken { end, tls: None, peer, guest }))
             }
             Some(config) => {
                 let accepted = TlsAcceptor::from(config.clone()).accept(socket).await;
                 let mut stream = accepted.map_err(|e| failed(&e))?.into();
                 let peer = tls::peer(ACCEPT, from.to_string(), &stream)?;
                 let preamble = answer(&mut stream, failed).await?;
-                Ok((preamble, Shaken { end, tls: Some(Box::new(stream)), peer }))
+                Ok((preamble, Shaken { end, tls: Some(Box::new(stream)), peer, guest }))
             }
         }
     }

@@ -116,6 +116,7 @@ impl Intake {
         let header = FrameHeader::decode(&self.header[self.header.len() - HEADER_BYTES..])?;
         self.inlet.header_came(&header);
         self.have = 0;
+        shared.standing.check(header.kind, header.length())?;
         self.state = match header.kind {
             Kind::Chunk if self.stream < shared.first_lane() => {
                 let context = "a chunk on connection 0; they belong on data connections";
@@ -214,9 +215,16 @@ async fn read_control(
 /// The next control message of a link; chunks go to `sink` meanwhile, from all connections at once.
 pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
     shared.check_open(RECEIVE)?;
-    let next = match intakes {
-        [only] => only.next(sink, shared).await,
-        several => first(several, sink, shared).await,
+    let next = async {
+        match intakes {
+            [only] => only.next(sink, shared).await,
+            several => first(several, sink, shared).await,
+        }
+    };
+    let next = tokio::select! {
+        biased;
+        next = next => next,
+        error = shared.standing.turned_out() => Err(error),
     };
     match next {
         Ok(Some(message)) => Ok(message),
@@ -249,7 +257,7 @@ mod tests {
     use std::future::{poll_fn, Future};
     use std::task::Poll;
 
-    use thalweg_transport::{Sink, Target};
+    use thalweg_transport::{Sink, Standing, Target};
     use thalweg_wire::{ChunkHeader, LayoutHash, WireError, MAX_CONTROL};
     use tokio::io::AsyncWriteExt;
 
@@ -270,7 +278,7 @@ mod tests {
     async fn a_length_that_lies_costs_little() {
         let (mut peer, ours) = tokio::io::duplex(2 * FIRST_GRANT);
         let (reader, _) = tokio::io::split(Box::new(ours) as Box<dyn Duplex>);
-        let shared = Shared::new(Vec::new(), "a liar".into(), false, false);
+        let shared = Shared::new(Vec::new(), "a liar".into(), false, false, Standing::new([]));
         let mut intake = Intake::new(0, Inlet::Tls(reader), &shared);
         let header = ChunkHeader {
             job: 0,

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{suite, Factory};
+use thalweg_conformance::{guests, suite, Factory};
 use thalweg_tcp::Tcp;
 use thalweg_transport::Options;
 use tokio::io::AsyncWriteExt;
@@ -26,16 +26,19 @@ fn factory(host: &str, listen: Options, connect: Options) -> Factory {
 mod in_the_clear {
     use super::*;
     suite!(factory("127.0.0.1", plain(), plain()));
+    guests!(factory("127.0.0.1", plain(), plain()));
 }
 
 mod over_ipv6 {
     use super::*;
     suite!(factory("[::1]", plain(), plain()));
+    guests!(factory("[::1]", plain(), plain()));
 }
 
 mod over_four_streams {
     use super::*;
     suite!(factory("127.0.0.1", streams(4), streams(4)));
+    guests!(factory("127.0.0.1", streams(4), streams(4)));
 }
 
 mod under_tls {
@@ -49,6 +52,8 @@ mod under_tls {
     }
 
     suite!(encrypted());
+
+    guests!(encrypted());
 }
 
 mod under_mutual_tls {
@@ -63,6 +68,8 @@ mod under_mutual_tls {
     }
 
     suite!(mutual());
+
+    guests!(mutual());
 }
 
 mod under_mutual_tls_over_three_streams {
@@ -75,4 +82,6 @@ mod under_mutual_tls_over_three_streams {
     }
 
     suite!(striped());
+
+    guests!(striped());
 }

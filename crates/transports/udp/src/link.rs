@@ -77,6 +77,10 @@ impl Link for UdpLink {
         outcome
     }
 
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
     fn counters(&self) -> Counters {
         let control = self.inner.counters();
         let measured = self.sender.try_lock().ok().and_then(|sender| sender.round_trip());

@@ -33,6 +33,10 @@ impl Link for Connected {
         self.0.receive(sink).await
     }
 
+    fn admit(&self) {
+        self.0.admit();
+    }
+
     fn counters(&self) -> Counters {
         self.0.counters()
     }

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_masking::Rate;
-use thalweg_tcp::line::Lines;
+use thalweg_tcp::door::turned_out;
+use thalweg_tcp::line::{Line, Lines};
 use thalweg_tcp::Tcp;
-use thalweg_transport::{Address, Error, ErrorKind, Listener, Options, Pending, Result, Transport};
+use thalweg_transport::{
+    Address, Error, ErrorKind, Guest, Listener, Lobby, Options, Origin, Pending, Result, Transport,
+};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
 
@@ -65,9 +68,8 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
             (None, Some(format!("{address} is served as plain tcp: {why}{}", first.unwrap_or_default())))
         }
     };
-    let task = front
-        .is_some()
-        .then(|| tokio::spawn(admit(lines, new, sender, options.connect_timeout())).abort_handle());
+    let task =
+        front.is_some().then(|| tokio::spawn(admit(lines, new, sender, options.clone())).abort_handle());
     Ok(Box::new(Unifl { address, kernel, ready: Mutex::new(ready), task, front, notice }))
 }
 
@@ -109,29 +111,60 @@ async fn admit(
     lines: Lines,
     mut new: mpsc::Receiver<Newcomer>,
     ready: mpsc::Sender<Pending>,
-    limit: Duration,
+    options: Options,
 ) {
+    let (limit, lobby) = (options.connect_timeout(), options.lobby);
     let mut handshakes = tokio::task::JoinSet::new(); // dropped with this task, and they with it
     loop {
         tokio::select! {
             Some(_) = handshakes.join_next() => {}
-            newcomer = new.recv(), if handshakes.len() < MAX_NEW => {
+            newcomer = next(&mut new, lobby.as_ref()), if lobby.is_some() || handshakes.len() < MAX_NEW => {
                 let Some((line, from)) = newcomer else { return };
-                let (lines, ready) = (lines.clone(), ready.clone());
-                handshakes.spawn(async move {
-                    let context = format!("{from} did not finish its handshake in time");
-                    let late = |_| Err(Error::new(ErrorKind::Timeout, ACCEPT, context));
-                    let admitted = tokio::time::timeout(limit, lines.admit(Arc::new(line), from, limit)).await;
-                    let pending: Pending = match admitted.unwrap_or_else(late) {
-                        Ok(None) => return,
-                        Ok(Some(pending)) => pending,
-                        Err(error) => Box::pin(std::future::ready(Err(error))),
-                    };
-                    // It fails once the listener is gone: the connection ends then too.
-                    let _ = ready.send(pending).await;
-                });
+                let guest = lobby.as_ref().map(|lobby| lobby.enter(origin(&from)));
+                handshakes.spawn(shake(lines.clone(), line, from, guest, limit, ready.clone()));
             }
         }
+    }
+}
+
+/// The next connection, when there is room for it.
+async fn next(new: &mut mpsc::Receiver<Newcomer>, lobby: Option<&Lobby>) -> Option<Newcomer> {
+    if let Some(lobby) = lobby {
+        lobby.room().await;
+    }
+    new.recv().await
+}
+
+fn origin(from: &str) -> Origin {
+    from.parse::<SocketAddr>().map_or(Origin::Unknown, Origin::from)
+}
+
+/// Hands over the link that is pending, or why there is none.
+async fn shake(
+    lines: Lines,
+    line: impl Line + 'static,
+    from: String,
+    guest: Option<Guest>,
+    limit: Duration,
+    ready: mpsc::Sender<Pending>,
+) {
+    let context = format!("{from} did not finish its handshake in time");
+    let late = |_| Err(Error::new(ErrorKind::Timeout, ACCEPT, context));
+    let shaking = lines.admit(Arc::new(line), from, guest.clone(), limit);
+    let admitted = tokio::select! {
+        biased;
+        admitted = tokio::time::timeout(limit, shaking) => admitted.unwrap_or_else(late),
+        error = turned_out(guest.as_ref()) => Err(error),
+    };
+    let pending: Pending = match admitted {
+        Ok(None) => return,
+        Ok(Some(pending)) => pending,
+        Err(error) => Box::pin(std::future::ready(Err(error))),
+    };
+    tokio::select! {
+        // It fails once the listener is gone: the connection ends then too.
+        _ = ready.send(pending) => {}
+        _ = turned_out(guest.as_ref()) => {}
     }
 }
 

@@ -16,7 +16,7 @@ use thalweg_tcp::line::{Line, Lines, Taken};
 use thalweg_tcp::socket::Socket;
 use thalweg_tcp::Tcp;
 use thalweg_transport::{
-    Address, Capabilities, Counters, Link, Listener, Options, Pending, Result, Sealed, Transport,
+    Address, Capabilities, Counters, Guest, Link, Listener, Options, Pending, Result, Sealed, Transport,
 };
 use thalweg_wire::{FrameHeader, Range, Ranges, HEADER_BYTES};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -74,9 +74,14 @@ struct Keeper {
 
 #[async_trait]
 impl Doorkeeper for Keeper {
-    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
+    async fn admit(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        guest: Option<Guest>,
+    ) -> Result<Option<Pending>> {
         let line = LossyLine::new(Socket::new(stream).unwrap(), self.script.clone());
-        self.lines.admit(Arc::new(line), from.to_string(), self.limit).await
+        self.lines.admit(Arc::new(line), from.to_string(), guest, self.limit).await
     }
 }
 

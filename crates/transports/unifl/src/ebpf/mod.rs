@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use thalweg_masking::Rate;
 use thalweg_tcp::door::{self, Doorkeeper};
 use thalweg_tcp::line::{Holes, Lines};
-use thalweg_transport::{Address, Listener, Options, Pending, Result};
+use thalweg_transport::{Address, Guest, Listener, Options, Pending, Result};
 use tokio::net::TcpStream;
 
 use crate::settings::Limits;
@@ -65,11 +65,16 @@ struct Keeper {
 
 #[async_trait]
 impl Doorkeeper for Keeper {
-    async fn admit(&self, stream: TcpStream, from: SocketAddr) -> Result<Option<Pending>> {
+    async fn admit(
+        &self,
+        stream: TcpStream,
+        from: SocketAddr,
+        guest: Option<Guest>,
+    ) -> Result<Option<Pending>> {
         // Where the programs did not see it come, it is an ordinary connection.
         let local = stream.local_addr().ok();
         let flow = local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate));
         let holes = flow.map(|flow| Arc::new(flow) as Arc<dyn Holes>);
-        self.lines.admit_socket(stream, holes, from.to_string(), self.limit).await
+        self.lines.admit_socket(stream, holes, from.to_string(), guest, self.limit).await
     }
 }

@@ -1,0 +1,132 @@
+//! Peers that have not proved who they are: they may send little, and give way to others.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_transport::{Bounds, ErrorKind, Link, Lobby, Options, Result};
+use thalweg_wire::{MAX_CONTROL, MAX_HELLO};
+
+use crate::factory::expect_error;
+use crate::pair::{link, say, transfer, Pair};
+use crate::{outgoing, pattern, update_id, Factory, Recorder};
+
+/// What ends a link whose peer sends too much.
+const TOO_MUCH: &[ErrorKind] = &[ErrorKind::Corrupt, ErrorKind::Closed];
+/// Guests of a small lobby; a link of several connections takes several.
+const FEW: usize = 32;
+
+/// The factory's listener with a lobby for so many guests.
+fn with_lobby(factory: &Factory, guests: usize) -> Factory {
+    let bounds = Bounds { total: guests, share: guests, patience: Duration::from_secs(60) };
+    let listen = Options { lobby: Some(Lobby::new(bounds)), ..factory.listen.clone() };
+    factory.clone().options(listen, factory.connect.clone())
+}
+
+/// Sends what the other end is not to take, and says how receiving ends there.
+async fn refused(pair: &Pair, sink: &Recorder, send: impl Future<Output = ()>) {
+    let received = async {
+        let outcome = pair.server.receive(sink).await;
+        pair.server.close().await; // and with it the sender, should it still wait
+        outcome
+    };
+    let ((), came) = tokio::join!(send, received);
+    expect_error(came, TOO_MUCH);
+}
+
+/// "Until then a link that was accepted by a listener with a lobby takes control messages of at most MAX_HELLO bytes".
+pub async fn a_guest_may_say_who_it_is(factory: &Factory) {
+    let pair = with_lobby(factory, FEW).pair().await;
+    let hello = Bytes::from(vec![7; MAX_HELLO as usize]);
+    let sink = Recorder::new(0);
+    let (sent, came) = tokio::join!(pair.client.send_control(hello.clone()), pair.server.receive(&sink));
+    sent.unwrap();
+    assert_eq!(came.unwrap(), hello);
+    say(&pair.server, &pair.client, "who are you").await;
+}
+
+/// "more breaks it".
+pub async fn a_guest_may_say_no_more(factory: &Factory) {
+    for length in [MAX_HELLO as usize + 1, MAX_CONTROL as usize] {
+        let pair = with_lobby(factory, FEW).pair().await;
+        let sink = Recorder::new(0);
+        let send = async { drop(pair.client.send_control(vec![7; length].into()).await) };
+        refused(&pair, &sink, send).await;
+    }
+}
+
+/// "and no chunks".
+pub async fn a_guest_sends_no_chunks(factory: &Factory) {
+    let pair = with_lobby(factory, FEW).pair().await;
+    let update = outgoing(&pattern(4096, 1), update_id(1), factory.chunk(4096));
+    let sink = Recorder::new(0);
+    let send = async {
+        // Where chunks and messages go by different ways, the message is what is waited for.
+        let _ = pair.client.send_update(&update).await;
+        let _ = pair.client.send_control(Bytes::from_static(b"after")).await;
+    };
+    refused(&pair, &sink, send).await;
+    let seen = sink.seen();
+    assert!(seen.placed.is_empty() && seen.refused == 0 && seen.begun == 0, "{seen:?}");
+}
+
+/// After `admit` all goes as it does without a lobby.
+pub async fn an_admitted_peer_sends_what_it_likes(factory: &Factory) {
+    let pair = with_lobby(factory, FEW).pair().await;
+    say(&pair.client, &pair.server, "hello").await;
+    pair.server.admit();
+    pair.server.admit();
+    let message = Bytes::from(vec![0xa5; MAX_CONTROL as usize]);
+    let sink = Recorder::new(0);
+    let (sent, came) = tokio::join!(pair.client.send_control(message.clone()), pair.server.receive(&sink));
+    sent.unwrap();
+    assert_eq!(came.unwrap(), message);
+    let source = pattern(64 << 10, 1);
+    let update = outgoing(&source, update_id(1), factory.chunk(4096));
+    transfer(&pair.client, &pair.server, &update, &source).await;
+}
+
+/// "It ends when the lobby needs its place for another": the first guest gives way, and whoever was admitted stays.
+pub async fn a_guest_gives_way_to_others(factory: &Factory) {
+    let factory = with_lobby(factory, FEW);
+    let Pair { listener, client: member, server: admitted } = factory.pair().await;
+    say(&member, &admitted, "hello").await;
+    admitted.admit();
+    let (silent, first) = link(&factory, &*listener).await;
+    let first = tokio::spawn(until_it_ends(first));
+    let mut others = Vec::new();
+    for _ in 0..FEW {
+        let (client, server) = link(&factory, &*listener).await;
+        others.push((client, tokio::spawn(until_it_ends(server))));
+    }
+    expect_error(first.await.unwrap(), &[ErrorKind::Closed]);
+    drop(silent);
+    say(&member, &admitted, "still here").await;
+    let (client, server) = link(&factory, &*listener).await;
+    say(&client, &server, "the newcomer is let in").await;
+}
+
+/// Receives as a session does, and lets the link go when it ends.
+async fn until_it_ends(server: Arc<dyn Link>) -> Result<Bytes> {
+    let outcome = server.receive(&Recorder::new(0)).await;
+    server.close().await;
+    outcome
+}
+
+/// A guest that leaves makes room.
+pub async fn a_guest_that_leaves_frees_its_place(factory: &Factory) {
+    let factory = with_lobby(factory, FEW);
+    let lobby = factory.listen.lobby.clone().unwrap();
+    let pair = factory.pair().await;
+    assert!(lobby.count() > 0);
+    let sink = Recorder::new(0);
+    pair.client.close().await;
+    expect_error(pair.server.receive(&sink).await, &[ErrorKind::Closed]);
+    pair.server.close().await;
+    let Pair { listener: _listener, client, server } = pair;
+    drop((client, server));
+    while lobby.count() > 0 {
+        tokio::task::yield_now().await;
+    }
+}

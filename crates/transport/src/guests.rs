@@ -1,0 +1,296 @@
+//! Peers that have connected and have not proved who they are: how many there may be, and which of them gives way.
+//! Without IO and without a clock; [`crate::Lobby`] is this table with both.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// Most guests at a time, however many descriptors there are.
+const MOST: u64 = 1024;
+/// One of so many descriptors of the process may be a guest's.
+const PART: u64 = 4;
+/// How long a peer may take from connecting until it has proved itself.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How many guests there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// In all.
+    pub total: usize,
+    /// From one address.
+    pub share: usize,
+    /// How long one may stay.
+    pub patience: Duration,
+}
+
+impl Bounds {
+    /// Of a process that may have so many descriptors: guests get a quarter of them, an address half of that.
+    pub fn of_process(descriptors: u64) -> Self {
+        let total = (descriptors / PART).clamp(2, MOST) as usize;
+        Self { total, share: total / 2, patience: PATIENCE }
+    }
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self::of_process(u64::MAX)
+    }
+}
+
+/// Who answers for a guest: its address, of IPv6 the /64 network, which one customer has to himself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Origin {
+    /// An address, or the first address of a /64 network.
+    Address(IpAddr),
+    /// Nobody knows: it comes by way of a broker, say. These share one another's fate, and no share limits them.
+    Unknown,
+}
+
+impl From<IpAddr> for Origin {
+    fn from(address: IpAddr) -> Self {
+        match address.to_canonical() {
+            IpAddr::V6(v6) => {
+                let network = u128::from(v6) & (u128::MAX << 64);
+                Origin::Address(Ipv6Addr::from(network).into())
+            }
+            v4 => Origin::Address(v4),
+        }
+    }
+}
+
+impl From<SocketAddr> for Origin {
+    fn from(address: SocketAddr) -> Self {
+        address.ip().into()
+    }
+}
+
+/// Names a guest; never used twice.
+pub type GuestId = u64;
+
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    origin: Origin,
+    /// When it last said something; at first, when it came. Of two at the same time the one with the lower number is
+    /// older.
+    heard: Duration,
+}
+
+/// The guests there are. Those who were told to go and have not gone yet are not among them.
+#[derive(Debug)]
+pub struct Guests {
+    bounds: Bounds,
+    rows: BTreeMap<GuestId, Row>,
+    counts: HashMap<Origin, usize>,
+    next: GuestId,
+}
+
+impl Guests {
+    /// Nobody yet.
+    pub fn new(bounds: Bounds) -> Self {
+        Self { bounds, rows: BTreeMap::new(), counts: HashMap::new(), next: 0 }
+    }
+
+    /// How many there may be.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// How many there are from there.
+    pub fn count_from(&self, origin: Origin) -> usize {
+        self.counts.get(&origin).copied().unwrap_or(0)
+    }
+
+    /// One has come. It is in, and if there were too many, another is out, which has to go.
+    ///
+    /// Whoever has the most gives way, and the newcomer counts as one of its own address: so nobody within its share is
+    /// displaced by somebody with more. Of those of an address, the one goes that has been silent for longest.
+    pub fn arrive(&mut self, now: Duration, origin: Origin) -> (GuestId, Option<GuestId>) {
+        let mine = self.count_from(origin) + 1;
+        let beyond_share = origin != Origin::Unknown && mine > self.bounds.share.max(1);
+        let out = if beyond_share {
+            self.oldest(|row| row.origin == origin)
+        } else if self.rows.len() >= self.bounds.total.max(1) {
+            let most = self.counts.values().copied().max().unwrap_or(0).max(mine);
+            let count = |of: Origin| if of == origin { mine } else { self.count_from(of) };
+            self.oldest(|row| count(row.origin) == most)
+        } else {
+            None
+        };
+        if let Some(out) = out {
+            self.leave(out);
+        }
+        let id = self.next;
+        self.next += 1;
+        self.rows.insert(id, Row { origin, heard: now });
+        *self.counts.entry(origin).or_default() += 1;
+        (id, out)
+    }
+
+    fn oldest(&self, among: impl Fn(&Row) -> bool) -> Option<GuestId> {
+        let candidates = self.rows.iter().filter(|(_, row)| among(row));
+        candidates.min_by_key(|(&id, row)| (row.heard, id)).map(|(&id, _)| id)
+    }
+
+    /// It said something that it had to: a step of its handshake, not a byte.
+    pub fn heard(&mut self, now: Duration, id: GuestId) {
+        if let Some(row) = self.rows.get_mut(&id) {
+            row.heard = row.heard.max(now);
+        }
+    }
+
+    /// It has proved itself, or its connection has ended.
+    pub fn leave(&mut self, id: GuestId) {
+        let Some(row) = self.rows.remove(&id) else { return };
+        if let Some(count) = self.counts.get_mut(&row.origin) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&row.origin);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn address(n: u8) -> Origin {
+        IpAddr::from([10, 0, 0, n]).into()
+    }
+
+    fn table(total: usize, share: usize) -> Guests {
+        Guests::new(Bounds { total, share, patience: PATIENCE })
+    }
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn there_is_room_for_all_within_the_bounds() {
+        let mut guests = table(4, 2);
+        for n in [1, 1, 2, 2] {
+            assert_eq!(guests.arrive(at(0), address(n)).1, None);
+        }
+        assert_eq!((guests.count(), guests.count_from(address(1))), (4, 2));
+    }
+
+    #[test]
+    fn beyond_its_share_an_address_displaces_its_own_oldest_silent_one() {
+        let mut guests = table(100, 2);
+        let (first, _) = guests.arrive(at(0), address(1));
+        let (second, _) = guests.arrive(at(1), address(1));
+        guests.heard(at(2), first);
+        assert_eq!(guests.arrive(at(3), address(1)).1, Some(second), "the first has said something since");
+        assert_eq!(guests.count(), 2);
+    }
+
+    #[test]
+    fn when_it_is_full_the_address_with_the_most_gives_way() {
+        let mut guests = table(4, 3);
+        let (honest, _) = guests.arrive(at(0), address(1));
+        let greedy: Vec<GuestId> = (1..4).map(|ms| guests.arrive(at(ms), address(2)).0).collect();
+        let (third, out) = guests.arrive(at(9), address(3));
+        assert_eq!(out, Some(greedy[0]), "not the oldest of all, who is alone at its address");
+        assert_eq!(guests.arrive(at(10), address(4)).1, Some(greedy[1]));
+        assert!(guests.rows.contains_key(&honest) && guests.rows.contains_key(&third));
+    }
+
+    #[test]
+    fn where_all_have_one_the_oldest_silent_one_gives_way() {
+        let mut guests = table(3, 2);
+        let ids: Vec<GuestId> = (0..3).map(|n: u8| guests.arrive(at(n.into()), address(n)).0).collect();
+        guests.heard(at(5), ids[0]);
+        assert_eq!(guests.arrive(at(6), address(9)).1, Some(ids[1]));
+    }
+
+    #[test]
+    fn whose_address_nobody_knows_has_all_there_is() {
+        let mut guests = table(4, 1);
+        let (first, _) = guests.arrive(at(0), Origin::Unknown);
+        assert!((1..4).all(|ms| guests.arrive(at(ms), Origin::Unknown).1.is_none()));
+        assert_eq!(guests.arrive(at(4), Origin::Unknown).1, Some(first));
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_address() {
+        let origin = |text: &str| Origin::from(text.parse::<IpAddr>().unwrap());
+        assert_eq!(origin("2001:db8::1"), origin("2001:db8::ffff:2"));
+        assert_ne!(origin("2001:db8:0:1::1"), origin("2001:db8::1"));
+        assert_eq!(origin("::ffff:10.0.0.1"), origin("10.0.0.1"));
+        assert_ne!(origin("10.0.0.2"), origin("10.0.0.1"));
+    }
+
+    #[test]
+    fn a_process_keeps_most_of_its_descriptors() {
+        assert_eq!(Bounds::of_process(1024).total, 256);
+        assert_eq!(Bounds::of_process(1 << 20).total, MOST as usize);
+        let few = Bounds::of_process(0);
+        assert!(few.total >= 2 && few.share >= 1);
+    }
+
+    /// Comes from an address, speaks, goes: a guest by its place among those that came.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Arrive(u8),
+        Heard(prop::sample::Index),
+        Leave(prop::sample::Index),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let index = any::<prop::sample::Index>;
+        let step = prop_oneof![
+            6 => (0..5_u8).prop_map(Step::Arrive),
+            2 => index().prop_map(Step::Heard),
+            1 => index().prop_map(Step::Leave),
+        ];
+        prop::collection::vec(step, 1..200)
+    }
+
+    fn check(guests: &Guests) {
+        let Bounds { total, share, .. } = guests.bounds;
+        assert!(guests.count() <= total);
+        let mut counts: HashMap<Origin, usize> = HashMap::new();
+        guests.rows.values().for_each(|row| *counts.entry(row.origin).or_default() += 1);
+        assert_eq!(counts, guests.counts);
+        assert!(counts.values().all(|&n| n <= share));
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_gives_way_had_no_less_than_the_newcomer(total in 1..12_usize, share in 1..6_usize, steps in steps()) {
+            let mut guests = table(total, share.min(total));
+            let mut came: Vec<GuestId> = Vec::new();
+            for (step, ms) in steps.into_iter().zip(0..) {
+                match step {
+                    Step::Arrive(n) => {
+                        let before = guests.rows.clone();
+                        let held = |origin: Origin| before.values().filter(|row| row.origin == origin).count();
+                        let (id, out) = guests.arrive(at(ms), address(n));
+                        prop_assert!(guests.rows.contains_key(&id), "a newcomer is always let in");
+                        if let Some(out) = out {
+                            let gone = before[&out];
+                            prop_assert!(gone.origin == address(n) || held(gone.origin) > held(address(n)));
+                            let older = |row: &&Row| row.origin == gone.origin && row.heard < gone.heard;
+                            prop_assert_eq!(before.values().filter(older).count(), 0);
+                        } else {
+                            prop_assert!(before.len() < total);
+                        }
+                        came.push(id);
+                    }
+                    Step::Heard(which) if !came.is_empty() => guests.heard(at(ms), *which.get(&came)),
+                    Step::Leave(which) if !came.is_empty() => guests.leave(*which.get(&came)),
+                    Step::Heard(_) | Step::Leave(_) => {}
+                }
+                check(&guests);
+            }
+        }
+    }
+}
