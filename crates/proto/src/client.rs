@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use thalweg_wire::control::{
-    Challenge, Control, Hello, Holding, Interval, Nonce, Proof, Refusal, StandIn, Welcome, MAX_HOLES,
-    VERSIONS,
+    Challenge, Control, Hello, Holding, Interval, Nonce, Proof, Refusal, StandIn, Welcome, HELLO_HOLES,
+    MAX_HOLES, VERSIONS,
 };
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
@@ -351,7 +351,7 @@ impl Client {
         match &self.phase {
             Phase::Idle => Holding::Nothing,
             Phase::Receiving { round, model, .. } if model.holes().count() <= MAX_HOLES => {
-                Holding::Model { round: *round, holes: model.holes() }
+                Holding::Model { round: *round, holes: model.holes().longest(HELLO_HOLES) }
             }
             Phase::Receiving { .. } => Holding::Nothing,
             Phase::Training { round, .. } | Phase::Submitting(Submission { round, .. }) => {

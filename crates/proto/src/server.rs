@@ -25,6 +25,9 @@ pub type LinkId = u64;
 /// How long chunks may trail behind the end of an update where a link does not keep their order.
 const SETTLE: Time = Time::from_millis(50);
 
+/// How long a client may take from connecting until it says who it is. Whatever else it sends does not prolong that.
+const HELLO: Time = Time::from_secs(20);
+
 /// Decides whom to let in.
 pub trait Admission: Send {
     /// Whether a proof of a token is wanted.
@@ -287,6 +290,11 @@ impl Server {
     /// Clients that are connected.
     pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
         self.members.values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
+    }
+
+    /// Whether the client at the other end has been let in, and not out again.
+    pub fn is_member(&self, link: LinkId) -> bool {
+        self.links.get(&link).is_some_and(|state| state.sender.is_some())
     }
 
     /// Every participant's state and how much of its update has come, 0 to 1.
@@ -808,9 +816,12 @@ impl Server {
     }
 
     fn link_timeout_at(&self, link: &LinkState) -> Time {
-        let ping = link.sender.map(|_| link.pinged + self.heartbeat());
+        let next = match link.sender {
+            Some(_) => link.pinged + self.heartbeat(),
+            None => link.opened + HELLO,
+        };
         let transfers = link.upload.iter().chain(&link.download).map(Liveness::deadline);
-        transfers.chain(ping).chain(link.settle).fold(link.live.deadline(), Time::min)
+        transfers.chain([next]).chain(link.settle).fold(link.live.deadline(), Time::min)
     }
 
     fn heartbeat(&self) -> Time {
@@ -828,6 +839,10 @@ impl Server {
     fn link_timeout(&mut self, now: Time, link: LinkId) {
         let heartbeat = self.heartbeat();
         let Some(state) = self.links.get_mut(&link) else { return };
+        if state.sender.is_none() && now >= state.opened + HELLO {
+            let reason = format!("it did not say who it is within {} s", HELLO.as_secs());
+            return self.refuse(now, link, Refusal::Liveness, &reason);
+        }
         let stuck = [
             (Some(&state.live), "it says nothing"),
             (state.upload.as_ref(), "its update makes no progress"),

@@ -104,6 +104,32 @@ fn client(layout: Option<LayoutHash>) -> Client {
 }
 
 #[test]
+fn whoever_does_not_say_who_it_is_goes_in_time_whatever_liveness_is() {
+    let mut server = Bare::new(&Setup { liveness: 3600 * SECOND, ..Setup::default() });
+    server.connect(1);
+    assert!(!server.party.machine.is_member(1));
+    for _ in 0..19 {
+        server.now += SECOND;
+        server.party.machine.progress(server.now, 1, 1 << 20);
+        server.party.machine.timeout(server.now);
+        assert!(server.actions().is_empty());
+    }
+    assert_eq!(server.party.machine.poll_timeout(server.now), Some(20 * SECOND));
+    server.now += SECOND;
+    server.party.machine.timeout(server.now);
+    assert_eq!(refusal(&server.actions(), 1).0, Refusal::Liveness);
+}
+
+#[test]
+fn a_member_is_one_from_its_hello_on() {
+    let mut server = Bare::new(&Setup::default());
+    assert!(welcomed(&server.join(1, hello("c", 1))).is_some());
+    assert!(server.party.machine.is_member(1));
+    server.say(1, Control::Hello(hello("c", 1)));
+    assert!(!server.party.machine.is_member(1), "it was refused");
+}
+
+#[test]
 fn only_who_knows_the_token_is_let_in() {
     let setup = Setup { token: Some(5), ..Setup::default() };
     for (token, finished) in [(Some(5), false), (Some(6), true), (None, true)] {

@@ -11,6 +11,8 @@ use crate::{Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 pub const VERSIONS: (u16, u16) = (5, 5);
 /// Most separate holes one message names; more are asked for in a further pass.
 pub const MAX_HOLES: usize = 4096;
+/// Most separate holes a [`Hello`] names, so that it has no more than [`crate::MAX_HELLO`] bytes.
+pub const HELLO_HOLES: usize = 128;
 /// Longest name of a client, in bytes.
 pub const MAX_NAME: usize = 128;
 
@@ -169,7 +171,7 @@ pub enum Holding {
     Model {
         /// The round.
         round: u32,
-        /// What did not come.
+        /// What did not come: at most [`HELLO_HOLES`] ranges, the longest. The rest is asked for when these have come.
         holes: Ranges,
     },
     /// All of a round's global model: it is training, or has an update.
@@ -327,6 +329,25 @@ mod tests {
         for message in samples() {
             assert_eq!(Control::decode(&message.encode().unwrap()), Ok(message));
         }
+    }
+
+    #[test]
+    fn every_honest_hello_is_short() {
+        let far = u64::MAX / 2;
+        let holes: Ranges =
+            (0..HELLO_HOLES as u64).map(|n| Range::new(far + 4 * n, far + 4 * n + 2)).collect();
+        let hello = Hello {
+            version: u16::MAX,
+            name: "n".repeat(MAX_NAME),
+            instance: u64::MAX,
+            nonce: [255; 32],
+            proof: Some([255; 32]),
+            layout: Some(LayoutHash(u64::MAX)),
+            holding: Holding::Model { round: u32::MAX, holes },
+            clock: u64::MAX,
+        };
+        let bytes = Control::Hello(hello).encode().unwrap();
+        assert!(bytes.len() <= crate::MAX_HELLO as usize, "{} bytes", bytes.len());
     }
 
     #[test]

@@ -152,6 +152,14 @@ impl Ranges {
     pub fn first(&self, limit: usize) -> Ranges {
         self.iter().take(limit).collect()
     }
+
+    /// The longest `limit` ranges only; of two as long, the first.
+    pub fn longest(&self, limit: usize) -> Ranges {
+        let mut parts: Vec<Range> = self.iter().collect();
+        parts.sort_by_key(|part| std::cmp::Reverse(part.len()));
+        parts.truncate(limit);
+        parts.into()
+    }
 }
 
 impl FromIterator<Range> for Ranges {
@@ -185,6 +193,16 @@ mod tests {
 
     fn arbitrary() -> impl Strategy<Value = Vec<Range>> {
         prop::collection::vec((0..SPAN, 0..SPAN).prop_map(|(a, b)| Range::new(a, b)), 0..20)
+    }
+
+    #[test]
+    fn the_longest_are_kept() {
+        let set: Ranges = [Range::new(0, 1), Range::new(10, 13), Range::new(20, 22), Range::new(30, 32)]
+            .into_iter()
+            .collect();
+        let kept: Vec<Range> = set.longest(2).iter().collect();
+        assert_eq!(kept, [Range::new(10, 13), Range::new(20, 22)]);
+        assert_eq!(set.longest(9), set);
     }
 
     proptest! {
