@@ -11,6 +11,7 @@
 mod admission;
 mod client;
 mod client_sink;
+mod descriptors;
 mod error;
 mod holding;
 mod options;
@@ -24,6 +25,7 @@ mod server;
 mod server_sink;
 mod staging;
 mod tensors;
+mod turned_away;
 
 pub use client::{Client, ClientEvent};
 pub use error::Error;

@@ -6,29 +6,34 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_fold::{Accumulator, Repair, Summary, MAX_WEIGHT};
 use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Outcome, Span, Time, Traffic};
 use thalweg_transport::{
-    Address, Cancel, ErrorKind, Link, Listener, Outgoing, Pending, SendReport, UpdateId,
+    Address, Bounds, Cancel, ErrorKind, Link, Listener, Lobby, Options, Outgoing, Pending, SendReport,
+    UpdateId,
 };
 use thalweg_wire::control::Control;
 use thalweg_wire::{Layout, Range, Ranges, Spread, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::admission::{Gate, Peers};
+use crate::descriptors;
 use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::outbox::Outbox;
 use crate::repair::Mender;
 use crate::report::outcome_json;
 use crate::server_sink::ServerSink;
 use crate::staging::Staging;
+use crate::turned_away::TurnedAway;
 use crate::{holding, lock, random, registry, Error};
 
-/// Peers that may be shaking hands at a time; the next one waits.
-const HANDSHAKES: usize = 256;
+/// Peers that may be shaking hands at a time, beyond what the lobby lets in: the next one waits, should a transport not ask
+/// the lobby.
+const HANDSHAKES: usize = 2048;
 /// How long a member of a group may keep the others waiting for its earlier messages.
 const GROUP_PATIENCE: Duration = Duration::from_millis(20);
 /// How long a cancelled sender may hold on to the model before its link is closed.
@@ -78,6 +83,7 @@ pub(crate) struct Shared {
     links: Mutex<HashMap<LinkId, Outbox>>,
     next_link: AtomicU64,
     peers: Peers,
+    turned_away: Mutex<TurnedAway<ErrorKind>>,
     sendings: Mutex<Vec<Sending>>,
     wake: Notify,
     board: Mutex<Board>,
@@ -111,7 +117,9 @@ impl Server {
             .enable_all()
             .build()
             .map_err(|e| Error::new("system", "start runtime", e.to_string()))?;
-        let listener = runtime.block_on(transport.listen(&address, &options.transport))?;
+        let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
+        let listening = Options { lobby: Some(lobby), ..options.transport.clone() };
+        let listener = runtime.block_on(transport.listen(&address, &listening))?;
         let layout = Arc::new(layout);
         let config = proto::ServerConfig {
             job: options.job,
@@ -146,6 +154,7 @@ impl Server {
             links: Mutex::default(),
             next_link: AtomicU64::new(1),
             peers,
+            turned_away: Mutex::default(),
             sendings: Mutex::default(),
             wake: Notify::new(),
             board: Mutex::default(),
@@ -253,9 +262,7 @@ impl Server {
                 }
             };
             let _ = tokio::time::timeout(LOAN_PATIENCE, all).await;
-            for outbox in outboxes {
-                outbox.link().close().await;
-            }
+            join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
         });
         runtime.shutdown_timeout(Duration::from_secs(1));
     }
@@ -299,6 +306,14 @@ impl Shared {
         }
         drop(board);
         self.changed.notify_all();
+    }
+
+    /// A peer that never became a client.
+    fn turn_away(&self, error: &thalweg_transport::Error) {
+        let note = lock(&self.turned_away).note(error.kind(), &error.to_string());
+        if let Some(note) = note {
+            self.note(note);
+        }
     }
 
     fn progress_json(&self) -> String {
@@ -655,7 +670,7 @@ async fn welcome(shared: &Arc<Shared>, pending: Pending) {
                 shared.note(error.to_string());
             }
         }
-        Err(error) => shared.note(format!("a peer was turned away: {error}")),
+        Err(error) => shared.turn_away(&error),
     }
 }
 
@@ -671,10 +686,16 @@ async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>, ordered: boo
             }
         }
     });
+    let mut admitted = false;
     let reason = loop {
         let message = match link.receive(&sink).await {
             Ok(message) => message,
-            Err(error) => break error.to_string(),
+            Err(error) => {
+                if !admitted {
+                    shared.turn_away(&error);
+                }
+                break error.to_string();
+            }
         };
         let message = match Control::decode(&message) {
             Ok(message) => message,
@@ -683,6 +704,11 @@ async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>, ordered: boo
         let mut machine = lock(&shared.machine);
         shared.observe(&mut machine, id, &link);
         machine.control(shared.now(), id, message);
+        if !admitted && machine.is_member(id) {
+            // Before it hears so, since it may send more from then on.
+            link.admit();
+            admitted = true;
+        }
         drop(machine);
         shared.wake();
     };

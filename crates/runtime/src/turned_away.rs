@@ -1,0 +1,57 @@
+//! Notes about peers that were turned away: counted, so that whoever knocks a million times fills no log.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Counts peers by why they were turned away, and says when a note is due: of the first, the tenth, the hundredth, and
+/// so on. So a log has a few lines, whatever comes.
+#[derive(Debug)]
+pub(crate) struct TurnedAway<K> {
+    counts: HashMap<K, u64>,
+}
+
+impl<K> Default for TurnedAway<K> {
+    fn default() -> Self {
+        Self { counts: HashMap::new() }
+    }
+}
+
+impl<K: Hash + Eq> TurnedAway<K> {
+    /// One more for this kind of reason, of which there are few; `reason` says it in full. The note, if one is due.
+    pub fn note(&mut self, kind: K, reason: &str) -> Option<String> {
+        let count = self.counts.entry(kind).or_default();
+        *count += 1;
+        match *count {
+            1 => Some(format!("a peer was turned away: {reason}")),
+            n if is_power_of_ten(n) => Some(format!("{n} peers were turned away so far, the last: {reason}")),
+            _ => None,
+        }
+    }
+}
+
+fn is_power_of_ten(n: u64) -> bool {
+    n.checked_ilog10().is_some_and(|digits| n == 10_u64.pow(digits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_million_peers_are_a_few_notes() {
+        let mut turned = TurnedAway::default();
+        let notes: Vec<String> =
+            (0..1_000_000).filter_map(|n| turned.note("late", &format!("peer {n}"))).collect();
+        assert_eq!(notes.len(), 7);
+        assert_eq!(notes[0], "a peer was turned away: peer 0");
+        assert_eq!(notes[2], "100 peers were turned away so far, the last: peer 99");
+    }
+
+    #[test]
+    fn each_kind_of_reason_is_said() {
+        let mut turned = TurnedAway::default();
+        assert!(turned.note(1, "no TLS").is_some());
+        assert!(turned.note(2, "another protocol").is_some());
+        assert!(turned.note(1, "no TLS").is_none());
+    }
+}
