@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from thalweg.units import format_bytes, format_seconds
@@ -75,8 +76,10 @@ class Lines:
         self._rounds = 0
 
     def note(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        # Nobody may read it any more: that is no reason to end a job.
+        with suppress(OSError):
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def begin(self, number: int, rounds: int) -> None:
         self._rounds = rounds

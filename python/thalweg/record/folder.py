@@ -34,6 +34,7 @@ from thalweg.plan import Plan
 from thalweg.record import checkpoint, tables
 from thalweg.record import samples as queues
 from thalweg.record.journal import Journal, read
+from thalweg.record.log import Log
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -82,6 +83,11 @@ class RunRecord(Record):
         """Open the record for writing; keep rounds up to ``keep``."""
         super().__init__(path)
         self._journal = Journal(path / JOURNAL, keep)
+        try:
+            self._log = Log(path / LOG, _now)
+        except RecordError:
+            self._journal.close()
+            raise
         self._written: dict[str, list[tables.Row]] = {}
 
     @classmethod
@@ -137,12 +143,8 @@ class RunRecord(Record):
         return self.path / LOG
 
     def log(self, text: str) -> None:
-        """Append a line with the time to the log. Raises RecordError."""
-        try:
-            with self.log_path.open("a") as stream:
-                stream.write(f"{_now()} {text}\n")
-        except OSError as error:
-            raise RecordError(f"cannot write {self.log_path}: {error.strerror}", "Make room") from error
+        """Append a line with the time to the log. One that cannot be written is left out."""
+        self._log.write(text)
 
     def replan(self, plan: Plan) -> None:
         """Keep another plan of the same experiment, as with more rounds. Raises RecordError."""
@@ -209,6 +211,7 @@ class RunRecord(Record):
     def close(self) -> None:
         """Give the record free as it is, for another process to go on with. ``finish`` does so too."""
         self._journal.close()
+        self._log.close()
 
 
 def _folder_name(plan: Plan) -> str:
