@@ -21,6 +21,8 @@ ARGS ?=
 SCALE ?= full
 FUZZ_FRAMES ?= 10000000
 FUZZ_SEED ?= 1
+SECONDS ?= 3600
+SEED ?= 1
 
 .PHONY: help
 help: ## this list
@@ -93,6 +95,14 @@ fuzz: ## ten million damaged frames against the decoders (FUZZ_FRAMES, FUZZ_SEED
 	  cargo test $(LOCKED) --release -p thalweg-ltp -p thalweg-messages -p thalweg-mqtt -p thalweg-udp --lib fuzz
 	@THALWEG_FUZZ_PACKETS=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many packets at a TCP endpoint" \
 	  cargo test $(LOCKED) --release -p thalweg-masking --test unifl hostile -- --nocapture
+
+.PHONY: attack
+attack: setup ## an hour of hostile peers against a job over each transport (SECONDS, SEED; ARGS="--transport tcp")
+	@$(PYTHON) -m tests.hostile attack --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+
+.PHONY: soak
+soak: setup ## three thousand rounds over each transport: memory at the end is where round 100 had it
+	@$(PYTHON) -m tests.hostile soak $(ARGS)
 
 .PHONY: lock
 lock: setup ## resolve requirements/dev.lock anew

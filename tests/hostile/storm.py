@@ -1,0 +1,174 @@
+"""An honest job with an adversary beside it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg import _core
+from thalweg.brokers import Broker, Place, programs
+
+ROOT: Final = Path(__file__).parents[2]
+# What peers without a token may cost the server at most beyond the job itself, in bytes: docs/explanation/security.md.
+MEMORY: Final = 128 << 20
+# Rounds before anybody attacks, from which memory and pace are taken.
+CALM: Final = 20
+# Transports whose peers have a place in the lobby from the moment they connect.
+GUARDED: Final = ("tcp", "grpc", "unifl")
+END_SECONDS: Final = 60.0
+HOST: Final = "127.0.0.1"
+
+
+def transports() -> list[str]:
+    """Return the names of the transports that this build has; within a process there are no strangers."""
+    return [entry["name"] for entry in json.loads(_core.transports()) if entry["name"] != "memory"]
+
+
+@dataclass
+class Account:
+    """What came of a job: a fact a round, and what the peers did."""
+
+    transport: str
+    calm: list[Mapping[str, Any]] = field(default_factory=list)
+    attacked: list[Mapping[str, Any]] = field(default_factory=list)
+    peers: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> list[Mapping[str, Any]]:
+        return self.calm + self.attacked
+
+    @property
+    def growth(self) -> int:
+        """Bytes of memory that the attack cost at most."""
+        before = max(int(fact["rss"]) for fact in self.calm)
+        return max(int(fact["rss"]) for fact in self.attacked) - before
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as before a round took."""
+
+        def usual(facts: list[Mapping[str, Any]]) -> float:
+            return float(statistics.median(fact["seconds"] for fact in facts))
+
+        return usual(self.attacked) / usual(self.calm)
+
+    def line(self) -> str:
+        """Say it in a line."""
+        peers = sum(count for name, count in self.peers.items() if name not in ("ended", "cut off", "not let in"))
+        return (
+            f"{self.transport}: {len(self.attacked)} rounds beside {peers} hostile peers, all exact; "
+            f"{self.slower:.2f} times as long as without, {self.growth / 2**20:+.0f} MiB, "
+            f"{self.attacked[-1]['notes']} notes"
+        )
+
+
+class Process:
+    """A module of this folder in a process of its own; it ends when its standard input does."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.hostile.{module}", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def go(self) -> None:
+        """Tell it to go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def next(self) -> dict[str, Any]:
+        """Return what its next line says."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"{self.process.args!r} has ended with {self.process.wait(END_SECONDS)}"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def end(self) -> list[dict[str, Any]]:
+        """End it, and return what it still says."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        said = [json.loads(line) for line in self.process.stdout]
+        code = self.process.wait(END_SECONDS)
+        assert code == 0, f"{self.process.args!r} ended with {code}"
+        return said
+
+    def kill(self) -> None:
+        """Have nothing of it left."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not said is said to nobody
+                    pipe.close()
+
+
+@contextmanager
+def running(module: str, *arguments: str) -> Iterator[Process]:
+    """Run a module; whatever happens it is not there afterwards."""
+    process = Process(module, *arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@contextmanager
+def place(transport: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Give the address to listen at and the transport's options; with a broker, one that lives as long."""
+    with ExitStack() as stack:
+        found = [program for program in programs(transport) if program.find() is not None]
+        if not programs(transport):
+            yield f"{transport}://{HOST}:0", {}
+            return
+        broker = stack.enter_context(Broker(found[0], Place(HOST)))
+        login = {"user": broker.login.user, "password": broker.login.password}
+        yield f"{transport}://{HOST}:{broker.port}/hostile", {"login": login}
+
+
+def missing(transport: str) -> str:
+    """Say what this machine or the transport lacks to be tried; nothing if it lacks nothing."""
+    if transport not in GUARDED:
+        return f"{transport} does not ask the lobby yet"
+    needed = programs(transport)
+    if needed and not any(program.find() for program in needed):
+        return f"{transport} needs a broker: {' or '.join(program.name for program in needed)} is not installed"
+    return ""
+
+
+def storm(transport: str, seed: int, more: Callable[[int, float], bool]) -> Account:
+    """Run a job, attacked after some calm rounds; go on while ``more(rounds, seconds)`` says so."""
+    account = Account(transport)
+    with place(transport) as (url, options), running("job", url, json.dumps(options)) as job:
+        address = job.next()["address"]
+        job.go()
+        account.calm = [job.next() for _ in range(CALM)]
+        with running("adversary", address, str(seed)) as adversary:
+            began = time.monotonic()
+            while more(len(account.attacked), time.monotonic() - began):
+                account.attacked.append(job.next())
+            # The job goes on meanwhile, and what it says has to be read.
+            ended: list[dict[str, Any]] = []
+            ending = threading.Thread(target=lambda: ended.extend(adversary.end()))
+            ending.start()
+            while ending.is_alive():
+                account.attacked.append(job.next())
+            ending.join()
+            account.peers = ended[-1]
+        account.attacked.extend(fact for fact in job.end() if "round" in fact)
+    return account

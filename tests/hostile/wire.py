@@ -1,0 +1,118 @@
+"""What peers say, byte by byte, for peers that do not keep to it: frames, the first messages, gRPC's first call.
+
+The formats are those of crates/wire (frame.rs, control.rs with postcard), crates/transports/tcp (preamble.rs) and of
+HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so that no check of the code under test stands
+between an attacker and the wire.
+"""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Final
+
+CONTROL: Final = 1
+CHUNK: Final = 2
+MAX_CONTROL: Final = 8 << 20
+VERSION: Final = 5
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA: Final = 0
+HEADERS: Final = 1
+SETTINGS: Final = 4
+END_HEADERS: Final = 4
+
+
+def _entry(byte: int) -> int:
+    for _ in range(8):
+        byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_TABLE: Final = tuple(map(_entry, range(256)))
+
+
+def checksum(data: bytes) -> int:
+    """Return the CRC-32C of ``data``."""
+    rest = 0xFFFFFFFF
+    for byte in data:
+        rest = _TABLE[(rest ^ byte) & 0xFF] ^ (rest >> 8)
+    return rest ^ 0xFFFFFFFF
+
+
+def preamble(random: Random, stream: int = 0, streams: int = 1) -> bytes:
+    """Return what a connection of tcp begins with: stream ``stream`` of a new link of so many."""
+    return b"tlwp" + bytes((1, stream, streams, 0)) + random.randbytes(16)
+
+
+def header(kind: int, length: int, payload_sum: int = 0, offset: int = 0, round_: int = 1) -> bytes:
+    """Return the header of a frame of ``length`` bytes."""
+    head = b"tlwg" + struct.pack("<BBHIIQIIQQ", 1, kind, 0, length, payload_sum, 1, round_, 1, 0, offset)
+    return head + struct.pack("<I", checksum(head))
+
+
+def control(message: bytes) -> bytes:
+    """Return the frame of a control message."""
+    return header(CONTROL, len(message), checksum(message)) + message
+
+
+def varint(value: int) -> bytes:
+    """Return a number as postcard has it."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def hello(name: bytes, random: Random, holes: int = 0) -> bytes:
+    """Return a Hello with a proof that is wrong, and so many holes in what it says it holds."""
+    holding = b"\x00"
+    if holes:
+        ranges = b"".join(varint(4 * n) + varint(4 * n + 1) for n in range(holes))
+        holding = b"\x01" + varint(1) + varint(holes) + ranges
+    proof = b"\x01" + random.randbytes(32)
+    said = varint(VERSION) + varint(len(name)) + name + varint(random.getrandbits(63)) + random.randbytes(32)
+    return b"\x01" + said + proof + b"\x00" + holding + varint(random.getrandbits(40))
+
+
+def offer(random: Random) -> bytes:
+    """Return an Offer of an update that nobody asked for."""
+    return b"\x08" + varint(1) + varint(2**50) + varint(random.getrandbits(63)) + varint(2) + b"{}"
+
+
+def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Return a frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    return b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
+
+
+def grpc_call() -> bytes:
+    """Return the beginning of a connection of grpc: settings, and the call that is the link."""
+    fields = (
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", b"/thalweg.v1.Link/Exchange"),
+        (b":authority", b"localhost"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    )
+    block = b"".join(_literal(name, value) for name, value in fields)
+    return PREFACE + http2(SETTINGS, 0, 0, b"") + http2(HEADERS, END_HEADERS, 1, block)
+
+
+def grpc_frame(frame: bytes) -> bytes:
+    """Return one of our frames, header and payload, as DATA of gRPC's stream 1 of at most 16 KiB each."""
+    head, payload = frame[:52], frame[52:]
+    message = b"\x0a" + varint(len(head)) + head + b"\x12" + varint(len(payload)) + payload
+    message = b"\x00" + struct.pack(">I", len(message)) + message
+    parts = (message[at : at + 16384] for at in range(0, len(message), 16384))
+    return b"".join(http2(DATA, 0, 1, part) for part in parts)
+
+
+def zmtp_greeting() -> bytes:
+    """Return what a connection of zmq begins with: ZMTP 3.0 without security (RFC 23)."""
+    return b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\x00") + b"\x00" + bytes(31)
