@@ -10,7 +10,10 @@ from pathlib import Path
 from experiments import measured, results
 from experiments.plan import FULL, ROOT, Experiment, names
 from experiments.run import OUT, Judged, judge, run
+from thalweg import system
 from thalweg.errors import ThalwegError
+from thalweg.explain import INTERRUPTED, explain
+from thalweg.grace import leave
 
 
 def main() -> int:
@@ -18,8 +21,12 @@ def main() -> int:
     try:
         given = _arguments()
         return int(given.command(given))
-    except ThalwegError as error:
-        sys.stderr.write(f"error: {error}\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        leave(INTERRUPTED)
+    except (ThalwegError, *system.ERRORS) as error:
+        cause, mend = explain(error)
+        sys.stderr.write(f"error: {cause}\nmend: {mend}\n")
         return 2
 
 

@@ -117,7 +117,7 @@ def test_an_experiment_too(opened: list[Terminal], tmp_path: Path) -> None:
     opened.append(
         Terminal(["experiments", "run", "fedcomm/fig03", "--scale", "ci", "--out", str(tmp_path)], Path.cwd())
     )
-    opened[-1].until("bench")
+    opened[-1].until("mode paper")
     code, said, left = opened[-1].interrupt()
     assert (code, left) == (130, [])
     assert said.splitlines()[-1] == "interrupted"
