@@ -205,7 +205,8 @@ async def attack(url: str, seed: int, kinds: Sequence[Kind], over: asyncio.Event
     counts: Counter[str] = Counter()
 
     async def forever(random: Random) -> None:
-        while True:
+        # Python before 3.12 may lose a cancellation in wait_for().
+        while not over.is_set():
             kind = random.choice(kinds)
             counts[kind.__name__] += 1
             counts[await _one(host, port, dialect, kind, random)] += 1
