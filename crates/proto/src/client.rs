@@ -7,6 +7,7 @@ use thalweg_wire::control::{
     Challenge, Control, Hello, Holding, Interval, Nonce, Proof, Refusal, StandIn, Welcome, HELLO_HOLES,
     MAX_HOLES, VERSIONS,
 };
+use thalweg_wire::text::{plain, MAX_METRICS, MAX_REASON};
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
 use crate::reaching::Reaching;
@@ -517,8 +518,14 @@ impl Client {
     /// The application has trained: its update of `samples` samples is in the arena.
     ///
     /// # Errors
-    /// If the model of that round was never handed out.
+    /// If the model of that round was never handed out, or the metrics are more than the server keeps.
     pub fn submit(&mut self, round: u32, samples: u64, metrics: String) -> Result<(), String> {
+        if metrics.len() > MAX_METRICS {
+            let length = metrics.len();
+            return Err(format!(
+                "metrics of {length} bytes are over {MAX_METRICS}; report fewer or shorter ones"
+            ));
+        }
         match self.phase {
             Phase::Training { round: current, stale } if current == round => {
                 if stale {
@@ -605,9 +612,10 @@ impl Client {
     /// The application leaves for good.
     pub fn leave(&mut self, reason: &str) {
         if !self.done {
-            self.send(Control::Bye { reason: reason.into() });
+            let reason = plain(reason, MAX_REASON);
+            self.send(Control::Bye { reason: reason.clone() });
             self.actions.push_back(ClientAction::Close);
-            self.finish(Ok(reason.into()));
+            self.finish(Ok(reason));
         }
     }
 
@@ -615,6 +623,8 @@ impl Client {
         if !std::mem::replace(&mut self.done, true) {
             self.link = None;
             self.actions.push_back(ClientAction::CancelUpdate);
+            // What a transport says may be a peer's or a broker's words.
+            let outcome = outcome.map_err(|reason| plain(&reason, MAX_REASON));
             self.actions.push_back(ClientAction::Finished(outcome));
         }
     }

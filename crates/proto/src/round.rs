@@ -377,7 +377,7 @@ impl Round {
             "round {}: {whole} of {expected} updates came {when}, {enough} are needed{}{}",
             self.plan.number,
             if reasons.is_empty() { "" } else { ": " },
-            reasons.join(", ")
+            crate::server::named(&reasons)
         ))
     }
 

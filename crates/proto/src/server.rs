@@ -5,6 +5,7 @@ mod clock;
 mod counting;
 mod fanout;
 mod joining;
+mod leaving;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use thalweg_wire::control::{
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
 use self::clock::on_our_clock;
+pub(crate) use self::leaving::named;
 use crate::outcome::Carried;
 use crate::round::Part;
 use crate::{micros, Credits, Ending, Fit, Liveness, Outcome, Partial, Round, RoundPlan, Span, State, Time};
@@ -160,6 +162,13 @@ pub enum Action {
         /// Its name.
         client: String,
     },
+    /// Something of a client that its server's log should have.
+    Note {
+        /// Its name.
+        client: String,
+        /// What.
+        what: String,
+    },
     /// A client's link has ended.
     Left {
         /// Its name.
@@ -190,6 +199,10 @@ struct Member {
     gone: bool,
     /// How its update of a round fared, should the link break before it hears so.
     verdict: Option<(u32, Result<(), String>)>,
+    /// Why its last link ended.
+    parting: Option<String>,
+    /// It was said that its metrics are dropped.
+    told: bool,
 }
 
 struct LinkState {
@@ -370,6 +383,7 @@ impl Server {
             }
             Control::Need { round, holes } => self.resend(now, link, round, holes),
             Control::Offer { round, samples, layout, metrics } => {
+                let metrics = self.bounded_metrics(sender, metrics);
                 let offered = self.acceptable(samples, layout).map(|()| (samples, metrics));
                 self.offer(now, link, sender, round, offered);
             }
@@ -748,13 +762,13 @@ impl Server {
         }
     }
 
-    /// A client's process has ended for good: nobody waits for it.
-    pub fn forget(&mut self, now: Time, client: &str) {
+    /// A client's process has ended for good, as `why` says if it is not empty: nobody waits for it.
+    pub fn forget(&mut self, now: Time, client: &str, why: &str) {
         let found = self.members.iter().find(|(_, m)| m.name == client).map(|(&s, m)| (s, m.link));
         if let Some((sender, link)) = found {
             self.gone(sender);
             if let Some(link) = link {
-                self.drop_link(now, link, "its process has ended");
+                self.drop_link(now, link, &ended(why));
                 self.actions.push_back(Action::Close { link });
             }
         }
@@ -773,7 +787,8 @@ impl Server {
         let Some(sender) = state.sender else { return };
         let current = self.members.get_mut(&sender).filter(|m| m.link == Some(link));
         let Some(member) = current else { return };
-        member.link = None;
+        member.depart(reason);
+        let reason = member.parting.clone().unwrap_or_default();
         let client = member.name.clone();
         if !member.gone && self.absent_since.is_some() {
             self.absent_since = Some(now);
@@ -782,9 +797,9 @@ impl Server {
             if let Some(part) = round.parts.get_mut(&sender) {
                 count_broken(now, part, &mut state, round.plan.number);
             }
-            round.lost(now, sender, reason);
+            round.lost(now, sender, &reason);
         }
-        self.actions.push_back(Action::Left { client, reason: reason.into() });
+        self.actions.push_back(Action::Left { client, reason });
     }
 
     /// The job is over: everybody is told, nobody is let in any more.
@@ -812,7 +827,7 @@ impl Server {
 
     /// Since when somebody may still show up; `None` when nobody can.
     fn absent_since(&self) -> Option<Time> {
-        self.absent_since.filter(|_| self.finished.is_none())
+        self.absent_since.filter(|_| self.finished.is_none() && !self.is_everybody_accounted_for())
     }
 
     fn link_timeout_at(&self, link: &LinkState) -> Time {
@@ -907,6 +922,7 @@ impl Server {
             self.grant(now, sender, number, &wanted);
         }
         if let Some(ending) = ending {
+            let ending = self.with_farewells(ending);
             self.end_round(now, &ending);
         }
     }
@@ -952,6 +968,11 @@ impl Server {
         }
         self.actions.push_back(Action::Ended(Box::new(round.outcome(now, ending))));
     }
+}
+
+fn ended(why: &str) -> String {
+    let (what, colon) = ("its process has ended", if why.is_empty() { "" } else { ": " });
+    format!("{what}{colon}{why}")
 }
 
 /// The parts of a hole that are of chunks, so many bytes apart, of which something has come.

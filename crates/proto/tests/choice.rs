@@ -100,7 +100,7 @@ fn the_place_of_one_that_does_not_come_back_goes_to_the_next() {
             if told {
                 world.pass(SECOND / 10);
                 let now = world.now;
-                world.server.machine.forget(now, &name(victim));
+                world.server.machine.forget(now, &name(victim), "");
                 world.server_actions();
             }
             let result = world.finish_round(20 * SECOND);

@@ -97,7 +97,7 @@ impl Fuzzed {
             22 => self.keep(),
             21 if self.rng.chance(0.1) => {
                 let name = format!("c{}", self.rng.below(5));
-                self.party.machine.forget(now, &name);
+                self.party.machine.forget(now, &name, "");
             }
             _ => self.party.machine.progress(now, link, self.rng.below(5000)),
         }
@@ -225,7 +225,7 @@ impl Fuzzed {
                     self.folding.push(sender);
                 }
                 Action::Unstage { sender } => drop(self.fresh.remove(&sender)),
-                Action::Joined { .. } | Action::Left { .. } => {}
+                Action::Joined { .. } | Action::Left { .. } | Action::Note { .. } => {}
                 Action::Ended(outcome) => self.ended(&outcome),
             }
         }

@@ -113,7 +113,7 @@ fn nobody_waits_for_a_client_that_is_forgotten() {
     each_point(|point, _, mut world| {
         world.kill(VICTIM);
         let now = world.now;
-        world.server.machine.forget(now, "victim");
+        world.server.machine.forget(now, "victim", "killed by signal 9");
         world.server_actions();
         let joined = world.server.log.iter().any(|l| l == "+victim");
         let limit = if joined { SECOND } else { 11 * SECOND };

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use serde_json::json;
 use thalweg_pki as pki;
 use thalweg_runtime as runtime;
+use thalweg_wire::text;
 
 use crate::errors::{core_error, raise};
 use crate::{interruptibly, Signals};
@@ -18,6 +19,13 @@ fn pki_error(error: pki::PkiError) -> PyErr {
 #[pyfunction]
 pub fn transports() -> PyResult<String> {
     serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", &e.to_string()))
+}
+
+/// The text in one line of at most `most` bytes, without control and format characters: safe to show and to log.
+#[pyfunction]
+#[pyo3(signature = (text, most=text::MAX_REASON))]
+pub fn plain_text(text: &str, most: usize) -> String {
+    text::plain(text, most)
 }
 
 /// Version, commit and target of this build, as JSON.

@@ -34,8 +34,8 @@ mod _core {
     use crate::errors::CoreError;
     #[pymodule_export]
     use crate::functions::{
-        build_info, pki_authority, pki_issue, pki_secret, pki_token, probe_loopback, probe_peer, probe_serve,
-        transports,
+        build_info, pki_authority, pki_issue, pki_secret, pki_token, plain_text, probe_loopback, probe_peer,
+        probe_serve, transports,
     };
     #[pymodule_export]
     use crate::lab::{enter_namespace, Lab};
@@ -45,6 +45,9 @@ mod _core {
     use crate::proxy::Proxy;
     #[pymodule_export]
     use crate::server::Server;
+    /// Most bytes of JSON that are kept of the metrics of an update.
+    #[pymodule_export]
+    const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;
 }
 
 /// Looks for signals, such as Ctrl-C, while the core waits. Looking takes the signal's exception away from

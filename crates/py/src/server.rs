@@ -76,10 +76,16 @@ impl Server {
         outcome.map_err(raise)
     }
 
-    /// A client's process has ended for good: rounds no longer wait for it.
-    fn forget(&self, client: &str) -> PyResult<()> {
+    /// Clients that were here and are not connected, as a JSON list of name, why, and whether it left for good.
+    fn departed(&self) -> PyResult<String> {
+        self.with(|s| Ok(serde_json::to_string(&s.departed()).unwrap_or_else(|_| "[]".into())))
+    }
+
+    /// A client's process has ended for good, for that reason: rounds no longer wait for it.
+    #[pyo3(signature = (client, why=""))]
+    fn forget(&self, client: &str, why: &str) -> PyResult<()> {
         self.with(|s| {
-            s.forget(client);
+            s.forget(client, why);
             Ok(())
         })
     }

@@ -11,6 +11,7 @@ use thalweg_proto as proto;
 use thalweg_proto::{ClientAction, Span, Time, Verdict};
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Transport, UpdateId};
 use thalweg_wire::control::{Control, Nonce, Proof, StandIn};
+use thalweg_wire::text::check_name;
 use thalweg_wire::{Layout, Ranges, Spread};
 use tokio::sync::Notify;
 
@@ -99,6 +100,7 @@ impl Client {
         options: ClientOptions,
         model: Option<(Arena, Layout)>,
     ) -> Result<Self, Error> {
+        check_name(name).map_err(|why| Error::new("options", "start client", why))?;
         let address = Address::parse(address)?;
         let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
         let layers = Layers { emulate, ..options.layers };

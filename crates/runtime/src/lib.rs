@@ -14,6 +14,7 @@ mod client_sink;
 mod descriptors;
 mod error;
 mod holding;
+mod notes;
 mod options;
 mod outbox;
 pub mod probe;

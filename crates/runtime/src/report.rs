@@ -32,7 +32,7 @@ pub(crate) fn outcome_json(
 }
 
 fn participant(part: &Participation) -> Value {
-    // Metrics that are no JSON object are kept as text: they are the client's words, not ours to judge.
+    // At most so many bytes are kept of metrics (`thalweg_wire::text::MAX_METRICS`); whoever reads them judges the rest.
     let metrics = serde_json::from_str(&part.metrics).unwrap_or_else(|_| Value::String(part.metrics.clone()));
     json!({
         "client": part.client,

@@ -22,6 +22,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::admission::{Gate, Peers};
 use crate::descriptors;
+use crate::notes::Notes;
 use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::outbox::Outbox;
 use crate::repair::Mender;
@@ -55,7 +56,7 @@ struct Sending {
 #[derive(Default)]
 struct Board {
     outcome: Option<Result<String, Error>>,
-    notes: Vec<String>,
+    notes: Notes,
 }
 
 /// Everything the tasks of a server share.
@@ -161,7 +162,7 @@ impl Server {
             changed: Condvar::new(),
         });
         if let Some(notice) = shared.listener.notice() {
-            shared.note(notice);
+            shared.note(&notice);
         }
         runtime.spawn(accept(shared.clone()));
         runtime.spawn(drive(shared.clone()));
@@ -180,7 +181,7 @@ impl Server {
 
     /// What happened since the last call, in words: clients that came and went, and why.
     pub fn notes(&self) -> Vec<String> {
-        std::mem::take(&mut lock(&self.shared.board).notes)
+        lock(&self.shared.board).notes.take()
     }
 
     /// Waits until `clients` clients are connected, the time is over, or `go_on` says no. Returns how many are.
@@ -220,7 +221,11 @@ impl Server {
             fanout: options.fanout.into(),
             gather: options.gather.into(),
         };
-        lock(&self.shared.board).outcome = None;
+        {
+            let mut board = lock(&self.shared.board);
+            board.outcome = None;
+            board.notes.begin_round();
+        }
         let now = self.shared.now();
         let started = lock(&self.shared.machine).start_round(now, plan);
         started.map_err(|e| Error::new("round", "start round", e))?;
@@ -239,10 +244,16 @@ impl Server {
         }
     }
 
-    /// A client's process has ended for good: rounds no longer wait for it.
-    pub fn forget(&self, client: &str) {
+    /// Clients that were here and are not connected: name, why the link ended, and whether it left for good.
+    pub fn departed(&self) -> Vec<(String, String, bool)> {
+        let machine = lock(&self.shared.machine);
+        machine.departed().map(|(name, reason, gone)| (name.into(), reason.into(), gone)).collect()
+    }
+
+    /// A client's process has ended for good, as `why` says if it is not empty: rounds no longer wait for it.
+    pub fn forget(&self, client: &str, why: &str) {
         let now = self.shared.now();
-        lock(&self.shared.machine).forget(now, client);
+        lock(&self.shared.machine).forget(now, client, why);
         self.shared.wake.notify_one();
     }
 
@@ -293,18 +304,21 @@ impl Shared {
     }
 
     /// One note for all links that share a reason.
-    fn note_once(&self, note: String) {
-        if !lock(&self.board).notes.contains(&note) {
-            self.note(note);
-        }
+    fn note_once(&self, note: &str) {
+        self.noted(|notes| notes.add_once(note));
     }
 
-    fn note(&self, note: String) {
-        let mut board = lock(&self.board);
-        if board.notes.len() < 1000 {
-            board.notes.push(note);
-        }
-        drop(board);
+    fn note(&self, note: &str) {
+        self.noted(|notes| notes.add(note));
+    }
+
+    /// A note on a client, or on a peer that is none yet (an empty name).
+    fn note_of(&self, client: &str, note: &str) {
+        self.noted(|notes| notes.add_of(client, note));
+    }
+
+    fn noted(&self, add: impl FnOnce(&mut Notes)) {
+        add(&mut lock(&self.board).notes);
         self.changed.notify_all();
     }
 
@@ -312,7 +326,7 @@ impl Shared {
     fn turn_away(&self, error: &thalweg_transport::Error) {
         let note = lock(&self.turned_away).note(error.kind(), &error.to_string());
         if let Some(note) = note {
-            self.note(note);
+            self.note(&note);
         }
     }
 
@@ -403,8 +417,12 @@ impl Shared {
             }
             Action::Fold { sender, weight, holes } => self.fold_staged(sender, weight, holes),
             Action::Unstage { sender } => self.staging.free(sender),
-            Action::Joined { client } => self.note(format!("{client} joined")),
-            Action::Left { client, reason } => self.note(format!("{client} left: {reason}")),
+            Action::Joined { client } => self.note_of(&client, &format!("{client} joined")),
+            Action::Note { client, what } => self.note_of(&client, &format!("{client}: {what}")),
+            Action::Left { client, reason } => {
+                let reason = reason.strip_prefix("left: ").unwrap_or(&reason);
+                self.note_of(&client, &format!("{client} left: {reason}"));
+            }
             Action::Ended(outcome) => self.end_round(outcome),
         }
     }
@@ -480,7 +498,7 @@ impl Shared {
         let at = |instant: Instant| instant.saturating_duration_since(self.started);
         // Trying again would not help anybody: a model that fits no message never will.
         if let Some(error) = report.as_ref().err().filter(|e| e.kind() == ErrorKind::Unsupported) {
-            self.note(error.to_string());
+            self.note(&error.to_string());
             lock(&self.machine).finish(self.now(), &error.to_string());
             return self.wake();
         }
@@ -658,7 +676,7 @@ async fn accept(shared: Arc<Shared>) {
                     drop(permit);
                 });
             }
-            Err(error) => return shared.note(format!("no further client can connect: {error}")),
+            Err(error) => return shared.note(&format!("no further client can connect: {error}")),
         }
     }
 }
@@ -667,7 +685,7 @@ async fn welcome(shared: &Arc<Shared>, pending: Pending) {
     match pending.await {
         Ok(link) => {
             if let Err(error) = shared.attach(link) {
-                shared.note(error.to_string());
+                shared.note(&error.to_string());
             }
         }
         Err(error) => shared.turn_away(&error),
@@ -682,7 +700,7 @@ async fn read(shared: Arc<Shared>, id: LinkId, link: Arc<dyn Link>, ordered: boo
         move |why| {
             lock(&shared.machine).held(shared.now(), id);
             if let Some(why) = why {
-                shared.note_once(format!("the broker takes no messages at the moment: {why}"));
+                shared.note_once(&format!("the broker takes no messages at the moment: {why}"));
             }
         }
     });

@@ -1,11 +1,14 @@
 //! Control messages: everything two peers say to each other besides chunks.
 //!
-//! Small, reliable, in order within a connection. `config` and `metrics` are JSON objects, opaque to the
-//! core and bounded by [`crate::MAX_CONTROL`].
+//! Small, reliable, in order within a connection. `config` and `metrics` are JSON objects, opaque to the core. The
+//! former is bounded by [`crate::MAX_CONTROL`], the latter by [`MAX_METRICS`]. Reasons are one plain line once decoded,
+//! whatever the peer wrote ([`text::plain`]).
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
+pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON};
+
+use crate::{text, Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
 pub const VERSIONS: (u16, u16) = (5, 5);
@@ -13,8 +16,6 @@ pub const VERSIONS: (u16, u16) = (5, 5);
 pub const MAX_HOLES: usize = 4096;
 /// Most separate holes a [`Hello`] names, so that it has no more than [`crate::MAX_HELLO`] bytes.
 pub const HELLO_HOLES: usize = 128;
-/// Longest name of a client, in bytes.
-pub const MAX_NAME: usize = 128;
 
 /// A number drawn anew for each connection, so that no proof can be replayed.
 pub type Nonce = [u8; 32];
@@ -35,6 +36,7 @@ pub enum Control {
         /// Why.
         code: Refusal,
         /// Cause and mend, for a person.
+        #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
     /// Server: a round begins; the chunks of the global model follow, then [`Control::End`].
@@ -79,7 +81,7 @@ pub enum Control {
         samples: u64,
         /// Its layout.
         layout: LayoutHash,
-        /// JSON object of the client's metrics.
+        /// JSON object of the client's metrics, at most [`MAX_METRICS`] bytes.
         metrics: String,
     },
     /// Server: send these ranges of the offered update now.
@@ -99,6 +101,7 @@ pub enum Control {
         /// The round.
         round: u32,
         /// Why, for a person.
+        #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
     /// Server: the round is over; whatever belongs to it is late.
@@ -123,6 +126,7 @@ pub enum Control {
     /// Server: the job is done. Client: it leaves for good.
     Bye {
         /// Why, for a person.
+        #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
 }
@@ -359,6 +363,29 @@ mod tests {
             }
             bytes.push(0);
             assert!(Control::decode(&bytes).is_err());
+        }
+    }
+
+    #[test]
+    fn reasons_are_one_plain_line_once_decoded() {
+        let evil = |text: &str| text.repeat(2000);
+        for said in [evil("\x1b[2J"), evil("\r\nforged line"), evil("\u{202e}x")] {
+            let (code, round) = (Refusal::Protocol, 1);
+            for message in [
+                Control::Refused { code, reason: said.clone() },
+                Control::Rejected { round, reason: said.clone() },
+                Control::Bye { reason: said.clone() },
+            ] {
+                let told = match Control::decode(&message.encode().unwrap()) {
+                    Ok(
+                        Control::Refused { reason, .. }
+                        | Control::Rejected { reason, .. }
+                        | Control::Bye { reason },
+                    ) => reason,
+                    other => panic!("{other:?}"),
+                };
+                assert!(told.len() <= MAX_REASON && text::is_plain(&told), "{told}");
+            }
         }
     }
 

@@ -11,6 +11,7 @@ mod frame;
 mod layout;
 mod ranges;
 mod spread;
+pub mod text;
 mod tolerance;
 
 pub use dtype::Dtype;

@@ -1,6 +1,7 @@
 //! Who is let in, under which number, and where a client that came back goes on.
 
-use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome, MAX_NAME, VERSIONS};
+use thalweg_wire::control::{Control, Hello, Holding, Refusal, Welcome, VERSIONS};
+use thalweg_wire::text::check_name;
 use thalweg_wire::Ranges;
 
 use super::{Action, Duty, LinkId, Member, Server};
@@ -37,9 +38,7 @@ impl Server {
                 format!("session version {} is not within {low}..={high}; use one release", hello.version);
             return Err((Refusal::Version, reason));
         }
-        if hello.name.is_empty() || hello.name.len() > MAX_NAME {
-            return Err((Refusal::Protocol, format!("a client's name must have 1 to {MAX_NAME} bytes")));
-        }
+        check_name(&hello.name).map_err(|why| (Refusal::Protocol, why))?;
         let nonce = self.links.get(&link).map_or([0; 32], |l| l.nonce);
         self.admission.admit(link, &nonce, hello).map_err(|why| (Refusal::Authentication, why))?;
         if let Some(reason) = &self.finished {
@@ -79,13 +78,15 @@ impl Server {
                 member.instance = hello.instance;
                 member.link = Some(link);
                 member.gone = false;
+                member.parting = None;
             }
             return (sender, same);
         }
         let sender = self.members.keys().next_back().map_or(1, |s| s + 1);
         let (name, instance) = (hello.name.clone(), hello.instance);
         let (link, duty) = (Some(link), Duty::Idle);
-        self.members.insert(sender, Member { name, instance, link, duty, gone: false, verdict: None });
+        let (gone, verdict, parting, told) = (false, None, None, false);
+        self.members.insert(sender, Member { name, instance, link, duty, gone, verdict, parting, told });
         (sender, false)
     }
 

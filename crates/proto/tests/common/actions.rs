@@ -54,6 +54,7 @@ impl World {
             }
             Action::Unstage { sender } => drop(self.server.staged.remove(&sender)),
             Action::Joined { client } => self.server.log.push(format!("+{client}")),
+            Action::Note { client, what } => self.server.log.push(format!("{client}: {what}")),
             Action::Left { client, reason } => self.server.log.push(format!("-{client}: {reason}")),
             Action::Ended(outcome) => self.server.ended(*outcome),
         }

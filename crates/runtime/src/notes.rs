@@ -1,0 +1,108 @@
+//! What happened at a server, in words for its log: one plain line each, and so many of each peer.
+
+use std::collections::HashMap;
+
+use thalweg_wire::text::{plain, MAX_NAME, MAX_REASON};
+
+/// Most lines that wait to be taken; what comes then is counted.
+const WAITING: usize = 1000;
+/// Most lines of one client in a round, and of all peers together that are no clients yet.
+const EACH: usize = 32;
+/// Longest line in bytes: a name, a reason, and a few words.
+const LONGEST: usize = MAX_NAME + MAX_REASON + 128;
+
+/// Lines that wait to be taken.
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    lines: Vec<String>,
+    left_out: usize,
+    /// How many lines of each client there were in this round.
+    said: HashMap<String, usize>,
+}
+
+impl Notes {
+    /// A round begins: everybody may be heard of again.
+    pub fn begin_round(&mut self) {
+        self.said.clear();
+    }
+
+    /// A fact of the server itself.
+    pub fn add(&mut self, text: &str) {
+        if self.lines.len() < WAITING {
+            self.lines.push(plain(text, LONGEST));
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    /// A fact of the server itself that is not said twice while it waits.
+    pub fn add_once(&mut self, text: &str) {
+        if !self.lines.contains(&plain(text, LONGEST)) {
+            self.add(text);
+        }
+    }
+
+    /// Something that `client` did, or, if that is empty, a peer that is none yet.
+    pub fn add_of(&mut self, client: &str, text: &str) {
+        let said = self.said.entry(client.to_owned()).or_default();
+        *said += 1;
+        match *said {
+            ..EACH => self.add(text),
+            EACH => {
+                self.add(text);
+                let who = if client.is_empty() { "peers that are no clients" } else { client };
+                self.add(&format!("more of {who} is left out until the next round"));
+            }
+            _ => {}
+        }
+    }
+
+    /// All lines that wait.
+    pub fn take(&mut self) -> Vec<String> {
+        if self.left_out > 0 {
+            self.lines.push(format!("{} more lines were left out", self.left_out));
+            self.left_out = 0;
+        }
+        std::mem::take(&mut self.lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_says_much_leaves_room_for_others() {
+        let mut notes = Notes::default();
+        (0..10_000).for_each(|n| notes.add_of("loud", &format!("loud joined {n}")));
+        (0..10_000).for_each(|n| notes.add_of("", &format!("a peer was turned away {n}")));
+        notes.add_of("quiet", "quiet joined");
+        let taken = notes.take();
+        assert_eq!(taken.len(), 2 * (EACH + 1) + 1);
+        assert_eq!(taken.last().map(String::as_str), Some("quiet joined"));
+        notes.add_of("loud", "again");
+        assert!(notes.take().is_empty(), "taking lines gives no new ones");
+        notes.begin_round();
+        notes.add_of("loud", "in the next round");
+        assert_eq!(notes.take(), ["in the next round"]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_counted() {
+        let mut notes = Notes::default();
+        (0..WAITING + 5).for_each(|n| notes.add(&n.to_string()));
+        assert_eq!(notes.take().last().map(String::as_str), Some("5 more lines were left out"));
+        assert!(notes.take().is_empty());
+    }
+
+    #[test]
+    fn a_line_is_plain_and_not_long() {
+        let mut notes = Notes::default();
+        notes.add(&"\x1b[2J\n".repeat(10_000));
+        notes.add_once("a\nb");
+        notes.add_once("a\nb");
+        let taken = notes.take();
+        assert!(taken[0].len() <= LONGEST && !taken[0].contains(['\x1b', '\n']));
+        assert_eq!(taken[1..], ["a b"]);
+    }
+}

@@ -1,0 +1,85 @@
+//! A client that speaks the protocol and means harm by its words: name, farewell, and how often it says them.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{layout, server, LIMIT};
+use serde_json::json;
+use thalweg_runtime::{transport_for, Layers, Server};
+use thalweg_transport::{Address, Link, Options};
+use thalweg_wire::control::{Control, Hello, Holding, MAX_REASON, VERSIONS};
+use thalweg_wire::text::is_plain;
+
+fn hello(name: &str) -> Control {
+    let (name, holding) = (name.into(), Holding::Nothing);
+    let (nonce, proof, layout) = ([9; 32], None, None);
+    Control::Hello(Hello { version: VERSIONS.1, name, instance: 1, nonce, proof, layout, holding, clock: 0 })
+}
+
+async fn say(url: &str, messages: &[Control]) -> Arc<dyn Link> {
+    let (address, options) = (Address::parse(url).unwrap(), Options::default());
+    let transport = transport_for(&address, &options, &Layers::default(), 0).unwrap();
+    let link = transport.connect(&address, &options).await.unwrap();
+    for message in messages {
+        // A server that has had enough closes the link before all is said.
+        let _ = link.send_control(message.encode().unwrap().into()).await;
+    }
+    link
+}
+
+/// Waits until a line of the server's log is as wanted; returns all until then.
+fn notes_until(server: &Server, wanted: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut seen: Vec<String> = Vec::new();
+    server.wait(usize::MAX, Some(LIMIT), || {
+        seen.extend(server.notes());
+        !seen.iter().any(|line| wanted(line))
+    });
+    assert!(seen.iter().any(|line| wanted(line)), "{seen:?}");
+    seen
+}
+
+fn tokio() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+#[test]
+fn a_farewell_of_escapes_and_lines_is_one_plain_line() {
+    let (server, _) = server(&layout(100), "tcp://127.0.0.1:0", json!({ "expected": 2 }));
+    let reason = "\x1b[2J\r\n2026-01-01T00:00:00 admin: all is well\u{202e}".repeat(10_000);
+    let runtime = tokio();
+    let _link = runtime.block_on(say(&server.address(), &[hello("evil"), Control::Bye { reason }]));
+    let seen = notes_until(&server, |line| line.starts_with("evil left"));
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert!(seen.iter().all(|line| is_plain(line) && line.len() < MAX_REASON + 64), "{seen:?}");
+    let (name, why, gone) = server.departed().remove(0);
+    assert!(name == "evil" && gone && is_plain(&why), "{why}");
+}
+
+#[test]
+fn a_name_that_is_not_plain_gets_no_line_at_all() {
+    let (server, _) = server(&layout(100), "tcp://127.0.0.1:0", json!({ "expected": 2 }));
+    let runtime = tokio();
+    let _evil = runtime.block_on(say(&server.address(), &[hello("a\n2026-01-01 b joined\x1b[2J")]));
+    let _good = runtime.block_on(say(&server.address(), &[hello("good")]));
+    let seen = notes_until(&server, |line| line == "good joined");
+    assert_eq!(seen, ["good joined"]);
+    assert_eq!(server.clients(), ["good"]);
+}
+
+#[test]
+fn one_that_comes_and_goes_all_the_time_does_not_fill_the_log() {
+    let (server, _) = server(&layout(100), "tcp://127.0.0.1:0", json!({ "expected": 2 }));
+    let runtime = tokio();
+    let mut seen = Vec::new();
+    for _ in 0..100 {
+        let again = [hello("loud"), Control::Bye { reason: "so long".into() }];
+        runtime.block_on(say(&server.address(), &again));
+        seen.extend(server.notes());
+    }
+    let _quiet = runtime.block_on(say(&server.address(), &[hello("quiet")]));
+    seen.extend(notes_until(&server, |line| line == "quiet joined"));
+    let loud = seen.iter().filter(|line| line.contains("loud")).count();
+    assert!((2..40).contains(&loud), "{loud} lines");
+}
