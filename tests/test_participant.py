@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from thalweg import _core
+from thalweg.errors import MetricsError
 from thalweg.participant import take_part
 
 
@@ -68,12 +69,13 @@ def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
         {"round": 1, "samples": 10, "status": "accepted"},
         {"round": 2, "samples": 20, "status": "late"},
     ]
-    _, _, metrics = script.sent[0]
-    assert metrics["loss"] == 0.5
-    assert metrics["train_seconds"] >= 0
-    assert metrics["congestion_control"] == "cubic"
-    assert metrics["peak_rss_bytes"] > 1 << 20
-    assert metrics["cpu_seconds"] > 0
+    _, _, sent = script.sent[0]
+    assert sent["metrics"] == {"loss": 0.5}
+    usage = sent["usage"]
+    assert usage["train_seconds"] >= 0
+    assert usage["congestion_control"] == "cubic"
+    assert usage["peak_rss_bytes"] > 1 << 20
+    assert usage["cpu_seconds"] > 0
 
 
 def test_a_refused_update_is_told_and_does_not_end_the_job() -> None:
@@ -81,6 +83,12 @@ def test_a_refused_update_is_told_and_does_not_end_the_job() -> None:
     _, rounds = play([refusal("rejected"), "accepted"], notes)
     assert [entry["status"] for entry in rounds] == ["rejected", "accepted"]
     assert any("NaN" in note for note in notes)
+
+
+def test_what_is_no_metric_ends_it_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Party, "train", lambda _, config: (1, {"loss": [1, 2]}))
+    with pytest.raises(MetricsError, match="it is a list"):
+        play(["accepted"], [])
 
 
 def test_any_other_error_ends_it() -> None:

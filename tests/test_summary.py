@@ -15,7 +15,7 @@ from thalweg.bound import Bound
 from thalweg.host import Result
 from thalweg.plan import Plan
 from thalweg.progress import Bars, Lines, missing_words, round_line
-from thalweg.summary import network_line, summary
+from thalweg.summary import SHOWN, network_line, summary
 
 
 def rendered(bound: Bound) -> str:
@@ -75,6 +75,14 @@ def test_the_table_says_how_links_were_emulated() -> None:
     console = Console(file=io.StringIO(), width=140)
     console.print(summary([round_entry(1)], Bound("links"), said))
     assert "network: emulated at message level" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_only_the_last_rounds_are_in_the_table() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary(map(round_entry, range(1, SHOWN + 51)), Bound("none")))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) < SHOWN + 10
+    assert any("the 50 rounds before these are in the record" in line for line in lines)
 
 
 def test_without_a_bound_there_is_no_share() -> None:

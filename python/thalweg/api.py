@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg import _core, apps
 from thalweg.apps import name_of
+from thalweg.attendance import Attendance
 from thalweg.binding import bind
 from thalweg.choosing import Choice
 from thalweg.errors import PlanError
+from thalweg.metrics import Intake
 from thalweg.watching import Watch
 
 if TYPE_CHECKING:
@@ -63,6 +65,12 @@ class Round:
     def participants(self) -> list[str]:
         """Names of the clients whose whole update is in the mean."""
         return [part["client"] for part in self.outcome["participants"] if part["state"] == "whole"]
+
+    @property
+    def absent(self) -> dict[str, str]:
+        """Clients that take part in this round and are not in the mean, each with why."""
+        parts = self.outcome["participants"]
+        return {part["client"]: part["reason"] for part in parts if part["state"] not in ("whole", "partial")}
 
 
 class Server:
@@ -116,6 +124,7 @@ class Server:
         self.model, self.arena = self._bound.model, self._bound.arena
         options = links.server_options(plan, links.server_trust(plan, listen))
         self._core = _core.Server(self.arena.core, listen, json.dumps(options))
+        self._intake, self._attendance = Intake(), Attendance()
         self._test: Any = None
         self._recording: Recording | None = None
         if record is not None or resume is not None:
@@ -126,7 +135,9 @@ class Server:
         from thalweg.recording import Recording
 
         try:
-            return Recording(plan, self.arena.core, listen, self.address, app=self.app, resume=resume)
+            return Recording(
+                plan, self.arena.core, listen, self.address, app=self.app, resume=resume, attendance=self._attendance
+            )
         except BaseException:
             self._core.close("the server has failed")
             raise
@@ -163,8 +174,10 @@ class Server:
         number = self.number + 1
         told = {"round": number, "clients": self.clients, "names": names, "seed": self._seed}
         text = json.dumps(told | dict(config or {}))
-        outcome: Mapping[str, Any] = json.loads(self._core.round(number, text, None))
+        outcome, notes = self._intake.outcome(self._core.round(number, text, None))
         self.number = number
+        self._tell([*self._core.notes(), *notes])
+        self._attendance.add(outcome["participants"])
         self._bound.restore("the round")
         started = time.perf_counter()
         data = self._test_data() if data is None else data
@@ -172,6 +185,13 @@ class Server:
         if self._recording is not None:
             self._recording.keep(outcome, metrics, time.perf_counter() - started if metrics else None)
         return Round(int(outcome["round"]), metrics, outcome)
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        """Log what happened, and keep it in the record's log."""
+        for note in notes:
+            _log.info("%s", note)
+            if self._recording is not None:
+                self._recording.record.log(note)
 
     def expect(self, rounds: int) -> None:
         """Keep in the record that so many rounds more are planned."""
@@ -187,6 +207,14 @@ class Server:
         """Return what the app says of the global model on ``data``. Raises ModelError, and what the app raises."""
         work: Callable[[Any], Metrics] = lambda model: dict(self.app.evaluate(model, data))  # type: ignore[attr-defined]  # noqa: E731
         return self._watch.evaluate(work)
+
+    def absent(self) -> dict[str, str]:
+        """Return who missed a round or has left for good, each with why; while the server runs.
+
+        An exception that a client's training raised is named by type and text.
+        """
+        self._attendance.departed(json.loads(self._core.departed()))
+        return {one.client: one.reason or "" for one in self._attendance.absences()}
 
     def close(self, reason: str = "the job is over") -> None:
         """Tell every client that the job is over, stop, and complete the record. Idempotent. Raises RecordError."""
@@ -239,8 +267,10 @@ class Client:
     def run(self) -> list[dict[str, Any]]:
         """Take part until the job is done; return ``{"round", "samples", "status"}`` of each round.
 
-        Raises CoreError if the server is gone for good or does not let the client in, and what training raises.
+        Raises CoreError if the server is gone for good or does not let the client in, and what training raises; the
+        server then hears its type and its text.
         """
+        from thalweg.farewell import farewell
         from thalweg.participant import take_part
         from thalweg.parties import AppClient
 
@@ -251,10 +281,8 @@ class Client:
             data = self.data if self.data is not None else apps.client_data(self.app, apps.part_of(self.name, config))
             return AppClient(self.app, self._bound, data, note=note)
 
-        try:
+        with farewell(self._core, "the client ends"):
             return take_part(self._core, make, lambda _note: None)
-        finally:
-            self.close()
 
     def close(self, reason: str = "the client ends") -> None:
         """Leave for good. Idempotent."""

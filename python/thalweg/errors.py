@@ -35,6 +35,10 @@ class AppError(ThalwegError):
     """The code of an app of one's own raised an exception, which is this one's ``__cause__``."""
 
 
+class MetricsError(ThalwegError):
+    """An app reports something that is no metric: a tensor, a list, a long text."""
+
+
 class LinkError(ThalwegError):
     """A peer cannot be reached, was refused, or went away."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from thalweg import system
-from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
+from thalweg.errors import DataError, MetricsError, ModelError, PlanError, ThalwegError
 
 USER: Final = 2
 FAILED: Final = 1
@@ -32,13 +32,17 @@ def explain(error: Exception) -> tuple[str, str]:
         return error.cause, error.mend
     if isinstance(error, system.ERRORS):
         return system.explain(error)
+    kind = getattr(error, "kind", "")
     cause, _, mend = str(error).rpartition("; ")
-    if cause:
+    # Why a round fails is said by clients, who could write a mend of their own.
+    if cause and kind != "round":
         return cause, mend
-    return str(error), _MENDS.get(getattr(error, "kind", ""), "See `thalweg doctor` for what this machine can do")
+    return str(error), _MENDS.get(kind, "See `thalweg doctor` for what this machine can do")
 
 
 def exit_code(error: Exception) -> int:
     """Return 2 for what the user can mend in a plan or an argument, 1 for a job that cannot go on."""
-    by_user = isinstance(error, (PlanError, DataError, ModelError)) or getattr(error, "kind", "") in _USER_KINDS
+    by_user = (
+        isinstance(error, (PlanError, DataError, ModelError, MetricsError)) or getattr(error, "kind", "") in _USER_KINDS
+    )
     return USER if by_user else FAILED

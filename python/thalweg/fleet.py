@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 from thalweg import _core, machine
 from thalweg.errors import RoundError
+from thalweg.farewell import farewell, reason
 from thalweg.grace import within
 from thalweg.participant import take_part
 from thalweg.parties import maker_of
@@ -154,7 +155,8 @@ class Fleet:
         with process.stdout as stream:
             member.report = _parse(stream.read())
         code = process.wait()
-        self._ended(member, None if code == 0 else _how(code))
+        said = member.report.get("error", {}).get("cause")
+        self._ended(member, None if code == 0 else said or _how(code))
 
     def _thread(self, name: str, order: Mapping[str, Any]) -> Member:
         member = Member(name, threading.Thread(target=lambda: self._take_part(member, order), daemon=True))
@@ -170,10 +172,10 @@ class Fleet:
             maker = maker_of(order, note)
             maker.prepare(order["config"])
             client = _core.Client(order["url"], member.name, json.dumps(order["options"]), None)
-            take_part(client, maker, note)
-            client.close("the client is done")
+            with farewell(client, "the client is done"):
+                take_part(client, maker, note)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to; the run is told
-            failure = str(error)
+            failure = reason(error)
             self._note(member.name, failure)
         self._ended(member, failure)
 
@@ -184,7 +186,8 @@ class Fleet:
 
     def _note(self, name: str, text: str) -> None:
         with self._log.open("a") as log:
-            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())} {name}: {text}\n")
+            line = _core.plain_text(text, 4096)
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())} {name}: {line}\n")
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:

@@ -6,13 +6,15 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, apps, links, registry
+from thalweg.attendance import Absence, Attendance, sentences
 from thalweg.bound import Bound, bound_of
 from thalweg.errors import RecordError
+from thalweg.metrics import Intake
 from thalweg.parties import ServerParty, bytes_of, round_config, server_party
 from thalweg.plan import check_transport
 from thalweg.progress import round_line
@@ -41,11 +43,15 @@ SHOWN: Final = (
 
 @dataclass(frozen=True)
 class Result:
-    """What a job came to. ``peaks``: each client's peak memory in bytes; None where it cannot be told apart."""
+    """What a job came to. ``peaks``: each client's peak memory in bytes; None where it cannot be told apart.
+
+    Rounds are not kept here: there may be thousands, and the record has them.
+    """
 
     plan: Plan
-    record: Path
-    entries: Sequence[Mapping[str, Any]]
+    record: RunRecord
+    absent: Sequence[Absence]
+    rounds: int
     parameters: int
     update_bytes: int
     server_peak: int | None
@@ -63,11 +69,12 @@ class Result:
             "clients": self.plan.job.clients,
             "parameters": self.parameters,
             "update_bytes": self.update_bytes,
-            "rounds": [{key: entry[key] for key in SHOWN} for entry in self.entries],
+            "rounds": [{key: entry[key] for key in SHOWN} for entry in self.record.rounds()],
+            "absent": [vars(one) for one in self.absent],
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
             "emulation": self.emulation,
             "emulation_reason": self.emulation_reason,
-            "record": str(self.record),
+            "record": str(self.record.path),
         }
 
 
@@ -83,13 +90,13 @@ class Host:
     bound: Bound
     first: int
     session: Session | None = None
+    intake: Intake = field(default_factory=Intake)
+    attendance: Attendance = field(default_factory=Attendance)
 
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise."""
         while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
-            for note in self.server.notes():
-                self.record.log(note)
-                self.progress.note(note)
+            self._tell(self.server.notes())
             look()
 
     def serve(self, names: Callable[[], Sequence[str]]) -> None:
@@ -103,11 +110,15 @@ class Host:
         for number in range(self.first, self.plan.job.rounds + 1):
             self.progress.begin(number, self.plan.job.rounds)
             outcome = self._round(number, names())
+            self.attendance.add(outcome["participants"])
             started = time.perf_counter()
             evaluation = self.party.evaluate()
             done = entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
             self._keep(done)
             self.progress.end(done)
+        self.attendance.departed(json.loads(self.server.departed()))
+        for line in sentences(self.attendance.absences(), self.attendance.rounds):
+            self.record.log(line)
 
     def connected(self) -> list[str]:
         """Return the names of the clients that are connected, in order."""
@@ -117,11 +128,17 @@ class Host:
     def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
         config = json.dumps(round_config(self.plan, number, names))
         try:
-            outcome: dict[str, Any] = json.loads(self.server.round(number, config, self._observe))
+            outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
         finally:
-            for note in self.server.notes():
-                self.record.log(note)
+            self._tell(self.server.notes())
+        self._tell(notes)
         return outcome
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        """Put what happened into the log, and before whoever watches."""
+        for note in notes:
+            self.record.log(note)
+            self.progress.note(note)
 
     def _observe(self, state: str) -> None:
         """Show how a round goes on, and end it if its network has failed."""
@@ -140,8 +157,9 @@ class Host:
         """Return what the job came to."""
         return Result(
             plan=self.plan,
-            record=self.record.path,
-            entries=self.record.entries,
+            record=self.record,
+            absent=self.attendance.absences(),
+            rounds=self.attendance.rounds,
             parameters=self.party.parameters,
             update_bytes=len(self.party.arena),
             server_peak=server_peak,
@@ -197,24 +215,6 @@ def hosting(
     finally:
         progress.close()
         server.close("the server ends")
-
-
-def peak_of(entries: Sequence[Mapping[str, Any]], client: str) -> int | None:
-    """Return the peak memory that a client last reported with an update, in bytes."""
-    peak = use_of(entries, client)["peak_rss_bytes"]
-    return None if peak is None else int(peak)
-
-
-def use_of(entries: Sequence[Mapping[str, Any]], client: str) -> dict[str, float | None]:
-    """Return ``cpu_seconds`` and ``peak_rss_bytes`` that a client last reported with an update."""
-    parts = [part for entry in entries for part in entry["clients"] if part["client"] == client]
-    metrics = [part["metrics"] for part in parts if isinstance(part["metrics"], dict)]
-
-    def most(key: str) -> float | None:
-        values = [said.get(key) for said in metrics]
-        return max((value for value in values if isinstance(value, (int, float))), default=None)
-
-    return {key: most(key) for key in ("cpu_seconds", "peak_rss_bytes")}
 
 
 def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thalweg import _core, machine
+from thalweg.metrics import offered
 from thalweg.parties import PartyMaker
 
 Note = Callable[[str], None]
@@ -17,9 +18,9 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
     """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
 
     ``status`` is accepted, late, rejected or done. A refused update is told to ``note`` and does not end the job.
-    To the party's metrics are added ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and
-    ``congestion_control``. Raises CoreError if the server does not let the client in or is gone for good, and
-    whatever training raises.
+    With the party's metrics goes what its process used: ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and
+    ``congestion_control``. Raises CoreError if the server does not let the client in or is gone for good, MetricsError
+    for what is no metric, and whatever training raises.
     """
     client.join()
     party = None
@@ -30,14 +31,20 @@ def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[s
         party = party or make(config, client.arena)
         started = time.perf_counter()
         samples, metrics = party.train(config)
-        metrics["train_seconds"] = time.perf_counter() - started
-        metrics["peak_rss_bytes"] = machine.peak_rss_bytes()
-        metrics["cpu_seconds"] = machine.cpu_seconds()
-        metrics["congestion_control"] = client.congestion
-        status = _submit(client, number, samples, json.dumps(metrics), note)
+        text = offered(metrics, _usage(client, time.perf_counter() - started))
+        status = _submit(client, number, samples, text, note)
         rounds.append({"round": number, "samples": samples, "status": status})
         note(f"round {number}: {samples} samples, {status}")
     return rounds
+
+
+def _usage(client: _core.Client, seconds: float) -> dict[str, Any]:
+    return {
+        "train_seconds": seconds,
+        "peak_rss_bytes": machine.peak_rss_bytes(),
+        "cpu_seconds": machine.cpu_seconds(),
+        "congestion_control": client.congestion,
+    }
 
 
 def _submit(client: _core.Client, number: int, samples: int, metrics: str, note: Note) -> str:

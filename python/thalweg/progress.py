@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from thalweg import _core, terminal
 from thalweg.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SHOWN_CLIENTS: Final = 8
+# Of a line, in bytes.
+LONGEST: Final = 4096
 FINAL_PHASES: Final = ("whole", "partial", "rejected", "lost", "late")
 
 
@@ -78,7 +81,7 @@ class Lines:
     def note(self, text: str) -> None:
         # Nobody may read it any more: that is no reason to end a job.
         with suppress(OSError):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{_core.plain_text(text, LONGEST)}\n")
             sys.stderr.flush()
 
     def begin(self, number: int, rounds: int) -> None:
@@ -98,15 +101,14 @@ class Bars:
     """A bar for the round and one for each of the first clients; the rest are counted by phase."""
 
     def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
-            TextColumn("{task.fields[phase]}"),
+            TextColumn("{task.fields[phase]}", markup=False),
             TimeElapsedColumn(),
-            console=console or Console(stderr=True),
+            console=console or terminal.console(stderr=True),
             transient=True,
         )
         self._rounds = 0
@@ -114,7 +116,7 @@ class Bars:
         self._clients: dict[str, TaskID] = {}
 
     def note(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False)
+        self._bars.console.print(_core.plain_text(text, LONGEST), highlight=False, markup=False)
 
     def begin(self, number: int, rounds: int) -> None:
         self._rounds = rounds

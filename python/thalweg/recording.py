@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import _core, machine
 from thalweg.apps import name_of
 from thalweg.bound import bound_of
-from thalweg.host import use_of
 from thalweg.parties import bytes_of
 from thalweg.progress import round_line
 from thalweg.record import RunRecord, entry
 
 if TYPE_CHECKING:
+    from thalweg.attendance import Attendance
     from thalweg.plan import Plan
 
 # How many rounds there will be is not known when a record is opened to go on with.
@@ -26,11 +26,19 @@ class Recording:
     """A record that grows by a round at a time, with the global model of the last as its checkpoint."""
 
     def __init__(
-        self, plan: Plan, arena: _core.Arena, url: str, address: str, *, app: Any, resume: Path | None
+        self,
+        plan: Plan,
+        arena: _core.Arena,
+        url: str,
+        address: str,
+        *,
+        app: Any,
+        resume: Path | None,
+        attendance: Attendance,
     ) -> None:
         """Make a record in the folder that the plan says, or go on with ``resume``, whose model goes into the arena.
 
-        Raises RecordError.
+        ``attendance`` is told by others of each round. Raises RecordError.
         """
         layout = arena.layout.tensors
         self.done = 0
@@ -52,7 +60,7 @@ class Recording:
             except BaseException:
                 self.record.close()
                 raise
-        self._arena, self._cpu = arena, machine.cpu_seconds()
+        self._arena, self._attendance, self._cpu = arena, attendance, machine.cpu_seconds()
         self._open = True
         self.expect(self.done + 1)
 
@@ -79,8 +87,7 @@ class Recording:
         if reason is not None:
             self.record.log(reason)
         own = {"cpu_seconds": machine.cpu_seconds() - self._cpu, "peak_rss_bytes": machine.peak_rss_bytes()}
-        names = sorted({part["client"] for row in self.record.entries for part in row["clients"]})
-        used = [("server", own), *((name, use_of(self.record.entries, name)) for name in names)]
+        used = [("server", own), *((name, self._attendance.use_of(name)) for name in self._attendance.names())]
         self.record.table("parties", [{"party": name, **row} for name, row in used])
         self.record.finish(status)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import _core, apps, links, machine, pki, seats
 from thalweg.errors import PlanError
-from thalweg.host import Result, hosting, peak_of, use_of
+from thalweg.farewell import farewell
+from thalweg.host import Result, hosting
 from thalweg.participant import take_part
 from thalweg.parties import Described
 from thalweg.roster import Roster
@@ -52,9 +53,9 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         peak = machine.peak_rss_bytes()
         names = roster.names
         own = {"cpu_seconds": machine.cpu_seconds() - cpu, "peak_rss_bytes": peak}
-        parties = [("server", own), *((name, use_of(host.record.entries, name)) for name in names)]
+        parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
         host.record.table("parties", [{"party": name, **used} for name, used in parties])
-    return host.result(peak, [peak_of(host.record.entries, name) for name in names])
+    return host.result(peak, [host.attendance.peak_of(name) for name in names])
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,8 @@ def join_job(
         arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed)
         client = _core.Client(url, name, json.dumps(options), arena)
         note(f"{name}: joining {url}")
-        try:
+        with farewell(client, "the client ends"):
             rounds = take_part(client, seats.sharing(maker, seat, threads, note), note)
-        finally:
-            client.close("the client ends")
     return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
 
 

@@ -10,7 +10,7 @@ from thalweg import _core, grace, links, machine, registry
 from thalweg.brokers.attached import Attached, attached
 from thalweg.errors import RecordError
 from thalweg.fleet import END_SECONDS, Fleet, Orders, client_threads
-from thalweg.host import Host, Result, hosting, peak_of, use_of
+from thalweg.host import Host, Result, hosting
 from thalweg.lab.session import Session, session
 from thalweg.parties import round_config
 from thalweg.plan import check_transport
@@ -65,7 +65,7 @@ def _end(host: Host, fleet: Fleet, network: Session, post: Attached, *, in_proce
     host.server.close("the job is over")
     # Nobody hears that the job is over on a network that has failed.
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
-    reports = {name: use_of(host.record.entries, name) for name in network.names if not in_process} | fleet.reports()
+    reports = {name: host.attendance.use_of(name) for name in network.names if not in_process} | fleet.reports()
     try:
         host.record.note(**post.facts())
         network.finish(host.record, reports | post.reports())
@@ -97,7 +97,7 @@ def _dealt(plan: Plan, names: list[str]) -> dict[str, str | None]:
 def _lost(host: Host, name: str, why: str) -> None:
     host.progress.note(f"{name} is gone: {why}")
     with suppress(_core.CoreError, RecordError):  # the job may be ending at this moment
-        host.server.forget(name)
+        host.server.forget(name, why)
         host.record.log(f"{name} is gone: {why}")
 
 
@@ -106,4 +106,4 @@ def _peaks(host: Host, fleet: Fleet, names: list[str]) -> list[int | None] | Non
     said = fleet.peaks()
     if said is None:
         return None
-    return [own or peak_of(host.record.entries, name) for own, name in zip(said, names, strict=True)]
+    return [own or host.attendance.peak_of(name) for own, name in zip(said, names, strict=True)]

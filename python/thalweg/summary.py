@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import terminal
+from thalweg.attendance import sentences
 from thalweg.progress import missing_words
 from thalweg.units import format_bytes, format_rate, format_seconds
 
@@ -21,18 +23,29 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
+# Rows of the table at the end; a line for each of the rounds before was shown when it ended.
+SHOWN: Final = 100
+
+
 def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
-    """Return a row a round; goodput is the updates' bytes by the communication's seconds.
+    """Return a row a round, for the last rounds; goodput is the updates' bytes by the communication's seconds.
 
     Where no round has an accuracy, as with many apps of one's own, the loss stands in its column.
     """
-    entries = list(entries)
-    by_loss = all(entry["accuracy"] is None for entry in entries) and any(e["loss"] is not None for e in entries)
-    caption = f"bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
+    rows: deque[list[str]] = deque(maxlen=SHOWN)
+    count = 0
+    known = {"accuracy": False, "loss": False}
+    for entry in entries:
+        rows.append(_cells(entry, bound))
+        known = {key: there or entry[key] is not None for key, there in known.items()}
+        count += 1
+    by_loss = known["loss"] and not known["accuracy"]
+    earlier = f"the {count - SHOWN} rounds before these are in the record\n" if count > SHOWN else ""
+    caption = f"{earlier}bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
     columns = ("loss" if by_loss and column == "accuracy" else column for column in COLUMNS)
     table = terminal.table(*columns, right=True, caption=caption)
-    for entry in entries:
-        table.add_row(*_cells(entry, bound))
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -82,5 +95,7 @@ def network_line(result: Result) -> str | None:
 def show(result: Result) -> None:
     """Print the table and where the record is."""
     console = terminal.console()
-    console.print(summary(result.entries, result.bound, network_line(result)))
-    console.print(f"record: {result.record}", markup=False, soft_wrap=True)
+    console.print(summary(result.record.rounds(), result.bound, network_line(result)))
+    for line in sentences(result.absent, result.rounds):
+        console.print(line, soft_wrap=True)
+    console.print(f"record: {result.record.path}", soft_wrap=True)

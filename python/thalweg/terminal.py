@@ -16,11 +16,15 @@ BAR: Final = 40
 _EIGHTHS: Final = "█▉▊▋▌▍▎▏"
 
 
-def console() -> Console:
-    """Return standard output, as wide as the terminal, or wide enough for tables where it is none."""
+def console(*, stderr: bool = False) -> Console:
+    """Return standard output or error, as wide as the terminal, or wide enough for tables where it is none.
+
+    Nothing that is shown is markup: a client may be named ``[red]``, and a reason may have a link.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(width=None if terminal else WIDTH, highlight=False, markup=False, emoji=False, stderr=stderr)
 
 
 def table(*headings: str, right: bool = False, caption: str | None = None) -> Table:

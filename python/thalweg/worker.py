@@ -1,8 +1,9 @@
 """A client process of ``thalweg run``: ``python -m thalweg.worker``.
 
 It reads one JSON object from standard input, so that no secret stands on a command line, and ends with one on
-standard output: ``{"rounds", "peak_rss_bytes", "cpu_seconds"}`` or ``{"error": {"cause", "mend"}}``. It never outlives
-its parent. ``place`` in the order says which network namespace and which cgroup it goes to before anything else.
+standard output: ``{"peak_rss_bytes", "cpu_seconds"}``, and ``{"error": {"cause", "mend"}}`` if it failed. It never
+outlives its parent. ``place`` in the order says which network namespace and which cgroup it goes to before anything
+else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from typing import Any, Final
 
 from thalweg import machine
@@ -36,13 +38,13 @@ def main() -> int:
 
 def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
     from thalweg import _core, seats
+    from thalweg.farewell import farewell, reason
     from thalweg.participant import take_part
     from thalweg.parties import maker_of
 
     name = spec["name"]
     # It keeps to its own number of threads; clients that choose theirs see that it is there.
     seat = None if spec["threads"] is None else seats.Seat()
-    client = None
     try:
         if spec.get("place"):
             _settle(spec["place"])
@@ -53,14 +55,17 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
         maker = maker_of(spec, note)
         maker.prepare(spec["config"])
         client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
-        return {"rounds": take_part(client, maker, note)}, 0
+        with farewell(client, "the client is done"):
+            take_part(client, maker, note)
+        return {}, 0
     except (ThalwegError, _core.CoreError) as error:
         cause, mend = explain(error)
         _log(name, f"{cause}; {mend}")
         return {"error": {"cause": cause, "mend": mend}}, 1
+    except Exception as error:  # noqa: BLE001 - the run is told; where it was raised stands in the log
+        traceback.print_exc()
+        return {"error": {"cause": reason(error), "mend": "See the record's log.txt for where it was raised"}}, 1
     finally:
-        if client is not None:
-            client.close("the client is done")
         if seat is not None:
             seat.close()
 
@@ -85,7 +90,9 @@ def die_with(parent: int) -> None:
 
 def _log(name: str, text: str) -> None:
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
-    sys.stderr.write(f"{stamp} {name}: {text}\n")
+    from thalweg import _core
+
+    sys.stderr.write(f"{stamp} {name}: {_core.plain_text(text, 4096)}\n")
 
 
 if __name__ == "__main__":

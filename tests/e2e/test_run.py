@@ -38,8 +38,8 @@ def test_a_payload_is_moved_and_not_trained(result: Run, tmp_path: Path) -> None
         "update_bytes": 2 << 20,
     }
     assert set(done) == {
-        "transport", "model", "clients", "parameters", "update_bytes", "rounds", "peak_rss_bytes", "emulation",
-        "emulation_reason", "record",
+        "transport", "model", "clients", "parameters", "update_bytes", "rounds", "absent", "peak_rss_bytes",
+        "emulation", "emulation_reason", "record",
     }  # fmt: skip
     assert [entry["round"] for entry in done["rounds"]] == [1, 2]
     for entry in done["rounds"]:
@@ -171,6 +171,9 @@ def test_a_client_that_is_killed_is_left_behind(start: Start, tmp_path: Path) ->
     assert (last["participants"], last["expected"], last["complete"]) == (2, 3, False)
     assert len(done["peak_rss_bytes"]["clients"]) == 3
     record = Record(tmp_path / done["record"])
+    (absent,) = done["absent"]
+    assert (absent["client"], absent["left"]) == ("client-2", True)
+    assert absent["counted"] < 4
     assert {part["client"] for part in record.entries[-1]["clients"] if part["state"] == "whole"} == {
         "client-1",
         "client-3",

@@ -44,9 +44,10 @@ def outcome(number: int) -> dict[str, Any]:
         "bytes_down": 800,
         "bytes_up": 500,
         "participants": [
-            {"client": "a", "state": "whole", "samples": 10, "metrics": {"train_seconds": 2.0}, "coverage": 1.0,
-             "reason": None},
-            {"client": "b", "state": "lost", "samples": 0, "metrics": {}, "coverage": 0.0, "reason": "it went away"},
+            {"client": "a", "state": "whole", "samples": 10, "metrics": {}, "coverage": 1.0,
+             "usage": {"train_seconds": 2.0}, "reason": None},
+            {"client": "b", "state": "lost", "samples": 0, "metrics": {}, "usage": {}, "coverage": 0.0,
+             "reason": "it went away"},
         ],
         "transfers": [
             transfer(number, "a", "down", 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,23 @@ def test_a_whole_run(record: RunRecord, plan: Plan) -> None:
     assert again.manifest["transport"] == {"address": "tcp://127.0.0.1:1"}
     assert "all is well" in record.log_path.read_text()
     assert record.path.name.split("-")[2:4] == ["vgg5", "tcp"]
+
+
+def test_a_loss_that_is_not_a_number_stays_one(record: RunRecord) -> None:
+    record.append(entry(outcome(1), {"accuracy": 0.1, "loss": float("nan")}, 0.25))
+    line = (record.path / "journal.jsonl").read_text()
+    assert json.loads(line, parse_constant=lambda _: pytest.fail("no strict JSON"))["loss"] == "NaN"
+    assert math.isnan(next(Record(record.path).rounds())["loss"])
+    record.finish("complete")
+    assert math.isnan(read_table(record.path, "rounds")[0]["loss"])
+    (path,) = export(Record(record.path), "json")
+    json.loads(path.read_text(), parse_constant=lambda _: pytest.fail("no strict JSON"))
+
+
+def test_a_line_of_the_log_is_one_line(record: RunRecord) -> None:
+    record.log("a left: x\r\n2026-01-01T00:00:00 b joined \x1b[2J")
+    (line,) = record.log_path.read_text().splitlines()
+    assert "\x1b" not in line
 
 
 def test_the_manifest_says_what_numbers_depend_on(record: RunRecord) -> None:
@@ -186,8 +204,8 @@ def test_a_transfer_has_the_congestion_control_of_who_sent_it() -> None:
         "complete": True,
         "congestion_control": "bbr",
         "participants": [
-            {"client": "a", "state": "whole", "metrics": {"congestion_control": "cubic"}},
-            {"client": "b", "state": "whole", "metrics": {"congestion_control": 7}},
+            {"client": "a", "state": "whole", "usage": {"congestion_control": "cubic"}},
+            {"client": "b", "state": "whole", "usage": {}},
         ],
         "transfers": [{"client": c, "direction": d} for c in "abc" for d in ("down", "up")],
     }

@@ -65,7 +65,8 @@ def round_entry(number: int, names: Sequence[str], train: float | None) -> dict[
     begin = 10.0 * number
     parts = [
         {"client": name, "state": "whole", "samples": 100, "coverage": 1.0, "reason": None,
-         "metrics": {"peak_rss_bytes": 50_000_000, **({} if train is None else {"train_seconds": train})}}
+         "metrics": {},
+         "usage": {"peak_rss_bytes": 50_000_000, **({} if train is None else {"train_seconds": train})}}
         for name in names
     ]  # fmt: skip
     outcome = {

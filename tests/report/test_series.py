@@ -39,7 +39,7 @@ def test_a_payload_is_not_trained(bare: Path) -> None:
 
 def test_a_transfer_that_broke_off_is_drawn_as_far_as_it_came(tmp_path: Path) -> None:
     path = make(tmp_path / "r", rounds=1)
-    content = rows("transfers", [round_entry(1, ["client-1"], None)])
+    content = list(rows("transfers", [round_entry(1, ["client-1"], None)]))
     content[1] |= {"complete": False, "receive_end": None}
     content.append({**content[1], "direction": "up", "send_start": None, "send_end": None, "receive_start": None})
     write_table(path, "transfers", [content])

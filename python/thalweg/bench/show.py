@@ -55,14 +55,13 @@ class Bar:
     """A bar for the bench below the lines."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._bar = Progress(
             BarColumn(bar_width=30),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            console=terminal.console(stderr=True),
             transient=True,
         )
         self._task = self._bar.add_task("", total=None)

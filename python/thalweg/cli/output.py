@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import sys
@@ -11,6 +10,8 @@ from contextlib import contextmanager, redirect_stdout
 from typing import Annotated, Any, TypeAlias
 
 import typer
+
+from thalweg import strict_json
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Emit: TypeAlias = Callable[[Any], None]
@@ -40,7 +41,7 @@ def output(*, as_json: bool) -> Iterator[Emit]:
 
 def print_document(value: Any) -> None:
     """Print one JSON document on standard output."""
-    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.write(strict_json.dumps(value) + "\n")
     sys.stdout.flush()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 import pickle
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from thalweg import strict_json
 from thalweg.errors import PlanError, RecordError
 from thalweg.record import samples
 from thalweg.record.folder import Record
@@ -70,10 +71,10 @@ def _json(record: Record, output: Path | None) -> list[Path]:
     content = {
         "manifest": record.manifest,
         "plan": record.plan.model_dump(),
-        **_tables(record),
+        **{name: list(content) for name, content in _tables(record).items()},
     }
     path = output or record.path / "record.json"
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(strict_json.dumps(content, indent=2) + "\n")
     return [path]
 
 
@@ -83,15 +84,16 @@ def _pickle(record: Record, output: Path | None) -> list[Path]:
     Accuracy is in percent. Retransmissions, which FedComm section III.C step 8 promises and its code leaves out,
     are the senders' sum in each round, or None where nobody counts them.
     """
-    entries = record.entries
-    content: dict[str, list[Any]] = {
-        "training_time": [_or(entry.get("fedcomm_seconds"), entry["seconds"]) for entry in entries],
-        "test_acc_record": [_percent(entry["accuracy"]) for entry in entries],
-        "communication_time": [
-            _or(entry["fedcomm_communication_seconds"], entry["communication_seconds"]) for entry in entries
-        ],
-        "retransmissions": [_retransmissions(entry) for entry in entries],
+    columns: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+        "training_time": lambda entry: _or(entry.get("fedcomm_seconds"), entry["seconds"]),
+        "test_acc_record": lambda entry: _percent(entry["accuracy"]),
+        "communication_time": lambda e: _or(e["fedcomm_communication_seconds"], e["communication_seconds"]),
+        "retransmissions": _retransmissions,
     }
+    content: dict[str, list[Any]] = {name: [] for name in columns}
+    for entry in record.rounds():
+        for name, column in columns.items():
+            content[name].append(column(entry))
     path = output or record.path / "fedcomm.pkl"
     with path.open("wb") as stream:
         pickle.dump(content, stream, protocol=4)
@@ -104,7 +106,7 @@ def _or(value: float | None, other: float | None) -> float | None:
 
 def _parquet(record: Record, output: Path | None) -> list[Path]:
     folder = _folder(record, output)
-    write_parquet(folder, record.entries)
+    write_parquet(folder, record.rounds())
     for name in _written(record):
         if folder != record.path:
             shutil.copy(record.path / f"{name}.parquet", folder)
@@ -119,12 +121,12 @@ def _written(record: Record) -> list[str]:
     return [name for name in names if name != samples.NAME or not (record.path / samples.FILE).exists()]
 
 
-def _tables(record: Record) -> dict[str, list[dict[str, Any]]]:
-    """Return all tables that there are."""
-    found = {name: rows(name, record.entries) for name in JOURNALED}
+def _tables(record: Record) -> dict[str, Iterable[dict[str, Any]]]:
+    """Return the rows of all tables that there are; those of the journal are read from it as one goes."""
+    found: dict[str, Iterable[dict[str, Any]]] = {name: rows(name, record.rounds()) for name in JOURNALED}
     found |= {name: read_table(record.path, name) for name in _written(record)}
     if (record.path / samples.FILE).exists():
-        found[samples.NAME] = [row for batch in samples.batches(record.path) for row in batch]
+        found[samples.NAME] = chain.from_iterable(samples.batches(record.path))
     return found
 
 

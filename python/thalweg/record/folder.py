@@ -22,12 +22,12 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import machine
+from thalweg import _core, machine
 from thalweg.errors import RecordError
 from thalweg.grace import is_hurried
 from thalweg.plan import Plan
@@ -44,6 +44,8 @@ MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"
 LOG: Final = "log.txt"
 CHECKPOINT: Final = "checkpoint.safetensors"
+# Of the log, in bytes: what went wrong may name many clients.
+LONGEST_LINE: Final = 16_384
 
 
 class Record:
@@ -65,10 +67,14 @@ class Record:
             raise RecordError(f"cannot read {self.path / MANIFEST}: {error}", "Restore it from a copy") from error
         return manifest
 
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """Yield the rounds so far, as ``tables.entry`` makes them, one in memory at a time."""
+        return map(tables.restored, read(self.path / JOURNAL))
+
     @property
     def entries(self) -> list[dict[str, Any]]:
-        """The rounds so far, as ``tables.entry`` makes them."""
-        return read(self.path / JOURNAL)
+        """The rounds so far, all at once: a run of thousands takes tens of megabytes."""
+        return list(self.rounds())
 
     @property
     def checkpoint_round(self) -> int | None:
@@ -133,18 +139,13 @@ class RunRecord(Record):
         return record
 
     @property
-    def entries(self) -> list[dict[str, Any]]:
-        """The rounds so far."""
-        return self._journal.entries
-
-    @property
     def log_path(self) -> Path:
         """The log; client processes append to it as well."""
         return self.path / LOG
 
     def log(self, text: str) -> None:
-        """Append a line with the time to the log. One that cannot be written is left out."""
-        self._log.write(text)
+        """Append a line with the time to the log; one that cannot be written is left out."""
+        self._log.write(_core.plain_text(text, LONGEST_LINE))
 
     def replan(self, plan: Plan) -> None:
         """Keep another plan of the same experiment, as with more rounds. Raises RecordError."""
@@ -203,7 +204,7 @@ class RunRecord(Record):
             self.close()
 
     def _write_tables(self) -> None:
-        tables.write_parquet(self.path, self.entries)
+        tables.write_parquet(self.path, self.rounds())
         for name, rows in self._written.items():
             tables.write_table(self.path, name, [rows])
         queues.finish(self.path)

@@ -1,40 +1,46 @@
-"""One line of JSON a round, on disk before the next round begins. A crash loses at most the round under way."""
+"""One line of JSON a round, on disk before the next round begins. A crash loses at most the round under way.
+
+No entry stays in memory: who wants them reads them again.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from thalweg import strict_json
 from thalweg.errors import RecordError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the entries. A last line cut short by a crash is left out. Raises RecordError for anything else odd."""
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the entries, one in memory at a time; none if there is no journal.
+
+    A last line cut short by a crash is left out. Raises RecordError for anything else odd.
+    """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as stream:
+            yield from (entry for entry, _ in _parse(path, stream))
     except FileNotFoundError:
-        return []
+        return
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}", "Correct its permissions") from error
-    return [entry for entry, _ in _parse(path, content)]
 
 
-def _parse(path: Path, content: bytes) -> list[tuple[dict[str, Any], int]]:
-    """Return the entries of whole lines, each with the byte behind it."""
-    parsed = []
+def _parse(path: Path, stream: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the entries of whole lines, each with the byte behind it."""
     end = 0
-    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(keepends=True), 1):
-        end += len(line)
-        parsed.append((_entry(path, number, line), end))
-    return parsed
+    for number, line in enumerate(stream, 1):
+        if line.endswith(b"\n"):
+            end += len(line)
+            yield _entry(path, number, line), end
 
 
 def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:
@@ -64,14 +70,15 @@ class Journal:
         except OSError as error:
             self._file.close()
             raise RecordError(f"another process writes {path}", "Wait for that run to end, or end it") from error
-        kept = [(entry, end) for entry, end in _parse(path, path.read_bytes()) if entry["round"] <= keep]
-        self.entries = [entry for entry, _ in kept]
-        self._end = kept[-1][1] if kept else 0
+        self._end = 0
+        with path.open("rb") as stream:
+            for entry, end in _parse(path, stream):
+                self._end = end if entry["round"] <= keep else self._end
         self._file.truncate(self._end)
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write an entry through to the disk. Raises RecordError if that fails; earlier entries stay readable."""
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        line = strict_json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         try:
             write_all(self._file, line)
             os.fsync(self._file.fileno())
@@ -82,7 +89,6 @@ class Journal:
                 f"Make room, then: thalweg run --resume {self.path.parent}",
             ) from error
         self._end += len(line)
-        self.entries.append(dict(entry))
 
     def close(self) -> None:
         """Give the journal free."""

@@ -11,7 +11,7 @@ from thalweg.errors import RecordError
 
 NAME: Final = "queues"
 FILE: Final = "queues.jsonl"
-BATCH: Final = 50_000
+BATCH: Final = 2_000
 
 
 def append(folder: Path, samples: Iterable[Mapping[str, Any]], shift: float) -> None:

@@ -6,11 +6,16 @@ one ends that had an emulated network.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from thalweg import strict_json
+from thalweg.metrics import checked_usage, evaluated
+from thalweg.record.columns import array_of
+from thalweg.strict_json import number
 
 Entry: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = dict[str, Any]
@@ -86,7 +91,8 @@ PARTICIPANTS: Final = (
     Column("coverage", "float64", "fraction of its update that came and is in the mean, 0 to 1"),
     Column("reason", "string", "why it is not whole"),
     Column("train_seconds", "float64", "that it trained"),
-    Column("metrics", "string", "JSON object of what it reported"),
+    Column("metrics", "string", "JSON object of what its app reported; NaN, Infinity and -Infinity are strings"),
+    Column("usage", "string", "JSON object of what its process used: train_seconds, cpu_seconds, peak_rss_bytes, ..."),
 )
 PARTIES: Final = (
     Column("party", "string", "server, or name of the client"),
@@ -143,20 +149,26 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "links": LINKS,
     "queues": QUEUES,
 }
+# Rows of a table that are in memory at a time: a row group of the file.
+GROUP: Final = 2_000
 # Those that follow from the journal, whenever one wants them.
 JOURNALED: Final = ("rounds", "transfers", "losses", "participants")
 
 
 def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_seconds: float | None) -> Row:
-    """Return the journal's entry of a round from the core's outcome and the global model's evaluation."""
-    compute = [m["train_seconds"] for m in map(metrics_of, outcome["participants"]) if "train_seconds" in m]
+    """Return the journal's entry of a round from the core's outcome and the global model's evaluation.
+
+    Raises MetricsError if ``accuracy`` or ``loss`` is no number.
+    """
+    compute = [used["train_seconds"] for used in map(usage_of, outcome["participants"]) if "train_seconds" in used]
     mean = fmean(compute) if compute else None
     window = _fedcomm_seconds(outcome)
     counted = [part for part in outcome["participants"] if part["state"] in ("whole", "partial")]
+    figures = evaluated(evaluation)
     return {
         "round": outcome["round"],
-        "accuracy": evaluation.get("accuracy"),
-        "loss": evaluation.get("loss"),
+        "accuracy": figures.get("accuracy"),
+        "loss": figures.get("loss"),
         "seconds": outcome["seconds"],
         "communication_seconds": outcome["communication_seconds"],
         "compute_seconds": mean,
@@ -192,40 +204,77 @@ def _congestion(transfer: Mapping[str, Any], outcome: Mapping[str, Any]) -> str 
     if transfer["direction"] == "down":
         own: str | None = outcome.get("congestion_control")
         return own
-    said = (metrics_of(part) for part in outcome["participants"] if part["client"] == transfer["client"])
-    reported = next((metrics.get("congestion_control") for metrics in said), None)
-    return reported if isinstance(reported, str) else None
+    said = (usage_of(part) for part in outcome["participants"] if part["client"] == transfer["client"])
+    return next((usage.get("congestion_control") for usage in said), None)
 
 
-def metrics_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a participant's metrics, which cross the wire as JSON text and may be anything a client likes."""
-    metrics = participant.get("metrics")
-    return metrics if isinstance(metrics, dict) else {}
+def usage_of(participant: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a participant's process used; in records of before there was ``usage`` it is among the metrics."""
+    if "usage" in participant:
+        usage: Mapping[str, Any] = participant["usage"]
+        return usage
+    return checked_usage(participant.get("metrics"))[0]
 
 
-def rows(table: str, entries: Iterable[Entry]) -> list[Row]:
-    """Return the rows of a table that follows from the journal, every column present."""
+def restored(entry: Row) -> Row:
+    """Return a journal's entry with the numbers that are words in JSON, which are those that are not finite."""
+    for column in ROUNDS:
+        if column.type == "float64" and column.name in entry:
+            entry[column.name] = number(entry[column.name])
+    return entry
+
+
+def rows(table: str, entries: Iterable[Entry]) -> Iterator[Row]:
+    """Yield the rows of a table that follows from the journal, every column present."""
     make = _MAKERS[table]
-    return [{column.name: row.get(column.name) for column in TABLES[table]} for e in entries for row in make(e)]
+    for entry in entries:
+        for row in make(entry):
+            yield {column.name: row.get(column.name) for column in TABLES[table]}
 
 
 def write_parquet(folder: Path, entries: Iterable[Entry]) -> None:
-    """Write the tables that follow from the journal to ``folder``. Raises OSError."""
-    entries = list(entries)
-    for name in JOURNALED:
-        write_table(folder, name, [rows(name, entries)])
+    """Write the tables that follow from the journal to ``folder``, in one pass over it. Raises OSError.
+
+    Memory does not grow with the number of entries.
+    """
+    with ExitStack() as stack:
+        writers = {name: stack.enter_context(_writing(folder, name)) for name in JOURNALED}
+        for entry in entries:
+            for name, write in writers.items():
+                write(rows(name, [entry]))
 
 
-def write_table(folder: Path, name: str, batches: Iterable[Sequence[Row]]) -> None:
+def write_table(folder: Path, name: str, batches: Iterable[Iterable[Row]]) -> None:
     """Write a table to ``folder``, batch by batch; it appears whole or not at all. Raises OSError."""
+    with _writing(folder, name) as write:
+        for batch in batches:
+            write(batch)
+
+
+@contextmanager
+def _writing(folder: Path, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
+    """Give a function that adds rows to a table, of which few wait in memory at a time."""
     import pyarrow.parquet
 
-    part = folder / f".{name}.parquet.part"
-    columns = schema(name)
+    part, columns = folder / f".{name}.parquet.part", schema(name)
+    waiting: list[Row] = []
+
+    def flush() -> None:
+        made = [array_of([row.get(one.name) for row in waiting], one.type) for one in TABLES[name]]
+        writer.write_table(pyarrow.Table.from_arrays(made, schema=columns))
+        waiting.clear()
+
+    def write(more: Iterable[Row]) -> None:
+        for row in more:
+            waiting.append(row)
+            if len(waiting) == GROUP:
+                flush()
+
     try:
         with pyarrow.parquet.ParquetWriter(part, columns) as writer:
-            for batch in batches:
-                writer.write_table(pyarrow.Table.from_pylist(list(batch), schema=columns))
+            yield write
+            if waiting:
+                flush()
         part.replace(folder / f"{name}.parquet")
     finally:
         part.unlink(missing_ok=True)
@@ -272,15 +321,16 @@ def _participants(entry: Entry) -> list[Row]:
         {
             **part,
             "round": entry["round"],
-            "train_seconds": metrics_of(part).get("train_seconds"),
-            "metrics": _json(metrics_of(part)),
+            "train_seconds": usage_of(part).get("train_seconds"),
+            "metrics": _json(part["metrics"]),
+            "usage": _json(usage_of(part)),
         }
         for part in entry["clients"]
     ]
 
 
 def _json(value: object) -> str | None:
-    return None if value is None else json.dumps(value, sort_keys=True)
+    return None if value is None else strict_json.dumps(value, sort_keys=True)
 
 
 _MAKERS: Final[Mapping[str, Callable[[Entry], list[Row]]]] = {

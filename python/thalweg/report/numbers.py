@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import links
 from thalweg.bound import Bound
+from thalweg.metrics import checked_usage
 from thalweg.plan.network import LinkSection
 from thalweg.report.source import Row, Run, json_object
 from thalweg.report.text import phrase
@@ -205,8 +206,9 @@ def parties(run: Run) -> list[dict[str, Any]]:
         return [{**row, "stress": json_object(row["stress"]) or None} for row in run.parties]
     peaks: dict[str, int] = {}
     for part in run.participants:
-        peak = json_object(part["metrics"]).get("peak_rss_bytes")
-        if isinstance(peak, int) and not isinstance(peak, bool):
+        # A record of before there was usage has it among the metrics.
+        peak = checked_usage(json_object(part["usage"] or part["metrics"]))[0].get("peak_rss_bytes")
+        if peak is not None:
             peaks[part["client"]] = max(peak, peaks.get(part["client"], 0))
     return [{"party": name, "peak_rss_bytes": peak} for name, peak in sorted(peaks.items())]
 

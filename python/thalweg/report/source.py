@@ -139,9 +139,8 @@ def _journaled(record: Record, manifest: Mapping[str, Any], name: str) -> Any:
         return _parquet(path, name, f"Make it anew: thalweg export {record.path} --format parquet")
     import pyarrow
 
-    entries = record.entries
     try:
-        return pyarrow.Table.from_pylist(rows(name, entries), schema=schema(name))
+        return pyarrow.Table.from_pylist(list(rows(name, record.rounds())), schema=schema(name))
     except (pyarrow.ArrowException, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise RecordError(
             f"the journal of {record.path} is damaged: its {name} cannot be read ({type(error).__name__}: {error})",

@@ -1,0 +1,95 @@
+"""Who took part, who did not and why, and what clients' processes used. Its memory does not grow with rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+COUNTED: Final = ("whole", "partial")
+USED: Final = ("cpu_seconds", "peak_rss_bytes")
+# Most clients that are named at the end; the others are counted.
+NAMED: Final = 10
+
+
+@dataclass
+class _Client:
+    counted: int = 0
+    missed: int = 0
+    reason: str | None = None
+    left: bool = False
+    used: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A client that is not in every mean it was asked for.
+
+    ``counted`` is in how many means it is, ``reason`` why not in the last one that it missed, ``left`` whether it has
+    left for good.
+    """
+
+    client: str
+    counted: int
+    reason: str | None
+    left: bool
+
+
+class Attendance:
+    """Hears of every round."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._clients: dict[str, _Client] = {}
+
+    def add(self, participants: Iterable[Mapping[str, Any]]) -> None:
+        """Count a round, from its outcome's participants."""
+        self.rounds += 1
+        for part in participants:
+            client = self._of(part["client"])
+            if part["state"] in COUNTED:
+                client.counted += 1
+            else:
+                client.missed += 1
+                client.reason = part["reason"]
+            for key in USED:
+                if key in part["usage"]:
+                    client.used[key] = max(part["usage"][key], client.used.get(key, 0))
+
+    def departed(self, clients: Iterable[tuple[str, str, bool]]) -> None:
+        """Take who is not connected any more, as the core says: name, why, and whether it left for good."""
+        for name, reason, left in clients:
+            client = self._of(name)
+            client.reason, client.left = reason, left
+
+    def names(self) -> list[str]:
+        """Return all clients there were, in order."""
+        return sorted(self._clients)
+
+    def use_of(self, client: str) -> dict[str, float | None]:
+        """Return ``cpu_seconds`` and ``peak_rss_bytes`` that a client last reported with an update."""
+        used = self._clients[client].used if client in self._clients else {}
+        return {key: used.get(key) for key in USED}
+
+    def peak_of(self, client: str) -> int | None:
+        """Return the peak memory that a client last reported with an update, in bytes."""
+        peak = self.use_of(client)["peak_rss_bytes"]
+        return None if peak is None else int(peak)
+
+    def absences(self) -> list[Absence]:
+        """Return who missed a round or left for good, by name."""
+        return [
+            Absence(name, client.counted, client.reason, client.left)
+            for name, client in sorted(self._clients.items())
+            if client.missed or client.left
+        ]
+
+    def _of(self, name: str) -> _Client:
+        return self._clients.setdefault(name, _Client())
+
+
+def sentences(absences: Iterable[Absence], rounds: int) -> list[str]:
+    """Return a line for each client that is not in every mean; after so many only how many more there are."""
+    lines = [f"{one.client} is in {one.counted} of {rounds} means: {one.reason or 'not known why'}" for one in absences]
+    more = len(lines) - NAMED
+    return lines if more <= 0 else [*lines[:NAMED], f"and {more} more; see participants in the record"]
