@@ -25,10 +25,10 @@ fn with_lobby(factory: &Factory, guests: usize) -> Factory {
 }
 
 /// Sends what the other end is not to take, and says how receiving ends there.
-async fn refused(pair: &Pair, sink: &Recorder, send: impl Future<Output = ()>) {
+async fn refused(server: &Arc<dyn Link>, sink: &Recorder, send: impl Future<Output = ()>) {
     let received = async {
-        let outcome = pair.server.receive(sink).await;
-        pair.server.close().await; // and with it the sender, should it still wait
+        let outcome = server.receive(sink).await;
+        server.close().await; // and with it the sender, should it still wait
         outcome
     };
     let ((), came) = tokio::join!(send, received);
@@ -48,11 +48,14 @@ pub async fn a_guest_may_say_who_it_is(factory: &Factory) {
 
 /// "more breaks it".
 pub async fn a_guest_may_say_no_more(factory: &Factory) {
+    let factory = with_lobby(factory, FEW);
+    let Pair { listener, client, server } = factory.pair().await;
+    say(&client, &server, "hello").await;
     for length in [MAX_HELLO as usize + 1, MAX_CONTROL as usize] {
-        let pair = with_lobby(factory, FEW).pair().await;
+        let (client, server) = link(&factory, &*listener).await;
         let sink = Recorder::new(0);
-        let send = async { drop(pair.client.send_control(vec![7; length].into()).await) };
-        refused(&pair, &sink, send).await;
+        let send = async { drop(client.send_control(vec![7; length].into()).await) };
+        refused(&server, &sink, send).await;
     }
 }
 
@@ -66,7 +69,7 @@ pub async fn a_guest_sends_no_chunks(factory: &Factory) {
         let _ = pair.client.send_update(&update).await;
         let _ = pair.client.send_control(Bytes::from_static(b"after")).await;
     };
-    refused(&pair, &sink, send).await;
+    refused(&pair.server, &sink, send).await;
     let seen = sink.seen();
     assert!(seen.placed.is_empty() && seen.refused == 0 && seen.begun == 0, "{seen:?}");
 }
