@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
-use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Peer, Result, Setting};
+use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Origin, Peer, Result, Setting};
 
 /// A protocol: opens carriers.
 #[async_trait]
@@ -136,6 +136,14 @@ pub trait Carrier: Send + Sync {
     fn held(&self) -> Option<String> {
         None
     }
+
+    /// Who answers for a member that is not admitted: its address, if the protocol tells it.
+    fn origin(&self, _member: MemberId) -> Origin {
+        Origin::Unknown
+    }
+
+    /// The session has let a member in: its connections are no longer those of guests.
+    fn admit(&self, _member: MemberId) {}
 
     /// The link with a member has ended: whatever is kept for it may go.
     fn forget(&self, _member: MemberId) {}

@@ -15,7 +15,7 @@ use thalweg_transport::{ChunkRef, Error, Outgoing, Result, SendReport};
 
 use crate::envelope::{encode, Kind, Slots, Tag, MAX_SLOTS};
 use crate::intake::chunk_cost;
-use crate::listener::Office;
+use crate::listener::{Entry, Office};
 use crate::send;
 use crate::shared::{lock, words, Shared};
 use crate::{Mailbox, MemberId, Message};
@@ -33,7 +33,7 @@ const MOST_PASSED: u64 = 32 << 20;
 /// Whether to publish to the group: what is not addressed to a member crosses its link all the same. For one alone it
 /// is worth it if the post then keeps what it has not yet.
 pub(crate) fn is_worth(office: &Office, members: &[Arc<Shared>], update: &Outgoing) -> bool {
-    let many = 2 * members.len() >= lock(&office.links).len();
+    let many = 2 * members.len() >= lock(&office.links).values().filter(|entry| entry.is_member()).count();
     office.carrier.nature().group && many && (members.len() > 1 || is_to_be_kept(office, update))
 }
 
@@ -164,7 +164,8 @@ impl<'a> Sending<'a> {
     /// Whether somebody else's mailbox fills with what is not addressed to it.
     fn is_costly(&self) -> bool {
         let links = lock(&self.office.links);
-        links.values().any(|entry| entry.shared.passed.load(Ordering::Relaxed) > MOST_PASSED)
+        let passed = |entry: &Entry| entry.shared.passed.load(Ordering::Relaxed) > MOST_PASSED;
+        links.values().any(|entry| entry.is_member() && passed(entry))
     }
 
     fn fail(&mut self, error: &Error) {

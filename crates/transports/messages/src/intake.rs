@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use bytes::{Bytes, BytesMut};
-use thalweg_wire::{checksum, FrameHeader, MAX_CONTROL};
+use thalweg_wire::{checksum, FrameHeader, MAX_CONTROL, MAX_HELLO};
 use tokio::sync::mpsc;
 
 use crate::credit::Allowance;
@@ -13,6 +13,9 @@ use crate::HEAD_BYTES;
 
 /// What a control message costs beside its bytes.
 pub(crate) const CONTROL_COST: u64 = 64;
+/// Cost of control messages that a member may have under way before it is admitted, whatever its window is: twice that of
+/// the largest. Chunks may not be under way then.
+pub(crate) const GUEST_WINDOW: u64 = 2 * (MAX_HELLO as u64 + CONTROL_COST);
 
 /// What a chunk costs: its bytes and as much as its head may have, so that small ones are bounded too.
 pub(crate) fn chunk_cost(length: u64) -> u64 {
@@ -72,11 +75,18 @@ struct Came {
     control_waiting: u64,
     bulk_allowance: Allowance,
     control_allowance: Allowance,
+    /// Whether the other end may use them.
+    open: bool,
 }
 
 impl Intake {
-    /// Nothing has come yet; the group's numbers begin behind `group`.
-    pub(crate) fn new(bulk_allowance: Allowance, control_allowance: Allowance, group: u64) -> Self {
+    /// Nothing has come yet; the group's numbers begin behind `group`. The allowances, for chunks and for control messages,
+    /// are of no use before it is `open`.
+    pub(crate) fn new(
+        (bulk_allowance, control_allowance): (Allowance, Allowance),
+        group: u64,
+        open: bool,
+    ) -> Self {
         let (put, get) = mpsc::unbounded_channel();
         let came = Came {
             control: 0,
@@ -88,9 +98,15 @@ impl Intake {
             control_waiting: 0,
             bulk_allowance,
             control_allowance,
+            open,
         };
         let get = tokio::sync::Mutex::new(Inbox { items: get, part: None, ended: false });
         Self { ledger: Mutex::new(came), put, get }
+    }
+
+    /// The other end may use its windows from now on.
+    pub(crate) fn open(&self) {
+        lock(&self.ledger).open = true;
     }
 
     /// What has been granted: bytes of chunks, cost of control messages.
@@ -156,6 +172,9 @@ impl Intake {
 
     fn accept(&self, came: &mut Came, lossy: bool, header: FrameHeader, payload: Bytes) -> Verdict {
         let length = payload.len() as u64;
+        if !came.open {
+            return Verdict::Corrupt("a chunk from a peer that has not proved who it is".into());
+        }
         if length != header.length() as u64 {
             return Verdict::Corrupt(format!("{length} bytes in a chunk that says {}", header.length()));
         }
@@ -181,7 +200,8 @@ impl Intake {
         }
         came.control = number;
         came.control_waiting += Part::cost(part.bytes.len());
-        let (waiting, window) = (came.control_waiting, came.control_allowance.window());
+        let window = if came.open { came.control_allowance.window() } else { GUEST_WINDOW };
+        let waiting = came.control_waiting;
         if waiting > window {
             return Verdict::Corrupt(format!(
                 "control messages of {waiting} bytes under way; {window} were granted"
@@ -235,7 +255,9 @@ impl Came {
     /// Sets what was sent against what came: what is missing never will.
     fn reconcile(&mut self, lossy: bool, before: &Before) -> Verdict {
         if !lossy {
-            let lost = before.bulk.saturating_sub(self.bulk) + before.group.saturating_sub(self.group);
+            let (bulk, group) =
+                (before.bulk.saturating_sub(self.bulk), before.group.saturating_sub(self.group));
+            let lost = bulk.saturating_add(group);
             if lost > 0 {
                 return Verdict::Lost(format!("{lost} chunks were lost on the way"));
             }
@@ -302,5 +324,45 @@ fn verify(sum: u32, message: Bytes) -> Result<Bytes, String> {
         Ok(message)
     } else {
         Err("a control message was damaged on the way".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn intake(open: bool) -> Intake {
+        Intake::new((Allowance::new(1 << 20), Allowance::new(1 << 20)), 0, open)
+    }
+
+    fn part(bytes: usize) -> Part {
+        Part { total: bytes as u32, offset: 0, checksum: 0, bytes: vec![0; bytes].into() }
+    }
+
+    /// What another end claims to have sent may be any numbers.
+    #[test]
+    fn numbers_that_cannot_be_break_the_link_and_nothing_else() {
+        for lossy in [false, true] {
+            let intake = intake(true);
+            let before = Before { bulk: u64::MAX, group: u64::MAX, position: u64::MAX };
+            let ledger = Ledger { granted_bulk: u64::MAX, granted_control: u64::MAX, control: 0, before };
+            for _ in 0..2 {
+                let verdict = intake.ledger(lossy, &ledger);
+                assert_eq!(matches!(verdict, Verdict::Lost(_)), !lossy, "{verdict:?}");
+            }
+            assert!(matches!(intake.control(lossy, u64::MAX, &before, part(1)), Verdict::Lost(_)));
+        }
+    }
+
+    #[test]
+    fn before_it_is_open_little_may_be_under_way() {
+        let intake = intake(false);
+        let nothing = Before::default();
+        let most = MAX_HELLO as usize;
+        assert_eq!(intake.control(false, 1, &nothing, part(most)), Verdict::Fine);
+        assert_eq!(intake.control(false, 2, &nothing, part(most)), Verdict::Fine);
+        assert!(matches!(intake.control(false, 3, &nothing, part(0)), Verdict::Corrupt(_)));
+        intake.open();
+        assert_eq!(intake.control(false, 4, &nothing, part(256 << 10)), Verdict::Fine);
     }
 }

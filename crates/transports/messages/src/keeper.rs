@@ -7,7 +7,7 @@ use thalweg_transport::Result;
 use tokio::sync::Mutex;
 
 use crate::envelope::{encode, Kind};
-use crate::shared::Shared;
+use crate::shared::{words, Shared};
 use crate::Message;
 
 /// How often a handshake's messages are repeated, until there is an answer.
@@ -37,8 +37,18 @@ pub(crate) struct Greeting {
 
 /// Keeps a link until it has ended, and its farewell is said.
 pub(crate) async fn keep(shared: Arc<Shared>, greeting: Option<Greeting>) {
+    tokio::select! {
+        () = stay(&shared, greeting) => {}
+        error = shared.ends.standing.turned_out() => shared.end(&words(&error)),
+    }
+    // Where nobody listens any more, this fails or takes too long; the other end then sees it by itself.
+    let _ = tokio::time::timeout(FAREWELL, farewell(&shared)).await;
+}
+
+/// Greets, and then says how things stand, until the link has ended.
+async fn stay(shared: &Shared, greeting: Option<Greeting>) {
     if let Some(greeting) = greeting {
-        greet(&shared, &greeting).await;
+        greet(shared, &greeting).await;
     }
     while !shared.has_ended() {
         let busy = shared.nature.lossy && !(shared.bulk.is_idle() && shared.control.is_idle());
@@ -62,8 +72,6 @@ pub(crate) async fn keep(shared: Arc<Shared>, greeting: Option<Greeting>) {
             _ = shared.publish_ledger() => {}
         }
     }
-    // Where nobody listens any more, this fails or takes too long; the other end then sees it by itself.
-    let _ = tokio::time::timeout(FAREWELL, farewell(&shared)).await;
 }
 
 async fn greet(shared: &Shared, greeting: &Greeting) {

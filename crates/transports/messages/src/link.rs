@@ -71,7 +71,9 @@ impl Link for MessageLink {
         receive::receive(&self.0, sink).await
     }
 
-    fn admit(&self) {}
+    fn admit(&self) {
+        self.0.admit();
+    }
 
     fn counters(&self) -> Counters {
         self.0.counters()

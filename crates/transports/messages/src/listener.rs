@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use thalweg_transport::{
-    send_group_each, Address, Capabilities, Error, Link, Listener, Options, Outgoing, Peer, Pending, Result,
-    SendReport,
+    send_group_each, Address, Capabilities, Error, Guest, Link, Listener, Options, Outgoing, Peer, Pending,
+    Result, SendReport, Standing,
 };
-use tokio::sync::{mpsc, Mutex as AsyncMutex, Notify};
+use tokio::sync::mpsc::{self, OwnedPermit};
+use tokio::sync::{Mutex as AsyncMutex, Notify, Semaphore};
 
 use crate::envelope::{decode, encode, Kind, Tag};
 use crate::intake::chunk_cost;
@@ -22,8 +23,11 @@ use crate::shared::{lock, words, Ends, Shared};
 use crate::shelf::Kept;
 use crate::{fanout, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
 
-/// Links that wait to be accepted; a member beyond them says hello again.
-const BACKLOG: usize = 1024;
+/// Links that wait to be accepted, or for a member's first word; a member beyond them says hello again. More than a lobby
+/// has guests.
+const BACKLOG: usize = 2048;
+/// Answers at a time to those of whom there is no link; others are not answered.
+const ANSWERS: usize = 16;
 /// Members that were told of the end of a link, and are not told again.
 const TOLD: usize = 64;
 /// Bytes of chunks that a listener grants to all its members together, and the least it grants to one.
@@ -62,12 +66,30 @@ pub(crate) struct Office {
     pub moved: Arc<Notify>,
     pub kept: Arc<Mutex<Kept>>,
     told: Mutex<VecDeque<MemberId>>,
+    answers: Arc<Semaphore>,
 }
 
 pub(crate) struct Entry {
     pub shared: Arc<Shared>,
     /// The link that was given out, to know it again.
     pub link: Weak<MessageLink>,
+    /// Until its member has said a word.
+    waiting: Option<Waiting>,
+}
+
+impl Entry {
+    /// Whether its other end is admitted. Nobody else counts where it is decided how updates are sent.
+    pub(crate) fn is_member(&self) -> bool {
+        self.shared.ends.standing.is_proved()
+    }
+}
+
+/// A link whose member has only said hello.
+struct Waiting {
+    link: Arc<MessageLink>,
+    /// Its place among those that wait to be accepted.
+    place: OwnedPermit<Pending>,
+    guest: Option<Guest>,
 }
 
 struct Hub {
@@ -113,6 +135,7 @@ async fn open(post: &dyn Post, address: &Address, options: &Options) -> Result<O
         moved: Arc::default(),
         kept: Arc::default(),
         told: Mutex::default(),
+        answers: Arc::new(Semaphore::new(ANSWERS)),
     })
 }
 
@@ -165,6 +188,7 @@ impl Office {
 
     /// Tells somebody that there is no such link, once.
     fn turn_away(self: &Arc<Self>, tag: Tag, why: &'static str) {
+        let Ok(permit) = self.answers.clone().try_acquire_owned() else { return };
         let mut told = lock(&self.told);
         if told.contains(&tag.member) {
             return;
@@ -179,6 +203,7 @@ impl Office {
             let message = Message { head: &head, body: why.as_bytes(), bulk: false };
             // An error ends the carrier, which its reader sees.
             let _ = office.carrier.publish(Mailbox::Member(tag.member), message).await;
+            drop(permit);
         });
     }
 }
@@ -270,7 +295,9 @@ impl Hub {
             (Some(shared), kind) if shared.ends.tag == tag => {
                 // Before the link is given out: what its member holds is not sent to it.
                 dispatch(&shared, kind, head, letter);
-                shared.make_ready();
+                if shared.make_ready() {
+                    give_out(office, tag.member);
+                }
             }
             (None, Kind::Hello { window, key }) => self.welcome(office, tag.member, window, key, letter.wire),
             (_, Kind::Bye) => {}
@@ -293,12 +320,18 @@ impl Hub {
         if self.is_deaf() {
             return office.turn_away(Tag { instance: 0, member }, "nobody accepts links any more");
         }
-        let Ok(place) = self.backlog.try_reserve() else { return };
+        let lobby = self.options.lobby.as_ref();
+        if lobby.is_some_and(|lobby| !lobby.has_room()) {
+            return; // others are still leaving
+        }
+        let Ok(place) = self.backlog.clone().try_reserve_owned() else { return };
+        let guest = lobby.map(|lobby| lobby.enter(office.carrier.origin(member)));
         let mut links = lock(&office.links);
         let nature = office.carrier.nature();
         let capabilities = capabilities(&*self.post, &nature);
         let own = self::window(&nature, &capabilities);
-        let share = BUDGET / (links.len() as u64 + 1);
+        let members = links.values().filter(|entry| entry.is_member()).count();
+        let share = BUDGET / (members as u64 + 1);
         let least = LEAST_WINDOW.max(chunk_cost(capabilities.max_chunk.into()));
         let secret = Half::new(self.options.tls.is_some()).and_then(|half| {
             let public = half.public;
@@ -306,7 +339,7 @@ impl Hub {
         });
         let (public, binding) = match secret {
             Ok(secret) => secret,
-            Err(error) => return place.send(Box::pin(std::future::ready(Err(error)))),
+            Err(error) => return drop(place.send(Box::pin(std::future::ready(Err(error))))),
         };
         let shared = Shared::new(Ends {
             carrier: office.carrier.clone(),
@@ -319,26 +352,36 @@ impl Hub {
             group: office.certain.clone(),
             moved: office.moved.clone(),
             kept: office.kept.clone(),
+            standing: Standing::new(guest.clone()),
         });
         shared.hear(wire);
         let link = Arc::new(MessageLink(shared.clone()));
-        links.insert(member, Entry { shared: shared.clone(), link: Arc::downgrade(&link) });
+        let (known, waiting) = (Arc::downgrade(&link), Some(Waiting { link, place, guest }));
+        links.insert(member, Entry { shared: shared.clone(), link: known, waiting });
         drop(links);
         let deadline = Instant::now() + self.options.connect_timeout();
         let greeting = Greeting { group: office.group.clone(), key: public, deadline };
         tokio::spawn(self.clone().keep(office.clone(), shared, greeting));
-        place.send(Box::pin(async move {
-            link.0.until_ready("accept").await?;
-            Ok(link as Arc<dyn Link>)
-        }));
     }
 
     async fn keep(self: Arc<Self>, office: Arc<Office>, shared: Arc<Shared>, greeting: Greeting) {
         let member = shared.ends.tag.member;
-        keep(shared, Some(greeting)).await;
-        lock(&office.links).remove(&member);
+        keep(shared.clone(), Some(greeting)).await;
+        let entry = lock(&office.links).remove(&member);
+        if let Some(Waiting { place, .. }) = entry.and_then(|entry| entry.waiting) {
+            place.send(Box::pin(std::future::ready(Err(shared.fault("accept")))));
+        }
         office.carrier.forget(member);
         self.changed.notify_one();
+    }
+}
+
+/// A member has said its first word: its link may be accepted. Whoever accepts waits for nobody else.
+fn give_out(office: &Office, member: MemberId) {
+    let waiting = lock(&office.links).get_mut(&member).and_then(|entry| entry.waiting.take());
+    if let Some(Waiting { link, place, guest }) = waiting {
+        guest.iter().for_each(Guest::heard);
+        place.send(Box::pin(std::future::ready(Ok(link as Arc<dyn Link>))));
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result};
+use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result, Standing};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -46,6 +46,7 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
         group: Arc::new(AtomicU64::new(welcome.group)),
         moved: Arc::new(Notify::new()),
         kept: Arc::default(),
+        standing: Standing::new([]),
         carrier,
     });
     closing.keep();

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use thalweg_transport::{Error, ErrorKind, Result, Sink};
 use thalweg_wire::FrameHeader;
+use thalweg_wire::Kind::Control;
 
 use crate::envelope::Kind;
 use crate::intake::{Item, Part, Verdict};
-use crate::shared::{lock, Shared};
+use crate::shared::{lock, words, Shared};
 use crate::shelf::Told;
 use crate::{Letter, Mailbox};
 
@@ -85,10 +86,13 @@ pub(crate) async fn receive(shared: &Shared, sink: &dyn Sink) -> Result<Bytes> {
             }
             Item::Control(part) => {
                 let length = part.bytes.len();
-                let whole = inbox.join(part).map_err(|what| {
+                let broken = |what: String| {
                     shared.corrupt(&what);
                     shared.fault(RECEIVE)
-                })?;
+                };
+                let allowed = shared.ends.standing.check(Control, part.total as usize);
+                allowed.map_err(|error| broken(words(&error)))?;
+                let whole = inbox.join(part).map_err(broken)?;
                 if shared.intake.take_control(length) {
                     shared.tell.notify_one();
                 }

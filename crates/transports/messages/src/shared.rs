@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use thalweg_transport::{Capabilities, Counters, Error, ErrorKind, Peer, Result};
+use thalweg_transport::{Capabilities, Counters, Error, ErrorKind, Peer, Result, Standing};
 use tokio::sync::{watch, Notify};
 
 use crate::credit::{Allowance, Credit};
@@ -41,6 +41,8 @@ pub(crate) struct Ends {
     pub group: Arc<AtomicU64>,
     /// What the post keeps for who comes later, at the listener.
     pub kept: Arc<Mutex<Kept>>,
+    /// How much the other end may send.
+    pub standing: Standing,
 }
 
 /// The numbers of what this end sends to the other's own mailbox. Held while a message is published.
@@ -90,6 +92,7 @@ impl Shared {
     pub(crate) fn new(ends: Ends) -> Arc<Self> {
         let zero = AtomicU64::default;
         let first = ends.group.load(Ordering::Acquire);
+        let allowances = (Allowance::new(ends.windows.0), Allowance::new(CONTROL_WINDOW));
         Arc::new(Self {
             nature: ends.carrier.nature(),
             turn: tokio::sync::Mutex::default(),
@@ -97,7 +100,7 @@ impl Shared {
             bulk: Credit::new(ends.windows.1),
             control: Credit::new(CONTROL_WINDOW),
             position: zero(),
-            intake: Intake::new(Allowance::new(ends.windows.0), Allowance::new(CONTROL_WINDOW), first),
+            intake: Intake::new(allowances, first, ends.standing.is_proved()),
             tell: Notify::new(),
             sent: zero(),
             received: zero(),
@@ -111,6 +114,15 @@ impl Shared {
             ready: watch::Sender::new(false),
             ends,
         })
+    }
+
+    /// The other end has proved who it is.
+    pub(crate) fn admit(&self) {
+        self.ends.standing.admit();
+        self.intake.open();
+        if let Mailbox::Member(member) = self.ends.to {
+            self.ends.carrier.admit(member);
+        }
     }
 
     fn advance(&self, to: State, why: Error) {
@@ -188,9 +200,9 @@ impl Shared {
         }
     }
 
-    /// The other end knows of the link.
-    pub(crate) fn make_ready(&self) {
-        self.ready.send_if_modified(|ready| !std::mem::replace(ready, true));
+    /// The other end knows of the link. Whether that is news.
+    pub(crate) fn make_ready(&self) -> bool {
+        self.ready.send_if_modified(|ready| !std::mem::replace(ready, true))
     }
 
     pub(crate) fn is_ready(&self) -> bool {

@@ -135,6 +135,13 @@ impl Switchboard {
         }
     }
 
+    /// Bytes in the mailboxes that `of` leads to.
+    pub fn held(&self, of: Mailbox) -> u64 {
+        let held =
+            |office: &Office| office.readers(of).map(|inbox| inbox.held.load(Ordering::Relaxed)).sum::<u64>();
+        self.0.offices().values().map(held).sum()
+    }
+
     /// Most bytes that any mailbox has held.
     pub fn peak(&self) -> u64 {
         self.0.peak.load(Ordering::Relaxed)

@@ -14,15 +14,21 @@ fn factory(change: impl FnOnce(&mut Habits)) -> Factory {
 
 mod group {
     thalweg_conformance::suite!(crate::factory(|_| {}));
+    thalweg_conformance::guests!(crate::factory(|_| {}));
 }
 
 mod no_group {
     thalweg_conformance::suite!(crate::factory(|habits| habits.nature.group = false));
+    thalweg_conformance::guests!(crate::factory(|habits| habits.nature.group = false));
 }
 
 /// Each message may come twice, and nobody is told of a member's end.
 mod duplicates {
     thalweg_conformance::suite!(crate::factory(|habits| {
+        habits.duplication = 300_000;
+        habits.tells_end = false;
+    }));
+    thalweg_conformance::guests!(crate::factory(|habits| {
         habits.duplication = 300_000;
         habits.tells_end = false;
     }));
@@ -34,6 +40,10 @@ mod lossy {
         habits.loss = 50_000;
         habits.nature.lossy = true;
     }));
+    thalweg_conformance::guests!(crate::factory(|habits| {
+        habits.loss = 50_000;
+        habits.nature.lossy = true;
+    }));
 }
 
 /// Small messages and a small window: control messages have many parts.
@@ -41,9 +51,13 @@ mod small {
     thalweg_conformance::suite!(crate::factory(|habits| {
         habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
     }));
+    thalweg_conformance::guests!(crate::factory(|habits| {
+        habits.nature = thalweg_messages::Nature { max_message: 20_000, window: 100_000, ..habits.nature };
+    }));
 }
 
 /// A post that keeps what goes to the group.
 mod keeps {
     thalweg_conformance::suite!(crate::factory(|habits| habits.keeps = true));
+    thalweg_conformance::guests!(crate::factory(|habits| habits.keeps = true));
 }
