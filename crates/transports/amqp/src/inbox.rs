@@ -10,7 +10,7 @@ use lapin::message::Delivery;
 use lapin::options::BasicAckOptions;
 use lapin::{Channel, Consumer};
 use thalweg_messages::{Event, Letter, Mailbox};
-use thalweg_transport::{Address, Error, ErrorKind, Result};
+use thalweg_transport::{Address, Error, Result};
 use tokio::sync::mpsc;
 
 use crate::ending::Ending;
@@ -67,7 +67,7 @@ impl Inbox {
         }
     }
 
-    /// A message; `None` for a knock.
+    /// A message; `None` for a knock, and for one that nobody of ours has published: it is too long.
     fn take(&self, came: Option<lapin::Result<Delivery>>) -> Result<Option<Letter>> {
         let delivery = match came {
             Some(Ok(delivery)) => delivery,
@@ -84,8 +84,7 @@ impl Inbox {
             return Ok(None);
         }
         if delivery.data.len() > self.max_message {
-            let context = format!("{}: a message of {} bytes", self.place, delivery.data.len());
-            return self.end(Error::new(ErrorKind::Corrupt, RECEIVE, context));
+            return Ok(None);
         }
         let wire = wire_bytes(delivery.data.len(), delivery.exchange.as_str(), delivery.routing_key.as_str());
         let bytes = Bytes::from(delivery.data);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use thalweg_conformance::{suite, Factory};
+use thalweg_conformance::{guests, suite, Factory};
 use thalweg_transport::{Options, Value};
 
 mod common;
@@ -34,19 +34,23 @@ fn with(settings: &[(&str, Value)]) -> Factory {
 mod fanout {
     use super::*;
     suite!(with(&[]));
+    guests!(with(&[]));
 }
 
 mod topic_without_confirms {
     use super::*;
     suite!(with(&[("exchange", Value::Text("topic".into())), ("confirms", Value::Flag(false))]));
+    guests!(with(&[("exchange", Value::Text("topic".into())), ("confirms", Value::Flag(false))]));
 }
 
 mod direct_with_the_least_prefetch {
     use super::*;
     suite!(with(&[("exchange", Value::Text("direct".into())), ("prefetch", Value::Number(1))]));
+    guests!(with(&[("exchange", Value::Text("direct".into())), ("prefetch", Value::Number(1))]));
 }
 
 mod under_tls {
     use super::*;
     suite!(factory(|node| (node.secure_url(), Options { tls: Some(node.trust(None)), ..options() })));
+    guests!(factory(|node| (node.secure_url(), Options { tls: Some(node.trust(None)), ..options() })));
 }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use thalweg_messages::{Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side, SHELF_BYTES};
 use thalweg_tcp::socket::Socket;
 use thalweg_transport::{Address, Counters, Error, ErrorKind, Peer, Result};
-use tokio::sync::{mpsc, Mutex as AsyncMutex};
+use tokio::sync::{mpsc, Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
@@ -17,13 +17,14 @@ use crate::topics::{Purpose, Topics};
 
 /// After so many seconds the broker forgets the model of a server that could not clear it.
 const FORGOTTEN: u32 = 3600;
-/// Messages that wait to be taken, before nothing more is read.
+/// Messages that wait to be taken, and their bytes, before nothing more is read.
 const MAILS: usize = 1024;
+const MAIL_BYTES: u32 = 16 << 20;
 
 /// An open connection.
 pub(crate) struct MqttCarrier {
     core: Arc<Core>,
-    mails: AsyncMutex<mpsc::Receiver<Seen>>,
+    mails: AsyncMutex<mpsc::Receiver<(Seen, OwnedSemaphorePermit)>>,
     /// What came while the carrier was opened.
     early: Mutex<Early>,
 }
@@ -109,7 +110,7 @@ impl MqttCarrier {
             seen = mails.recv() => seen,
         };
         match seen {
-            Some(seen) => Ok(seen),
+            Some((seen, _room)) => Ok(seen),
             None => Err(self.core.outbox.ended("receive").await),
         }
     }
@@ -117,22 +118,28 @@ impl MqttCarrier {
 
 /// Reads until the connection ends, whether or not somebody takes what comes: the protocol's own answers do not wait
 /// for that.
-async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<Seen>) {
+async fn read(core: Arc<Core>, mut inbox: Inbox, put: mpsc::Sender<(Seen, OwnedSemaphorePermit)>) {
+    let room = Arc::new(Semaphore::new(MAIL_BYTES as usize));
     loop {
         let came = tokio::select! {
             biased;
             _ = core.outbox.ended("receive") => return,
             came = inbox.next() => came,
         };
+        let bytes = came.as_ref().map_or(0, |(_, wire)| (*wire).min(MAIL_BYTES.into()) as u32);
         let taken = came.and_then(|(incoming, wire)| core.take(incoming, wire));
         core.outbox.heard();
         match taken {
             Ok(None) => {}
             Ok(Some(seen)) => {
+                let passed_on = async {
+                    let room = room.clone().acquire_many_owned(bytes).await.ok()?; // it is never closed
+                    put.send((seen, room)).await.ok()
+                };
                 tokio::select! {
                     biased;
                     _ = core.outbox.ended("receive") => return,
-                    sent = put.send(seen) => if sent.is_err() { return },
+                    sent = passed_on => if sent.is_none() { return },
                 }
             }
             Err(error) => return core.outbox.end(&words(&error)),
@@ -155,6 +162,10 @@ impl Core {
         match incoming {
             Incoming::Publish { topic, id, qos, payload } => {
                 return Ok(self.message(&topic, id, qos, payload, wire));
+            }
+            Incoming::TooLong { id, qos } => {
+                let _ = qos == 2 && lock(&self.unreleased).insert(id);
+                drop(self.receipt(id, qos));
             }
             Incoming::Acknowledged(id, refused) => self.confirmed(id, refused)?,
             Incoming::Received(id, None) => self.outbox.send(Small::Rel(id)),
@@ -183,13 +194,17 @@ impl Core {
         }
     }
 
-    fn message(&self, topic: &[u8], id: u16, qos: u8, payload: Bytes, wire: u64) -> Option<Seen> {
+    fn receipt(&self, id: u16, qos: u8) -> Option<Receipt> {
         let answer = match qos {
             0 => None,
             1 => Some(Small::Ack(id)),
             _ => Some(Small::Rec(id)),
         };
-        let receipt = answer.map(|answer| Receipt { outbox: Arc::clone(&self.outbox), answer });
+        answer.map(|answer| Receipt { outbox: Arc::clone(&self.outbox), answer })
+    }
+
+    fn message(&self, topic: &[u8], id: u16, qos: u8, payload: Bytes, wire: u64) -> Option<Seen> {
+        let receipt = self.receipt(id, qos);
         let again = qos == 2 && !lock(&self.unreleased).insert(id);
         let purpose = self.topics.purpose(topic).filter(|_| !again)?;
         match (purpose, self.side) {

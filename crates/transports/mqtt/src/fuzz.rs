@@ -11,7 +11,7 @@ use crate::packets::{Incoming, Version};
 const MOST: usize = 4096;
 
 /// The bytes behind the first, which chooses the version, are read as packets: each takes bytes that were there, and a
-/// message no more than its packet; whatever is no packet ends it with an error.
+/// message no more than its packet; one that is too long is passed over; whatever is no packet ends it with an error.
 pub fn inbox(bytes: &[u8]) {
     let Some((choice, stream)) = bytes.split_first() else { return };
     let version = if choice & 1 == 0 { Version::V311 } else { Version::V5 };
@@ -21,8 +21,12 @@ pub fn inbox(bytes: &[u8]) {
         let next = pin!(inbox.next()).poll(&mut Context::from_waker(Waker::noop()));
         assert!(next.is_ready(), "it waits for bytes that are there");
         let Poll::Ready(Ok((incoming, wire))) = next else { return };
-        assert!((2..=MOST as u64).contains(&wire), "a packet of {wire} bytes");
         taken += wire;
+        if let Incoming::TooLong { qos, .. } = incoming {
+            assert!(wire > MOST as u64 && qos <= 2, "a packet of {wire} bytes");
+            continue; // its bytes are read with the next packet, if they come
+        }
+        assert!((2..=MOST as u64).contains(&wire), "a packet of {wire} bytes");
         assert!(taken <= stream.len() as u64, "more bytes than there are");
         if let Incoming::Publish { topic, payload, qos, .. } = incoming {
             assert!(((topic.len() + payload.len()) as u64) < wire && qos <= 2);

@@ -1,10 +1,10 @@
 //! What comes from the broker: bytes to packets, each into a buffer of its own size.
 
-use bytes::{BufMut, BytesMut};
+use bytes::{Buf, BufMut, BytesMut};
 use thalweg_transport::{Error, ErrorKind, Result};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::packets::{length, Incoming, Version};
+use crate::packets::{length, too_long, Incoming, Version};
 
 /// Bytes that are read when a packet's length is not known: what comes after its end is moved once more.
 const FIRST: usize = 512;
@@ -18,12 +18,15 @@ pub(crate) struct Inbox {
     buffer: BytesMut,
     version: Version,
     most: usize,
+    /// Bytes to come of a packet that is not kept.
+    skip: usize,
 }
 
 impl Inbox {
-    /// `most` is the bytes of the longest packet that is taken.
+    /// `most` is the bytes of the longest packet that is kept. Of a longer message from somebody else at the broker, which
+    /// a broker of version 5 does not pass on, nothing is but its head.
     pub(crate) fn new(stream: Box<dyn AsyncRead + Send + Unpin>, version: Version, most: usize) -> Self {
-        Self { stream, buffer: BytesMut::new(), version, most }
+        Self { stream, buffer: BytesMut::new(), version, most, skip: 0 }
     }
 
     /// The next packet, and the bytes it took. Dropping the future loses nothing.
@@ -33,11 +36,23 @@ impl Inbox {
                 .mend("check that a broker listens at the address, and whether it wants TLS")
         };
         loop {
+            while self.skip > 0 {
+                let skipped = self.skip.min(self.buffer.len());
+                self.buffer.advance(skipped);
+                self.skip -= skipped;
+                if self.skip > 0 {
+                    self.fill(Some(self.skip.min(READ))).await?;
+                }
+            }
             let whole = length(&self.buffer[..self.buffer.len().min(5)]).map_err(corrupt)?;
             match whole {
-                Some(whole) if whole > self.most => {
-                    return Err(corrupt(format!("a packet of {whole} bytes, of {} at most", self.most)));
-                }
+                Some(whole) if whole > self.most => match too_long(&self.buffer).map_err(corrupt)? {
+                    Some(told) => {
+                        self.skip = whole;
+                        return Ok((told, whole as u64));
+                    }
+                    None => self.fill(None).await?,
+                },
                 Some(whole) if self.buffer.len() >= whole => {
                     let packet = self.buffer.split_to(whole);
                     let read = self.version.read(packet).map_err(corrupt)?;
@@ -88,9 +103,32 @@ mod tests {
     #[tokio::test]
     async fn too_long_a_packet_is_refused_before_it_is_read() {
         let (mut far, near) = tokio::io::duplex(64);
-        tokio::io::AsyncWriteExt::write_all(&mut far, &[0x30, 0xff, 0xff, 0xff, 0x7f]).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut far, &[0x90, 0xff, 0xff, 0xff, 0x7f]).await.unwrap();
         let mut inbox = Inbox::new(Box::new(near), Version::V311, 1 << 20);
         assert_eq!(inbox.next().await.unwrap_err().kind(), ErrorKind::Corrupt);
         assert!(inbox.buffer.capacity() < 4096);
+    }
+
+    #[tokio::test]
+    async fn too_long_a_message_is_passed_over_and_costs_little() {
+        let long = vec![7; 8 << 20];
+        let bytes: Vec<u8> = [(0, 0), (1, 258), (2, 7)]
+            .iter()
+            .flat_map(|&(qos, id)| publish(Version::V311, "a/topic", (qos, id, Retain::No), b"", &long))
+            .chain(publish(Version::V311, "t", (0, 0, Retain::No), b"", b"next"))
+            .collect();
+        for cut in [1 << 10, 1 << 20] {
+            let (mut far, near) = tokio::io::duplex(cut);
+            let copy = bytes.clone();
+            tokio::spawn(async move { tokio::io::AsyncWriteExt::write_all(&mut far, &copy).await });
+            let mut inbox = Inbox::new(Box::new(near), Version::V311, 1 << 20);
+            for expected in [(0, 0), (258, 1), (7, 2)] {
+                let (Incoming::TooLong { id, qos }, _) = inbox.next().await.unwrap() else { panic!() };
+                assert_eq!((id, qos), expected);
+            }
+            let (Incoming::Publish { payload, .. }, _) = inbox.next().await.unwrap() else { panic!() };
+            assert_eq!(payload, "next");
+            assert!(inbox.buffer.capacity() <= 4 * READ, "{}", inbox.buffer.capacity());
+        }
     }
 }

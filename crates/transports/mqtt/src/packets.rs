@@ -52,6 +52,11 @@ pub(crate) enum Incoming {
         qos: u8,
         payload: Bytes,
     },
+    /// A message that is too long for anybody of ours to have published it, and was not kept.
+    TooLong {
+        id: u16,
+        qos: u8,
+    },
     /// The last step of a message of QoS 1, or why it was not taken.
     Acknowledged(u16, Option<String>),
     Received(u16, Option<String>),
@@ -76,6 +81,29 @@ pub(crate) fn length(first: &[u8]) -> Result<Option<usize>, String> {
         return Err("a length of more than four bytes".into());
     }
     Ok(None)
+}
+
+/// What a PUBLISH packet's first bytes say that is too long to be kept: its identifier and QoS. `None` if more of them
+/// are needed (section 3.3 of both standards).
+pub(crate) fn too_long(first: &[u8]) -> Result<Option<Incoming>, String> {
+    const PUBLISH: u8 = 3;
+    let Some(&kind) = first.first() else { return Ok(None) };
+    if kind >> 4 != PUBLISH {
+        return Err(format!("a packet of kind {} that is too long", kind >> 4));
+    }
+    let qos = kind >> 1 & 3;
+    if qos > 2 {
+        return Err("a message of QoS 3".into());
+    }
+    let Some(at) = first.iter().skip(1).position(|byte| byte & 0x80 == 0).map(|at| at + 2) else {
+        return Ok(None);
+    };
+    let number = |at: usize| first.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+    let Some(topic) = number(at) else { return Ok(None) };
+    if qos == 0 {
+        return Ok(Some(Incoming::TooLong { id: 0, qos }));
+    }
+    Ok(number(at + 2 + usize::from(topic)).map(|id| Incoming::TooLong { id, qos }))
 }
 
 /// Whether the broker retains a message.
