@@ -52,7 +52,7 @@ pub fn session(bytes: &[u8]) {
         rest = behind;
         let mut datagram = datagram.to_vec();
         fit(&mut datagram);
-        let _ = reader.read(&KEY, &datagram, 0);
+        let _ = reader.read(&KEY, &datagram, 0, true);
         let _ = reader.answer(0);
         let mut count = 0;
         while let Some(chunk) = reader.rebuilt() {

@@ -10,6 +10,7 @@ use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, Se
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::shared::Shared;
+use thalweg_udp::socket::Lane;
 use thalweg_wire::Tolerance;
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
@@ -28,6 +29,7 @@ const ORDERS: usize = 1;
 pub(crate) struct LtpLink {
     inner: Arc<dyn Link>,
     orders: mpsc::Sender<Order>,
+    lanes: [Arc<Lane>; 2],
     intake: Mutex<Intake<Acks>>,
     shared: Arc<Shared>,
     stats: Arc<Stats>,
@@ -38,8 +40,10 @@ pub(crate) struct LtpLink {
 impl LtpLink {
     /// Makes a link from the results of the handshake.
     pub(crate) fn new(ends: Ends, choice: Choice) -> Self {
-        let Ends { inner, outgoing, window, incoming } = ends;
-        let shared = Arc::new(Shared::new(inner.peer().address.clone()));
+        let Ends { inner, outgoing, window, incoming, standing } = ends;
+        let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
+        let lanes = [Arc::new(incoming), Arc::new(outgoing)];
+        let [incoming, outgoing] = lanes.clone();
         let stats = Arc::new(Stats::default());
         let critical = Arc::new(Critical::new(choice.critical));
         let (pass, control) = mpsc::channel(CONTROL);
@@ -50,7 +54,7 @@ impl LtpLink {
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let sending = tokio::spawn(driver.run());
         let tasks = [reading.abort_handle(), sending.abort_handle()];
-        Self { inner, orders, intake, shared, stats, critical, tasks }
+        Self { inner, orders, lanes, intake, shared, stats, critical, tasks }
     }
 }
 
@@ -91,7 +95,9 @@ impl Link for LtpLink {
     }
 
     fn admit(&self) {
+        self.shared.standing.admit();
         self.inner.admit();
+        self.lanes.iter().for_each(|lane| lane.admit());
     }
 
     fn counters(&self) -> Counters {

@@ -60,8 +60,11 @@ impl Acks {
 impl Reader for Acks {
     type Answer = Datagram;
 
-    fn read(&mut self, key: &Key, datagram: &[u8], _extra: usize) -> Option<Came> {
+    fn read(&mut self, key: &Key, datagram: &[u8], _extra: usize, proved: bool) -> Option<Came> {
         let Datagram { kind, covered, told, number } = Datagram::decode(key, datagram)?;
+        if !proved && !matches!(kind, Kind::Probe) {
+            return None;
+        }
         self.told = self.told.max(told);
         let now = self.origin.elapsed();
         let chunk = match kind {

@@ -20,6 +20,8 @@ use crate::repair::Copies;
 use crate::CHUNK;
 
 const SEND: &str = "send update";
+/// Receives of acknowledgements before something else has its turn: a peer may send them faster than they are read.
+const AT_ONCE: usize = 4;
 
 /// An update that somebody waits for. Its loan on the arena ends with the call: whoever waits takes it back.
 type Lent = Arc<Mutex<Option<Outgoing>>>;
@@ -72,7 +74,7 @@ pub(crate) struct Protection {
 
 /// One direction's sending side.
 pub(crate) struct Driver {
-    lane: Lane,
+    lane: Arc<Lane>,
     shared: Arc<Shared>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
@@ -122,7 +124,7 @@ pub(crate) async fn update(
 
 impl Driver {
     pub(crate) fn new(
-        lane: Lane,
+        lane: Arc<Lane>,
         window: u64,
         protection: Protection,
         shared: Arc<Shared>,
@@ -173,9 +175,13 @@ impl Driver {
         }
     }
 
-    /// Takes the acknowledgements that are there.
+    /// Takes acknowledgements that are there.
     fn hear(&mut self) {
-        while self.lane.receive(&mut self.reports).is_ok() {
+        self.reports.fit(self.shared.standing.is_proved());
+        for _ in 0..AT_ONCE {
+            if self.lane.receive(&mut self.reports).is_err() {
+                break;
+            }
             let now = self.origin.elapsed();
             for bytes in self.reports.datagrams() {
                 let Some(Kind::Ack(ack)) = Datagram::decode(&self.lane.key, bytes).map(|found| found.kind)

@@ -50,8 +50,9 @@ pub trait Reader: Send {
     /// What it answers with.
     type Answer: Encode;
 
-    /// A datagram of the link has come, opened; sealed it had `extra` bytes more. `None` for what is none of ours.
-    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize) -> Option<Came>;
+    /// A datagram of the link has come, opened; sealed it had `extra` bytes more. `None` for what is none of ours, and for
+    /// what a peer may not say that has not `proved` who it is: of such nothing is kept.
+    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize, proved: bool) -> Option<Came>;
 
     /// A chunk that can be rebuilt from what was read.
     fn rebuilt(&mut self) -> Option<Rebuilt> {
@@ -70,7 +71,7 @@ pub trait Reader: Send {
 
 /// One direction's receiving side.
 pub struct Intake<R> {
-    lane: Lane,
+    lane: Arc<Lane>,
     buffer: Buffer,
     control: mpsc::Receiver<Result<Bytes>>,
     /// A control message that has come before what was sent before it.
@@ -100,7 +101,7 @@ impl Held {
 
 impl<R: Reader> Intake<R> {
     /// Receives from `lane`, and control messages from `control`.
-    pub fn new(lane: Lane, control: mpsc::Receiver<Result<Bytes>>, reader: R) -> Self {
+    pub fn new(lane: Arc<Lane>, control: mpsc::Receiver<Result<Bytes>>, reader: R) -> Self {
         Self {
             lane,
             buffer: Buffer::new(),
@@ -119,6 +120,7 @@ impl<R: Reader> Intake<R> {
         if std::mem::take(&mut self.given) {
             self.turns.delivered();
         }
+        self.buffer.fit(shared.standing.is_proved());
         self.release(sink, shared)?;
         loop {
             let due = matches!(self.early, Some(Err(_))) || self.turns.may_deliver();
@@ -180,10 +182,10 @@ impl<R: Reader> Intake<R> {
 
     fn sort(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
         let (mut bytes, mut payload) = (0, 0);
-        let extra = self.lane.extra();
+        let (extra, proved) = (self.lane.extra(), shared.standing.is_proved());
         self.came.clear();
         for datagram in self.buffer.datagrams() {
-            let came = self.reader.read(&self.lane.key, datagram, extra);
+            let came = self.reader.read(&self.lane.key, datagram, extra, proved);
             bytes += came.as_ref().map_or(0, |_| datagram.len() + extra);
             payload += came.as_ref().and_then(|came| came.chunk).map_or(0, |(header, _)| header.length());
             if let Some(told) = came.as_ref().and_then(|came| came.told) {
@@ -241,6 +243,16 @@ fn store(header: &FrameHeader, payload: &[u8], sink: &dyn Sink, shared: &Shared)
 
 /// Passes control messages on until the link ends, which is noticed here whoever waits for it.
 pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender<Result<Bytes>>) {
+    tokio::select! {
+        () = pass_all_on(&*inner, &shared, to) => {}
+        error = shared.standing.turned_out() => {
+            shared.refuse(&error.to_string());
+            inner.close().await;
+        }
+    }
+}
+
+async fn pass_all_on(inner: &dyn Link, shared: &Shared, to: mpsc::Sender<Result<Bytes>>) {
     loop {
         let next = inner.receive(&Nowhere).await;
         if let Err(error) = &next {

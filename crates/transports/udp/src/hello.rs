@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
-use thalweg_transport::{Address, Error, ErrorKind, Link, Options, Result, Setting, Sink, Target};
+use thalweg_transport::{
+    Address, Error, ErrorKind, Guest, Link, Options, Peer, Result, Setting, Sink, Standing, Target,
+};
 use thalweg_wire::{ChunkHeader, WireError};
 use tokio::time::sleep;
 
@@ -45,6 +47,8 @@ pub struct Ends {
     pub window: u64,
     /// The socket that chunks come to.
     pub incoming: Lane,
+    /// How much the peer may send.
+    pub standing: Standing,
 }
 
 /// Between two hellos; doubled up to the second.
@@ -78,14 +82,16 @@ pub fn check(operation: &'static str, address: &Address, options: &Options, dial
     options.own.read(dialect.settings).map(drop)
 }
 
-/// The listener's end.
+/// The listener's end. The peer's sockets are `guests` in a lobby, if there is one.
 pub(crate) async fn answer(
     inner: Arc<dyn Link>,
     ip: IpAddr,
+    guests: Vec<Guest>,
     options: &Options,
     dialect: &Dialect,
 ) -> Result<Ends> {
     let operation = "accept";
+    let from = source(operation, inner.peer())?;
     let key = new_key(operation)?;
     let (incoming, outgoing) = (Unbound::new(operation, ip, options)?, Unbound::new(operation, ip, options)?);
     let choice = secure::choice(options, dialect)?;
@@ -98,11 +104,18 @@ pub(crate) async fn answer(
     inner.send_control(offer.into()).await?;
     let [window] = numbers(operation, dialect, &inner.receive(&Nothing).await?, [8])?;
     let (incoming, outgoing) = tokio::try_join!(
-        incoming.greeted(operation, key, seal(0), 0, Way::In),
-        outgoing.greeted(operation, key, seal(1), 1, Way::Out)
+        incoming.greeted(operation, from, key, seal(0), 0, Way::In),
+        outgoing.greeted(operation, from, key, seal(1), 1, Way::Out)
     )?;
+    guests.iter().for_each(Guest::heard);
     inner.send_control(Bytes::copy_from_slice(&dialect.magic)).await?;
-    Ok(Ends { inner, outgoing, window, incoming })
+    Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new(guests) })
+}
+
+/// Where a control connection comes from.
+pub(crate) fn source(operation: &'static str, peer: &Peer) -> Result<IpAddr> {
+    let strange = |_| Error::new(ErrorKind::System, operation, format!("{} is no address", peer.address));
+    peer.address.parse::<SocketAddr>().map(|from| from.ip()).map_err(strange)
 }
 
 /// The connecting end; the peer is at `ip`.
@@ -137,7 +150,7 @@ pub(crate) async fn ask(
         never = greet(&lanes) => match never {},
     };
     let [] = numbers(operation, dialect, &ready, [])?;
-    Ok(Ends { inner, outgoing, window, incoming })
+    Ok(Ends { inner, outgoing, window, incoming, standing: Standing::new([]) })
 }
 
 async fn greet(lanes: &[&Lane]) -> std::convert::Infallible {

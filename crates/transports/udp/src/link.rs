@@ -24,6 +24,7 @@ pub(crate) struct UdpLink {
     inner: Arc<dyn Link>,
     sender: Arc<Mutex<Sender>>,
     outgoing: Arc<Lane>,
+    incoming: Arc<Lane>,
     intake: Mutex<Intake<Reports>>,
     shared: Arc<Shared>,
     tasks: [AbortHandle; 2],
@@ -32,16 +33,17 @@ pub(crate) struct UdpLink {
 impl UdpLink {
     /// Joins the control link, the pair to send on, paced or not, with the peer's window, and the pair to receive on.
     pub(crate) fn new(ends: Ends, paced: bool) -> Self {
-        let Ends { inner, outgoing, window, incoming } = ends;
-        let shared = Arc::new(Shared::new(inner.peer().address.clone()));
+        let Ends { inner, outgoing, window, incoming, standing } = ends;
+        let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
+        let incoming = Arc::new(incoming);
         let (pass, control) = mpsc::channel(CONTROL);
         let outgoing = Arc::new(outgoing);
         let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced)));
-        let intake = Mutex::new(Intake::new(incoming, control, Reports::default()));
+        let intake = Mutex::new(Intake::new(incoming.clone(), control, Reports::default()));
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));
         let tasks = [reading.abort_handle(), telling.abort_handle()];
-        Self { inner, sender, outgoing, intake, shared, tasks }
+        Self { inner, sender, outgoing, incoming, intake, shared, tasks }
     }
 }
 
@@ -78,7 +80,10 @@ impl Link for UdpLink {
     }
 
     fn admit(&self) {
+        self.shared.standing.admit();
         self.inner.admit();
+        self.outgoing.admit();
+        self.incoming.admit();
     }
 
     fn counters(&self) -> Counters {

@@ -15,8 +15,11 @@ pub(crate) struct Reports {
 impl Reader for Reports {
     type Answer = Datagram;
 
-    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize) -> Option<Came> {
+    fn read(&mut self, key: &Key, datagram: &[u8], extra: usize, proved: bool) -> Option<Came> {
         let found = Datagram::decode(key, datagram)?;
+        if matches!(found.kind, Kind::Chunk(_)) && !proved {
+            return None;
+        }
         self.wanted |= found.report_wanted;
         let chunk = match found.kind {
             Kind::Chunk(header) => Some((header, CHUNK_HEADER_BYTES)),

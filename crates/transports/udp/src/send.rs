@@ -18,6 +18,8 @@ use crate::window::{cost, Permit, Window, MOST_PATIENCE};
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
+/// Receives of reports before something else has its turn: a peer may send them faster than they are read.
+const AT_ONCE: usize = 4;
 
 /// One direction's sending side. Its lock is fair and held for one batch.
 pub(crate) struct Sender {
@@ -49,9 +51,13 @@ impl Sender {
         self.window.round_trip()
     }
 
-    /// Takes the reports that are there.
+    /// Takes reports that are there.
     fn hear(&mut self, shared: &Shared, timely: bool) {
-        while self.lane.receive(&mut self.reports).is_ok() {
+        self.reports.fit(shared.standing.is_proved());
+        for _ in 0..AT_ONCE {
+            if self.lane.receive(&mut self.reports).is_err() {
+                return;
+            }
             let now = Instant::now();
             for bytes in self.reports.datagrams() {
                 let Some(report) = Datagram::decode(&self.lane.key, bytes) else { continue };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use thalweg_transport::{Error, Result};
+use thalweg_transport::{Error, Result, Standing};
 use tokio::sync::{watch, Notify};
 
 #[derive(Debug, Clone)]
@@ -15,6 +15,8 @@ struct End {
 /// Counters of a link, and whether it has ended.
 pub struct Shared {
     who: String,
+    /// How much the peer may send.
+    pub standing: Standing,
     end: watch::Sender<Option<End>>,
     /// Control messages sent.
     pub told: AtomicU64,
@@ -32,10 +34,11 @@ pub struct Shared {
 
 impl Shared {
     /// Of a link to `who`, for people.
-    pub fn new(who: String) -> Self {
+    pub fn new(who: String, standing: Standing) -> Self {
         let zero = AtomicU64::default;
         Self {
             who,
+            standing,
             end: watch::Sender::new(None),
             told: zero(),
             position: zero(),

@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
 
 use quinn_udp::{RecvMeta, Transmit, UdpSockRef, UdpSocketState};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use thalweg_seal::TAG_BYTES;
 use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::io::Interest;
@@ -15,6 +15,10 @@ use crate::secure::Seal;
 
 /// Bytes that one receive may bring: what the kernel joins at most.
 const SLOT: usize = 64 << 10;
+/// The same from a guest, which has nothing to say but hellos and probes.
+const GUEST_SLOT: usize = 2 << 10;
+/// Bytes that the kernel holds from a guest.
+const GUEST_BUFFER: usize = 16 << 10;
 /// Receives in one system call.
 const SLOTS: usize = 4;
 /// Most bytes of one send.
@@ -27,6 +31,8 @@ pub struct Lane {
     socket: UdpSocket,
     state: UdpSocketState,
     peer: SocketAddr,
+    /// What the kernel is asked to hold of what comes.
+    wanted: usize,
     /// Of the link.
     pub key: Key,
     seal: Option<Seal>,
@@ -35,36 +41,44 @@ pub struct Lane {
 /// A socket that has no peer yet.
 pub(crate) struct Unbound {
     socket: UdpSocket,
+    wanted: usize,
     /// What its receive buffer holds, by [`cost`](crate::window::cost).
     pub window: u64,
     pub port: u16,
 }
 
 impl Unbound {
-    /// A socket at `ip` with buffers as the options say, else as large as they are granted.
+    /// A socket at `ip` with buffers as the options say, else as large as they are granted. It says what it will hold;
+    /// of a listener with a lobby it holds little until [`Lane::admit`].
     pub(crate) fn new(operation: &'static str, ip: IpAddr, options: &Options) -> Result<Self> {
         let failed = |e: &io::Error| Error::io(operation, format!("a UDP socket at {ip}"), e);
+        let wanted = options.receive_buffer.map_or(WANTED, |bytes| bytes as usize);
         let make = || -> io::Result<Socket> {
             let domain = Domain::for_address(SocketAddr::new(ip, 0));
             let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?;
             socket.set_nonblocking(true)?;
-            socket.set_recv_buffer_size(options.receive_buffer.map_or(WANTED, |bytes| bytes as usize))?;
+            socket.set_recv_buffer_size(wanted)?;
             socket.set_send_buffer_size(options.send_buffer.map_or(WANTED, |bytes| bytes as usize))?;
             socket.bind(&SockAddr::from(SocketAddr::new(ip, 0)))?;
             Ok(socket)
         };
         let socket = make().map_err(|e| failed(&e))?;
         let granted = socket.recv_buffer_size().map_err(|e| failed(&e))?;
+        if options.lobby.is_some() {
+            socket.set_recv_buffer_size(GUEST_BUFFER.min(wanted)).map_err(|e| failed(&e))?;
+        }
         let socket = UdpSocket::from_std(socket.into()).map_err(|e| failed(&e))?;
         let port = socket.local_addr().map_err(|e| failed(&e))?.port();
         // Half: the kernel frees what was read by quarters of the buffer.
-        Ok(Self { socket, window: granted as u64 / 2, port })
+        Ok(Self { socket, wanted, window: granted as u64 / 2, port })
     }
 
-    /// Waits for the peer's hello and takes its source as the peer.
+    /// Waits for the peer's hello and takes its source as the peer. It must come from `ip`, where the control connection
+    /// comes from: who sends from there receives there, so nobody can have datagrams sent to somebody else.
     pub(crate) async fn greeted(
         self,
         operation: &'static str,
+        ip: IpAddr,
         key: Key,
         seal: Option<Seal>,
         number: u64,
@@ -79,9 +93,13 @@ impl Unbound {
                 None => length,
             };
             let hello = Datagram::decode(&key, &buffer[..length]);
-            if hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number) {
-                return self.joined(operation, from, key, seal, way).await;
+            if !hello.is_some_and(|hello| hello.kind == Kind::Hello && hello.position == number) {
+                continue;
             }
+            if from.ip().to_canonical() != ip.to_canonical() {
+                return Err(elsewhere(operation, ip, from));
+            }
+            return self.joined(operation, from, key, seal, way).await;
         }
     }
 
@@ -102,8 +120,14 @@ impl Unbound {
             Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
         };
         let state = state.map_err(failed)?;
-        Ok(Lane { socket: self.socket, state, peer, key, seal })
+        Ok(Lane { socket: self.socket, state, peer, wanted: self.wanted, key, seal })
     }
+}
+
+fn elsewhere(operation: &'static str, ip: IpAddr, from: SocketAddr) -> Error {
+    let context = format!("the control connection comes from {ip}, and its datagrams from {}", from.ip());
+    Error::new(ErrorKind::Security, operation, context)
+        .mend("let UDP and TCP leave the client's network by the same address, or take tcp")
 }
 
 fn probe(peer: SocketAddr) -> io::Result<Socket> {
@@ -118,6 +142,12 @@ pub(crate) enum Way {
 }
 
 impl Lane {
+    /// The peer has proved who it is: the kernel may hold what was said that it would.
+    pub fn admit(&self) {
+        // It was granted before; where it is not any more, chunks are lost that might not have been.
+        let _ = SockRef::from(&self.socket).set_recv_buffer_size(self.wanted);
+    }
+
     /// Datagrams of one length, but the last which may be shorter, that one send takes.
     pub fn most_segments(&self, length: usize) -> usize {
         if length > WHOLE {
@@ -206,8 +236,9 @@ impl Lane {
     /// Receives what is there into `buffer`, opened; the datagrams' places in it go to `places`.
     pub fn receive(&self, buffer: &mut Buffer) -> io::Result<()> {
         buffer.places.clear();
+        let size = buffer.slot;
         let mut slices: [IoSliceMut; SLOTS] = {
-            let mut slots = buffer.bytes.chunks_mut(SLOT);
+            let mut slots = buffer.bytes.chunks_mut(size);
             std::array::from_fn(|_| IoSliceMut::new(slots.next().unwrap_or_default()))
         };
         let mut metas = [RecvMeta::default(); SLOTS];
@@ -215,12 +246,12 @@ impl Lane {
             self.state.recv(UdpSockRef::from(&self.socket), &mut slices, &mut metas)
         })?;
         for (slot, meta) in metas.iter().take(count).enumerate() {
-            let (start, end) = (slot * SLOT, slot * SLOT + meta.len.min(SLOT));
+            let (start, end) = (slot * size, slot * size + meta.len.min(size));
             let places = (start..end).step_by(meta.stride.max(1));
             buffer.places.extend(places.map(|at| (at, (at + meta.stride).min(end))));
         }
         if let Some(seal) = &self.seal {
-            let Buffer { bytes, places } = buffer;
+            let Buffer { bytes, places, .. } = buffer;
             places.retain_mut(|(start, end)| {
                 let opened = bytes.get_mut(*start..*end).and_then(|sealed| seal.open(&self.key, sealed));
                 opened.map(|length| *end = *start + length).is_some()
@@ -233,14 +264,23 @@ impl Lane {
 /// What one receive brings.
 pub struct Buffer {
     bytes: Vec<u8>,
+    /// Bytes of each of its parts.
+    slot: usize,
     places: Vec<(usize, usize)>,
 }
 
 impl Buffer {
-    /// An empty one.
-    #[allow(clippy::new_without_default)] // it takes 256 KiB
+    /// An empty one, for what a guest says.
+    #[allow(clippy::new_without_default)] // it takes memory
     pub fn new() -> Self {
-        Self { bytes: vec![0; SLOTS * SLOT], places: Vec::new() }
+        Self { bytes: vec![0; SLOTS * GUEST_SLOT], slot: GUEST_SLOT, places: Vec::new() }
+    }
+
+    /// For all that may come, once the peer has `proved` who it is; takes 256 KiB.
+    pub fn fit(&mut self, proved: bool) {
+        if proved && self.slot < SLOT {
+            *self = Self { bytes: vec![0; SLOTS * SLOT], slot: SLOT, places: Vec::new() };
+        }
     }
 
     /// The datagrams that came.

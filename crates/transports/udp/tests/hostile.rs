@@ -215,10 +215,14 @@ async fn a_message_waits_for_what_was_sent_before_it() {
 }
 
 async fn refused(listener: &dyn Listener, answer: Option<&'static [u8]>) -> Error {
-    let (knocked, accepted) = tokio::join!(knock(listener), listener.accept());
-    if let Some(answer) = answer {
-        knocked.0.send_control(Bytes::from_static(answer)).await.unwrap();
-    }
+    let knocking = async {
+        let knocked = knock(listener).await;
+        if let Some(answer) = answer {
+            knocked.0.send_control(Bytes::from_static(answer)).await.unwrap();
+        }
+        knocked
+    };
+    let (_knocked, accepted) = tokio::join!(knocking, listener.accept());
     accepted.unwrap().await.map(|_| ()).unwrap_err()
 }
 

@@ -1,0 +1,81 @@
+//! What peers cost at most that have not proved who they are: docs/explanation/security.md says it. Alone in its process,
+//! whose memory it looks at.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thalweg_conformance::Recorder;
+use thalweg_tcp::Tcp;
+use thalweg_transport::{Address, Bounds, Link, Listener, Lobby, Options, Transport};
+use thalweg_udp::Udp;
+use tokio::net::UdpSocket;
+
+mod common;
+use common::listen;
+
+const GUESTS: usize = 60;
+/// Descriptors and bytes of memory for each.
+const SOCKETS: usize = 3;
+const EACH: u64 = 128 << 10;
+
+/// Bytes of this process in memory (proc(5), statm); `None` where the system does not say.
+fn resident() -> Option<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    pages.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
+}
+
+fn descriptors() -> Option<usize> {
+    std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count)
+}
+
+/// Shakes hands by hand, and sends as many long datagrams as the kernel takes.
+async fn shake(listener: &dyn Listener) -> (Arc<dyn Link>, [UdpSocket; 2]) {
+    let address = Address { scheme: "tcp".into(), ..listener.address() };
+    let control = Tcp.connect(&address, &Options::default()).await.unwrap();
+    let offer = control.receive(&Recorder::new(0)).await.unwrap();
+    control.send_control([&b"tlwu\x03"[..], &1_000_000_u64.to_le_bytes()].concat().into()).await.unwrap();
+    let mut sockets = Vec::new();
+    for (number, port) in [(0_u8, &offer[22..24]), (1, &offer[24..26])] {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        socket.connect(("127.0.0.1", u16::from_le_bytes([port[0], port[1]]))).await.unwrap();
+        socket
+            .send(&[&offer[5..21], &[4, 0, 0, 0, 0, 0, 0, 0, number, 0, 0, 0, 0, 0, 0, 0]].concat())
+            .await
+            .unwrap();
+        sockets.push(socket);
+    }
+    for socket in &sockets {
+        for _ in 0..16 {
+            let _ = socket.send(&[&offer[5..21], &[1; 60_000]].concat()).await; // the kernel may have no room
+        }
+    }
+    (control, sockets.try_into().unwrap())
+}
+
+#[tokio::test]
+async fn guests_cost_what_the_documents_say() {
+    let (Some(memory), Some(files)) = (resident(), descriptors()) else {
+        return println!("skipped: the system has no /proc/self");
+    };
+    let total = GUESTS * SOCKETS;
+    let lobby = Lobby::new(Bounds { total, share: total, patience: Duration::from_secs(60) });
+    let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
+    let listener = listen(&Udp, &options).await;
+    let mut guests = Vec::new();
+    for _ in 0..GUESTS {
+        let accept = async { listener.accept().await.unwrap().await.unwrap() };
+        let (peer, link) = tokio::join!(shake(&*listener), accept);
+        let sink = Arc::new(Recorder::new(0));
+        let (receiving, received) = (link.clone(), sink.clone());
+        let task = tokio::spawn(async move { receiving.receive(&*received).await });
+        guests.push((peer, link, task));
+        tokio::task::yield_now().await;
+    }
+    let memory = resident().unwrap().saturating_sub(memory) / GUESTS as u64;
+    let files = descriptors().unwrap() - files;
+    println!("{memory} bytes and {files} descriptors for {GUESTS} guests, those of the peers among them");
+    assert_eq!(lobby.count(), total);
+    assert!(memory <= EACH, "{memory} bytes for each");
+    assert!(files <= 2 * total + 16, "{files} descriptors");
+}

@@ -1,0 +1,217 @@
+//! Peers that have not proved who they are: what they may have of sockets and memory, and where datagrams go. The peer is
+//! made by hand.
+#![allow(clippy::unwrap_used)]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use socket2::SockRef;
+use thalweg_conformance::Recorder;
+use thalweg_tcp::Tcp;
+use thalweg_transport::{Address, Bounds, ErrorKind, Link, Listener, Lobby, Options, Transport};
+use thalweg_udp::Udp;
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
+use tokio::net::UdpSocket;
+
+mod common;
+use common::{link, listen};
+
+const MAGIC: &[u8] = b"tlwu\x03";
+/// Descriptors of a guest: its control connection and two sockets.
+const SOCKETS: usize = 3;
+
+fn lobby(guests: usize) -> (Lobby, Options) {
+    let bounds = Bounds { total: guests, share: guests, patience: Duration::from_secs(60) };
+    let lobby = Lobby::new(bounds);
+    let options = Options { lobby: Some(lobby.clone()), ..Options::default() };
+    (lobby, options)
+}
+
+/// Connects the control connection, and hears the listener's first message.
+async fn knock(listener: &dyn Listener) -> Option<(Arc<dyn Link>, Bytes)> {
+    let address = Address { scheme: "tcp".into(), ..listener.address() };
+    let control = Tcp.connect(&address, &Options::default()).await.ok()?;
+    let offer = control.receive(&Recorder::new(0)).await.ok()?;
+    Some((control, offer))
+}
+
+async fn socket_to(from: Ipv4Addr, port: &[u8]) -> UdpSocket {
+    let socket = UdpSocket::bind(SocketAddr::from((from, 0))).await.unwrap();
+    socket.connect(("127.0.0.1", u16::from_le_bytes([port[0], port[1]]))).await.unwrap();
+    socket
+}
+
+fn datagram(key: &[u8], kind: u8, told: u8, position: u64, rest: &[u8]) -> Vec<u8> {
+    [key, &[kind, 0, told, 0, 0, 0, 0, 0], &position.to_le_bytes(), rest].concat()
+}
+
+/// Shakes hands with datagrams from `from`, but for the listener's last word.
+async fn shake(listener: &dyn Listener, from: Ipv4Addr) -> (Arc<dyn Link>, Vec<u8>, UdpSocket, UdpSocket) {
+    let (control, offer) = knock(listener).await.unwrap();
+    control.send_control([MAGIC, &1_000_000_u64.to_le_bytes()].concat().into()).await.unwrap();
+    let key = offer[5..21].to_vec();
+    let (up, down) = (socket_to(from, &offer[22..24]).await, socket_to(from, &offer[24..26]).await);
+    up.send(&datagram(&key, 4, 0, 0, &[])).await.unwrap();
+    down.send(&datagram(&key, 4, 0, 1, &[])).await.unwrap();
+    (control, key, up, down)
+}
+
+async fn accept(listener: &dyn Listener) -> Arc<dyn Link> {
+    loop {
+        if let Ok(link) = listener.accept().await.unwrap().await {
+            return link; // those that were turned away before are none
+        }
+    }
+}
+
+/// Peers that knock and say nothing more have the places that there are and no others, whoever was there first goes, and a
+/// client gets in beside them.
+#[tokio::test]
+async fn those_that_only_knock_give_way_and_a_client_gets_in() {
+    const KNOCKS: usize = 60;
+    let (lobby, options) = lobby(4 * SOCKETS);
+    let listener = listen(&Udp, &options).await;
+    let knocking = async {
+        let mut knocked = Vec::new();
+        for _ in 0..KNOCKS {
+            knocked.extend(knock(&*listener).await);
+            assert!(lobby.count() <= lobby.bounds().total);
+        }
+        // All but the last few are hung up on.
+        let rest = knocked.split_off(KNOCKS.saturating_sub(4).min(knocked.len()));
+        for (control, _) in &knocked {
+            assert!(control.receive(&Recorder::new(0)).await.is_err());
+        }
+        drop(rest);
+    };
+    let accepting = async {
+        let link = accept(&*listener).await;
+        assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), "it is me");
+        link.admit();
+        link
+    };
+    let joining = async {
+        knocking.await;
+        let client = Udp.connect(&listener.address(), &Options::default()).await.unwrap();
+        client.send_control(Bytes::from_static(b"it is me")).await.unwrap();
+        client
+    };
+    let (client, server) = tokio::join!(joining, accepting);
+    client.send_control(Bytes::from_static(b"still here")).await.unwrap();
+    assert_eq!(server.receive(&Recorder::new(0)).await.unwrap(), "still here");
+}
+
+/// A guest has three descriptors, each with a place in the lobby; who is admitted has none there.
+#[tokio::test]
+async fn each_descriptor_of_a_guest_has_a_place() {
+    let (lobby, options) = lobby(10 * SOCKETS);
+    let listener = listen(&Udp, &options).await;
+    let (_client, server) = link(&*listener, &Options::default()).await;
+    assert_eq!(lobby.count(), SOCKETS);
+    server.admit();
+    assert_eq!(lobby.count(), 0);
+}
+
+/// Nothing is sent to an address that has not shown that it receives there: who connects from one cannot have datagrams
+/// sent to another.
+#[tokio::test]
+async fn datagrams_from_another_address_than_the_control_connections_are_refused() {
+    let (_, options) = lobby(4 * SOCKETS);
+    for options in [options, Options::default()] {
+        let listener = listen(&Udp, &options).await;
+        let (victim, pending) =
+            tokio::join!(shake(&*listener, Ipv4Addr::new(127, 0, 0, 2)), listener.accept());
+        let error = pending.unwrap().await.map(|_| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Security, "{error}");
+        assert!(error.to_string().contains("127.0.0.2"), "{error}");
+        let (_, _, up, down) = victim;
+        for socket in [up, down] {
+            let came = socket.try_recv(&mut [0; 64]);
+            assert!(came.is_err(), "something was sent there");
+        }
+    }
+}
+
+/// Says again and again that a message was sent: what the kernel holds for a guest is soon full, and the rest is lost.
+async fn probe(up: &UdpSocket, key: &[u8]) -> std::convert::Infallible {
+    loop {
+        tokio::task::yield_now().await;
+        up.send(&datagram(key, 2, 1, 0, &[])).await.unwrap();
+    }
+}
+
+fn chunk(key: &[u8], told: u8, offset: u64, payload: &[u8]) -> Vec<u8> {
+    let length = payload.len() as u32;
+    let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset, length };
+    let header = FrameHeader::chunk(chunk, checksum(payload)).encode();
+    datagram(key, 1, told, 0, &[&header[..], payload].concat())
+}
+
+/// Chunks of a guest are dropped, also those that say that they wait for a message; its messages still come.
+#[tokio::test]
+async fn nothing_is_kept_of_a_guests_chunks() {
+    let (_, options) = lobby(4 * SOCKETS);
+    let listener = listen(&Udp, &options).await;
+    let ((control, key, up, _down), server) =
+        tokio::join!(shake(&*listener, Ipv4Addr::LOCALHOST), accept(&*listener));
+    assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), MAGIC);
+    let sink = Recorder::new(1 << 20);
+    let mut receive = server.receive(&sink);
+    for n in 0..1_000_u64 {
+        let (told, length) = ((n % 3) as u8, 1 + n as usize * 37 % 1_000);
+        up.send(&chunk(&key, told, n * 1_000, &vec![n as u8; length])).await.unwrap();
+        let came =
+            std::future::poll_fn(|c| std::task::Poll::Ready(receive.as_mut().poll(c).is_ready())).await;
+        assert!(!came, "nobody has sent a message");
+    }
+    control.send_control(Bytes::from_static(b"it is me")).await.unwrap();
+    tokio::select! {
+        came = &mut receive => assert_eq!(came.unwrap(), "it is me"),
+        never = probe(&up, &key) => match never {},
+    }
+    drop(receive);
+    assert!(sink.seen().placed.is_empty() && sink.seen().refused == 0);
+    server.admit();
+    let mut receive = server.receive(&sink);
+    up.send(&chunk(&key, 1, 0, &[1; 50])).await.unwrap();
+    tokio::select! {
+        biased;
+        () = sink.until(|seen| seen.stored.len() == 1) => {}
+        came = &mut receive => assert!(came.is_err(), "there is no second message"),
+    }
+    assert_eq!(sink.seen().ranges.bytes(), 50, "none of those before was kept");
+}
+
+/// The listener's kernel holds for a link what its window says only once its peer is admitted. What a socket of this kind
+/// would get is asked of one made here.
+#[tokio::test]
+async fn the_kernel_holds_little_for_a_guest() {
+    let granted = |wanted: usize| {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        SockRef::from(&socket).set_recv_buffer_size(wanted).unwrap();
+        SockRef::from(&socket).recv_buffer_size().unwrap()
+    };
+    let (_, options) = lobby(4 * SOCKETS);
+    let listener = listen(&Udp, &options).await;
+    let ((control, key, up, _down), server) =
+        tokio::join!(shake(&*listener, Ipv4Addr::LOCALHOST), accept(&*listener));
+    assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), MAGIC);
+    // Nobody receives: the kernel keeps what it can of many probes, and drops the others.
+    let full = granted(8 << 20) as u64 / 2_000;
+    for n in 0..full {
+        up.send(&chunk(&key, 0, n * 500, &[1; 500])).await.unwrap();
+    }
+    server.admit();
+    let sink = Recorder::new(full * 500);
+    let mut receive = server.receive(&sink);
+    control.send_control(Bytes::from_static(b"now")).await.unwrap();
+    tokio::select! {
+        came = &mut receive => assert_eq!(came.unwrap(), "now"),
+        never = probe(&up, &key) => match never {},
+    }
+    drop(receive);
+    let came = sink.seen().placed.len();
+    assert!(came * 500 <= granted(16 << 10), "{came} chunks of 500 bytes were held");
+}
