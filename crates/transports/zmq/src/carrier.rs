@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_messages::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network};
-use thalweg_transport::{Address, Error, Peer, Result};
+use thalweg_transport::{Address, Error, Lobby, Origin, Peer, Result};
 use tokio::sync::watch;
 
 use crate::ffi::Part;
@@ -32,6 +32,7 @@ use crate::lines::{Line, Lines};
 use crate::open::Watched;
 use crate::peers::{Peers, IN_A_ROW};
 use crate::socket::Socket;
+use crate::visitors::{Place, Visitors};
 use crate::{Pattern, MAX_MESSAGE, WINDOW};
 
 const PUBLISH: &str = "publish";
@@ -56,6 +57,7 @@ pub(crate) struct ZmqCarrier {
     /// With REQ, whether a member has asked for what it is told next.
     asked: AtomicBool,
     peers: Mutex<Peers>,
+    pub(crate) visitors: Visitors,
     end: watch::Sender<Option<String>>,
 }
 
@@ -73,7 +75,7 @@ pub(crate) struct Sockets {
     pub output: Option<Watched>,
     /// A member's line to the listener, and the listener's to members, where there are any.
     pub line: Option<Line>,
-    pub lines: Option<Lines>,
+    pub lines: Option<Arc<Lines>>,
     /// The listener's second port.
     pub port: u16,
     /// A member's connection that it writes to.
@@ -81,11 +83,13 @@ pub(crate) struct Sockets {
 }
 
 impl ZmqCarrier {
-    pub(crate) fn new(sockets: Sockets) -> Self {
+    /// Of these sockets; a listener's connections are guests in the lobby.
+    pub(crate) fn new(sockets: Sockets, lobby: Option<Lobby>) -> Self {
         Self {
             sockets,
             asked: AtomicBool::new(false),
             peers: Mutex::default(),
+            visitors: Visitors::new(lobby),
             end: watch::Sender::new(None),
         }
     }
@@ -154,6 +158,9 @@ impl ZmqCarrier {
                 if !self.peers().knows(id, &head) {
                     self.watch()?; // of connections before this message's
                     self.peers().heard(id, &head);
+                    head.source()
+                        .iter()
+                        .for_each(|descriptor| self.visitors.heard(Place::Input, *descriptor));
                     self.sockets.lines.iter().for_each(|lines| lines.heard(id));
                 }
                 // With the other patterns it is only what the sender says of itself.
@@ -201,6 +208,9 @@ impl ZmqCarrier {
             parts.insert(0, envelope);
         }
         let copies = if to == Mailbox::Group { self.peers().known.len().max(1) as u64 } else { 1 };
+        if to == Mailbox::Group {
+            self.visitors.passed(sent);
+        }
         let mut end = self.end.subscribe();
         let outcome = tokio::select! {
             biased;
@@ -318,6 +328,26 @@ impl Carrier for ZmqCarrier {
             .unwrap_or_default()
     }
 
+    fn origin(&self, member: MemberId) -> Origin {
+        let reading = self.peers().reading(member).next();
+        reading.map_or(Origin::Unknown, |descriptor| self.visitors.origin(Place::Input, descriptor))
+    }
+
+    fn admit(&self, member: MemberId) {
+        let (reading, writing) = {
+            let peers = self.peers();
+            let writing = peers.known.get(&member).and_then(|known| known.writing);
+            (peers.reading(member).collect::<Vec<_>>(), writing)
+        };
+        reading.into_iter().for_each(|descriptor| self.visitors.admit(Place::Input, descriptor));
+        if self.sockets.lines.is_some() {
+            self.visitors.admit_line(member);
+        } else {
+            writing.iter().for_each(|descriptor| self.visitors.admit(Place::Output, *descriptor));
+        }
+        self.sockets.lines.iter().for_each(|lines| lines.admit(member));
+    }
+
     fn forget(&self, member: MemberId) {
         self.peers().known.remove(&member);
         self.sockets.lines.iter().for_each(|lines| lines.close(member));
@@ -353,7 +383,7 @@ async fn ended(line: Option<&Line>) {
     }
 }
 
-async fn lines_changed(lines: Option<&Lines>) {
+async fn lines_changed(lines: Option<&Arc<Lines>>) {
     match lines {
         None => std::future::pending().await,
         Some(lines) => lines.changed.notified().await,

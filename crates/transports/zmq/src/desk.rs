@@ -11,12 +11,13 @@ use crate::joining::{ports_text, PORT, SUBSCRIBED};
 use crate::kernel;
 use crate::monitor::{Happened, Monitor};
 use crate::peers::IN_A_ROW;
+use crate::visitors::Place;
 
 impl ZmqCarrier {
     /// Takes note of what has happened to connections.
     pub(crate) fn watch(&self) -> io::Result<()> {
-        self.watch_one(&self.sockets.input.monitor, true)?;
-        self.outputs().try_for_each(|output| self.watch_one(&output.monitor, false))
+        self.watch_one(&self.sockets.input.monitor, Place::Input)?;
+        self.outputs().try_for_each(|output| self.watch_one(&output.monitor, Place::Output))
     }
 
     /// The same of the lines to members.
@@ -27,9 +28,11 @@ impl ZmqCarrier {
                 match happened {
                     Happened::Connected(descriptor) => {
                         self.choose_congestion(descriptor);
+                        self.visitors.came(Place::Line(member), descriptor);
                         self.peers().wrote_to(member, Some(descriptor));
                     }
                     Happened::Ended(descriptor) => {
+                        self.visitors.ended(Place::Line(member), descriptor);
                         lines.close(member);
                         let mut peers = self.peers();
                         peers.ended(descriptor, false);
@@ -49,7 +52,7 @@ impl ZmqCarrier {
         }
     }
 
-    fn watch_one(&self, monitor: &Monitor, reading: bool) -> io::Result<()> {
+    fn watch_one(&self, monitor: &Monitor, place: Place) -> io::Result<()> {
         while let Some(happened) = monitor.next()? {
             if self.sockets.member.is_some() {
                 if let Happened::Ended(_) = happened {
@@ -58,10 +61,17 @@ impl ZmqCarrier {
                 continue;
             }
             match happened {
-                Happened::Connected(descriptor) => self.choose_congestion(descriptor),
-                // Members hang up at the reception.
-                Happened::Ended(_) if !reading && self.sockets.lines.is_some() => {}
-                Happened::Ended(descriptor) => self.peers().ended(descriptor, reading),
+                Happened::Connected(descriptor) => {
+                    self.choose_congestion(descriptor);
+                    self.visitors.came(place, descriptor);
+                }
+                Happened::Ended(descriptor) => {
+                    self.visitors.ended(place, descriptor);
+                    // Members hang up at the reception.
+                    if place == Place::Input || self.sockets.lines.is_none() {
+                        self.peers().ended(descriptor, place == Place::Input);
+                    }
+                }
                 Happened::Refused { keys } => self.refuse(keys),
                 Happened::Ready | Happened::Unreachable => {}
             }
@@ -89,8 +99,11 @@ impl ZmqCarrier {
             return Ok(());
         };
         while let Some(parts) = reception.socket.try_receive()? {
-            let id = parts.first().and_then(|part| part.bytes().try_into().ok());
-            let ports = id.and_then(|id| lines.ports(MemberId(id)).ok());
+            let asked = parts.first().and_then(|part| Some((part.bytes().try_into().ok()?, part.source()?)));
+            let ports = asked.and_then(|(id, descriptor)| {
+                self.visitors.heard(Place::Output, descriptor);
+                lines.ports(MemberId(id), self.visitors.origin(Place::Output, descriptor)).ok()
+            });
             let told = ports.map(ports_text).unwrap_or_default();
             reception.socket.send(&mut [Part::copy_of(&[&told])?])?;
         }
@@ -109,6 +122,7 @@ impl ZmqCarrier {
             let id: Option<[u8; 16]> = topic.strip_prefix(b"m").and_then(|id| id.try_into().ok());
             if let Some(id) = id {
                 self.peers().wrote_to(MemberId(id), part.source());
+                part.source().iter().for_each(|descriptor| self.visitors.heard(Place::Output, *descriptor));
                 let told = [PORT, self.sockets.port.to_string().as_bytes()].concat();
                 output.socket.send(&mut [Part::copy_of(&[topic])?, Part::copy_of(&[&told])?])?;
             }

@@ -1,9 +1,11 @@
 //! What the kernel says of libzmq's connections, by their descriptors.
 //!
 //! libzmq tells the descriptors of its connections to whoever watches a socket, and closes them by itself. One that has
-//! been closed meanwhile gives an error here, or another connection's figures once; nothing worse.
+//! been closed meanwhile gives an error here, or another connection's figures once; nothing worse. Whoever shuts one down
+//! says whose it is, so that no other is hit.
 
 use std::ffi::c_int;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use thalweg_messages::Network;
@@ -69,3 +71,62 @@ pub(crate) fn set_congestion(descriptor: c_int, name: &str) {
 
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn set_congestion(_: c_int, _: &str) {}
+
+/// Whom a connection leads to; `None` if it has ended.
+#[allow(unsafe_code)]
+pub(crate) fn peer_of(descriptor: c_int) -> Option<SocketAddr> {
+    // SAFETY: `sockaddr_storage` is integers only, for which all zero bits are a value.
+    let mut found: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: the kernel checks the descriptor; it writes at most `length` bytes, the size of the struct.
+    let failed = unsafe { libc::getpeername(descriptor, (&raw mut found).cast(), &raw mut length) };
+    match (failed, c_int::from(found.ss_family)) {
+        (0, libc::AF_INET) => {
+            // SAFETY: the kernel says that it is an address of IPv4, for which there is room and alignment.
+            let v4: libc::sockaddr_in = unsafe { std::ptr::read((&raw const found).cast()) };
+            Some(SocketAddr::new(v4.sin_addr.s_addr.to_ne_bytes().into(), u16::from_be(v4.sin_port)))
+        }
+        (0, libc::AF_INET6) => {
+            // SAFETY: the same of IPv6.
+            let v6: libc::sockaddr_in6 = unsafe { std::ptr::read((&raw const found).cast()) };
+            Some(SocketAddr::new(v6.sin6_addr.s6_addr.into(), u16::from_be(v6.sin6_port)))
+        }
+        _ => None,
+    }
+}
+
+/// Ends a connection that leads to `peer`: libzmq sees that, and closes it.
+#[allow(unsafe_code)]
+pub(crate) fn shut_down(descriptor: c_int, peer: SocketAddr) {
+    if peer_of(descriptor) == Some(peer) {
+        // SAFETY: the kernel checks the descriptor.
+        unsafe { libc::shutdown(descriptor, libc::SHUT_RDWR) };
+    }
+}
+
+/// Bytes that a connection which leads to `peer` has brought; 0 where the kernel does not say.
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code)]
+pub(crate) fn said(descriptor: c_int, peer: SocketAddr) -> u64 {
+    /// `tcpi_bytes_received` in the kernel's `struct tcp_info`, which is longer than that of the C library.
+    const AT: std::ops::Range<usize> = 128..136;
+    let mut info = [0_u8; 256];
+    let mut length = info.len() as libc::socklen_t;
+    // SAFETY: the kernel checks the descriptor; it writes at most `length` bytes, the size of the buffer.
+    let failed = unsafe {
+        libc::getsockopt(
+            descriptor,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    let known = failed == 0 && length as usize >= AT.end && peer_of(descriptor) == Some(peer);
+    info.get(AT).and_then(|bytes| bytes.try_into().ok()).filter(|_| known).map_or(0, u64::from_ne_bytes)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn said(_: c_int, _: SocketAddr) -> u64 {
+    0
+}

@@ -16,6 +16,7 @@ mod monitor;
 mod open;
 mod peers;
 mod socket;
+mod visitors;
 
 use std::io;
 use std::sync::Arc;
@@ -221,10 +222,10 @@ async fn listen(
         made.output = Some(std::mem::replace(&mut made.input, input));
         made.port = place.port();
         if pattern != Pattern::PubSub {
-            made.lines = Some(Lines::new(writing, place, options, keys));
+            made.lines = Some(Arc::new(Lines::new(writing, place, options, keys)));
         }
     }
-    Ok(ZmqCarrier::new(made))
+    Ok(ZmqCarrier::new(made, options.lobby.clone()))
 }
 
 async fn dial(
@@ -257,7 +258,7 @@ async fn dial(
             (connect(told, &there(down), options, &keys, &member.0, &[]).await?.0, writing)
         }
     };
-    Ok(ZmqCarrier::new(Sockets {
+    let sockets = Sockets {
         pattern,
         address: address.clone(),
         congestion: options.congestion.clone(),
@@ -269,7 +270,8 @@ async fn dial(
         lines: None,
         port: 0,
         descriptor,
-    }))
+    };
+    Ok(ZmqCarrier::new(sockets, None))
 }
 
 async fn in_time<T>(

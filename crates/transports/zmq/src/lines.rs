@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thalweg_messages::MemberId;
-use thalweg_transport::Options;
+use thalweg_transport::{Guest, Options, Origin};
 use tokio::sync::Notify;
 
 use crate::ffi::{Kind, Part};
@@ -23,6 +23,8 @@ use crate::open::{bind_at, Watched};
 
 /// Members that were told their ports and have said nothing yet; beyond them, the first of them loses its line.
 const MOST_SILENT: usize = 128;
+/// Descriptors that a line has before anybody connects to it: its socket's two, and those of who watches it.
+const DESCRIPTORS: usize = 4;
 
 /// A socket that this end writes to one party with: a PUSH, a REQ or a REP.
 pub(crate) struct Line {
@@ -71,8 +73,16 @@ pub(crate) struct Lines {
 
 #[derive(Default)]
 struct Open {
-    lines: HashMap<MemberId, (Arc<Line>, u16)>,
+    lines: HashMap<MemberId, Given>,
     silent: VecDeque<MemberId>,
+}
+
+/// A line, and where it is bound.
+struct Given {
+    line: Arc<Line>,
+    port: u16,
+    /// Until its member is admitted, a place in the lobby for each descriptor.
+    guests: Vec<Guest>,
 }
 
 impl Lines {
@@ -88,22 +98,29 @@ impl Lines {
 
     /// The line to a member.
     pub(crate) fn to(&self, member: MemberId) -> Option<Arc<Line>> {
-        self.open().lines.get(&member).map(|(line, _)| line.clone())
+        self.open().lines.get(&member).map(|given| given.line.clone())
     }
 
     pub(crate) fn all(&self) -> Vec<(MemberId, Arc<Line>)> {
-        self.open().lines.iter().map(|(member, (line, _))| (*member, line.clone())).collect()
+        self.open().lines.iter().map(|(member, given)| (*member, given.line.clone())).collect()
     }
 
-    /// The ports for a member: where it says something, and where it is told something.
-    pub(crate) fn ports(&self, member: MemberId) -> io::Result<(u16, u16)> {
-        if let Some((_, port)) = self.open().lines.get(&member) {
-            return Ok((self.reading.port(), *port));
+    /// The ports for a member that asked from there: where it says something, and where it is told something.
+    pub(crate) fn ports(self: &Arc<Self>, member: MemberId, from: Origin) -> io::Result<(u16, u16)> {
+        if let Some(given) = self.open().lines.get(&member) {
+            return Ok((self.reading.port(), given.port));
         }
+        let lobby = self.options.lobby.as_ref();
+        if lobby.is_some_and(|lobby| !lobby.has_room()) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let guests: Vec<Guest> =
+            (0..DESCRIPTORS).filter_map(|_| lobby.map(|lobby| lobby.enter(from))).collect();
         let place = SocketAddr::new(self.reading.ip(), 0);
         let (watched, port) = bind_at(self.kind, place, &self.options, &self.keys, Some(&self.changed))?;
+        guests.iter().for_each(|guest| self.close_when_turned_out(member, guest));
         let mut open = self.open();
-        open.lines.insert(member, (Arc::new(Line::new(self.kind, watched)), port));
+        open.lines.insert(member, Given { line: Arc::new(Line::new(self.kind, watched)), port, guests });
         open.silent.push_back(member);
         if open.silent.len() > MOST_SILENT {
             if let Some(first) = open.silent.pop_front() {
@@ -113,9 +130,27 @@ impl Lines {
         Ok((self.reading.port(), port))
     }
 
+    fn close_when_turned_out(self: &Arc<Self>, member: MemberId, guest: &Guest) {
+        let (lines, watch) = (Arc::downgrade(self), guest.watch());
+        tokio::spawn(async move {
+            if watch.turned_out().await.is_some() {
+                lines.upgrade().iter().for_each(|lines| lines.close(member));
+            }
+        });
+    }
+
     /// A member has said something.
     pub(crate) fn heard(&self, member: MemberId) {
-        self.open().silent.retain(|silent| *silent != member);
+        let mut open = self.open();
+        open.silent.retain(|silent| *silent != member);
+        open.lines.get(&member).iter().flat_map(|given| &given.guests).for_each(Guest::heard);
+    }
+
+    /// A member is admitted.
+    pub(crate) fn admit(&self, member: MemberId) {
+        if let Some(given) = self.open().lines.get_mut(&member) {
+            given.guests.drain(..).for_each(|guest| guest.admit());
+        }
     }
 
     /// Closes the line to a member: what was sent before goes out still.
@@ -126,7 +161,7 @@ impl Lines {
 
 impl Open {
     fn close(&mut self, member: MemberId) {
-        if let Some((line, _)) = self.lines.remove(&member) {
+        if let Some(Given { line, .. }) = self.lines.remove(&member) {
             line.watched.socket.close();
             self.silent.retain(|silent| *silent != member);
         }

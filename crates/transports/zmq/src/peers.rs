@@ -34,6 +34,11 @@ impl Peers {
         message.source().is_some_and(|descriptor| self.reading.get(&descriptor) == Some(&member))
     }
 
+    /// The connections that the member's messages come over.
+    pub(crate) fn reading(&self, member: MemberId) -> impl Iterator<Item = i32> + '_ {
+        self.reading.iter().filter(move |(_, id)| **id == member).map(|(descriptor, _)| *descriptor)
+    }
+
     pub(crate) fn heard(&mut self, member: MemberId, message: &Part) {
         if self.leaving.contains(&member) {
             return; // what was sent before its connection ended

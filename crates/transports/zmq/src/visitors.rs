@@ -1,0 +1,154 @@
+//! Connections of which nobody knows yet whose they are, at a listener. libzmq accepts whatever comes and tells of it
+//! afterwards, and of the parts of one message it keeps any number. So each connection is a guest in the listener's lobby
+//! until its member is admitted, and its socket is shut down when the lobby needs the place, when it says more than an
+//! honest member does, or when more goes to the group than may wait for it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use thalweg_messages::MemberId;
+use thalweg_transport::{Guest, Lobby, Origin};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::kernel;
+
+/// Most bytes that a connection may bring before its member is admitted: several times what a handshake under CURVE, a
+/// hello each quarter of a second and the session's first message take.
+pub(crate) const MOST_SAID: u64 = 64 << 10;
+/// Most bytes that may go to the group while a connection that hears of them is a guest's.
+const MOST_PASSED: u64 = 32 << 20;
+/// How often guests are asked how much they have said.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Which of a listener's sockets a connection is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Place {
+    /// What members say comes over it.
+    Input,
+    /// Bound at the listener's address, where that is another.
+    Output,
+    /// The line to a member.
+    Line(MemberId),
+}
+
+/// A connection, by its socket and descriptor. A descriptor is used again, but not before its end was told.
+type Key = (Place, i32);
+
+struct Visitor {
+    guest: Guest,
+    from: SocketAddr,
+    /// What has gone to the group since it came.
+    passed: u64,
+}
+
+/// The guests among a listener's connections; there are none without a lobby.
+pub(crate) struct Visitors {
+    lobby: Option<Lobby>,
+    here: Arc<Here>,
+    looking: Option<AbortHandle>,
+}
+
+#[derive(Default)]
+struct Here {
+    table: Mutex<HashMap<Key, Visitor>>,
+    came: Notify,
+}
+
+impl Here {
+    fn table(&self) -> MutexGuard<'_, HashMap<Key, Visitor>> {
+        // Each change is one call on the map, so a poisoned one is whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shuts those down that `must` go; libzmq then tells of their end.
+    fn shut(&self, must: impl Fn(&Key, &Visitor) -> bool) {
+        for ((_, descriptor), visitor) in self.table().iter().filter(|(key, visitor)| must(key, visitor)) {
+            kernel::shut_down(*descriptor, visitor.from);
+        }
+    }
+}
+
+impl Visitors {
+    /// Nobody yet.
+    pub(crate) fn new(lobby: Option<Lobby>) -> Self {
+        let here = Arc::new(Here::default());
+        let looking = lobby.is_some().then(|| tokio::spawn(look(here.clone())).abort_handle());
+        Self { lobby, here, looking }
+    }
+
+    /// There is a new connection.
+    pub(crate) fn came(&self, place: Place, descriptor: i32) {
+        let Some(lobby) = &self.lobby else { return };
+        // It may have ended already, of which we hear next.
+        let Some(from) = kernel::peer_of(descriptor) else { return };
+        let guest = lobby.enter(from);
+        let (key, watch, here) = ((place, descriptor), guest.watch(), Arc::downgrade(&self.here));
+        self.here.table().insert(key, Visitor { guest, from, passed: 0 });
+        self.here.came.notify_one();
+        tokio::spawn(async move {
+            if watch.turned_out().await.is_none() {
+                return;
+            }
+            if let Some(here) = here.upgrade() {
+                here.shut(|other, visitor| *other == key && visitor.from == from);
+            }
+        });
+    }
+
+    /// A connection said what a member says.
+    pub(crate) fn heard(&self, place: Place, descriptor: i32) {
+        self.here.table().get(&(place, descriptor)).iter().for_each(|visitor| visitor.guest.heard());
+    }
+
+    /// A connection's member is admitted.
+    pub(crate) fn admit(&self, place: Place, descriptor: i32) {
+        let visitor = self.here.table().remove(&(place, descriptor));
+        visitor.iter().for_each(|visitor| visitor.guest.admit());
+    }
+
+    /// The member of a line is admitted.
+    pub(crate) fn admit_line(&self, member: MemberId) {
+        let line = Place::Line(member);
+        let admitted: Vec<Key> =
+            self.here.table().keys().filter(|(place, _)| *place == line).copied().collect();
+        admitted.into_iter().for_each(|(place, descriptor)| self.admit(place, descriptor));
+    }
+
+    /// A connection has ended.
+    pub(crate) fn ended(&self, place: Place, descriptor: i32) {
+        self.here.table().remove(&(place, descriptor));
+    }
+
+    /// So much has gone to the group, and waits for whoever does not read it.
+    pub(crate) fn passed(&self, bytes: u64) {
+        for ((place, _), visitor) in self.here.table().iter_mut() {
+            visitor.passed += if *place == Place::Output { bytes } else { 0 };
+        }
+        self.here.shut(|_, visitor| visitor.passed > MOST_PASSED);
+    }
+
+    /// Who answers for what comes over a connection.
+    pub(crate) fn origin(&self, place: Place, descriptor: i32) -> Origin {
+        self.here.table().get(&(place, descriptor)).map_or(Origin::Unknown, |visitor| visitor.from.into())
+    }
+}
+
+impl Drop for Visitors {
+    fn drop(&mut self) {
+        self.looking.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Asks, as long as there are guests, how much they have said.
+async fn look(here: Arc<Here>) {
+    loop {
+        if here.table().is_empty() {
+            here.came.notified().await;
+        }
+        here.shut(|(_, descriptor), visitor| kernel::said(*descriptor, visitor.from) > MOST_SAID);
+        tokio::time::sleep(LOOK).await;
+    }
+}

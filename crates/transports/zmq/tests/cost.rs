@@ -1,0 +1,75 @@
+//! What connections of unknown peers cost at most: docs/explanation/security.md says it. Alone in its process, whose memory
+//! it looks at.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+use std::time::Duration;
+
+use thalweg_transport::{Bounds, Lobby, Options};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+mod common;
+use common::{listen, options};
+
+const GUESTS: usize = 200;
+/// Bytes of memory for each.
+const EACH: u64 = 256 << 10;
+
+/// Bytes of this process in memory (proc(5), statm); `None` where the system does not say.
+fn resident() -> Option<u64> {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok()?;
+    pages.split(' ').nth(1)?.parse::<u64>().ok().map(|pages| pages * 4096)
+}
+
+fn descriptors() -> Option<usize> {
+    std::fs::read_dir("/proc/self/fd").ok().map(Iterator::count)
+}
+
+/// The handshake of a DEALER, a message of 60 parts that has no end yet, and a question (ZMTP 3.1, RFC 37).
+fn said(number: u8) -> Vec<u8> {
+    let property = |name: &str, value: &[u8]| {
+        [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()
+    };
+    let command = |content: &[u8]| [&[4, content.len() as u8], content].concat();
+    let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1];
+    bytes.extend_from_slice(b"NULL");
+    bytes.resize(64, 0);
+    let identity = [&[0x81, number][..], &[0; 14]].concat();
+    let ready = [property("Socket-Type", b"DEALER"), property("Identity", &identity)].concat();
+    bytes.extend(command(&[&[5], &b"READY"[..], &ready].concat()));
+    for _ in 0..60 {
+        bytes.extend_from_slice(&[3, 0, 0, 0, 0, 0, 0, 4, 0]);
+        bytes.resize(bytes.len() + 1024, 7);
+    }
+    bytes.extend(command(b"\x04PING\0\0"));
+    bytes
+}
+
+#[tokio::test]
+async fn connections_of_unknown_peers_cost_what_the_documents_say() {
+    let (Some(memory), Some(files)) = (resident(), descriptors()) else {
+        return println!("skipped: the system has no /proc/self");
+    };
+    let bounds = Bounds { total: GUESTS, share: GUESTS, patience: Duration::from_secs(60) };
+    let lobby = Lobby::new(bounds);
+    let listener = listen(&Options { lobby: Some(lobby.clone()), ..options("router") }).await;
+    let mut streams = Vec::new();
+    for number in 0..GUESTS {
+        let mut stream = TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap();
+        stream.write_all(&said(number as u8)).await.unwrap();
+        streams.push(stream);
+    }
+    for stream in &mut streams {
+        let mut seen = Vec::new();
+        while !seen.windows(4).any(|four| four == b"PONG") {
+            assert!(stream.read_buf(&mut seen).await.unwrap() > 0, "it hung up");
+        }
+    }
+    let memory = resident().unwrap().saturating_sub(memory) / GUESTS as u64;
+    let files = descriptors().unwrap() - files;
+    println!(
+        "{memory} bytes and {files} descriptors for {GUESTS} connections, those of the peers among them"
+    );
+    assert!(memory <= EACH, "{memory} bytes for each");
+    assert!(files <= 2 * GUESTS + 64, "{files} descriptors");
+}

@@ -1,0 +1,165 @@
+//! Connections of which nobody has proved who it is: how many there are, how much they may say, how long they stay.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+use std::io::ErrorKind as Io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_conformance::Recorder;
+use thalweg_transport::{Bounds, ErrorKind, Link, Listener, Lobby, Options, Transport};
+use thalweg_zmq::Zmq;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+mod common;
+use common::{listen, options};
+
+const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
+/// Places in the lobby that a client takes at most: for its connections, for itself, and for its line.
+const PLACES: usize = 8;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn lobby(pattern: &str, guests: usize) -> (Lobby, Options) {
+    let lobby = Lobby::new(Bounds { total: guests, share: guests, patience: PATIENCE });
+    (lobby.clone(), Options { lobby: Some(lobby), ..options(pattern) })
+}
+
+async fn dial(listener: &dyn Listener) -> TcpStream {
+    TcpStream::connect(("127.0.0.1", listener.address().port.unwrap())).await.unwrap()
+}
+
+/// Waits until the listener hangs up.
+async fn hung_up(mut stream: TcpStream) {
+    let mut buffer = [0; 4096];
+    while stream.read(&mut buffer).await.is_ok_and(|got| got > 0) {}
+}
+
+/// The handshake of a DEALER with this identity, in the clear (ZMTP 3.1, RFC 37).
+fn ready(identity: &[u8]) -> Vec<u8> {
+    let property = |name: &str, value: &[u8]| {
+        [&[name.len() as u8], name.as_bytes(), &(value.len() as u32).to_be_bytes(), value].concat()
+    };
+    let mut greeting = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 1];
+    greeting.extend_from_slice(b"NULL");
+    greeting.resize(64, 0);
+    let body = [property("Socket-Type", b"DEALER"), property("Identity", identity)].concat();
+    let command = [&[5], &b"READY"[..], &body].concat();
+    [&greeting[..], &[4, command.len() as u8], &command].concat()
+}
+
+/// A client that says who it is and is admitted: its end and the listener's.
+async fn admitted(listener: &dyn Listener, options: &Options) -> (Arc<dyn Link>, Arc<dyn Link>) {
+    let connect = async {
+        let client = Zmq::default().connect(&listener.address(), options).await.unwrap();
+        client.send_control(Bytes::from_static(b"it is me")).await.unwrap();
+        client
+    };
+    let accept = async {
+        loop {
+            let Ok(link) = listener.accept().await.unwrap().await else { continue };
+            if link.receive(&Recorder::new(0)).await.is_ok_and(|message| message == "it is me") {
+                link.admit();
+                return link;
+            }
+        }
+    };
+    tokio::join!(connect, accept)
+}
+
+async fn say(from: &Arc<dyn Link>, to: &Arc<dyn Link>) {
+    from.send_control(Bytes::from_static(b"unharmed")).await.unwrap();
+    assert_eq!(to.receive(&Recorder::new(0)).await.unwrap(), "unharmed");
+}
+
+/// Of connections that say nothing there are as many as the lobby has room for: those that came first are hung up on. A
+/// client gets in beside them, and stays whatever comes afterwards.
+#[tokio::test]
+async fn silent_connections_give_way_and_a_client_gets_in() {
+    const SILENT: usize = 100;
+    for pattern in PATTERNS {
+        let (lobby, listening) = lobby(pattern, 2 * PLACES);
+        let listener = listen(&listening).await;
+        let mut silent = Vec::new();
+        for _ in 0..SILENT {
+            silent.push(dial(&*listener).await);
+        }
+        let last = silent.split_off(SILENT - 2 * PLACES);
+        for stream in silent {
+            hung_up(stream).await;
+        }
+        let (client, server) = admitted(&*listener, &options(pattern)).await;
+        say(&client, &server).await;
+        let mut more = Vec::new();
+        for _ in 0..SILENT {
+            more.push(dial(&*listener).await);
+        }
+        for stream in last {
+            hung_up(stream).await;
+        }
+        say(&server, &client).await;
+        say(&client, &server).await;
+        assert!(lobby.count() <= lobby.bounds().total, "{pattern}");
+    }
+}
+
+/// One that shakes hands and then sends parts of a message without end, which libzmq would all keep.
+#[tokio::test]
+async fn a_message_without_end_ends_its_own_connection() {
+    let (_, listening) = lobby("router", 2 * PLACES);
+    let listener = listen(&listening).await;
+    let (client, server) = admitted(&*listener, &options("router")).await;
+    for size in [0_usize, 1, 200, 1 << 20] {
+        let mut stream = dial(&*listener).await;
+        stream.write_all(&ready(&[0x81; 16])).await.unwrap();
+        // A long frame of which more parts follow.
+        let part = [&[3], &(size as u64).to_be_bytes()[..], &vec![7; size]].concat();
+        let ended = loop {
+            if let Err(error) = stream.write_all(&part).await {
+                break error;
+            }
+        };
+        assert!(matches!(ended.kind(), Io::BrokenPipe | Io::ConnectionReset), "{ended}");
+    }
+    say(&client, &server).await;
+}
+
+/// Whoever only shakes hands has to go in time, by a clock that is put forward.
+#[tokio::test]
+async fn a_guest_has_to_go_in_time() {
+    for pattern in PATTERNS {
+        let (lobby, listening) = lobby(pattern, 4 * PLACES);
+        let listener = listen(&listening).await;
+        let (client, server) = admitted(&*listener, &options(pattern)).await;
+        let mut streams = vec![dial(&*listener).await, dial(&*listener).await];
+        streams[1].write_all(&ready(&[0x82; 16])).await.unwrap();
+        let (silent, its_server) = common::link(&*listener, &options(pattern)).await;
+        tokio::time::pause();
+        tokio::time::advance(PATIENCE).await;
+        tokio::time::resume();
+        for stream in streams {
+            hung_up(stream).await;
+        }
+        for link in [&silent, &its_server] {
+            let error = link.receive(&Recorder::new(0)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        }
+        say(&client, &server).await;
+        drop((silent, its_server));
+        while lobby.count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// An admitted client has no place in the lobby, whatever it is made of.
+#[tokio::test]
+async fn who_is_admitted_is_no_guest() {
+    for pattern in ["router", "pubsub"] {
+        let (lobby, listening) = lobby(pattern, 2 * PLACES);
+        let listener = listen(&listening).await;
+        let (client, server) = admitted(&*listener, &options(pattern)).await;
+        say(&client, &server).await;
+        assert_eq!(lobby.count(), 0, "{pattern}");
+    }
+}
