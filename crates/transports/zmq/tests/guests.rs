@@ -128,28 +128,27 @@ async fn a_message_without_end_ends_its_own_connection() {
 /// Whoever only shakes hands has to go in time, by a clock that is put forward.
 #[tokio::test]
 async fn a_guest_has_to_go_in_time() {
-    for pattern in ["router"] {
-        let (lobby, listening) = lobby(pattern, 4 * PLACES);
-        let listener = listen(&listening).await;
-        let (client, server) = admitted(&*listener, &options(pattern)).await;
-        let mut streams = vec![dial(&*listener).await, dial(&*listener).await];
-        streams[1].write_all(&ready(&[0x82; 16])).await.unwrap();
-        let (silent, its_server) = common::link(&*listener, &options(pattern)).await;
-        tokio::time::pause();
-        tokio::time::advance(PATIENCE).await;
-        tokio::time::resume();
-        for stream in streams {
-            hung_up(stream).await;
-        }
-        for link in [&silent, &its_server] {
-            let error = link.receive(&Recorder::new(0)).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
-        }
-        say(&client, &server).await;
-        drop((silent, its_server));
-        while lobby.count() > 0 {
-            tokio::task::yield_now().await;
-        }
+    let pattern = "router";
+    let (lobby, listening) = lobby(pattern, 4 * PLACES);
+    let listener = listen(&listening).await;
+    let (client, server) = admitted(&*listener, &options(pattern)).await;
+    let mut streams = vec![dial(&*listener).await, dial(&*listener).await];
+    streams[1].write_all(&ready(&[0x82; 16])).await.unwrap();
+    let (silent, its_server) = common::link(&*listener, &options(pattern)).await;
+    tokio::time::pause();
+    tokio::time::advance(PATIENCE).await;
+    tokio::time::resume();
+    for stream in streams {
+        hung_up(stream).await;
+    }
+    for link in [&silent, &its_server] {
+        let error = link.receive(&Recorder::new(0)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    }
+    say(&client, &server).await;
+    drop((silent, its_server));
+    while lobby.count() > 0 {
+        tokio::task::yield_now().await;
     }
 }
 
