@@ -37,6 +37,10 @@ use crate::{holding, lock, random, registry, Error};
 const HANDSHAKES: usize = 2048;
 /// How long a member of a group may keep the others waiting for its earlier messages.
 const GROUP_PATIENCE: Duration = Duration::from_millis(20);
+/// How long links may take to end by themselves when the server closes, and how long its tasks may take after that.
+/// Together less than the two seconds in which Ctrl-C has to end everything.
+const FAREWELL_PATIENCE: Duration = Duration::from_millis(1200);
+const TASKS_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a cancelled sender may hold on to the model before its link is closed.
 const LOAN_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a chunk that came late may take to be written.
@@ -272,10 +276,10 @@ impl Server {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             };
-            let _ = tokio::time::timeout(LOAN_PATIENCE, all).await;
+            let _ = tokio::time::timeout(FAREWELL_PATIENCE, all).await;
             join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
         });
-        runtime.shutdown_timeout(Duration::from_secs(1));
+        runtime.shutdown_timeout(TASKS_PATIENCE);
     }
 }
 
