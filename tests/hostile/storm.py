@@ -22,8 +22,6 @@ ROOT: Final = Path(__file__).parents[2]
 MEMORY: Final = 128 << 20
 # Rounds before anybody attacks, from which memory and pace are taken.
 CALM: Final = 20
-# Transports whose peers have a place in the lobby from the moment they connect.
-GUARDED: Final = ("tcp", "grpc", "unifl")
 END_SECONDS: Final = 60.0
 HOST: Final = "127.0.0.1"
 
@@ -142,9 +140,7 @@ def place(transport: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def missing(transport: str) -> str:
-    """Say what this machine or the transport lacks to be tried; nothing if it lacks nothing."""
-    if transport not in GUARDED:
-        return f"{transport} does not ask the lobby yet"
+    """Say what this machine lacks to try a transport; nothing if it lacks nothing."""
     needed = programs(transport)
     if needed and not any(program.find() for program in needed):
         return f"{transport} needs a broker: {' or '.join(program.name for program in needed)} is not installed"
