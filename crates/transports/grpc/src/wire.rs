@@ -49,10 +49,14 @@ impl AsyncRead for Wire {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
+        let (before, room) = (buf.filled().len(), buf.remaining() > 0);
         let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
         self.note(outcome)?;
         let came = &buf.filled()[before..];
+        if came.is_empty() && room {
+            // HTTP/2 first writes what it still holds, and may wait for ever for a peer that reads no more.
+            self.shared.end("the peer has closed the link");
+        }
         let earlier = self.shared.received.fetch_add(came.len() as u64, Ordering::Relaxed);
         if earlier + came.len() as u64 > GUEST_BYTES && !self.shared.standing.is_proved() {
             self.shared.end("it sent too much before it had proved who it is");
