@@ -43,6 +43,7 @@ impl ZmqCarrier {
                 }
             }
         }
+        self.visitors.end_lines(|member| lines.is_open(member));
         Ok(())
     }
 

@@ -101,6 +101,10 @@ impl Lines {
         self.open().lines.get(&member).map(|given| given.line.clone())
     }
 
+    pub(crate) fn is_open(&self, member: MemberId) -> bool {
+        self.open().lines.contains_key(&member)
+    }
+
     pub(crate) fn all(&self) -> Vec<(MemberId, Arc<Line>)> {
         self.open().lines.iter().map(|(member, given)| (*member, given.line.clone())).collect()
     }
@@ -125,6 +129,7 @@ impl Lines {
         if open.silent.len() > MOST_SILENT {
             if let Some(first) = open.silent.pop_front() {
                 open.close(first);
+                self.changed.notify_one();
             }
         }
         Ok((self.reading.port(), port))
@@ -156,6 +161,7 @@ impl Lines {
     /// Closes the line to a member: what was sent before goes out still.
     pub(crate) fn close(&self, member: MemberId) {
         self.open().close(member);
+        self.changed.notify_one();
     }
 }
 

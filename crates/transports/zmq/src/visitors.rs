@@ -122,6 +122,11 @@ impl Visitors {
         self.here.table().remove(&(place, descriptor));
     }
 
+    /// Of the lines only those that are `open` have connections still: nobody tells of the end of the others'.
+    pub(crate) fn end_lines(&self, open: impl Fn(MemberId) -> bool) {
+        self.here.table().retain(|(place, _), _| !matches!(place, Place::Line(member) if !open(*member)));
+    }
+
     /// So much has gone to the group, and waits for whoever does not read it.
     pub(crate) fn passed(&self, bytes: u64) {
         for ((place, _), visitor) in self.here.table().iter_mut() {
