@@ -1,8 +1,14 @@
-"""What all tests share: no test of properties fails because a machine is busy."""
+"""What all tests share: no test of properties fails because a machine is busy, and Ctrl-C reaches what a test starts."""
 
 from __future__ import annotations
+
+import signal
 
 from hypothesis import settings
 
 settings.register_profile("thalweg", deadline=None)
 settings.load_profile("thalweg")
+
+# A shell starts what it puts in the background with SIGINT ignored, and so would be every program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
