@@ -19,6 +19,8 @@ pytestmark = pytest.mark.e2e
 
 RUN = ["run", "--clients", "2", "--rounds", "100000", "--model"]
 PAYLOAD = [*RUN, "payload:256KiB"]
+# No measure of speed: without it a program that does not hear Ctrl-C would hold up the tests for ever.
+HUNG_SECONDS = 120.0
 BENCH = 'repetitions = 9\n[base]\njob = {clients = 2, rounds = 9}\nmodel = {name = "lenet"}\n'
 LAB = pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
 MQTT = pytest.mark.skipif(installed("mosquitto") is None, reason="mosquitto is not installed: make system")
@@ -53,7 +55,7 @@ class Terminal:
     def interrupt(self) -> tuple[int, str, list[str]]:
         """Send Ctrl-C; return the exit code, what it said then, and the programs that are left at its end."""
         os.killpg(self.process.pid, signal.SIGINT)
-        self.process.wait()
+        self.process.wait(HUNG_SECONDS)  # it ends in two; one that never does fails here
         left = self.left()
         _, said = self.process.communicate()
         return self.process.returncode, said, left
