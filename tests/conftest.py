@@ -1,4 +1,4 @@
-"""What all tests share: no test of properties fails because a machine is busy, and Ctrl-C reaches what a test starts."""
+"""What all tests share: no test of properties fails because a machine is busy; Ctrl-C reaches what a test starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from hypothesis import settings
 settings.register_profile("thalweg", deadline=None)
 settings.load_profile("thalweg")
 
-# A shell starts what it puts in the background with SIGINT ignored, and so would be every program that a test interrupts.
+# A shell starts programs in the background with SIGINT ignored; the programs that tests interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
