@@ -244,7 +244,7 @@ impl Client {
             return;
         }
         self.reaching.failed(now, reason);
-        if !may_retry || self.reaching.is_over(now) {
+        if !may_retry || !self.reaching.may_retry(now) {
             return self.finish(Err(reason.into()));
         }
         let after = self.backoff();

@@ -2,6 +2,9 @@
 
 use crate::Time;
 
+/// What one attempt gets at least, also of a client without patience.
+const ATTEMPT: Time = Time::from_secs(1);
+
 /// One span of trying, from its first moment to being let in.
 #[derive(Debug)]
 pub(crate) struct Reaching {
@@ -32,9 +35,14 @@ impl Reaching {
         (self.since, self.failed) = (None, None);
     }
 
-    /// When patience ends; at once if nobody has said yet when the trying began.
+    /// When an attempt ends; at once if nobody has said yet when the trying began.
     pub(crate) fn deadline(&self) -> Time {
-        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.patience))
+        self.since.map_or(Time::ZERO, |since| since.saturating_add(self.patience.max(ATTEMPT)))
+    }
+
+    /// Whether there is patience for another attempt after one that has failed.
+    pub(crate) fn may_retry(&self, now: Time) -> bool {
+        self.since.is_none_or(|since| now < since.saturating_add(self.patience))
     }
 
     pub(crate) fn is_over(&self, now: Time) -> bool {
@@ -44,7 +52,7 @@ impl Reaching {
     /// Why it ends: the last failure, or what the peer did instead of letting the client in. `connected`: there is a
     /// connection.
     pub(crate) fn reason(&self, connected: bool) -> String {
-        let seconds = self.patience.as_secs_f64();
+        let seconds = self.patience.max(ATTEMPT).as_secs_f64();
         let mend = "check the address and the transport, or raise the patience";
         match &self.failed {
             _ if connected => format!(
@@ -90,6 +98,16 @@ mod tests {
         reaching.failed(SECOND, "refused");
         assert_eq!(reaching.reason(false), "refused");
         assert!(reaching.reason(true).starts_with("the peer took the connection"));
+    }
+
+    #[test]
+    fn without_patience_there_is_one_attempt() {
+        let mut reaching = Reaching::new(Time::ZERO);
+        reaching.trying(SECOND);
+        assert!(!reaching.is_over(SECOND), "it has a second");
+        assert!(reaching.is_over(2 * SECOND));
+        assert!(!reaching.may_retry(SECOND));
+        assert!(Reaching::new(2 * SECOND).may_retry(SECOND), "nothing was tried yet");
     }
 
     #[test]
