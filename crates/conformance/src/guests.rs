@@ -74,9 +74,10 @@ pub async fn a_guest_sends_no_chunks(factory: &Factory) {
     let update = outgoing(&pattern(4096, 1), update_id(1), factory.chunk(4096));
     let sink = Recorder::new(0);
     let send = async {
-        // Where chunks and messages go by different ways, the message is what is waited for.
-        let _ = pair.client.send_update(&update).await;
-        let _ = pair.client.send_control(Bytes::from_static(b"after")).await;
+        // Where chunks and messages go by different ways, the message is what is waited for. A sender that sends again
+        // what is not acknowledged ends with the link.
+        let message = pair.client.send_control(Bytes::from_static(b"after"));
+        let _ = tokio::join!(pair.client.send_update(&update), message);
     };
     let came = receive_once(&pair.server, &sink, send).await;
     if let Ok(message) = &came {
