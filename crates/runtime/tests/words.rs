@@ -66,6 +66,9 @@ fn a_name_that_is_not_plain_gets_into_no_line() {
     let seen = notes_until(&server, |line| line == "good joined");
     // That a peer was turned away may be said, but nothing of what it calls itself.
     assert!(seen.iter().all(|line| is_plain(line) && !line.contains("b joined")), "{seen:?}");
+    let others: Vec<&String> =
+        seen.iter().filter(|line| !line.starts_with("a peer was turned away")).collect();
+    assert_eq!(others, ["good joined"]);
     assert_eq!(server.clients(), ["good"]);
 }
 
