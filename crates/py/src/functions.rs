@@ -23,7 +23,6 @@ pub fn transports() -> PyResult<String> {
 
 /// The text in one line of at most `most` bytes, without control and format characters: safe to show and to log.
 #[pyfunction]
-#[pyo3(signature = (text, most=text::MAX_REASON))]
 pub fn plain_text(text: &str, most: usize) -> String {
     text::plain(text, most)
 }
