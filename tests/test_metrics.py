@@ -97,7 +97,7 @@ def received(metrics: Any, intake: Intake | None = None) -> tuple[dict[str, Any]
 def test_what_is_no_metrics_is_dropped(metrics: Any) -> None:
     part, notes = received(metrics)
     assert (part["metrics"], part["usage"]) == ({}, {})
-    assert all(_core.plain_text(note) == note for note in notes)
+    assert all(_core.plain_text(note, 1024) == note for note in notes)
 
 
 @pytest.mark.parametrize("value", ["1", None, [], {}, True, -1, 1e300, "NaN", "Infinity"])
