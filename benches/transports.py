@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from benches.common import FOLDER, MIB, Figure, Spread, note
-from thalweg import registry
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.show import progress_on_stderr
 from thalweg.report.source import read_run
+from thalweg.transports import registry
 
 # Seconds that a round of 8 MiB with 4 clients may take over loopback.
 LIMITS: Final = {"tcp": 0.150, "udp": 0.150, "zmq": 0.150, "mqtt": 0.400, "grpc": 0.400, "amqp": 0.800}

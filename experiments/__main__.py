@@ -10,10 +10,10 @@ from pathlib import Path
 from experiments import measured, results
 from experiments.plan import FULL, ROOT, Experiment, names
 from experiments.run import OUT, Judged, judge, run
-from thalweg import system
 from thalweg.errors import ThalwegError
-from thalweg.explain import INTERRUPTED, explain
-from thalweg.grace import leave
+from thalweg.machine.grace import leave
+from thalweg.ui import system
+from thalweg.ui.explain import INTERRUPTED, explain
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from thalweg.bench import BenchPlan
 from thalweg.bench.axes import IS, NAME, axes, named
 from thalweg.errors import PlanError
 from thalweg.plan import read
-from thalweg.plan.sections import Seconds, Section
+from thalweg.sections import Seconds, Section
 
 ROOT: Final = Path(__file__).parent
 FULL: Final = "full"

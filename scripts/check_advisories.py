@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from thalweg.plan import toml
+from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = (ROOT / "Cargo.lock", ROOT / "fuzz" / "Cargo.lock")

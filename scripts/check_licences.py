@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from spdx import SpdxError, is_met
 
-from thalweg.plan import toml
+from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
 # Licences under which a dependency may come into an Apache-2.0 program. The same list is in deny.toml.

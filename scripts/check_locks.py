@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from thalweg.plan import toml
+from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
 PYTHON_LOCK: Final = ROOT / "requirements" / "dev.lock"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from thalweg.plan import toml
+from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
 CRATES: Final = ROOT / "crates"

@@ -14,15 +14,15 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from thalweg import registry
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import SHORT
 from thalweg.cli import app
 from thalweg.network import profiles
-from thalweg.plan import Plan, toml
+from thalweg.plan import Plan
 from thalweg.plan.combinations import setting_words
-from thalweg.plan.sections import Words
 from thalweg.record.tables import TABLES
+from thalweg.sections import Words, toml
+from thalweg.transports import registry
 
 ROOT: Final = Path(__file__).parents[1]
 PROFILES: Final = ROOT / "python" / "thalweg" / "network" / "profiles"

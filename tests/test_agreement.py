@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from thalweg.plan import toml
+from thalweg.sections import toml
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "transports.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from thalweg.plan import toml
+from thalweg.sections import toml
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg
-    from thalweg.arena import Arena, layout_of
     from thalweg.errors import ThalwegError
     from thalweg.plan import Plan
+    from thalweg.tensors.arena import Arena, layout_of
 
 __all__ = ["App", "Arena", "Client", "Plan", "Round", "Server", "ThalwegError", "fedavg", "layout_of"]
 
 # Loaded when first used, so that commands that train nothing start at once.
 _HOMES = {
     "App": "api",
-    "Arena": "arena",
+    "Arena": "tensors.arena",
     "Client": "api",
     "Plan": "plan",
     "Round": "api",
     "Server": "api",
     "ThalwegError": "errors",
     "fedavg": "api",
-    "layout_of": "arena",
+    "layout_of": "tensors.arena",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from thalweg.grace import leave
+from thalweg.machine.grace import leave
 
 __all__ = ["main"]
 

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from thalweg import _core, apps
 from thalweg.apps import name_of
-from thalweg.attendance import Attendance
-from thalweg.binding import bind
-from thalweg.choosing import Choice
+from thalweg.apps.metrics import Intake
 from thalweg.errors import PlanError
-from thalweg.metrics import Intake
-from thalweg.watching import Watch
+from thalweg.job.attendance import Attendance
+from thalweg.tensors.binding import bind
+from thalweg.tensors.choosing import Choice
+from thalweg.tensors.watching import Watch
 
 if TYPE_CHECKING:
+    from thalweg.job.recording import Recording
     from thalweg.plan import Plan
-    from thalweg.recording import Recording
 
 Metrics = dict[str, Any]
 # Without any handler Python prints warnings to standard error.
@@ -101,8 +101,8 @@ class Server:
         ``resume`` a record to go on with: ``number`` is then the last round that it has. Raises PlanError, LinkError,
         ModelError, RecordError, CoreError.
         """
-        from thalweg import links
         from thalweg.plan import Plan
+        from thalweg.transports import links
 
         if record is not None and resume is not None:
             raise PlanError("a record is resumed where it is", "Give record or resume, not both")
@@ -132,7 +132,7 @@ class Server:
         self.number = 0 if self._recording is None else self._recording.done
 
     def _record(self, plan: Plan, listen: str, resume: Path | None) -> Recording:
-        from thalweg.recording import Recording
+        from thalweg.job.recording import Recording
 
         try:
             return Recording(
@@ -254,7 +254,7 @@ class Client:
         ``thalweg pki issue`` made; ``tensors`` says which tensors travel, as the server's does. Raises LinkError,
         PlanError, ModelError.
         """
-        from thalweg import links, pki
+        from thalweg.transports import links, pki
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
@@ -270,9 +270,9 @@ class Client:
         Raises CoreError if the server is gone for good or does not let the client in, and what training raises; the
         server then hears its type and its text.
         """
-        from thalweg.farewell import farewell
-        from thalweg.participant import take_part
-        from thalweg.parties import AppClient
+        from thalweg.job.farewell import farewell
+        from thalweg.job.participant import take_part
+        from thalweg.job.parties import AppClient
 
         def note(text: str) -> None:
             _log.warning("%s: %s", self.name, text)

@@ -8,13 +8,13 @@ import pytest
 
 from tests.bench.cells import Fake, Quiet, bench
 from tests.report.records import UPDATE, make, party, write
-from thalweg import terminal
 from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.estimate import Estimate, least
 from thalweg.bench.measure import measure
 from thalweg.bench.results import KINDS, figures
 from thalweg.bench.show import duration, runs, tables
 from thalweg.plan import Plan
+from thalweg.ui import terminal
 
 
 def test_the_numbers_of_a_run(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from thalweg.cli.output import output
 from thalweg.errors import PlanError
+from thalweg.ui.output import output
 
 
 def test_what_libraries_write_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:

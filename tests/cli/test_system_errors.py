@@ -16,9 +16,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from thalweg import cli, system
-from thalweg.cli.output import Emit, nobody_reads, output
-from thalweg.explain import explain
+from thalweg import cli
+from thalweg.ui import system
+from thalweg.ui.explain import explain
+from thalweg.ui.output import Emit, nobody_reads, output
 
 # What a command needs to be called at all; a command that is not here fails the first test.
 NEEDED: dict[str, Sequence[str]] = {

@@ -65,7 +65,7 @@ class Program:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False  # it has ended meanwhile
-        return int(fields[1]) == self.process.pid and b"thalweg.worker" in command
+        return int(fields[1]) == self.process.pid and b"thalweg.job.worker" in command
 
 
 Start = Callable[..., Program]

@@ -18,7 +18,7 @@ from thalweg.lab.namespaces import within
 from thalweg.network import bound, inline, spec
 from thalweg.network.bound import Stage
 from thalweg.network.spec import Spec
-from thalweg.plan.network import MTU, NetworkSection
+from thalweg.sections.network import MTU, NetworkSection
 
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")]
 

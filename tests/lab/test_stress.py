@@ -8,7 +8,7 @@ import pytest
 
 from thalweg.errors import LabError, PlanError
 from thalweg.lab import flood, stress
-from thalweg.plan.network import StressSection
+from thalweg.sections.network import StressSection
 
 CLIENTS = ["client-1", "client-2", "client-3"]
 WORDS = """stress-ng: info:  [7] dispatching hogs: 1 cpu

@@ -10,7 +10,7 @@ from thalweg.network import bound, inline, spec
 from thalweg.network.bound import Stage
 from thalweg.network.routes import routes
 from thalweg.network.spec import Spec
-from thalweg.plan.network import NetworkSection
+from thalweg.sections.network import NetworkSection
 
 MB = 1_000_000
 

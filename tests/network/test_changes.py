@@ -11,7 +11,7 @@ from thalweg.errors import PlanError
 from thalweg.network import changes, spec
 from thalweg.network.changes import Change
 from thalweg.network.shape import Burst, Shape
-from thalweg.plan.network import NetworkSection
+from thalweg.sections.network import NetworkSection
 
 MBIT = 1_000_000
 

@@ -13,7 +13,7 @@ from thalweg.errors import PlanError
 from thalweg.network import inline, spec
 from thalweg.network.shape import Burst, Shape
 from thalweg.plan import Plan
-from thalweg.plan.network import NetworkSection
+from thalweg.sections.network import NetworkSection
 
 
 def shapes(text: str, **table: Any) -> tuple[Shape, Shape]:

@@ -11,7 +11,7 @@ from thalweg.errors import PlanError
 from thalweg.network import profiles
 from thalweg.network.shape import Burst, Keys, Range
 from thalweg.network.topology import pair_of_profile
-from thalweg.units import PROFILES
+from thalweg.ui.units import PROFILES
 
 MBIT = 1_000_000
 SHIPPED: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from thalweg.errors import PlanError
 from thalweg.network import inline, spec
 from thalweg.network.spec import LARGEST_BUFFER, SMALLEST_BUFFER, Spec
 from thalweg.plan import Plan
-from thalweg.plan.network import NetworkSection
+from thalweg.sections.network import NetworkSection
 
 SHAPE_KEYS = {
     "rate", "delay", "jitter", "delay_correlation", "keep_order", "loss", "loss_correlation", "burst", "reorder",

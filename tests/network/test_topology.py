@@ -10,7 +10,7 @@ from thalweg.errors import PlanError
 from thalweg.network import spec
 from thalweg.network.shape import Shape
 from thalweg.network.spec import Spec
-from thalweg.plan.network import NetworkSection
+from thalweg.sections.network import NetworkSection
 
 MBIT = 1_000_000
 THREE = ["client-1", "client-2", "client-3"]

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thalweg.errors import PlanError
-from thalweg.plan import Plan, toml
+from thalweg.plan import Plan
+from thalweg.sections import toml
 
 
 def test_the_command_line_overrides_the_file_and_the_file_the_defaults() -> None:

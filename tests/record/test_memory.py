@@ -13,13 +13,13 @@ import pyarrow.parquet
 
 from tests.record.conftest import outcome, round_entry
 from thalweg import _core
-from thalweg.bound import Bound
-from thalweg.host import Host
-from thalweg.parties import ServerParty
+from thalweg.job.host import Host
+from thalweg.job.parties import ServerParty
 from thalweg.plan import Plan
-from thalweg.progress import Lines
+from thalweg.plan.bound import Bound
 from thalweg.record import Record, RunRecord, tables
 from thalweg.record.tables import JOURNALED, read_table, write_parquet
+from thalweg.ui.progress import Lines
 
 EARLY, LATE = 50, 500
 # Of a hundred bytes a round nobody says that memory grows; an entry has thousands.

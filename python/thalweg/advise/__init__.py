@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from thalweg import registry
 from thalweg.advise import evidence, judge
 from thalweg.advise.condition import Condition, Difference, condition_of, differences, distance
 from thalweg.advise.evidence import Group, Measured
@@ -17,7 +16,8 @@ from thalweg.bench import axes as words
 from thalweg.bench.estimate import least, update_bytes
 from thalweg.plan import Plan
 from thalweg.report.numbers import spread
-from thalweg.verdict import FAR, Verdict, verdict
+from thalweg.transports import registry
+from thalweg.ui.verdict import FAR, Verdict, verdict
 
 __all__ = ["Question", "advise", "bench_plan"]
 

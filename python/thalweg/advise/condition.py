@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.bench.estimate import update_bytes
 from thalweg.errors import PlanError
-from thalweg.units import format_bytes, format_rate, format_seconds
+from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from thalweg.network.routes import Hop

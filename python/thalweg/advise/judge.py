@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from thalweg.advise.evidence import Group, Measured, incomplete
 from thalweg.report.numbers import divided
-from thalweg.verdict import ALIKE, FAR, FEW, LIKELY, NEAR, chance
+from thalweg.ui.verdict import ALIKE, FAR, FEW, LIKELY, NEAR, chance
 
 UNLIKELY: Final = 0.2
 

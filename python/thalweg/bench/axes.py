@@ -7,10 +7,10 @@ from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, Final
 
-from thalweg import registry
 from thalweg.errors import PlanError
 from thalweg.network import inline
 from thalweg.plan import Plan
+from thalweg.transports import registry
 
 NONE: Final = "none"
 # What a value that is a table may be called, for people.

@@ -10,11 +10,11 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
-from thalweg import registry
 from thalweg.bench import axes
 from thalweg.bench.plan import BenchPlan
 from thalweg.errors import DataError, ModelError, PlanError, ThalwegError
 from thalweg.plan import Plan, check_transport
+from thalweg.transports import registry
 
 MOST: Final = 10_000
 LARGEST_SEED: Final = 2**63

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from thalweg.errors import PlanError
-from thalweg.plan import explain, read, toml
-from thalweg.plan.sections import Seconds, Section, Text, Words
+from thalweg.plan import read
+from thalweg.sections import Seconds, Section, Text, Words, explain, toml
 
 
 class BenchPlan(Section):

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from thalweg.grace import within
-from thalweg.units import format_seconds
+from thalweg.machine.grace import within
+from thalweg.ui.units import format_seconds
 
 # A run that is told to end closes its links, its lab and its record.
 END_SECONDS: Final = 30.0

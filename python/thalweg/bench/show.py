@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from thalweg import terminal
 from thalweg.bench.matrix import label
 from thalweg.bench.results import KINDS, SHOWN
-from thalweg.units import format_bytes, format_seconds
+from thalweg.ui import terminal
+from thalweg.ui.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from thalweg.grace import leave
-from thalweg.worker import die_with
+from thalweg.job.worker import die_with
+from thalweg.machine.grace import leave
 
 
 def main() -> int:
@@ -19,12 +19,12 @@ def main() -> int:
     order = json.load(sys.stdin)
     die_with(order["parent"])
     from thalweg import _core
-    from thalweg.cli.output import output
     from thalweg.errors import ThalwegError
-    from thalweg.explain import INTERRUPTED, exit_code
+    from thalweg.job.run import run
     from thalweg.plan import Plan
-    from thalweg.progress import Lines
-    from thalweg.run import run
+    from thalweg.ui.explain import INTERRUPTED, exit_code
+    from thalweg.ui.output import output
+    from thalweg.ui.progress import Lines
 
     try:
         with output(as_json=True) as emit:

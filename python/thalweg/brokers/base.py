@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
 from thalweg.errors import BrokerError
-from thalweg.grace import is_hurried
 from thalweg.lab.state import is_alive, start_time
+from thalweg.machine.grace import is_hurried
 
 READY_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 5.0

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thalweg import machine
-from thalweg.grace import HURRIED_SECONDS
+from thalweg.machine.grace import HURRIED_SECONDS
 
 LOOK_SECONDS: Final = 1.0
 PR_SET_PDEATHSIG: Final = 1

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from thalweg import system
 from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
-from thalweg.cli.output import nobody_reads, print_document
 from thalweg.errors import AppError, ThalwegError
-from thalweg.explain import FAILED, INTERRUPTED, exit_code, explain
+from thalweg.ui import system
+from thalweg.ui.explain import FAILED, INTERRUPTED, exit_code, explain
+from thalweg.ui.output import nobody_reads, print_document
 
 __all__ = ["app", "main"]
 

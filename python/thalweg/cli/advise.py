@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from thalweg.cli.output import Json, output
+from thalweg.ui.output import Json, output
 
 # Questions in words, and how their values are written.
 QUESTIONS: Final = {
@@ -60,7 +60,7 @@ def _why_nothing(found: dict[str, Any]) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from thalweg import terminal
+    from thalweg.ui import terminal
 
     asked, nearest = found["asked"], found["nearest"]
     typer.echo(f"{found['verdict']['sentence']}\n")
@@ -94,8 +94,8 @@ def _counted(row: dict[str, Any]) -> str:
 
 def _chart(rows: list[dict[str, Any]]) -> list[str]:
     """Return bars of the transports' communication, the fastest first and those that failed last."""
-    from thalweg import terminal
     from thalweg.bench.show import times
+    from thalweg.ui import terminal
 
     known = [row for row in rows if row["communication_seconds"] is not None]
     known.sort(key=lambda row: row["communication_seconds"]["median"])
@@ -111,9 +111,9 @@ def _counted_rows(row: dict[str, Any]) -> str:
 
 
 def _transports(rows: list[dict[str, Any]]) -> Any:
-    from thalweg import terminal
     from thalweg.bench.show import runs, times
-    from thalweg.units import format_bytes, format_seconds
+    from thalweg.ui import terminal
+    from thalweg.ui.units import format_bytes, format_seconds
 
     made = terminal.table(
         "transport", "runs", "communication", "wire/update", "CPU a round", "memory", "resent", "broker"
@@ -133,8 +133,8 @@ def _transports(rows: list[dict[str, Any]]) -> Any:
 
 
 def _conditions(rows: list[dict[str, Any]]) -> Any:
-    from thalweg import terminal
-    from thalweg.units import format_seconds
+    from thalweg.ui import terminal
+    from thalweg.ui.units import format_seconds
 
     made = terminal.table("measured", "runs", "fastest", "time", "next", "times as long", "sure")
     for row in rows:
@@ -153,7 +153,7 @@ def _conditions(rows: list[dict[str, Any]]) -> Any:
 
 
 def _answer(key: str, answer: dict[str, Any]) -> str:
-    from thalweg.units import format_bytes, format_seconds
+    from thalweg.ui.units import format_bytes, format_seconds
 
     forms: dict[str, Any] = {"fastest": format_seconds, "least_cpu": format_seconds, "least_memory": format_bytes}
     form = forms.get(key, lambda value: f"{value:.3f} times the update")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.output import Json, output
-from thalweg.explain import FAILED, SOME_FAILED
+from thalweg.ui.explain import FAILED, SOME_FAILED
+from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
     from thalweg.bench.driver import Bench
@@ -109,8 +109,8 @@ def _run(bench: Bench, *, retry: bool, page: bool) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from thalweg import terminal
     from thalweg.bench.show import tables
+    from thalweg.ui import terminal
 
     console = terminal.console()
     for table in tables(found["cells"], list(found["axes"])):
@@ -126,9 +126,9 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _show_preview(found: dict[str, Any]) -> None:
-    from thalweg import terminal
     from thalweg.bench.matrix import label
     from thalweg.bench.show import duration
+    from thalweg.ui import terminal
 
     known = found["estimate_is_measured"] or found["estimate_seconds"] > 0
     about = "about" if found["estimate_is_measured"] else "at least"

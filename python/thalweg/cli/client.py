@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.output import Json, output
 from thalweg.cli.plans import AppName, DataRoot, LoginFile, Options, Tensors
+from thalweg.ui.output import Json, output
 
 PemFile = Path | None
 
@@ -37,8 +37,8 @@ def command(
 ) -> None:
     """Take part in a server's job."""
     with output(as_json=as_json) as emit:
-        from thalweg import registry
-        from thalweg.remote import Membership, join_job
+        from thalweg.job.remote import Membership, join_job
+        from thalweg.transports import registry
 
         membership = Membership(
             target=url,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thalweg.cli.output import Json, output
+from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,7 +33,8 @@ def command(
     And what is missing, what each absence costs, and what the path to a peer, or loopback, carries.
     """
     with output(as_json=as_json) as emit:
-        from thalweg import doctor, probing
+        from thalweg import doctor
+        from thalweg.doctor import probing
 
         if serve is not None:
             emit(probing.serve(serve, pki, seconds, _note))
@@ -52,7 +53,7 @@ def _note(text: str) -> None:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from thalweg import terminal
+    from thalweg.ui import terminal
 
     console = terminal.console()
     _show_machine(console, found)
@@ -61,7 +62,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _show_machine(console: Console, found: dict[str, Any]) -> None:
-    from thalweg.units import format_bytes
+    from thalweg.ui.units import format_bytes
 
     machine, tcp = found["machine"], found["tcp"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
@@ -79,7 +80,7 @@ def _show_machine(console: Console, found: dict[str, Any]) -> None:
 
 
 def _show_checks(console: Console, checks: list[dict[str, Any]]) -> None:
-    from thalweg import terminal
+    from thalweg.ui import terminal
 
     table = terminal.table("what", "here", "seen", "what its absence costs")
     for check in checks:
@@ -89,7 +90,7 @@ def _show_checks(console: Console, checks: list[dict[str, Any]]) -> None:
 
 
 def _show_path(console: Console, path: dict[str, Any]) -> None:
-    from thalweg.units import format_rate, format_seconds
+    from thalweg.ui.units import format_rate, format_seconds
 
     raw, ours = 8 * path["raw_bytes_per_second"], 8 * path["thalweg_bytes_per_second"]
     console.print(

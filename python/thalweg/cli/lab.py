@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from thalweg.cli.output import Json, output
+from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -289,7 +289,7 @@ def _say(text: str) -> None:
 
 
 def _show(labs: Sequence[Mapping[str, Any]]) -> None:
-    from thalweg import terminal
+    from thalweg.ui import terminal
 
     console = terminal.console()
     if not labs:
@@ -299,8 +299,8 @@ def _show(labs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
-    from thalweg import terminal
     from thalweg.lab import words
+    from thalweg.ui import terminal
 
     status = lab["status"]
     relay = status["relay"]

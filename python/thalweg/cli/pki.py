@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.output import Json, output
+from thalweg.ui.output import Json, output
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make certificates and tokens.")
 
@@ -27,7 +27,7 @@ def init(
 ) -> None:
     """Make a certificate authority, the server's certificate and the secret of clients' tokens."""
     with output(as_json=as_json) as emit:
-        from thalweg import pki
+        from thalweg.transports import pki
 
         hosts = host or pki.own_hosts()
         paths = pki.init(folder, hosts, days)
@@ -49,7 +49,7 @@ def issue(
 ) -> None:
     """Make a client's token, certificate and key."""
     with output(as_json=as_json) as emit:
-        from thalweg import pki
+        from thalweg.transports import pki
 
         certificate, key, token = pki.issue(folder, name, days, to)
         emit({"certificate": str(certificate), "key": str(key), "token": str(token), "days": days})

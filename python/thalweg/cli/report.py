@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.output import Json, output
+from thalweg.ui.output import Json, output
 
 
 def command(

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.output import Json, output
 from thalweg.cli.plans import (
     AppName,
     Clients,
@@ -20,6 +19,7 @@ from thalweg.cli.plans import (
     Tensors,
     assemble,
 )
+from thalweg.ui.output import Json, output
 
 Network = Annotated[
     str | None,
@@ -98,14 +98,14 @@ def command(
         "security.login_file": None if login_file is None else str(login_file),
     }
     with output(as_json=as_json) as emit:
-        from thalweg import registry
-        from thalweg.progress import progress_on_stderr
-        from thalweg.run import run
+        from thalweg.job.run import run
+        from thalweg.transports import registry
+        from thalweg.ui.progress import progress_on_stderr
 
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
         result = run(assemble(plan, resume, overrides | own), progress_on_stderr(), resume=resume)
         emit(result.table())
     if not as_json:
-        from thalweg.summary import show
+        from thalweg.cli.summary import show
 
         show(result)

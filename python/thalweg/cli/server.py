@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.output import Json, output
 from thalweg.cli.plans import AppName, Clients, DataRoot, PlanFile, Record, Resume, Rounds, Tensors, assemble
+from thalweg.ui.output import Json, output
 
 
 def command(
@@ -39,14 +39,14 @@ def command(
         "record.folder": record,
     }
     with output(as_json=as_json) as emit:
-        from thalweg.progress import progress_on_stderr
-        from thalweg.remote import listen_url, serve_job
+        from thalweg.job.remote import listen_url, serve_job
+        from thalweg.ui.progress import progress_on_stderr
 
         chosen = assemble(plan, resume, overrides)
         url = listen or listen_url(chosen)
         result = serve_job(chosen, url, progress_on_stderr(), resume=resume)
         emit(result.table())
     if not as_json:
-        from thalweg.summary import show
+        from thalweg.cli.summary import show
 
         show(result)

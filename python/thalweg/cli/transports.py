@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from thalweg.cli.output import Json, output
+from thalweg.ui.output import Json, output
 
 
 def command(*, as_json: Json = False) -> None:
     """List the transports and what each can do."""
     with output(as_json=as_json) as emit:
-        from thalweg import registry
+        from thalweg.transports import registry
 
         entries = registry.transports()
         emit(entries)
     if not as_json:
-        from thalweg import terminal
+        from thalweg.ui import terminal
 
         table = terminal.table("name", "available", "capabilities", "options")
         for entry in entries:

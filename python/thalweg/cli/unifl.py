@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from thalweg.cli.output import output
 from thalweg.cli.plans import Options
+from thalweg.ui.output import output
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="UniFL's masked loss for other programs (Linux, as root)."
@@ -59,7 +59,7 @@ def proxy(
     Clients need not know of it. The server gets each client's stream with zeros where bytes were lost, and the hole map
     says where. What the server answers is never masked.
     """
-    from thalweg import proxying
+    from thalweg.transports import proxying
 
     def observe(event: dict[str, Any]) -> None:
         if not as_json:

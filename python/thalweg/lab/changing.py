@@ -38,7 +38,7 @@ def merged(now: Mapping[str, Any], words: str, direction: str, link: str) -> dic
     from thalweg.network import inline
     from thalweg.network.shape import Keys, keys_of
     from thalweg.network.topology import pair_of_profile
-    from thalweg.plan.network import ChangeSection
+    from thalweg.sections.network import ChangeSection
 
     table = inline.parse_shape(words)
     section = ChangeSection.model_validate({"at": 0, **table})
@@ -52,7 +52,7 @@ def merged(now: Mapping[str, Any], words: str, direction: str, link: str) -> dic
 def values_of(shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return a shape's values by the keys of a plan."""
     from thalweg.network.shape import Burst
-    from thalweg.plan.network import UNLIMITED
+    from thalweg.sections.network import UNLIMITED
 
     values = {key: value for key, value in shape.items() if value is not None and not key.startswith("queue_")}
     values["rate"] = shape.get("rate") or UNLIMITED

@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from thalweg.errors import LabError, PlanError
-from thalweg.grace import within
 from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
+from thalweg.machine.grace import within
 
 READY_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 30.0

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Final, Protocol
 
 from thalweg.errors import ThalwegError
-from thalweg.explain import explain
 from thalweg.lab import namespaces, reaper
 from thalweg.lab import state as states
+from thalweg.ui.explain import explain
 
 LOOK_SECONDS: Final = 0.25
 # Who does not take its answer in this time is not waited for.

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from thalweg.errors import LabError, PlanError
-from thalweg.grace import within
 from thalweg.lab import inside
+from thalweg.machine.grace import within
 
 if TYPE_CHECKING:
-    from thalweg.plan.network import StressSection
+    from thalweg.sections.network import StressSection
 
 PROGRAM: Final = "stress-ng"
 METHOD: Final = "matrixprod"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from thalweg.report.tables import shape
-from thalweg.units import format_bytes, format_seconds
+from thalweg.ui.units import format_bytes, format_seconds
 
 # Of the core's directions, as `thalweg lab set --direction` calls them.
 WAYS: Final = {"ab": "up", "ba": "down"}

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from thalweg.errors import ModelError
-from thalweg.units import parse_size
+from thalweg.ui.units import parse_size
 
 if TYPE_CHECKING:
     from torch import nn

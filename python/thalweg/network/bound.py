@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg.network.routes import Hop, routes
 from thalweg.network.topology import SERVER
-from thalweg.plan.network import MTU
+from thalweg.sections.network import MTU
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec

@@ -13,8 +13,8 @@ from typing import Final
 from thalweg.errors import PlanError
 from thalweg.network.shape import Keys, Shape, keys_of
 from thalweg.network.topology import Pair, Wire, pair_of_profile, unknown
-from thalweg.plan.network import ChangeSection, NetworkSection, TraceSection
-from thalweg.units import parse_rate
+from thalweg.sections.network import ChangeSection, NetworkSection, TraceSection
+from thalweg.ui.units import parse_rate
 
 MOST: Final = 100_000
 LARGEST_TRACE: Final = 16 << 20

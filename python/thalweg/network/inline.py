@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from thalweg.errors import PlanError
 from thalweg.network.shape import KEYS, REPLACES
-from thalweg.plan import explain
-from thalweg.plan.network import LinkSection
+from thalweg.sections import explain
+from thalweg.sections.network import LinkSection
 
 NONE: Final = "none"
 _FLAGS: Final = ("clamp", "keep_order", "down")

@@ -7,7 +7,7 @@ from typing import Any
 
 from thalweg.errors import PlanError
 from thalweg.network.spec import Spec
-from thalweg.plan.network import NetworkSection
+from thalweg.sections.network import NetworkSection
 
 
 def check(network: NetworkSection) -> None:

@@ -12,9 +12,8 @@ from typing import Final
 from pydantic import Field, ValidationError
 
 from thalweg.errors import PlanError
-from thalweg.plan import explain, toml
-from thalweg.plan.network import LinkSection
-from thalweg.plan.sections import Section, Text
+from thalweg.sections import Section, Text, explain, toml
+from thalweg.sections.network import LinkSection
 
 OWN: Final = "THALWEG_PROFILES"
 SUFFIX: Final = ".toml"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from thalweg.errors import PlanError
-from thalweg.plan.network import UNLIMITED, BurstSection, DirectionSection
-from thalweg.units import format_seconds
+from thalweg.sections.network import UNLIMITED, BurstSection, DirectionSection
+from thalweg.ui.units import format_seconds
 
 KEYS: Final = (*DirectionSection.model_fields, "rtt")
 # A key that is given later also replaces what it excludes.

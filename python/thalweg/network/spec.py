@@ -15,7 +15,7 @@ from thalweg.network.changes import Change, expand
 from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
 from thalweg.network.topology import BROKER, SERVER, layout
-from thalweg.plan.network import MTU, NetworkSection, TcpSection
+from thalweg.sections.network import MTU, NetworkSection, TcpSection
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan

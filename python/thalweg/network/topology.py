@@ -13,7 +13,7 @@ from typing import Final
 from thalweg.errors import PlanError
 from thalweg.network import profiles
 from thalweg.network.shape import Keys, keys_of
-from thalweg.plan.network import LinkSection, NetworkSection
+from thalweg.sections.network import LinkSection, NetworkSection
 
 SERVER: Final = "server"
 BOTTLENECK: Final = "bottleneck"

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from thalweg import computing, models
+from thalweg import models
+from thalweg.apps import computing
 from thalweg.errors import PlanError
-from thalweg.plan import combinations, explain, toml
+from thalweg.plan import combinations
 from thalweg.plan.combinations import check_transport
-from thalweg.plan.network import NetworkSection, StressSection
-from thalweg.plan.sections import (
+from thalweg.sections import (
     AggregationSection,
     AppSection,
     DataSection,
@@ -28,7 +28,10 @@ from thalweg.plan.sections import (
     SecuritySection,
     TrainingSection,
     TransportSection,
+    explain,
+    toml,
 )
+from thalweg.sections.network import NetworkSection, StressSection
 
 __all__ = ["FaultLayer", "Plan", "check_transport"]
 

@@ -7,12 +7,14 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import apps, computing, data, links, models
+from thalweg import apps, data, models
+from thalweg.apps import computing
 from thalweg.errors import PlanError
+from thalweg.transports import links
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
-    from thalweg.plan.network import NetworkSection
+    from thalweg.sections.network import NetworkSection
 
 
 # Keys of [training] that mean something for an app of one's own.

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from thalweg import strict_json
 from thalweg.errors import PlanError, RecordError
 from thalweg.record import samples
 from thalweg.record.folder import Record
 from thalweg.record.tables import JOURNALED, TABLES, read_table, rows, write_parquet
+from thalweg.ui import strict_json
 
 
 def export_all(records: Sequence[Record], form: str, output: Path | None = None) -> list[Path]:

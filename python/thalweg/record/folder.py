@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine
 from thalweg.errors import RecordError
-from thalweg.grace import is_hurried
+from thalweg.machine.grace import is_hurried
 from thalweg.plan import Plan
 from thalweg.record import checkpoint, tables
 from thalweg.record import samples as queues

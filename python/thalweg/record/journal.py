@@ -13,8 +13,8 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from thalweg import strict_json
 from thalweg.errors import RecordError
+from thalweg.ui import strict_json
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

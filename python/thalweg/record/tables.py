@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from thalweg import strict_json
-from thalweg.metrics import checked_usage, evaluated
+from thalweg.apps.metrics import checked_usage, evaluated
 from thalweg.record.columns import array_of
-from thalweg.strict_json import number
+from thalweg.ui import strict_json
+from thalweg.ui.strict_json import number
 
 Entry: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = dict[str, Any]

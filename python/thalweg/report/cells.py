@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.report.numbers import divided, network_of, repair_of, spread, transport_of
 from thalweg.report.series import places
-from thalweg.verdict import Verdict, verdict
+from thalweg.ui.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan

@@ -8,13 +8,13 @@ from dataclasses import fields
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import links
-from thalweg.bound import Bound
-from thalweg.metrics import checked_usage
-from thalweg.plan.network import LinkSection
+from thalweg.apps.metrics import checked_usage
+from thalweg.plan.bound import Bound
 from thalweg.report.source import Row, Run, json_object
 from thalweg.report.text import phrase
-from thalweg.units import format_rate
+from thalweg.sections.network import LinkSection
+from thalweg.transports import links
+from thalweg.ui.units import format_rate
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan

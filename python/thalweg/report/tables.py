@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thalweg.report.text import commit_words, escaped, percent, phrase, shortly, table
-from thalweg.units import format_bytes, format_rate, format_seconds
+from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
 MOST_ROWS: Final = 256

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from thalweg.units import format_bytes, format_rate, format_seconds
+from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 LONGEST: Final = 200
 

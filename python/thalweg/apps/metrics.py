@@ -1,0 +1,185 @@
+"""What a client may report with its update, checked where it is sent and again where it comes.
+
+Metrics are the app's own figures: a flat map of at most 64 short names to numbers, short strings, and true or false.
+Usage is what this package measures of a client's process. They travel as ``{"metrics": {...}, "usage": {...}}``, at
+most 16 KiB of strict JSON, and are never mixed: an app may report a ``train_seconds`` of its own.
+
+The sender refuses what does not fit, with the mend. The server believes nobody: what does not fit is dropped, with a
+note of the client, the key and the reason, once each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, Final, TypeAlias
+
+from thalweg import _core
+from thalweg.errors import MetricsError
+from thalweg.ui import strict_json
+
+Value: TypeAlias = bool | int | float | str
+
+MOST: Final = 64
+LONGEST_NAME: Final = 64
+LONGEST_TEXT: Final = 256
+LARGEST: Final = 2**63 - 1
+# Most notes on one client; a client that makes up new names each round is not worth more.
+MOST_NOTES: Final = 8
+# What usage has, with the most that each can be: a year of processors, a petabyte.
+LIMITS: Final[Mapping[str, float]] = {"train_seconds": 1e9, "cpu_seconds": 1e9, "peak_rss_bytes": 2**50}
+CONGESTION: Final = "congestion_control"
+FORM: Final = "Return a number, a short string, or true or false for each: float(loss.mean()), say"
+
+
+def offered(metrics: Mapping[str, object], usage: Mapping[str, object]) -> str:
+    """Return the text of an update's metrics and usage; values that are None are left out.
+
+    Scalars of NumPy and PyTorch become Python's numbers. Raises MetricsError for what the server would drop.
+    """
+    kept = returned("train", metrics)
+    known = {name: value for name, value in usage.items() if value is not None}
+    text = strict_json.dumps({"metrics": kept, "usage": known}, separators=(",", ":"))
+    if len(text.encode()) > _core.MAX_METRICS:
+        raise MetricsError(
+            f"the metrics are {len(text.encode())} bytes long, over {_core.MAX_METRICS}", "Report fewer or shorter ones"
+        )
+    return text
+
+
+def evaluated(metrics: Mapping[str, object]) -> dict[str, int | float]:
+    """Return ``accuracy`` and ``loss`` of what an app returned, as far as they are there. Raises MetricsError."""
+    numbers: dict[str, int | float] = {}
+    for name, value in returned("evaluate", {name: metrics.get(name) for name in ("accuracy", "loss")}).items():
+        if isinstance(value, (bool, str)):
+            raise MetricsError(f"evaluate returned {value!r} as {name}", "Return a number")
+        numbers[name] = value
+    return numbers
+
+
+def returned(by: str, metrics: Mapping[str, object]) -> dict[str, Value]:
+    """Return what an app's ``train`` or ``evaluate`` returned, in Python's own types. Raises MetricsError."""
+    own = {name: _scalar(value) for name, value in metrics.items() if value is not None}
+    kept, refused = checked(own)
+    for name, reason in refused.items():
+        raise MetricsError(f"{by} returned the metric {_named(name)}, but {reason}", FORM)
+    return kept
+
+
+def checked(metrics: Mapping[str, object]) -> tuple[dict[str, Value], dict[str, str]]:
+    """Return the metrics that fit, and for each other name the reason, as in "loss" but "it is a list"."""
+    kept: dict[str, Value] = {}
+    refused: dict[str, str] = {}
+    for name, value in metrics.items():
+        reason = _why_not(name, strict_json.number(value))
+        if reason is None and len(kept) == MOST:
+            refused[name] = f"there are more than {MOST}"
+            break
+        if reason is None:
+            kept[name] = strict_json.number(value)
+        else:
+            refused[name] = reason
+    return kept, refused
+
+
+def checked_usage(usage: object) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the parts of usage that can be true, and why each other is not."""
+    kept: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for name, value in usage.items() if isinstance(usage, dict) else ():
+        if name == CONGESTION:
+            fits = isinstance(value, str) and _why_not(name, value) is None
+        else:
+            fits = _is_number(value) and 0 <= value <= LIMITS.get(name, -1)
+        if fits:
+            kept[name] = int(value) if name.endswith("_bytes") else value
+        else:
+            refused[name] = "no client's process uses that"
+    return kept, refused
+
+
+class Intake:
+    """Where rounds' outcomes come in from the core. Its memory is bounded by the number of clients."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, set[str]] = {}
+
+    def outcome(self, text: str) -> tuple[dict[str, Any], list[str]]:
+        """Return the core's outcome, each participant's ``metrics`` and ``usage`` being as they must, and notes."""
+        outcome: dict[str, Any] = json.loads(text)
+        notes: list[str] = []
+        for part in outcome["participants"]:
+            notes += self._part(part)
+        return outcome, notes
+
+    def _part(self, part: dict[str, Any]) -> list[str]:
+        said = part["metrics"]
+        whole = said if isinstance(said, dict) else {}
+        own = whole.get("metrics", {})
+        part["metrics"], refused = checked(own) if isinstance(own, dict) else ({}, {"metrics": "they are no object"})
+        part["usage"], untrue = checked_usage(whole.get("usage", {}))
+        other = dict.fromkeys(whole.keys() - {"metrics", "usage"}, "it is neither metrics nor usage")
+        if not isinstance(said, dict):
+            other["metrics"] = "they are no JSON object"
+        return self._notes(part["client"], refused | other | untrue)
+
+    def _notes(self, client: str, refused: Mapping[str, str]) -> list[str]:
+        told = self._told.setdefault(client, set())
+        notes = []
+        for name, reason in refused.items():
+            short = _named(name)
+            if short in told or len(told) > MOST_NOTES:
+                continue
+            told.add(short)
+            more = "; what else it reports amiss is dropped without a word" if len(told) > MOST_NOTES else ""
+            notes.append(f"{client}: its metric {short} is dropped: {reason}{more}")
+        return notes
+
+
+def _why_not(name: object, value: object) -> str | None:
+    """Return why a metric cannot be kept, or None if it can."""
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not _is_plain(name):
+        return f"a name is 1 to {LONGEST_NAME} characters that can be seen"
+    if isinstance(value, str):
+        plain = len(value) <= LONGEST_TEXT and _is_plain(value)
+        return None if plain else f"a string is one line of at most {LONGEST_TEXT} characters that can be seen"
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        return "a whole number has at most 63 bits"
+    return None if isinstance(value, (bool, int, float)) else f"it is {_kind(value)}"
+
+
+def _scalar(value: Any) -> Any:
+    """Return Python's number for a scalar of another library, and anything else as it is."""
+    if isinstance(value, (bool, int, float, str)):
+        # Of a class that is one of these, such as numpy.float64, only the value travels.
+        plain = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
+        return plain(value)
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        return value.item()
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "nothing"
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_plain(text: str) -> bool:
+    try:
+        return _core.plain_text(text, 4 * len(text)) == text
+    except UnicodeEncodeError:  # half of a pair of UTF-16
+        return False
+
+
+def _named(name: object) -> str:
+    shown = str(name).encode(errors="replace").decode()
+    return f'"{_core.plain_text(shown, LONGEST_NAME)}"'

@@ -1,0 +1,101 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.job.attendance import sentences
+from thalweg.ui import terminal
+from thalweg.ui.progress import missing_words
+from thalweg.ui.units import format_bytes, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from thalweg.job.host import Result
+    from thalweg.plan.bound import Bound
+
+
+COLUMNS: Final = (
+    "round", "accuracy", "time", "communication", "down", "up", "participants", "goodput", "of bound",
+)  # fmt: skip
+
+
+# Rows of the table at the end; a line for each of the rounds before was shown when it ended.
+SHOWN: Final = 100
+
+
+def summary(entries: Iterable[Mapping[str, Any]], bound: Bound, network: str | None = None) -> Table:
+    """Return a row a round, for the last rounds; goodput is the updates' bytes by the communication's seconds.
+
+    Where no round has an accuracy, as with many apps of one's own, the loss stands in its column.
+    """
+    rows: deque[list[str]] = deque(maxlen=SHOWN)
+    count = 0
+    known = {"accuracy": False, "loss": False}
+    for entry in entries:
+        rows.append(_cells(entry, bound))
+        known = {key: there or entry[key] is not None for key, there in known.items()}
+        count += 1
+    by_loss = known["loss"] and not known["accuracy"]
+    earlier = f"the {count - SHOWN} rounds before these are in the record\n" if count > SHOWN else ""
+    caption = f"{earlier}bound: {bound.source}" + (f"\nnetwork: {network}" if network else "")
+    columns = ("loss" if by_loss and column == "accuracy" else column for column in COLUMNS)
+    table = terminal.table(*columns, right=True, caption=caption)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _cells(entry: Mapping[str, Any], bound: Bound) -> list[str]:
+    return [
+        str(entry["round"]),
+        _quality(entry),
+        format_seconds(entry["seconds"]),
+        format_seconds(entry["communication_seconds"]),
+        format_bytes(entry["bytes_down"]),
+        format_bytes(entry["bytes_up"]),
+        "".join([f"{entry['participants']}/{entry['expected']}", *(f", {words}" for words in missing_words(entry))]),
+        *_goodput(entry, bound),
+    ]
+
+
+def _quality(entry: Mapping[str, Any]) -> str:
+    """Return the accuracy of a round, else its loss."""
+    if entry["accuracy"] is not None:
+        return f"{100 * entry['accuracy']:.2f} %"
+    return "-" if entry["loss"] is None else f"{entry['loss']:.4g}"
+
+
+def _goodput(entry: Mapping[str, Any], bound: Bound) -> tuple[str, str]:
+    down, up = (_payload_bytes(entry, direction) for direction in ("down", "up"))
+    seconds = entry["communication_seconds"]
+    if not seconds:
+        return "-", "-"
+    links = len({transfer["client"] for transfer in entry["transfers"]})
+    least = bound.seconds(down, up, links)
+    share = "-" if least is None else f"{100 * least / seconds:.0f} %"
+    return format_rate(8 * (down + up) / seconds), share
+
+
+def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
+    return sum(transfer["bytes"] for transfer in entry["transfers"] if transfer["direction"] == direction)
+
+
+def network_line(result: Result) -> str | None:
+    """Say at which level links were emulated, and why not at that of packets; None if they were not."""
+    if result.plan.network is None:
+        return None
+    level = result.emulation.partition(":")[0]
+    return f"emulated at {level}" + (f", because {result.emulation_reason}" if result.emulation_reason else "")
+
+
+def show(result: Result) -> None:
+    """Print the table and where the record is."""
+    console = terminal.console()
+    console.print(summary(result.record.rounds(), result.bound, network_line(result)))
+    for line in sentences(result.absent, result.rounds):
+        console.print(line, soft_wrap=True)
+    console.print(f"record: {result.record.path}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What runs a job: the server, its clients, their processes, the network and the broker around them."""

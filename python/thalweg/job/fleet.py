@@ -1,0 +1,214 @@
+"""The client processes of ``thalweg run``: started, watched, ended and reaped by their process ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from thalweg import _core, machine
+from thalweg.errors import RoundError
+from thalweg.job.farewell import farewell, reason
+from thalweg.job.participant import take_part
+from thalweg.job.parties import maker_of
+from thalweg.machine.grace import within
+
+END_SECONDS: Final = 10.0
+# Called from a thread of its own with a client that has ended, and why.
+OnEnd = Callable[[str, str], None]
+
+
+@dataclass
+class Member:
+    """One client: its process (None for a thread), and what it said when it ended."""
+
+    name: str
+    thread: threading.Thread
+    process: subprocess.Popen[bytes] | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What all clients of a run are told when they are started."""
+
+    url: str
+    options: Mapping[str, Any]
+    config: Mapping[str, Any]
+    data_root: str | None
+    threads: int | None
+    # Where each client's process goes before anything else, as thalweg.lab.inside takes it.
+    places: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    # Each client's congestion control, where it is not that of the options.
+    congestion: Mapping[str, str | None] = field(default_factory=dict)
+    # An app of one's own, {"object", "options"}, and which tensors travel.
+    app: Mapping[str, Any] | None = None
+    tensors: Sequence[str] | None = None
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the orders of one client; its seed is its own."""
+        options = {**self.options, "seed": self.options.get("seed", 0) + number}
+        if name in self.congestion:
+            options["transport"] = {**options.get("transport", {}), "congestion": self.congestion[name]}
+        return {
+            "url": self.url,
+            "name": name,
+            "options": options,
+            "config": dict(self.config),
+            "data_root": self.data_root,
+            "threads": self.threads,
+            "parent": os.getpid(),
+            "place": self.places.get(name),
+            "app": self.app,
+            "tensors": self.tensors,
+        }
+
+
+class Fleet:
+    """The clients of a run. They are processes, or threads where the transport does not leave the process."""
+
+    def __init__(self, log: Path, on_end: OnEnd, *, in_process: bool = False) -> None:
+        """Note where clients log and who hears of their end. Nothing is started."""
+        self._log = log
+        self._on_end = on_end
+        self._in_process = in_process
+        self.members: list[Member] = []
+        self._ending = False
+
+    def start(self, names: Sequence[str], orders: Orders) -> None:
+        """Start all clients."""
+        for number, name in enumerate(names, 1):
+            order = orders.of(name, number)
+            member = self._thread(name, order) if self._in_process else self._process(name, order)
+            self.members.append(member)
+            member.thread.start()
+
+    def check(self) -> None:
+        """Raise RoundError if a client has ended before the first round, with its own reason."""
+        for member in self.members:
+            if member.failure is not None:
+                error = member.report.get("error", {})
+                raise RoundError(
+                    f"{member.name} could not take part: {error.get('cause', member.failure)}",
+                    error.get("mend", f"See {self._log}"),
+                )
+
+    def peaks(self) -> list[int | None] | None:
+        """Return the most memory each client had, in bytes; None if they share the server's process."""
+        return None if self._in_process else [member.report.get("peak_rss_bytes") for member in self.members]
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return clients' last words; not of those that were killed, or share the server's process."""
+        return {member.name: member.report for member in self.members if member.report}
+
+    def release(self) -> None:
+        """From now on clients may end."""
+        self._ending = True
+
+    def stop(self, *, grace: float = END_SECONDS) -> None:
+        """Wait until all clients have ended; after ``grace`` seconds end the processes that have not. Idempotent.
+
+        After Ctrl-C they are ended at once, and those that are threads are left to end with this process.
+        """
+        self.release()
+        deadline = time.monotonic() + within(grace, 0.0)
+        for member in self.members:
+            member.thread.join(max(0.0, deadline - time.monotonic()))
+        for end in ("terminate", "kill"):
+            late = [m for m in self.members if m.thread.is_alive() and m.process is not None]
+            for member in late:
+                getattr(member.process, end)()
+            for member in late:
+                member.thread.join(within(END_SECONDS))
+
+    def _process(self, name: str, order: Mapping[str, Any]) -> Member:
+        environment = dict(os.environ)
+        if order["threads"] is not None:
+            environment["OMP_NUM_THREADS"] = str(order["threads"])
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "thalweg.job.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        # The order is smaller than a pipe's buffer, so this cannot block.
+        _give(process.stdin, order)
+        member = Member(name, threading.Thread(target=lambda: self._watch(member), daemon=True), process)
+        return member
+
+    def _watch(self, member: Member) -> None:
+        process = member.process
+        if process is None or process.stdout is None:
+            return
+        with process.stdout as stream:
+            member.report = _parse(stream.read())
+        code = process.wait()
+        said = member.report.get("error", {}).get("cause")
+        self._ended(member, None if code == 0 else said or _how(code))
+
+    def _thread(self, name: str, order: Mapping[str, Any]) -> Member:
+        member = Member(name, threading.Thread(target=lambda: self._take_part(member, order), daemon=True))
+        return member
+
+    def _take_part(self, member: Member, order: Mapping[str, Any]) -> None:
+        failure = None
+
+        def note(text: str) -> None:
+            self._note(member.name, text)
+
+        try:
+            maker = maker_of(order, note)
+            maker.prepare(order["config"])
+            client = _core.Client(order["url"], member.name, json.dumps(order["options"]), None)
+            with farewell(client, "the client is done"):
+                take_part(client, maker, note)
+        except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to; the run is told
+            failure = reason(error)
+            self._note(member.name, failure)
+        self._ended(member, failure)
+
+    def _ended(self, member: Member, failure: str | None) -> None:
+        if not self._ending:
+            member.failure = failure or "it ended early"
+            self._on_end(member.name, member.failure)
+
+    def _note(self, name: str, text: str) -> None:
+        with self._log.open("a") as log:
+            line = _core.plain_text(text, 4096)
+            log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())} {name}: {line}\n")
+
+
+def client_threads(plan_threads: int | None, clients: int) -> int:
+    """Return the threads of a client: as the plan says, or its share of the cores, at least one."""
+    return plan_threads or max(1, machine.cores() // clients)
+
+
+def _give(stream: IO[bytes] | None, order: Mapping[str, Any]) -> None:
+    # A client that has ended already cannot take its order; whoever watches it says why.
+    with suppress(BrokenPipeError):
+        if stream is not None:
+            with stream:
+                stream.write(json.dumps(order).encode())
+
+
+def _parse(output: bytes) -> dict[str, Any]:
+    """Return the client's last words; none if it was killed before it could say them."""
+    lines = output.splitlines()
+    report = json.loads(lines[-1]) if lines and lines[-1].startswith(b"{") else {}
+    return report if isinstance(report, dict) else {}
+
+
+def _how(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

@@ -1,0 +1,255 @@
+"""A server that listens, the model it holds and the record it writes: what local and distributed jobs share."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, apps
+from thalweg.apps.metrics import Intake
+from thalweg.errors import RecordError
+from thalweg.job.attendance import Absence, Attendance, sentences
+from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
+from thalweg.plan import check_transport
+from thalweg.plan.bound import Bound, bound_of
+from thalweg.record import RunRecord, entry
+from thalweg.transports import links, registry
+from thalweg.ui.progress import round_line
+
+if TYPE_CHECKING:
+    from thalweg.job.session import Session
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+JOIN_SLICE: Final = 0.2
+SHOWN: Final = (
+    "round",
+    "accuracy",
+    "loss",
+    "seconds",
+    "communication_seconds",
+    "fedcomm_communication_seconds",
+    "bytes_down",
+    "bytes_up",
+    "participants",
+    "expected",
+    "complete",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job came to. ``peaks``: each client's peak memory in bytes; None where it cannot be told apart.
+
+    Rounds are not kept here: there may be thousands, and the record has them.
+    """
+
+    plan: Plan
+    record: RunRecord
+    absent: Sequence[Absence]
+    rounds: int
+    parameters: int
+    update_bytes: int
+    server_peak: int | None
+    peaks: Sequence[int | None] | None
+    bound: Bound
+    emulation: str = "none"
+    # Why an emulated network is not at packet level, if it is not.
+    emulation_reason: str | None = None
+
+    def table(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
+        return {
+            "transport": self.plan.scheme,
+            "model": self.plan.label,
+            "clients": self.plan.job.clients,
+            "parameters": self.parameters,
+            "update_bytes": self.update_bytes,
+            "rounds": [{key: entry[key] for key in SHOWN} for entry in self.record.rounds()],
+            "absent": [vars(one) for one in self.absent],
+            "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
+            "emulation": self.emulation,
+            "emulation_reason": self.emulation_reason,
+            "record": str(self.record.path),
+        }
+
+
+@dataclass(frozen=True)
+class Host:
+    """A server that listens. ``first`` is the round it begins with."""
+
+    plan: Plan
+    server: _core.Server
+    party: ServerParty
+    record: RunRecord
+    progress: Progress
+    bound: Bound
+    first: int
+    session: Session | None = None
+    intake: Intake = field(default_factory=Intake)
+    attendance: Attendance = field(default_factory=Attendance)
+
+    def wait(self, look: Callable[[], None]) -> None:
+        """Wait until all clients are here; ``look`` is called several times a second and may raise."""
+        while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
+            self._tell(self.server.notes())
+            look()
+
+    def serve(self, names: Callable[[], Sequence[str]]) -> None:
+        """Run all rounds; ``names`` gives the clients by place when a round begins.
+
+        Raises CoreError if a round has too few updates and RecordError if one cannot be kept; what is recorded
+        until then stays.
+        """
+        if self.session is not None:
+            self.session.begin(self.record)
+        for number in range(self.first, self.plan.job.rounds + 1):
+            self.progress.begin(number, self.plan.job.rounds)
+            outcome = self._round(number, names())
+            self.attendance.add(outcome["participants"])
+            started = time.perf_counter()
+            evaluation = self.party.evaluate()
+            done = entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
+            self._keep(done)
+            self.progress.end(done)
+        self.attendance.departed(json.loads(self.server.departed()))
+        for line in sentences(self.attendance.absences(), self.attendance.rounds):
+            self.record.log(line)
+
+    def connected(self) -> list[str]:
+        """Return the names of the clients that are connected, in order."""
+        names: list[str] = json.loads(self.server.clients())
+        return sorted(names)
+
+    def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        config = json.dumps(round_config(self.plan, number, names))
+        try:
+            outcome, notes = self.intake.outcome(self.server.round(number, config, self._observe))
+        finally:
+            self._tell(self.server.notes())
+        self._tell(notes)
+        return outcome
+
+    def _tell(self, notes: Sequence[str]) -> None:
+        """Put what happened into the log, and before whoever watches."""
+        for note in notes:
+            self.record.log(note)
+            self.progress.note(note)
+
+    def _observe(self, state: str) -> None:
+        """Show how a round goes on, and end it if its network has failed."""
+        self.progress.observe(state)
+        if self.session is not None:
+            self.session.check()
+
+    def _keep(self, done: Mapping[str, Any]) -> None:
+        number, every, last = done["round"], self.plan.checkpoint_every, self.plan.job.rounds
+        self.record.append(done)
+        self.record.log(round_line(done, last))
+        if every and (number % every == 0 or number == last):
+            self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena))
+
+    def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
+        """Return what the job came to."""
+        return Result(
+            plan=self.plan,
+            record=self.record,
+            absent=self.attendance.absences(),
+            rounds=self.attendance.rounds,
+            parameters=self.party.parameters,
+            update_bytes=len(self.party.arena),
+            server_peak=server_peak,
+            peaks=peaks,
+            bound=self.bound,
+            emulation="none" if self.session is None else self.session.emulation,
+            emulation_reason=None if self.session is None else self.session.reason,
+        )
+
+
+@contextmanager
+def hosting(
+    plan: Plan,
+    url: str,
+    trust: Mapping[str, Any],
+    progress: Progress,
+    resume: Path | None,
+    *,
+    session: Session | None = None,
+) -> Iterator[Host]:
+    """Listen at ``url`` and open the record; at the end close both, and say in the record how it ended.
+
+    With a ``session`` the server is in its network.
+    Raises PlanError, DataError or ModelError before anything is opened; CoreError if it cannot listen, RecordError
+    if the record cannot be opened or resumed.
+    """
+    check_transport(plan, registry.transports())
+    with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
+    progress.note(f"preparing {plan.label}{with_data}")
+    party = server_party(plan, progress.note)
+    bound = bound_of(plan, url, len(party.arena), session)
+    options = json.dumps(links.server_options(plan, trust, None if session is None else session.layers))
+
+    def listen() -> _core.Server:
+        return _core.Server(party.arena, url, options)
+
+    server = listen() if session is None else session.listen(listen)
+    try:
+        facts = {"address": server.address, "tls": "tls" in trust, "bound": bound.facts()}
+        facts |= {"update_bytes": len(party.arena), "tensors": len(party.arena.layout.tensors)}
+        facts |= {} if plan.app is None else {"app": apps.facts(plan.app.object, plan.app.options)}
+        facts |= {} if session is None else session.facts()
+        record, first = _open(plan, party, resume, facts)
+        _compare(record, facts, progress)
+        host = Host(plan, server, party, record, progress, bound, first, session)
+        try:
+            yield host
+        except BaseException as error:
+            _end_badly(host, error)
+            raise
+        server.close("the job is done")
+        record.finish("complete")
+    finally:
+        progress.close()
+        server.close("the server ends")
+
+
+def _open(plan: Plan, party: ServerParty, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+    if resume is None:
+        return RunRecord.create(plan, facts), 1
+    record = RunRecord.resume(resume, plan)
+    try:
+        return record, record.restore(party.arena.layout.tensors, bytes_of(party.arena)) + 1
+    except RecordError:
+        record.close()
+        raise
+
+
+def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) -> None:
+    """Say if a run that is gone on with has another app than before, and keep which one it now is."""
+    if "app" not in facts:
+        return
+    told = apps.changed(record.manifest.get("app"), facts["app"])
+    if told is not None:
+        progress.note(told)
+        record.log(told)
+        record.note(app=facts["app"])
+
+
+def _end_badly(host: Host, error: BaseException) -> None:
+    interrupted = not isinstance(error, Exception)
+    status = "interrupted" if interrupted else "failed"
+    host.server.close(f"the job was {status}")
+    try:
+        host.record.log(status if interrupted else f"failed: {error}")
+        host.record.note(reason=None if interrupted else str(error))
+        host.record.finish(status)
+    except RecordError as second:
+        host.progress.note(f"the record is not complete: {second}")
+    done = host.record.checkpoint_round
+    if done is not None:
+        host.progress.note(f"to go on after round {done}: thalweg run --resume {host.record.path}")

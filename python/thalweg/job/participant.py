@@ -1,0 +1,57 @@
+"""A client's way through a job: join, train, send, again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from thalweg import _core, machine
+from thalweg.apps.metrics import offered
+from thalweg.job.parties import PartyMaker
+
+Note = Callable[[str], None]
+
+
+def take_part(client: _core.Client, make: PartyMaker, note: Note) -> list[dict[str, Any]]:
+    """Take part in every round until the job is done; return ``{"round", "samples", "status"}`` of each.
+
+    ``status`` is accepted, late, rejected or done. A refused update is told to ``note`` and does not end the job.
+    With the party's metrics goes what its process used: ``train_seconds``, ``peak_rss_bytes``, ``cpu_seconds`` and
+    ``congestion_control``. Raises CoreError if the server does not let the client in or is gone for good, MetricsError
+    for what is no metric, and whatever training raises.
+    """
+    client.join()
+    party = None
+    rounds: list[dict[str, Any]] = []
+    while (task := client.next()) is not None:
+        number, text = task
+        config = json.loads(text)
+        party = party or make(config, client.arena)
+        started = time.perf_counter()
+        samples, metrics = party.train(config)
+        text = offered(metrics, _usage(client, time.perf_counter() - started))
+        status = _submit(client, number, samples, text, note)
+        rounds.append({"round": number, "samples": samples, "status": status})
+        note(f"round {number}: {samples} samples, {status}")
+    return rounds
+
+
+def _usage(client: _core.Client, seconds: float) -> dict[str, Any]:
+    return {
+        "train_seconds": seconds,
+        "peak_rss_bytes": machine.peak_rss_bytes(),
+        "cpu_seconds": machine.cpu_seconds(),
+        "congestion_control": client.congestion,
+    }
+
+
+def _submit(client: _core.Client, number: int, samples: int, metrics: str, note: Note) -> str:
+    try:
+        return client.submit(number, samples, metrics)
+    except _core.CoreError as error:
+        if error.kind != "rejected":
+            raise
+        note(str(error))
+        return "rejected"

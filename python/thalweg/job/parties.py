@@ -1,0 +1,306 @@
+"""What each side of a job does with the model in its arena: clients train it, the server evaluates it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from thalweg import _core, apps, models
+from thalweg.apps import computing
+from thalweg.errors import PlanError
+from thalweg.tensors.watching import Note, Watch, ignore
+
+if TYPE_CHECKING:
+    from thalweg.apps.image_app import ImageApp
+    from thalweg.plan import Plan
+    from thalweg.tensors.binding import Binding, Words
+
+Metrics = dict[str, Any]
+# Makes a client's party from a round's config and the arena that holds the model.
+PartyMaker = Callable[[Mapping[str, Any], _core.Arena], "ClientParty"]
+
+
+class ClientParty(Protocol):
+    """A client's work."""
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        """Train the model in the arena in place; return (samples, metrics)."""
+
+
+class ServerParty(Protocol):
+    """A server's model, and what it does between rounds."""
+
+    arena: _core.Arena
+    parameters: int
+
+    def evaluate(self) -> Metrics:
+        """Return ``accuracy`` and ``loss`` of the model in the arena, or nothing."""
+
+
+def bytes_of(arena: _core.Arena) -> memoryview:
+    """Return a writable view of an arena's bytes."""
+    import numpy as np
+
+    return np.asarray(arena).data
+
+
+class Payload:
+    """Blocks of bytes that are moved and not trained. Both sides' party."""
+
+    def __init__(self, arena: _core.Arena) -> None:
+        self.arena = arena
+        self.parameters = len(arena) // models.PAYLOAD_ELEMENT_BYTES
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, int], seed: int) -> Payload:
+        """Make tensors of so many bytes: float32 numbers from 0 to 1 that follow from the seed."""
+        import numpy as np
+
+        shapes = ((name, "F32", [size // models.PAYLOAD_ELEMENT_BYTES]) for name, size in tensors.items())
+        arena = _core.Arena(_core.Layout(list(shapes)))
+        values = np.asarray(arena).view(np.float32)
+        np.random.default_rng(seed).random(dtype=np.float32, out=values)
+        return cls(arena)
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        """Take as long as ``config["training"]`` says, and change nothing."""
+        asked = _table(config, "training")
+        if asked:
+            computing.compute(asked)
+        return 1, {}
+
+    def evaluate(self) -> Metrics:
+        return {}
+
+
+def parameters_of(model: Any) -> int:
+    """Return the number of trainable values: of a module's parameters, or of all arrays of a dict."""
+    if isinstance(model, Mapping):
+        return sum(int(array.size) for array in model.values())
+    return sum(int(p.numel()) for p in model.parameters() if p.requires_grad)
+
+
+class AppServer:
+    """A server's party of an app; evaluates on the app's test data (FedComm section III.C), if it has any."""
+
+    def __init__(self, app: Any, *, tensors: Words = None, seed: int | None = None, note: Note = ignore) -> None:
+        """Build the model and load the data. With a seed the model's values follow from it. Raises ThalwegError."""
+        from thalweg.tensors.binding import bind
+
+        self._app = app
+        self._evaluates = apps.evaluates(app)
+        self._test = apps.ask(app.test_data, "test_data()") if self._evaluates else None
+        self._bound = bind(apps.model_of(app, seed), tensors or getattr(app, "tensors", None))
+        self._watch = Watch(self._bound, note)
+        self.parameters = parameters_of(self._bound.model)
+        self.arena = self._bound.arena.core
+        note(self._bound.summary())
+
+    def evaluate(self) -> Metrics:
+        """Evaluate the model that is in the arena, whatever the app did to it before. Raises ModelError, AppError."""
+        if not self._evaluates:
+            return {}
+
+        def work(model: Any) -> Metrics:
+            return apps.ask(lambda: dict(self._app.evaluate(model, self._test)), "evaluate()")
+
+        return self._watch.evaluate(work)
+
+
+class AppClient:
+    """A client's party of an app, whose model is bound to an arena."""
+
+    def __init__(
+        self, app: Any, bound: Binding, data: Any, *, part: apps.Part | None = None, note: Note = ignore
+    ) -> None:
+        """Take a bound model and the client's data. With ``part`` what training draws follows from it and the round."""
+        self._app, self._data, self._part = app, data, part
+        self._watch = Watch(bound, note)
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        """Train the model in the arena. Raises ModelError if what was trained cannot be brought back there."""
+        if self._part is not None:
+            apps.seed_all(self._part.seed, self._part.index + 1, int(config.get("round", 0)))
+        return self._watch.train(lambda model: apps.trained(self._app.train(model, self._data, dict(config))))
+
+
+class Described:
+    """Makes the party of a client that does what the server says the job is; ``PartyMaker``.
+
+    What comes from the server is checked as a plan is. ``data_root`` and ``threads`` are this machine's own, and so is
+    an ``app``: a server never says which code a client runs. ``tensors`` is which of them may travel from here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        data_root: str | None,
+        threads: int | None,
+        app: Any = None,
+        tensors: Words = None,
+        note: Note = ignore,
+    ) -> None:
+        self._name, self._threads, self._app, self._note = name, threads, app, note
+        self._tensors = tensors or getattr(app, "tensors", None)
+        self._own = ({} if data_root is None else {"root": data_root}, {} if threads is None else {"threads": threads})
+        self._ready: _Ready | None = None
+        self._bound: Binding | None = None
+
+    def bind(self, seed: int) -> _core.Arena:
+        """Bind a new model of the app now, so that the server can refuse another layout when the client joins.
+
+        ``seed`` is what the job's is taken to be; ``prepare`` makes the model anew if it is not.
+        """
+        from thalweg.tensors.binding import bind
+
+        self._bound = bind(apps.model_of(self._app, seed), self._tensors)
+        self._seed = seed
+        self._note(self._bound.summary())
+        return self._bound.arena.core
+
+    def prepare(self, config: Mapping[str, Any]) -> None:
+        """Build the model and load the data now, so that no round has to wait for it."""
+        model = config.get("model")
+        if self._app is not None:
+            self._ready = self._own_app(config)
+        elif "app" in config:
+            raise PlanError(
+                f"the server's job trains an app of its own, {_table(config, 'app').get('object')!r}",
+                "Give this client its app: thalweg client --app module:object",
+            )
+        elif not isinstance(model, str) or models.payload_bytes(model) is None:
+            app = self._images(config)
+            self._ready = _Ready(app, app.model(), app.train_data(), None)
+
+    def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
+        """Return the party, its model's values being those in ``arena``. Raises ThalwegError."""
+        if self._ready is None:
+            self.prepare(config)
+        if self._ready is None:
+            return Payload(arena)
+        from thalweg.tensors.binding import attach
+
+        app, model, data, part = self._ready
+        bound = self._bound
+        if bound is None or bound.model is not model:
+            bound = attach(model, arena, self._tensors or _words(config))
+        return AppClient(app, bound, data, part=part, note=self._note)
+
+    def _own_app(self, config: Mapping[str, Any]) -> _Ready:
+        part = apps.part_of(self._name, config)
+        if self._bound is not None and (part is None or part.seed == self._seed):
+            model = self._bound.model
+        else:
+            model = apps.model_of(self._app, None if part is None else part.seed)
+        if self._threads is not None and "torch" in sys.modules:
+            import torch
+
+            torch.set_num_threads(self._threads)
+        data = apps.client_data(self._app, part)
+        return _Ready(self._app, model, data, part)
+
+    def _images(self, config: Mapping[str, Any]) -> ImageApp:
+        from thalweg.apps.image_app import ImageApp
+        from thalweg.plan import Plan
+
+        names = config.get("names")
+        if not isinstance(names, list) or not all(isinstance(other, str) for other in names):
+            raise PlanError("the server does not say which clients there are", "Use the same version on both sides")
+        root, threads = self._own
+        table = {
+            "job": {"clients": config.get("clients"), "seed": config.get("seed")},
+            "model": {"name": config.get("model")},
+            "data": {**_table(config, "data"), **root},
+            "training": {**_table(config, "training"), **threads},
+        }
+        plan = Plan.of(table, "what the server sent")
+        return ImageApp(**image_settings(plan), client=apps.place_of(self._name, names, plan.job.clients))
+
+
+class _Ready(NamedTuple):
+    """An app with its model and data; ``part`` where what it draws follows from the job's seed."""
+
+    app: Any
+    model: Any
+    data: Any
+    part: apps.Part | None
+
+
+def maker_of(order: Mapping[str, Any], note: Note) -> Described:
+    """Return the maker of the party that an order of ``fleet.Orders`` asks for. Raises PlanError."""
+    named = order.get("app")
+    return Described(
+        order["name"],
+        data_root=order["data_root"],
+        threads=order["threads"],
+        app=None if named is None else apps.load(named["object"], named["options"]),
+        tensors=order.get("tensors"),
+        note=note,
+    )
+
+
+def image_settings(plan: Any) -> dict[str, Any]:
+    """Return a plan's settings of ``ImageApp``, all but the client's number."""
+    return {
+        "model": plan.model.name,
+        "data": plan.data.name,
+        "partition": plan.data.partition,
+        "samples": plan.data.samples,
+        "data_root": plan.data.root,
+        "clients": plan.job.clients,
+        "seed": plan.job.seed,
+        **plan.training.model_dump(exclude=computing.KEYS),
+    }
+
+
+def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
+    """Return the server's party of a plan. Raises PlanError, DataError, ModelError, AppError."""
+    tensors = models.payload_tensors(plan.model.name)
+    if tensors is not None:
+        return Payload.of(tensors, plan.job.seed)
+    if plan.app is not None:
+        app = apps.load(plan.app.object, plan.app.options)
+        return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, note=note)
+    from thalweg.apps.image_app import ImageApp
+
+    return AppServer(ImageApp(**image_settings(plan), client=None), tensors=plan.model.tensors, note=note)
+
+
+def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any]:
+    """Return what the server tells clients with round ``number``: all they need to take part."""
+    if plan.is_payload:
+        told = {"round": number, "model": plan.model.name}
+        compute = plan.training.model_dump(include=set(computing.KEYS))
+        return told if compute["compute"] is None else {**told, "training": compute}
+    tensors = plan.model.tensors
+    told = {
+        "round": number,
+        "rounds": plan.job.rounds,
+        "clients": plan.job.clients,
+        "names": list(names),
+        "seed": plan.job.seed,
+        **({} if tensors is None else {"tensors": tensors}),
+    }
+    if plan.app is not None:
+        return {**told, "app": plan.app.model_dump()}
+    return {
+        **told,
+        "model": plan.model.name,
+        "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
+        "training": plan.training.model_dump(exclude={*computing.KEYS, "threads"}),
+    }
+
+
+def _words(config: Mapping[str, Any]) -> list[str] | None:
+    """Return which tensors the server says travel; None for all. Raises PlanError."""
+    words = config.get("tensors")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise PlanError(f"the server says tensors = {words!r}", "Use the same version on both sides")
+    return words
+
+
+def _table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}

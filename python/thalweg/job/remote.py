@@ -1,0 +1,165 @@
+"""Jobs on several machines: ``thalweg server`` and ``thalweg client``."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg import _core, apps, machine
+from thalweg.errors import PlanError
+from thalweg.job import seats
+from thalweg.job.farewell import farewell
+from thalweg.job.host import Result, hosting
+from thalweg.job.participant import take_part
+from thalweg.job.parties import Described
+from thalweg.job.roster import Roster
+from thalweg.tensors.watching import Note
+from thalweg.transports import links, pki
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+
+def listen_url(plan: Plan) -> str:
+    """Return where a server of ``plan`` listens: its hosts.server, else its transport.url."""
+    return plan.url if plan.hosts.server is None else f"{plan.scheme}://{plan.hosts.server}"
+
+
+def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None = None) -> Result:
+    """Serve a job at ``url`` to clients that come by themselves, and return what it came to.
+
+    Raises what ``host.hosting`` raises; PlanError for what only local jobs have; LinkError if others can reach
+    ``url`` and nothing says who may join.
+    """
+    asked = [name for name in ("network", "stress") if getattr(plan, name) is not None]
+    if asked:
+        raise PlanError(
+            f"[{asked[0]}] is of jobs on one machine, whose links and clients are its own",
+            f"Start it with `thalweg run`, or remove [{asked[0]}]",
+        )
+    trust = links.server_trust(plan, url)
+    cpu = machine.cpu_seconds()
+    with hosting(plan, url, trust, progress, resume) as host:
+        address = host.server.address
+        guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
+        progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")
+        progress.note(f"waiting for {plan.job.clients} clients{_expected(plan)}")
+        host.wait(lambda: None)
+        roster = Roster(plan.job.clients, list(plan.hosts.clients or []))
+        host.serve(lambda: roster.update(host.connected()))
+        peak = machine.peak_rss_bytes()
+        names = roster.names
+        own = {"cpu_seconds": machine.cpu_seconds() - cpu, "peak_rss_bytes": peak}
+        parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
+        host.record.table("parties", [{"party": name, **used} for name, used in parties])
+    return host.result(peak, [host.attendance.peak_of(name) for name in names])
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How a client gets into a job. ``target`` is the server's URL or a plan file; files are PEM."""
+
+    target: str
+    name: str | None
+    token_file: Path | None
+    ca: Path | None
+    cert: Path | None
+    key: Path | None
+    tls: str
+    congestion: str | None
+    login_file: Path | None
+    own: Mapping[str, object]
+    patience: float
+
+
+def join_job(
+    membership: Membership,
+    app: str | None,
+    data_root: str | None,
+    threads: int | None,
+    note: Note,
+    *,
+    tensors: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """Take part in a job until it is done; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+
+    ``app`` is module:object or file.py:object; without it a plan's, else the server says what is trained.
+    ``tensors`` says which travel from here, before plan and app. It trains with ``threads`` threads; without them with
+    its share of the cores among the clients on this machine (``thalweg.job.seats``). Raises PlanError for what is wrong
+    on this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
+    """
+    plan = None if "://" in membership.target else _plan(membership.target)
+    url = membership.target if plan is None else listen_url(plan)
+    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else links.seal(plan)
+    token = None if token_file is None else pki.read_token(token_file)
+    name = membership.name or (token.name if token else socket.gethostname())
+    options = {**_options(membership, url, token), "layers": layers}
+    own = _app(app, plan)
+    maker = Described(
+        name,
+        data_root=data_root,
+        threads=None,
+        app=own,
+        tensors=tensors or (None if plan is None else plan.model.tensors),
+        note=note,
+    )
+    # Taken before it joins: when the first round begins all clients of the job have theirs.
+    with seats.Seat() as seat:
+        arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed)
+        client = _core.Client(url, name, json.dumps(options), arena)
+        note(f"{name}: joining {url}")
+        with farewell(client, "the client ends"):
+            rounds = take_part(client, seats.sharing(maker, seat, threads, note), note)
+    return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
+
+
+def _expected(plan: Plan) -> str:
+    hosts = plan.hosts.clients
+    return "" if hosts is None else ": " + ", ".join(f"{name} ({host})" for name, host in hosts.items())
+
+
+def _plan(path: str) -> Plan:
+    """Return the plan that says where the server is; the command line goes before the rest of it."""
+    from thalweg.plan import Plan
+
+    plan = Plan.load(Path(path))
+    if plan.hosts.server is None:
+        raise PlanError(f"{path} does not say where the server is", "Give hosts.server, or the URL of the server")
+    return plan
+
+
+def _token_file(plan: Plan | None) -> Path | None:
+    named = None if plan is None else plan.security.token_file
+    return None if named is None else Path(named)
+
+
+def _app(named: str | None, plan: Plan | None) -> Any:
+    """Return the app that the command line names, else the plan; None if neither does."""
+    planned = None if plan is None else plan.app
+    if named is None and planned is None:
+        return None
+    return apps.load(named or planned.object, None if planned is None else planned.options)  # type: ignore[union-attr]
+
+
+def _options(membership: Membership, url: str, token: pki.Token | None) -> dict[str, Any]:
+    if membership.tls not in ("auto", "on", "off"):
+        raise PlanError(f"--tls is {membership.tls!r}", "Give auto, on or off")
+    if (membership.cert is None) != (membership.key is None):
+        raise PlanError("a certificate and its key go together", "Give both --cert and --key, or neither")
+    identity: Mapping[str, str] | None = None
+    if membership.cert is not None and membership.key is not None:
+        identity = {"certificate": pki.read(membership.cert), "key": pki.read(membership.key)}
+    authority = None if membership.ca is None else pki.read(membership.ca)
+    trust = links.remote_trust(url, token, authority, identity, membership.tls)
+    transport = {
+        "tls": trust.get("tls"),
+        "congestion": membership.congestion,
+        "login": links.login(membership.login_file),
+        "own": membership.own,
+    }
+    return {"transport": transport, "token": trust.get("token"), "patience": membership.patience}

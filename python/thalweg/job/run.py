@@ -1,0 +1,111 @@
+"""``thalweg run``: a whole job on this machine, the server in this process and each client in one of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from thalweg import _core, machine
+from thalweg.errors import RecordError
+from thalweg.job.attached import Attached, attached
+from thalweg.job.fleet import END_SECONDS, Fleet, Orders, client_threads
+from thalweg.job.host import Host, Result, hosting
+from thalweg.job.parties import round_config
+from thalweg.job.session import Session, session
+from thalweg.machine import grace
+from thalweg.plan import check_transport
+from thalweg.transports import links, registry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.ui.progress import Progress
+
+
+def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result:
+    """Run a job on this machine and return what it came to.
+
+    With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError, ModelError, LabError or
+    BrokerError before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError
+    if the job cannot go on; all clients have ended then.
+    """
+    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    in_process = not registry.can(plan.scheme)["remote"]
+    check_transport(plan, registry.transports())
+    # In a network of its own the server is as much among itself as on loopback.
+    server_trust, client_trust = links.local_trust(plan, plan.url)
+    with (
+        session(plan, names, progress.note) as network,
+        attached(plan, network, server_trust, progress.note) as post,
+        hosting(plan, post.url, post.trusting(server_trust), progress, resume, session=network) as host,
+    ):
+        progress.note(f"record: {host.record.path}")
+        fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
+        try:
+            progress.note(f"starting {len(names)} clients")
+            fleet.start(names, _orders(host, network, post.trusting(client_trust), names, in_process=in_process))
+            host.wait(lambda: _look(fleet, network))
+            host.serve(lambda: names)
+        finally:
+            _end(host, fleet, network, post, in_process=in_process)
+        # Before the tables are written: the library that does it is not part of the server's work.
+        server_peak = machine.peak_rss_bytes()
+    return host.result(server_peak, _peaks(host, fleet, names))
+
+
+def _look(fleet: Fleet, network: Session) -> None:
+    fleet.check()
+    network.check()
+
+
+def _end(host: Host, fleet: Fleet, network: Session, post: Attached, *, in_process: bool) -> None:
+    """End all clients and keep what they and the network leave. No error here hides what ended the job."""
+    network.end_stress()
+    fleet.release()
+    if grace.is_hurried():
+        fleet.stop()  # before the server, which would wait for clients that say goodbye
+    host.server.close("the job is over")
+    # Nobody hears that the job is over on a network that has failed.
+    fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
+    reports = {name: host.attendance.use_of(name) for name in network.names if not in_process} | fleet.reports()
+    try:
+        host.record.note(**post.facts())
+        network.finish(host.record, reports | post.reports())
+    except RecordError as error:
+        host.progress.note(f"the record is not complete: {error}")
+
+
+def _orders(host: Host, network: Session, trust: dict[str, object], names: list[str], *, in_process: bool) -> Orders:
+    plan = host.plan
+    threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
+    return Orders(
+        url=host.server.address,
+        options=links.client_options(plan, trust, seed=plan.job.seed, emulate=network.layers),
+        config=round_config(plan, host.first, names),
+        data_root=plan.data.root,
+        threads=threads,
+        places={name: network.place(name) for name in names},
+        congestion=_dealt(plan, names),
+        app=None if plan.app is None else plan.app.model_dump(),
+        tensors=plan.model.tensors,
+    )
+
+
+def _dealt(plan: Plan, names: list[str]) -> dict[str, str | None]:
+    chosen = plan.transport
+    return {name: chosen.congestion_of(at) for at, name in enumerate(names)} if chosen.client_congestion else {}
+
+
+def _lost(host: Host, name: str, why: str) -> None:
+    host.progress.note(f"{name} is gone: {why}")
+    with suppress(_core.CoreError, RecordError):  # the job may be ending at this moment
+        host.server.forget(name, why)
+        host.record.log(f"{name} is gone: {why}")
+
+
+def _peaks(host: Host, fleet: Fleet, names: list[str]) -> list[int | None] | None:
+    """Return each client's peak memory: its last words, or what it reported before it was killed."""
+    said = fleet.peaks()
+    if said is None:
+        return None
+    return [own or host.attendance.peak_of(name) for own, name in zip(said, names, strict=True)]

@@ -1,0 +1,152 @@
+"""How many threads a client trains with where it shares the cores with clients that it does not know.
+
+Each client holds a seat while it takes part: a locked file in a folder of its user on this machine, which names the
+cores it may use. The kernel ends the lock with the process, however that ends, so a seat without a lock is nobody's.
+A client's share is its cores divided by the seats that want any of them. PyTorch's own default is a thread for each
+core in every process; several clients on one machine then wait for each other's threads in every operation.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from thalweg.job.parties import ClientParty, Metrics, PartyMaker
+
+# Who sets it has chosen for all programs that compute with OpenMP, PyTorch among them.
+CHOSEN: Final = "OMP_NUM_THREADS"
+_PART: Final = ".part-"
+_SEAT: Final = "seat-"
+
+
+def folder() -> Path:
+    """Return the folder of this user's seats."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    own = Path(runtime) / "thalweg" if runtime else Path(tempfile.gettempdir()) / f"thalweg-{os.geteuid()}"
+    return own / "seats"
+
+
+class Seat:
+    """A client's place among those that compute on this machine. Use it as a context manager, or close it."""
+
+    def __init__(self, place: Path | None = None) -> None:
+        """Take a seat in the folder ``place``, without one that of this user.
+
+        Where none can be taken the client has all of its cores, as nobody else is known; ``why_alone`` then says why.
+        """
+        self._place = folder() if place is None else place
+        self._file: Path | None = None
+        self._lock = -1
+        self.why_alone: str | None = None
+        try:
+            self._take()
+        except OSError as error:
+            self.why_alone = f"cannot see other clients on this machine: {self._place}: {error.strerror}"
+
+    def threads(self) -> int:
+        """Return this client's share of the cores, at least 1, as many clients being here as now are."""
+        mine = _cores()
+        others = sum(1 for cores in self._others() if cores & mine)
+        return max(1, len(mine) // (1 + others))
+
+    def close(self) -> None:
+        """Give it back. Idempotent."""
+        if self._lock >= 0:
+            with suppress(OSError):
+                (self._file or self._place).unlink()
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Seat:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self) -> None:
+        self._place.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if self._place.stat(follow_symlinks=False).st_uid != os.geteuid():
+            raise PermissionError(1, "it is another user's")
+        # Locked before it has its name: one without a lock is taken away.
+        lock, name = tempfile.mkstemp(prefix=_PART, dir=self._place)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, " ".join(map(str, sorted(_cores()))).encode())
+            part = Path(name)
+            self._file = part.rename(part.with_name(_SEAT + part.name.removeprefix(_PART)))
+        except OSError:
+            os.close(lock)
+            raise
+        self._lock = lock
+
+    def _others(self) -> list[set[int]]:
+        """Return the cores of each other seat that is taken; seats whose client has ended are removed."""
+        if self._file is None:
+            return []
+        found = (_held(path) for path in self._place.glob(f"{_SEAT}*") if path != self._file)
+        return [cores for cores in found if cores is not None]
+
+
+class Sharing:
+    """A client's party that trains with its share of the cores, which is looked up each round."""
+
+    def __init__(self, party: ClientParty, threads: Callable[[], int]) -> None:
+        """Wrap ``party``; ``threads`` says how many threads the next training has."""
+        self._party = party
+        self._threads = threads
+
+    def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
+        """Limit PyTorch's threads, if this process has PyTorch at all, and train."""
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(self._threads())
+        return self._party.train(config)
+
+
+def sharing(maker: PartyMaker, seat: Seat, threads: int | None, note: Callable[[str], None]) -> PartyMaker:
+    """Return a maker of parties that train with so many threads, as the environment says, or with the seat's share."""
+    if threads is None and os.environ.get(CHOSEN):
+        return maker
+    if threads is None and seat.why_alone is not None:
+        note(f"{seat.why_alone}; training with all cores, --threads says otherwise")
+    share = seat.threads if threads is None else lambda: threads
+    return lambda config, arena: Sharing(maker(config, arena), share)
+
+
+def _held(path: Path) -> set[int] | None:
+    """Return the cores that a seat names; None if nobody holds it, and then it is removed."""
+    try:
+        seat = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        # Shared, so that two that look at once do not take each other for its owner.
+        fcntl.flock(seat, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _named(seat)
+    except OSError:
+        return None
+    else:
+        with suppress(OSError):
+            path.unlink()
+        return None
+    finally:
+        os.close(seat)
+
+
+def _named(seat: int) -> set[int]:
+    return {int(word) for word in os.read(seat, 1 << 16).decode(errors="replace").split() if word.isdecimal()}
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -1,0 +1,280 @@
+"""What a run does with the network and the stress of its plan, from before the server listens to the last table."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from thalweg import machine
+from thalweg.errors import LabError, ThalwegError
+from thalweg.job.attached import seated
+from thalweg.lab import client, namespaces, reaper
+from thalweg.lab.cgroups import Groups
+from thalweg.lab.client import RunningLab
+from thalweg.lab.stress import Stress, parties_of
+from thalweg.transports import registry
+
+if TYPE_CHECKING:
+    from thalweg.network.spec import Spec
+    from thalweg.plan import Plan
+    from thalweg.record import RunRecord
+
+SERVER: Final = "server"
+SAMPLE_SECONDS: Final = 1.0
+TUN: Final = Path("/dev/net/tun")
+T = TypeVar("T")
+
+
+@dataclass
+class Session:
+    """A run's emulated network: at packet level with a lab, at message level with layers, or none.
+
+    ``reason`` says why it is not at packet level though it would have been. ``congestion`` is the congestion control of
+    sockets that ask for none.
+    """
+
+    plan: Plan
+    names: Sequence[str]
+    groups: Groups
+    spec: Spec | None = None
+    lab: RunningLab | None = None
+    layers: Mapping[str, Any] | None = None
+    reason: str | None = None
+    stress: Stress | None = None
+    congestion: str | None = None
+    _clock: float | None = None
+    _cpu: float = field(default_factory=machine.cpu_seconds)
+    _sampler: threading.Thread | None = None
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def emulation(self) -> str:
+        """What there is, in the manifest's words."""
+        if self.lab is not None:
+            return "packet level"
+        layers = self.plan.layers.emulation()
+        layers |= {} if self.layers is None else {"emulate": dict(self.layers)}
+        return f"message level: {json.dumps(layers)}" if layers else "none"
+
+    @property
+    def url(self) -> str:
+        """Where the server listens: as the plan says, at its address in the lab if there is one."""
+        if self.lab is None:
+            return self.plan.url
+        scheme, _, authority = self.plan.url.partition("://")
+        host, _, port = authority.rpartition(":")
+        return f"{scheme}://{self.address(SERVER, v6=host.startswith('['))}:{port or 0}"
+
+    def address(self, party: str, *, v6: bool = False) -> str:
+        """Return a party's address in the lab, an IPv6 one in brackets."""
+        if self.lab is None:
+            return "127.0.0.1"
+        host = self.lab.hosts[party]
+        return f"[{host['ipv6']}]" if v6 else str(host["ipv4"])
+
+    def namespace(self, party: str) -> str | None:
+        """Return the namespace that a party is in, or None for this machine's."""
+        return None if self.lab is None else str(self.lab.hosts[party]["namespace"])
+
+    def cgroup(self, party: str) -> str | None:
+        """Return the group that a party is to join, or None if it can stay where this process is."""
+        return self.groups.path(party) or self.groups.outside
+
+    def place(self, party: str) -> dict[str, Any] | None:
+        """Return where a party's process is to go, as ``inside.settle`` takes it."""
+        place = {"namespace": self.namespace(party), "cgroup": self.cgroup(party)}
+        return place if any(place.values()) else None
+
+    def listen(self, make: Callable[[], T]) -> T:
+        """Return what ``make`` makes in the server's namespace; its threads and sockets stay there."""
+        namespace = self.namespace(SERVER)
+
+        def timed() -> T:
+            made = make()
+            self._clock = time.monotonic()  # the server's clock began with it
+            return made
+
+        return timed() if namespace is None else namespaces.within(namespace, timed)
+
+    def begin(self, record: RunRecord) -> None:
+        """Begin time and stress, with the first round. Raises LabError."""
+        if self.stress is not None:
+            self.stress.start()
+        if self.lab is not None:
+            began = self.lab.start()
+            shift = began - (began if self._clock is None else self._clock)
+            self._sampler = threading.Thread(target=self._sample, args=(self.lab, record, shift), daemon=True)
+            self._sampler.start()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the network has failed."""
+        return self.lab is not None and self.lab.failure is not None
+
+    def check(self) -> None:
+        """Raise LabError if the network has failed."""
+        if self.lab is not None:
+            self.lab.check()
+
+    def end_stress(self) -> None:
+        """End the stress, so that those under it can end too."""
+        if self.stress is not None:
+            self.stress.stop()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest says of the network when the run begins."""
+        return {"emulation": self.emulation, "network": self._network(None)}
+
+    def finish(self, record: RunRecord, reports: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the lab down and leave tables and facts in the record.
+
+        ``reports``: what clients, and others such as a broker, said at their end.
+        """
+        self.end_stress()
+        status = self._last_status()
+        self._done.set()
+        if self._sampler is not None:
+            self._sampler.join()
+        own = {"cpu_seconds": machine.cpu_seconds() - self._cpu, "peak_rss_bytes": machine.peak_rss_bytes()}
+        known = {SERVER: own, **reports}
+        parties = dict.fromkeys((SERVER, *self.names, *reports))
+        record.table("parties", [self._party(party, known.get(party, {}), status) for party in parties])
+        if self.lab is not None:
+            record.table("links", self._links(status))
+            record.note(network=self._network(status))
+
+    def _last_status(self) -> dict[str, Any]:
+        """Return the last that is known of the lab, which may be nothing."""
+        if self.lab is None:
+            return {}
+        with suppress(LabError):
+            return self.lab.status()
+        return self.lab.last or {}
+
+    def _links(self, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if self.spec is None:
+            return []
+        nominal = {(link.name, way): getattr(link, way).table() for link in self.spec.links for way in ("ab", "ba")}
+        return [link_row(link, nominal[link["link"], link["direction"]]) for link in status.get("links", ())]
+
+    def _party(self, party: str, said: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+        host = status.get("hosts", {}).get(party, {})
+        asked = self.plan.stress
+        got = {} if self.stress is None else self.stress.results.get(party)
+        return {
+            "party": party,
+            "cpu_seconds": said.get("cpu_seconds"),
+            "peak_rss_bytes": said.get("peak_rss_bytes"),
+            "retransmitted_segments": host.get("retransmitted_segments"),
+            "receive_buffer_drops": host.get("receive_buffer_drops"),
+            "limiter_drops": host.get("limiter_drops"),
+            "congestion_control": self._congestion_of(party),
+            "cpu_quota": asked.cpu_quota if asked is not None and party in parties_of(asked, self.names) else None,
+            "stress": json.dumps(got) if got else None,
+        }
+
+    def _congestion_of(self, party: str) -> str | None:
+        """Return what a party's connections have; a broker's the plan's only where their namespace is the run's."""
+        if party in self.names:
+            return self.plan.transport.congestion_of(self.names.index(party)) or self.congestion
+        chosen = self.plan.transport.congestion if party == SERVER or self.lab is not None else None
+        return chosen or self.congestion
+
+    def _network(self, status: Mapping[str, Any] | None) -> dict[str, Any] | None:
+        asked = self.plan.network
+        if asked is None:
+            return None
+        return {
+            "profile": asked.profile,
+            "topology": asked.topology,
+            "emulator": asked.emulator,
+            "reason": self.reason,
+            "lab": None if self.lab is None else self.lab.name,
+            "congestion_control": self.plan.transport.congestion or self.congestion,
+            "spec": None if self.spec is None else self.spec.table(),
+            "relay": None if status is None else status.get("relay"),
+        }
+
+    def _sample(self, lab: RunningLab, record: RunRecord, shift: float) -> None:
+        """Keep samples once a second, and those since the last time at the end."""
+        ended = False
+        while not ended:
+            ended = self._done.wait(SAMPLE_SECONDS)
+            try:
+                record.sample(lab.samples(), shift)
+            except ThalwegError:
+                return  # the lab is gone, or the disk is full; whoever runs the rounds hears of that
+
+
+@contextmanager
+def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> Iterator[Session]:
+    """Start what the plan's [network] and [stress] ask for; at the end nothing of it is left.
+
+    Raises LabError if that cannot be had, PlanError if it cannot be.
+    """
+    for reaped in reaper.reap():
+        note(f"removed what {reaped} left, whose keeper was killed")
+    asked = plan.stress
+    shares = {}
+    if asked is not None and asked.cpu_quota is not None:
+        shares = dict.fromkeys(parties_of(asked, names), asked.cpu_quota)
+    with Groups(shares) as groups:
+        chosen = machine.congestion_controls()[0] if registry.can(plan.scheme)["congestion"] else None
+        made = Session(plan, names, groups, congestion=chosen)
+        _emulate(made, note)
+        try:
+            if asked is not None:
+                made.stress = Stress(asked, names, made)
+                made.stress.check(emulated=made.lab is not None)
+            groups.enter(SERVER)
+            yield made
+        finally:
+            made.end_stress()
+            if made.lab is not None:
+                made.lab.down()
+
+
+def _emulate(made: Session, note: Callable[[str], None]) -> None:
+    """Give a session its network, at packet level if that is asked for and can be."""
+    network = made.plan.network
+    if network is None or network.emulator == "none":
+        return
+    from thalweg.network import message_layers, spec
+
+    made.spec = spec.build(made.plan)
+    if network.emulator in ("auto", "packet"):
+        try:
+            wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"
+            packets = seated(made.spec, made.plan)
+            made.lab = client.start(packets.text(), wanted, cgroups=made.groups.paths)
+            made.spec = packets
+        except LabError as error:
+            if network.emulator == "packet" or not cannot(error):
+                raise
+            made.reason = error.cause
+    if made.lab is not None:
+        own = namespaces.congestion_control(made.lab.hosts[SERVER]["namespace"])
+        made.congestion = network.tcp.congestion or own
+        note(f"network: emulated at packet level, lab {made.lab.name}")
+        return
+    made.layers = message_layers(made.plan)
+    why = "as the plan says" if made.reason is None else f"because packets cannot be emulated here: {made.reason}"
+    note(f"network: emulated at message level, {why}")
+
+
+def cannot(error: LabError) -> bool:
+    """Return whether an error says that this user, or this machine, has no emulation at packet level at all."""
+    return error.kind == "permission" or (error.kind == "unsupported" and not TUN.exists())
+
+
+def link_row(link: Mapping[str, Any], nominal: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a direction of a link as a row of ``links``."""
+    delays = {f"delay_{key}": value for key, value in link["delay"].items()}
+    late = {f"lateness_{key}": value for key, value in link["lateness"].items()}
+    return {**link, **delays, **late, "nominal": json.dumps(nominal)}

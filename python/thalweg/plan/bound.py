@@ -1,0 +1,98 @@
+"""The physical lower bound that a round's communication is held against.
+
+On loopback it is the best that raw TCP streams reached when the run began, as many at once as there are clients,
+each of an update's size; with a throttle it is the bytes divided by the rate of the links, down and then up; on an
+emulated network it is what its links need for all updates (``thalweg.network.bound``); elsewhere it is not known.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.transports import links, registry
+
+if TYPE_CHECKING:
+    from thalweg.job.session import Session
+    from thalweg.network.spec import Spec
+    from thalweg.plan import Plan
+
+LOOPBACK: Final = "raw TCP over loopback when the run began, a stream for each client at once, best of five"
+PROBE_BYTES: Final = 32 << 20
+PROBE_SECONDS: Final = 30.0
+# In a process of its own: the buffers it needs would count in the server's peak memory.
+_PROBE: Final = "import sys; from thalweg import _core; print(_core.probe_loopback(*map(int, sys.argv[1:])))"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the links can carry, and how that is known."""
+
+    source: str
+    link_bits_per_second: float | None = None
+    total_bytes_per_second: float | None = None
+    # Of a round in which everyone who takes part receives and sends the whole update, which is so many bytes.
+    round_seconds: float | None = None
+    round_bytes: int | None = None
+
+    def seconds(self, bytes_down: int, bytes_up: int, links_used: int) -> float | None:
+        """Return the least seconds in which so many bytes can pass on ``links_used`` links, or None if unknown."""
+        total = bytes_down + bytes_up
+        if self.round_seconds is not None:
+            return self.round_seconds if total == self.round_bytes else None
+        if self.link_bits_per_second is not None:
+            return total * 8 / max(1, links_used) / self.link_bits_per_second
+        return None if self.total_bytes_per_second is None else total / self.total_bytes_per_second
+
+    def facts(self) -> dict[str, Any]:
+        """Return the bound for the manifest."""
+        return asdict(self)
+
+
+def bound_of(plan: Plan, url: str, update_bytes: int, session: Session | None = None) -> Bound:
+    """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound."""
+    # At message level too: the layer counts the headers of packets that are not there.
+    if session is not None and session.spec is not None:
+        return _emulated(session.spec, plan, update_bytes)
+    rate = plan.layers.throttle
+    if rate is not None:
+        return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)
+    if not links.is_local(url) or not registry.can(plan.scheme)["remote"]:
+        return Bound("not known for this transport or network")
+    probe = loopback(update_bytes, plan.participants)
+    if probe is None:
+        return Bound("the probe of the loopback failed")
+    return Bound(LOOPBACK, total_bytes_per_second=probe["together"])
+
+
+def _emulated(spec: Spec, plan: Plan, update_bytes: int) -> Bound:
+    from thalweg.network import bound
+
+    can, clients, chunk = registry.can(plan.scheme), plan.participants, plan.transport.chunk
+    # What is not over the kernel's TCP is datagrams; those that are larger than a packet go in fragments.
+    fragments = not can["sender_unmodified"] and min(chunk or 0, can["max_chunk"]) > spec.mtu
+    seconds = bound.seconds(spec, update_bytes, clients, broker=can["broker"], fragments=fragments)
+    return Bound(bound.SOURCE, round_seconds=seconds, round_bytes=2 * clients * update_bytes)
+
+
+def loopback(update_bytes: int, clients: int) -> Mapping[str, float] | None:
+    """Measure the loopback, in bytes a second: ``raw`` one stream, ``together`` one for each client, ``thalweg``.
+
+    Also ``round_trip`` in seconds. At most 32 MiB a transfer and 16 streams. None if the probe fails.
+    """
+    command = [sys.executable, "-c", _PROBE, str(min(update_bytes, PROBE_BYTES)), str(clients)]
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PROBE_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    measured = json.loads(done.stdout)
+    return {
+        "raw": measured["raw_bytes_per_second"],
+        "together": measured["best_bytes_per_second_together"],
+        "thalweg": measured["thalweg_bytes_per_second"],
+        "round_trip": measured["control_round_trip_seconds"],
+    }

@@ -1,0 +1,284 @@
+"""The sections of a plan. Every key says what it means, its unit and its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
+
+from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
+
+
+@dataclass(frozen=True)
+class Words:
+    """How the reference names a key's type."""
+
+    kind: str
+
+
+def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
+    return BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
+
+
+def _numbered(value: Any) -> Any:
+    if isinstance(value, list) and all(isinstance(host, str) for host in value):
+        return {f"client-{number}": host for number, host in enumerate(value, 1)}
+    return value
+
+
+Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
+Buffer: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, lt=1 << 31, description=SIZE_FORM)]
+Rate: TypeAlias = Annotated[int, _parsed(parse_rate), Field(ge=1, le=10**15, description=RATE_FORM)]
+Time: TypeAlias = Annotated[
+    float,
+    _parsed(parse_seconds),
+    Field(ge=0, le=1e6, allow_inf_nan=False, description=TIME_FORM),
+    Words("seconds, or text as 2s"),
+]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
+Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Shares: TypeAlias = Annotated[dict[Text, Fraction], Words("table of shares")]
+Part: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)],
+    Words("whole number, at least 1, or a share as 0.125"),
+]
+Patterns: TypeAlias = Annotated[
+    list[Text],
+    Field(min_length=1),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    Words("list of patterns, or text"),
+]
+RecordSize: TypeAlias = Annotated[
+    Annotated[Size, Field(ge=16, le=4 << 20)] | None,
+    BeforeValidator(lambda value: None if value == "auto" else value),
+    Words('number, or text with a unit as "4KiB", or "auto"'),
+]
+
+
+class Section(BaseModel):
+    """What all sections have in common: unknown keys and wrong types are errors; values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class JobSection(Section):
+    """How many rounds with how many clients, and when a round ends."""
+
+    rounds: int = Field(5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)")
+    clients: int = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)")
+    choose: Part | None = Field(
+        None,
+        description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "
+        "section 4.1.1); without it all",
+    )
+    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
+    enough: int | None = Field(
+        None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
+    )
+    deadline: Seconds | None = Field(None, description="seconds after which a round ends with those that are in")
+    grace: Seconds = Field(10.0, description="seconds that a client whose link broke has to come back in a round")
+    liveness: float = Field(
+        10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"
+    )
+
+
+class ModelSection(Section):
+    """What is trained, or moved."""
+
+    name: Text = Field("vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained")
+    tensors: Patterns | None = Field(
+        None,
+        description="tensors that travel: patterns of names as head.*, with ! in front those that do not, or trainable "
+        "for parameters with requires_grad; without it all",
+    )
+
+
+class AppSection(Section):
+    """An app of one's own, trained instead of a model known here; `app = "module:object"` sets `object` alone."""
+
+    object: Text = Field(
+        description="module:object, or path/to/file.py:object: a class, a function that makes an app, or an app; "
+        "modules and paths are those of the working directory"
+    )
+    options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Words("table")] = Field(
+        None, description="keyword arguments for the class or function"
+    )
+
+
+class DataSection(Section):
+    """What it is trained on, and how that is cut among the clients."""
+
+    name: Text = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
+    partition: Text = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
+    root: Text | None = Field(None, description="folder with the files, on this machine")
+    samples: int | None = Field(
+        None, ge=1, description="samples of the training set that are used, drawn by the seed; without it all"
+    )
+
+
+class TrainingSection(Section):
+    """The clients' training. The defaults are FedComm's (section IV.A)."""
+
+    batch: int = Field(100, ge=1, description="samples in a batch")
+    learning_rate: float = Field(0.01, gt=0, allow_inf_nan=False, description="learning rate of SGD")
+    momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False, description="momentum of SGD")
+    decay_round: int = Field(50, ge=0, description="last round with the full learning rate")
+    decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
+    local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
+    threads: int | None = Field(None, ge=1, description="threads of a client; without it, its share of the cores")
+    compute: Time | None = Field(
+        None, description="of a payload: time that a client computes in a round before it sends; without it none"
+    )
+    compute_load: Literal["none", "cpu"] = Field(
+        "none", description="none: it waits that long; cpu: it works for that much CPU time, which stress makes longer"
+    )
+
+
+class TransportSection(Section):
+    """The way updates take."""
+
+    url: Text = Field("tcp://127.0.0.1:0", description="where to listen; tcp means tcp://127.0.0.1:0")
+    congestion: Text | None = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
+    client_congestion: Annotated[list[Text], Field(min_length=1)] | None = Field(
+        None, description="of the clients of `thalweg run`, dealt out in turn; without it congestion"
+    )
+    streams: int = Field(1, ge=1, le=16, description="parallel connections of one link")
+    send_buffer: Buffer | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
+    receive_buffer: Buffer | None = Field(None, description="kernel receive buffer in bytes; likewise")
+    fanout: Literal["concurrent", "sequential"] = Field(
+        "concurrent",
+        description="the model to all clients at the same time, or to one after the other (FedComm's code)",
+    )
+    gather: Literal["concurrent", "in-order"] = Field(
+        "concurrent", description="updates from all clients at the same time, or from one after the other, by name"
+    )
+    chunk: Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None = Field(
+        None,
+        description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or "
+        "256KiB",
+    )
+    options: dict[Text, bool | int | FiniteFloat | Text] | None = Field(
+        None, description="table of what only this transport can be told; `thalweg transports` lists it"
+    )
+
+    def congestion_of(self, place: int) -> str | None:
+        """Return the congestion control of the client at a place, from 0; None is the system's."""
+        dealt = self.client_congestion
+        return dealt[place % len(dealt)] if dealt else self.congestion
+
+
+class AggregationSection(Section):
+    """How updates become the next global model."""
+
+    partial: Literal["discard", "keep"] = Field(
+        "discard", description="what happens to the part that came of an update whose client went away"
+    )
+    precision: Literal["f32", "f64", "exact"] | None = Field(
+        None, description="accumulator; without it f32, or exact if deterministic"
+    )
+    deterministic: bool = Field(False, description="the same bits whatever the order of arrival")
+    staging: Size | None = Field(
+        None, description="bytes for whole updates that wait to be folded; without it two updates, or 64MiB if more"
+    )
+
+
+class RepairSection(Section):
+    """What happens to parts of models and updates that were lost on the way."""
+
+    resend: bool = Field(
+        True,
+        description="true: they are asked for again until whole; false: something stands in, as in FedComm's UDP",
+    )
+    policy: Literal["renormalise", "keep-local", "zero", "last", "rescale", "fedcomm-legacy"] = Field(
+        "renormalise", description="what stands in for what is not asked for again"
+    )
+    spread: bool = Field(
+        False,
+        description="updates go in an order, of the job's seed, in which bytes lost together are apart in the model",
+    )
+    critical: list[Text] = Field(
+        [],
+        description="tensors of which nothing may be missing, by name as fc.bias or *.bias; they are sent until they "
+        "arrive",
+    )
+    budgets: Shares = Field(
+        {},
+        description="by such names: share of a tensor's bytes that may be missing; what is lost beyond it is sent "
+        "again (UniFL section 5.1)",
+    )
+    refuse: Shares = Field(
+        {}, description="by such names: share of a tensor's bytes whose loss on the way refuses an update"
+    )
+
+
+class SecuritySection(Section):
+    """Who gets in. Beyond this machine links are encrypted and peers prove who they are."""
+
+    tls: Literal["auto", "on", "off"] = Field("auto", description="auto: on with a pki folder, and beyond this machine")
+    clients: Literal["any", "certificate"] = Field(
+        "any", description="what a client must show: any (its token or its certificate) or certificate"
+    )
+    pki: Text | None = Field(None, description="folder that `thalweg pki init` made, for the server")
+    token_file: Text | None = Field(None, description="file that `thalweg pki issue` made, for a client")
+    login_file: Text | None = Field(None, description="file with one line user:password, for a broker")
+
+
+class FaultLayer(Section):
+    """Faults put in on purpose into what each side sends. They follow from this seed and the job's."""
+
+    seed: int = Field(0, ge=0, lt=2**63, description="seed besides the job's")
+    loss: Fraction = Field(0.0, description="probability that a chunk never arrives")
+    duplicate: Fraction = Field(0.0, description="probability that a chunk arrives twice")
+    reorder: Fraction = Field(0.0, description="probability that a chunk is held back, by up to 8 chunks")
+    corrupt: Fraction = Field(0.0, description="probability that a chunk arrives damaged")
+    delay_ms: Milliseconds = Field(0.0, description="milliseconds that a chunk is under way")
+    jitter_ms: Milliseconds = Field(0.0, description="milliseconds by which the delay varies in both directions")
+    cut_after: Size | None = Field(None, description="bytes after which the link breaks")
+
+
+class SealLayer(Section):
+    """Updates sealed from end to end, in records that are opened one by one. Links must be encrypted."""
+
+    cipher: Literal["aes-256-gcm", "chacha20-poly1305", "aes-cbc"] = Field(
+        "aes-256-gcm", description="aes-cbc, for comparison, is not authenticated (UniFL section 3.3)"
+    )
+    record: RecordSize = Field(
+        None, description="bytes of an update in a record, 16 to 4MiB; without it, or auto, what costs least at `loss`"
+    )
+    loss: Fraction = Field(0.01, description="loss of segments that is expected")
+
+
+class LayersSection(Section):
+    """Wrappers around the transport; the record says that they were there."""
+
+    throttle: Rate | None = Field(None, description="rate of each link and direction in bits a second (or 3g 4g wifi)")
+    fault: FaultLayer | None = Field(
+        None, description="table of loss, duplicate, reorder, corrupt, delay_ms, jitter_ms, cut_after, seed"
+    )
+    seal: SealLayer | None = Field(None, description="table of cipher, record, loss")
+
+    def emulation(self) -> dict[str, Any]:
+        """Return what of it makes links worse than they are, for a record."""
+        return self.model_dump(exclude_none=True, exclude={"seal"})
+
+
+class HostsSection(Section):
+    """Who is where (FedComm section III.C step 6)."""
+
+    server: Text | None = Field(None, description="host:port where the server listens and clients connect")
+    clients: Annotated[dict[Text, Text], BeforeValidator(_numbered)] | None = Field(
+        None, description="table name = host, or a list of hosts, whose names are then client-1, client-2 and so on"
+    )
+
+
+class RecordSection(Section):
+    """What a run leaves behind."""
+
+    folder: Text = Field("runs", description="folder that gets a new folder for each run")
+    checkpoint_every: int | None = Field(
+        None, ge=0, description="rounds between checkpoints, 0 for none; without it 1, and none for a payload"
+    )

@@ -1,0 +1,140 @@
+"""The arena in Python: a model's tensors as views of the one buffer that is sent and received."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from thalweg import _core
+from thalweg.errors import ModelError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+# safetensors' names of element types, by torch's and by NumPy's.
+_TORCH = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+_TORCH_NAMES = {dtype: name for name, dtype in _TORCH.items()}
+_NUMPY = {name: dtype for name, dtype in _TORCH.items() if dtype not in ("BF16", "F8_E4M3", "F8_E5M2")}
+# NumPy has no narrow floats of these kinds: their bytes are shown as unsigned integers of that width.
+_SHOWN = {dtype: name for name, dtype in _NUMPY.items()} | {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
+
+
+class Arena(Mapping[str, "npt.NDArray[Any]"]):
+    """A model in one page-aligned buffer; as a mapping, each tensor's name to a NumPy view of its bytes.
+
+    Sending and receiving touch this buffer and no other. While a round is on its way to or from here, leave the
+    values alone: between ``Client.next`` and ``Client.submit`` they are yours.
+    """
+
+    def __init__(self, core: _core.Arena) -> None:
+        self.core = core
+        self._places = {name: (dtype, shape, offset) for name, dtype, shape, offset in core.layout.tensors}
+
+    @classmethod
+    def bind(
+        cls, model: torch.nn.Module | Mapping[str, npt.NDArray[Any]], tensors: str | Iterable[str] | None = None
+    ) -> Arena:
+        """Move a model's values into an arena and make its tensors views of it.
+
+        For a module: every parameter and persistent buffer (BatchNorm's statistics too), tied ones once; the module
+        goes on working, optimisers keep their references. For a dict of arrays: values are copied in, and
+        ``arena[name]`` are the views to use. ``tensors`` says which travel, as docs/how-to/own-model.md has it; the
+        others stay as they are. Raises ModelError for tensors on another device, or of an element type that does not
+        travel.
+        """
+        from thalweg.tensors.binding import bind
+
+        return bind(model, tensors).arena
+
+    @property
+    def layout(self) -> _core.Layout:
+        """Names, dtypes, shapes and offsets."""
+        return self.core.layout
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        dtype, shape, _ = self._places[name]
+        return self._bytes(name).view(_SHOWN[dtype]).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def _bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        import numpy as np
+
+        dtype, shape, offset = self._places[name]
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(_SHOWN[dtype]).itemsize
+        return np.asarray(self.core)[offset : offset + size]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a PyTorch tensor that is a view of a tensor's bytes."""
+        import torch
+
+        dtype, shape, _ = self._places[name]
+        return torch.from_numpy(self._bytes(name)).view(getattr(torch, _TORCH_NAMES[dtype])).view(shape)
+
+
+def layout_of(module: torch.nn.Module, tensors: str | Iterable[str] | None = None) -> _core.Layout:
+    """Return the layout of a module's parameters and persistent buffers, in ``state_dict`` order. Raises ModelError.
+
+    ``tensors`` says which travel.
+    """
+    from thalweg.tensors.choosing import Choice
+    from thalweg.tensors.travelling import chosen
+
+    return chosen(module, Choice(tensors)).layout
+
+
+def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int]]:
+    """Return a tensor's name, element type and shape for a layout. Raises ModelError if it cannot lie in an arena."""
+    import torch
+
+    from thalweg.tensors.travelling import address_of
+
+    if torch.nn.parameter.is_lazy(tensor):
+        raise ModelError(f"tensor {name!r} has no shape yet", "Run a batch through the model in model()")
+    if tensor.device.type != "cpu":
+        raise ModelError(f"tensor {name!r} is on {tensor.device}", "Bind the model on the CPU: model.cpu()")
+    if tensor.layout != torch.strided:
+        raise ModelError(f"tensor {name!r} has the layout {tensor.layout}", "Make it dense: tensor.to_dense()")
+    if tensor.numel() and address_of(tensor) is None:
+        raise ModelError(
+            f"tensor {name!r} is a {type(tensor).__name__}, whose values are not one block of memory",
+            "Make it a plain tensor, or keep it at home: tensors = '!NAME'",
+        )
+    return name, _dtype(name, str(tensor.dtype).removeprefix("torch."), _TORCH), list(tensor.shape)
+
+
+def describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
+    """Return an array's name, element type and shape for a layout. Raises ModelError."""
+    import numpy as np
+
+    if not isinstance(array, (np.ndarray, np.generic)):
+        raise ModelError(f"{name!r} is a {type(array).__name__}", "Make it an array: numpy.array(...)")
+    return name, _dtype(name, array.dtype.name, _NUMPY), list(array.shape)
+
+
+def _dtype(name: str, found: str, known: Mapping[str, str]) -> str:
+    if found not in known:
+        raise ModelError(f"tensor {name!r} has elements of type {found}", f"Use one of {', '.join(known)}")
+    return known[found]

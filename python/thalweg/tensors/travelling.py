@@ -1,0 +1,139 @@
+"""What of a PyTorch module travels: its tensors by name, tied ones as one, those that a choice takes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from thalweg import _core
+from thalweg.errors import ModelError
+from thalweg.tensors.arena import describe_tensor
+from thalweg.tensors.choosing import Choice, Named
+
+if TYPE_CHECKING:
+    import torch
+
+# What torch.compile puts in front of the names of the module that it wraps.
+COMPILED: Final = "_orig_mod"
+
+
+class Slot(NamedTuple):
+    """Where a tensor hangs in a module, and the tensor that is there now."""
+
+    owner: torch.nn.Module
+    key: str
+    tensor: torch.Tensor
+
+
+@dataclass
+class Group:
+    """A tensor of a module with all its names, the one under which it travels first.
+
+    ``apart`` are the names of other tensor objects over the same memory.
+    """
+
+    names: list[str]
+    tensor: torch.Tensor
+    trainable: bool
+    apart: set[str] = field(default_factory=set)
+
+    @property
+    def named(self) -> Named:
+        return Named(self.names, self.trainable)
+
+
+class Chosen(NamedTuple):
+    """The tensors of a module that travel, their layout; the names of all tensors, and how many there are."""
+
+    groups: Sequence[Group]
+    layout: _core.Layout
+    known: frozenset[str]
+    total: int
+
+
+def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
+    """Return what of a module travels. Raises ModelError for what cannot be moved into an arena."""
+    found = groups(module)
+    travels = choice.of([group.named for group in found])
+    taken = [group for group, wanted in zip(found, travels, strict=True) if wanted]
+    layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in taken])
+    _refuse_shared(found, {group.names[0] for group in taken})
+    return Chosen(taken, layout, frozenset(name for group in found for name in group.names), len(found))
+
+
+def slots(module: torch.nn.Module) -> dict[str, Slot]:
+    """Return a module's parameters and persistent buffers by name, in ``state_dict`` order, tied ones repeatedly."""
+    found: dict[str, Slot] = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        parts = [part for part in path.split(".") if part and part != COMPILED]
+        prefix = "".join(f"{part}." for part in parts)
+        for key, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            found[prefix + key] = Slot(owner, key, parameter)
+        passing = getattr(owner, "_non_persistent_buffers_set", ())
+        for key, buffer in owner.named_buffers(recurse=False, remove_duplicate=False):
+            if key not in passing:
+                found[prefix + key] = Slot(owner, key, buffer)
+    return found
+
+
+def groups(module: torch.nn.Module) -> list[Group]:
+    """Return a module's tensors, tied ones as one, be they one object or several over the same memory."""
+    found: dict[Any, Group] = {}
+    for name, (_, _, tensor) in slots(module).items():
+        memory = _memory(tensor)
+        group = found.setdefault(memory, Group([], tensor, trainable=False))
+        group.names.append(name)
+        group.trainable |= tensor.requires_grad
+        if tensor is not group.tensor:
+            group.apart.add(name)
+    return list(found.values())
+
+
+def address_of(tensor: torch.Tensor) -> int | None:
+    """Return where a tensor's values begin; None if it has none, or they are not one block of memory."""
+    import torch
+
+    if torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided:
+        return None
+    try:
+        return tensor.data_ptr() or None
+    except RuntimeError:  # a class that only looks like a tensor, as some of quantised weights
+        return None
+
+
+def _memory(tensor: torch.Tensor) -> object:
+    """Return what two tensors have in common if they are the same memory; else each its own."""
+    address = address_of(tensor)
+    if address is None:
+        return id(tensor)
+    return tensor.device, address, tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _refuse_shared(found: Iterable[Group], moving: Container[str]) -> None:
+    """Refuse tensors that share memory in part: in an arena each has its own, and they would part silently."""
+    placed = ((address_of(group.tensor), group) for group in found)
+    refuse_overlaps(
+        (
+            (address, address + group.tensor.nbytes, group.names[0])
+            for address, group in placed
+            if address is not None and group.tensor.device.type == "cpu" and group.tensor.is_contiguous()
+        ),
+        moving,
+    )
+
+
+def refuse_overlaps(spans: Iterable[tuple[int, int, str]], moving: Container[str]) -> None:
+    """Refuse spans (first byte, byte behind it, name) that overlap, if one of them moves. Raises ModelError."""
+    # Of those that began before, the one that reaches furthest, of all and of those that move.
+    furthest = furthest_moving = (0, "")
+    for begin, end, name in sorted(spans):
+        reach, other = furthest if name in moving else furthest_moving
+        if begin < reach:
+            raise ModelError(
+                f"the tensors {other!r} and {name!r} share memory",
+                "Keep one of them, or give each memory of its own: tensor.clone(), array.copy()",
+            )
+        furthest = max(furthest, (end, name))
+        if name in moving:
+            furthest_moving = max(furthest_moving, (end, name))

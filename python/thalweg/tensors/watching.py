@@ -1,0 +1,71 @@
+"""What is done around an app's own code, so that what it leaves behind is what is sent and evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from thalweg.ui.units import format_bytes
+
+if TYPE_CHECKING:
+    from thalweg.tensors.binding import Binding
+
+Note = Callable[[str], None]
+T = TypeVar("T")
+
+
+def ignore(_text: str) -> None:
+    """Take a note and do nothing with it."""
+
+
+class Watch:
+    """Keeps a model and its arena one, around training and evaluation; says once what that costs."""
+
+    def __init__(self, bound: Binding, note: Note) -> None:
+        self._bound = bound
+        self._note = note
+        self._said: set[str] = set()
+
+    def train(self, work: Callable[[Any], T]) -> T:
+        """Let ``work`` train the arena's model, and bring what it moved back into the arena. Raises ModelError."""
+        self._bound.restore("the last round")
+        before = self._bound.sample()
+        result = work(self._bound.model)
+        moved = self._bound.collect("train()")
+        if moved:
+            self._once("moved", self._moved_by("train()", moved))
+        elif before and self._bound.sample() == before:
+            self._once(
+                "unchanged",
+                f"train() changed none of the {format_bytes(len(before))} of the model that were compared. "
+                "If it trains a copy, let it train the model that it is given",
+            )
+        return result
+
+    def evaluate(self, work: Callable[[Any], T]) -> T:
+        """Let ``work`` evaluate the arena's model. What it moves is put back; the arena's values stay."""
+        self._restore("the round")
+        result = work(self._bound.model)
+        self._restore("evaluate()")
+        return result
+
+    def _restore(self, when: str) -> None:
+        moved = self._bound.restore(when)
+        if moved:
+            self._once(f"restored {when}", f"{when} had moved {_named(moved)}; the arena's values stand")
+
+    def _moved_by(self, what: str, moved: Sequence[str]) -> str:
+        size = format_bytes(len(self._bound.arena.core))
+        return (
+            f"{what} moved {_named(moved)} out of the arena, and they are copied back: up to {size} in each round. "
+            "To save that, train in place: p.copy_() instead of p.data = ..., load_state_dict() without assign"
+        )
+
+    def _once(self, key: str, text: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            self._note(text)
+
+
+def _named(names: Sequence[str]) -> str:
+    return repr(names[0]) if len(names) == 1 else f"{len(names)} tensors ({names[0]!r} and others)"

@@ -1,0 +1,170 @@
+"""From a plan to the options of the core's links: transport, trust, layers."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg.errors import LinkError
+from thalweg.transports import registry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.transports.pki import Token
+
+
+def is_local(url: str) -> bool:
+    """Return whether only this machine can reach ``url``: a loopback address, or a transport within the machine."""
+    scheme, _, rest = url.partition("://")
+    authority = rest.partition("/")[0]
+    host = authority.rpartition(":")[0] if authority.count(":") else authority
+    try:
+        return not registry.can(scheme)["remote"] or host == "localhost" or ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def uses_tls(plan: Plan, url: str) -> bool:
+    """Return whether a server at ``url`` encrypts: as the plan says, else beyond this machine and with a pki folder."""
+    chosen = plan.security
+    return chosen.tls == "on" or (chosen.tls == "auto" and (chosen.pki is not None or not is_local(url)))
+
+
+def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``, ``login``.
+
+    ``emulate`` is a layer that makes links like those of a network.
+    """
+    job, chosen = plan.job, plan.aggregation
+    options = {
+        "transport": {**_transport(plan, trust), "tls": trust.get("tls")},
+        "expected": job.clients,
+        "choose": plan.chosen,
+        "enough": job.enough or 1,
+        "deadline": job.deadline,
+        "grace": job.grace,
+        "liveness": job.liveness,
+        "chunk": plan.transport.chunk,
+        "fanout": plan.transport.fanout,
+        "gather": plan.transport.gather,
+        "partial": chosen.partial,
+        "repair": plan.repair.model_dump(),
+        "precision": plan.precision,
+        "staging": chosen.staging,
+        "secret": trust.get("secret"),
+        "token": trust.get("token"),
+        "job": secrets.randbits(63),
+        "seed": job.seed,
+        "layers": _layers(plan, emulate),
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def client_options(
+    plan: Plan, trust: Mapping[str, Any], *, seed: int, emulate: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
+    transport = {**_transport(plan, trust), "tls": trust.get("tls")}
+    return {"transport": transport, "token": trust.get("token"), "seed": seed, "layers": _layers(plan, emulate)}
+
+
+def server_trust(plan: Plan, url: str) -> dict[str, Any]:
+    """Return ``tls`` and ``secret`` of a server at ``url`` from its pki folder.
+
+    Raises LinkError if ``url`` can be reached from elsewhere and the plan names no such folder.
+    """
+    from thalweg.transports import pki
+
+    folder = plan.security.pki
+    if folder is None:
+        if is_local(url) and plan.security.tls != "on":
+            return {}
+        raise LinkError(
+            f"{url} can be reached from other machines, and nothing says who may join",
+            "Run `thalweg pki init`, give its folder with --pki, and `thalweg pki issue NAME` for each client",
+        )
+    place = Path(folder)
+    secret = pki.read(place / pki.SECRET).strip()
+    certificates_only = plan.security.clients == "certificate"
+    trust: dict[str, Any] = {} if certificates_only else {"secret": secret}
+    if uses_tls(plan, url):
+        trust["tls"] = {
+            "authority": pki.read(place / pki.AUTHORITY),
+            "identity": {"certificate": pki.read(place / pki.SERVER), "key": pki.read(place / pki.SERVER_KEY)},
+            "require_client": certificates_only,
+        }
+    return trust
+
+
+def remote_trust(
+    url: str, token: Token | None, authority: str | None, identity: Mapping[str, str] | None, tls: str
+) -> dict[str, Any]:
+    """Return ``tls`` and ``token`` of a client of the server at ``url``, all certificates in PEM.
+
+    ``tls`` is auto, on or off; auto encrypts where an authority is known, and beyond this machine one must be.
+    Raises LinkError if it is not.
+    """
+    known = authority or (token.authority if token else None) or None
+    trust: dict[str, Any] = {} if token is None else {"token": token.token}
+    if tls == "off" or (tls == "auto" and known is None and is_local(url)):
+        return trust
+    if known is None:
+        raise LinkError(
+            f"links to {url} are encrypted, and no certificate authority is known",
+            "Give the file of `thalweg pki issue NAME` with --token-file, or ca.crt with --ca",
+        )
+    return {**trust, "tls": {"authority": known, "identity": identity, "require_client": False}}
+
+
+def local_trust(plan: Plan, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the trust of the server and of the clients of one run on this machine, made for this run alone."""
+    from thalweg import _core
+
+    token = _core.pki_secret()
+    if not uses_tls(plan, url):
+        return {"token": token}, {"token": token}
+    authority, key = _core.pki_authority("thalweg run", 1)
+    certificate, server_key = _core.pki_issue(authority, key, "server", ["127.0.0.1", "::1", "localhost"], 1, True)
+    identity = {"certificate": certificate, "key": server_key}
+    server_tls = {"authority": authority, "identity": identity, "require_client": False}
+    client_tls = {"authority": authority, "identity": None, "require_client": False, "server_name": "localhost"}
+    return {"token": token, "tls": server_tls}, {"token": token, "tls": client_tls}
+
+
+def login(path: Path | None) -> dict[str, str] | None:
+    """Return ``{"user", "password"}`` from the one line of a file, user:password. Raises LinkError."""
+    if path is None:
+        return None
+    from thalweg.transports import pki
+
+    user, colon, password = pki.read(path).strip().partition(":")
+    if not user or not colon or "\n" in password:
+        raise LinkError(f"{path} is no login", "It has one line, user:password")
+    return {"user": user, "password": password}
+
+
+def _transport(plan: Plan, trust: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = plan.transport.model_dump(include={"congestion", "streams", "send_buffer", "receive_buffer"})
+    named = plan.security.login_file
+    known = trust.get("login") or login(None if named is None else Path(named))
+    chosen |= {"own": plan.transport.options, "login": known}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _layers(plan: Plan, emulate: Mapping[str, Any] | None) -> dict[str, Any]:
+    layers: dict[str, Any] = {} if emulate is None else {"emulate": dict(emulate)}
+    if plan.layers.throttle is not None:
+        layers["throttle"] = f"{plan.layers.throttle}bit"
+    if plan.layers.fault is not None:
+        layers["fault"] = plan.layers.fault.model_dump(exclude_none=True)
+    return layers | seal(plan)
+
+
+def seal(plan: Plan) -> dict[str, Any]:
+    """Return the core's options of the layer that seals updates, which both ends must have; empty without one."""
+    if plan.layers.seal is None:
+        return {}
+    return {"seal": plan.layers.seal.model_dump()}

@@ -1,0 +1,1 @@
+"""What people see: units, tables, progress, errors in words, one JSON document."""

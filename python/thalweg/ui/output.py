@@ -1,0 +1,76 @@
+"""What commands print: for people, or exactly one JSON document on standard output."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from thalweg.ui import strict_json
+
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+Emit: TypeAlias = Callable[[Any], None]
+
+
+@contextmanager
+def output(*, as_json: bool) -> Iterator[Emit]:
+    """Give a function that takes the result.
+
+    With ``as_json`` it is printed at the end, and whatever else is written to standard output meanwhile, by any
+    library, goes to standard error. An error becomes ``{"error": {"cause", "mend"}}``. Otherwise nothing is done.
+    """
+    if not as_json:
+        yield lambda _: None
+        return
+    results: list[Any] = []
+    try:
+        with _stdout_to_stderr(), redirect_stdout(sys.stderr):
+            yield results.append
+    except BaseException as error:
+        results = [{"error": _words(error)}]
+        raise
+    finally:
+        for result in results[:1]:
+            print_document(result)
+
+
+def print_document(value: Any) -> None:
+    """Print one JSON document on standard output."""
+    sys.stdout.write(strict_json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def nobody_reads(stream: Any) -> bool:
+    """Return whether the other end of a stream that is a pipe has been closed."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False  # it is no file, or closed
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _words(error: BaseException) -> dict[str, str]:
+    from thalweg.ui.explain import explain
+
+    if not isinstance(error, Exception):
+        return {"cause": "interrupted", "mend": "Start it again, with --resume where there is a record"}
+    cause, mend = explain(error)
+    return {"cause": cause, "mend": mend}

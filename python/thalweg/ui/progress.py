@@ -1,0 +1,161 @@
+"""What a person sees while rounds run: on a terminal a bar a round and what each client does, else a line a round."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from thalweg import _core
+from thalweg.ui import terminal
+from thalweg.ui.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+SHOWN_CLIENTS: Final = 8
+# Of a line, in bytes.
+LONGEST: Final = 4096
+FINAL_PHASES: Final = ("whole", "partial", "rejected", "lost", "late")
+
+
+class Progress(Protocol):
+    """Hears how a job goes on."""
+
+    def note(self, text: str) -> None:
+        """Show a line."""
+
+    def begin(self, number: int, rounds: int) -> None:
+        """Begin a round."""
+
+    def observe(self, state: str) -> None:
+        """Take the core's account of the clients, as JSON, several times a second."""
+
+    def end(self, entry: Mapping[str, Any]) -> None:
+        """Take the journal's entry of the round."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def progress_on_stderr() -> Progress:
+    """Return bars if standard error is a terminal, else lines."""
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def round_line(entry: Mapping[str, Any], rounds: int) -> str:
+    """Return a round in one line."""
+    accuracy = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
+    if not accuracy and entry["loss"] is not None:
+        accuracy = f"loss {entry['loss']:.4g}, "
+    whole = "".join(f", {words}" for words in missing_words(entry)) + ("" if entry["complete"] else ", incomplete")
+    return (
+        f"round {entry['round']}/{rounds}: {accuracy}{format_seconds(entry['seconds'])} "
+        f"(communication {format_seconds(entry['communication_seconds'])}), "
+        f"{format_bytes(entry['bytes_down'])} down, {format_bytes(entry['bytes_up'])} up, "
+        f"{entry['participants']} of {entry['expected']} clients{whole}"
+    )
+
+
+def missing_words(entry: Mapping[str, Any]) -> list[str]:
+    """Return what did not come of a round's updates and models, as ``10 % missing``; nothing if all of it came."""
+    found = []
+    for direction, words in (("up", "missing"), ("down", "of the model missing")):
+        ways = [transfer for transfer in entry["transfers"] if transfer["direction"] == direction]
+        missing = sum(transfer.get("missing") or 0 for transfer in ways)
+        if missing:
+            share = missing / (missing + sum(transfer["bytes"] or 0 for transfer in ways))
+            found.append(f"{100 * share:.2g} % {words}")
+    return found
+
+
+class Lines:
+    """A line a round."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+
+    def note(self, text: str) -> None:
+        # Nobody may read it any more: that is no reason to end a job.
+        with suppress(OSError):
+            sys.stderr.write(f"{_core.plain_text(text, LONGEST)}\n")
+            sys.stderr.flush()
+
+    def begin(self, number: int, rounds: int) -> None:
+        self._rounds = rounds
+
+    def observe(self, state: str) -> None:
+        pass
+
+    def end(self, entry: Mapping[str, Any]) -> None:
+        self.note(round_line(entry, self._rounds))
+
+    def close(self) -> None:
+        pass
+
+
+class Bars:
+    """A bar for the round and one for each of the first clients; the rest are counted by phase."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[phase]}", markup=False),
+            TimeElapsedColumn(),
+            console=console or terminal.console(stderr=True),
+            transient=True,
+        )
+        self._rounds = 0
+        self._round: TaskID | None = None
+        self._clients: dict[str, TaskID] = {}
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(_core.plain_text(text, LONGEST), highlight=False, markup=False)
+
+    def begin(self, number: int, rounds: int) -> None:
+        self._rounds = rounds
+        self._bars.start()
+        self._clear()
+        self._round = self._bars.add_task(f"round {number}/{rounds}", total=1.0, phase="sending the model")
+
+    def observe(self, state: str) -> None:
+        clients: dict[str, dict[str, Any]] = json.loads(state)["clients"]
+        for name, client in list(clients.items())[:SHOWN_CLIENTS]:
+            if name not in self._clients:
+                self._clients[name] = self._bars.add_task(f"  {name}", total=1.0, phase="")
+            self._bars.update(self._clients[name], completed=_done(client), phase=client["phase"])
+        if self._round is not None and clients:
+            mean = sum(map(_done, clients.values())) / len(clients)
+            counts = Counter(client["phase"] for client in clients.values())
+            phases = ", ".join(f"{count} {phase}" for phase, count in counts.most_common())
+            self._bars.update(self._round, completed=mean, phase=phases)
+
+    def end(self, entry: Mapping[str, Any]) -> None:
+        self.note(round_line(entry, self._rounds))
+
+    def refresh(self) -> None:
+        """Draw at once what is otherwise drawn several times a second."""
+        self._bars.refresh()
+
+    def close(self) -> None:
+        self._clear()
+        self._bars.stop()
+
+    def _clear(self) -> None:
+        for task in [*self._clients.values(), *([] if self._round is None else [self._round])]:
+            self._bars.remove_task(task)
+        self._clients = {}
+        self._round = None
+
+
+def _done(client: Mapping[str, Any]) -> float:
+    if client["phase"] in FINAL_PHASES:
+        return 1.0
+    return float(client.get("sent_fraction") or 0.0)

@@ -1,0 +1,193 @@
+"""Metrics: what an app may report, what the server keeps of what anybody sends, and how often it complains."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thalweg import _core
+from thalweg.apps.metrics import LONGEST_TEXT, MOST, MOST_NOTES, Intake, checked_usage, offered
+from thalweg.errors import MetricsError
+from thalweg.record.tables import TABLES, entry, rows, schema
+from thalweg.ui import strict_json
+
+
+def sent(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """What the server makes of an honest client's metrics."""
+    participant = {"client": "c", "state": "whole", "metrics": json.loads(offered(metrics, {"train_seconds": 1.5}))}
+    outcome, notes = Intake().outcome(json.dumps({"participants": [participant]}))
+    assert notes == []
+    (part,) = outcome["participants"]
+    assert part["usage"] == {"train_seconds": 1.5}
+    metrics = part["metrics"]
+    assert isinstance(metrics, dict)
+    return metrics
+
+
+def test_numbers_short_strings_and_truth_arrive_as_they_are() -> None:
+    metrics = {"loss": 0.25, "steps": 7, "converged": True, "phase": "warm-up", "Größe": -0.0, "train_seconds": 99.0}
+    assert sent(metrics) == metrics
+    assert sent({}) == {}
+    assert sent({"not known": None}) == {}
+
+
+def test_scalars_of_other_libraries_become_numbers() -> None:
+    metrics = {
+        "a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": np.float64(0.25), "e": torch.tensor(2.5),
+        "f": torch.tensor(True), "g": np.array(7),
+    }  # fmt: skip
+    arrived = sent(metrics)
+    assert arrived == {"a": 0.5, "b": 3, "c": True, "d": 0.25, "e": 2.5, "f": True, "g": 7}
+    assert [type(value) for value in arrived.values()] == [float, int, bool, float, float, bool, int]
+
+
+def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
+    arrived = sent({"loss": math.nan, "best": math.inf, "worst": -math.inf, "half": np.float16("nan")})
+    assert math.isnan(arrived["loss"])
+    assert math.isnan(arrived["half"])
+    assert (arrived["best"], arrived["worst"]) == (math.inf, -math.inf)
+    text = offered({"loss": math.nan}, {})
+    assert json.loads(text, parse_constant=lambda _: pytest.fail("no strict JSON")) == {
+        "metrics": {"loss": "NaN"},
+        "usage": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"loss": torch.zeros(3, 2)}, r'"loss", but it is a Tensor of shape \[3, 2\]. .*float\(loss.mean\(\)\)'),
+        ({"loss": np.zeros(1)}, "ndarray"),
+        ({"each": [1.0, 2.0]}, "it is a list"),
+        ({"each": {"a": 1}}, "it is a dict"),
+        ({"text": "x" * (LONGEST_TEXT + 1)}, "a string is one line"),
+        ({"text": "two\nlines"}, "a string is one line"),
+        ({"": 1}, "a name is"),
+        ({"x" * 65: 1}, "a name is"),
+        ({"a\x1b[31m": 1}, "a name is"),
+        ({7: 1}, "a name is"),
+        ({"n": 1 << 70}, "63 bits"),
+        ({"z": np.complex64(1j)}, "it is a complex"),
+        ({f"k{n}": 1 for n in range(MOST + 1)}, f"more than {MOST}"),
+        ({f"k{n}": "x" * LONGEST_TEXT for n in range(MOST)}, "fewer or shorter"),
+    ],
+)
+def test_an_honest_client_hears_the_cause_early(metrics: dict[Any, Any], words: str) -> None:
+    with pytest.raises(MetricsError, match=words):
+        offered(metrics, {})
+
+
+def received(metrics: Any, intake: Intake | None = None) -> tuple[dict[str, Any], list[str]]:
+    part = {"client": "c", "state": "whole", "samples": 1, "coverage": 1.0, "reason": None, "metrics": metrics}
+    outcome, notes = (intake or Intake()).outcome(json.dumps({"participants": [part]}))
+    (part,) = outcome["participants"]
+    return part, notes
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [None, 7, "no JSON at all \x1b[2J", [], {"train_seconds": 1}, {"metrics": [1]}, {"metrics": None, "usage": "x"}],
+)
+def test_what_is_no_metrics_is_dropped(metrics: Any) -> None:
+    part, notes = received(metrics)
+    assert (part["metrics"], part["usage"]) == ({}, {})
+    assert all(_core.plain_text(note, 1024) == note for note in notes)
+
+
+@pytest.mark.parametrize("value", ["1", None, [], {}, True, -1, 1e300, "NaN", "Infinity"])
+@pytest.mark.parametrize("name", ["train_seconds", "cpu_seconds", "peak_rss_bytes"])
+def test_usage_that_cannot_be_is_dropped_with_a_note(name: str, value: Any) -> None:
+    part, notes = received({"usage": {name: value, "congestion_control": "cubic"}})
+    assert part["usage"] == {"congestion_control": "cubic"}
+    assert notes == [f'c: its metric "{name}" is dropped: no client\'s process uses that']
+
+
+def test_notes_name_client_key_and_reason_once_and_then_stop() -> None:
+    intake = Intake()
+    bad = {"metrics": {"loss": [1], "good": 2}}
+    part, notes = received(bad, intake)
+    assert part["metrics"] == {"good": 2}
+    assert notes == ['c: its metric "loss" is dropped: it is a list']
+    assert received(bad, intake)[1] == [], "not each round"
+    for number in range(100):
+        notes += received({"metrics": {f"new-{number}-{n}": None for n in range(50)}}, intake)[1]
+    assert len(notes) == MOST_NOTES + 1
+    assert "without a word" in notes[-1]
+
+
+def anything(dice: random.Random, depth: int = 0) -> Any:
+    """A JSON value that somebody may send."""
+    leaves: list[Any] = [
+        None,
+        True,
+        -1,
+        10**18,
+        1e308,
+        -1e-308,
+        "",
+        "NaN",
+        "x\r\ny\x1b]0;\x07",
+        "\u202e",
+        "é" * 300,
+        {},
+        [],
+    ]
+    if depth < 3 and dice.random() < 0.5:
+        names = ["metrics", "usage", "train_seconds", "peak_rss_bytes", "congestion_control", "", "a\n", "loss", "€"]
+        if dice.random() < 0.7:
+            return {dice.choice(names): anything(dice, depth + 1) for _ in range(dice.randrange(6))}
+        return [anything(dice, depth + 1) for _ in range(dice.randrange(4))]
+    return dice.choice(leaves)
+
+
+def test_whatever_comes_every_reader_can_read_it() -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    dice = random.Random(20)
+    intake = Intake()
+    for _ in range(2000):
+        part, _ = received(anything(dice), intake)
+        assert checked_usage(part["usage"]) == (part["usage"], {})
+        done = entry({**OUTCOME, "participants": [part]}, {}, None)
+        again = json.loads(strict_json.dumps(done), parse_constant=lambda _: pytest.fail("no strict JSON"))
+        for name in ("rounds", "participants", "transfers"):
+            pyarrow.Table.from_pylist(list(rows(name, [again])), schema=schema(name))
+
+
+OUTCOME = {
+    "round": 1, "expected": 1, "complete": True, "start": 0.0, "seconds": 1.0, "communication_seconds": 0.5,
+    "bytes_down": 1, "bytes_up": 1, "fold": {}, "congestion_control": None,
+    "transfers": [{"round": 1, "client": "c", "direction": "up", "bytes": 1}],
+}  # fmt: skip
+
+
+def test_the_table_of_participants_tells_metrics_from_usage() -> None:
+    part, _ = received({"metrics": {"train_seconds": 5, "loss": "NaN"}, "usage": {"train_seconds": 0.5}})
+    (row,) = rows("participants", [entry({**OUTCOME, "participants": [part]}, {}, None)])
+    assert row["train_seconds"] == 0.5
+    assert json.loads(row["metrics"]) == {"loss": "NaN", "train_seconds": 5}
+    assert json.loads(row["usage"]) == {"train_seconds": 0.5}
+    assert set(row) == {column.name for column in TABLES["participants"]}
+
+
+def test_a_record_of_before_there_was_usage_is_read() -> None:
+    old = {"client": "c", "state": "whole", "metrics": {"train_seconds": 2.0, "loss": 1.0}}
+    done = entry({**OUTCOME, "participants": [old]}, {}, None)
+    assert done["compute_seconds"] == 2.0
+    (row,) = rows("participants", [done])
+    assert row["train_seconds"] == 2.0
+
+
+def test_what_evaluate_returns_is_a_number_in_the_record() -> None:
+    done = entry({**OUTCOME, "participants": []}, {"accuracy": np.float32(0.5), "loss": torch.tensor(2.0)}, 0.1)
+    assert (done["accuracy"], done["loss"]) == (0.5, 2.0)
+    entry({**OUTCOME, "participants": []}, {"confusion": np.zeros((3, 3))}, 0.1)
+    for bad in (torch.zeros(2), "high", True):
+        with pytest.raises(MetricsError, match="accuracy"):
+            entry({**OUTCOME, "participants": []}, {"accuracy": bad}, 0.1)

@@ -1,0 +1,132 @@
+"""What people see: lines, bars, the table, the bound."""
+
+from __future__ import annotations
+
+import io
+import json
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from rich.console import Console
+
+from tests.record.conftest import round_entry
+from thalweg.cli.summary import SHOWN, network_line, summary
+from thalweg.job.host import Result
+from thalweg.plan import Plan
+from thalweg.plan.bound import Bound
+from thalweg.ui.progress import Bars, Lines, missing_words, round_line
+
+
+def rendered(bound: Bound) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary([round_entry(1)], bound))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_a_round_in_one_line() -> None:
+    assert round_line(round_entry(2), 5) == (
+        "round 2/5: accuracy 52.00 %, 3.00 s (communication 500.0 ms), 800 B down, 500 B up, 1 of 2 clients, incomplete"
+    )
+
+
+def test_an_update_with_holes_is_told_as_such() -> None:
+    entry = round_entry(1)
+    up = [transfer for transfer in entry["transfers"] if transfer["direction"] == "up"]
+    came = sum(transfer["bytes"] for transfer in up)
+    whole = {**entry, "participants": 2, "expected": 2, "complete": True}
+    assert missing_words(whole) == []
+    holed = [{**transfer, "missing": came // 4 if transfer is up[0] else 0} for transfer in entry["transfers"]]
+    holed = [{**transfer, "missing": transfer["bytes"]} if transfer["direction"] == "down" else transfer
+             for transfer in holed]  # fmt: skip
+    told = {**whole, "transfers": holed}
+    assert missing_words(told) == ["20 % missing", "50 % of the model missing"]
+    assert round_line(told, 5).endswith("2 of 2 clients, 20 % missing, 50 % of the model missing")
+    console = Console(file=io.StringIO(), width=180)
+    console.print(summary([told], Bound("not known")))
+    assert "2/2, 20 % missing" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_table_holds_goodput_against_the_bound() -> None:
+    # 800 bytes down and 400 up in half a second; at 4800 bytes a second that takes a quarter of a second at least.
+    text = rendered(Bound("raw TCP", total_bytes_per_second=4800.0))
+    assert "51.00 %" in text
+    assert "19.2 kbit/s       50 %" in text
+    assert "bound: raw TCP" in text
+
+
+def test_the_bound_of_a_network_is_of_whole_rounds() -> None:
+    # The round's transfers have 1200 bytes.
+    assert "50 %" in rendered(Bound("links", round_seconds=0.25, round_bytes=1200))
+    assert "19.2 kbit/s          -" in rendered(Bound("links", round_seconds=0.25, round_bytes=1600))
+
+
+def test_the_table_says_how_links_were_emulated() -> None:
+    def line(emulation: str, reason: str | None, **sections: object) -> str | None:
+        plan = Plan.of(sections)
+        return network_line(cast("Result", SimpleNamespace(plan=plan, emulation=emulation, emulation_reason=reason)))
+
+    assert line("none", None) is None
+    assert line("packet level", None, network={"profile": "lan"}) == "emulated at packet level"
+    said = line('message level: {"emulate": {}}', "no root", network={"profile": "lan"})
+    assert said == "emulated at message level, because no root"
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary([round_entry(1)], Bound("links"), said))
+    assert "network: emulated at message level" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_only_the_last_rounds_are_in_the_table() -> None:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary(map(round_entry, range(1, SHOWN + 51)), Bound("none")))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) < SHOWN + 10
+    assert any("the 50 rounds before these are in the record" in line for line in lines)
+
+
+def test_without_a_bound_there_is_no_share() -> None:
+    assert "19.2 kbit/s          -" in rendered(Bound("not known"))
+
+
+def test_a_throttled_link_takes_bytes_by_rate_down_and_then_up() -> None:
+    bound = Bound("throttle", link_bits_per_second=5_000_000)
+    # FedComm's VGG-5 at 3G: 2.34 MB take 3.74 s in each direction, on four links at a time.
+    assert bound.seconds(4 * 2_340_000, 4 * 2_340_000, 4) == pytest.approx(2 * 3.744)
+
+
+def test_lines_are_written_as_rounds_end(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines()
+    lines.begin(1, 3)
+    lines.observe('{"clients": {}}')
+    lines.end(round_entry(1))
+    lines.close()
+    assert capsys.readouterr().err.startswith("round 1/3: accuracy 51.00 %")
+
+
+def test_bars_show_what_clients_do() -> None:
+    console = Console(file=io.StringIO(), width=140, force_terminal=True)
+    bars = Bars(console)
+    bars.begin(1, 3)
+    clients = {f"c{number}": {"phase": "sending", "sent_fraction": 0.5} for number in range(20)}
+    bars.observe(json.dumps({"clients": {**clients, "done": {"phase": "whole", "sent_fraction": 1.0}}}))
+    bars.refresh()
+    bars.end(round_entry(1))
+    bars.close()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "c0" in text
+    assert "c9" not in text, "only the first clients have a bar of their own"
+    assert "20 sending, 1 whole" in text
+    assert "round 1/3: accuracy 51.00 %" in text
+
+
+def test_a_loss_stands_where_there_is_no_accuracy() -> None:
+    entry = {**round_entry(1), "accuracy": None, "loss": 0.123456}
+    console = Console(file=io.StringIO(), width=140)
+    console.print(summary([entry], Bound("links")))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "accuracy" not in text
+    assert "loss" in text
+    assert "0.1235" in text
+    assert round_line(entry, 5).startswith("round 1/5: loss 0.1235, ")
+    assert "accuracy" in rendered(Bound("links"))

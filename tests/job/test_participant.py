@@ -1,0 +1,96 @@
+"""A client's way through a job, against a core that plays its part from a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from thalweg import _core
+from thalweg.errors import MetricsError
+from thalweg.job.participant import take_part
+
+
+class Script:
+    """What a core's client says: two rounds, then the end."""
+
+    def __init__(self, answers: list[str | _core.CoreError]) -> None:
+        self.answers = answers
+        self.tasks = [(number, json.dumps({"round": number})) for number in range(1, len(answers) + 1)]
+        self.sent: list[tuple[int, int, dict[str, Any]]] = []
+        self.arena = "the arena"
+        self.congestion = "cubic"
+        self.joined = False
+
+    def join(self) -> None:
+        self.joined = True
+
+    def next(self) -> tuple[int, str] | None:
+        return self.tasks.pop(0) if self.tasks else None
+
+    def submit(self, number: int, samples: int, metrics: str) -> str:
+        self.sent.append((number, samples, json.loads(metrics)))
+        answer = self.answers[number - 1]
+        if isinstance(answer, _core.CoreError):
+            raise answer
+        return answer
+
+
+class Party:
+    def train(self, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        return 10 * int(config["round"]), {"loss": 0.5}
+
+
+def refusal(kind: str) -> _core.CoreError:
+    error = _core.CoreError("the server refused the update: it has NaN")
+    error.kind = kind
+    return error
+
+
+def play(answers: list[str | _core.CoreError], notes: list[str]) -> tuple[Script, list[dict[str, Any]]]:
+    script = Script(answers)
+    made: list[object] = []
+
+    def make(config: Mapping[str, Any], arena: object) -> Party:
+        made.append((config["round"], arena))
+        return Party()
+
+    rounds = take_part(cast("_core.Client", script), make, notes.append)
+    assert script.joined
+    assert made == [(1, "the arena")], "the party is made once, from the first round's config"
+    return script, rounds
+
+
+def test_every_round_is_trained_and_sent_with_what_it_took() -> None:
+    script, rounds = play(["accepted", "late"], [])
+    assert rounds == [
+        {"round": 1, "samples": 10, "status": "accepted"},
+        {"round": 2, "samples": 20, "status": "late"},
+    ]
+    _, _, sent = script.sent[0]
+    assert sent["metrics"] == {"loss": 0.5}
+    usage = sent["usage"]
+    assert usage["train_seconds"] >= 0
+    assert usage["congestion_control"] == "cubic"
+    assert usage["peak_rss_bytes"] > 1 << 20
+    assert usage["cpu_seconds"] > 0
+
+
+def test_a_refused_update_is_told_and_does_not_end_the_job() -> None:
+    notes: list[str] = []
+    _, rounds = play([refusal("rejected"), "accepted"], notes)
+    assert [entry["status"] for entry in rounds] == ["rejected", "accepted"]
+    assert any("NaN" in note for note in notes)
+
+
+def test_what_is_no_metric_ends_it_before_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Party, "train", lambda _, config: (1, {"loss": [1, 2]}))
+    with pytest.raises(MetricsError, match="it is a list"):
+        play(["accepted"], [])
+
+
+def test_any_other_error_ends_it() -> None:
+    with pytest.raises(_core.CoreError, match="refused"):
+        play([refusal("closed")], [])

@@ -1,0 +1,97 @@
+"""What each side does with the model in its arena."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg import _core
+from thalweg.errors import PlanError
+from thalweg.job.parties import Described, Payload, bytes_of, round_config, server_party
+from thalweg.plan import Plan
+
+DIGITS: dict[str, Any] = {"job": {"clients": 2, "seed": 3}, "model": {"name": "lenet"}, "data": {"name": "digits"}}
+
+
+def test_a_payload_follows_from_its_seed() -> None:
+    one, two, again = (np.asarray(Payload.of({"payload": 4096}, seed).arena).view(np.float32) for seed in (1, 2, 1))
+    np.testing.assert_array_equal(one, again)
+    assert (one != two).any()
+    assert one.size == 1024
+
+
+def test_a_payload_of_several_tensors_has_no_gaps() -> None:
+    arena = server_party(Plan.of({"model": {"name": "payload:10x320B"}})).arena
+    assert [tensor[0] for tensor in arena.layout.tensors] == [f"payload.{place}" for place in range(10)]
+    assert len(arena) == 3200
+
+
+def test_a_payload_plan_has_a_payload_on_both_sides() -> None:
+    plan = Plan.of({"model": {"name": "payload:4KB"}})
+    party = server_party(plan)
+    assert (party.parameters, len(party.arena), party.evaluate()) == (1000, 4000, {})
+    config = round_config(plan, 7, ["a"])
+    assert config == {"round": 7, "model": "payload:4KB"}
+    client = Described("a", data_root=None, threads=None)(config, party.arena)
+    assert client.train(config) == (1, {})
+
+
+def test_a_payload_may_take_its_time() -> None:
+    plan = Plan.of({"model": {"name": "payload:4KB"}, "training": {"compute": "20ms"}})
+    config = round_config(plan, 1, ["a"])
+    assert config["training"] == {"compute": 0.02, "compute_load": "none"}
+    party = server_party(plan)
+    client = Described("a", data_root=None, threads=None)(config, party.arena)
+    before, started = bytes(bytes_of(party.arena)), time.monotonic()
+    assert client.train(config) == (1, {})
+    assert time.monotonic() - started >= 0.02
+    assert bytes(bytes_of(party.arena)) == before
+    used = time.thread_time()
+    client.train({**config, "training": {"compute": 0.02, "compute_load": "cpu"}})
+    assert time.thread_time() - used >= 0.02
+
+
+@pytest.mark.parametrize("said", [{"compute": -1}, {"compute": True}, {"compute": 1, "compute_load": "gpu"}, {"a": 1}])
+def test_a_computation_that_means_nothing_is_refused(said: dict[str, Any]) -> None:
+    party = Payload.of({"payload": 64}, 0)
+    with pytest.raises(PlanError, match="the server says compute"):
+        party.train({"training": said})
+
+
+def test_what_the_server_says_is_enough_to_train() -> None:
+    plan = Plan.of(DIGITS)
+    config = round_config(plan, 1, ["a", "b"])
+    server = server_party(plan)
+    arena = _core.Arena(server.arena.layout)
+    bytes_of(arena)[:] = bytes_of(server.arena)
+    before = bytes(bytes_of(arena))
+    samples, metrics = Described("b", data_root=None, threads=1)(config, arena).train(config)
+    assert samples > 0
+    assert metrics["loss"] > 0
+    assert bytes(bytes_of(arena)) != before, "training happens in the arena"
+    assert bytes(bytes_of(server.arena)) == before
+    assert set(server.evaluate()) >= {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"clients": "many"}, "clients in"),
+        ({"seed": None}, "seed in"),
+        ({"names": "a"}, "which clients there are"),
+        ({"training": {"batch": -1}}, "batch in"),
+        ({"training": {"bacth": 1}}, "unknown key 'bacth'"),
+    ],
+)
+def test_what_the_server_says_is_checked(change: dict[str, Any], words: str) -> None:
+    config = {**round_config(Plan.of(DIGITS), 1, ["a", "b"]), **change}
+    with pytest.raises(PlanError, match=words):
+        Described("a", data_root=None, threads=None).prepare(config)
+
+
+def test_a_server_does_not_choose_the_folders_of_clients() -> None:
+    plan = Plan.of({"data": {"name": "cifar10", "root": "/etc"}})
+    assert "root" not in round_config(plan, 1, [])["data"]

@@ -1,0 +1,143 @@
+"""How clients that do not know each other share the cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.job import seats
+from thalweg.job.seats import CHOSEN, Seat, Sharing, sharing
+
+HOLD = """
+import sys
+from pathlib import Path
+from thalweg.job.seats import Seat
+seat = Seat(Path(sys.argv[1]))
+print("here", flush=True)
+input()
+"""
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+
+@pytest.mark.parametrize(("clients", "share"), [(1, 8), (2, 4), (3, 2), (8, 1), (9, 1)])
+def test_the_cores_are_shared_by_all_that_are_here(tmp_path: Path, clients: int, share: int) -> None:
+    held = [Seat(tmp_path) for _ in range(clients)]
+    assert [seat.threads() for seat in held] == [share] * clients
+    for seat in held[1:]:
+        seat.close()
+    assert held[0].threads() == 8, "whoever leaves gives its share back"
+    held[0].close()
+    held[0].close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_who_wants_the_same_cores_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    with Seat(tmp_path) as low:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5, 6, 7})
+        with Seat(tmp_path) as high:
+            assert high.threads() == 4
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+            assert low.threads() == 4
+
+
+def test_a_client_that_was_killed_holds_no_seat(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with Seat(tmp_path) as seat:
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert seat.threads() == 4
+        other.kill()
+        other.communicate()
+        assert seat.threads() == 8
+        assert len(list(tmp_path.iterdir())) == 1, "what it left is removed"
+
+
+def test_what_others_put_there_is_no_seat(tmp_path: Path) -> None:
+    (tmp_path / "seat-noise").write_bytes(b"\xff 1 2")
+    (tmp_path / "seat-folder").mkdir()
+    (tmp_path / "seat-link").symlink_to("/etc/passwd")
+    (tmp_path / ".part-begun").touch()
+    with Seat(tmp_path) as seat:
+        assert seat.threads() == 8
+    assert not (tmp_path / "seat-noise").exists()
+    assert Path("/etc/passwd").exists()
+
+
+def test_without_a_folder_a_client_is_alone_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with Seat(tmp_path / "file" / "seats") as seat:
+        assert seat.threads() == 8
+        assert seat.why_alone is not None
+        assert "Not a directory" in seat.why_alone
+
+
+def test_each_user_has_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert seats.folder() == tmp_path / "thalweg" / "seats"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert seats.folder().parent.name == f"thalweg-{os.geteuid()}"
+
+
+class Trained:
+    """A party that notes how many threads it has."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.seen: list[int] = []
+
+    def train(self, config: Any) -> tuple[int, dict[str, Any]]:
+        self.seen.append(self.torch.get_num_threads())
+        return 1, {}
+
+
+def test_the_share_is_looked_up_for_each_round(tmp_path: Path) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    party = Trained(torch)
+    try:
+        with Seat(tmp_path) as seat:
+            party_of_many = Sharing(party, seat.threads)
+            party_of_many.train({})
+            with Seat(tmp_path):
+                party_of_many.train({})
+            party_of_many.train({})
+    finally:
+        torch.set_num_threads(before)
+    assert party.seen == [8, 4, 8]
+
+
+def test_threads_that_somebody_chose_are_not_shared_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(threads: int | None) -> Any:
+        with Seat(tmp_path) as seat:
+            return sharing(lambda _config, _arena: party, seat, threads, print)({}, arena)
+
+    party: Any = object()
+    arena: Any = object()
+    monkeypatch.setenv(CHOSEN, "3")
+    assert made(None) is party, "the environment says it"
+    assert made(2)._threads() == 2, "the command line says it"
+    monkeypatch.delenv(CHOSEN)
+    assert made(None)._threads() >= 1
+
+
+def test_who_cannot_see_others_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CHOSEN, raising=False)
+    (tmp_path / "file").touch()
+    heard: list[str] = []
+    maker: Any = None
+    with Seat(tmp_path / "file" / "seats") as seat:
+        sharing(maker, seat, None, heard.append)
+        sharing(maker, seat, 1, heard.append)
+    assert [text.partition(":")[0] for text in heard] == ["cannot see other clients on this machine"]

@@ -1,0 +1,51 @@
+"""A client process of ``thalweg run``: whatever its training raises, the server and the run hear of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg import _core
+from thalweg.job import participant, worker
+
+SPEC: dict[str, Any] = {
+    "name": "c", "url": "memory://a:0", "options": {}, "config": {"model": "payload:4KB"}, "data_root": None,
+    "threads": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the client says when it leaves."""
+    words: list[str] = []
+
+    class Client:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def close(self, reason: str) -> None:
+            words.append(reason)
+
+    monkeypatch.setattr(_core, "Client", Client)
+    return words
+
+
+def test_a_client_that_is_done_says_so(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(participant, "take_part", lambda *_: [{"round": 1}])
+    assert worker._run(SPEC) == ({}, 0)
+    assert said == ["the client is done"]
+
+
+def test_any_exception_reaches_the_server_and_the_run(
+    said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("no batches")
+
+    monkeypatch.setattr(participant, "take_part", fails)
+    report, code = worker._run(SPEC)
+    assert code == 1
+    assert report["error"]["cause"] == "ZeroDivisionError: no batches"
+    assert said == ["ZeroDivisionError: no batches"]
+    assert "in fails" in capsys.readouterr().err, "the log says where"

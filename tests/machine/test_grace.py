@@ -1,0 +1,197 @@
+"""Ctrl-C leaves programs hardly any time: whoever waits for their end asks how long."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.bench import process
+from thalweg.brokers import base
+from thalweg.job.fleet import Fleet, Member
+from thalweg.lab import client, inside, namespaces
+from thalweg.lab import state as states
+from thalweg.machine import grace
+from thalweg.machine.grace import HURRIED_SECONDS, is_hurried, within
+
+
+def interrupted(do: Callable[[], Any]) -> Any:
+    """Return what ``do`` returns where things are ended because of Ctrl-C."""
+    with suppress(KeyboardInterrupt):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            found = do()
+    return found
+
+
+def test_only_an_interruption_is_in_a_hurry() -> None:
+    assert not is_hurried()
+    assert within(10.0) == 10.0
+    assert interrupted(is_hurried)
+    assert interrupted(lambda: within(10.0)) == HURRIED_SECONDS
+    assert interrupted(lambda: within(0.1)) == 0.1, "never longer"
+    assert interrupted(lambda: within(30.0, 1.5)) == 1.5
+    with suppress(ValueError):
+        try:
+            raise ValueError
+        finally:
+            assert not is_hurried()
+    assert not is_hurried(), "and then it is over"
+
+
+def test_context_managers_and_what_fails_meanwhile_are_in_a_hurry_too() -> None:
+    seen: list[bool] = []
+
+    @contextmanager
+    def ending() -> Any:
+        try:
+            yield
+        finally:
+            seen.append(is_hurried())
+
+    class Ending:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            try:
+                raise OSError
+            except OSError:
+                seen.append(is_hurried())
+
+    with pytest.raises(KeyboardInterrupt), ending(), Ending():
+        raise KeyboardInterrupt
+    assert seen == [True, True]
+
+
+class Ignores:
+    """A process that ends only when it is killed; it notes how long it was waited for."""
+
+    returncode = None
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+        self.signals: list[str] = []
+
+    def poll(self) -> None:
+        return None
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(signal.Signals(number).name)
+
+    def kill(self) -> None:
+        self.signals.append("SIGKILL")
+
+    def communicate(self, timeout: float | None = None) -> tuple[bytes, bytes]:
+        self.waits.append(timeout)
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("x", timeout)
+        return b"", b""
+
+
+def test_a_benchs_run_that_does_not_end_is_killed_soon() -> None:
+    ordinary, hurried = Ignores(), Ignores()
+    process._end(ordinary)  # type: ignore[arg-type]
+    interrupted(lambda: process._end(hurried))  # type: ignore[arg-type]
+    assert ordinary.signals == hurried.signals == ["SIGINT", "SIGKILL"]
+    assert ordinary.waits == [process.END_SECONDS, None]
+    assert hurried.waits == [process.HURRIED_SECONDS, None]
+    assert process.HURRIED_SECONDS < 2
+
+
+def test_clients_are_ended_at_once(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Client(Ignores):
+        def terminate(self) -> None:
+            told.append("terminate")
+            ended.set()
+
+    ended = threading.Event()
+    fleet = Fleet(tmp_path / "log.txt", lambda *_: None)
+    thread = threading.Thread(target=ended.wait, daemon=True)
+    fleet.members.append(Member("client-1", thread, Client()))  # type: ignore[arg-type]
+    thread.start()
+    interrupted(fleet.stop)
+    assert told == ["terminate"]
+    assert not thread.is_alive()
+
+
+def test_threads_of_clients_are_not_waited_for(tmp_path: Path) -> None:
+    forever = threading.Event()
+    fleet = Fleet(tmp_path / "log.txt", lambda *_: None, in_process=True)
+    thread = threading.Thread(target=forever.wait, daemon=True)
+    fleet.members.append(Member("client-1", thread))
+    thread.start()
+    interrupted(fleet.stop)
+    assert thread.is_alive(), "it ends with the process"
+    forever.set()
+
+
+def test_a_broker_that_is_interrupted_while_it_starts_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Run:
+        def __init__(self, *_: object) -> None: ...
+
+        def wait(self) -> bool:
+            raise KeyboardInterrupt
+
+        def stop(self) -> None:
+            told.append("killed" if is_hurried() else "stopped")
+
+    class Program:
+        name = "played"
+
+        def find(self) -> str:
+            return "here"
+
+    monkeypatch.setattr(base, "_Run", Run)
+    monkeypatch.setattr(base, "reap", lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        base.Broker(Program(), base.Place())  # type: ignore[arg-type]
+    assert told == ["killed"]
+
+
+def test_a_lab_is_asked_to_give_programs_inside_less_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, float]] = []
+
+    def exchange(_: object, request: dict[str, object], seconds: float) -> dict[str, object]:
+        asked.append((request["grace"], seconds))
+        return {"ok": None}
+
+    monkeypatch.setattr(client, "exchange", exchange)
+    client.RunningLab(states.State("wan", 0, 0)).down()
+    interrupted(lambda: client.RunningLab(states.State("wan", 0, 0)).down())
+    assert asked[0] == (namespaces.GRACE_SECONDS, client.ANSWER_SECONDS)
+    assert asked[1][0] == HURRIED_SECONDS
+    assert asked[1][1] < 2
+
+
+def test_a_program_of_a_lab_does_not_hear_ctrl_c_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda _: seen.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    inside.popen(["true"], {"namespace": None}, "/none")
+    assert signal.SIGINT in seen[0]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    code = [
+        sys.executable, "-c",
+        "import signal, sys; sys.exit(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))",
+    ]  # fmt: skip
+    monkeypatch.undo()
+    done = inside.popen(code, {"namespace": None}, "")
+    assert done.wait() == 0, "the program itself hears it"
+
+
+def test_to_leave_says_what_was_said(capfd: pytest.CaptureFixture[str]) -> None:
+    script = "import sys, threading; from thalweg.machine.grace import leave; sys.stdout.write('said'); leave(130)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "said", "")
+    assert grace.HURRIED_SECONDS < 1
