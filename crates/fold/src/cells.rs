@@ -1,59 +1,130 @@
-//! The sums of one tensor's elements within one stripe.
+//! The sums of one tensor's elements within one stripe, and how they lie in memory.
 
 use std::ops::Range;
 
 use fearless_simd::Level;
 use thalweg_wire::Dtype;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::kernels::{self, Fixed};
 use crate::{reference, Precision};
 
-/// Sums, in the form that dtype and precision ask for. What they hold before the first contribution means nothing.
-#[derive(Debug)]
-pub(crate) enum Cells {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-    /// The two words of each sum, see [`crate::exact`].
-    Fixed {
-        whole: Vec<i64>,
-        part: Vec<i64>,
-    },
-    /// The largest integers so far, in the tensor's own bytes.
-    Largest(Vec<u8>),
+/// The sums of each tensor begin at a multiple of so many bytes: a cache line.
+pub const SUMS_ALIGN: usize = 64;
+
+/// What the sums of a tensor are, by its dtype and the precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    F32,
+    F64,
+    /// The two words of each sum, see [`crate::exact`]: all first words, then all second ones.
+    Fixed,
+    /// The largest integers so far, in the tensor's own bytes, so many each.
+    Largest(usize),
 }
 
-impl Cells {
-    /// Zeroed pages that the kernel hands out on first touch, so the first round is slower than the next ones. Huge
-    /// pages would help, but asking for them takes an allocator of one's own, and with it unsafe code.
-    pub(crate) fn new(dtype: Dtype, precision: Precision, elements: usize) -> Self {
+impl Form {
+    fn of(dtype: Dtype, precision: Precision) -> Self {
         match (dtype, precision) {
-            _ if !dtype.is_float() => Self::Largest(vec![0; elements * dtype.size() as usize]),
-            (_, Precision::Exact) => Self::Fixed { whole: vec![0; elements], part: vec![0; elements] },
-            (Dtype::F64, _) | (_, Precision::F64) => Self::F64(vec![0.0; elements]),
-            _ => Self::F32(vec![0.0; elements]),
+            _ if !dtype.is_float() => Self::Largest(dtype.size() as usize),
+            (_, Precision::Exact) => Self::Fixed,
+            (Dtype::F64, _) | (_, Precision::F64) => Self::F64,
+            _ => Self::F32,
         }
     }
 
-    /// Bytes of memory.
-    pub(crate) fn memory(&self) -> usize {
+    /// Bytes of one word of a sum, and how many words a sum has.
+    pub(crate) fn words(self) -> (usize, usize) {
         match self {
-            Self::F32(cells) => size_of_val(cells.as_slice()),
-            Self::F64(cells) => size_of_val(cells.as_slice()),
-            Self::Fixed { whole, part } => size_of_val(whole.as_slice()) + size_of_val(part.as_slice()),
-            Self::Largest(cells) => cells.len(),
+            Self::F32 => (4, 1),
+            Self::F64 => (8, 1),
+            Self::Fixed => (8, 2),
+            Self::Largest(size) => (size, 1),
+        }
+    }
+}
+
+/// Where the sums of some elements lie in the memory of their stripe.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) form: Form,
+    /// First byte, a multiple of [`SUMS_ALIGN`].
+    pub(crate) start: usize,
+    elements: usize,
+}
+
+impl Place {
+    /// The first place from byte `at` on.
+    pub(crate) fn from(at: usize, dtype: Dtype, precision: Precision, elements: usize) -> Self {
+        Self { form: Form::of(dtype, precision), start: at.next_multiple_of(SUMS_ALIGN), elements }
+    }
+
+    /// One past its last byte.
+    pub(crate) fn end(&self) -> usize {
+        let (size, words) = self.form.words();
+        self.start + self.elements * size * words
+    }
+
+    /// The sums in the stripe's memory.
+    pub(crate) fn cells<'a>(&self, memory: &'a [u8]) -> Cells<'a> {
+        let bytes = &memory[self.start..self.end()];
+        match self.form {
+            Form::F32 => Cells::F32(numbers(bytes)),
+            Form::F64 => Cells::F64(numbers(bytes)),
+            Form::Fixed => {
+                let (whole, part) = numbers(bytes).split_at(self.elements);
+                Cells::Fixed { whole, part }
+            }
+            Form::Largest(_) => Cells::Largest(bytes),
         }
     }
 
+    /// As [`Place::cells`], to change them.
+    pub(crate) fn cells_mut<'a>(&self, memory: &'a mut [u8]) -> CellsMut<'a> {
+        let bytes = &mut memory[self.start..self.end()];
+        match self.form {
+            Form::F32 => CellsMut::F32(numbers_mut(bytes)),
+            Form::F64 => CellsMut::F64(numbers_mut(bytes)),
+            Form::Fixed => {
+                let (whole, part) = numbers_mut(bytes).split_at_mut(self.elements);
+                CellsMut::Fixed(Fixed { whole, part })
+            }
+            Form::Largest(_) => CellsMut::Largest(bytes),
+        }
+    }
+}
+
+const ALIGNED: &str = "sums begin at multiples of 64 bytes of memory that is aligned";
+
+fn numbers<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {
+    <[T]>::ref_from_bytes(bytes).ok().expect(ALIGNED)
+}
+
+fn numbers_mut<T: FromBytes + IntoBytes>(bytes: &mut [u8]) -> &mut [T] {
+    <[T]>::mut_from_bytes(bytes).ok().expect(ALIGNED)
+}
+
+/// Sums, in the form that dtype and precision ask for. What they hold before the first contribution means nothing.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cells<'a> {
+    F32(&'a [f32]),
+    F64(&'a [f64]),
+    Fixed { whole: &'a [i64], part: &'a [i64] },
+    Largest(&'a [u8]),
+}
+
+/// [`Cells`] that change.
+#[derive(Debug)]
+pub(crate) enum CellsMut<'a> {
+    F32(&'a mut [f32]),
+    F64(&'a mut [f64]),
+    Fixed(Fixed<'a>),
+    Largest(&'a mut [u8]),
+}
+
+impl CellsMut<'_> {
     /// Folds whole elements, the first of which is number `at`; `fresh` if nothing was folded there before.
-    pub(crate) fn fold(
-        &mut self,
-        level: Level,
-        dtype: Dtype,
-        at: usize,
-        bytes: &[u8],
-        weight: f64,
-        fresh: bool,
-    ) {
+    pub(crate) fn fold(self, level: Level, dtype: Dtype, at: usize, bytes: &[u8], weight: f64, fresh: bool) {
         let size = dtype.size() as usize;
         let range = at..at + bytes.len() / size;
         let wide = dtype == Dtype::F64;
@@ -61,9 +132,8 @@ impl Cells {
             Self::F32(cells) => kernels::fold_narrow(level, dtype, &mut cells[range], bytes, weight, fresh),
             Self::F64(cells) if wide => kernels::fold_wide(level, &mut cells[range], bytes, weight, fresh),
             Self::F64(cells) => kernels::fold_narrow(level, dtype, &mut cells[range], bytes, weight, fresh),
-            Self::Fixed { whole, part } => {
-                let cells = Fixed { whole: &mut whole[range.clone()], part: &mut part[range] };
-                kernels::fold_fixed(level, dtype, cells, bytes, weight, fresh);
+            Self::Fixed(cells) => {
+                kernels::fold_fixed(level, dtype, cells.within(range), bytes, weight, fresh);
             }
             Self::Largest(cells) => {
                 kernels::fold_largest(level, dtype, &mut cells[in_bytes(range, size)], bytes, fresh);
@@ -73,32 +143,34 @@ impl Cells {
 
     /// Adds the sums of elements `range` of `other`, which has the same dtype and precision.
     pub(crate) fn merge(
-        &mut self,
+        self,
         level: Level,
         dtype: Dtype,
         range: Range<usize>,
-        other: &Cells,
+        other: Cells<'_>,
         fresh: bool,
     ) {
         match (self, other) {
-            (Self::F32(cells), Self::F32(other)) => {
+            (Self::F32(cells), Cells::F32(other)) => {
                 kernels::merge(level, &mut cells[range.clone()], &other[range], fresh);
             }
-            (Self::F64(cells), Self::F64(other)) => {
+            (Self::F64(cells), Cells::F64(other)) => {
                 kernels::merge(level, &mut cells[range.clone()], &other[range], fresh);
             }
-            (Self::Fixed { whole, part }, Self::Fixed { whole: more, part: rest }) => {
-                let cells = Fixed { whole: &mut whole[range.clone()], part: &mut part[range.clone()] };
-                kernels::merge_fixed(level, cells, (&more[range.clone()], &rest[range]), fresh);
+            (Self::Fixed(cells), Cells::Fixed { whole, part }) => {
+                let other = (&whole[range.clone()], &part[range.clone()]);
+                kernels::merge_fixed(level, cells.within(range), other, fresh);
             }
-            (Self::Largest(cells), Self::Largest(other)) => {
+            (Self::Largest(cells), Cells::Largest(other)) => {
                 let range = in_bytes(range, dtype.size() as usize);
                 kernels::fold_largest(level, dtype, &mut cells[range.clone()], &other[range], fresh);
             }
             _ => debug_assert!(false, "accumulators of one layout and precision have the same cells"),
         }
     }
+}
 
+impl Cells<'_> {
     /// Writes the means of the elements from number `at` on, whose weights sum up to `weight`.
     pub(crate) fn write_mean(&self, level: Level, dtype: Dtype, at: usize, bytes: &mut [u8], weight: f64) {
         let size = dtype.size() as usize;
@@ -131,11 +203,17 @@ impl Cells {
     ) -> Option<(usize, f64)> {
         // A mean rises with the magnitude of its sum: only if the largest is not finite is any.
         let peak = match self {
-            Self::F32(cells) => Self::F32(vec![kernels::peak_f32(level, &cells[range.clone()])]),
-            Self::F64(cells) => Self::F64(vec![kernels::peak_f64(level, &cells[range.clone()])]),
+            Self::F32(cells) => {
+                let peak = kernels::peak_f32(level, &cells[range.clone()]);
+                Cells::F32(&[peak]).mean(level, dtype, 0, weight)
+            }
+            Self::F64(cells) => {
+                let peak = kernels::peak_f64(level, &cells[range.clone()]);
+                Cells::F64(&[peak]).mean(level, dtype, 0, weight)
+            }
             Self::Fixed { .. } | Self::Largest(_) => return None,
         };
-        if peak.mean(level, dtype, 0, weight).is_finite() {
+        if peak.is_finite() {
             return None;
         }
         let means = range.map(|at| (at, self.mean(level, dtype, at, weight)));
@@ -166,7 +244,7 @@ mod tests {
         fn means_are_rounded_once(sum in any::<f32>(), samples in 1..1_u64 << 30, quarters in any::<bool>()) {
             let weight = samples as f64 / if quarters { 4.0 } else { 1.0 };
             let mut bytes = [0; 4];
-            Cells::F32(vec![sum]).write_mean(Level::new(), Dtype::F32, 0, &mut bytes, weight);
+            Cells::F32(&[sum]).write_mean(Level::new(), Dtype::F32, 0, &mut bytes, weight);
             let expected = (f64::from(sum) / weight) as f32;
             let found = f32::from_le_bytes(bytes);
             prop_assert!(found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan());

@@ -165,6 +165,13 @@ pub(crate) struct Fixed<'a> {
     pub(crate) part: &'a mut [i64],
 }
 
+impl<'a> Fixed<'a> {
+    /// Those of some elements.
+    pub(crate) fn within(self, elements: std::ops::Range<usize>) -> Self {
+        Self { whole: &mut self.whole[elements.clone()], part: &mut self.part[elements] }
+    }
+}
+
 /// As [`fold_narrow`], for fixed-point cells and floats of any type.
 pub(crate) fn fold_fixed(
     level: Level,

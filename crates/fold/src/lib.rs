@@ -35,6 +35,7 @@ mod exact;
 mod finite;
 mod floats;
 mod kernels;
+mod memory;
 mod policy;
 pub mod reference;
 mod stripe;

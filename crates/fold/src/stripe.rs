@@ -5,7 +5,8 @@ use std::ops::Range;
 use fearless_simd::Level;
 use thalweg_wire::{Dtype, Layout};
 
-use crate::cells::Cells;
+use crate::cells::Place;
+use crate::memory::Memory;
 use crate::weights::{Weight, Weighted, Weights};
 use crate::{exact, Precision, Repair, Summary};
 
@@ -19,11 +20,11 @@ struct Segment {
     dtype: Dtype,
     /// Bytes of the stripe.
     bytes: Range<usize>,
-    cells: Cells,
+    place: Place,
 }
 
 impl Segment {
-    /// Index in `cells` of the element at byte `at` of the stripe.
+    /// Number among the segment's elements of the one at byte `at` of the stripe.
     fn element(&self, at: usize) -> usize {
         (at - self.bytes.start) / self.dtype.size() as usize
     }
@@ -42,6 +43,7 @@ pub(crate) enum Full {
 pub(crate) struct Stripe {
     /// Rising; between them is padding.
     segments: Vec<Segment>,
+    memory: Memory,
     pub(crate) weights: Weights,
 }
 
@@ -50,22 +52,23 @@ impl Stripe {
     pub(crate) fn new(layout: &Layout, precision: Precision, start: u64, length: u64) -> Self {
         let all = layout.tensors();
         let first = all.partition_point(|t| t.range().end <= start);
-        let segments = all.iter().enumerate().skip(first).take_while(|(_, t)| t.offset < start + length);
-        let segments = segments.filter_map(|(tensor, t)| {
+        let within = all.iter().enumerate().skip(first).take_while(|(_, t)| t.offset < start + length);
+        let (mut segments, mut end) = (Vec::new(), 0);
+        for (tensor, t) in within {
             let (from, to) = (t.offset.max(start), t.range().end.min(start + length));
             let elements = to.saturating_sub(from) / t.dtype.size();
-            (elements > 0).then(|| Segment {
-                tensor,
-                dtype: t.dtype,
-                bytes: (from - start) as usize..(to - start) as usize,
-                cells: Cells::new(t.dtype, precision, elements as usize),
-            })
-        });
-        Self { segments: segments.collect(), weights: Weights::new(length as usize) }
+            if elements > 0 {
+                let place = Place::from(end, t.dtype, precision, elements as usize);
+                end = place.end();
+                let bytes = (from - start) as usize..(to - start) as usize;
+                segments.push(Segment { tensor, dtype: t.dtype, bytes, place });
+            }
+        }
+        Self { segments, memory: Memory::zeroed(end), weights: Weights::new(length as usize) }
     }
 
     pub(crate) fn memory(&self) -> usize {
-        self.segments.iter().map(|s| size_of::<Segment>() + s.cells.memory()).sum()
+        size_of_val(self.segments.as_slice()) + self.memory.bytes().len()
     }
 
     /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when `pending`
@@ -97,11 +100,13 @@ impl Stripe {
         weight: Weight,
         magnitude: u64,
     ) {
+        let memory = self.memory.bytes_mut();
         for part in self.weights.within(bytes.clone()) {
-            for (segment, piece) in over_mut(&mut self.segments, &part.bytes) {
+            for (segment, piece) in over(&self.segments, &part.bytes) {
                 let at = segment.element(piece.start);
                 let data = &data[piece.start - bytes.start..piece.end - bytes.start];
-                segment.cells.fold(level, segment.dtype, at, data, weight.value, part.is_hole());
+                let cells = segment.place.cells_mut(memory);
+                cells.fold(level, segment.dtype, at, data, weight.value, part.is_hole());
             }
         }
         self.weights.add(bytes, weight, magnitude);
@@ -109,13 +114,13 @@ impl Stripe {
 
     /// Adds another accumulator's stripe of the same bytes.
     pub(crate) fn merge(&mut self, level: Level, other: &Stripe) {
+        let (memory, more) = (self.memory.bytes_mut(), other.memory.bytes());
         for theirs in other.weights.covered() {
             for ours in self.weights.within(theirs.bytes.clone()) {
-                let first = first_over(&self.segments, &ours.bytes);
-                let pairs = over_mut(&mut self.segments, &ours.bytes).zip(&other.segments[first..]);
-                for ((segment, piece), other) in pairs {
+                for (segment, piece) in over(&self.segments, &ours.bytes) {
                     let elements = segment.element(piece.start)..segment.element(piece.end);
-                    segment.cells.merge(level, segment.dtype, elements, &other.cells, ours.is_hole());
+                    let (cells, other) = (segment.place.cells_mut(memory), segment.place.cells(more));
+                    cells.merge(level, segment.dtype, elements, other, ours.is_hole());
                 }
             }
             self.weights.merge(&theirs);
@@ -125,11 +130,10 @@ impl Stripe {
     /// The first element whose mean is not finite: its tensor, its first byte in the stripe, and the mean.
     pub(crate) fn not_finite(&self, level: Level) -> Option<(usize, usize, f64)> {
         self.weights.covered().find_map(|part| {
-            let first = first_over(&self.segments, &part.bytes);
-            let pieces = self.segments[first..].iter().map_while(|s| overlap(s, &part.bytes));
-            pieces.into_iter().find_map(|(segment, piece)| {
+            over(&self.segments, &part.bytes).find_map(|(segment, piece)| {
                 let elements = segment.element(piece.start)..segment.element(piece.end);
-                let found = segment.cells.not_finite(level, segment.dtype, elements, part.weight());
+                let cells = segment.place.cells(self.memory.bytes());
+                let found = cells.not_finite(level, segment.dtype, elements, part.weight());
                 let (element, mean) = found?;
                 let at = segment.bytes.start + element * segment.dtype.size() as usize;
                 Some((segment.tensor, at, mean))
@@ -141,14 +145,14 @@ impl Stripe {
     pub(crate) fn finish(&self, level: Level, out: &mut [u8], repair: Repair, summary: &mut Summary) {
         for part in self.weights.within(0..out.len()) {
             let weight = part.weight();
-            let first = first_over(&self.segments, &part.bytes);
-            for (segment, piece) in self.segments[first..].iter().map_while(|s| overlap(s, &part.bytes)) {
+            for (segment, piece) in over(&self.segments, &part.bytes) {
                 let element = segment.element(piece.start);
                 summary.record(segment.tensor, piece.len(), segment.dtype.size(), weight);
                 let out = &mut out[piece];
                 match repair {
                     _ if !part.is_hole() => {
-                        segment.cells.write_mean(level, segment.dtype, element, out, weight);
+                        let cells = segment.place.cells(self.memory.bytes());
+                        cells.write_mean(level, segment.dtype, element, out, weight);
                     }
                     Repair::KeepLocal => (),
                     Repair::Zero => out.fill(0),
@@ -158,24 +162,14 @@ impl Stripe {
     }
 }
 
-/// Index of the first segment that ends after the start of `bytes`.
-fn first_over(segments: &[Segment], bytes: &Range<usize>) -> usize {
-    segments.partition_point(|s| s.bytes.end <= bytes.start)
-}
-
-fn overlap<'a>(segment: &'a Segment, bytes: &Range<usize>) -> Option<(&'a Segment, Range<usize>)> {
-    let piece = segment.bytes.start.max(bytes.start)..segment.bytes.end.min(bytes.end);
-    (!piece.is_empty()).then_some((segment, piece))
-}
-
 /// The segments that `bytes` of the stripe overlap, with the bytes of the stripe in both.
-fn over_mut<'a>(
-    segments: &'a mut [Segment],
+fn over<'a>(
+    segments: &'a [Segment],
     bytes: &'a Range<usize>,
-) -> impl Iterator<Item = (&'a mut Segment, Range<usize>)> {
-    let first = first_over(segments, bytes);
-    segments[first..].iter_mut().map_while(|segment| {
-        let piece = overlap(segment, bytes)?.1;
-        Some((segment, piece))
+) -> impl Iterator<Item = (&'a Segment, Range<usize>)> {
+    let first = segments.partition_point(|s| s.bytes.end <= bytes.start);
+    segments[first..].iter().map_while(|segment| {
+        let piece = segment.bytes.start.max(bytes.start)..segment.bytes.end.min(bytes.end);
+        (!piece.is_empty()).then_some((segment, piece))
     })
 }
