@@ -38,7 +38,7 @@ impl Precision {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
             Self::F64 => "f64",
@@ -69,8 +69,8 @@ pub enum Repair {
 pub struct Accumulator {
     layout: Arc<Layout>,
     precision: Precision,
-    level: Level,
-    stripes: Vec<Mutex<Stripe>>,
+    pub(crate) level: Level,
+    pub(crate) stripes: Vec<Mutex<Stripe>>,
 }
 
 impl Accumulator {
@@ -99,26 +99,23 @@ impl Accumulator {
         self.stripes.iter().map(|stripe| unpoisoned(stripe).memory() as u64).sum()
     }
 
-    /// The bytes that came and the sum of their weights, rising; neighbours differ in weight, but for padding between
-    /// tensors, which may count to either side.
+    /// The bytes that came and the sum of their weights, rounded to a float, rising; neighbours differ in weight, but
+    /// for padding between tensors, which may count to either side. [`Accumulator::weight_runs`] has the exact weights.
     ///
     /// An aggregator further up folds the means of these bytes, as `finish` wrote them, with these weights: so a tree
-    /// whose branches are on different machines gives the same mean (but for rounding), holes or not.
+    /// whose branches are on different machines gives the same mean (but for rounding), holes or not. A tree that sends
+    /// sums ([`Accumulator::export`]) rounds nothing.
     ///
     /// # Errors
-    /// [`FoldError::Poisoned`] if a thread panicked while folding.
+    /// As [`Accumulator::weight_runs`].
     pub fn weights(&self) -> Result<Vec<(Range, f64)>, FoldError> {
         let mut all: Vec<(Range, f64)> = Vec::new();
-        for index in 0..self.stripes.len() {
-            let start = index as u64 * STRIPE_BYTES;
-            for part in self.lock(index)?.weights.covered() {
-                let range = Range::new(start + part.bytes.start as u64, start + part.bytes.end as u64);
-                match all.last_mut() {
-                    Some((last, weight)) if last.end == range.start && *weight == part.weight() => {
-                        last.end = range.end;
-                    }
-                    _ => all.push((range, part.weight())),
+        for run in self.weight_runs()? {
+            match all.last_mut() {
+                Some((last, weight)) if last.end == run.bytes.start && *weight == run.weight() => {
+                    last.end = run.bytes.end;
                 }
+                _ => all.push((run.bytes, run.weight())),
             }
         }
         Ok(all)
@@ -199,8 +196,9 @@ impl Accumulator {
     /// Adds another accumulator's sums and weights to this one's: two branches of a tree become one. `other` stays.
     ///
     /// # Errors
-    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Itself`], and [`FoldError::Sums`] of exact sums;
-    /// nothing was added then.
+    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Itself`]; [`FoldError::Fragmented`],
+    /// [`FoldError::Contributions`] and, of exact sums, [`FoldError::Sums`] if there is no room for them. Nothing was
+    /// added then.
     /// [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge(&self, other: &Accumulator) -> Result<(), FoldError> {
         if std::ptr::eq(self, other) {
@@ -213,13 +211,11 @@ impl Accumulator {
             let (ours, theirs) = (self.precision.name(), other.precision.name());
             return Err(FoldError::Precision { ours, theirs });
         }
-        if self.precision == Precision::Exact {
-            self.both(other, |index, ours, theirs| {
-                ours.has_room_for(theirs).then_some(()).ok_or_else(|| no_room(index, Full::Sums))
-            })?;
-        }
+        self.both(other, |index, ours, theirs| {
+            ours.has_room_for(|| theirs.weights.covered()).map_err(|full| no_room(index, full))
+        })?;
         self.both(other, |_, ours, theirs| {
-            ours.merge(self.level, theirs);
+            ours.merge(self.level, theirs.weights.covered(), theirs.cells());
             Ok(())
         })
     }
@@ -332,7 +328,7 @@ impl Accumulator {
         }
     }
 
-    fn lock(&self, stripe: usize) -> Result<MutexGuard<'_, Stripe>, FoldError> {
+    pub(crate) fn lock(&self, stripe: usize) -> Result<MutexGuard<'_, Stripe>, FoldError> {
         self.stripes[stripe].lock().map_err(|_| FoldError::Poisoned)
     }
 
@@ -425,15 +421,16 @@ impl Accumulator {
 }
 
 /// The stripe even if a thread panicked while it held it.
-fn unpoisoned(stripe: &Mutex<Stripe>) -> MutexGuard<'_, Stripe> {
+pub(crate) fn unpoisoned(stripe: &Mutex<Stripe>) -> MutexGuard<'_, Stripe> {
     stripe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn no_room(stripe: usize, full: Full) -> FoldError {
+pub(crate) fn no_room(stripe: usize, full: Full) -> FoldError {
     let offset = stripe as u64 * STRIPE_BYTES;
     match full {
         Full::Runs => FoldError::Fragmented { offset },
         Full::Sums => FoldError::Sums { offset },
+        Full::Contributions => FoldError::Contributions { offset },
     }
 }
 
@@ -462,7 +459,7 @@ fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
 }
 
 /// The stripes that a range of the update lies in, with the bytes of the update in each.
-fn parts_of(range: Range) -> impl DoubleEndedIterator<Item = (usize, Range)> {
+pub(crate) fn parts_of(range: Range) -> impl DoubleEndedIterator<Item = (usize, Range)> {
     (range.start / STRIPE_BYTES..range.end.div_ceil(STRIPE_BYTES)).map(move |index| {
         let stripe = Range::new(index * STRIPE_BYTES, (index + 1) * STRIPE_BYTES);
         (index as usize, stripe.intersect(range))
@@ -470,7 +467,7 @@ fn parts_of(range: Range) -> impl DoubleEndedIterator<Item = (usize, Range)> {
 }
 
 /// Bytes of the update, all in one stripe, as bytes of that stripe.
-fn in_stripe(part: Range) -> std::ops::Range<usize> {
+pub(crate) fn in_stripe(part: Range) -> std::ops::Range<usize> {
     let start = part.start % STRIPE_BYTES;
     start as usize..(start + part.len()) as usize
 }

@@ -7,6 +7,7 @@ use thalweg_wire::Dtype;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::kernels::{self, Fixed};
+use crate::weights::Weighted;
 use crate::{reference, Precision};
 
 /// The sums of each tensor begin at a multiple of so many bytes: a cache line.
@@ -65,6 +66,16 @@ impl Place {
         self.start + self.elements * size * words
     }
 
+    /// Where the words of some elements' sums lie: one range for each word.
+    pub(crate) fn words(&self, elements: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+        let (size, words) = self.form.words();
+        let (start, all) = (self.start, self.elements * size);
+        (0..words).map(move |word| {
+            let first = start + word * all;
+            first + elements.start * size..first + elements.end * size
+        })
+    }
+
     /// The sums in the stripe's memory.
     pub(crate) fn cells<'a>(&self, memory: &'a [u8]) -> Cells<'a> {
         let bytes = &memory[self.start..self.end()];
@@ -97,11 +108,11 @@ impl Place {
 const ALIGNED: &str = "sums begin at multiples of 64 bytes of memory that is aligned";
 
 fn numbers<T: FromBytes + Immutable>(bytes: &[u8]) -> &[T] {
-    <[T]>::ref_from_bytes(bytes).ok().expect(ALIGNED)
+    <[T]>::ref_from_bytes(bytes).expect(ALIGNED)
 }
 
 fn numbers_mut<T: FromBytes + IntoBytes>(bytes: &mut [u8]) -> &mut [T] {
-    <[T]>::mut_from_bytes(bytes).ok().expect(ALIGNED)
+    <[T]>::mut_from_bytes(bytes).expect(ALIGNED)
 }
 
 /// Sums, in the form that dtype and precision ask for. What they hold before the first contribution means nothing.
@@ -218,6 +229,32 @@ impl Cells<'_> {
         }
         let means = range.map(|at| (at, self.mean(level, dtype, at, weight)));
         means.into_iter().find(|(_, mean)| !mean.is_finite())
+    }
+
+    /// Whether elements `range` may be the sums of `part`'s contributions, each of which was below `limit`, and their means
+    /// are finite. Then the mean of all that is merged is finite too: it is no larger than the largest of them.
+    pub(crate) fn fit(
+        self,
+        level: Level,
+        dtype: Dtype,
+        mut range: Range<usize>,
+        part: &Weighted,
+        limit: f64,
+    ) -> bool {
+        let (largest, weight) = (2.0 * limit * f64::from(part.contributions), part.weight()); // sums are rounded
+        let peak = match self {
+            Self::F32(cells) => f64::from(kernels::peak_f32(level, &cells[range.clone()])),
+            Self::F64(cells) => kernels::peak_f64(level, &cells[range.clone()]),
+            Self::Fixed { whole, part: fraction } => {
+                let cells = (&whole[range.clone()], &fraction[range.clone()]);
+                let most = Cells::Fixed { whole: &[part.magnitude as i64], part: &[0] };
+                let small = most.mean(level, dtype, 0, weight).is_finite();
+                return kernels::fixed_fit(level, cells, part.magnitude)
+                    && (small || range.all(|at| self.mean(level, dtype, at, weight).is_finite()));
+            }
+            Self::Largest(_) => return true,
+        };
+        peak <= largest && self.not_finite(level, dtype, range, weight).is_none()
     }
 
     /// One element's mean, as it is written.

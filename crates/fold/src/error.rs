@@ -91,6 +91,17 @@ pub enum FoldError {
         /// The other's.
         theirs: &'static str,
     },
+    /// The cells of sums have another size than those of the layout.
+    #[error("{found} bytes of cells are not the {bytes} bytes that sums of this layout and precision have: give all aggregators of a tree the same version and plan")]
+    Cells {
+        /// Bytes given, or stated.
+        found: u64,
+        /// Bytes needed.
+        bytes: u64,
+    },
+    /// Bytes that are no sums, or that were changed on the way.
+    #[error("sums that came cannot be merged: {0}; ask for them again, and if that does not help leave their sender out")]
+    Damaged(&'static str),
     /// An accumulator merged into itself would count every client twice.
     #[error("an accumulator cannot be merged into itself: every client would count twice")]
     Itself,

@@ -73,6 +73,14 @@ pub(crate) fn both(one: (i64, i64), other: (i64, i64)) -> (i64, i64) {
     carried(one.0.wrapping_add(other.0), one.1.wrapping_add(other.1))
 }
 
+/// Whether these are the words of a sum that is no larger than `magnitude`, without its sign.
+#[inline(always)]
+pub(crate) fn is_sum((whole, part): (i64, i64), magnitude: i64) -> bool {
+    // Less than nothing is a whole less and a fraction more.
+    let within = (whole >= -magnitude) & ((whole < magnitude) | (whole == magnitude) & (part == 0));
+    within & (part & !PART_MASK == 0)
+}
+
 /// A sum as a number: rounded once below 2^53, and in any case the same number for the same sum.
 #[inline(always)]
 pub(crate) fn value((whole, part): (i64, i64)) -> f64 {
@@ -152,6 +160,16 @@ mod tests {
         for small in [-unit, unit, -3.0 * unit, 0.0, -1.0 + unit] {
             assert_eq!(value(first(small)), small);
         }
+    }
+
+    #[test]
+    fn a_sum_is_within_its_magnitude_and_has_a_fraction() {
+        for (product, most) in [(2.5, 3), (-2.5, 3), (3.0, 3), (-3.0, 3), (0.0, 0)] {
+            let sum = first(product);
+            assert!(is_sum(sum, most) && (most == 0 || !is_sum(sum, most - 1)), "{product}");
+        }
+        assert!(!is_sum((0, 1), 0) && !is_sum((3, 1), 3) && is_sum((-3, 1), 3));
+        assert!(!is_sum((0, -1), 3) && !is_sum((0, PART_MASK + 1), 3) && !is_sum((i64::MIN, 0), MOST as i64));
     }
 
     #[test]

@@ -217,6 +217,17 @@ fn add_fixed(cells: Fixed<'_>, other: (&[i64], &[i64])) {
     }
 }
 
+/// Whether all these are sums as [`exact`] keeps them, none larger than `magnitude`, without its sign.
+pub(crate) fn fixed_fit(level: Level, cells: (&[i64], &[i64]), magnitude: u64) -> bool {
+    dispatch!(level, _simd => all_fit(cells, magnitude as i64))
+}
+
+#[inline(always)]
+fn all_fit(cells: (&[i64], &[i64]), magnitude: i64) -> bool {
+    let words = cells.0.iter().zip(cells.1);
+    words.fold(true, |all, (&whole, &part)| all & exact::is_sum((whole, part), magnitude))
+}
+
 /// As [`mean_narrow`], for fixed-point cells and floats of any type.
 pub(crate) fn mean_fixed(level: Level, dtype: Dtype, cells: (&[i64], &[i64]), bytes: &mut [u8], weight: f64) {
     by_type!(level, dtype, divide_fixed, (cells, bytes, weight));

@@ -8,6 +8,9 @@
 //! - Integers and booleans: the maximum over the participants. A mean would not be an integer, and the
 //!   counters that models hold (batches seen, positions) only grow.
 //!
+//! Sums travel ([`Accumulator::export`], [`Accumulator::merge_sums`]): with [`Precision::Exact`] a tree of processes, on
+//! any machines, gives the same bits as one accumulator that folds everything. Weights are exact in any precision.
+//!
 //! Nothing here opens a socket, spawns a thread or reads a clock. Threads are the caller's:
 //! [`Accumulator::fold`] may run on many at once, and [`Accumulator::finish_part`] writes disjoint parts.
 //!
@@ -32,14 +35,18 @@ mod accumulator;
 mod cells;
 mod error;
 mod exact;
+mod exporting;
 mod finite;
 mod floats;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod kernels;
 mod memory;
 mod policy;
 pub mod reference;
 mod stripe;
 mod summary;
+mod sums;
 mod weights;
 
 pub use accumulator::{Accumulator, Precision, Repair, STRIPE_BYTES};
@@ -50,4 +57,5 @@ pub use policy::Policy;
 pub use reference::mean;
 pub use stripe::MAX_RUNS;
 pub use summary::{Coverage, Summary};
-pub use weights::{MAX_WEIGHT, MIN_WEIGHT};
+pub use sums::{Sums, SumsHead, WeightRun};
+pub use weights::{MAX_CONTRIBUTIONS, MAX_WEIGHT, MIN_WEIGHT};

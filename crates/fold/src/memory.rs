@@ -21,3 +21,8 @@ impl Memory {
         self.0.as_mut_bytes()
     }
 }
+
+/// Whether numbers of up to 8 bytes can be read at the first byte's address.
+pub(crate) fn is_aligned(bytes: &[u8]) -> bool {
+    (bytes.as_ptr() as usize).is_multiple_of(8)
+}

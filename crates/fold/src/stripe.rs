@@ -5,10 +5,10 @@ use std::ops::Range;
 use fearless_simd::Level;
 use thalweg_wire::{Dtype, Layout};
 
-use crate::cells::Place;
-use crate::memory::Memory;
+use crate::cells::{Form, Place, SUMS_ALIGN};
+use crate::memory::{is_aligned, Memory};
 use crate::weights::{Weight, Weighted, Weights};
-use crate::{exact, Precision, Repair, Summary};
+use crate::{exact, FoldError, Precision, Repair, Summary};
 
 /// Most separately weighted pieces a stripe keeps account of; chunks cut at multiples of 64 bytes need half.
 pub const MAX_RUNS: usize = 4096;
@@ -37,6 +37,8 @@ pub(crate) enum Full {
     Runs,
     /// Its exact sums might overflow.
     Sums,
+    /// It could not tell how much came.
+    Contributions,
 }
 
 #[derive(Debug)]
@@ -64,11 +66,25 @@ impl Stripe {
                 segments.push(Segment { tensor, dtype: t.dtype, bytes, place });
             }
         }
-        Self { segments, memory: Memory::zeroed(end), weights: Weights::new(length as usize) }
+        Self {
+            segments,
+            memory: Memory::zeroed(end.next_multiple_of(SUMS_ALIGN)),
+            weights: Weights::new(length as usize),
+        }
+    }
+
+    /// The sums, as they lie in memory.
+    pub(crate) fn cells(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+
+    /// Bytes of the sums.
+    pub(crate) fn cells_bytes(&self) -> usize {
+        self.memory.bytes().len()
     }
 
     pub(crate) fn memory(&self) -> usize {
-        size_of_val(self.segments.as_slice()) + self.memory.bytes().len()
+        size_of_val(self.segments.as_slice()) + self.cells_bytes()
     }
 
     /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when `pending`
@@ -85,10 +101,84 @@ impl Stripe {
         Ok(())
     }
 
-    /// Whether there is room for all that another accumulator's stripe of the same bytes has.
-    pub(crate) fn has_room_for(&self, other: &Stripe) -> bool {
-        let fits = |part: Weighted| self.has_room(&part.bytes, part.magnitude, 0) != Err(Full::Sums);
-        other.weights.covered().all(fits)
+    /// Whether there is room for all that another accumulator's stripe of the same bytes has, given as it lies there.
+    pub(crate) fn has_room_for<P: Iterator<Item = Weighted>>(
+        &self,
+        parts: impl Fn() -> P,
+    ) -> Result<(), Full> {
+        let count = self.weights.count();
+        if count + self.weights.splits_of(parts().map(|part| part.bytes)) > MAX_RUNS {
+            return Err(Full::Runs);
+        }
+        for theirs in parts() {
+            for ours in self.weights.within(theirs.bytes.clone()) {
+                if ours.magnitude.saturating_add(theirs.magnitude) > exact::MOST {
+                    return Err(Full::Sums);
+                }
+                if !ours.has_count_for(&theirs) {
+                    return Err(Full::Contributions);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the cells of these parts may be sums of their contributions, each below `limit`, and have finite means.
+    pub(crate) fn judge(
+        &self,
+        level: Level,
+        parts: &[Weighted],
+        cells: &[u8],
+        limit: f64,
+    ) -> Result<(), FoldError> {
+        for part in parts {
+            for (segment, piece) in over(&self.segments, &part.bytes) {
+                let elements = segment.element(piece.start)..segment.element(piece.end);
+                if !segment.place.cells(cells).fit(level, segment.dtype, elements, part, limit) {
+                    return Err(FoldError::Damaged("a sum is larger than its contributions can make it"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the sums to `out`, of the same size: little-endian, and 0 where nothing came.
+    pub(crate) fn export(&self, out: &mut [u8]) {
+        out.fill(0);
+        let memory = self.memory.bytes();
+        for part in self.weights.covered() {
+            for (segment, piece) in over(&self.segments, &part.bytes) {
+                for range in segment.place.words(segment.element(piece.start)..segment.element(piece.end)) {
+                    out[range.clone()].copy_from_slice(&memory[range]);
+                }
+            }
+        }
+        if cfg!(target_endian = "big") {
+            self.swap(out);
+        }
+    }
+
+    /// Cells that came as numbers of this machine, at an address where they can be read.
+    pub(crate) fn readable<'a>(&self, cells: &'a [u8], scratch: &'a mut Memory) -> &'a [u8] {
+        if cfg!(target_endian = "little") && is_aligned(cells) {
+            return cells;
+        }
+        *scratch = Memory::zeroed(cells.len());
+        scratch.bytes_mut().copy_from_slice(cells);
+        if cfg!(target_endian = "big") {
+            self.swap(scratch.bytes_mut());
+        }
+        scratch.bytes()
+    }
+
+    /// Turns the bytes of each number of these cells round.
+    fn swap(&self, cells: &mut [u8]) {
+        for Segment { place, .. } in &self.segments {
+            if !matches!(place.form, Form::Largest(_)) {
+                let words = cells[place.start..place.end()].chunks_exact_mut(place.form.words().0);
+                words.for_each(<[u8]>::reverse);
+            }
+        }
     }
 
     /// Adds `data`, which are `bytes` of the stripe and cut no element, of values up to `magnitude`, weighted.
@@ -112,15 +202,15 @@ impl Stripe {
         self.weights.add(bytes, weight, magnitude);
     }
 
-    /// Adds another accumulator's stripe of the same bytes.
-    pub(crate) fn merge(&mut self, level: Level, other: &Stripe) {
-        let (memory, more) = (self.memory.bytes_mut(), other.memory.bytes());
-        for theirs in other.weights.covered() {
+    /// Adds another accumulator's stripe of the same bytes: what came of it, and its cells.
+    pub(crate) fn merge(&mut self, level: Level, parts: impl Iterator<Item = Weighted>, cells: &[u8]) {
+        let memory = self.memory.bytes_mut();
+        for theirs in parts {
             for ours in self.weights.within(theirs.bytes.clone()) {
                 for (segment, piece) in over(&self.segments, &ours.bytes) {
                     let elements = segment.element(piece.start)..segment.element(piece.end);
-                    let (cells, other) = (segment.place.cells_mut(memory), segment.place.cells(more));
-                    cells.merge(level, segment.dtype, elements, other, ours.is_hole());
+                    let (ours_too, other) = (segment.place.cells_mut(memory), segment.place.cells(cells));
+                    ours_too.merge(level, segment.dtype, elements, other, ours.is_hole());
                 }
             }
             self.weights.merge(&theirs);
@@ -172,4 +262,30 @@ fn over<'a>(
         let piece = segment.bytes.start.max(bytes.start)..segment.bytes.end.min(bytes.end);
         (!piece.is_empty()).then_some((segment, piece))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What machines with the other order of bytes do.
+    #[test]
+    fn numbers_are_turned_round_one_by_one_and_nothing_else_is() {
+        let tensors = [("w", Dtype::BF16, vec![3]), ("d", Dtype::F64, vec![1]), ("n", Dtype::I32, vec![2])];
+        let layout = Layout::pack(tensors).unwrap();
+        let stripe = Stripe::new(&layout, Precision::F32, 0, layout.bytes());
+        let cells: Vec<u8> = (0..stripe.cells_bytes()).map(|at| at as u8).collect();
+        let mut turned = cells.clone();
+        stripe.swap(&mut turned);
+        assert_eq!(turned[..13], [3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 12]);
+        assert_eq!(turned[64..73], [71, 70, 69, 68, 67, 66, 65, 64, 72]);
+        assert_eq!(turned[128..], cells[128..], "integers lie in their own bytes");
+        stripe.swap(&mut turned);
+        assert_eq!(turned, cells);
+        let fixed = Stripe::new(&layout, Precision::Exact, 0, layout.bytes());
+        let mut turned = vec![0; fixed.cells_bytes()];
+        turned[47] = 1; // the last of three second words
+        fixed.swap(&mut turned);
+        assert_eq!(turned.iter().position(|&byte| byte == 1), Some(40));
+    }
 }

@@ -8,12 +8,19 @@
 
 use std::ops::Range;
 
-use crate::FoldError;
+use thalweg_wire as wire;
+
+use crate::{sums, FoldError};
 
 /// Least weight other than 0.
 pub const MIN_WEIGHT: f64 = 1.0 / (1_u64 << 30) as f64;
 /// Most weight of one contribution.
 pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
+/// Most contributions to an element of sums that are merged. So many overflow the sums of no precision.
+pub const MAX_CONTRIBUTIONS: u32 = 1 << 22;
+/// [`MIN_WEIGHT`] and [`MAX_WEIGHT`] in units.
+pub(crate) const MIN_UNITS: u128 = 1 << 30;
+pub(crate) const MAX_UNITS: u128 = 1 << 100;
 const UNITS: f64 = (1_u64 << 60) as f64;
 
 /// The weight of one contribution, in integer units and as the multiplier.
@@ -40,7 +47,7 @@ impl Weight {
     }
 }
 
-fn value_of(units: u128) -> f64 {
+pub(crate) fn value_of(units: u128) -> f64 {
     units as f64 / UNITS
 }
 
@@ -77,6 +84,24 @@ impl Weighted {
     pub(crate) fn is_full(&self) -> bool {
         self.contributions == u32::MAX || self.units == u128::MAX
     }
+
+    /// Whether so much more can be told.
+    pub(crate) fn has_count_for(&self, more: &Weighted) -> bool {
+        self.contributions.saturating_add(more.contributions) <= MAX_CONTRIBUTIONS
+    }
+
+    /// The run of the update, given where the stripe starts.
+    pub(crate) fn at(&self, start: u64) -> sums::WeightRun {
+        let bytes = wire::Range::new(start + self.bytes.start as u64, start + self.bytes.end as u64);
+        let Self { contributions, units, magnitude, .. } = *self;
+        sums::WeightRun { bytes, contributions, units, magnitude }
+    }
+
+    /// Part of a run of the update, as `bytes` of the stripe.
+    pub(crate) fn of(run: &sums::WeightRun, bytes: Range<usize>) -> Self {
+        let sums::WeightRun { contributions, units, magnitude, .. } = *run;
+        Self { bytes, contributions, units, magnitude }
+    }
 }
 
 /// The weights of bytes `0..length` of a stripe.
@@ -111,6 +136,18 @@ impl Weights {
     /// How many runs more there would be with borders at both ends of `bytes`.
     pub(crate) fn splits(&self, bytes: &Range<usize>) -> usize {
         [bytes.start, bytes.end].into_iter().filter(|&at| at > 0 && !self.is_border(at)).count()
+    }
+
+    /// How many runs more there would be with borders at both ends of each of these, which are rising and disjoint.
+    pub(crate) fn splits_of(&self, parts: impl Iterator<Item = Range<usize>>) -> usize {
+        let mut last = 0;
+        let ends = parts.flat_map(|bytes| [bytes.start, bytes.end]);
+        let fresh = ends.filter(|&at| {
+            let fresh = at > last && !self.is_border(at);
+            last = at;
+            fresh
+        });
+        fresh.count()
     }
 
     /// What each part of `bytes` has received, rising.

@@ -176,6 +176,11 @@ pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
+/// The [`checksum`] of bytes whose own is `before`, and of those that follow them; 0 is that of none.
+pub fn checksum_after(before: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(before, bytes)
+}
+
 fn u32_at(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -198,6 +203,7 @@ mod tests {
     #[test]
     fn checksum_is_castagnoli() {
         assert_eq!(checksum(b"123456789"), 0xe306_9283);
+        assert_eq!(checksum_after(checksum_after(0, b"1234"), b"56789"), 0xe306_9283);
     }
 
     #[test]

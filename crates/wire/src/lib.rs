@@ -16,7 +16,9 @@ mod tolerance;
 
 pub use dtype::Dtype;
 pub use error::WireError;
-pub use frame::{checksum, ChunkHeader, FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL, MAX_HELLO};
+pub use frame::{
+    checksum, checksum_after, ChunkHeader, FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL, MAX_HELLO,
+};
 pub use layout::{Layout, LayoutHash, Tensor, ALIGN, MAX_TENSORS};
 pub use ranges::{Range, Ranges};
 pub use spread::Spread;

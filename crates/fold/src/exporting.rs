@@ -1,0 +1,151 @@
+//! Sums that travel: written out as bytes with their weights, and merged from bytes that anybody may have sent.
+
+use thalweg_wire::checksum_after;
+
+use crate::accumulator::{in_stripe, no_room, parts_of, unpoisoned, STRIPE_BYTES};
+use crate::memory::Memory;
+use crate::sums::{Sums, SumsHead, WeightRun};
+use crate::weights::Weighted;
+use crate::{Accumulator, FoldError};
+
+impl Accumulator {
+    /// The bytes that came, each with its exact weight, rising and disjoint; neighbours differ, but for padding between
+    /// tensors, which may count to either side.
+    ///
+    /// # Errors
+    /// [`FoldError::Contributions`] if weights or contributions were too many to count; [`FoldError::Poisoned`] if a
+    /// thread panicked while folding.
+    pub fn weight_runs(&self) -> Result<Vec<WeightRun>, FoldError> {
+        let mut runs = Vec::new();
+        for index in 0..self.stripes.len() {
+            let start = index as u64 * STRIPE_BYTES;
+            for part in self.lock(index)?.weights.covered() {
+                if part.is_full() {
+                    return Err(FoldError::Contributions { offset: start + part.bytes.start as u64 });
+                }
+                part.at(start).push(&mut runs);
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Bytes of memory that the sums of this accumulator take, and of the cells that it exports.
+    pub fn cells_bytes(&self) -> u64 {
+        self.stripes.iter().map(|stripe| unpoisoned(stripe).cells_bytes() as u64).sum()
+    }
+
+    /// The sums as bytes, with the weights that belong to them: [`Accumulator::merge_sums`] of another process makes of
+    /// them what [`Accumulator::merge`] would have made of this accumulator. The sums stay.
+    ///
+    /// No fold or merge into this accumulator should run meanwhile: it would count for some elements only.
+    ///
+    /// # Errors
+    /// As [`Accumulator::weight_runs`].
+    pub fn export(&self) -> Result<Sums, FoldError> {
+        let mut cells = vec![0; self.cells_bytes() as usize];
+        let head = self.export_into(&mut cells)?;
+        Ok(Sums { head, cells })
+    }
+
+    /// [`Accumulator::export`] into `cells`, which are [`Accumulator::cells_bytes`] bytes. All of them are written: 0 where
+    /// nothing came, so that the same contributions to exact sums give the same bytes.
+    ///
+    /// # Errors
+    /// As [`Accumulator::weight_runs`]; [`FoldError::Cells`] if `cells` have another size.
+    pub fn export_into(&self, cells: &mut [u8]) -> Result<SumsHead, FoldError> {
+        let (found, bytes) = (cells.len() as u64, self.cells_bytes());
+        if found != bytes {
+            return Err(FoldError::Cells { found, bytes });
+        }
+        let runs = self.weight_runs()?;
+        let (mut rest, mut sum) = (cells, 0);
+        for index in 0..self.stripes.len() {
+            let stripe = self.lock(index)?;
+            let (out, after) = std::mem::take(&mut rest).split_at_mut(stripe.cells_bytes());
+            stripe.export(out);
+            sum = checksum_after(sum, out);
+            rest = after;
+        }
+        Ok(SumsHead::new(self.layout().hash(), self.precision(), bytes, Some(sum), runs))
+    }
+
+    /// Adds sums that another accumulator exported, maybe on another machine, to this one's.
+    ///
+    /// Whatever `cells` are, sums stay sums: all of them is looked at before any is added. A sender can lie about its own
+    /// participants, though; compare [`SumsHead::contributions`] with their number.
+    ///
+    /// # Errors
+    /// [`FoldError::Layout`], [`FoldError::Precision`], [`FoldError::Cells`] if the sums are of other updates;
+    /// [`FoldError::Damaged`] if a checksum does not match, a range cuts an element, or a sum is larger than its
+    /// contributions can make it; [`FoldError::Sums`], [`FoldError::Contributions`] or [`FoldError::Fragmented`] if there
+    /// is no room for them. Nothing was added then. [`FoldError::Poisoned`] if a thread panicked while folding.
+    pub fn merge_sums(&self, head: &SumsHead, cells: &[u8]) -> Result<(), FoldError> {
+        self.is_of(head, cells)?;
+        let parts = self.by_stripe(head.runs())?;
+        let mut sum = 0;
+        let mut scratch = Memory::zeroed(0);
+        self.each_stripe(cells, |index, cells| {
+            sum = checksum_after(sum, cells);
+            let stripe = self.lock(index)?;
+            let cells = stripe.readable(cells, &mut scratch);
+            stripe.has_room_for(|| parts[index].iter().cloned()).map_err(|full| no_room(index, full))?;
+            stripe.judge(self.level, &parts[index], cells, self.precision().limit())
+        })?;
+        if head.checksum().is_some_and(|stated| stated != sum) {
+            return Err(FoldError::Damaged("their checksum does not match"));
+        }
+        self.each_stripe(cells, |index, cells| {
+            let mut stripe = self.lock(index)?;
+            let cells = stripe.readable(cells, &mut scratch);
+            stripe.merge(self.level, parts[index].iter().cloned(), cells);
+            Ok(())
+        })
+    }
+
+    fn is_of(&self, head: &SumsHead, cells: &[u8]) -> Result<(), FoldError> {
+        let (ours, theirs) = (self.layout().hash(), head.layout());
+        if ours != theirs {
+            return Err(FoldError::Layout(format!("hash {ours} here and {theirs} there")));
+        }
+        if self.precision() != head.precision() {
+            let (ours, theirs) = (self.precision().name(), head.precision().name());
+            return Err(FoldError::Precision { ours, theirs });
+        }
+        let bytes = self.cells_bytes();
+        match [head.cells(), cells.len() as u64].into_iter().find(|&found| found != bytes) {
+            Some(found) => Err(FoldError::Cells { found, bytes }),
+            None => Ok(()),
+        }
+    }
+
+    /// The runs cut at the ends of stripes; one list for each.
+    fn by_stripe(&self, runs: &[WeightRun]) -> Result<Vec<Vec<Weighted>>, FoldError> {
+        let mut parts = vec![Vec::new(); self.stripes.len()];
+        for run in runs {
+            if run.bytes.end > self.layout().bytes() || self.layout().cut_by(run.bytes).is_some() {
+                return Err(FoldError::Damaged(
+                    "a range of weight ends beyond the layout or within an element",
+                ));
+            }
+            for (index, part) in parts_of(run.bytes) {
+                parts[index].push(Weighted::of(run, in_stripe(part)));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Does something with each stripe's part of the cells, as numbers that can be read where they lie.
+    fn each_stripe(
+        &self,
+        mut cells: &[u8],
+        mut each: impl FnMut(usize, &[u8]) -> Result<(), FoldError>,
+    ) -> Result<(), FoldError> {
+        for index in 0..self.stripes.len() {
+            let length = self.lock(index)?.cells_bytes();
+            let (now, after) = cells.split_at(length);
+            each(index, now)?;
+            cells = after;
+        }
+        Ok(())
+    }
+}
