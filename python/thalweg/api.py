@@ -102,6 +102,7 @@ class Server:
         ModelError, RecordError, CoreError.
         """
         from thalweg.plan import Plan
+        from thalweg.plan.options import server_options
         from thalweg.transports import links
 
         if record is not None and resume is not None:
@@ -122,7 +123,7 @@ class Server:
         self._bound = bind(app.model(), words)
         self._watch = Watch(self._bound, _log.warning)
         self.model, self.arena = self._bound.model, self._bound.arena
-        options = links.server_options(plan, links.server_trust(plan, listen))
+        options = server_options(plan, links.server_trust(plan.security, listen))
         self._core = _core.Server(self.arena.core, listen, json.dumps(options))
         self._intake, self._attendance = Intake(), Attendance()
         self._test: Any = None

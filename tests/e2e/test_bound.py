@@ -116,7 +116,7 @@ def test_a_saturating_sender_gets_what_the_bound_says(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     text, more, path = PATHS[name]
-    made = spec.build_for(["client-1"], NetworkSection.model_validate(inline.over(more, text)))
+    made = spec.build(["client-1"], NetworkSection.model_validate(inline.over(more, text)))
     expected = bound.carried(path, data_share=1.0)
     assert expected is not None
     arrives = 1.0

@@ -10,13 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from thalweg import network
 from thalweg.errors import LabError, PlanError
 from thalweg.job import session as sessions
 from thalweg.lab import client, reaper
 from thalweg.lab.client import RunningLab
 from thalweg.network.spec import CONGESTION
-from thalweg.plan import Plan
+from thalweg.plan import Plan, emulated
 from thalweg.record import RunRecord
 
 NAMES = ["client-1", "client-2"]
@@ -58,7 +57,7 @@ class Tables:
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither labs nor groups of the machine."""
     monkeypatch.setattr(reaper, "reap", list)
-    monkeypatch.setattr(network, "message_layers", lambda _: LAYERS)
+    monkeypatch.setattr(emulated, "message_layers", lambda _: LAYERS)
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:

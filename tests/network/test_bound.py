@@ -17,7 +17,7 @@ MB = 1_000_000
 
 def build(text: str, clients: int = 2, *, links: dict[str, Any] | None = None, **more: Any) -> Spec:
     network = NetworkSection.model_validate({**inline.over(more, text), "clients": links})
-    return spec.build_for([f"client-{number}" for number in range(1, clients + 1)], network)
+    return spec.build([f"client-{number}" for number in range(1, clients + 1)], network)
 
 
 def sent(count: float, rate: float, header: int = 52) -> float:
@@ -86,7 +86,7 @@ def test_through_a_broker_the_model_goes_up_once_and_updates_go_twice() -> None:
     links.append({"a": "server", "b": "hub", "rate": "10mbit"})
     asked = {"topology": "graph", "rate": "100mbit", "broker": {}, "links": links, "switches": ["hub"]}
     network = NetworkSection.model_validate(asked)
-    made = spec.build_for(["client-1", "client-2"], network)
+    made = spec.build(["client-1", "client-2"], network)
     # The server's link: one model down, two updates up, as the broker's are quick.
     assert bound.seconds(made, MB, 2, broker=True) == pytest.approx(sent(MB, 10e6) + sent(2 * MB, 10e6))
 
@@ -122,7 +122,7 @@ def test_paths_are_the_fewest_links_and_the_first_named() -> None:
         {"a": "client-2", "b": "client-1"},
     ]
     network = NetworkSection.model_validate({"topology": "graph", "switches": ["x", "y"], "links": links})
-    found = routes(spec.build_for(["client-1", "client-2"], network))
+    found = routes(spec.build(["client-1", "client-2"], network))
     names = {pair: [f"{link.name} {way}" for link, way in path] for pair, path in found.items()}
     # As the relay, which searches from the target: of the links into it, the earlier one.
     assert names["client-1", "server"] == ["client-1_y ab", "y_server ab"]

@@ -18,7 +18,7 @@ MBIT = 1_000_000
 
 def expanded(clients: int = 1, **table: Any) -> tuple[Change, ...]:
     names = [f"client-{number}" for number in range(1, clients + 1)]
-    return spec.build_for(names, NetworkSection.model_validate(table)).changes
+    return spec.build(names, NetworkSection.model_validate(table)).changes
 
 
 def test_a_change_keeps_what_it_does_not_name() -> None:

@@ -19,7 +19,7 @@ from thalweg.sections.network import NetworkSection
 def shapes(text: str, **table: Any) -> tuple[Shape, Shape]:
     """Return what a client's link becomes, up and down."""
     network = NetworkSection.model_validate(inline.over(table, text))
-    link = spec.build_for(["client-1"], network).links[0]
+    link = spec.build(["client-1"], network).links[0]
     return link.ab, link.ba
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_network_is_explained(text: str, words: str) -> None:
 def test_what_does_not_go_together_is_explained(text: str, words: str) -> None:
     table = inline.over({}, text)
     with pytest.raises(PlanError) as caught:
-        spec.build_for(["client-1"], NetworkSection.model_validate(table))
+        spec.build(["client-1"], NetworkSection.model_validate(table))
     assert words in str(caught.value)
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import PlanError
-from thalweg.network import message_layers, spec
 from thalweg.network.shape import Shape
 from thalweg.plan import Plan
+from thalweg.plan.emulated import message_layers, network_of
 
 
 def layers(text: str, clients: int = 3) -> dict[str, Any]:
     plan = Plan.loads(f"[job]\nclients = {clients}\n{text}")
     made = message_layers(plan)
-    assert made["seed"] == spec.build(plan).seed
+    assert made["seed"] == network_of(plan).seed
     return made
 
 

@@ -13,6 +13,7 @@ from thalweg.errors import PlanError
 from thalweg.network import inline, spec
 from thalweg.network.spec import LARGEST_BUFFER, SMALLEST_BUFFER, Spec
 from thalweg.plan import Plan
+from thalweg.plan.emulated import network_of
 from thalweg.sections.network import NetworkSection
 
 SHAPE_KEYS = {
@@ -23,7 +24,7 @@ SHAPE_KEYS = {
 
 def build(text: str, clients: int = 2, seed: int = 0, **more: Any) -> Spec:
     network = NetworkSection.model_validate(inline.over(more, text))
-    return spec.build_for([f"client-{number}" for number in range(1, clients + 1)], network, seed)
+    return spec.build([f"client-{number}" for number in range(1, clients + 1)], network, seed)
 
 
 def sysctls(made: Spec) -> dict[str, str]:
@@ -47,22 +48,22 @@ def test_the_table_is_the_cores() -> None:
 
 def test_a_plan_names_its_clients_and_its_seed() -> None:
     plan = Plan.loads("[job]\nclients = 3\nseed = 5\n[network]\nprofile = 'unifl-wan'\nseed = 7")
-    made = spec.build(plan)
+    made = network_of(plan)
     assert made.clients == ["client-1", "client-2", "client-3"]
     assert (made.profile, made.topology) == ("unifl-wan", "star")
     assert plan.network is not None
-    assert made == spec.build_for(made.clients, plan.network, 5)
+    assert made == spec.build(made.clients, plan.network, 5)
 
 
 def test_a_plan_without_a_network_has_none() -> None:
     with pytest.raises(PlanError, match="has no"):
-        spec.build(Plan.of({}))
+        network_of(Plan.of({}))
 
 
 def test_the_same_seed_is_the_same_network_and_another_another() -> None:
     assert build("unifl-wan") == build("unifl-wan")
     networks = [NetworkSection.model_validate({"profile": "unifl-wan", "seed": seed}) for seed in (0, 1)]
-    drawn = [spec.build_for(["client-1"], network, seed) for network in networks for seed in (0, 1)]
+    drawn = [spec.build(["client-1"], network, seed) for network in networks for seed in (0, 1)]
     assert len({made.seed for made in drawn}) == len({made.links[0].ab.rate for made in drawn}) == 4
 
 

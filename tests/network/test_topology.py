@@ -17,7 +17,7 @@ THREE = ["client-1", "client-2", "client-3"]
 
 
 def network(names: list[str] | None = None, **table: Any) -> Spec:
-    return spec.build_for(THREE if names is None else names, NetworkSection.model_validate(table))
+    return spec.build(THREE if names is None else names, NetworkSection.model_validate(table))
 
 
 def ends(made: Spec) -> dict[str, tuple[str, str]]:

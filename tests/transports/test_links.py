@@ -1,4 +1,4 @@
-"""From plans to the core's options."""
+"""Trust of links: tokens, certificates, logins."""
 
 from __future__ import annotations
 
@@ -29,73 +29,19 @@ def test_what_only_this_machine_can_reach(url: str, local: bool) -> None:
     assert links.is_local(url) is local
 
 
-def test_options_follow_from_the_plan() -> None:
-    plan = Plan.loads(
-        """
-        [job]
-        clients = 3
-        enough = 2
-        deadline = 5
-        [transport]
-        congestion = "reno"
-        streams = 2
-        fanout = "sequential"
-        gather = "in-order"
-        chunk = "64KiB"
-        [aggregation]
-        deterministic = true
-        [repair]
-        resend = false
-        policy = "last"
-        spread = true
-        [layers]
-        throttle = "3g"
-        [layers.fault]
-        loss = 0.5
-        """
-    )
-    options = links.server_options(plan, {"token": "t"})
-    assert options["transport"] == {"congestion": "reno", "streams": 2, "tls": None}
-    assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
-    assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
-    assert (options["fanout"], options["gather"]) == ("sequential", "in-order")
-    unnamed: dict[str, object] = {"critical": [], "budgets": {}, "refuse": {}}
-    assert options["repair"] == {"resend": False, "policy": "last", "spread": True, **unnamed}
-    assert options["layers"]["throttle"] == "5000000bit"
-    assert options["layers"]["fault"]["loss"] == 0.5
-    assert "secret" not in options
-    assert "staging" not in options
-    client = links.client_options(plan, {"token": "t"}, seed=4)
-    assert (client["seed"], client["token"], client["layers"]) == (4, "t", options["layers"])
-
-
-def test_sealed_updates_are_an_option_of_both_ends() -> None:
-    plan = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\ncipher = 'chacha20-poly1305'\nrecord = '4KiB'")
-    sealed = {"cipher": "chacha20-poly1305", "record": 4096, "loss": 0.01}
-    assert links.server_options(plan, {})["layers"] == {"seal": sealed}
-    assert links.client_options(plan, {}, seed=4)["layers"] == {"seal": sealed}
-    chosen = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\nrecord = 'auto'\nloss = 0.001")
-    assert links.seal(chosen) == {"seal": {"cipher": "aes-256-gcm", "record": None, "loss": 0.001}}
-    assert chosen.layers.emulation() == {}
-
-
-def test_without_enough_one_update_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert links.server_options(Plan.of({}), {})["enough"] == 1
-
-
 def test_a_server_others_can_reach_needs_a_pki_folder() -> None:
     with pytest.raises(LinkError, match="thalweg pki init"):
-        links.server_trust(Plan.of({}), "tcp://0.0.0.0:7070")
-    assert links.server_trust(Plan.of({}), "tcp://127.0.0.1:7070") == {}
+        links.server_trust(Plan.of({}).security, "tcp://0.0.0.0:7070")
+    assert links.server_trust(Plan.of({}).security, "tcp://127.0.0.1:7070") == {}
 
 
 def test_a_server_with_a_pki_folder_encrypts_and_asks_for_tokens_or_certificates(tmp_path: Path) -> None:
     pki.init(tmp_path / "pki", ["10.0.0.1"], 1)
     plan = Plan.of({"security": {"pki": str(tmp_path / "pki")}})
-    trust = links.server_trust(plan, "tcp://10.0.0.1:7070")
+    trust = links.server_trust(plan.security, "tcp://10.0.0.1:7070")
     assert trust["secret"] == (tmp_path / "pki" / "secret").read_text().strip()
     assert trust["tls"]["require_client"] is False
-    strict = links.server_trust(plan.merge({"security.clients": "certificate"}), "tcp://10.0.0.1:7070")
+    strict = links.server_trust(plan.merge({"security.clients": "certificate"}).security, "tcp://10.0.0.1:7070")
     assert "secret" not in strict
     assert strict["tls"]["require_client"] is True
 
@@ -112,20 +58,11 @@ def test_a_client_encrypts_where_it_knows_an_authority_and_must_know_one_beyond_
 
 
 def test_a_local_run_makes_its_own_trust() -> None:
-    server, client = links.local_trust(Plan.of({}), "tcp://127.0.0.1:0")
+    server, client = links.local_trust(Plan.of({}).security, "tcp://127.0.0.1:0")
     assert server == client == {"token": server["token"]}
-    server, client = links.local_trust(Plan.of({"security": {"tls": "on"}}), "tcp://127.0.0.1:0")
+    server, client = links.local_trust(Plan.of({"security": {"tls": "on"}}).security, "tcp://127.0.0.1:0")
     assert server["tls"]["authority"] == client["tls"]["authority"]
     assert client["tls"]["identity"] is None
-
-
-def test_a_login_comes_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "login"
-    file.write_text("ada:pass:word\n")
-    plan = Plan.of({"security": {"login_file": str(file)}, "transport": {"options": {"qos": 1}}})
-    transport = links.client_options(plan, {}, seed=0)["transport"]
-    assert transport["login"] == {"user": "ada", "password": "pass:word"}
-    assert transport["own"] == {"qos": 1}
 
 
 @pytest.mark.parametrize("text", ["", "ada", ":word", "ada:one\nbea:two\n"])

@@ -101,10 +101,10 @@ def condition_of(plan: Plan, size: int | None = None) -> Condition:
     topology = rest = ""
     network = plan.network
     if network is not None and network.emulator != "none":
-        from thalweg.network import spec
+        from thalweg.plan.emulated import network_of
 
         # Ranges are drawn from the seed, which differs between repetitions of one condition.
-        built = spec.build(plan.merge({"job.seed": 0}))
+        built = network_of(plan.merge({"job.seed": 0}))
         up, down, rest = _links(built)
         topology = network.topology
     return Condition(

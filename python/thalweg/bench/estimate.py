@@ -27,9 +27,10 @@ def least(plan: Plan) -> float:
     size, clients = update_bytes(plan) or 0, plan.participants
     each = 0.0
     if plan.network is not None and plan.network.emulator != "none":
-        from thalweg.network import bound, spec
+        from thalweg.network import bound
+        from thalweg.plan.emulated import network_of
 
-        each = bound.seconds(spec.build(plan), size, clients)
+        each = bound.seconds(network_of(plan), size, clients)
     elif plan.layers.throttle is not None:
         each = 2 * size * 8 / plan.layers.throttle
     return (each + (plan.training.compute or 0.0)) * plan.job.rounds

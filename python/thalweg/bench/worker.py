@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from thalweg.job.worker import die_with
 from thalweg.machine.grace import leave
+from thalweg.machine.parent import die_with
 
 
 def main() -> int:

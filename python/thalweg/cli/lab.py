@@ -253,8 +253,8 @@ def _start(asked: Asked, name: str | None, *, attached: bool) -> RunningLab:
 def _spec(asked: Asked) -> Spec:
     """Return the network that is asked for. Raises PlanError."""
     from thalweg.errors import PlanError
-    from thalweg.network import spec
     from thalweg.plan import Plan
+    from thalweg.plan.emulated import network_of
 
     base = Plan.of({"job": {"clients": DEFAULT_CLIENTS}}) if asked.plan is None else Plan.load(asked.plan)
     if base.network is None and asked.network is None:
@@ -265,7 +265,7 @@ def _spec(asked: Asked) -> Spec:
         "job.clients": asked.clients,
         "job.seed": asked.seed,
     }
-    return spec.build(base.merge(overrides))
+    return network_of(base.merge(overrides))
 
 
 def _run(lab: RunningLab, host: str, program: Sequence[str]) -> int:

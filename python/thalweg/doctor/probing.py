@@ -28,7 +28,7 @@ def serve(url: str, folder: str | None, seconds: float | None, note: Callable[[s
     Raises LinkError without one there, CoreError if ``url`` cannot be listened at.
     """
     plan = Plan.of({"security": {"clients": "certificate", **({} if folder is None else {"pki": folder})}})
-    trust = links.server_trust(plan, url)
+    trust = links.server_trust(plan.security, url)
     note(f"answering probes at {url}; Ctrl-C ends it")
     _core.probe_serve(url, json.dumps({"transport": {"tls": trust.get("tls")}}), seconds)
     return {"served": url, "seconds": seconds}

@@ -14,7 +14,6 @@ from thalweg.transports import registry
 
 if TYPE_CHECKING:
     from thalweg.job.session import Session
-    from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
 PARTY: Final = "broker"
@@ -39,23 +38,6 @@ class Attached:
     def reports(self) -> dict[str, dict[str, Any]]:
         """Return its row of the parties, by name."""
         return {} if self.broker is None else {PARTY: self.broker.use()}
-
-
-def host_of(spec: Spec) -> str:
-    """Return the host that a run's broker is on: its own if the network has one, else the server's."""
-    return spec.broker or SERVER
-
-
-def seated(spec: Spec, plan: Plan) -> Spec:
-    """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
-
-    A broker cannot be told which one to use, so its host's default has to be the plan's. The lab sets that when it
-    makes the host: only the lab knows what to do where the kernel refuses one as a namespace's default.
-    """
-    chosen = plan.transport.congestion
-    if chosen is None or not registry.can(plan.scheme)["broker"]:
-        return spec
-    return spec.with_congestion(host_of(spec), chosen)
 
 
 @contextmanager
@@ -88,7 +70,7 @@ def attached(
         )
     # With the server, as FedComm has it, if the network has no host for it; not within what processors are limited to.
     spec = network.spec
-    party = SERVER if network.lab is None or spec is None else host_of(spec)
+    party = SERVER if network.lab is None or spec is None else spec.broker_host
     place = Place(network.address(party), network.namespace(party), network.groups.outside, party)
     with Broker(program, place, tls=_certificates(trust), heard=heard) as broker:
         heard(f"{program.name} {program.version() or ''} is ready".replace("  ", " "))

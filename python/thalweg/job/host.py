@@ -17,8 +17,9 @@ from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
+from thalweg.plan.options import server_options
 from thalweg.record import RunRecord, entry
-from thalweg.transports import links, registry
+from thalweg.transports import registry
 from thalweg.ui.progress import round_line
 
 if TYPE_CHECKING:
@@ -191,8 +192,8 @@ def hosting(
     with_data = "" if plan.is_payload or plan.app is not None else f" and {plan.data.name}"
     progress.note(f"preparing {plan.label}{with_data}")
     party = server_party(plan, progress.note)
-    bound = bound_of(plan, url, len(party.arena), session)
-    options = json.dumps(links.server_options(plan, trust, None if session is None else session.layers))
+    bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
+    options = json.dumps(server_options(plan, trust, None if session is None else session.layers))
 
     def listen() -> _core.Server:
         return _core.Server(party.arena, url, options)

@@ -17,6 +17,7 @@ from thalweg.job.host import Result, hosting
 from thalweg.job.participant import take_part
 from thalweg.job.parties import Described
 from thalweg.job.roster import Roster
+from thalweg.plan.options import seal
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, pki
 
@@ -42,7 +43,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             f"[{asked[0]}] is of jobs on one machine, whose links and clients are its own",
             f"Start it with `thalweg run`, or remove [{asked[0]}]",
         )
-    trust = links.server_trust(plan, url)
+    trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume) as host:
         address = host.server.address
@@ -95,7 +96,7 @@ def join_job(
     """
     plan = None if "://" in membership.target else _plan(membership.target)
     url = membership.target if plan is None else listen_url(plan)
-    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else links.seal(plan)
+    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else seal(plan)
     token = None if token_file is None else pki.read_token(token_file)
     name = membership.name or (token.name if token else socket.gethostname())
     options = {**_options(membership, url, token), "layers": layers}

@@ -15,6 +15,7 @@ from thalweg.job.parties import round_config
 from thalweg.job.session import Session, session
 from thalweg.machine import grace
 from thalweg.plan import check_transport
+from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     in_process = not registry.can(plan.scheme)["remote"]
     check_transport(plan, registry.transports())
     # In a network of its own the server is as much among itself as on loopback.
-    server_trust, client_trust = links.local_trust(plan, plan.url)
+    server_trust, client_trust = links.local_trust(plan.security, plan.url)
     with (
         session(plan, names, progress.note) as network,
         attached(plan, network, server_trust, progress.note) as post,
@@ -80,7 +81,7 @@ def _orders(host: Host, network: Session, trust: dict[str, object], names: list[
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(
         url=host.server.address,
-        options=links.client_options(plan, trust, seed=plan.job.seed, emulate=network.layers),
+        options=client_options(plan, trust, seed=plan.job.seed, emulate=network.layers),
         config=round_config(plan, host.first, names),
         data_root=plan.data.root,
         threads=threads,

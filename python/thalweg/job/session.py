@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from thalweg import machine
 from thalweg.errors import LabError, ThalwegError
-from thalweg.job.attached import seated
 from thalweg.lab import client, namespaces, reaper
 from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
@@ -245,13 +244,13 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     network = made.plan.network
     if network is None or network.emulator == "none":
         return
-    from thalweg.network import message_layers, spec
+    from thalweg.plan.emulated import message_layers, network_of
 
-    made.spec = spec.build(made.plan)
+    made.spec = network_of(made.plan)
     if network.emulator in ("auto", "packet"):
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"
-            packets = seated(made.spec, made.plan)
+            packets = _seated(made.spec, made.plan)
             made.lab = client.start(packets.text(), wanted, cgroups=made.groups.paths)
             made.spec = packets
         except LabError as error:
@@ -266,6 +265,18 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     made.layers = message_layers(made.plan)
     why = "as the plan says" if made.reason is None else f"because packets cannot be emulated here: {made.reason}"
     note(f"network: emulated at message level, {why}")
+
+
+def _seated(spec: Spec, plan: Plan) -> Spec:
+    """Return the network with the plan's congestion control on the host of the run's broker, if it needs a broker.
+
+    A broker cannot be told which one to use, so its host's default has to be the plan's. The lab sets that when it
+    makes the host: only the lab knows what to do where the kernel refuses one as a namespace's default.
+    """
+    chosen = plan.transport.congestion
+    if chosen is None or not registry.can(plan.scheme)["broker"]:
+        return spec
+    return spec.with_congestion(spec.broker_host, chosen)
 
 
 def cannot(error: LabError) -> bool:

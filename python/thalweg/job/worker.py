@@ -8,20 +8,17 @@ else.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import signal
 import sys
 import time
 import traceback
-from typing import Any, Final
+from typing import Any
 
 from thalweg import machine
 from thalweg.errors import LabError, ThalwegError
+from thalweg.machine.parent import die_with
 from thalweg.ui.explain import explain
-
-PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> int:
@@ -79,14 +76,6 @@ def _settle(place: dict[str, Any]) -> None:
         inside.settle(place)
     except OSError as error:
         raise LabError(f"cannot enter its place: {error}", "The lab may be gone; start again") from error
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent has ended")
 
 
 def _log(name: str, text: str) -> None:

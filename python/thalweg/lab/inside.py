@@ -60,8 +60,8 @@ def wait(process: subprocess.Popen[bytes]) -> int:
 
 def settle(order: Mapping[str, Any]) -> None:
     """Go where an order says. Raises OSError, CoreError."""
-    from thalweg.job.worker import die_with
     from thalweg.lab import cgroups
+    from thalweg.machine.parent import die_with
 
     if order.get("parent") is not None:
         die_with(order["parent"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from thalweg.report.tables import shape
+from thalweg.ui.phrases import shape
 from thalweg.ui.units import format_bytes, format_seconds
 
 # Of the core's directions, as `thalweg lab set --direction` calls them.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from thalweg.errors import PlanError
 from thalweg.network.changes import Change, expand
@@ -16,9 +16,6 @@ from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
 from thalweg.network.topology import BROKER, SERVER, layout
 from thalweg.sections.network import MTU, NetworkSection, TcpSection
-
-if TYPE_CHECKING:
-    from thalweg.plan import Plan
 
 SMALLEST_BUFFER: Final = 6 << 20
 LARGEST_BUFFER: Final = 64 << 20
@@ -91,6 +88,11 @@ class Spec:
         return [host.name for host in self.hosts if host.name not in (SERVER, self.broker)]
 
     @property
+    def broker_host(self) -> str:
+        """The host that a run's broker is on: its own if the network has one, else the server's."""
+        return self.broker or SERVER
+
+    @property
     def connected(self) -> list[tuple[str, str]]:
         """The pairs of hosts that exchange updates, server or broker first."""
         hubs = [SERVER] if self.broker is None else [SERVER, self.broker]
@@ -150,15 +152,7 @@ class Spec:
         return later
 
 
-def build(plan: Plan) -> Spec:
-    """Return the network of a plan. Raises PlanError if it has none, or one that cannot be."""
-    if plan.network is None:
-        raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")
-    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
-    return build_for(names, plan.network, plan.job.seed)
-
-
-def build_for(names: Sequence[str], network: NetworkSection, seed: int = 0) -> Spec:
+def build(names: Sequence[str], network: NetworkSection, seed: int = 0) -> Spec:
     """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
 
     ``seed`` counts besides the section's own.

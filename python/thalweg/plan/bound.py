@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg.transports import links, registry
 
 if TYPE_CHECKING:
-    from thalweg.job.session import Session
     from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
@@ -53,11 +52,14 @@ class Bound:
         return asdict(self)
 
 
-def bound_of(plan: Plan, url: str, update_bytes: int, session: Session | None = None) -> Bound:
-    """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound."""
+def bound_of(plan: Plan, url: str, update_bytes: int, spec: Spec | None = None) -> Bound:
+    """Return the bound of a job whose server is at ``url``; measures the loopback where that is the bound.
+
+    ``spec`` is the network that is emulated.
+    """
     # At message level too: the layer counts the headers of packets that are not there.
-    if session is not None and session.spec is not None:
-        return _emulated(session.spec, plan, update_bytes)
+    if spec is not None:
+        return _emulated(spec, plan, update_bytes)
     rate = plan.layers.throttle
     if rate is not None:
         return Bound(f"each link is throttled to {rate} bit/s in each direction", link_bits_per_second=rate)

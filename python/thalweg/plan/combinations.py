@@ -208,7 +208,7 @@ def _repair(plan: Plan) -> None:
 
 
 def _seal(plan: Plan) -> None:
-    if plan.layers.seal is not None and not links.uses_tls(plan, plan.url):
+    if plan.layers.seal is not None and not links.uses_tls(plan.security, plan.url):
         raise PlanError(
             "layers.seal makes its keys from those of an encrypted link, and the links are in the clear",
             "Set security.tls = 'on', or give a pki folder; or remove [layers.seal]",
@@ -254,9 +254,9 @@ def _network(plan: Plan) -> None:
         message.check(network)
     # Files that a plan names may be on another machine: what is in them is looked at when it runs.
     if not _names_files(network):
-        from thalweg.network import spec
+        from thalweg.plan.emulated import network_of
 
-        spec.build(plan)
+        network_of(plan)
 
 
 def _names_files(network: NetworkSection) -> bool:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg.apps.metrics import checked_usage
 from thalweg.plan.bound import Bound
 from thalweg.report.source import Row, Run, json_object
-from thalweg.report.text import phrase
 from thalweg.sections.network import LinkSection
 from thalweg.transports import links
+from thalweg.ui.phrases import phrase
 from thalweg.ui.units import format_rate
 
 if TYPE_CHECKING:

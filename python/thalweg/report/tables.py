@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from thalweg.report.text import commit_words, escaped, percent, phrase, shortly, table
+from thalweg.report.text import commit_words, escaped, table
+from thalweg.ui.phrases import percent, phrase, shape, shortly
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
@@ -149,8 +150,3 @@ def _titled(
 def dropped(packets: int | None, of_all: float | None) -> str:
     """Return how many packets, and what share of those that came."""
     return UNKNOWN if packets is None else f"{packets:,}" + (f" ({percent(of_all)})" if packets and of_all else "")
-
-
-def shape(nominal: Numbers) -> str:
-    """Return what a link was set to, in few words."""
-    return phrase({name: value for name, value in nominal.items() if value not in (None, False, 0)}) or "no limits"

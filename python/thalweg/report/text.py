@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final
-
-from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 LONGEST: Final = 200
 
@@ -49,11 +47,6 @@ def _cells(cells: Sequence[object], marks: Sequence[str]) -> str:
     return f'<th scope="row">{escaped(cells[0])}</th>' + "".join(f"<td{m}>{escaped(cell)}</td>" for cell, m in rest)
 
 
-def percent(value: float) -> str:
-    """Return a share, as ``93.10 %``; small ones with three figures."""
-    return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
-
-
 def is_dirty(commit: str | None) -> bool:
     """Whether a build's commit, as ``git describe --dirty`` writes it, had changes that no commit has."""
     return commit is not None and commit.endswith("-dirty")
@@ -64,35 +57,3 @@ def commit_words(commit: str | None) -> str:
     if commit is None:
         return "no commit"
     return f"{commit}, with uncommitted changes" if is_dirty(commit) else commit
-
-
-def shortly(value: float) -> str:
-    """Return a number with four figures at most."""
-    return f"{value:.4g}"
-
-
-SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
-    "rate": format_rate,
-    "delay": format_seconds,
-    "jitter": format_seconds,
-    "rtt": format_seconds,
-    "loss": percent,
-    "reorder": percent,
-    "duplicate": percent,
-    "queue_bytes": format_bytes,
-}
-
-
-def phrase(of: Mapping[str, Any]) -> str:
-    """Return an object as words, as ``rate 60.0 Mbit/s, delay 20.0 ms``."""
-    return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
-
-
-def _value(name: str, value: object) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return SHOWN.get(name, shortly)(value)
-    if isinstance(value, dict):
-        return f"({phrase(value)})"
-    if isinstance(value, list):
-        return " to ".join(_value(name, inner) for inner in value)
-    return value if isinstance(value, str) else json.dumps(value)

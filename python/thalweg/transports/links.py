@@ -1,8 +1,7 @@
-"""From a plan to the options of the core's links: transport, trust, layers."""
+"""What links to a server need: whether they are encrypted, and who trusts whom."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
@@ -12,7 +11,7 @@ from thalweg.errors import LinkError
 from thalweg.transports import registry
 
 if TYPE_CHECKING:
-    from thalweg.plan import Plan
+    from thalweg.sections import SecuritySection
     from thalweg.transports.pki import Token
 
 
@@ -27,60 +26,21 @@ def is_local(url: str) -> bool:
         return False
 
 
-def uses_tls(plan: Plan, url: str) -> bool:
-    """Return whether a server at ``url`` encrypts: as the plan says, else beyond this machine and with a pki folder."""
-    chosen = plan.security
+def uses_tls(chosen: SecuritySection, url: str) -> bool:
+    """Return whether a server at ``url`` encrypts: as ``chosen``, else beyond this machine and with a pki folder."""
     return chosen.tls == "on" or (chosen.tls == "auto" and (chosen.pki is not None or not is_local(url)))
 
 
-def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``, ``login``.
-
-    ``emulate`` is a layer that makes links like those of a network.
-    """
-    job, chosen = plan.job, plan.aggregation
-    options = {
-        "transport": {**_transport(plan, trust), "tls": trust.get("tls")},
-        "expected": job.clients,
-        "choose": plan.chosen,
-        "enough": job.enough or 1,
-        "deadline": job.deadline,
-        "grace": job.grace,
-        "liveness": job.liveness,
-        "chunk": plan.transport.chunk,
-        "fanout": plan.transport.fanout,
-        "gather": plan.transport.gather,
-        "partial": chosen.partial,
-        "repair": plan.repair.model_dump(),
-        "precision": plan.precision,
-        "staging": chosen.staging,
-        "secret": trust.get("secret"),
-        "token": trust.get("token"),
-        "job": secrets.randbits(63),
-        "seed": job.seed,
-        "layers": _layers(plan, emulate),
-    }
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def client_options(
-    plan: Plan, trust: Mapping[str, Any], *, seed: int, emulate: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
-    transport = {**_transport(plan, trust), "tls": trust.get("tls")}
-    return {"transport": transport, "token": trust.get("token"), "seed": seed, "layers": _layers(plan, emulate)}
-
-
-def server_trust(plan: Plan, url: str) -> dict[str, Any]:
+def server_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
     """Return ``tls`` and ``secret`` of a server at ``url`` from its pki folder.
 
-    Raises LinkError if ``url`` can be reached from elsewhere and the plan names no such folder.
+    Raises LinkError if ``url`` can be reached from elsewhere and no such folder is named.
     """
     from thalweg.transports import pki
 
-    folder = plan.security.pki
+    folder = chosen.pki
     if folder is None:
-        if is_local(url) and plan.security.tls != "on":
+        if is_local(url) and chosen.tls != "on":
             return {}
         raise LinkError(
             f"{url} can be reached from other machines, and nothing says who may join",
@@ -88,9 +48,9 @@ def server_trust(plan: Plan, url: str) -> dict[str, Any]:
         )
     place = Path(folder)
     secret = pki.read(place / pki.SECRET).strip()
-    certificates_only = plan.security.clients == "certificate"
+    certificates_only = chosen.clients == "certificate"
     trust: dict[str, Any] = {} if certificates_only else {"secret": secret}
-    if uses_tls(plan, url):
+    if uses_tls(chosen, url):
         trust["tls"] = {
             "authority": pki.read(place / pki.AUTHORITY),
             "identity": {"certificate": pki.read(place / pki.SERVER), "key": pki.read(place / pki.SERVER_KEY)},
@@ -119,12 +79,12 @@ def remote_trust(
     return {**trust, "tls": {"authority": known, "identity": identity, "require_client": False}}
 
 
-def local_trust(plan: Plan, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the trust of the server and of the clients of one run on this machine, made for this run alone."""
     from thalweg import _core
 
     token = _core.pki_secret()
-    if not uses_tls(plan, url):
+    if not uses_tls(chosen, url):
         return {"token": token}, {"token": token}
     authority, key = _core.pki_authority("thalweg run", 1)
     certificate, server_key = _core.pki_issue(authority, key, "server", ["127.0.0.1", "::1", "localhost"], 1, True)
@@ -144,27 +104,3 @@ def login(path: Path | None) -> dict[str, str] | None:
     if not user or not colon or "\n" in password:
         raise LinkError(f"{path} is no login", "It has one line, user:password")
     return {"user": user, "password": password}
-
-
-def _transport(plan: Plan, trust: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = plan.transport.model_dump(include={"congestion", "streams", "send_buffer", "receive_buffer"})
-    named = plan.security.login_file
-    known = trust.get("login") or login(None if named is None else Path(named))
-    chosen |= {"own": plan.transport.options, "login": known}
-    return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _layers(plan: Plan, emulate: Mapping[str, Any] | None) -> dict[str, Any]:
-    layers: dict[str, Any] = {} if emulate is None else {"emulate": dict(emulate)}
-    if plan.layers.throttle is not None:
-        layers["throttle"] = f"{plan.layers.throttle}bit"
-    if plan.layers.fault is not None:
-        layers["fault"] = plan.layers.fault.model_dump(exclude_none=True)
-    return layers | seal(plan)
-
-
-def seal(plan: Plan) -> dict[str, Any]:
-    """Return the core's options of the layer that seals updates, which both ends must have; empty without one."""
-    if plan.layers.seal is None:
-        return {}
-    return {"seal": plan.layers.seal.model_dump()}

@@ -1,0 +1,19 @@
+"""That a process ends when the one that started it does."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel to end this process when its parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent has ended")

@@ -1,0 +1,51 @@
+"""Objects as words with units: the keys of links and of stress, and what a link is like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from thalweg.ui.units import format_bytes, format_rate, format_seconds
+
+
+def percent(value: float) -> str:
+    """Return a share, as ``93.10 %``; small ones with three figures."""
+    return f"{100 * value:.2f} %" if value == 0 or value >= 0.001 else f"{100 * value:.3g} %"
+
+
+def shortly(value: float) -> str:
+    """Return a number with four figures at most."""
+    return f"{value:.4g}"
+
+
+SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
+    "rate": format_rate,
+    "delay": format_seconds,
+    "jitter": format_seconds,
+    "rtt": format_seconds,
+    "loss": percent,
+    "reorder": percent,
+    "duplicate": percent,
+    "queue_bytes": format_bytes,
+}
+
+
+def phrase(of: Mapping[str, Any]) -> str:
+    """Return an object as words, as ``rate 60.0 Mbit/s, delay 20.0 ms``."""
+    return ", ".join(f"{name.replace('_', ' ')} {_value(name, value)}" for name, value in of.items())
+
+
+def _value(name: str, value: object) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return SHOWN.get(name, shortly)(value)
+    if isinstance(value, dict):
+        return f"({phrase(value)})"
+    if isinstance(value, list):
+        return " to ".join(_value(name, inner) for inner in value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def shape(nominal: Mapping[str, Any]) -> str:
+    """Return what a link was set to, in few words."""
+    return phrase({name: value for name, value in nominal.items() if value not in (None, False, 0)}) or "no limits"

@@ -1,0 +1,71 @@
+"""From plans to the core's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from thalweg.plan import Plan
+from thalweg.plan.options import client_options, seal, server_options
+
+
+def test_options_follow_from_the_plan() -> None:
+    plan = Plan.loads(
+        """
+        [job]
+        clients = 3
+        enough = 2
+        deadline = 5
+        [transport]
+        congestion = "reno"
+        streams = 2
+        fanout = "sequential"
+        gather = "in-order"
+        chunk = "64KiB"
+        [aggregation]
+        deterministic = true
+        [repair]
+        resend = false
+        policy = "last"
+        spread = true
+        [layers]
+        throttle = "3g"
+        [layers.fault]
+        loss = 0.5
+        """
+    )
+    options = server_options(plan, {"token": "t"})
+    assert options["transport"] == {"congestion": "reno", "streams": 2, "tls": None}
+    assert (options["expected"], options["enough"], options["deadline"]) == (3, 2, 5)
+    assert (options["precision"], options["chunk"], options["token"]) == ("exact", 65536, "t")
+    assert (options["fanout"], options["gather"]) == ("sequential", "in-order")
+    unnamed: dict[str, object] = {"critical": [], "budgets": {}, "refuse": {}}
+    assert options["repair"] == {"resend": False, "policy": "last", "spread": True, **unnamed}
+    assert options["layers"]["throttle"] == "5000000bit"
+    assert options["layers"]["fault"]["loss"] == 0.5
+    assert "secret" not in options
+    assert "staging" not in options
+    client = client_options(plan, {"token": "t"}, seed=4)
+    assert (client["seed"], client["token"], client["layers"]) == (4, "t", options["layers"])
+
+
+def test_sealed_updates_are_an_option_of_both_ends() -> None:
+    plan = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\ncipher = 'chacha20-poly1305'\nrecord = '4KiB'")
+    sealed = {"cipher": "chacha20-poly1305", "record": 4096, "loss": 0.01}
+    assert server_options(plan, {})["layers"] == {"seal": sealed}
+    assert client_options(plan, {}, seed=4)["layers"] == {"seal": sealed}
+    chosen = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\nrecord = 'auto'\nloss = 0.001")
+    assert seal(chosen) == {"seal": {"cipher": "aes-256-gcm", "record": None, "loss": 0.001}}
+    assert chosen.layers.emulation() == {}
+
+
+def test_without_enough_one_update_is() -> None:
+    assert server_options(Plan.of({}), {})["enough"] == 1
+
+
+def test_a_login_comes_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "login"
+    file.write_text("ada:pass:word\n")
+    plan = Plan.of({"security": {"login_file": str(file)}, "transport": {"options": {"qos": 1}}})
+    transport = client_options(plan, {}, seed=0)["transport"]
+    assert transport["login"] == {"user": "ada", "password": "pass:word"}
+    assert transport["own"] == {"qos": 1}

@@ -1,0 +1,100 @@
+"""Packages of thalweg import only packages of lower layers, as ARCHITECTURE.md lists them; so there is no cycle."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGE: Final = ROOT / "python" / "thalweg"
+# The compiled core lies below everything; the root and the program are faces that only pass on.
+CORE: Final = "_core"
+# What the page calls modules of the root other than errors, such as api.
+FACES: Final = "faces"
+
+
+def layers() -> list[list[str]]:
+    """The layers of ARCHITECTURE.md, top first."""
+    block = re.search(r"```text layers\n(.*?)```", (ROOT / "ARCHITECTURE.md").read_text(), re.DOTALL)
+    assert block is not None
+    return [line.split() for line in block[1].splitlines()]
+
+
+def parts() -> list[str]:
+    """Names of the packages, and of the modules beside them."""
+    return sorted(
+        path.stem
+        for path in PACKAGE.iterdir()
+        if (path / "__init__.py").is_file() or (path.suffix == ".py" and not path.stem.startswith("__"))
+    )
+
+
+def imported(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and package for each import of thalweg, those in functions and those for types alone included."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        assert getattr(node, "level", 0) == 0, "imports are absolute"
+        below = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names:
+            root, _, rest = f"{below}{alias.name}".partition(".")
+            if root == "thalweg" and rest:
+                yield node.lineno, rest.partition(".")[0]
+
+
+def heights() -> dict[str, int]:
+    return {name: height for height, layer in enumerate(reversed(layers())) for name in layer}
+
+
+def height(part: str) -> int:
+    """The layer of a package, 0 for the lowest."""
+    known = heights()
+    is_face = part not in known and (PACKAGE / f"{part}.py").is_file()
+    # What only the root has is above all.
+    return known.get(FACES if is_face else part, len(known))
+
+
+def faults(part: str, text: str) -> list[str]:
+    """What of a file in a package breaks the rule."""
+    outside = ((line, other) for line, other in imported(text) if other not in (part, CORE))
+    return [f"line {line}: {part} imports {other}" for line, other in outside if height(other) >= height(part)]
+
+
+def test_every_package_has_one_layer() -> None:
+    named = [name for layer in layers() for name in layer]
+    packages = [name for name in parts() if (PACKAGE / name).is_dir()]
+    assert sorted(named) == sorted([*packages, "errors", FACES]), "list a new package in ARCHITECTURE.md"
+
+
+@pytest.mark.parametrize("part", parts())
+def test_imports_point_downwards(part: str) -> None:
+    files = sorted((PACKAGE / part).rglob("*.py")) if (PACKAGE / part).is_dir() else [PACKAGE / f"{part}.py"]
+    found = [f"{path.relative_to(ROOT)}, {fault}" for path in files for fault in faults(part, path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from thalweg.job import run",
+        "from thalweg import job",
+        "import thalweg.job.run",
+        "def later():\n    from thalweg.job.run import run",
+        "if TYPE_CHECKING:\n    from thalweg.job.host import Result",
+        "from thalweg.ui import units",
+        "from thalweg import api",
+        "from thalweg import Plan",
+    ],
+)
+def test_what_points_upwards_or_sideways_is_found(text: str) -> None:
+    assert len(faults("machine", text)) == 1
+
+
+@pytest.mark.parametrize("text", ["from thalweg import _core", "from thalweg.machine import grace", "import thalweg"])
+def test_what_lies_below_or_within_is_allowed(text: str) -> None:
+    assert faults("machine", text) == []
