@@ -204,7 +204,7 @@ impl Arena {
         }
         let id = self.inner.hold(&mut holds, range, true);
         drop(holds);
-        Ok(Claim { inner: self.inner.clone(), range, id })
+        Ok(Claim { hold: Arc::new(Held { inner: self.inner.clone(), id }), range })
     }
 }
 
@@ -233,17 +233,37 @@ impl Drop for Loan {
     }
 }
 
+/// An entry of the list, which ends with it.
+struct Held {
+    inner: Arc<Inner>,
+    id: u64,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.inner.release(self.id);
+    }
+}
+
 /// An exclusively held, writable range.
 pub struct Claim {
-    inner: Arc<Inner>,
+    hold: Arc<Held>,
     range: Range,
-    id: u64,
 }
 
 impl Claim {
     /// Which bytes of the arena these are.
     pub fn range(&self) -> Range {
         self.range
+    }
+
+    /// Cuts the first `bytes` bytes off as a claim of their own; `None` if there are fewer. All that was claimed at once
+    /// is given back at once, when the last part of it is dropped.
+    pub fn split_to(&mut self, bytes: u64) -> Option<Claim> {
+        let at = self.range.start.checked_add(bytes).filter(|&at| at <= self.range.end)?;
+        let first = Claim { hold: self.hold.clone(), range: Range::new(self.range.start, at) };
+        self.range.start = at;
+        Some(first)
     }
 }
 
@@ -256,10 +276,11 @@ impl std::fmt::Debug for Claim {
 impl Deref for Claim {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds (checked when claimed); the range is held exclusively until we drop.
+        // SAFETY: in bounds (checked when claimed); the range is held exclusively until we drop, and parts that were cut off
+        // are not in it.
         unsafe {
             std::slice::from_raw_parts(
-                self.inner.pointer.add(self.range.start as usize),
+                self.hold.inner.pointer.add(self.range.start as usize),
                 self.range.len() as usize,
             )
         }
@@ -271,16 +292,10 @@ impl DerefMut for Claim {
         // SAFETY: as in `deref`; `&mut self` makes this the only slice from this claim.
         unsafe {
             std::slice::from_raw_parts_mut(
-                self.inner.pointer.add(self.range.start as usize),
+                self.hold.inner.pointer.add(self.range.start as usize),
                 self.range.len() as usize,
             )
         }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.inner.release(self.id);
     }
 }
 
@@ -309,6 +324,25 @@ mod tests {
         let beside = arena.claim(Range::new(64, 128)).unwrap();
         drop((claim, beside));
         assert_eq!(arena.lend(Range::new(0, 128)).unwrap()[3], 7);
+    }
+
+    #[test]
+    fn parts_of_a_claim_are_apart_and_given_back_together() {
+        let arena = arena();
+        let mut rest = arena.claim(Range::new(64, 1024)).unwrap();
+        let mut first = rest.split_to(100).unwrap();
+        first.fill(1);
+        rest.fill(2);
+        assert_eq!((first.range(), rest.range()), (Range::new(64, 164), Range::new(164, 1024)));
+        assert!(rest.split_to(861).is_none() && rest.split_to(u64::MAX).is_none());
+        let last = rest.split_to(860).unwrap();
+        assert!(rest.is_empty() && last.len() == 860);
+        drop((first, rest));
+        assert!(arena.claim(Range::new(64, 164)).is_err(), "the last part is still held");
+        drop(last);
+        let bytes = arena.lend(arena.range()).unwrap();
+        assert!(bytes[64..164].iter().all(|&b| b == 1) && bytes[164..1024].iter().all(|&b| b == 2));
+        assert!(bytes[..64].iter().chain(&bytes[1024..]).all(|&b| b == 0));
     }
 
     #[test]
