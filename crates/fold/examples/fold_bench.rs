@@ -7,6 +7,7 @@
 //!   compiled for the least processor and for this one; ratios are to the faster;
 //! - `copy`: one buffer to another (2 bytes moved a byte);
 //! - `fold_*`: an update in memory, added to sums in memory; `fold_first_*`: the round's first, which overwrites;
+//! - `fold_lent_f32`: the same as `fold_f32`, with the sums in an arena;
 //! - `fold_hot_f32`: every chunk lies in the cache, as it does just after it was received;
 //! - `small_1400`: chunks of 1400 bytes, in the cache, into sums in memory; `small_1400_cached`: these in the cache
 //!   too, so that only the work and the cost of a call remain.
@@ -17,7 +18,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fearless_simd::{dispatch, Level};
-use thalweg_fold::{check_finite, Accumulator, Precision, Repair};
+use thalweg_arena::Arena;
+use thalweg_fold::{check_finite, Accumulator, LentMemory, Precision, Repair};
 use thalweg_wire::{Dtype, Layout, Range};
 
 const CHUNK: usize = 256 << 10;
@@ -101,6 +103,14 @@ fn job(dtype: Dtype, precision: Precision, elements: u64) -> (Accumulator, usize
     (Accumulator::new(layout, precision), bytes)
 }
 
+/// An accumulator whose sums lie in an arena.
+fn lent(layout: Arc<Layout>) -> Accumulator {
+    let arena = Arena::new(Accumulator::bytes_needed(&layout, Precision::F32)).unwrap();
+    let mut claim = arena.claim(arena.range()).unwrap();
+    let cut = |bytes| claim.split_to(bytes as u64).map(|part| Box::new(part) as LentMemory);
+    Accumulator::within(layout, Precision::F32, cut).unwrap()
+}
+
 fn main() {
     let mut arguments = std::env::args().skip(1).map(|a| a.parse::<usize>().unwrap());
     let bytes = arguments.next().unwrap_or(232) * 1_000_000;
@@ -115,6 +125,7 @@ fn main() {
     let mut global = vec![1_u8; bytes + 64 * TENSORS as usize];
     let (f32s, f32_bytes) = job(Dtype::F32, Precision::F32, elements);
     let (hot, _) = job(Dtype::F32, Precision::F32, elements);
+    let lent = lent(f32s.layout().clone());
     let (cached, cached_bytes) = job(Dtype::F32, Precision::F32, 25_000);
     let (f64s, _) = job(Dtype::F32, Precision::F64, elements);
     let (exact, _) = job(Dtype::F32, Precision::Exact, elements);
@@ -128,6 +139,7 @@ fn main() {
         Task::new("plain_best", 3 * bytes, || plain_best(black_box(&mut best_sums), black_box(&values), 0.5)),
         Task::new("fold_first_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
         Task::new("fold_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
+        Task::new("fold_lent_f32", 3 * bytes, || fold_all(&lent, &update[..f32_bytes])),
         Task::new("fold_hot_f32", 2 * bytes, || fold_same(&hot, &update[..CHUNK], f32_bytes)),
         Task::new("fold_f32_to_f64", 5 * bytes, || fold_all(&f64s, &update[..f32_bytes])),
         Task::new("fold_exact", 9 * bytes, || fold_all(&exact, &update[..f32_bytes])),

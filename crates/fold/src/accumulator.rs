@@ -1,10 +1,12 @@
 //! One round's sums, folded into by many threads.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fearless_simd::Level;
 use thalweg_wire::{Layout, Range, Ranges, Tensor};
 
+use crate::memory::{LentMemory, Memory};
 use crate::stripe::{Full, Stripe};
 use crate::weights::Weight;
 use crate::{exact, finite, Defect, FoldError, Summary, EXACT_MAX_PRODUCT};
@@ -76,12 +78,34 @@ pub struct Accumulator {
 impl Accumulator {
     /// Sums of nothing, for updates of this layout.
     pub fn new(layout: Arc<Layout>, precision: Precision) -> Self {
-        let total = layout.bytes();
-        let stripes = (0..total.div_ceil(STRIPE_BYTES)).map(|index| {
-            let start = index * STRIPE_BYTES;
-            Mutex::new(Stripe::new(&layout, precision, start, STRIPE_BYTES.min(total - start)))
+        let stripes = stripes_of(&layout).map(|(start, length)| {
+            let own = |bytes| Ok::<_, Infallible>(Memory::zeroed(bytes));
+            let Ok(stripe) = Stripe::new(&layout, precision, start, length, own);
+            Mutex::new(stripe)
         });
         Self { stripes: stripes.collect(), layout, precision, level: Level::new() }
+    }
+
+    /// [`Accumulator::new`] whose sums lie in memory that is lent: shared with another process, say. `cut` is asked for the
+    /// next so many bytes, [`Accumulator::bytes_needed`] in all, which lie at multiples of 64 bytes if the first do.
+    /// Together they are the cells of these sums ([`Accumulator::head`]). What they hold at first does not matter. They
+    /// are given back when the accumulator is dropped.
+    ///
+    /// # Errors
+    /// [`FoldError::Memory`] if `cut` gives none or too few or too many bytes, [`FoldError::Misaligned`].
+    pub fn within(
+        layout: Arc<Layout>,
+        precision: Precision,
+        mut cut: impl FnMut(usize) -> Option<LentMemory>,
+    ) -> Result<Self, FoldError> {
+        let stripes = stripes_of(&layout).map(|(start, length)| {
+            let mut lent = |bytes| match bytes {
+                0 => Ok(Memory::zeroed(0)), // nothing but padding
+                _ => Memory::lent(cut(bytes), bytes),
+            };
+            Stripe::new(&layout, precision, start, length, &mut lent).map(Mutex::new)
+        });
+        Ok(Self { stripes: stripes.collect::<Result<_, _>>()?, layout, precision, level: Level::new() })
     }
 
     /// The layout of the updates.
@@ -418,6 +442,15 @@ impl Accumulator {
     fn no_part(&self, offset: u64, part: &[u8]) -> FoldError {
         FoldError::Part { offset, found: part.len() as u64, bytes: self.layout.bytes() }
     }
+}
+
+/// First byte and length of each stripe of a layout.
+pub(crate) fn stripes_of(layout: &Layout) -> impl Iterator<Item = (u64, u64)> {
+    let total = layout.bytes();
+    (0..total.div_ceil(STRIPE_BYTES)).map(move |index| {
+        let start = index * STRIPE_BYTES;
+        (start, STRIPE_BYTES.min(total - start))
+    })
 }
 
 /// The stripe even if a thread panicked while it held it.

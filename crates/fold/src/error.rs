@@ -91,6 +91,17 @@ pub enum FoldError {
         /// The other's.
         theirs: &'static str,
     },
+    /// The memory that was lent for a stripe's sums is too small, or not of the size asked for.
+    #[error("{found} bytes were lent where {bytes} are needed for sums: lend as much as `Accumulator::bytes_needed` says")]
+    Memory {
+        /// Bytes lent; 0 if there was nothing left to lend.
+        found: usize,
+        /// Bytes needed.
+        bytes: usize,
+    },
+    /// The memory that was lent cannot hold numbers.
+    #[error("the memory lent for sums does not begin at a multiple of 8 bytes: lend pages, or parts of them at multiples of 64 bytes")]
+    Misaligned,
     /// The cells of sums have another size than those of the layout.
     #[error("{found} bytes of cells are not the {bytes} bytes that sums of this layout and precision have: give all aggregators of a tree the same version and plan")]
     Cells {

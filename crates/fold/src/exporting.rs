@@ -1,12 +1,13 @@
 //! Sums that travel: written out as bytes with their weights, and merged from bytes that anybody may have sent.
 
-use thalweg_wire::checksum_after;
+use thalweg_wire::{checksum_after, Layout};
 
-use crate::accumulator::{in_stripe, no_room, parts_of, unpoisoned, STRIPE_BYTES};
+use crate::accumulator::{in_stripe, no_room, parts_of, stripes_of, unpoisoned, STRIPE_BYTES};
 use crate::memory::Memory;
+use crate::stripe::segments;
 use crate::sums::{Sums, SumsHead, WeightRun};
 use crate::weights::Weighted;
-use crate::{Accumulator, FoldError};
+use crate::{Accumulator, FoldError, Precision};
 
 impl Accumulator {
     /// The bytes that came, each with its exact weight, rising and disjoint; neighbours differ, but for padding between
@@ -29,7 +30,12 @@ impl Accumulator {
         Ok(runs)
     }
 
-    /// Bytes of memory that the sums of this accumulator take, and of the cells that it exports.
+    /// Bytes that [`Accumulator::within`] needs for a layout in a precision.
+    pub fn bytes_needed(layout: &Layout, precision: Precision) -> u64 {
+        stripes_of(layout).map(|(start, length)| segments(layout, precision, start, length).1 as u64).sum()
+    }
+
+    /// Bytes of the cells that this accumulator exports.
     pub fn cells_bytes(&self) -> u64 {
         self.stripes.iter().map(|stripe| unpoisoned(stripe).cells_bytes() as u64).sum()
     }
@@ -45,6 +51,17 @@ impl Accumulator {
         let mut cells = vec![0; self.cells_bytes() as usize];
         let head = self.export_into(&mut cells)?;
         Ok(Sums { head, cells })
+    }
+
+    /// The head of the sums as they lie in lent memory, for those who have that memory too: its bytes are the cells for
+    /// [`Accumulator::merge_sums`]. Nobody may write there meanwhile. No checksum is given, and where nothing came the
+    /// cells hold anything.
+    ///
+    /// # Errors
+    /// As [`Accumulator::weight_runs`].
+    pub fn head(&self) -> Result<SumsHead, FoldError> {
+        let (layout, runs) = (self.layout().hash(), self.weight_runs()?);
+        Ok(SumsHead::new(layout, self.precision(), self.cells_bytes(), None, runs))
     }
 
     /// [`Accumulator::export`] into `cells`, which are [`Accumulator::cells_bytes`] bytes. All of them are written: 0 where
@@ -87,7 +104,7 @@ impl Accumulator {
         self.each_stripe(cells, |index, cells| {
             sum = checksum_after(sum, cells);
             let stripe = self.lock(index)?;
-            let cells = stripe.readable(cells, &mut scratch);
+            let cells = scratch.readable(cells);
             stripe.has_room_for(|| parts[index].iter().cloned()).map_err(|full| no_room(index, full))?;
             stripe.judge(self.level, &parts[index], cells, self.precision().limit())
         })?;
@@ -96,7 +113,7 @@ impl Accumulator {
         }
         self.each_stripe(cells, |index, cells| {
             let mut stripe = self.lock(index)?;
-            let cells = stripe.readable(cells, &mut scratch);
+            let cells = scratch.readable(cells);
             stripe.merge(self.level, parts[index].iter().cloned(), cells);
             Ok(())
         })

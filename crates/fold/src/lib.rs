@@ -50,9 +50,11 @@ mod sums;
 mod weights;
 
 pub use accumulator::{Accumulator, Precision, Repair, STRIPE_BYTES};
+pub use cells::SUMS_ALIGN;
 pub use error::{Defect, FoldError};
 pub use exact::{EXACT_FRACTION_BITS, EXACT_MAX_PRODUCT, EXACT_MAX_SUM};
 pub use finite::check_finite;
+pub use memory::LentMemory;
 pub use policy::Policy;
 pub use reference::mean;
 pub use stripe::MAX_RUNS;

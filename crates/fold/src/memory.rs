@@ -1,28 +1,78 @@
-//! The memory that the sums of one stripe lie in.
+//! The memory that the sums of one stripe lie in: the accumulator's own, or lent.
+
+use std::ops::DerefMut;
 
 use zerocopy::IntoBytes;
 
+use crate::FoldError;
+
+#[cfg(target_endian = "big")]
+compile_error!("sums are exported as they lie in memory, little-endian");
+
+/// Memory that somebody lends to an accumulator for the sums of a stripe. It always gives the same bytes.
+pub type LentMemory = Box<dyn DerefMut<Target = [u8]> + Send>;
+
 /// Bytes, the first of which has an address that is a multiple of 8.
-#[derive(Debug)]
-pub(crate) struct Memory(Vec<u64>);
+pub(crate) enum Memory {
+    Own(Vec<u64>),
+    Lent(LentMemory),
+}
 
 impl Memory {
     /// Zeroed pages that the kernel hands out on first touch, so the first round is slower than the next ones. Huge
     /// pages would help, but asking for them takes an allocator of one's own, and with it unsafe code.
     pub(crate) fn zeroed(bytes: usize) -> Self {
-        Self(vec![0; bytes.div_ceil(8)])
+        Self::Own(vec![0; bytes.div_ceil(8)])
+    }
+
+    /// Memory of somebody else, for so many bytes.
+    pub(crate) fn lent(piece: Option<LentMemory>, bytes: usize) -> Result<Self, FoldError> {
+        let piece = piece.ok_or(FoldError::Memory { found: 0, bytes })?;
+        if piece.len() != bytes {
+            return Err(FoldError::Memory { found: piece.len(), bytes });
+        }
+        if is_aligned(&piece) {
+            return Ok(Self::Lent(piece));
+        }
+        Err(FoldError::Misaligned)
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.0.as_bytes()
+        match self {
+            Self::Own(words) => words.as_bytes(),
+            Self::Lent(piece) => piece,
+        }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.as_mut_bytes()
+        match self {
+            Self::Own(words) => words.as_mut_bytes(),
+            Self::Lent(piece) => piece,
+        }
+    }
+
+    /// Bytes at an address where numbers can be read: these, or a copy of them here.
+    pub(crate) fn readable<'a>(&'a mut self, bytes: &'a [u8]) -> &'a [u8] {
+        if is_aligned(bytes) {
+            return bytes;
+        }
+        if self.bytes().len() < bytes.len() {
+            *self = Self::zeroed(bytes.len());
+        }
+        let copy = &mut self.bytes_mut()[..bytes.len()];
+        copy.copy_from_slice(bytes);
+        copy
+    }
+}
+
+impl std::fmt::Debug for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = if matches!(self, Self::Own(_)) { "own" } else { "lent" };
+        write!(f, "Memory({} bytes, {whose})", self.bytes().len())
     }
 }
 
 /// Whether numbers of up to 8 bytes can be read at the first byte's address.
-pub(crate) fn is_aligned(bytes: &[u8]) -> bool {
-    (bytes.as_ptr() as usize).is_multiple_of(8)
+fn is_aligned(bytes: &[u8]) -> bool {
+    bytes.is_empty() || (bytes.as_ptr() as usize).is_multiple_of(8)
 }

@@ -5,8 +5,8 @@ use std::ops::Range;
 use fearless_simd::Level;
 use thalweg_wire::{Dtype, Layout};
 
-use crate::cells::{Form, Place, SUMS_ALIGN};
-use crate::memory::{is_aligned, Memory};
+use crate::cells::{Place, SUMS_ALIGN};
+use crate::memory::Memory;
 use crate::weights::{Weight, Weighted, Weights};
 use crate::{exact, FoldError, Precision, Repair, Summary};
 
@@ -15,7 +15,7 @@ pub const MAX_RUNS: usize = 4096;
 
 /// The part of a tensor that lies in the stripe.
 #[derive(Debug)]
-struct Segment {
+pub(crate) struct Segment {
     tensor: usize,
     dtype: Dtype,
     /// Bytes of the stripe.
@@ -50,27 +50,17 @@ pub(crate) struct Stripe {
 }
 
 impl Stripe {
-    /// The stripe of bytes `start..start + length` of the update.
-    pub(crate) fn new(layout: &Layout, precision: Precision, start: u64, length: u64) -> Self {
-        let all = layout.tensors();
-        let first = all.partition_point(|t| t.range().end <= start);
-        let within = all.iter().enumerate().skip(first).take_while(|(_, t)| t.offset < start + length);
-        let (mut segments, mut end) = (Vec::new(), 0);
-        for (tensor, t) in within {
-            let (from, to) = (t.offset.max(start), t.range().end.min(start + length));
-            let elements = to.saturating_sub(from) / t.dtype.size();
-            if elements > 0 {
-                let place = Place::from(end, t.dtype, precision, elements as usize);
-                end = place.end();
-                let bytes = (from - start) as usize..(to - start) as usize;
-                segments.push(Segment { tensor, dtype: t.dtype, bytes, place });
-            }
-        }
-        Self {
-            segments,
-            memory: Memory::zeroed(end.next_multiple_of(SUMS_ALIGN)),
-            weights: Weights::new(length as usize),
-        }
+    /// The stripe of bytes `start..start + length` of the update, whose sums lie in the memory that `cut` gives for so many
+    /// bytes.
+    pub(crate) fn new<E>(
+        layout: &Layout,
+        precision: Precision,
+        start: u64,
+        length: u64,
+        cut: impl FnOnce(usize) -> Result<Memory, E>,
+    ) -> Result<Self, E> {
+        let (segments, bytes) = segments(layout, precision, start, length);
+        Ok(Self { segments, memory: cut(bytes)?, weights: Weights::new(length as usize) })
     }
 
     /// The sums, as they lie in memory.
@@ -142,7 +132,7 @@ impl Stripe {
         Ok(())
     }
 
-    /// Writes the sums to `out`, of the same size: little-endian, and 0 where nothing came.
+    /// Writes the sums to `out`, of the same size, and 0 where nothing came.
     pub(crate) fn export(&self, out: &mut [u8]) {
         out.fill(0);
         let memory = self.memory.bytes();
@@ -151,32 +141,6 @@ impl Stripe {
                 for range in segment.place.words(segment.element(piece.start)..segment.element(piece.end)) {
                     out[range.clone()].copy_from_slice(&memory[range]);
                 }
-            }
-        }
-        if cfg!(target_endian = "big") {
-            self.swap(out);
-        }
-    }
-
-    /// Cells that came as numbers of this machine, at an address where they can be read.
-    pub(crate) fn readable<'a>(&self, cells: &'a [u8], scratch: &'a mut Memory) -> &'a [u8] {
-        if cfg!(target_endian = "little") && is_aligned(cells) {
-            return cells;
-        }
-        *scratch = Memory::zeroed(cells.len());
-        scratch.bytes_mut().copy_from_slice(cells);
-        if cfg!(target_endian = "big") {
-            self.swap(scratch.bytes_mut());
-        }
-        scratch.bytes()
-    }
-
-    /// Turns the bytes of each number of these cells round.
-    fn swap(&self, cells: &mut [u8]) {
-        for Segment { place, .. } in &self.segments {
-            if !matches!(place.form, Form::Largest(_)) {
-                let words = cells[place.start..place.end()].chunks_exact_mut(place.form.words().0);
-                words.for_each(<[u8]>::reverse);
             }
         }
     }
@@ -252,6 +216,30 @@ impl Stripe {
     }
 }
 
+/// What of each tensor lies in bytes `start..start + length` of the update, and how many bytes the sums of that take.
+pub(crate) fn segments(
+    layout: &Layout,
+    precision: Precision,
+    start: u64,
+    length: u64,
+) -> (Vec<Segment>, usize) {
+    let all = layout.tensors();
+    let first = all.partition_point(|t| t.range().end <= start);
+    let within = all.iter().enumerate().skip(first).take_while(|(_, t)| t.offset < start + length);
+    let (mut segments, mut end) = (Vec::new(), 0);
+    for (tensor, t) in within {
+        let (from, to) = (t.offset.max(start), t.range().end.min(start + length));
+        let elements = to.saturating_sub(from) / t.dtype.size();
+        if elements > 0 {
+            let place = Place::from(end, t.dtype, precision, elements as usize);
+            end = place.end();
+            let bytes = (from - start) as usize..(to - start) as usize;
+            segments.push(Segment { tensor, dtype: t.dtype, bytes, place });
+        }
+    }
+    (segments, end.next_multiple_of(SUMS_ALIGN))
+}
+
 /// The segments that `bytes` of the stripe overlap, with the bytes of the stripe in both.
 fn over<'a>(
     segments: &'a [Segment],
@@ -262,30 +250,4 @@ fn over<'a>(
         let piece = segment.bytes.start.max(bytes.start)..segment.bytes.end.min(bytes.end);
         (!piece.is_empty()).then_some((segment, piece))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What machines with the other order of bytes do.
-    #[test]
-    fn numbers_are_turned_round_one_by_one_and_nothing_else_is() {
-        let tensors = [("w", Dtype::BF16, vec![3]), ("d", Dtype::F64, vec![1]), ("n", Dtype::I32, vec![2])];
-        let layout = Layout::pack(tensors).unwrap();
-        let stripe = Stripe::new(&layout, Precision::F32, 0, layout.bytes());
-        let cells: Vec<u8> = (0..stripe.cells_bytes()).map(|at| at as u8).collect();
-        let mut turned = cells.clone();
-        stripe.swap(&mut turned);
-        assert_eq!(turned[..13], [3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 12]);
-        assert_eq!(turned[64..73], [71, 70, 69, 68, 67, 66, 65, 64, 72]);
-        assert_eq!(turned[128..], cells[128..], "integers lie in their own bytes");
-        stripe.swap(&mut turned);
-        assert_eq!(turned, cells);
-        let fixed = Stripe::new(&layout, Precision::Exact, 0, layout.bytes());
-        let mut turned = vec![0; fixed.cells_bytes()];
-        turned[47] = 1; // the last of three second words
-        fixed.swap(&mut turned);
-        assert_eq!(turned.iter().position(|&byte| byte == 1), Some(40));
-    }
 }
