@@ -41,6 +41,17 @@ def test_json_holds_everything(done: Record) -> None:
     assert [len(content[name]) for name in ("rounds", "transfers", "losses", "participants")] == [2, 6, 0, 4]
 
 
+def test_transfers_of_an_older_record_get_their_two_parties(record: RunRecord, tmp_path: Path) -> None:
+    older = round_entry(1)
+    for transfer in older["transfers"]:
+        del transfer["source"], transfer["target"]
+    record.append(older)
+    (_, path, *_) = export(Record(record.path), "csv", tmp_path)
+    with path.open() as stream:
+        ends = [(row["source"], row["target"]) for row in csv.DictReader(stream)]
+    assert ends == [("server", "a"), ("server", "b"), ("a", "server")]
+
+
 def test_pickle_has_the_keys_of_fedcomm(done: Record) -> None:
     (path,) = export(done, "pickle")
     assert pickle.loads(path.read_bytes()) == {  # noqa: S301 - our own file

@@ -89,6 +89,7 @@ def test_tables_have_the_documented_columns_and_types(record: RunRecord) -> None
     assert [(p["client"], p["state"], p["train_seconds"]) for p in parts] == [("a", "whole", 2.0), ("b", "lost", None)]
     transfers = pyarrow.parquet.read_table(record.path / "transfers.parquet").to_pylist()
     assert [t["retransmissions"] for t in transfers] == [3, 4, None]
+    assert [(t["source"], t["target"]) for t in transfers] == [("server", "a"), ("server", "b"), ("a", "server")]
 
 
 def test_what_was_lost_of_each_tensor_has_a_row(record: RunRecord) -> None:

@@ -25,6 +25,21 @@ def test_everything_is_read(wifi: Path) -> None:
     assert all((one.seconds[1:] > one.seconds[:-1]).all() for one in run.samples)
 
 
+@pytest.mark.parametrize("parquet", [True, False])
+def test_transfers_of_an_older_record_get_their_two_parties(tmp_path: Path, parquet: bool) -> None:
+    path = make(tmp_path / "r", rounds=1, names=["a"], lab=False, parquet=parquet)
+    if parquet:
+        older = pyarrow.parquet.read_table(path / "transfers.parquet").drop_columns(["source", "target"])
+        pyarrow.parquet.write_table(older, path / "transfers.parquet")
+    else:
+        (line,) = (path / "journal.jsonl").read_text().splitlines()
+        entry = json.loads(line)
+        entry["transfers"] = [{k: v for k, v in t.items() if k not in ("source", "target")} for t in entry["transfers"]]
+        (path / "journal.jsonl").write_text(json.dumps(entry) + "\n")
+    found = [(t["direction"], t["source"], t["target"]) for t in read_run(path).transfers]
+    assert found == [("down", "server", "a"), ("up", "a", "server")]
+
+
 def test_without_tables_the_journal_serves(bare: Path) -> None:
     run = read_run(bare)
     assert [row["round"] for row in run.rounds] == [1, 2]

@@ -58,6 +58,8 @@ TRANSFERS: Final = (
     Column("round", "uint32", "number of the round"),
     Column("client", "string", "the client at one end"),
     Column("direction", "string", "down: from the server, up: to the server"),
+    Column("source", "string", "the party that sends: server, or name of the client"),
+    Column("target", "string", "the party that receives, likewise"),
     Column("bytes", "uint64", "of the update that arrived"),
     Column("missing", "uint64", "bytes of it that did not come and were not asked for again"),
     Column("repair", "string", "what stood in for them, as in [repair] of the plan; null if nothing was missing"),
@@ -149,6 +151,8 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "links": LINKS,
     "queues": QUEUES,
 }
+# What the server is called among the parties.
+SERVER: Final = "server"
 # Rows of a table that are in memory at a time: a row group of the file.
 GROUP: Final = 2_000
 # Those that follow from the journal, whenever one wants them.
@@ -182,8 +186,20 @@ def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_
         "complete": outcome["complete"],
         "fold": outcome.get("fold"),
         "clients": outcome["participants"],
-        "transfers": [{**way, "congestion_control": _congestion(way, outcome)} for way in outcome["transfers"]],
+        "transfers": [
+            {**ends_of(way), **way, "congestion_control": _congestion(way, outcome)} for way in outcome["transfers"]
+        ],
     }
+
+
+def ends_of(transfer: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return ``source`` and ``target`` of a transfer; a record of before there were any has ``direction`` alone.
+
+    Both are None for a direction that is neither down nor up.
+    """
+    ends = {"down": (SERVER, transfer["client"]), "up": (transfer["client"], SERVER)}
+    source, target = ends.get(transfer["direction"], (None, None))
+    return {"source": source, "target": target}
 
 
 def _fedcomm_seconds(outcome: Mapping[str, Any]) -> float | None:
@@ -304,7 +320,7 @@ def _rounds(entry: Entry) -> list[Row]:
 
 
 def _transfers(entry: Entry) -> list[Row]:
-    return [{**transfer, "round": entry["round"]} for transfer in entry["transfers"]]
+    return [{**ends_of(transfer), **transfer, "round": entry["round"]} for transfer in entry["transfers"]]
 
 
 def _losses(entry: Entry) -> list[Row]:

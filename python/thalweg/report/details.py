@@ -73,6 +73,8 @@ def _stretches(shown: Timeline, kind: str) -> Trace:
 def _bar_words(bar: Bar) -> str:
     words = [f"{escaped(bar.lane)}, round {bar.round}", f"{bar.start:.6g} s to {bar.end:.6g} s"]
     if bar.row is not None:
+        source, target = bar.row["source"], bar.row["target"]
+        words += [] if source is None else [f"{escaped(source)} to {escaped(target)}"]
         for sending, name in (("sent", "send"), ("received", "receive")):
             ends = (bar.row[f"{name}_start"], bar.row[f"{name}_end"])
             words.append(f"{sending} {' to '.join('not known' if end is None else f'{end:.6g}' for end in ends)} s")

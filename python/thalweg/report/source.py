@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from thalweg.errors import RecordError
 from thalweg.record import Record
-from thalweg.record.tables import JOURNALED, rows, schema
+from thalweg.record.tables import JOURNALED, ends_of, rows, schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,17 +110,23 @@ def read_run(path: Path) -> Run:
     manifest = finite(record.manifest)
     if not isinstance(manifest, dict):
         raise RecordError(f"{path / 'manifest.json'} is damaged: it is no object", "Restore it from a copy")
-    journaled = {name: _journaled(record, manifest, name) for name in JOURNALED}
+    journaled = {name: _journaled(record, manifest, name).to_pylist() for name in JOURNALED}
+    journaled["transfers"] = [_with_ends(row) for row in journaled["transfers"]]
     written = {name: _written(path, name) for name in ("links", "parties")}
     return Run(
         label=path.resolve().name,
         path=path,
         plan=record.plan,
         manifest=manifest,
-        **{name: finite(table.to_pylist()) for name, table in journaled.items()},
+        **{name: finite(table) for name, table in journaled.items()},
         **{name: [] if table is None else finite(table.to_pylist()) for name, table in written.items()},
         samples=_samples(_written(path, "queues")),
     )
+
+
+def _with_ends(transfer: Row) -> Row:
+    """Return a transfer with its two parties, which a table of before there were such columns does not have."""
+    return transfer if transfer["source"] is not None else {**transfer, **ends_of(transfer)}
 
 
 def finite(value: Any) -> Any:
