@@ -8,15 +8,30 @@
 //!
 //! The memory is also reachable by pointer ([`Arena::as_ptr`]) for views from Python, which Rust cannot
 //! see. The rule there: no model is trained while its round is being received or sent.
+//!
+//! An arena is private to the process, or shared with others by a descriptor (`Arena::shared`, `Arena::of_fd`, on Linux).
+//! Each process keeps its own list of loans and claims: who writes what and when is for the processes to agree on. So a
+//! writable descriptor goes to processes of the same program only.
+//!
+//! What belongs to the memory, such as its registration with a network card, is attached to the arena
+//! ([`Arena::attach`]) and goes before the memory does.
+
+mod attachments;
+#[cfg(target_os = "linux")]
+mod shared;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use thalweg_wire::Range;
 use thiserror::Error;
+
+pub use attachments::Attached;
+#[cfg(target_os = "linux")]
+pub use shared::Access;
 
 /// Why a range cannot be lent or claimed now.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -40,6 +55,17 @@ pub enum ArenaError {
         end: u64,
         /// "being sent" or "being written".
         held: &'static str,
+    },
+    /// The memory is shared, and another process writes into it.
+    #[error("this process may only read the memory of the arena; map it writable, if its owner allows that")]
+    ReadOnly,
+    /// A descriptor that cannot be mapped as an arena.
+    #[error("the descriptor is no memory for an arena of {bytes} bytes: {cause}")]
+    Descriptor {
+        /// Bytes expected.
+        bytes: u64,
+        /// What is wrong with it.
+        cause: String,
     },
     /// The system gave no memory.
     #[error("no memory for an arena of {bytes} bytes: {cause}; use a smaller model or fewer staged updates")]
@@ -69,8 +95,14 @@ struct Inner {
     length: u64,
     holds: Mutex<Holds>,
     released: Condvar,
+    writable: bool,
+    /// What others map to share the memory.
+    #[cfg(target_os = "linux")]
+    descriptor: Option<std::os::fd::OwnedFd>,
+    /// Dropped before the memory, as it stands before it here.
+    attachments: attachments::Attachments,
     /// Owns the memory `pointer` points to; never touched otherwise.
-    _map: MmapMut,
+    _map: MmapRaw,
 }
 
 // SAFETY: the memory behind `pointer` lives as long as `_map`, and every slice of it that safe code can get
@@ -80,6 +112,20 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl Inner {
+    fn new(map: MmapRaw, length: u64) -> Self {
+        Self {
+            pointer: map.as_mut_ptr(),
+            length,
+            holds: Mutex::default(),
+            released: Condvar::new(),
+            writable: true,
+            #[cfg(target_os = "linux")]
+            descriptor: None,
+            attachments: attachments::Attachments::default(),
+            _map: map,
+        }
+    }
+
     fn holds(&self) -> MutexGuard<'_, Holds> {
         // Nothing can panic while the list is changed, so a poisoned list is still whole.
         self.holds.lock().unwrap_or_else(PoisonError::into_inner)
@@ -134,16 +180,13 @@ impl Arena {
     pub fn new(bytes: u64) -> Result<Self, ArenaError> {
         let refused = |cause: String| ArenaError::Memory { bytes, cause };
         let size = usize::try_from(bytes.max(1)).map_err(|e| refused(e.to_string()))?;
-        let mut map = MmapMut::map_anon(size).map_err(|e| refused(e.to_string()))?;
+        let map = MmapMut::map_anon(size).map_err(|e| refused(e.to_string()))?;
         #[cfg(target_os = "linux")]
         if bytes >= 4 << 20 {
             // Only a hint: fresh 4 KiB pages cost more to touch than a model costs to receive.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        let pointer = map.as_mut_ptr();
-        let inner =
-            Inner { pointer, length: bytes, holds: Mutex::default(), released: Condvar::new(), _map: map };
-        Ok(Self { inner: Arc::new(inner) })
+        Ok(Self { inner: Arc::new(Inner::new(map.into(), bytes)) })
     }
 
     /// Bytes of the buffer.
@@ -157,7 +200,13 @@ impl Arena {
         Range::new(0, self.len())
     }
 
-    /// Address of the first byte, for views that outlive no handle of this arena.
+    /// Whether this process may write into it.
+    pub fn is_writable(&self) -> bool {
+        self.inner.writable
+    }
+
+    /// Address of the first byte, for views that outlive no handle of this arena. Memory of a read-only
+    /// arena must not be written to: the process would end.
     pub fn as_ptr(&self) -> *mut u8 {
         self.inner.pointer
     }
@@ -178,7 +227,8 @@ impl Arena {
     /// Claims a range for writing, exclusively.
     ///
     /// # Errors
-    /// [`ArenaError::OutOfBounds`], or [`ArenaError::Busy`] while part of it is lent or claimed.
+    /// [`ArenaError::OutOfBounds`], [`ArenaError::Busy`] while part of it is lent or claimed, or
+    /// [`ArenaError::ReadOnly`].
     pub fn claim(&self, range: Range) -> Result<Claim, ArenaError> {
         self.claim_within(range, Duration::ZERO)
     }
@@ -189,6 +239,9 @@ impl Arena {
     /// As [`Arena::claim`], after the wait.
     pub fn claim_within(&self, range: Range, patience: Duration) -> Result<Claim, ArenaError> {
         self.inner.check(range)?;
+        if !self.inner.writable {
+            return Err(ArenaError::ReadOnly);
+        }
         let deadline = Instant::now() + patience;
         let mut holds = self.inner.holds();
         loop {
