@@ -14,6 +14,7 @@ import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from thalweg.algorithms import ALGORITHMS
 from thalweg.bench import BenchPlan
 from thalweg.bench.axes import SHORT
 from thalweg.cli import app
@@ -41,6 +42,14 @@ def plan() -> str:
     told: dict[type[BaseModel], str] = {}
     sections = ((name, _model(field.annotation)) for name, field in Plan.model_fields.items())
     return "\n\n".join(_section(f"[{name}]", model, told) for name, model in sections if model is not None)
+
+
+def algorithms() -> str:
+    """Return the algorithms that a plan can name."""
+    return table(
+        ("algorithm.name", "what it does", "source"),
+        [(f"`{one.name}`", one.meaning, one.source) for one in ALGORITHMS.values()],
+    )
 
 
 def bench() -> str:
@@ -254,6 +263,7 @@ def errors() -> str:
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "plan": plan,
+    "algorithms": algorithms,
     "bench": bench,
     "commands": commands,
     "record": record,

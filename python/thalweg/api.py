@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from thalweg import _core, apps
+from thalweg import _core, algorithms, apps
 from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake
 from thalweg.errors import PlanError
@@ -300,8 +300,8 @@ def fedavg(
     """
     server.wait()
     server.expect(rounds)
-    for _ in range(rounds):
-        yield server.advance(config, data=data)
+    numbers = range(server.number + 1, server.number + rounds + 1)
+    yield from algorithms.find("fedavg").rounds(lambda _: server.advance(config, data=data), numbers)
 
 
 def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | None:

@@ -30,16 +30,17 @@ ROUND_KEYS = {
 
 def test_a_payload_is_moved_and_not_trained(result: Run, tmp_path: Path) -> None:
     done = result("run", "--model", "payload:2MiB", "--clients", "3", "--rounds", "2")
-    assert {key: done[key] for key in ("transport", "model", "clients", "parameters", "update_bytes")} == {
+    assert {key: done[key] for key in ("transport", "algorithm", "model", "clients", "parameters", "update_bytes")} == {
         "transport": "tcp",
+        "algorithm": "fedavg",
         "model": "payload:2MiB",
         "clients": 3,
         "parameters": 524288,
         "update_bytes": 2 << 20,
     }
     assert set(done) == {
-        "transport", "model", "clients", "parameters", "update_bytes", "rounds", "absent", "peak_rss_bytes",
-        "emulation", "emulation_reason", "record",
+        "transport", "algorithm", "model", "clients", "parameters", "update_bytes", "rounds", "absent",
+        "peak_rss_bytes", "emulation", "emulation_reason", "record",
     }  # fmt: skip
     assert [entry["round"] for entry in done["rounds"]] == [1, 2]
     for entry in done["rounds"]:

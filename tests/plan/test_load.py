@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from thalweg import algorithms
 from thalweg.errors import ModelError, PlanError, ThalwegError
 from thalweg.plan import Plan
 
@@ -36,6 +38,21 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(text: str, cause: st
         Plan.loads(text, "my.toml")
     assert caught.value.cause == f"my.toml: {cause}"
     assert caught.value.mend.startswith(mend)
+
+
+def test_a_plan_names_its_algorithm() -> None:
+    plan = Plan.loads("[algorithm]\nname = 'fedavg'")
+    assert plan.to_toml() == Plan.of({}).to_toml(), "it is the default"
+    assert '[algorithm]\nname = "fedavg"' in plan.to_toml()
+    with pytest.raises(PlanError, match="unknown algorithm 'fedavgg'") as caught:
+        Plan.loads("[algorithm]\nname = 'fedavgg'")
+    assert caught.value.mend == "Did you mean 'fedavg'? Known: fedavg"
+
+
+def test_another_algorithm_is_another_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(algorithms.ALGORITHMS, "other", replace(algorithms.find("fedavg"), name="other"))
+    other = Plan.of({"algorithm": {"name": "other"}})
+    assert Plan.of({}).differences(other) == ["algorithm.name: 'fedavg', 'other'"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, apps
+from thalweg import _core, algorithms, apps
 from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
@@ -67,6 +67,7 @@ class Result:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
         return {
             "transport": self.plan.scheme,
+            "algorithm": self.plan.algorithm.name,
             "model": self.plan.label,
             "clients": self.plan.job.clients,
             "parameters": self.parameters,
@@ -109,13 +110,8 @@ class Host:
         """
         if self.session is not None:
             self.session.begin(self.record)
-        for number in range(self.first, self.plan.job.rounds + 1):
-            self.progress.begin(number, self.plan.job.rounds)
-            outcome = self._round(number, names())
-            self.attendance.add(outcome["participants"])
-            started = time.perf_counter()
-            evaluation = self.party.evaluate()
-            done = entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
+        algorithm = algorithms.find(self.plan.algorithm.name)
+        for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
             self.progress.end(done)
         self.attendance.departed(json.loads(self.server.departed()))
@@ -126,6 +122,15 @@ class Host:
         """Return the names of the clients that are connected, in order."""
         names: list[str] = json.loads(self.server.clients())
         return sorted(names)
+
+    def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        """Run a round and evaluate the model; return the journal's entry."""
+        self.progress.begin(number, self.plan.job.rounds)
+        outcome = self._round(number, names)
+        self.attendance.add(outcome["participants"])
+        started = time.perf_counter()
+        evaluation = self.party.evaluate()
+        return entry(outcome, evaluation, time.perf_counter() - started if evaluation else None)
 
     def _round(self, number: int, names: Sequence[str]) -> dict[str, Any]:
         config = json.dumps(round_config(self.plan, number, names))

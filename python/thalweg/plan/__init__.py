@@ -15,6 +15,7 @@ from thalweg.plan import combinations
 from thalweg.plan.combinations import check_transport
 from thalweg.sections import (
     AggregationSection,
+    AlgorithmSection,
     AppSection,
     DataSection,
     FaultLayer,
@@ -67,6 +68,7 @@ class Plan(Section):
     model: ModelSection = Field(default_factory=ModelSection)
     data: DataSection = Field(default_factory=DataSection)
     training: TrainingSection = Field(default_factory=TrainingSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
     transport: TransportSection = Field(default_factory=TransportSection)
     aggregation: AggregationSection = Field(default_factory=AggregationSection)
     repair: RepairSection = Field(default_factory=RepairSection)

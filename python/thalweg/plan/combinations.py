@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import apps, data, models
+from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.transports import links
@@ -23,6 +23,7 @@ OF_APPS: Final = frozenset({"threads"})
 
 def check(plan: Plan) -> None:
     """Refuse what cannot be, whatever the machine. Raises PlanError, ModelError or DataError."""
+    algorithms.find(plan.algorithm.name)
     _app(plan)
     _names(plan)
     _payload(plan)

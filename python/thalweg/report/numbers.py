@@ -35,6 +35,7 @@ def numbers(run: Run) -> dict[str, Any]:
         "status": run.status,
         "reason": run.reason if run.status == "failed" else None,
         "started": run.manifest.get("started"),
+        "algorithm": run.plan.algorithm.name,
         "model": run.plan.label,
         "clients": run.plan.job.clients,
         "seed": run.plan.job.seed,

@@ -35,6 +35,7 @@ FACTS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("record", lambda run: word(run["record"])),
     ("status", lambda run: "; ".join(filter(None, (run["status"], run["reason"])))),
     ("started", lambda run: word(run["started"])),
+    ("algorithm", lambda run: word(run["algorithm"])),
     ("model", lambda run: word(run["model"])),
     ("clients", lambda run: count(run["clients"])),
     ("transport", lambda run: word(run["transport"])),

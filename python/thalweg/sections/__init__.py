@@ -138,6 +138,12 @@ class TrainingSection(Section):
     )
 
 
+class AlgorithmSection(Section):
+    """How clients and server learn together. Keys of one algorithm alone have their place here."""
+
+    name: Text = Field("fedavg", description="name of an algorithm, as fedavg")
+
+
 class TransportSection(Section):
     """The way updates take."""
 
