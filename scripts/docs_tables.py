@@ -22,7 +22,8 @@ from thalweg.network import profiles
 from thalweg.plan import Plan
 from thalweg.plan.combinations import setting_words
 from thalweg.record.tables import TABLES
-from thalweg.sections import Words, toml
+from thalweg.sections import toml
+from thalweg.sections.marks import Words
 from thalweg.transports import registry
 
 ROOT: Final = Path(__file__).parents[1]
@@ -164,9 +165,15 @@ def leaves() -> list[tuple[str, Any]]:
     return found
 
 
+def params(command: Any) -> list[Any]:
+    """Return the parameters of a command, also those that it makes when it is looked at."""
+    found: list[Any] = command.get_params(typer.Context(command))
+    return found
+
+
 def _command(name: str, command: Any) -> str:
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and "--help" not in p.opts]
+    arguments = [p for p in params(command) if p.param_type_name == "argument"]
+    options = [p for p in params(command) if p.param_type_name == "option" and "--help" not in p.opts]
     words, given = [_argument(p) for p in arguments], ["[OPTIONS]"] if options else []
     last = command.context_settings.get("allow_interspersed_args", True)
     usage = " ".join([f"thalweg {name}", *([*words, *given] if last else [*given, *words])])

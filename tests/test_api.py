@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -58,6 +59,14 @@ def take_part(server: thalweg.Server, apps: Mapping[str, Any]) -> dict[str, list
     for item in apps.items():
         threading.Thread(target=run, args=item, daemon=True).start()
     return results
+
+
+def test_a_servers_arguments_default_to_the_plans_keys() -> None:
+    plan = thalweg.Plan.of({})
+    sections = {**vars(plan.job), **vars(plan.aggregation), **vars(plan.security), "listen": plan.transport.url}
+    same = ("choose", "listen", "enough", "deadline", "partial", "deterministic", "pki")
+    arguments = inspect.signature(thalweg.Server.__init__).parameters
+    assert {name: arguments[name].default for name in same} == {name: sections[name] for name in same}
 
 
 def test_the_mean_is_weighted_by_samples() -> None:

@@ -10,7 +10,8 @@ from pydantic import Field, ValidationError
 
 from thalweg.errors import PlanError
 from thalweg.plan import read
-from thalweg.sections import Seconds, Section, Text, Words, explain, toml
+from thalweg.sections import Seconds, Section, Text, explain, toml
+from thalweg.sections.marks import Words
 
 
 class BenchPlan(Section):

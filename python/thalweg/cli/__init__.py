@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
+from thalweg.cli.plans import PlanCommand
 from thalweg.errors import AppError, ThalwegError
 from thalweg.ui import system
 from thalweg.ui.explain import FAILED, INTERRUPTED, exit_code, explain
@@ -132,8 +133,8 @@ def _options(
     """Take the options that come before a subcommand; each acts by its callback."""
 
 
-app.command("run")(run.command)
-app.command("server")(server.command)
+app.command("run", cls=PlanCommand)(run.command)
+app.command("server", cls=PlanCommand)(server.command)
 app.command("client")(client.command)
 app.command("doctor")(doctor.command)
 app.command("transports")(transports.command)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.plans import AppName, DataRoot, LoginFile, Options, Tensors
+from thalweg.cli.plans import Options
 from thalweg.ui.output import Json, output
 
 PemFile = Path | None
@@ -19,15 +19,21 @@ def command(
     *,
     token_file: Annotated[Path | None, typer.Option(help="NAME.token of `thalweg pki issue NAME`.")] = None,
     name: Annotated[str | None, typer.Option(help="Its name; without it the token's, or this machine's.")] = None,
-    app: AppName = None,
-    tensors: Tensors = None,
+    app: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:OBJECT", help="An app of one's own: my_app:App, or path/to/file.py:App."),
+    ] = None,
+    tensors: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Tensors that travel: head.*, !head.* or trainable; may be repeated."),
+    ] = None,
     ca: Annotated[PemFile, typer.Option(help="Certificate authority of the server, PEM.")] = None,
     cert: Annotated[PemFile, typer.Option(help="This client's certificate, PEM.")] = None,
     key: Annotated[PemFile, typer.Option(help="Its private key, PEM.")] = None,
     tls: Annotated[str, typer.Option(help="auto, on or off.")] = "auto",
-    login_file: LoginFile = None,
+    login_file: Annotated[Path | None, typer.Option(help="File with one line user:password, for a broker.")] = None,
     option: Options = None,
-    data_root: DataRoot = None,
+    data_root: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the files of the data set.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="To train with; else its share of the cores.")] = None,
     congestion: Annotated[str | None, typer.Option(help="Congestion control: cubic, reno, bbr, ...")] = None,
     patience: Annotated[

@@ -1,38 +1,59 @@
-"""From a plan file, a record and the command line to the plan that is run."""
+"""From a plan file, a record and the command line to the plan that is run.
+
+The options that set a plan's keys stand at the keys (``thalweg.sections.marks.Option``); ``PlanCommand`` makes them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
+    from thalweg.sections.marks import Key, Option
 
 PlanFile: TypeAlias = Annotated[Path | None, typer.Argument(metavar="PLAN.toml", help="Plan; options override it.")]
-Clients: TypeAlias = Annotated[int | None, typer.Option(help="Clients expected in each round.")]
-Rounds: TypeAlias = Annotated[int | None, typer.Option(help="Rounds of the job.")]
-Record: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that gets the run's record.")]
 Resume: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="RECORD", help="Go on from the last checkpoint of a run's record.")
 ]
-AppName: TypeAlias = Annotated[
-    str | None,
-    typer.Option(metavar="MODULE:OBJECT", help="An app of one's own: my_app:App, or path/to/file.py:App."),
-]
-Tensors: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATTERN", help="Tensors that travel: head.*, !head.* or trainable; may be repeated."),
-]
-DataRoot: TypeAlias = Annotated[str | None, typer.Option(metavar="DIR", help="Folder with the files of the data set.")]
-
 Options: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="KEY=VALUE", help="What only this transport can be told; may be repeated."),
 ]
-LoginFile: TypeAlias = Annotated[Path | None, typer.Option(help="File with one line user:password, for a broker.")]
+_GIVEN: Final = "thalweg.plan"
+
+
+class PlanCommand(TyperCommand):
+    """A command with an option for each key of a plan that says so.
+
+    They are made when the command is looked at, so that others need not wait for all that knows plans.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        own = super().get_params(ctx)
+        arguments = [param for param in own if param.param_type_name == "argument"]
+        return [*arguments, *_params(str(self.name)), *(param for param in own if param not in arguments)]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, which gets the values of these options from ``given``."""
+        said = {key.path: ctx.params.pop(_name(option, key)) for option, key in _options(str(self.name))}
+        # What may be repeated is a list; none of it means that nothing was said.
+        ctx.meta[_GIVEN] = {
+            path: (list(value) or None) if isinstance(value, (list, tuple)) else value for path, value in said.items()
+        }
+        return super().invoke(ctx)
+
+
+def given(context: typer.Context) -> dict[str, object]:
+    """Return what the command line says of a plan's keys, as ``Plan.merge`` takes it; None where it says nothing."""
+    said: dict[str, object] = context.meta[_GIVEN]
+    return dict(said)
 
 
 def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, object]) -> Plan:
@@ -48,3 +69,73 @@ def assemble(file: Path | None, resume: Path | None, overrides: Mapping[str, obj
     else:
         base = Plan.of({})
     return base.merge(overrides)
+
+
+def _options(command: str) -> Iterator[tuple[Option, Key]]:
+    from thalweg.plan import Plan
+    from thalweg.sections.marks import keys
+
+    return ((option, key) for key in keys(Plan) for option in key.options if command in option.of)
+
+
+@lru_cache
+def _params(command: str) -> list[Any]:
+    """Return the parameters of a command for keys of a plan, made by typer as those of any function."""
+
+    def made(**_: object) -> None:
+        """Stand for a function with these parameters."""
+
+    found = {_name(option, key): Annotated[_type(key) | None, _said(option, key)] for option, key in _options(command)}
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, kind, default=None, annotation=said) for name, said in found.items()]
+    made.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    made.__annotations__ = dict(found)
+    program = typer.Typer(add_completion=False)
+    program.command()(made)
+    whole: Any = typer.main.get_command(program)
+    return list(whole.params)
+
+
+def _name(option: Option, key: Key) -> str:
+    """Return the name of an option's parameter."""
+    return (option.name or key.name).replace("-", "_")
+
+
+def _said(option: Option, key: Key) -> Any:
+    flag = f"--{_name(option, key).replace('_', '-')}"
+    return typer.Option(flag, metavar=option.metavar, help=option.help or _help(key))
+
+
+def _kinds(key: Key) -> list[Any]:
+    """Return a key's type and what it is made of, outermost first."""
+    kinds = [key.field.annotation]
+    for kind in kinds:
+        kinds += [] if get_origin(kind) is Literal else get_args(kind)
+    return kinds
+
+
+def _is_list(key: Key) -> bool:
+    return any(get_origin(kind) is list for kind in _kinds(key))
+
+
+def _type(key: Key) -> type:
+    """Return what the command line takes for a key: text for all that a plan reads from text itself."""
+    from pydantic import BeforeValidator
+
+    kinds = _kinds(key)
+    if _is_list(key):
+        return list[str]
+    if any(isinstance(kind, BeforeValidator) for kind in [*kinds, *key.field.metadata]):
+        return str
+    return next((kind for kind in kinds if kind in (bool, int, float)), str)
+
+
+def _help(key: Key) -> str:
+    """Return the key's description as a sentence, behind the words that it takes."""
+    words = [str(word) for kind in _kinds(key) if get_origin(kind) is Literal for word in get_args(kind)]
+    text = key.field.description or ""
+    if words:
+        return f"{', '.join(words[:-1])} or {words[-1]}: {text}."
+    first = text.partition(" ")[0]
+    text = text[0].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return f"{text}; may be repeated." if _is_list(key) else f"{text}."

@@ -32,6 +32,7 @@ from thalweg.sections import (
     explain,
     toml,
 )
+from thalweg.sections.marks import Core, Option
 from thalweg.sections.network import NetworkSection, StressSection
 
 __all__ = ["FaultLayer", "Plan", "check_transport"]
@@ -71,11 +72,14 @@ class Plan(Section):
     algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
     transport: TransportSection = Field(default_factory=TransportSection)
     aggregation: AggregationSection = Field(default_factory=AggregationSection)
-    repair: RepairSection = Field(default_factory=RepairSection)
+    repair: Annotated[RepairSection, Core()] = Field(default_factory=RepairSection)
     security: SecuritySection = Field(default_factory=SecuritySection)
     layers: LayersSection = Field(default_factory=LayersSection)
     hosts: HostsSection = Field(default_factory=HostsSection)
-    network: NetworkSection | None = Field(None)
+    network: Annotated[
+        NetworkSection | None,
+        Option(metavar="NETWORK", help="Emulated links: wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both."),
+    ] = Field(None)
     stress: StressSection | None = Field(None)
     record: RecordSection = Field(default_factory=RecordSection)
 

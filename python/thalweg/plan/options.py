@@ -1,4 +1,7 @@
-"""From a plan to the options of the core's servers and clients: transport, trust, layers."""
+"""From a plan to the options of the core's servers and clients: transport, trust, layers.
+
+Which key is which option stands at the key (``thalweg.sections.marks.Core``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
+from thalweg.sections.marks import keys
 from thalweg.transports.links import login
 
 if TYPE_CHECKING:
@@ -18,28 +24,10 @@ def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, A
 
     ``emulate`` is a layer that makes links like those of a network.
     """
-    job, chosen = plan.job, plan.aggregation
-    options = {
-        "transport": {**_transport(plan, trust), "tls": trust.get("tls")},
-        "expected": job.clients,
-        "choose": plan.chosen,
-        "enough": job.enough or 1,
-        "deadline": job.deadline,
-        "grace": job.grace,
-        "liveness": job.liveness,
-        "chunk": plan.transport.chunk,
-        "fanout": plan.transport.fanout,
-        "gather": plan.transport.gather,
-        "partial": chosen.partial,
-        "repair": plan.repair.model_dump(),
-        "precision": plan.precision,
-        "staging": chosen.staging,
-        "secret": trust.get("secret"),
-        "token": trust.get("token"),
-        "job": secrets.randbits(63),
-        "seed": job.seed,
-        "layers": _layers(plan, emulate),
-    }
+    options = _core(plan, trust, emulate, client=False)
+    # What follows from several keys.
+    options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
+    options |= {"secret": trust.get("secret"), "token": trust.get("token"), "job": secrets.randbits(63)}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -47,25 +35,7 @@ def client_options(
     plan: Plan, trust: Mapping[str, Any], *, seed: int, emulate: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
-    transport = {**_transport(plan, trust), "tls": trust.get("tls")}
-    return {"transport": transport, "token": trust.get("token"), "seed": seed, "layers": _layers(plan, emulate)}
-
-
-def _transport(plan: Plan, trust: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = plan.transport.model_dump(include={"congestion", "streams", "send_buffer", "receive_buffer"})
-    named = plan.security.login_file
-    known = trust.get("login") or login(None if named is None else Path(named))
-    chosen |= {"own": plan.transport.options, "login": known}
-    return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _layers(plan: Plan, emulate: Mapping[str, Any] | None) -> dict[str, Any]:
-    layers: dict[str, Any] = {} if emulate is None else {"emulate": dict(emulate)}
-    if plan.layers.throttle is not None:
-        layers["throttle"] = f"{plan.layers.throttle}bit"
-    if plan.layers.fault is not None:
-        layers["fault"] = plan.layers.fault.model_dump(exclude_none=True)
-    return layers | seal(plan)
+    return {**_core(plan, trust, emulate, client=True), "token": trust.get("token"), "seed": seed}
 
 
 def seal(plan: Plan) -> dict[str, Any]:
@@ -73,3 +43,29 @@ def seal(plan: Plan) -> dict[str, Any]:
     if plan.layers.seal is None:
         return {}
     return {"seal": plan.layers.seal.model_dump()}
+
+
+def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None, *, client: bool) -> dict[str, Any]:
+    """Return what keys and trust say of one end; of the keys those that have a value."""
+    options: dict[str, Any] = {"transport": {}, "layers": {} if emulate is None else {"emulate": dict(emulate)}}
+    for key in keys(type(plan)):
+        core = key.core
+        if core is None or (client and not core.client):
+            continue
+        value = _value(plan, key.path)
+        if value is not None:
+            section, _, name = (core.path or key.name).rpartition(".")
+            place = options[section] if section else options
+            place[name] = value if core.write is None else core.write(value)
+    named = plan.security.login_file
+    known = trust.get("login") or login(None if named is None else Path(named))
+    options["transport"] |= {"tls": trust.get("tls"), **({} if known is None else {"login": known})}
+    return options
+
+
+def _value(plan: Plan, path: str) -> Any:
+    """Return the value of a key, a section as a table; None for a key of a section that is not there."""
+    value: Any = plan
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value.model_dump() if isinstance(value, BaseModel) else value

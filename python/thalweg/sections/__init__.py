@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat
 
+from thalweg.sections.marks import Core, Option, Words
 from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
 
-
-@dataclass(frozen=True)
-class Words:
-    """How the reference names a key's type."""
-
-    kind: str
+BOTH: Final = ("run", "server")
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -68,20 +63,30 @@ class Section(BaseModel):
 class JobSection(Section):
     """How many rounds with how many clients, and when a round ends."""
 
-    rounds: int = Field(5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)")
-    clients: int = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)")
-    choose: Part | None = Field(
+    rounds: Annotated[int, Option(of=BOTH)] = Field(
+        5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)"
+    )
+    clients: Annotated[int, Core("expected"), Option(of=BOTH)] = Field(
+        4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)"
+    )
+    choose: Annotated[Part | None, Core()] = Field(
         None,
         description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "
         "section 4.1.1); without it all",
     )
-    seed: int = Field(0, ge=0, lt=2**63, description="seed of everything random")
-    enough: int | None = Field(
+    seed: Annotated[int, Core(client=True), Option()] = Field(
+        0, ge=0, lt=2**63, description="seed of everything random"
+    )
+    enough: Annotated[int | None, Core(), Option()] = Field(
         None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
     )
-    deadline: Seconds | None = Field(None, description="seconds after which a round ends with those that are in")
-    grace: Seconds = Field(10.0, description="seconds that a client whose link broke has to come back in a round")
-    liveness: float = Field(
+    deadline: Annotated[Seconds | None, Core(), Option()] = Field(
+        None, description="seconds after which a round ends with those that are in"
+    )
+    grace: Annotated[Seconds, Core()] = Field(
+        10.0, description="seconds that a client whose link broke has to come back in a round"
+    )
+    liveness: Annotated[float, Core()] = Field(
         10.0, ge=0.1, le=1e6, allow_inf_nan=False, description="least seconds without progress that end a link"
     )
 
@@ -89,8 +94,10 @@ class JobSection(Section):
 class ModelSection(Section):
     """What is trained, or moved."""
 
-    name: Text = Field("vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained")
-    tensors: Patterns | None = Field(
+    name: Annotated[Text, Option("model")] = Field(
+        "vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained"
+    )
+    tensors: Annotated[Patterns | None, Option(of=BOTH, metavar="PATTERN")] = Field(
         None,
         description="tensors that travel: patterns of names as head.*, with ! in front those that do not, or trainable "
         "for parameters with requires_grad; without it all",
@@ -100,7 +107,15 @@ class ModelSection(Section):
 class AppSection(Section):
     """An app of one's own, trained instead of a model known here; `app = "module:object"` sets `object` alone."""
 
-    object: Text = Field(
+    object: Annotated[
+        Text,
+        Option(
+            "app",
+            of=BOTH,
+            metavar="MODULE:OBJECT",
+            help="An app of one's own: my_app:App, or path/to/file.py:App.",
+        ),
+    ] = Field(
         description="module:object, or path/to/file.py:object: a class, a function that makes an app, or an app; "
         "modules and paths are those of the working directory"
     )
@@ -112,9 +127,11 @@ class AppSection(Section):
 class DataSection(Section):
     """What it is trained on, and how that is cut among the clients."""
 
-    name: Text = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
-    partition: Text = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
-    root: Text | None = Field(None, description="folder with the files, on this machine")
+    name: Annotated[Text, Option("data")] = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
+    partition: Annotated[Text, Option()] = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
+    root: Annotated[Text | None, Option("data-root", of=BOTH, metavar="DIR")] = Field(
+        None, description="folder with the files, on this machine"
+    )
     samples: int | None = Field(
         None, ge=1, description="samples of the training set that are used, drawn by the seed; without it all"
     )
@@ -130,7 +147,7 @@ class TrainingSection(Section):
     decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
     local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
     threads: int | None = Field(None, ge=1, description="threads of a client; without it, its share of the cores")
-    compute: Time | None = Field(
+    compute: Annotated[Time | None, Option(metavar="TIME")] = Field(
         None, description="of a payload: time that a client computes in a round before it sends; without it none"
     )
     compute_load: Literal["none", "cpu"] = Field(
@@ -147,27 +164,42 @@ class AlgorithmSection(Section):
 class TransportSection(Section):
     """The way updates take."""
 
-    url: Text = Field("tcp://127.0.0.1:0", description="where to listen; tcp means tcp://127.0.0.1:0")
-    congestion: Text | None = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
+    url: Annotated[
+        Text,
+        Option("transport", metavar="URL", help="tcp, memory, or scheme://host:port."),
+        Option("listen", of=("server",), metavar="URL", help="Where to listen: tcp://0.0.0.0:7070."),
+    ] = Field(
+        "tcp://127.0.0.1:0",
+        description="where to listen; tcp means tcp://127.0.0.1:0",
+    )
+    congestion: Annotated[Text | None, Core("transport.congestion", client=True), Option()] = Field(
+        None, description="congestion control as cubic, reno, bbr; without it the system's"
+    )
     client_congestion: Annotated[list[Text], Field(min_length=1)] | None = Field(
         None, description="of the clients of `thalweg run`, dealt out in turn; without it congestion"
     )
-    streams: int = Field(1, ge=1, le=16, description="parallel connections of one link")
-    send_buffer: Buffer | None = Field(None, description="kernel send buffer in bytes; without it the system tunes it")
-    receive_buffer: Buffer | None = Field(None, description="kernel receive buffer in bytes; likewise")
-    fanout: Literal["concurrent", "sequential"] = Field(
+    streams: Annotated[int, Core("transport.streams", client=True), Option()] = Field(
+        1, ge=1, le=16, description="parallel connections of one link"
+    )
+    send_buffer: Annotated[Buffer | None, Core("transport.send_buffer", client=True)] = Field(
+        None, description="kernel send buffer in bytes; without it the system tunes it"
+    )
+    receive_buffer: Annotated[Buffer | None, Core("transport.receive_buffer", client=True)] = Field(
+        None, description="kernel receive buffer in bytes; likewise"
+    )
+    fanout: Annotated[Literal["concurrent", "sequential"], Core(), Option()] = Field(
         "concurrent",
         description="the model to all clients at the same time, or to one after the other (FedComm's code)",
     )
-    gather: Literal["concurrent", "in-order"] = Field(
+    gather: Annotated[Literal["concurrent", "in-order"], Core(), Option()] = Field(
         "concurrent", description="updates from all clients at the same time, or from one after the other, by name"
     )
-    chunk: Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None = Field(
+    chunk: Annotated[Annotated[Size, Field(le=4 << 20, multiple_of=64)] | None, Core()] = Field(
         None,
         description="bytes of payload in a chunk, a multiple of 64 up to 4MiB; without it the transport's choice, or "
         "256KiB",
     )
-    options: dict[Text, bool | int | FiniteFloat | Text] | None = Field(
+    options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Core("transport.own", client=True)] = Field(
         None, description="table of what only this transport can be told; `thalweg transports` lists it"
     )
 
@@ -180,14 +212,14 @@ class TransportSection(Section):
 class AggregationSection(Section):
     """How updates become the next global model."""
 
-    partial: Literal["discard", "keep"] = Field(
+    partial: Annotated[Literal["discard", "keep"], Core(), Option()] = Field(
         "discard", description="what happens to the part that came of an update whose client went away"
     )
-    precision: Literal["f32", "f64", "exact"] | None = Field(
+    precision: Annotated[Literal["f32", "f64", "exact"] | None, Core(), Option()] = Field(
         None, description="accumulator; without it f32, or exact if deterministic"
     )
-    deterministic: bool = Field(False, description="the same bits whatever the order of arrival")
-    staging: Size | None = Field(
+    deterministic: Annotated[bool, Option()] = Field(False, description="the same bits whatever the order of arrival")
+    staging: Annotated[Size | None, Core()] = Field(
         None, description="bytes for whole updates that wait to be folded; without it two updates, or 64MiB if more"
     )
 
@@ -224,13 +256,19 @@ class RepairSection(Section):
 class SecuritySection(Section):
     """Who gets in. Beyond this machine links are encrypted and peers prove who they are."""
 
-    tls: Literal["auto", "on", "off"] = Field("auto", description="auto: on with a pki folder, and beyond this machine")
+    tls: Annotated[Literal["auto", "on", "off"], Option()] = Field(
+        "auto", description="whether links are encrypted; auto: with a pki folder, and beyond this machine"
+    )
     clients: Literal["any", "certificate"] = Field(
         "any", description="what a client must show: any (its token or its certificate) or certificate"
     )
-    pki: Text | None = Field(None, description="folder that `thalweg pki init` made, for the server")
+    pki: Annotated[Text | None, Option(of=("server",), metavar="DIR")] = Field(
+        None, description="folder that `thalweg pki init` made, for the server"
+    )
     token_file: Text | None = Field(None, description="file that `thalweg pki issue` made, for a client")
-    login_file: Text | None = Field(None, description="file with one line user:password, for a broker")
+    login_file: Annotated[Text | None, Option(metavar="FILE")] = Field(
+        None, description="file with one line user:password, for a broker"
+    )
 
 
 class FaultLayer(Section):
@@ -261,11 +299,15 @@ class SealLayer(Section):
 class LayersSection(Section):
     """Wrappers around the transport; the record says that they were there."""
 
-    throttle: Rate | None = Field(None, description="rate of each link and direction in bits a second (or 3g 4g wifi)")
-    fault: FaultLayer | None = Field(
+    throttle: Annotated[
+        Rate | None, Core("layers.throttle", client=True, write=lambda rate: f"{rate}bit"), Option(metavar="RATE")
+    ] = Field(None, description="rate of each link and direction in bits a second (or 3g 4g wifi)")
+    fault: Annotated[FaultLayer | None, Core("layers.fault", client=True)] = Field(
         None, description="table of loss, duplicate, reorder, corrupt, delay_ms, jitter_ms, cut_after, seed"
     )
-    seal: SealLayer | None = Field(None, description="table of cipher, record, loss")
+    seal: Annotated[SealLayer | None, Core("layers.seal", client=True)] = Field(
+        None, description="table of cipher, record, loss"
+    )
 
     def emulation(self) -> dict[str, Any]:
         """Return what of it makes links worse than they are, for a record."""
@@ -284,7 +326,9 @@ class HostsSection(Section):
 class RecordSection(Section):
     """What a run leaves behind."""
 
-    folder: Text = Field("runs", description="folder that gets a new folder for each run")
+    folder: Annotated[Text, Option("record", of=BOTH, metavar="DIR")] = Field(
+        "runs", description="folder that gets a new folder for each run"
+    )
     checkpoint_every: int | None = Field(
         None, ge=0, description="rounds between checkpoints, 0 for none; without it 1, and none for a payload"
     )
