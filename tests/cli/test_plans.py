@@ -63,6 +63,19 @@ def test_what_a_key_does_not_take_is_refused_with_what_it_takes() -> None:
     assert "gather in [transport] is 'sideways', not 'concurrent' or 'in-order'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "cause"),
+    [
+        (["--threads", "0"], "threads in [training] is 0, not at least 1"),
+        (["--tls", "maybe"], "tls in [security] is 'maybe', not 'auto', 'on' or 'off'"),
+    ],
+)
+def test_a_client_checks_what_a_plan_would(option: list[str], cause: str) -> None:
+    done = CliRunner().invoke(app, ["client", "tcp://127.0.0.1:1", *option])
+    assert done.exit_code != 0
+    assert cause in done.stderr
+
+
 OPTIONS = {
     f"{command} --{option.name or key.name.replace('_', '-')}": (option, key.field.description or "")
     for key in keys(Plan)

@@ -135,7 +135,7 @@ def _options(
 
 app.command("run", cls=PlanCommand)(run.command)
 app.command("server", cls=PlanCommand)(server.command)
-app.command("client")(client.command)
+app.command("client", cls=PlanCommand)(client.command)
 app.command("doctor")(doctor.command)
 app.command("transports")(transports.command)
 app.command("export")(export.command)

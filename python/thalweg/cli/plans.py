@@ -50,9 +50,9 @@ class PlanCommand(TyperCommand):
         return super().invoke(ctx)
 
 
-def given(context: typer.Context) -> dict[str, object]:
+def given(context: typer.Context) -> dict[str, Any]:
     """Return what the command line says of a plan's keys, as ``Plan.merge`` takes it; None where it says nothing."""
-    said: dict[str, object] = context.meta[_GIVEN]
+    said: dict[str, Any] = context.meta[_GIVEN]
     return dict(said)
 
 

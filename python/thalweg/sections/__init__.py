@@ -11,6 +11,7 @@ from thalweg.sections.marks import Core, Option, Words
 from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
 
 BOTH: Final = ("run", "server")
+ALL: Final = (*BOTH, "client")
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -97,7 +98,7 @@ class ModelSection(Section):
     name: Annotated[Text, Option("model")] = Field(
         "vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained"
     )
-    tensors: Annotated[Patterns | None, Option(of=BOTH, metavar="PATTERN")] = Field(
+    tensors: Annotated[Patterns | None, Option(of=ALL, metavar="PATTERN")] = Field(
         None,
         description="tensors that travel: patterns of names as head.*, with ! in front those that do not, or trainable "
         "for parameters with requires_grad; without it all",
@@ -111,7 +112,7 @@ class AppSection(Section):
         Text,
         Option(
             "app",
-            of=BOTH,
+            of=ALL,
             metavar="MODULE:OBJECT",
             help="An app of one's own: my_app:App, or path/to/file.py:App.",
         ),
@@ -129,7 +130,7 @@ class DataSection(Section):
 
     name: Annotated[Text, Option("data")] = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
     partition: Annotated[Text, Option()] = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
-    root: Annotated[Text | None, Option("data-root", of=BOTH, metavar="DIR")] = Field(
+    root: Annotated[Text | None, Option("data-root", of=ALL, metavar="DIR")] = Field(
         None, description="folder with the files, on this machine"
     )
     samples: int | None = Field(
@@ -146,7 +147,9 @@ class TrainingSection(Section):
     decay_round: int = Field(50, ge=0, description="last round with the full learning rate")
     decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
     local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
-    threads: int | None = Field(None, ge=1, description="threads of a client; without it, its share of the cores")
+    threads: Annotated[int | None, Option(of=("client",))] = Field(
+        None, ge=1, description="threads of a client; without it, its share of the cores"
+    )
     compute: Annotated[Time | None, Option(metavar="TIME")] = Field(
         None, description="of a payload: time that a client computes in a round before it sends; without it none"
     )
@@ -172,7 +175,7 @@ class TransportSection(Section):
         "tcp://127.0.0.1:0",
         description="where to listen; tcp means tcp://127.0.0.1:0",
     )
-    congestion: Annotated[Text | None, Core("transport.congestion", client=True), Option()] = Field(
+    congestion: Annotated[Text | None, Core("transport.congestion", client=True), Option(of=("run", "client"))] = Field(
         None, description="congestion control as cubic, reno, bbr; without it the system's"
     )
     client_congestion: Annotated[list[Text], Field(min_length=1)] | None = Field(
@@ -256,17 +259,24 @@ class RepairSection(Section):
 class SecuritySection(Section):
     """Who gets in. Beyond this machine links are encrypted and peers prove who they are."""
 
-    tls: Annotated[Literal["auto", "on", "off"], Option()] = Field(
-        "auto", description="whether links are encrypted; auto: with a pki folder, and beyond this machine"
-    )
+    tls: Annotated[
+        Literal["auto", "on", "off"],
+        Option(),
+        Option(
+            of=("client",),
+            help="auto, on or off: whether links are encrypted; auto: with a known authority, and beyond this machine.",
+        ),
+    ] = Field("auto", description="whether links are encrypted; auto: with a pki folder, and beyond this machine")
     clients: Literal["any", "certificate"] = Field(
         "any", description="what a client must show: any (its token or its certificate) or certificate"
     )
     pki: Annotated[Text | None, Option(of=("server",), metavar="DIR")] = Field(
         None, description="folder that `thalweg pki init` made, for the server"
     )
-    token_file: Text | None = Field(None, description="file that `thalweg pki issue` made, for a client")
-    login_file: Annotated[Text | None, Option(metavar="FILE")] = Field(
+    token_file: Annotated[Text | None, Option(of=("client",), metavar="FILE")] = Field(
+        None, description="file that `thalweg pki issue` made, for a client"
+    )
+    login_file: Annotated[Text | None, Option(of=("run", "client"), metavar="FILE")] = Field(
         None, description="file with one line user:password, for a broker"
     )
 
