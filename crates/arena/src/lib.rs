@@ -17,6 +17,7 @@
 //! ([`Arena::attach`]) and goes before the memory does.
 
 mod attachments;
+mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
 
@@ -186,7 +187,7 @@ impl Arena {
             // Only a hint: fresh 4 KiB pages cost more to touch than a model costs to receive.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        Ok(Self { inner: Arc::new(Inner::new(map.into(), bytes)) })
+        Ok(Self::registered(Inner::new(map.into(), bytes)))
     }
 
     /// Bytes of the buffer.

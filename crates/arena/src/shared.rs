@@ -1,7 +1,6 @@
 //! Arenas that several processes map: memory behind a descriptor that has no name (`memfd_create(2)`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use memmap2::MmapOptions;
 use nix::fcntl::{fallocate, fcntl, FallocateFlags, FcntlArg, SealFlag};
@@ -42,8 +41,9 @@ impl Arena {
             seals |= SealFlag::F_SEAL_FUTURE_WRITE;
         }
         fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals)).map_err(system)?;
-        let inner = Inner { descriptor: Some(descriptor), ..Inner::new(map, bytes) };
-        Ok(Self { inner: Arc::new(inner) })
+        let mut inner = Inner::new(map, bytes);
+        inner.descriptor = Some(descriptor);
+        Ok(Self::registered(inner))
     }
 
     /// What another process maps to share this arena's memory, if it is shared.
@@ -76,9 +76,10 @@ impl Arena {
             Access::Write => options(size).map_raw(&file),
         };
         let map = map.map_err(|error| wrong(format!("it cannot be mapped ({error})")))?;
-        let writable = access == Access::Write;
-        let inner = Inner { descriptor: Some(file.into()), writable, ..Inner::new(map, bytes) };
-        Ok(Self { inner: Arc::new(inner) })
+        let mut inner = Inner::new(map, bytes);
+        inner.descriptor = Some(file.into());
+        inner.writable = access == Access::Write;
+        Ok(Self::registered(inner))
     }
 }
 

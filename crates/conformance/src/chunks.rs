@@ -68,6 +68,23 @@ pub async fn chunks_have_any_size(factory: &Factory) {
     }
 }
 
+/// "The arena that lends the bytes", "`None` for bytes that are no arena's": a transport sends both.
+pub async fn bytes_are_sent_whether_an_arena_lends_them_or_not(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(SOME, 12);
+    let lent = outgoing(&source, update_id(1), factory.chunk(10_000));
+    assert_eq!(lent.arena().unwrap().as_ptr(), source.as_ptr());
+    let first = lent.frame(&lent.chunks()[1]).unwrap().1;
+    assert_eq!(Arena::of(&first).unwrap().1, lent.chunks()[1].range());
+    drop(first);
+    transfer(&pair.client, &pair.server, &lent, &source).await;
+    let bytes = Bytes::copy_from_slice(&source.lend(source.range()).unwrap());
+    let (wanted, chunk) = (Ranges::full(SOME), factory.chunk(10_000));
+    let other = Outgoing::new(update_id(1), bytes, &wanted, chunk, Cancel::default());
+    assert!(other.arena().is_none());
+    transfer(&pair.client, &pair.server, &other, &source).await;
+}
+
 /// No chunks are sent at once, even if the peer does not receive.
 pub async fn an_update_without_chunks_is_sent(factory: &Factory) {
     let pair = factory.pair().await;

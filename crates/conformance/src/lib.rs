@@ -94,6 +94,7 @@ macro_rules! suite {
                 chunks_come_in_any_order
                 only_the_wanted_ranges_are_sent
                 chunks_have_any_size
+                bytes_are_sent_whether_an_arena_lends_them_or_not
                 an_update_without_chunks_is_sent
                 the_header_arrives_unchanged
                 a_wrong_checksum_is_reported_and_the_link_goes_on

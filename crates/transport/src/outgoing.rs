@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
+use thalweg_arena::Arena;
 use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash, Range, Ranges};
 use tokio::sync::Notify;
 
@@ -180,6 +181,13 @@ impl Outgoing {
         &self.cancel
     }
 
+    /// The arena that lends the bytes, for transports that attach something to it; `None` once cancelled, and for bytes
+    /// that are no arena's. [`Arena::of`] says where a chunk's payload lies in it.
+    pub fn arena(&self) -> Option<Arena> {
+        let loan = self.cancel.loan();
+        Arena::of(&loan).map(|(arena, _)| arena)
+    }
+
     /// Bytes of payload in all chunks.
     pub fn payload_bytes(&self) -> u64 {
         self.chunks.iter().map(|c| c.range.len()).sum()
@@ -257,6 +265,22 @@ mod tests {
         let (header, payload) = other.frame(&other.chunks()[0]).unwrap();
         assert_eq!((header, &payload[..]), (right, &[8; 16][..]));
         assert!(header.verify(&payload).is_err());
+    }
+
+    #[test]
+    fn the_arena_of_a_loan_is_found() {
+        let arena = thalweg_arena::Arena::new(64).unwrap();
+        let lent = |bytes| Outgoing::new(id(), bytes, &Ranges::full(64), 16, Cancel::default());
+        let update = lent(arena.lend(Range::new(8, 64)).unwrap());
+        assert_eq!(update.arena().unwrap().as_ptr(), arena.as_ptr());
+        let payload = update.frame(&update.chunks()[1]).unwrap().1;
+        assert_eq!(Arena::of(&payload).unwrap().1, Range::new(24, 40));
+        assert_eq!(update.with_chunks([]).arena().unwrap().as_ptr(), arena.as_ptr());
+        let other = update.with_payload(&update.chunks()[0], Bytes::from(vec![0; 16]));
+        assert!(other.arena().is_none() && lent(Bytes::from_static(&[1; 64])).arena().is_none());
+        assert!(lent(Bytes::new()).arena().is_none());
+        update.cancel().cancel();
+        assert!(update.arena().is_none());
     }
 
     #[test]
