@@ -20,6 +20,7 @@ pub mod flow;
 pub mod groups;
 pub mod guests;
 mod pair;
+pub mod preparing;
 mod recorder;
 pub mod trust;
 mod updates;
@@ -124,6 +125,11 @@ macro_rules! suite {
                 cancel_stops_its_own_update_only
                 the_loan_ends_with_the_call
             }
+            preparing {
+                a_chunk_has_one_place_beforehand_or_when_it_comes
+                places_of_a_cancelled_update_are_given_back
+                places_of_a_link_that_ended_are_given_back
+            }
             closing {
                 close_wakes_a_blocked_receive_at_both_ends
                 close_wakes_a_blocked_send
@@ -196,6 +202,7 @@ mod tests {
             include_str!("flow.rs"),
             include_str!("groups.rs"),
             include_str!("guests.rs"),
+            include_str!("preparing.rs"),
             include_str!("trust.rs"),
         ];
         let mut sentences = 0;

@@ -149,7 +149,7 @@ pub(crate) async fn stall(send: &mut Sending<'_>, receive: &mut Receive<'_>, rec
     tokio::select! {
         biased;
         sent = &mut *send => panic!("{sent:?} though the peer does not receive; raise Factory::bulk"),
-        () = receive_until(receive, recorder, |seen| !seen.placed.is_empty()) => {}
+        () = receive_until(receive, recorder, |seen| !seen.placed.is_empty() || !seen.prepared.is_empty()) => {}
     }
     for _ in 0..1_000 {
         let polled = poll_once(send).await;

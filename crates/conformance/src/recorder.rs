@@ -1,8 +1,9 @@
 //! Sinks that remember.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use thalweg_arena::Arena;
+use thalweg_arena::{Arena, Claim};
 use thalweg_transport::{Sink, Target};
 use thalweg_wire::{ChunkHeader, Range, Ranges, WireError};
 use tokio::sync::watch;
@@ -14,6 +15,8 @@ pub struct Seen {
     pub begun: u64,
     /// Headers of the chunks that were given a place, in order of arrival.
     pub placed: Vec<ChunkHeader>,
+    /// Headers of the chunks that were given a place before they came.
+    pub prepared: Vec<ChunkHeader>,
     /// Chunks stored with their outcome, in order.
     pub stored: Vec<(ChunkHeader, Result<(), WireError>)>,
     /// Chunks that were given no place.
@@ -29,6 +32,7 @@ pub struct Recorder {
     arena: Arena,
     scratch: bool,
     wanted: Box<dyn Fn(&ChunkHeader) -> bool + Send + Sync>,
+    foreseen: Box<dyn Fn(&ChunkHeader) -> bool + Send + Sync>,
     seen: watch::Sender<Seen>,
 }
 
@@ -39,7 +43,8 @@ impl Recorder {
     /// Without memory.
     pub fn new(bytes: u64) -> Self {
         let seen = watch::Sender::new(Seen::default());
-        Self { arena: Arena::new(bytes).unwrap(), scratch: false, wanted: Box::new(|_| true), seen }
+        let (wanted, foreseen) = (Box::new(|_: &_| true), Box::new(|_: &_| false));
+        Self { arena: Arena::new(bytes).unwrap(), scratch: false, wanted, foreseen, seen }
     }
 
     /// Gives scratch buffers instead of places.
@@ -52,6 +57,17 @@ impl Recorder {
     #[must_use]
     pub fn only(self, wanted: impl Fn(&ChunkHeader) -> bool + Send + Sync + 'static) -> Self {
         Self { wanted: Box::new(wanted), ..self }
+    }
+
+    /// Gives places beforehand to the chunks that `foreseen` says.
+    #[must_use]
+    pub fn preparing(self, foreseen: impl Fn(&ChunkHeader) -> bool + Send + Sync + 'static) -> Self {
+        Self { foreseen: Box::new(foreseen), ..self }
+    }
+
+    /// Whether nobody has a place any more, or will have none within `patience`. Blocks the thread.
+    pub fn is_free(&self, patience: Duration) -> bool {
+        self.arena.claim_within(self.arena.range(), patience).is_ok()
     }
 
     /// What it has been told so far.
@@ -88,14 +104,29 @@ impl Recorder {
         for range in seen.ranges.iter() {
             assert!(came[at(range)] == sent[at(range)], "bytes {range:?} differ from those sent");
         }
-        let touched: Ranges = seen.placed.iter().map(ChunkHeader::range).collect();
+        let touched: Ranges = seen.placed.iter().chain(&seen.prepared).map(ChunkHeader::range).collect();
         for range in touched.holes(all.end).iter() {
             assert!(came[at(range)].iter().all(|&b| b == 0), "bytes {range:?} were written, but never sent");
         }
     }
 }
 
+impl Recorder {
+    /// Whether it takes the chunk, which it does not have.
+    fn takes(&self, chunk: &ChunkHeader) -> bool {
+        let fresh = chunk.length == 0 || !self.seen().ranges.covers(chunk.range());
+        fresh && (self.wanted)(chunk)
+    }
+}
+
 impl Sink for Recorder {
+    fn prepare(&self, chunk: &ChunkHeader) -> Option<Claim> {
+        let claim = (self.takes(chunk) && (self.foreseen)(chunk)).then(|| self.arena.claim(chunk.range()));
+        let claim = claim?.ok()?;
+        self.seen.send_modify(|seen| seen.prepared.push(*chunk));
+        Some(claim)
+    }
+
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         let place = || {
             if self.scratch {
@@ -104,8 +135,7 @@ impl Sink for Recorder {
                 self.arena.claim(chunk.range()).ok().map(Target::Place)
             }
         };
-        let fresh = chunk.length == 0 || !self.seen().ranges.covers(chunk.range());
-        let target = (fresh && (self.wanted)(chunk)).then(place).flatten();
+        let target = self.takes(chunk).then(place).flatten();
         self.seen.send_modify(|seen| match target {
             Some(_) => seen.placed.push(*chunk),
             None => seen.refused += 1,
@@ -145,6 +175,10 @@ impl Router {
 }
 
 impl Sink for Router {
+    fn prepare(&self, chunk: &ChunkHeader) -> Option<Claim> {
+        self.of(chunk)?.prepare(chunk)
+    }
+
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         self.of(chunk)?.place(chunk)
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde::Serialize;
+use thalweg_arena::Claim;
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink, Target,
 };
@@ -177,6 +178,10 @@ impl Sink for TracedSink<'_> {
             self.link.note(What::ChunkRefused, Some(chunk), chunk.length as usize);
         }
         place
+    }
+
+    fn prepare(&self, chunk: &ChunkHeader) -> Option<Claim> {
+        self.inner.prepare(chunk)
     }
 
     fn begun(&self, chunk: &ChunkHeader) {

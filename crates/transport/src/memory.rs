@@ -3,6 +3,8 @@
 //!
 //! A queue never holds a loan: a chunk waits in it as a weak reference to its update, which the sending call
 //! keeps alive until the receiver has taken the last chunk. So the loan ends with the call, however it ends.
+//!
+//! The receiver asks the sink for a chunk's place when it hears of it, before it looks for the bytes.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +13,13 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_arena::Claim;
 use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
 use crate::{
     Address, Capabilities, Counters, Error, ErrorKind, Guest, Link, Listener, Lobby, Options, Origin,
-    Outgoing, Peer, Pending, Result, SendReport, Sink, Standing, Transport,
+    Outgoing, Peer, Pending, Result, SendReport, Sink, Standing, Target, Transport,
 };
 
 /// Frames a direction holds before its sender waits.
@@ -224,10 +227,11 @@ impl MemoryLink {
             }
             Frame::Chunk(header, loan, index) => {
                 self.standing.check(Kind::Chunk, header.length())?;
+                let prepared = sink.prepare(&header.chunk);
                 let update = loan.upgrade();
                 if let Some((_, payload)) = update.as_ref().and_then(|u| u.frame(&u.chunks()[index])) {
                     count(header.length());
-                    self.deliver(&header, &payload, sink);
+                    self.deliver(&header, &payload, prepared, sink);
                 }
             }
             // A sender that no longer waits has been cancelled: nobody to tell.
@@ -236,8 +240,9 @@ impl MemoryLink {
         Ok(None)
     }
 
-    fn deliver(&self, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) {
-        if let Some(mut target) = sink.place(&header.chunk) {
+    fn deliver(&self, header: &FrameHeader, payload: &[u8], prepared: Option<Claim>, sink: &dyn Sink) {
+        let place = prepared.map(Target::Place).or_else(|| sink.place(&header.chunk));
+        if let Some(mut target) = place {
             target.bytes_mut().copy_from_slice(payload);
             self.copied.fetch_add(payload.len() as u64, Ordering::Relaxed);
             sink.progress(payload.len() as u64);

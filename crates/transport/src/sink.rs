@@ -36,6 +36,14 @@ pub trait Sink: Send + Sync {
     /// Where the chunk goes; `None` if nobody wants it (late, duplicate, not ours): the transport drops it.
     fn place(&self, chunk: &ChunkHeader) -> Option<Target>;
 
+    /// Where the chunk will go, asked before any of its bytes come, by a transport whose peer writes there by itself. A
+    /// chunk for which the sink gives a claim, as long as the chunk, is not asked for again: when its bytes are there,
+    /// `stored` gets the claim as its target. If they never come, the transport drops the claim. `None` if the sink does
+    /// not say beforehand, or if nobody wants it: the transport asks for a place when the chunk comes.
+    fn prepare(&self, _chunk: &ChunkHeader) -> Option<Claim> {
+        None
+    }
+
     /// A chunk has begun to come whose place is asked for later: a layer has to have it whole first.
     fn begun(&self, _chunk: &ChunkHeader) {}
 
