@@ -50,6 +50,28 @@ pub async fn cancel_ends_the_loan_and_the_link_goes_on(factory: &Factory) {
     recorders[1].check(&source);
 }
 
+/// "From then on the memory may be written to": not before the last chunk is let go of, and then at once.
+pub async fn released_says_when_the_memory_is_free(factory: &Factory) {
+    let pair = factory.pair().await;
+    let source = pattern(factory.bulk, 7);
+    let update = outgoing(&source, update_id(1), factory.chunk(64 << 10));
+    let cancel = update.cancel().clone();
+    let recorder = Recorder::new(factory.bulk);
+    let mut send: Sending = pair.client.send_update(&update);
+    let mut receive: Receive = pair.server.receive(&recorder);
+    stall(&mut send, &mut receive, &recorder).await;
+    let held = update.frame(update.chunks().last().unwrap());
+    let mut released = Box::pin(cancel.released());
+    assert!(poll_once(&mut released).await.is_pending(), "it was not even stopped");
+    cancel.cancel();
+    expect_error(send.await, &[ErrorKind::Cancelled]);
+    assert!(poll_once(&mut released).await.is_pending(), "somebody still has a chunk");
+    drop(held);
+    assert!(tokio::time::timeout(PROMPTLY, released).await.is_ok(), "somebody has the bytes after the call");
+    let claim = source.claim(source.range());
+    assert!(claim.is_ok(), "{}", claim.unwrap_err());
+}
+
 /// One that was cancelled before sends nothing.
 pub async fn a_cancelled_update_is_not_begun(factory: &Factory) {
     let pair = factory.pair().await;

@@ -121,6 +121,7 @@ macro_rules! suite {
             }
             cancelling {
                 cancel_ends_the_loan_and_the_link_goes_on
+                released_says_when_the_memory_is_free
                 a_cancelled_update_is_not_begun
                 cancel_stops_its_own_update_only
                 the_loan_ends_with_the_call

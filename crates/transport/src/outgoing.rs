@@ -1,6 +1,6 @@
 //! An update on its way out: which bytes, in which order, in what chunks.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
@@ -32,6 +32,43 @@ struct Shared {
     notify: Notify,
     /// The loan of the arena, held here so that cancelling ends it whoever still holds the update.
     loan: Mutex<Bytes>,
+    borrowed: Arc<Borrowed>,
+}
+
+/// How many loans somebody still has bytes of.
+#[derive(Debug, Default)]
+struct Borrowed {
+    loans: AtomicUsize,
+    released: Notify,
+}
+
+/// A loan that says when the last of its bytes have been given back.
+struct Loan {
+    bytes: Bytes,
+    borrowed: Arc<Borrowed>,
+}
+
+impl Loan {
+    fn watched(bytes: Bytes, borrowed: &Arc<Borrowed>) -> Bytes {
+        borrowed.loans.fetch_add(1, Ordering::AcqRel);
+        Bytes::from_owner(Self { bytes, borrowed: borrowed.clone() })
+    }
+}
+
+impl AsRef<[u8]> for Loan {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        // First given back, then told.
+        self.bytes = Bytes::new();
+        if self.borrowed.loans.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.borrowed.released.notify_waiters();
+        }
+    }
 }
 
 impl Cancel {
@@ -39,7 +76,15 @@ impl Cancel {
         self.0.loan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops the senders; the loan ends with the chunks they are in the middle of.
+    /// Takes the bytes of an update, unless it was stopped before.
+    fn hold(&self, bytes: Bytes) {
+        let mut loan = self.loan();
+        if !self.is_cancelled() {
+            *loan = if bytes.is_empty() { bytes } else { Loan::watched(bytes, &self.0.borrowed) };
+        }
+    }
+
+    /// Stops the senders; the loan ends with the chunks they are in the middle of ([`Cancel::released`]).
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Release);
         *self.loan() = Bytes::new();
@@ -49,6 +94,19 @@ impl Cancel {
     /// Whether it was stopped.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Waits until nobody has bytes of the loan any more: it was stopped, and the senders have let go of the chunks that
+    /// they were in the middle of. From then on the memory may be written to. At once if nothing is lent.
+    pub async fn released(&self) {
+        let borrowed = &self.0.borrowed;
+        loop {
+            let released = borrowed.released.notified();
+            if borrowed.loans.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            released.await;
+        }
     }
 
     /// Waits until it is stopped.
@@ -123,7 +181,7 @@ impl Outgoing {
                 at = next;
             }
         }
-        *cancel.loan() = bytes;
+        cancel.hold(bytes);
         Self { id, chunks: chunks.into(), cancel }
     }
 
@@ -144,7 +202,7 @@ impl Outgoing {
         });
         let total = bytes.len() as u64;
         let chunks = chunks.filter(|chunk| chunk.at.saturating_add(chunk.range.len()) <= total).collect();
-        *cancel.loan() = bytes;
+        cancel.hold(bytes);
         Self { id, chunks, cancel }
     }
 
@@ -152,7 +210,7 @@ impl Outgoing {
     #[must_use]
     pub fn with_payload(&self, chunk: &ChunkRef, bytes: Bytes) -> Self {
         let cancel = Cancel::default();
-        *cancel.loan() = bytes;
+        cancel.hold(bytes);
         Self {
             id: self.id,
             chunks: [ChunkRef { at: 0, copy: Arc::default(), ..chunk.clone() }].into(),
@@ -281,6 +339,41 @@ mod tests {
         assert!(lent(Bytes::new()).arena().is_none());
         update.cancel().cancel();
         assert!(update.arena().is_none());
+    }
+
+    #[tokio::test]
+    async fn released_waits_for_the_last_borrower() {
+        let arena = thalweg_arena::Arena::new(64).unwrap();
+        let cancel = Cancel::default();
+        cancel.released().await; // nothing is lent
+        let bytes = arena.lend(arena.range()).unwrap();
+        let update = Outgoing::new(id(), bytes, &Ranges::full(64), 16, cancel.clone());
+        let (first, second) = (update.frame(&update.chunks()[0]), update.frame(&update.chunks()[3]));
+        let mut released = tokio::spawn(async move { cancel.released().await });
+        let is_waiting = async |released: &mut tokio::task::JoinHandle<()>| {
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            !released.is_finished()
+        };
+        assert!(is_waiting(&mut released).await, "it was not even stopped");
+        drop(first);
+        update.cancel().cancel();
+        assert!(is_waiting(&mut released).await, "a chunk is still being sent");
+        drop(second);
+        released.await.unwrap();
+        assert!(arena.claim(arena.range()).is_ok());
+        update.cancel().released().await;
+    }
+
+    #[test]
+    fn what_was_stopped_before_takes_no_loan() {
+        let arena = thalweg_arena::Arena::new(64).unwrap();
+        let cancel = Cancel::default();
+        cancel.cancel();
+        let bytes = arena.lend(arena.range()).unwrap();
+        let update = Outgoing::new(id(), bytes, &Ranges::full(64), 16, cancel);
+        assert!(arena.claim(arena.range()).is_ok() && update.frame(&update.chunks()[0]).is_none());
     }
 
     #[test]
