@@ -7,7 +7,8 @@ use thalweg_arena::Arena;
 use thalweg_transport::{Cancel, Outgoing, UpdateId};
 use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges, WireError};
 
-use crate::pair::{say, settle, transfer};
+use crate::pair::{say, send_in_task, settle, transfer};
+use crate::relay::Relay;
 use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder};
 
 const SOME: u64 = 300_007; // no multiple of any chunk size
@@ -192,6 +193,43 @@ pub async fn a_chunk_sent_twice_comes_twice(factory: &Factory) {
     pair.client.send_update(&twice).await.unwrap();
     recorder.until(|seen| seen.stored.len() == 3 && seen.refused >= 3).await;
     recorder.check(&source);
+}
+
+/// Of a chunk so large, so many first bytes are far from all of it; a record of TLS is smaller.
+const LARGE: u32 = 1 << 20;
+const FIRST: u64 = 32 << 10;
+
+/// "So the receiving of an update begins at the same time over all transports": a relay holds back all but the first bytes.
+pub async fn an_update_begins_with_its_first_bytes(factory: &Factory) {
+    if !factory.relayed || !factory.capabilities().remote || !factory.address.is_local() {
+        return skip("no relay can be between these ends");
+    }
+    if factory.capabilities().max_chunk < LARGE {
+        return skip("chunks come whole in one datagram, or a few");
+    }
+    let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+    let relay = Relay::before(&listener.address()).await;
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let connect = async {
+        factory.transport.connect(&relay.address(&listener.address()), &factory.connect).await.unwrap()
+    };
+    let (client, server) = tokio::join!(connect, accept);
+    let source = pattern(4 * u64::from(LARGE), 12);
+    for (from, to, gate) in [(&client, &server, &relay.up), (&server, &client, &relay.down)] {
+        say(from, to, "it works").await;
+        let recorder = Arc::new(Recorder::new(source.len()));
+        let mut pump = Pump::start(to, &recorder);
+        gate.allow(FIRST);
+        let update = outgoing(&source, update_id(1), LARGE);
+        let sending = send_in_task(from, update.clone());
+        recorder.until(|seen| seen.begun > 0 || !seen.placed.is_empty()).await;
+        assert!(recorder.seen().stored.is_empty(), "a whole chunk has passed");
+        gate.release();
+        sending.await.unwrap().unwrap();
+        settle(from, &mut pump, &recorder, source.len()).await;
+        pump.stop(from).await;
+        recorder.check(&source);
+    }
 }
 
 /// "How the sending of an update went."

@@ -31,6 +31,8 @@ pub struct Factory {
     /// Bytes of an update that fits in no buffer on the way, so that a peer that does not receive blocks
     /// its sender. A transport over sockets sets small socket buffers in its options, or raises this.
     pub bulk: u64,
+    /// Whether a relay before its address sees all that passes, as it comes: not where links go to other ports too.
+    pub relayed: bool,
     /// What this machine lacks to test it, such as a broker: each test is then skipped with these words.
     pub missing: Option<String>,
     _keep: Option<Arc<dyn Any + Send + Sync>>,
@@ -51,6 +53,7 @@ impl Factory {
             stranger: None,
             intruder: None,
             bulk: 32 << 20,
+            relayed: true,
             missing: None,
             _keep: None,
         }

@@ -22,6 +22,7 @@ pub mod guests;
 mod pair;
 pub mod preparing;
 mod recorder;
+mod relay;
 pub mod trust;
 mod updates;
 
@@ -103,6 +104,7 @@ macro_rules! suite {
                 a_scratch_buffer_is_a_place
                 progress_sums_to_the_bytes
                 a_chunk_sent_twice_comes_twice
+                an_update_begins_with_its_first_bytes
                 the_report_says_what_was_sent
             }
             flow {

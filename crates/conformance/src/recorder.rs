@@ -11,7 +11,7 @@ use tokio::sync::watch;
 /// What a [`Recorder`] has been told.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// Chunks that had begun before a place was asked for.
+    /// How often it was told that a chunk has begun whose place is asked for later.
     pub begun: u64,
     /// Headers of the chunks that were given a place, in order of arrival.
     pub placed: Vec<ChunkHeader>,

@@ -44,7 +44,12 @@ pub trait Sink: Send + Sync {
         None
     }
 
-    /// A chunk has begun to come whose place is asked for later: a layer has to have it whole first.
+    /// The first bytes of `chunk` have reached this end, and its place is asked for later: whoever calls this has to have
+    /// the chunk whole first. It is called for the first chunk of an update at least.
+    ///
+    /// So the receiving of an update begins at the same time over all transports: when its first bytes reach the receiver.
+    /// Where chunks are received straight into their places, [`Sink::place`] is called then. This call tells a time and
+    /// nothing else: only the header has been checked, and the chunk may never come.
     fn begun(&self, _chunk: &ChunkHeader) {}
 
     /// `bytes` more bytes of chunks have come, in order to tell a slow peer from a dead one.

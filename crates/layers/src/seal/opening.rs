@@ -170,6 +170,10 @@ impl Sink for Opening<'_> {
         Some(Target::Scratch(buffer))
     }
 
+    fn begun(&self, chunk: &ChunkHeader) {
+        self.sink.begun(chunk);
+    }
+
     fn progress(&self, bytes: u64) {
         self.tell(|progress| progress.arrived(bytes));
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lapin::options::BasicPublishOptions;
 use lapin::types::ShortString;
 use lapin::{BasicProperties, Channel, Confirmation, PublisherConfirm};
-use thalweg_messages::Message;
+use thalweg_messages::{Care, Message};
 use thalweg_transport::{Address, Error, Result};
 use tokio::sync::{mpsc, watch, OwnedSemaphorePermit, Semaphore};
 
@@ -70,7 +70,8 @@ impl Outbox {
         let closed = |_| Error::closed(PUBLISH, "the carrier was closed");
         let room = room.map_err(closed)?;
         // A chunk to nobody would come back whole; the control message after it says the same for less.
-        let parcel = Parcel { route, body: message.joined(), mandatory: !message.bulk, _room: room };
+        let parcel =
+            Parcel { route, body: message.joined(), mandatory: message.care == Care::Control, _room: room };
         let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         if line.parcels.send(parcel).is_ok() {
             line.taken += 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{alone, job, login, options, shared, Node};
 use thalweg_amqp::AmqpPost;
-use thalweg_messages::{Carrier, Event, Mailbox, MemberId, Message, Post, Side};
+use thalweg_messages::{Care, Carrier, Event, Mailbox, MemberId, Message, Post, Side};
 use thalweg_transport::{Address, ErrorKind, Login, Options, Value};
 
 /// What turns a hang into a failure.
@@ -38,8 +38,8 @@ fn place(node: &Node) -> Address {
     Address::parse(&format!("{}/{}", node.url(), job())).unwrap()
 }
 
-async fn say(from: &Arc<dyn Carrier>, to: Mailbox, body: &[u8], bulk: bool) {
-    from.publish(to, Message { head: b"head:", body, bulk }).await.unwrap();
+async fn say(from: &Arc<dyn Carrier>, to: Mailbox, body: &[u8], care: Care) {
+    from.publish(to, Message { head: b"head:", body, care }).await.unwrap();
 }
 
 /// The next message, as it was said.
@@ -61,16 +61,16 @@ fn every_exchange_reaches_one_all_and_the_listener_in_order() {
             let listener = open(Side::Listener, &at, &options).await;
             let one = open(Side::Member(ids[0]), &at, &options).await;
             let other = open(Side::Member(ids[1]), &at, &options).await;
-            say(&listener, Mailbox::Member(ids[0]), b"first", false).await;
-            say(&listener, Mailbox::Group, &vec![7; 300_000], true).await;
-            say(&listener, Mailbox::Member(ids[0]), b"last", false).await;
-            say(&listener, Mailbox::Member(ids[1]), b"last", false).await;
+            say(&listener, Mailbox::Member(ids[0]), b"first", Care::Control).await;
+            say(&listener, Mailbox::Group, &vec![7; 300_000], Care::Bulk).await;
+            say(&listener, Mailbox::Member(ids[0]), b"last", Care::Control).await;
+            say(&listener, Mailbox::Member(ids[1]), b"last", Care::Control).await;
             assert_eq!(hear(&one).await, b"first", "{exchange}");
             for member in [&one, &other] {
                 assert_eq!(hear(member).await, vec![7; 300_000], "{exchange}");
                 assert_eq!(hear(member).await, b"last", "{exchange}");
             }
-            say(&one, Mailbox::Listener, b"thanks", false).await;
+            say(&one, Mailbox::Listener, b"thanks", Care::Control).await;
             assert_eq!(hear(&listener).await, b"thanks", "{exchange}");
             listener.flush().await.unwrap();
             listener.close().await;
@@ -90,7 +90,7 @@ fn without_confirms_and_with_the_least_prefetch_all_comes() {
         let member = open(Side::Member(id), &at, &options).await;
         let sending = async {
             for n in 0..50u8 {
-                say(&member, Mailbox::Listener, &vec![n; 100_000], true).await;
+                say(&member, Mailbox::Listener, &vec![n; 100_000], Care::Bulk).await;
             }
             member.flush().await.unwrap();
         };
@@ -158,7 +158,7 @@ fn both_sides_notice_who_is_gone() {
         let (at, id) = (place(node), MemberId::random().unwrap());
         let listener = open(Side::Listener, &at, &options()).await;
         let member = open(Side::Member(id), &at, &options()).await;
-        say(&listener, Mailbox::Member(id), b"hello", false).await;
+        say(&listener, Mailbox::Member(id), b"hello", Care::Control).await;
         assert_eq!(hear(&member).await, b"hello");
         drop(member); // without a word
         let Event::Gone { mailbox, .. } = listener.next().await.unwrap() else { panic!("no Gone") };
@@ -179,14 +179,15 @@ fn under_an_alarm_publishing_waits_and_receiving_goes_on() {
         let listener = open(Side::Listener, &at, &options()).await;
         let member = open(Side::Member(id), &at, &options()).await;
         for n in 0..40u8 {
-            say(&listener, Mailbox::Member(id), &vec![n; 100_000], true).await; // more than a prefetch
+            say(&listener, Mailbox::Member(id), &vec![n; 100_000], Care::Bulk).await;
+            // more than a prefetch
         }
         listener.flush().await.unwrap();
         node.alarm(true);
         for n in 0..40u8 {
             assert_eq!(hear(&member).await, vec![n; 100_000]);
         }
-        say(&listener, Mailbox::Member(id), b"waits", false).await;
+        say(&listener, Mailbox::Member(id), b"waits", Care::Control).await;
         let until_told = async {
             while listener.held().is_none() {
                 tokio::task::yield_now().await;
@@ -215,9 +216,9 @@ fn a_message_over_the_brokers_limit_ends_the_carrier_with_the_mend() {
         let (at, id) = (place(node), MemberId::random().unwrap());
         let listener = open(Side::Listener, &at, &options()).await;
         let member = open(Side::Member(id), &at, &options()).await;
-        say(&listener, Mailbox::Member(id), &vec![1; 99_000], true).await;
+        say(&listener, Mailbox::Member(id), &vec![1; 99_000], Care::Bulk).await;
         assert_eq!(hear(&member).await.len(), 99_000);
-        say(&listener, Mailbox::Member(id), &vec![1; 101_000], true).await;
+        say(&listener, Mailbox::Member(id), &vec![1; 101_000], Care::Bulk).await;
         let error = listener.flush().await.unwrap_err();
         node.evaluate("application:set_env(rabbit, max_message_size, 134217728).");
         assert_eq!(error.kind(), ErrorKind::Closed);
@@ -260,7 +261,7 @@ fn a_broker_that_ends_ends_the_carriers_and_takes_new_ones_when_it_is_back() {
             let error = carrier.next().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
             assert!(carrier
-                .publish(Mailbox::Group, Message { head: b"", body: b"", bulk: false })
+                .publish(Mailbox::Group, Message { head: b"", body: b"", care: Care::Control })
                 .await
                 .is_err());
         }
@@ -269,7 +270,7 @@ fn a_broker_that_ends_ends_the_carriers_and_takes_new_ones_when_it_is_back() {
         node.again();
         let listener = open(Side::Listener, &at, &options()).await;
         let member = open(Side::Member(id), &at, &options()).await;
-        say(&listener, Mailbox::Group, b"again", true).await;
+        say(&listener, Mailbox::Group, b"again", Care::Bulk).await;
         assert_eq!(hear(&member).await, b"again");
     });
 }

@@ -23,6 +23,11 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Whether it is what [`begins`] makes: a header, and nothing of the payload. An empty control message is sent at once too.
+    pub(crate) fn is_announcement(&self) -> bool {
+        !self.header.is_empty() && self.payload.is_empty()
+    }
+
     /// Bytes of it in the stream.
     pub(crate) fn wire_bytes(&self) -> u64 {
         (PREFIX + self.encoded_len()) as u64
@@ -32,6 +37,12 @@ impl Frame {
 /// The messages of a chunk: one.
 pub(crate) fn chunk(header: &FrameHeader, payload: Bytes) -> VecDeque<Frame> {
     [Frame { header: Bytes::copy_from_slice(&header.encode()), payload }].into()
+}
+
+/// Says that an update begins: the header of its first chunk, and no payload. A message is given out whole, so that the
+/// chunk itself tells it only when it has come.
+pub(crate) fn begins(header: &FrameHeader) -> Frame {
+    Frame { header: Bytes::copy_from_slice(&header.encode()), payload: Bytes::new() }
 }
 
 /// The messages of a control message, at least one.

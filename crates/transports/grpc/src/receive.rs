@@ -112,6 +112,10 @@ impl Inbox {
         let header = FrameHeader::decode(&header)?;
         shared.standing.check(header.kind, header.length())?;
         match header.kind {
+            Kind::Chunk if payload.is_empty() && header.length() > 0 => {
+                sink.begun(&header.chunk);
+                Ok(None)
+            }
             Kind::Chunk => {
                 deliver(&header, &payload, payload.len() as u64, sink, shared)?;
                 Ok(None)

@@ -85,11 +85,13 @@ pub(crate) struct Messages {
     shared: Arc<Shared>,
     /// The further parts of what was begun.
     rest: VecDeque<Frame>,
+    /// What was given out last is not to wait for more.
+    flush: bool,
 }
 
 impl Messages {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, rest: VecDeque::new() }
+        Self { shared, rest: VecDeque::new(), flush: false }
     }
 }
 
@@ -97,6 +99,10 @@ impl Stream for Messages {
     type Item = Frame;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Frame>> {
+        if std::mem::take(&mut self.flush) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending; // gRPC puts messages together as long as there are some
+        }
         if let Some(part) = self.rest.pop_front() {
             return Poll::Ready(Some(part));
         }
@@ -110,12 +116,14 @@ impl Stream for Messages {
         // It fails if the sender no longer waits: the frame goes out all the same.
         let _ = taken.send(slot.taken);
         self.rest = messages;
-        Poll::Ready(self.rest.pop_front())
+        let first = self.rest.pop_front();
+        self.flush = first.as_ref().is_some_and(Frame::is_announcement);
+        Poll::Ready(first)
     }
 }
 
 /// Waits for its turn, then until `messages` are taken; where in the stream they end.
-async fn hand_over(
+pub(crate) async fn hand_over(
     shared: &Shared,
     operation: &'static str,
     messages: impl FnOnce() -> Result<VecDeque<Frame>>,
@@ -179,13 +187,16 @@ pub(crate) type Backs = Vec<oneshot::Receiver<()>>;
 pub(crate) async fn update(shared: &Shared, update: &Outgoing, lent: &mut Backs) -> Result<SendReport> {
     let operation = "send update";
     let (started, mut wire, mut end) = (Instant::now(), 0, 0);
-    for chunk in update.chunks() {
+    for (at, chunk) in update.chunks().iter().enumerate() {
         let messages = || {
             let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
             let (payload, back) = lend(payload);
             lent.retain_mut(|back| matches!(back.try_recv(), Err(TryRecvError::Empty)));
             lent.push(back);
-            let messages = frame::chunk(&header, payload);
+            let mut messages = frame::chunk(&header, payload);
+            if at == 0 {
+                messages.push_front(frame::begins(&header));
+            }
             wire += messages.iter().map(Frame::wire_bytes).sum::<u64>();
             Ok(messages)
         };

@@ -12,7 +12,9 @@ use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::body::Stop;
+use crate::frame;
 use crate::parcel::{seal, Parcel};
+use crate::send::hand_over;
 use crate::shared::Shared;
 
 /// What gRPC puts before a message: a flag and the length.
@@ -173,8 +175,8 @@ pub(crate) async fn update(shared: &Shared, unary: &Unary, update: &Outgoing) ->
     shared.check(operation)?;
     let started = Instant::now();
     let message = seal(update, unary.largest)?;
-    let (chunks, payload, wire) =
-        (update.chunks().len() as u64, update.payload_bytes(), PREFIX + message.len() as u64);
+    let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    let mut wire = PREFIX + message.len() as u64;
     // Into the message and into gRPC's buffer, and under TLS into its.
     let copies = if shared.tls { 3 } else { 2 };
     let (taken, when_taken) = oneshot::channel();
@@ -185,6 +187,12 @@ pub(crate) async fn update(shared: &Shared, unary: &Unary, update: &Outgoing) ->
         shared.copied.fetch_add(copies * payload, Ordering::Relaxed);
         when_taken.await.map_err(|_| refused(shared))?
     };
+    if let Some(chunk) = update.chunks().first() {
+        let (header, _) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+        let begins = frame::begins(&header);
+        wire += begins.wire_bytes();
+        hand_over(shared, operation, || Ok([begins].into())).await?;
+    }
     tokio::select! {
         biased;
         outcome = sent => outcome?,

@@ -88,7 +88,7 @@ pub trait Carrier: Send + Sync {
     /// # Errors
     /// As [`Carrier::publish`].
     async fn publish_shared(&self, to: Mailbox, head: &[u8], body: Arc<Vec<u8>>) -> Result<u64> {
-        self.publish(to, Message { head, body: &body, bulk: true }).await
+        self.publish(to, Message { head, body: &body, care: Care::Bulk }).await
     }
 
     /// Whether [`Carrier::publish_kept`] keeps, if this is the listener's carrier.
@@ -203,9 +203,20 @@ pub struct Message<'a> {
     pub head: &'a [u8],
     /// Bytes of a chunk, borrowed from the arena, or of a control message; may be empty.
     pub body: &'a [u8],
-    /// Whether it is of a chunk. A protocol with several grades of care may take the lesser one for it, if order
-    /// among chunks, and among other messages, is kept.
-    pub bulk: bool,
+    /// How much depends on it.
+    pub care: Care,
+}
+
+/// How much depends on a message. A protocol with several grades of care may take a lesser one for what needs less, if
+/// order is kept among messages of the same care.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Care {
+    /// All: a link that loses it breaks.
+    Control,
+    /// It is of a chunk, which [`Nature::lossy`] carriers may lose.
+    Bulk,
+    /// Nothing but a time: it may be lost, and should not wait for anything.
+    Hint,
 }
 
 impl Message<'_> {

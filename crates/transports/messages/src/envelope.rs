@@ -66,6 +66,11 @@ pub(crate) enum Kind {
     GroupChunk { number: u64, previous: u64, slots: Slots, header: FrameHeader, kept: bool },
     /// A chunk for one who holds its payload: it is that of the group's chunk `group`.
     KeptChunk { number: u64, previous: u64, group: u64, header: FrameHeader },
+    /// An update begins: this is the header of its first chunk, which comes behind. It has no number and costs nothing,
+    /// since nothing depends on it.
+    Begins { header: FrameHeader },
+    /// The same, to those of the group whose slots' bits are set.
+    GroupBegins { slots: Slots, header: FrameHeader },
     /// A member tells which chunks it holds that the post has kept; the body is of [`crate::shelf`].
     Holds,
     /// A part of a control message: the body is what begins at `offset` of `total` bytes, whose checksum this is.
@@ -135,6 +140,16 @@ pub(crate) fn encode(tag: Tag, kind: &Kind) -> Vec<u8> {
             9
         }
         Kind::Holds => 10,
+        Kind::Begins { header } => {
+            out.extend_from_slice(&header.encode());
+            11
+        }
+        Kind::GroupBegins { slots, header } => {
+            put(&[slots.0.len() as u64]);
+            out.extend_from_slice(&slots.0);
+            out.extend_from_slice(&header.encode());
+            12
+        }
         Kind::Control { number, before, total, offset, checksum } => {
             put(&[*number, before.bulk, before.group, before.position]);
             [total, offset, checksum].iter().for_each(|n| out.extend_from_slice(&n.to_le_bytes()));
@@ -195,6 +210,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<(Tag, Kind, usize)> {
             header: rest.header()?,
         },
         10 => Kind::Holds,
+        11 => Kind::Begins { header: rest.header()? },
+        12 => Kind::GroupBegins { slots: rest.slots()?, header: rest.header()? },
         _ => return None,
     };
     Some((Tag { instance, member }, kind, bytes.len() - rest.0.len()))
@@ -257,8 +274,10 @@ mod tests {
             Kind::Welcome { slot: 6, group: 8, window: 9, key: [1; 32] },
             Kind::Chunk { number: 2, previous: 1, header },
             Kind::GroupChunk { number: 2, previous: 1, slots: slots.clone(), header, kept: false },
-            Kind::GroupChunk { number: 2, previous: 1, slots, header, kept: true },
+            Kind::GroupChunk { number: 2, previous: 1, slots: slots.clone(), header, kept: true },
             Kind::KeptChunk { number: 2, previous: 1, group: 7, header },
+            Kind::Begins { header },
+            Kind::GroupBegins { slots, header },
             Kind::Holds,
             Kind::Control { number: 1, before, total: 12, offset: 3, checksum: checksum(b"x") },
             Kind::Ledger(Ledger { granted_bulk: 1, granted_control: 2, control: 3, before }),

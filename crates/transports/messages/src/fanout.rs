@@ -18,7 +18,7 @@ use crate::intake::chunk_cost;
 use crate::listener::{Entry, Office};
 use crate::send;
 use crate::shared::{lock, words, Shared};
-use crate::{Mailbox, MemberId, Message};
+use crate::{Care, Mailbox, MemberId, Message};
 
 type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
 type Alone = Pin<Box<dyn std::future::Future<Output = (usize, Result<SendReport>)> + Send>>;
@@ -136,7 +136,7 @@ impl<'a> Sending<'a> {
                 if self.together.is_empty() {
                     break;
                 }
-                match self.publish(chunk).await {
+                match self.publish(chunk, at == 0).await {
                     Ok(true) => {
                         self.pace.sent += chunk.range().len();
                         break;
@@ -252,9 +252,9 @@ impl<'a> Sending<'a> {
     }
 
     /// Publishes one chunk, while those who go alone go on. Whether it has: there must be room for all.
-    async fn publish(&mut self, chunk: &ChunkRef) -> Result<bool> {
+    async fn publish(&mut self, chunk: &ChunkRef, first: bool) -> Result<bool> {
         let (office, update, tell) = (self.office, self.update, self.tell);
-        let publishing = publish(office, update, &mut self.together, chunk);
+        let publishing = publish(office, update, &mut self.together, chunk, first);
         tokio::pin!(publishing);
         loop {
             tokio::select! {
@@ -271,6 +271,7 @@ async fn publish(
     update: &Outgoing,
     members: &mut [Member],
     chunk: &ChunkRef,
+    first: bool,
 ) -> Result<bool> {
     let mut numbers = office.group.lock().await;
     let bytes = chunk.range().len();
@@ -282,18 +283,24 @@ async fn publish(
     let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
     let mut slots = Slots::default();
     members.iter().for_each(|member| slots.insert(member.shared.ends.slot));
+    let tag = Tag { instance: office.instance, member: MemberId([0; 16]) };
+    let mut wire = 0;
+    if first {
+        let head = encode(tag, &Kind::GroupBegins { slots: slots.clone(), header });
+        let message = Message { head: &head, body: &[], care: Care::Hint };
+        wire = office.carrier.publish(Mailbox::Group, message).await?;
+    }
     numbers.begun += 1;
     let (number, previous) = (numbers.begun, numbers.certain);
     taken.into_iter().for_each(|credit| credit.keep());
-    let tag = Tag { instance: office.instance, member: MemberId([0; 16]) };
     let kept = office.carrier.keeps();
     let head = encode(tag, &Kind::GroupChunk { number, previous, slots, header, kept });
     let placed = Placed { members, bytes };
-    let (copied, wire) = if kept {
-        let message = Message { head: &head, body: &payload, bulk: true };
-        let wire = office.carrier.publish_kept(header.chunk.offset, message).await?;
+    let (copied, sent) = if kept {
+        let message = Message { head: &head, body: &payload, care: Care::Bulk };
+        let sent = office.carrier.publish_kept(header.chunk.offset, message).await?;
         lock(&office.kept).insert(number, header);
-        (office.carrier.nature().copies_out * bytes, wire)
+        (office.carrier.nature().copies_out * bytes, sent)
     } else {
         let (copied, publishing) =
             send::publish_chunk(&*office.carrier, Mailbox::Group, &head, chunk, &payload);
@@ -307,6 +314,7 @@ async fn publish(
             entry.shared.passed.fetch_add(bytes, Ordering::Relaxed);
         }
     }
+    wire += sent;
     share(members, wire, copied);
     Ok(true)
 }

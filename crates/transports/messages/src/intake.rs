@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use bytes::{Bytes, BytesMut};
-use thalweg_wire::{checksum, FrameHeader, MAX_CONTROL, MAX_HELLO};
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, MAX_CONTROL, MAX_HELLO};
 use tokio::sync::mpsc;
 
 use crate::credit::Allowance;
@@ -17,6 +17,9 @@ pub(crate) const CONTROL_COST: u64 = 64;
 /// the largest. Chunks may not be under way then.
 pub(crate) const GUEST_WINDOW: u64 = 2 * (MAX_HELLO as u64 + CONTROL_COST);
 
+/// Most announcements that wait to be received; of more than these nothing is kept. A link has one an update.
+const ANNOUNCEMENTS: usize = 16;
+
 /// What a chunk costs: its bytes and as much as its head may have, so that small ones are bounded too.
 pub(crate) fn chunk_cost(length: u64) -> u64 {
     length + HEAD_BYTES as u64
@@ -24,6 +27,8 @@ pub(crate) fn chunk_cost(length: u64) -> u64 {
 
 /// Something to receive.
 pub(crate) enum Item {
+    /// An update begins with this chunk.
+    Begins(ChunkHeader),
     Chunk(FrameHeader, Bytes),
     Control(Part),
     /// Nothing comes any more.
@@ -73,6 +78,7 @@ struct Came {
     taken: u64,
     written_off: u64,
     control_waiting: u64,
+    announcements: usize,
     bulk_allowance: Allowance,
     control_allowance: Allowance,
     /// Whether the other end may use them.
@@ -96,6 +102,7 @@ impl Intake {
             taken: 0,
             written_off: 0,
             control_waiting: 0,
+            announcements: 0,
             bulk_allowance,
             control_allowance,
             open,
@@ -123,6 +130,15 @@ impl Intake {
     /// Nothing comes any more, behind what has come.
     pub(crate) fn end(&self) {
         let _ = self.put.send(Item::End); // the receiver lives as long as we do
+    }
+
+    /// An update begins.
+    pub(crate) fn begins(&self, chunk: ChunkHeader) {
+        let mut came = lock(&self.ledger);
+        if came.announcements < ANNOUNCEMENTS {
+            came.announcements += 1;
+            let _ = self.put.send(Item::Begins(chunk));
+        }
     }
 
     /// A chunk to this end's own mailbox.
@@ -220,6 +236,11 @@ impl Intake {
             return Verdict::Lost(format!("{lost} control messages were lost on the way"));
         }
         came.reconcile(lossy, &ledger.before)
+    }
+
+    /// An announcement was taken.
+    pub(crate) fn take_announcement(&self) {
+        lock(&self.ledger).announcements -= 1;
     }
 
     /// A chunk was taken. Whether to tell of a grant.
@@ -329,6 +350,8 @@ fn verify(sum: u32, message: Bytes) -> Result<Bytes, String> {
 
 #[cfg(test)]
 mod tests {
+    use thalweg_wire::LayoutHash;
+
     use super::*;
 
     fn intake(open: bool) -> Intake {
@@ -352,6 +375,29 @@ mod tests {
             }
             assert!(matches!(intake.control(lossy, u64::MAX, &before, part(1)), Verdict::Lost(_)));
         }
+    }
+
+    /// They cost no credit, so their number is bounded by itself.
+    #[tokio::test]
+    async fn of_announcements_few_wait() {
+        let intake = intake(true);
+        let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length: 9 };
+        (0..1_000).for_each(|round| intake.begins(ChunkHeader { round, ..chunk }));
+        let mut inbox = intake.inbox().await;
+        let mut rounds = Vec::new();
+        for _ in 0..ANNOUNCEMENTS {
+            let Some(Item::Begins(chunk)) = inbox.next().await else { panic!("there are more") };
+            intake.take_announcement();
+            rounds.push(chunk.round);
+        }
+        intake.begins(chunk);
+        intake.end();
+        assert!(rounds.into_iter().eq(0..ANNOUNCEMENTS as u32));
+        assert!(
+            matches!(inbox.next().await, Some(Item::Begins(last)) if last == chunk),
+            "there is room again"
+        );
+        assert!(inbox.next().await.is_none());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 
 use crate::envelope::{encode, Kind};
 use crate::shared::{words, Shared};
-use crate::Message;
+use crate::{Care, Message};
 
 /// How often a handshake's messages are repeated, until there is an answer.
 pub(crate) const AGAIN: Duration = Duration::from_millis(250);
@@ -104,7 +104,7 @@ async fn welcome(shared: &Shared, greeting: &Greeting) -> Result<u64> {
 async fn farewell(shared: &Shared) -> Result<()> {
     let _turn = shared.turn.lock().await;
     let (head, why) = (encode(shared.ends.tag, &Kind::Bye), shared.farewell());
-    let message = Message { head: &head, body: why.as_bytes(), bulk: false };
+    let message = Message { head: &head, body: why.as_bytes(), care: Care::Control };
     shared.ends.carrier.publish(shared.ends.to, message).await?;
     shared.ends.carrier.flush().await
 }

@@ -27,7 +27,7 @@ mod shared;
 mod shelf;
 pub mod switchboard;
 
-pub use carrier::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network, Post, Side};
+pub use carrier::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Network, Post, Side};
 pub use link::Messages;
 pub use shelf::SHELF_BYTES;
 

@@ -21,7 +21,9 @@ use crate::receive::dispatch;
 use crate::secret::Half;
 use crate::shared::{lock, words, Ends, Shared};
 use crate::shelf::Kept;
-use crate::{fanout, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
+use crate::{
+    fanout, Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES,
+};
 
 /// Links that wait to be accepted, or for a member's first word; a member beyond them says hello again. More than a lobby
 /// has guests.
@@ -200,7 +202,7 @@ impl Office {
         let office = self.clone();
         tokio::spawn(async move {
             let head = encode(tag, &Kind::Bye);
-            let message = Message { head: &head, body: why.as_bytes(), bulk: false };
+            let message = Message { head: &head, body: why.as_bytes(), care: Care::Control };
             // An error ends the carrier, which its reader sees.
             let _ = office.carrier.publish(Mailbox::Member(tag.member), message).await;
             drop(permit);

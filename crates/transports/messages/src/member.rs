@@ -16,7 +16,7 @@ use crate::receive::{dispatch, said};
 use crate::secret::Half;
 use crate::shared::{lock, words, Ends, Shared};
 use crate::shelf::Shelf;
-use crate::{Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
+use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
 
 const CONNECT: &str = "connect";
 /// How long what was published before the end may take to go out.
@@ -82,7 +82,7 @@ impl Hello<'_> {
         let failed =
             |error: Error| Error::new(error.kind(), CONNECT, format!("{}: {}", self.address, words(&error)));
         loop {
-            let message = Message { head: &head, body: &[], bulk: false };
+            let message = Message { head: &head, body: &[], care: Care::Control };
             self.carrier.publish(Mailbox::Listener, message).await.map_err(failed)?;
             let again = Instant::now() + AGAIN;
             while let Ok(event) = tokio::time::timeout_at(again, self.carrier.next()).await {
@@ -164,7 +164,7 @@ async fn serve(shared: Arc<Shared>) {
 
 fn take(shared: &Shared, letter: &Letter) {
     let Some((tag, kind, head)) = decode(&letter.bytes) else { return };
-    let group = matches!(kind, Kind::GroupChunk { .. });
+    let group = matches!(kind, Kind::GroupChunk { .. } | Kind::GroupBegins { .. });
     if tag == shared.ends.tag || group && tag.instance == shared.ends.tag.instance {
         dispatch(shared, kind, head, letter);
     }

@@ -22,6 +22,10 @@ pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter
     let lossy = shared.nature.lossy;
     let member = shared.ends.to == Mailbox::Listener;
     let verdict = match kind {
+        Kind::Begins { header } => begins(shared, &header),
+        Kind::GroupBegins { slots, header } if member && slots.contains(shared.ends.slot) => {
+            begins(shared, &header)
+        }
         Kind::Chunk { number, previous, header } => {
             shared.intake.chunk(lossy, (number, previous), header, body)
         }
@@ -62,6 +66,17 @@ pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter
     }
 }
 
+/// An update begins. Who may not send its chunks may not say so.
+fn begins(shared: &Shared, header: &FrameHeader) -> Verdict {
+    match shared.ends.standing.check(header.kind, header.length()) {
+        Ok(()) => {
+            shared.intake.begins(header.chunk);
+            Verdict::Fine
+        }
+        Err(error) => Verdict::Corrupt(words(&error)),
+    }
+}
+
 /// What the other end says, made fit for a message to people.
 pub(crate) fn said(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(300)]);
@@ -78,6 +93,10 @@ pub(crate) async fn receive(shared: &Shared, sink: &dyn Sink) -> Result<Bytes> {
             item = inbox.next() => item,
         };
         match item.ok_or_else(|| shared.fault(RECEIVE))? {
+            Item::Begins(chunk) => {
+                shared.intake.take_announcement();
+                sink.begun(&chunk);
+            }
             Item::Chunk(header, payload) => {
                 deliver(shared, &header, &payload, sink)?;
                 if shared.intake.take_chunk(payload.len()) {
@@ -127,4 +146,67 @@ fn deliver(shared: &Shared, header: &FrameHeader, payload: &[u8], sink: &dyn Sin
     }
     shared.copied.fetch_add(copies * length, Ordering::Relaxed);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use thalweg_conformance::Recorder;
+    use thalweg_transport::{Address, Bounds, Lobby, Options, Origin, Peer, Standing};
+    use thalweg_wire::{ChunkHeader, LayoutHash};
+
+    use super::*;
+    use crate::envelope::{decode, encode, Tag};
+    use crate::shared::Ends;
+    use crate::switchboard::{Habits, Switchboard};
+    use crate::{MemberId, Post, Side};
+
+    /// A listener's end of a link.
+    async fn link(standing: Standing) -> Arc<Shared> {
+        let (board, member) = (Switchboard::new(Habits::default()), MemberId([0x81; 16]));
+        let address = Address::parse("board://receive:0").unwrap();
+        let carrier = board.open(Side::Listener, &address, &Options::default()).await.unwrap();
+        Shared::new(Ends {
+            to: Mailbox::Member(member),
+            tag: Tag { instance: 1, member },
+            slot: 0,
+            peer: Peer::default(),
+            capabilities: board.capabilities(),
+            windows: (1 << 20, 1 << 20),
+            group: Arc::default(),
+            moved: Arc::default(),
+            kept: Arc::default(),
+            standing,
+            carrier,
+        })
+    }
+
+    /// The link's other end says that an update begins.
+    fn announce(shared: &Shared) {
+        let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length: 9 };
+        let bytes = encode(shared.ends.tag, &Kind::Begins { header: FrameHeader::chunk(chunk, 0) });
+        let (_, kind, head) = decode(&bytes).unwrap();
+        dispatch(
+            shared,
+            kind,
+            head,
+            &Letter { bytes: bytes.into(), body: None, from: None, wire: 0, receipt: None },
+        );
+    }
+
+    #[tokio::test]
+    async fn an_announcement_is_as_bad_as_a_chunk_from_a_guest_and_says_no_more_than_a_time_later() {
+        let sink = Recorder::new(0);
+        let shared = link(Standing::new([Lobby::new(Bounds::default()).enter(Origin::Unknown)])).await;
+        announce(&shared);
+        assert_eq!(receive(&shared, &sink).await.unwrap_err().kind(), ErrorKind::Corrupt);
+        assert_eq!(sink.seen().begun, 0);
+        let shared = link(Standing::new([])).await;
+        announce(&shared);
+        shared.end("that was all");
+        assert_eq!(receive(&shared, &sink).await.unwrap_err().kind(), ErrorKind::Closed);
+        let seen = sink.seen();
+        assert_eq!((seen.begun, seen.placed.len(), seen.progress), (1, 0, 0));
+    }
 }

@@ -12,7 +12,7 @@ use thalweg_wire::{checksum, MAX_CONTROL};
 use crate::envelope::{encode, Kind};
 use crate::intake::{chunk_cost, Part};
 use crate::shared::{lock, words, Shared};
-use crate::{Carrier, Mailbox, Message, HEAD_BYTES};
+use crate::{Care, Carrier, Mailbox, Message, HEAD_BYTES};
 
 type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
 
@@ -98,8 +98,8 @@ pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendRep
 
 async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
     let (started, mut wire) = (Instant::now(), 0);
-    for chunk in update.chunks() {
-        wire += send_chunk(shared, update, chunk).await?;
+    for (at, chunk) in update.chunks().iter().enumerate() {
+        wire += send_chunk(shared, update, chunk, at == 0).await?;
     }
     if !update.chunks().is_empty() {
         shared.ends.carrier.flush().await.map_err(|_| shared.closed(UPDATE))?;
@@ -108,18 +108,23 @@ async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
     Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
 }
 
-/// Sends one chunk. Dropped while it is published, it leaves a gap that the other end does not mind.
-async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef) -> Result<u64> {
+/// Sends one chunk, behind its header alone if it is the first: a message comes whole, and long before it has, its first
+/// bytes are there. Dropped while it is published, it leaves a gap that the other end does not mind.
+async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef, first: bool) -> Result<u64> {
     let credit = shared.bulk.take(chunk_cost(chunk.range().len())).await;
     let mut numbers = shared.turn.lock().await;
     shared.check(UPDATE)?;
     let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+    let mut wire = 0;
+    if first {
+        wire = shared.publish(&Kind::Begins { header }, &[]).await.map_err(|_| shared.closed(UPDATE))?;
+    }
     numbers.bulk += 1;
     let (number, previous) = (numbers.bulk, numbers.certain);
     credit.keep();
     shared.position.fetch_add(chunk_cost(payload.len() as u64), Ordering::AcqRel);
     let held = lock(&shared.ends.kept).number(&header).filter(|group| lock(&shared.told).has(*group));
-    let wire = if let Some(group) = held {
+    wire += if let Some(group) = held {
         let kind = Kind::KeptChunk { number, previous, group, header };
         shared.publish(&kind, &[]).await.map_err(|_| shared.closed(UPDATE))?
     } else {
@@ -150,6 +155,6 @@ pub(crate) fn publish_chunk<'a>(
         let (copy, made) = chunk.copy(payload);
         (copied + u64::from(made) * length, carrier.publish_shared(to, head, copy))
     } else {
-        (copied, carrier.publish(to, Message { head, body: payload, bulk: true }))
+        (copied, carrier.publish(to, Message { head, body: payload, care: Care::Bulk }))
     }
 }

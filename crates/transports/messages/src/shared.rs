@@ -11,7 +11,7 @@ use crate::credit::{Allowance, Credit};
 use crate::envelope::{encode, Before, Kind, Ledger, Tag};
 use crate::intake::Intake;
 use crate::shelf::{Kept, Shelf, Told};
-use crate::{Carrier, Mailbox, Message, Nature, CONTROL_WINDOW};
+use crate::{Care, Carrier, Mailbox, Message, Nature, CONTROL_WINDOW};
 
 /// How far a link's end has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
@@ -246,7 +246,12 @@ impl Shared {
     /// Publishes a message without a chunk's bytes to the other end's own mailbox. The turn must be held.
     pub(crate) async fn publish(&self, kind: &Kind, body: &[u8]) -> Result<u64> {
         let head = encode(self.ends.tag, kind);
-        let message = Message { head: &head, body, bulk: matches!(kind, Kind::KeptChunk { .. }) };
+        let care = match kind {
+            Kind::Begins { .. } => Care::Hint,
+            Kind::KeptChunk { .. } => Care::Bulk,
+            _ => Care::Control,
+        };
+        let message = Message { head: &head, body, care };
         let wire =
             self.ends.carrier.publish(self.ends.to, message).await.inspect_err(|e| self.end(&words(e)))?;
         self.sent.fetch_add(wire, Ordering::Relaxed);

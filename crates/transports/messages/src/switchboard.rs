@@ -13,7 +13,7 @@ use bytes::Bytes;
 use thalweg_transport::{Address, Capabilities, Error, ErrorKind, Options, Result};
 use tokio::sync::{mpsc, oneshot, watch, Mutex as AsyncMutex};
 
-use crate::{Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
+use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES};
 
 /// Messages that an outbox holds before its publisher waits.
 const OUTBOX: usize = 16;
@@ -25,7 +25,7 @@ const FRAMING: u64 = 2;
 pub struct Habits {
     /// What its carriers say of themselves.
     pub nature: Nature,
-    /// Of a million bulk messages, how many vanish.
+    /// Of a million messages of chunks, and of hints, how many vanish.
     pub loss: u32,
     /// Of a million other messages, how many vanish.
     pub control_loss: u32,
@@ -87,7 +87,7 @@ struct Inbox {
 }
 
 enum Order {
-    Carry(Mailbox, Bytes, bool),
+    Carry(Mailbox, Bytes, Care),
     /// Carries it to the group, and keeps it.
     Keep(u64, Bytes),
     Flush(oneshot::Sender<()>),
@@ -198,10 +198,10 @@ impl Board {
         let _ = inbox.put.send(Event::Letter(letter)); // it fails if the reader has gone
     }
 
-    fn carry(&self, address: &Address, from: Option<MemberId>, to: Mailbox, bytes: &Bytes, bulk: bool) {
+    fn carry(&self, address: &Address, from: Option<MemberId>, to: Mailbox, bytes: &Bytes, care: Care) {
         let mut offices = self.offices();
         let Some(office) = offices.get_mut(address) else { return };
-        let loss = if bulk { self.habits.loss } else { self.habits.control_loss };
+        let loss = if care == Care::Control { self.habits.control_loss } else { self.habits.loss };
         let readers: Vec<Inbox> = office.readers(to).cloned().collect();
         for inbox in readers {
             if office.happens(loss) {
@@ -218,7 +218,7 @@ impl Board {
         if let Some(office) = self.offices().get_mut(address) {
             office.kept.insert(at, bytes.clone());
         }
-        self.carry(address, None, Mailbox::Group, bytes, true);
+        self.carry(address, None, Mailbox::Group, bytes, Care::Bulk);
     }
 
     fn leave(&self, address: &Address, side: Side, mine: &End) {
@@ -275,7 +275,7 @@ impl Post for Switchboard {
         tokio::spawn(async move {
             while let Some(order) = orders.recv().await {
                 match order {
-                    Order::Carry(to, bytes, bulk) => board.carry(&place, from, to, &bytes, bulk),
+                    Order::Carry(to, bytes, care) => board.carry(&place, from, to, &bytes, care),
                     Order::Keep(at, bytes) => board.keep(&place, at, &bytes),
                     Order::Flush(done) => drop(done.send(())),
                 }
@@ -377,7 +377,7 @@ impl Carrier for Plug {
         if to == Mailbox::Group {
             self.board.group_publishes.fetch_add(1, Ordering::Relaxed);
         }
-        self.order("publish", Order::Carry(to, bytes, message.bulk)).await.map(|()| wire)
+        self.order("publish", Order::Carry(to, bytes, message.care)).await.map(|()| wire)
     }
 
     fn keeps(&self) -> bool {

@@ -187,5 +187,9 @@ async fn guests_do_not_decide_how_updates_are_sent() {
     let _pumps: Vec<_> = pairs.iter().zip(&recorders).map(|((link, _), r)| Pump::start(link, r)).collect();
     let update = outgoing(&source, update_id(1), 64 << 10);
     world.listener.send_group(&servers, &update, &|_, sent| assert!(sent.is_ok(), "{sent:?}")).await;
-    assert_eq!(world.board.group_publishes(), 16);
+    assert_eq!(world.board.group_publishes(), 1 + 16, "that it begins, and its chunks");
+    for recorder in recorders {
+        recorder.until(|seen| seen.ranges.bytes() == 1 << 20).await;
+        assert_eq!(recorder.seen().begun, 1);
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_messages::switchboard::{Habits, Switchboard};
-use thalweg_messages::{Carrier, Event, Mailbox, MemberId, Message, Post, Side};
+use thalweg_messages::{Care, Carrier, Event, Mailbox, MemberId, Message, Post, Side};
 use thalweg_transport::{Address, ErrorKind, Options};
 
 fn address() -> Address {
@@ -21,7 +21,7 @@ async fn read(carrier: &Arc<dyn Carrier>) -> Bytes {
 }
 
 fn message(body: &[u8]) -> Message<'_> {
-    Message { head: b"head ", body, bulk: true }
+    Message { head: b"head ", body, care: Care::Bulk }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_messages::{Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side, SHELF_BYTES};
+use thalweg_messages::{Care, Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side, SHELF_BYTES};
 use thalweg_tcp::socket::Socket;
 use thalweg_transport::{Address, Counters, Error, ErrorKind, Peer, Result};
 use tokio::sync::{mpsc, Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
@@ -286,7 +286,7 @@ impl Core {
     /// What this end says to others when it leaves in good order.
     async fn leave(&self) -> Result<()> {
         *lock(&self.listener) = Bytes::new();
-        let text = |body| Message { head: b"", body, bulk: false };
+        let text = |body| Message { head: b"", body, care: Care::Control };
         match self.side {
             Side::Listener => {
                 // A retained message goes when one without content takes its place (section 3.3.1.3).
@@ -329,7 +329,9 @@ impl Carrier for MqttCarrier {
 
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
         self.core.fits(&message)?;
-        self.core.put(&self.core.topics.mail(to), self.core.qos, Retain::No, message).await
+        // A message of QoS 2 is passed on once it is released, behind what was sent after it. A hint is not to wait.
+        let qos = if message.care == Care::Hint { 0 } else { self.core.qos };
+        self.core.put(&self.core.topics.mail(to), qos, Retain::No, message).await
     }
 
     fn keeps(&self) -> bool {

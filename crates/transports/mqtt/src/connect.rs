@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use thalweg_messages::{Mailbox, MemberId, Message, Nature, Side, HEAD_BYTES};
+use thalweg_messages::{Care, Mailbox, MemberId, Message, Nature, Side, HEAD_BYTES};
 use thalweg_tcp::dial::{in_time, reach};
 use thalweg_tcp::socket::Socket;
 use thalweg_tcp::tls;
@@ -233,7 +233,7 @@ async fn appear(carrier: &MqttCarrier, client: &str) -> Result<()> {
     *carrier.core().listener.lock().unwrap_or_else(PoisonError::into_inner) = own;
     let topics = vec![carrier.core().topics.mail(Mailbox::Listener), carrier.core().topics.all_gone()];
     subscribe(carrier, topics).await?;
-    let here = Message { head: b"", body: client.as_bytes(), bulk: false };
+    let here = Message { head: b"", body: client.as_bytes(), care: Care::Control };
     carrier.core().put(&carrier.core().topics.here(), carrier.core().qos, Retain::Yes, here).await?;
     settle(carrier, carrier.core().outbox.flush()).await?
 }

@@ -16,10 +16,12 @@ pub fn options(pattern: &str) -> Options {
 }
 
 pub fn factory(host: &str, listen: Options, connect: Options) -> Factory {
+    let relayed = listen.own == options("router").own;
     let mut factory =
         Factory::new(Arc::new(Zmq::default()), &format!("zmq://{host}:0")).options(listen, connect);
     // libzmq closes a listening socket a little after we do; this port is one where nobody has listened.
     factory.nobody = Some(Address::parse(&format!("zmq://{host}:1")).unwrap());
+    factory.relayed = relayed; // the other patterns have other ports for most of it
     factory
 }
 
