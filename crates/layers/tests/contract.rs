@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-use thalweg_conformance::{suite, Factory};
+use thalweg_conformance::{guests, suite, Factory};
 use thalweg_layers::{Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
 use thalweg_linkmodel::Shape;
 use thalweg_seal::Suite;
@@ -32,6 +32,7 @@ fn sealed(layer: &Seal) -> Factory {
 mod no_fault {
     use super::*;
     suite!(wrapped(&Fault::default()));
+    guests!(wrapped(&Fault::default()));
 }
 
 mod every_fault {
@@ -43,6 +44,7 @@ mod every_fault {
     }
 
     suite!(wrapped(&fault()));
+    guests!(wrapped(&fault()));
 }
 
 mod delay {
@@ -53,21 +55,25 @@ mod delay {
     }
 
     suite!(wrapped(&delay()));
+    guests!(wrapped(&delay()));
 }
 
 mod throttle {
     use super::*;
     suite!(wrapped(&Throttle::new(Rate::parse("20gbit").unwrap())));
+    guests!(wrapped(&Throttle::new(Rate::parse("20gbit").unwrap())));
 }
 
 mod shared_throttle {
     use super::*;
     suite!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
+    guests!(wrapped(&Throttle::new(Rate::parse("50gbit").unwrap()).shared()));
 }
 
 mod emulate_nothing {
     use super::*;
     suite!(wrapped(&Emulate::default()));
+    guests!(wrapped(&Emulate::default()));
 }
 
 mod emulate {
@@ -80,6 +86,7 @@ mod emulate {
     }
 
     suite!(wrapped(&link()));
+    guests!(wrapped(&link()));
 }
 
 mod emulate_over_loss {
@@ -96,11 +103,13 @@ mod emulate_over_loss {
     }
 
     suite!(link());
+    guests!(link());
 }
 
 mod seal {
     use super::*;
     suite!(sealed(&Seal::default()));
+    guests!(sealed(&Seal::default()));
 }
 
 /// Chunks on data connections, in the clear.
@@ -115,6 +124,7 @@ mod seal_over_data_connections {
     }
 
     suite!(apart());
+    guests!(apart());
 }
 
 mod seal_in_small_records_with_chacha {
@@ -125,6 +135,7 @@ mod seal_in_small_records_with_chacha {
     }
 
     suite!(sealed(&layer()));
+    guests!(sealed(&layer()));
 }
 
 mod seal_with_cbc {
@@ -135,6 +146,7 @@ mod seal_with_cbc {
     }
 
     suite!(sealed(&layer()));
+    guests!(sealed(&layer()));
 }
 
 mod seal_over_every_fault {
@@ -149,11 +161,13 @@ mod seal_over_every_fault {
     }
 
     suite!(stack());
+    guests!(stack());
 }
 
 mod trace {
     use super::*;
     suite!(wrapped(&Trace::new(100)));
+    guests!(wrapped(&Trace::new(100)));
 }
 
 mod all_of_them {
@@ -169,4 +183,5 @@ mod all_of_them {
     }
 
     suite!(stack());
+    guests!(stack());
 }

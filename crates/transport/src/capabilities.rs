@@ -13,6 +13,9 @@ pub struct Capabilities {
     pub ordered: bool,
     /// When a control message comes, no chunk sent before it is still under way, but for those overtaken there.
     pub settled: bool,
+    /// Chunks come as datagrams, which anybody can send: those of a peer that is not admitted are dropped, and its link
+    /// lives.
+    pub datagrams: bool,
     /// One send to a group is sent once on the sender's own access link.
     pub fan_out: bool,
     /// A third party stands between the peers.

@@ -46,6 +46,7 @@ impl Transport for Ltp {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             settled: true,
+            datagrams: true,
             encrypted: true,
             remote: true,
             retransmissions: true,

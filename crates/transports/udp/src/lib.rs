@@ -67,6 +67,7 @@ impl Transport for Udp {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             settled: true,
+            datagrams: true,
             encrypted: true,
             remote: true,
             max_chunk: MAX_CHUNK,
