@@ -34,6 +34,11 @@ impl Pacer {
         now + Time::from_secs_f64(enough).max(Time::from_micros(1))
     }
 
+    /// Bytes that may leave together, as of the last call of [`Self::at`].
+    pub fn saved(&self) -> f64 {
+        self.tokens
+    }
+
     /// A packet of so many bytes was sent.
     pub fn sent(&mut self, bytes: u64) {
         self.tokens = (self.tokens - bytes as f64).max(0.0);

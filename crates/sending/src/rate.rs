@@ -32,6 +32,9 @@ const QUEUED: u8 = 8;
 /// Rounds for which a queue must last: late acknowledgements of a busy host look like a queue (RFC 9406,
 /// CSS_ROUNDS).
 const CHECKED: u64 = 2;
+/// Rounds in a row with an RTT of more than twice the minimum and [`QUEUE`] that are no accident of scheduling: the path
+/// has become slower.
+const SLOW: u8 = 3;
 /// Packets that may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
 /// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share. Otherwise it
@@ -95,9 +98,12 @@ pub struct Rate {
     calm: u8,
     /// The rate before the last bandwidth probe.
     probed: f64,
+    /// Rounds with a long RTT, one after the other.
+    slow: u8,
     /// Bytes delivered and lost in this round, and the smoothed loss rate.
     counted: (u64, u64),
     lossy: f64,
+    most_made_up: f64,
 }
 
 impl Rate {
@@ -118,9 +124,18 @@ impl Rate {
             queued: 0,
             calm: 0,
             probed: 0.0,
+            slow: 0,
             counted: (0, 0),
             lossy: 0.0,
+            most_made_up: MADE_UP,
         }
+    }
+
+    /// Adds the recent loss rate up to this share. For senders that retransmit nothing: they have to get through where a
+    /// retransmission would only come later.
+    #[must_use]
+    pub fn making_up(self, most: f64) -> Self {
+        Self { most_made_up: most, ..self }
     }
 
     /// Packets may have up to `longest` bytes from now on.
@@ -158,8 +173,16 @@ impl Rate {
             Mode::Cruising(phase, _) => CYCLE[phase],
             Mode::Looking(_) | Mode::Checking(_) => 1.0,
         };
-        let made_up = if self.queued == 0 { self.lossy.min(MADE_UP) } else { 0.0 };
-        Some((gain * rate / (1.0 - made_up)).max(self.full as f64))
+        Some((gain * rate / (1.0 - self.made_up())).max(self.full as f64))
+    }
+
+    /// The share of what is sent that makes up for loss.
+    pub fn made_up(&self) -> f64 {
+        if self.queued == 0 {
+            self.lossy.min(self.most_made_up)
+        } else {
+            0.0
+        }
     }
 
     /// Bandwidth-delay product in bytes.
@@ -181,6 +204,7 @@ impl Rate {
             self.round_ends = heard.delivered;
             let (came, lost) = std::mem::take(&mut self.counted);
             self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
+            self.see_slow_path(heard.trip);
         }
         self.counted = (self.counted.0 + heard.bytes, self.counted.1 + heard.lost);
         self.see_queue(heard.trip);
@@ -244,6 +268,17 @@ impl Rate {
             true => (self.queued.saturating_add(1), 0),
             false => (0, self.calm.saturating_add(1)),
         };
+    }
+
+    /// A path that has become slower than the rates that are still valid: the queue they fill makes rounds so long that
+    /// [`ROUNDS`] of them would take seconds. Forgets all rates but that of the last round.
+    fn see_slow_path(&mut self, trip: Option<Time>) {
+        let (Some(trip), Some(base)) = (trip, self.base) else { return };
+        self.slow = if trip > 2 * (base + QUEUE) { self.slow.saturating_add(1) } else { 0 };
+        if self.slow >= SLOW {
+            let last = self.round.saturating_sub(1);
+            self.rates.retain(|&(round, _)| round >= last);
+        }
     }
 
     fn starting(&mut self, heard: &Heard, new_round: bool) {
@@ -410,6 +445,30 @@ mod tests {
             }
             assert!((pace(&rate) - expected).abs() < 0.001, "{share}: {}", pace(&rate));
         }
+    }
+
+    #[test]
+    fn who_retransmits_nothing_may_make_up_for_more() {
+        let mut rate = cruising().making_up(0.4);
+        for _ in 0..60 {
+            let round = rate.round + 1;
+            rate.heard(&Heard {
+                lost: 5_000,
+                ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
+            });
+        }
+        assert!((rate.made_up() - 1.0 / 3.0).abs() < 0.001, "{}", rate.made_up());
+    }
+
+    /// A tenth of the rate, behind the queue that the others have left: three such rounds are enough.
+    #[test]
+    fn a_path_that_has_become_slower_is_believed_after_three_rounds() {
+        let mut rate = cruising();
+        for round in 20..23 {
+            assert_eq!(rate.rates.front().map(|r| r.1), Some(1e6));
+            rate.heard(&heard(800 * MS + 130 * MS * (round as u32 - 19), 1e5, 130 * MS, round));
+        }
+        assert_eq!(rate.rates.front().map(|r| r.1), Some(1e5));
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub mod hello;
 mod link;
 pub mod listener;
 mod receive;
+#[cfg(test)]
+#[path = "../../../proto/tests/common/recorded.rs"]
+mod recorded;
 pub mod secure;
 mod send;
 pub mod shared;

@@ -199,8 +199,11 @@ async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) ->
             sender.hear(shared, false); // what came meanwhile says nothing about the round trip
         }
         let (chunks, bytes) = sender.send(shared, update, next).await?;
-        drop(sender);
         (next, wire) = (next + chunks, wire + bytes as u64);
+        if next == update.chunks().len() {
+            sender.window.idle();
+        }
+        drop(sender);
         // A link that is never held up leaves room for the others, batch by batch.
         tokio::task::yield_now().await;
     }

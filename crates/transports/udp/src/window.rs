@@ -2,15 +2,16 @@
 //!
 //! Two bounds hold at once. One is the peer's receive buffer, so that a peer that does not read stops its sender
 //! and loses nothing: a datagram is counted by [`cost`], which is no less than what the kernel charges for it. The
-//! other follows delivery, as BBR does (Cardwell et al., ACM Queue 14(5), 2016): the greatest rate at which
-//! datagrams have lately arrived, times the least round trip plus a queue of [`QUEUE`]. Single losses are no
-//! reason to slow down; a tenth of all is.
+//! other is that of [`thalweg_sending`], which `ltp` has too: BBR's congestion window and pacing rate. They follow what is
+//! delivered and do not react to loss.
 //!
-//! The peer says what it has read when a datagram asks for it. Whatever a report passes over has been lost or
-//! will be late; it holds up nothing.
+//! Nothing is sent again, and no datagram is acknowledged by itself. The peer says what it has read when a datagram asks
+//! for it: a mark. Whatever a report passes over has been lost or will be late; it holds up nothing.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+use thalweg_sending::{Delivery, Heard, Pacer, Rate, Stamp, Time, Trips};
 
 use crate::datagram::WHOLE;
 
@@ -20,19 +21,12 @@ pub const OVERHEAD: usize = 1024;
 /// What a datagram that is not fragmented costs at most.
 const FULL: u64 = cost(WHOLE);
 /// Where a link begins, 16 datagrams of one packet: somewhat above TCP's 10 (RFC 6928), as none will be sent again.
-const INITIAL: u64 = 16 * FULL;
-/// The least, so that a report is always on its way.
-const FLOOR: u64 = 8 * FULL;
-/// How much of a queue we keep at the bottleneck, in time.
-const QUEUE: Duration = Duration::from_millis(20);
-/// Rounds for which a measured rate is believed.
-const RATES: usize = 10;
-/// Slow rounds, one after the other, that are no accident of scheduling.
-const SLOW: u8 = 3;
-/// How long the least round trip is believed; twice that at most.
-const BASE_EVERY: Duration = Duration::from_secs(5);
-/// Below this round trip there is nothing that a timer could pace.
-const PACED: Duration = Duration::from_millis(1);
+const INITIAL: u64 = 16;
+/// So much of what is sent makes up for loss at most. It is also the most that is lost because of it, in queues too short
+/// to be seen.
+const MADE_UP: f64 = 0.4;
+/// A report is asked for so many times in each window.
+const REPORTS: u64 = 8;
 /// Datagrams that were asked to be reported and that we remember.
 const MARKS: usize = 64;
 /// What may be sent in one go where nothing is paced; the socket takes less.
@@ -68,27 +62,12 @@ pub(crate) enum Permit {
     Report(Instant),
 }
 
-/// A datagram that asks for a report, and what was known when it was sent.
+/// A datagram that asks for a report.
 #[derive(Clone, Copy)]
 struct Mark {
     position: u64,
-    sent: Instant,
-    /// What had come, as reported `heard`, by when the datagram before that report had been sent.
-    received: u64,
-    heard: Instant,
-    first: Instant,
-}
-
-/// What happens until the datagrams under way at its beginning are reported.
-struct Round {
-    end: u64,
-    seen: u64,
-    received: u64,
-    /// The greatest rate of arrival, by cost a second.
-    rate: f64,
-    /// Whether the window has held us up.
-    limited: bool,
-    last_trip: Option<Duration>,
+    sent: Time,
+    stamp: Stamp,
 }
 
 pub(crate) struct Window {
@@ -96,75 +75,47 @@ pub(crate) struct Window {
     paced: bool,
     /// The peer's receive buffer.
     peer: u64,
-    /// What the longest datagram costs that is being sent.
-    full: u64,
-    size: u64,
+    began: Instant,
+    rate: Rate,
+    pacer: Pacer,
+    delivery: Delivery,
+    trips: Trips,
     sent: u64,
     /// The greatest position reported, and what had come by then.
     seen: u64,
     received: u64,
     marked: u64,
     marks: VecDeque<Mark>,
-    /// When the last mark that was reported had been sent.
-    first: Instant,
-    round: Round,
-    starting: bool,
-    draining: bool,
-    /// The rates of late rounds, the newest first.
-    rates: VecDeque<f64>,
-    /// Rounds that took more than twice as long as they should, one after the other.
-    slow: u8,
-    /// Least round trips of the time before and of this one.
-    base: (Option<Duration>, Option<Duration>),
-    base_began: Instant,
-    smooth: Option<Duration>,
-    tokens: f64,
-    filled: Instant,
     heard: Instant,
-    /// When the last report came.
-    reported: Instant,
     patience: Duration,
+    /// What has been reported as passed and as come since the last mark was.
+    untold: (u64, u64),
 }
 
 impl Window {
     pub(crate) fn new(peer: u64, paced: bool, now: Instant) -> Self {
-        let peer = peer.max(FULL);
-        let round = Round { end: 0, seen: 0, received: 0, rate: 0.0, limited: false, last_trip: None };
         Self {
             paced,
-            peer,
-            full: FULL,
-            size: INITIAL.min(peer),
+            peer: peer.max(FULL),
+            began: now,
+            rate: Rate::new(FULL, INITIAL).making_up(MADE_UP),
+            pacer: Pacer::new(Time::ZERO),
+            delivery: Delivery::default(),
+            trips: Trips::new(),
             sent: 0,
             seen: 0,
             received: 0,
             marked: 0,
             marks: VecDeque::new(),
-            first: now,
-            round,
-            starting: true,
-            draining: false,
-            rates: VecDeque::new(),
-            slow: 0,
-            base: (None, None),
-            base_began: now,
-            smooth: None,
-            tokens: 0.0,
-            filled: now,
             heard: now,
-            reported: now,
             patience: PATIENCE,
+            untold: (0, 0),
         }
     }
 
     /// Datagrams of an update are this long at most, from now on.
     pub(crate) fn carry(&mut self, longest: usize) {
-        self.full = cost(longest).max(FULL);
-        self.size = self.size.max(self.floor().min(self.peer));
-    }
-
-    fn floor(&self) -> u64 {
-        FLOOR.max(2 * self.full)
+        self.rate.carry(cost(longest));
     }
 
     /// What has been sent, by cost.
@@ -174,15 +125,21 @@ impl Window {
 
     /// The smoothed round trip.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.smooth
+        self.trips.smooth()
+    }
+
+    fn time(&self, now: Instant) -> Time {
+        now.saturating_duration_since(self.began)
     }
 
     fn under_way(&self) -> u64 {
         self.sent - self.seen
     }
 
-    fn base(&self) -> Option<Duration> {
-        [self.base.0, self.base.1].into_iter().flatten().min()
+    fn size(&self) -> u64 {
+        // What is lost is under way until a report passes over it.
+        let window = (self.rate.window() as f64 / (1.0 - self.rate.made_up())) as u64;
+        window.max(2 * self.rate.full()).min(self.peer)
     }
 
     /// What may be sent now, or what to wait for.
@@ -190,53 +147,49 @@ impl Window {
         if !self.paced {
             return Permit::Now(UNPACED);
         }
-        let room = self.size.saturating_sub(self.under_way());
-        if room < self.full && self.under_way() > 0 {
-            self.round.limited = true;
+        let full = self.rate.full();
+        let room = self.size().saturating_sub(self.under_way());
+        if room < full && self.under_way() > 0 {
             return Permit::Report(self.heard + self.patience);
         }
-        let room = room.max(self.full);
-        let Some(rate) = self.pace() else { return Permit::Now(room) };
-        // Who wakes up late catches up.
-        let burst = (rate * QUEUE.as_secs_f64()).max((4 * FULL).max(self.full) as f64);
-        let earned = now.saturating_duration_since(self.filled).as_secs_f64() * rate;
-        (self.tokens, self.filled) = ((self.tokens + earned).min(burst), now);
-        if self.tokens >= self.full as f64 {
-            return Permit::Now(room.min(self.tokens as u64));
+        let room = room.max(full);
+        let Some(pace) = self.rate.pace() else { return Permit::Now(room) };
+        let time = self.time(now);
+        let at = self.pacer.at(time, pace, full as f64);
+        if at > time {
+            return Permit::At(self.began + at);
         }
-        let enough = self.full.max(2 * FULL) as f64;
-        Permit::At(now + Duration::from_secs_f64((enough - self.tokens) / rate))
-    }
-
-    /// Cost a second, if there is a pace.
-    fn pace(&self) -> Option<f64> {
-        let trip = self.smooth.filter(|_| self.base().is_some_and(|base| base >= PACED))?;
-        let gain = if self.starting { 2.0 } else { 1.25 };
-        Some(gain * self.size as f64 / trip.as_secs_f64())
+        Permit::Now(room.min(self.pacer.saved() as u64))
     }
 
     /// Whether the last datagram of a batch, which ends at `position`, should ask for a report: where it fills
     /// the window, and else eight times in each window.
     pub(crate) fn wants_report(&self, position: u64) -> bool {
-        position - self.seen + self.full > self.size || position - self.marked >= self.size / 8
+        position - self.seen + self.rate.full() > self.size()
+            || position - self.marked >= self.size() / REPORTS
     }
 
     /// Datagrams have been sent up to `position`; `reported` are the ends of those that ask for a report.
     pub(crate) fn sent_to(&mut self, now: Instant, position: u64, reported: &[u64]) {
-        if self.under_way() == 0 {
+        let (time, alone) = (self.time(now), self.under_way() == 0);
+        if alone {
             (self.heard, self.patience) = (now, self.wait());
-            (self.first, self.reported) = (now, now);
         }
-        self.tokens = (self.tokens - (position - self.sent) as f64).max(0.0);
+        let stamp = self.delivery.sent(time, alone);
+        self.pacer.sent(position - self.sent);
         self.sent = position;
         for &mark in reported {
             self.marked = mark;
             if self.marks.len() == MARKS {
                 self.marks.pop_front();
             }
-            let (received, heard, first) = (self.received, self.reported, self.first);
-            self.marks.push_back(Mark { position: mark, sent: now, received, heard, first });
+            self.marks.push_back(Mark { position: mark, sent: time, stamp });
         }
+    }
+
+    /// There is nothing to send, though something may be sent.
+    pub(crate) fn idle(&mut self) {
+        self.delivery.idle(self.under_way());
     }
 
     /// We have asked for a report.
@@ -246,7 +199,7 @@ impl Window {
 
     /// How long a report may take to come.
     pub(crate) fn wait(&self) -> Duration {
-        self.smooth.map_or(10 * PATIENCE, |trip| PATIENCE + 2 * trip).min(MOST_PATIENCE)
+        self.trips.smooth().map_or(10 * PATIENCE, |trip| PATIENCE + 2 * trip).min(MOST_PATIENCE)
     }
 
     /// The peer says that it has read up to the position `seen`, and `received` in all. `timely` if it is read as
@@ -255,107 +208,40 @@ impl Window {
         if seen > self.sent || seen < self.seen || received > seen || received < self.received {
             return; // late, or it cannot be
         }
+        let (time, offered, came) = (self.time(now), seen - self.seen, received - self.received);
         (self.seen, self.received) = (seen, received);
+        (self.heard, self.patience) = (now, self.wait());
         let mut asked = None;
         while let Some(mark) = self.marks.front().copied().filter(|mark| mark.position <= seen) {
             self.marks.pop_front();
             asked = Some(mark);
         }
-        if let Some(mark) = asked {
-            self.arrived(now, &mark);
-            if timely {
-                self.tripped(now, now.saturating_duration_since(mark.sent));
-            }
-            self.first = mark.sent;
-        }
-        (self.heard, self.reported, self.patience) = (now, now, self.wait());
-        if seen >= self.round.end {
-            self.conclude();
-        }
-    }
-
-    /// The rate at which datagrams came while the mark was under way: over the time in which they were reported, or
-    /// sent if that took longer, as one that reads its reports late gets many at once (Cheng et al., Delivery Rate
-    /// Estimation, draft-cheng-iccrg-delivery-rate-estimation).
-    fn arrived(&mut self, now: Instant, mark: &Mark) {
-        let reported = now.saturating_duration_since(mark.heard);
-        let sent = mark.sent.saturating_duration_since(mark.first);
-        let seconds = reported.max(sent).as_secs_f64().max(1e-6);
-        let rate = self.received.saturating_sub(mark.received) as f64 / seconds;
-        self.round.rate = self.round.rate.max(rate);
-    }
-
-    fn tripped(&mut self, now: Instant, trip: Duration) {
-        let trip = trip.max(Duration::from_micros(10));
-        if now.saturating_duration_since(self.base_began) >= BASE_EVERY {
-            // Our own queue would pass for distance: look at the path without it once.
-            (self.base, self.base_began, self.draining) = ((self.base.1, None), now, true);
-        }
-        self.base.1 = Some(self.base.1.map_or(trip, |base| base.min(trip)));
-        self.smooth = Some(self.smooth.map_or(trip, |smooth| (smooth * 7 + trip) / 8));
-        self.round.last_trip = Some(trip);
-    }
-
-    fn conclude(&mut self) {
-        let (offered, came) = (self.seen - self.round.seen, self.received - self.round.received);
-        if let (Some(base), Some(trip), true) = (self.base(), self.round.last_trip, offered > 0) {
-            let lost = offered.saturating_sub(came);
-            self.adapt(base, trip, self.round.rate, lost > 8 * FULL && lost > offered / 10);
-        }
-        let (seen, received) = (self.seen, self.received);
-        self.round = Round { end: self.sent, seen, received, rate: 0.0, limited: false, last_trip: None };
-    }
-
-    /// The greatest rate of late rounds that another round came near to: one alone may be an accident of scheduling.
-    fn believed(&self) -> f64 {
-        let mut rates: Vec<f64> = self.rates.iter().copied().collect();
-        rates.sort_by(f64::total_cmp);
-        rates.iter().rev().nth(1).or(rates.last()).copied().unwrap_or(0.0)
-    }
-
-    fn adapt(&mut self, base: Duration, trip: Duration, rate: f64, losing: bool) {
-        let fastest = self.rates.iter().copied().fold(0.0, f64::max);
-        self.slow = if trip > 2 * (base + QUEUE) { self.slow.saturating_add(1) } else { 0 };
-        if losing {
-            self.rates.clear();
-        } else if self.slow >= SLOW {
-            self.rates.truncate(1); // the path has become slower than it was
-        }
-        // A round in which we had little to send says nothing about the path, unless it was fast.
-        if self.round.limited || losing || rate > fastest {
-            self.rates.truncate(RATES - 1);
-            self.rates.push_front(rate);
-        }
-        if self.starting && self.round.limited {
-            let queued = trip > base + QUEUE / 2;
-            if !losing && (!queued || rate > 1.25 * fastest) {
-                let gain = if base < Duration::from_millis(50) { 2.0 } else { 1.5 };
-                // No more than the rate asks for, so as not to find the path's limit far behind it.
-                let most = (1.5 * rate * (base + QUEUE).as_secs_f64()).max(1.25 * self.size as f64);
-                self.size = ((gain * self.size as f64).min(most) as u64).max(self.floor()).min(self.peer);
-                return;
-            }
-            self.starting = false;
-        }
-        if self.starting {
-            return;
-        }
-        let fastest = self.believed();
-        let ahead = if self.draining { base.mul_f64(0.75) } else { base + QUEUE };
-        // An eighth and a datagram wait for the next report; without them the window would shrink with the rate that
-        // it allows.
-        let follows = (fastest * ahead.as_secs_f64() * 8.0 / 7.0) as u64 + self.full;
-        (self.draining, self.size) = (false, follows.min(2 * self.size).max(self.floor()).min(self.peer));
+        self.untold = (self.untold.0 + offered, self.untold.1 + came);
+        let Some(mark) = asked else { return };
+        let (offered, came) = std::mem::take(&mut self.untold);
+        self.delivery.arrived(time, came, mark.sent, mark.stamp);
+        let trip = timely.then(|| time.saturating_sub(mark.sent));
+        trip.into_iter().for_each(|trip| self.trips.measured(trip));
+        self.rate.heard(&Heard {
+            now: time,
+            bytes: came,
+            lost: offered - came,
+            delivered: self.delivery.delivered(),
+            under_way: self.under_way(),
+            trip,
+            measured: self.delivery.measure(self.rate.base()),
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recorded;
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A link of `rate` a second by cost and a one-way `delay`, with a queue without end; what it did with a
+    /// A link of `rate` a second by cost and a one-way `delay`; what it did with a
     /// sender that has always something to send.
     struct Path {
         window: Window,
@@ -367,6 +253,8 @@ mod tests {
         /// Both ends are only now and then at work: times after which they are, drawn from this seed (xorshift64).
         late: Option<u64>,
         began: Instant,
+        /// How long the queue may be; what comes beyond it is lost.
+        holds: Duration,
     }
 
     impl Path {
@@ -374,7 +262,17 @@ mod tests {
             let now = Instant::now();
             let window = Window::new(peer, true, now);
             let (free, began, queued) = (now, now, Duration::ZERO);
-            Self { window, now, free, came: 0, reports: VecDeque::new(), queued, late: None, began }
+            Self {
+                window,
+                now,
+                free,
+                came: 0,
+                reports: VecDeque::new(),
+                queued,
+                late: None,
+                began,
+                holds: Duration::MAX,
+            }
         }
 
         /// When an end that is wanted at `at` gets to work, up to 12 ms later.
@@ -398,10 +296,13 @@ mod tests {
             let position = self.window.sent() + FULL;
             let asks = self.window.wants_report(position);
             self.window.sent_to(self.now, position, &[position][..usize::from(asks)]);
-            self.free = self.free.max(self.now) + Duration::from_secs_f64(FULL as f64 / rate);
-            self.queued = self.free - self.now;
-            if !(position / FULL).is_multiple_of(lost) {
+            let fits = self.free.saturating_duration_since(self.now) <= self.holds;
+            if fits && !(position / FULL).is_multiple_of(lost) {
                 self.came += FULL;
+            }
+            if fits {
+                self.free = self.free.max(self.now) + Duration::from_secs_f64(FULL as f64 / rate);
+                self.queued = self.free - self.now;
             }
             if asks {
                 let read = self
@@ -556,5 +457,46 @@ mod tests {
         assert!(pauses.is_sorted() && pauses[9] == MOST_PATIENCE, "{pauses:?}");
         window.reported(now, FULL, 0, true); // all was lost
         assert_eq!(window.permit(now), Permit::Now(FULL));
+    }
+
+    /// What arrived of a link's rate from the third second on, what was sent, and the longest queue of these 8 s.
+    fn row(megabits: f64, delay: Duration, lost: u64, holds: Option<Duration>) -> String {
+        let rate = megabits * 1e6 / 8.0;
+        let mut path = Path::new(64 << 20);
+        path.holds = holds.unwrap_or(Duration::MAX);
+        path.run(2_000 * MS, rate, delay, lost);
+        let before = path.window.sent();
+        let (reached, queued) = path.run(8_000 * MS, rate, delay, lost);
+        let sent = (path.window.sent() - before) as f64 / 8.0;
+        format!(
+            "{megabits:>6} {:>7} {:>7} {:>9.1} {:>10.1} {:>12.1} {:>9.1}\n",
+            2 * delay.as_millis(),
+            holds.map_or("-".into(), |holds| holds.as_millis().to_string()),
+            if lost == 0 { 0.0 } else { 100.0 / lost as f64 },
+            reached / rate * 100.0,
+            sent / rate * 100.0,
+            queued.as_secs_f64() * 1e3,
+        )
+    }
+
+    /// Behaviour under loss as a table under version control. `THALWEG_REWRITE=1 cargo test -p thalweg-udp --lib table`
+    /// writes it anew.
+    #[test]
+    fn behaviour_under_loss_is_as_in_the_table() {
+        let mut table = String::from(
+            "One sender with always something to send, every so many-th datagram lost in front of a link whose queue holds\n\
+             so many ms, or has no end. Seconds 3 to 10; what arrived and what was sent as shares of the link's rate.\n\n\
+             Mbit/s  rtt ms   queue lost in % arrived %       sent % queued ms\n",
+        );
+        for (megabits, delay) in [(5.0, 50 * MS), (20.0, 25 * MS), (100.0, 20 * MS), (1000.0, MS)] {
+            for lost in [0, 100, 20, 5, 3] {
+                table.push_str(&row(megabits, delay, lost, None));
+            }
+            for holds in [1, 3, 10, 30] {
+                table.push_str(&row(megabits, delay, 0, Some(holds * MS)));
+                table.push_str(&row(megabits, delay, 20, Some(holds * MS)));
+            }
+        }
+        recorded::assert_recorded(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/window.txt"), &table);
     }
 }
