@@ -1,46 +1,32 @@
-//! Session, round and reassembly as state machines without IO.
+//! Sessions, transfers and what is built of them, as state machines without IO.
 //!
 //! Nothing here opens a socket, spawns a task or reads a clock: `now` is an argument, what happens comes in
 //! through methods, what is to be done comes out of `poll_action`. The same code runs live, in tests with a
 //! virtual clock and network, and under a fuzzer.
 //!
 //! ```text
-//! server                                   client
-//!   Challenge  ------------------------------>
-//!   <------------------------------  Hello (proof, what it still holds)
-//!   Welcome (number, layout)  --------------->
-//!   Begin, chunks, End  --------------------->   into the arena, in place
-//!   <------------------------------  Received (or Need: holes)
-//!                                            train
-//!   <------------------------------  Offer (samples, metrics)
-//!   Grant (ranges)  ------------------------->   when the staging budget admits it
-//!   <------------------------------  chunks, End
-//!   Accepted, once folded (or Grant: holes, Rejected, Closed) -->
+//! session    one link: handshake, proof, versions, liveness, pings, clocks, counters
+//! transfer   one parcel on one link, in either direction: offer, grant, chunks, holes, ask again, mend, end, resume
+//! star       federated averaging in rounds, on these two
+//! tasks      heads and tensors to named members, and their results, on these two
 //! ```
-//!
-//! A Grant of holes may also come while chunks are sent: what it is about follows them, and has an End of its own.
 #![forbid(unsafe_code)]
 
-mod choice;
-mod client;
-mod credits;
-mod liveness;
-mod order;
-mod outcome;
-mod reaching;
-mod reassembly;
-mod round;
-mod server;
+mod session;
+mod star;
+mod tasks;
+mod transfer;
 
-pub use choice::Choice;
-pub use client::{Client, ClientAction, ClientConfig, Verdict};
-pub use credits::Credits;
-pub use liveness::Liveness;
-pub use order::{Fanout, Gather};
-pub use outcome::{Direction, Outcome, Participation, Span, State, Transfer};
-pub use reassembly::{Fit, Reassembly};
-pub use round::{Ending, Partial, Round, RoundPlan};
-pub use server::{Action, Admission, LinkId, Place, Server, ServerConfig, Stored, Traffic};
+pub use session::{Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic};
+pub use star::{
+    Choice, Client, Credits, Ending, Fanout, Gather, Outcome, Partial, Participation, Place, Round,
+    RoundAction, RoundPlan, RoundStep, Server, ServerConfig, State, Stored, Verdict,
+};
+pub use tasks::{
+    Answer, Reply, ReplyState, TaskAction, TaskClient, TaskConfig, TaskPlace, TaskPlan, TaskServer, TaskStep,
+    TaskVerdict,
+};
+pub use transfer::{Direction, Fit, Reassembly, Span, Transfer};
 
 /// Time since the machine was made, on a monotonic clock.
 pub type Time = std::time::Duration;

@@ -3,9 +3,13 @@
 
 mod common;
 
-use common::party::{ServerParty, MAX_SAMPLES};
+use common::{update_offer, Action};
+use thalweg_proto::RoundAction;
+use thalweg_wire::control::Purpose;
+
+use common::party::{ServerParty, MAX_WEIGHT};
 use common::{plan, profile, Path, Profile, RoundResult, Setup, World, JOB, MS, SECOND};
-use thalweg_proto::{Action, LinkId, Partial, Place, RoundPlan, State, Time, Verdict};
+use thalweg_proto::{LinkId, Partial, Place, RoundPlan, State, Time, Verdict};
 use thalweg_wire::control::{Control, Hello, Holding, Interval, StandIn, VERSIONS};
 use thalweg_wire::{ChunkHeader, Range};
 
@@ -143,13 +147,23 @@ fn server_actions(server: &mut ServerParty) -> Vec<Action> {
 fn hello(server: &mut ServerParty, now: Time, link: LinkId, name: &str, instance: u64, holding: Holding) {
     server.machine.connected(now, link, [0; 32], true);
     let (name, nonce, proof, layout) = (name.into(), [9; 32], None, None);
-    let hello = Hello { version: VERSIONS.1, name, instance, nonce, proof, layout, holding, clock: 0 };
+    let hello = Hello {
+        version: VERSIONS.1,
+        name,
+        instance,
+        nonce,
+        proof,
+        layout,
+        holding,
+        clock: 0,
+        purpose: Purpose::Rounds,
+    };
     server.machine.control(now, link, Control::Hello(hello));
 }
 
-fn offer(server: &mut ServerParty, now: Time, link: LinkId, samples: u64) {
-    let (layout, metrics) = (server.layout.hash(), "{}".into());
-    server.machine.control(now, link, Control::Offer { round: 1, samples, layout, metrics });
+fn offer(server: &mut ServerParty, now: Time, link: LinkId, weight: f64) {
+    let layout = server.layout.hash();
+    server.machine.control(now, link, update_offer(1, weight, layout, "{}"));
 }
 
 /// A round of two with clients 1 and 2 on links of these numbers, of which the first may send its update.
@@ -159,7 +173,7 @@ fn sending(partial: Partial, plan: RoundPlan, setup: Setup) -> ServerParty {
         hello(&mut server, MS, link, &format!("c{link}"), 1, Holding::Nothing);
     }
     assert_eq!(server.machine.start_round(MS, plan), Ok(()));
-    offer(&mut server, 2 * MS, 1, 5);
+    offer(&mut server, 2 * MS, 1, 5.0);
     server_actions(&mut server);
     server
 }
@@ -184,14 +198,14 @@ fn said(actions: &[Action], to: LinkId) -> Vec<Control> {
 
 fn refusal(actions: &[Action], to: LinkId) -> String {
     let refused = said(actions, to).into_iter().find_map(|message| match message {
-        Control::Rejected { round: 1, reason } => Some(reason),
+        Control::Rejected { parcel: 1, reason } => Some(reason),
         _ => None,
     });
     refused.unwrap_or_else(|| panic!("{actions:?}"))
 }
 
 fn end() -> Control {
-    Control::End { round: 1, sent: Interval::default(), retransmissions: None }
+    Control::End { parcel: 1, sent: Interval::default(), retransmissions: None }
 }
 
 /// A process that says that it holds what another one held, or offers what it was never asked for.
@@ -208,15 +222,15 @@ fn no_process_goes_on_where_another_was_whatever_it_says() {
             server.machine.closed(4 * MS, 1, "it died");
             hello(&mut server, 5 * MS, 3, "c1", 2, holding.clone());
             let actions = server_actions(&mut server);
-            let closed = said(&actions, 3).contains(&Control::Closed { round: 1 });
+            let closed = said(&actions, 3).contains(&Control::Closed { parcel: 1 });
             assert!(closed || partial == Partial::Discard, "it hears so: {actions:?}");
             // It comes back with the same lie, this time as a process that is known.
             server.machine.closed(6 * MS, 3, "cut");
             hello(&mut server, 7 * MS, 4, "c1", 2, holding.clone());
             if partial == Partial::Keep {
-                offer(&mut server, 8 * MS, 4, 5);
+                offer(&mut server, 8 * MS, 4, 5.0);
                 let actions = server_actions(&mut server);
-                assert_eq!(said(&actions, 4).last(), Some(&Control::Closed { round: 1 }), "{actions:?}");
+                assert_eq!(said(&actions, 4).last(), Some(&Control::Closed { parcel: 1 }), "{actions:?}");
                 assert!(store(&mut server, 9 * MS, 4, 1024, 2048).is_empty());
             }
         }
@@ -226,12 +240,12 @@ fn no_process_goes_on_where_another_was_whatever_it_says() {
 #[test]
 fn weights_are_judged_when_they_are_offered() {
     let mut server = sending(Partial::Discard, plan(1, 2), Setup::default());
-    offer(&mut server, 3 * MS, 2, MAX_SAMPLES + 1);
+    offer(&mut server, 3 * MS, 2, MAX_WEIGHT + 1.0);
     let reason = refusal(&server_actions(&mut server), 2);
     assert!(reason.contains("1099511627777 samples") && reason.contains("divide the numbers"), "{reason}");
     // What has come was judged by the weight it was offered with.
     store(&mut server, 3 * MS, 1, 0, 1024);
-    offer(&mut server, 4 * MS, 1, 6);
+    offer(&mut server, 4 * MS, 1, 6.0);
     let reason = refusal(&server_actions(&mut server), 1);
     assert!(reason.contains("of 6 samples") && reason.contains("as one of 5"), "{reason}");
 }
@@ -264,7 +278,7 @@ fn a_round_ends_only_when_what_is_being_folded_has_been() {
     ] {
         let plan = RoundPlan { enough: 1, deadline: Some(SECOND), ..plan(1, 2) };
         let mut server = sending(Partial::Keep, plan, Setup { stand_in, ..Setup::default() });
-        offer(&mut server, 3 * MS, 2, 7);
+        offer(&mut server, 3 * MS, 2, 7.0);
         let total = server.layout.bytes();
         let other = ChunkHeader { sender: 2, ..chunk(&server, 0, total) };
         let fresh = server.machine.stored(3 * MS, 2, &other, Ok(())).unwrap().fresh;
@@ -276,7 +290,7 @@ fn a_round_ends_only_when_what_is_being_folded_has_been() {
         server.machine.timeout(late);
         let ended = |actions: &[Action]| {
             actions.iter().find_map(|a| match a {
-                Action::Ended(outcome) => Some(outcome.participants[0].clone()),
+                Action::Policy(RoundAction::Ended(outcome)) => Some(outcome.participants[0].clone()),
                 _ => None,
             })
         };

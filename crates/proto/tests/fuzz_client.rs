@@ -2,10 +2,13 @@
 
 mod common;
 
+use common::{model_offer, ClientAction};
+use thalweg_proto::RoundStep;
+
 use common::party::layout;
 use common::senseless::{challenge, chunk, from_server, welcome};
 use common::{Rng, MS, SECOND};
-use thalweg_proto::{Client, ClientAction, ClientConfig, Span, Time};
+use thalweg_proto::{Client, ClientConfig, Span, Time};
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Ranges};
 
@@ -86,10 +89,10 @@ impl Fuzzed {
         match self.rng.below(4) {
             _ if !self.greeted => challenge(&mut self.rng),
             _ if !self.welcomed => welcome(&mut self.rng, &self.layout),
-            0 => Control::Begin { round, config: "{}".into() },
-            1 => Control::End { round, sent: Interval::default(), retransmissions: None },
-            2 => Control::Grant { round, wanted: Ranges::full(self.layout.bytes()) },
-            _ => Control::Accepted { round },
+            0 => model_offer(round, self.layout.hash()),
+            1 => Control::End { parcel: round, sent: Interval::default(), retransmissions: None },
+            2 => Control::Grant { parcel: round, wanted: Ranges::full(self.layout.bytes()) },
+            _ => Control::Accepted { parcel: round },
         }
     }
 
@@ -117,11 +120,11 @@ impl Fuzzed {
     fn submit(&mut self) {
         match self.due.filter(|_| self.rng.chance(0.5)) {
             Some(round) => {
-                assert_eq!(self.client.submit(round, 1, "{}".into()), Ok(()));
+                assert_eq!(self.client.submit(round, 1.0, "{}".into()), Ok(()));
                 self.submitted += 1;
                 self.due = None;
             }
-            None => assert!(self.client.submit(9, 1, "{}".into()).is_err(), "never handed out"),
+            None => assert!(self.client.submit(9, 1.0, "{}".into()).is_err(), "never handed out"),
         }
     }
 
@@ -132,17 +135,17 @@ impl Fuzzed {
                 self.greeted |= matches!(message, Control::Hello(_));
                 assert!(self.greeted, "{message:?} before the Hello");
             }
-            ClientAction::SendUpdate { .. } => assert!(self.up),
+            ClientAction::SendParcel { .. } => assert!(self.up),
             ClientAction::Prove { .. } => self.client.proven(self.now, None),
             ClientAction::Close | ClientAction::Connect { .. } => self.up = false,
-            ClientAction::Ready { round, .. } => {
+            ClientAction::Policy(RoundStep::Ready { round, .. }) => {
                 assert_eq!(self.due, None, "a model while it trains");
                 self.ready += 1;
                 self.due = Some(round);
             }
-            ClientAction::Verdict { .. } => self.verdicts += 1,
-            ClientAction::Mend { .. } => unreachable!("what is missing is asked for"),
-            ClientAction::CancelUpdate | ClientAction::Joined(_) | ClientAction::Finished(_) => {}
+            ClientAction::Policy(RoundStep::Verdict { .. }) => self.verdicts += 1,
+            ClientAction::Policy(RoundStep::Mend { .. }) => unreachable!("what is missing is asked for"),
+            ClientAction::Cancel { .. } | ClientAction::Joined(_) | ClientAction::Finished(_) => {}
         }
     }
 }

@@ -2,14 +2,15 @@
 
 mod common;
 
+use common::Action;
+use thalweg_proto::RoundAction;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::party::ServerParty;
 use common::senseless::{chunk, from_client};
 use common::{plan, Rng, Setup, JOB, MS, SECOND};
-use thalweg_proto::{
-    Action, Choice, Fanout, Gather, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time,
-};
+use thalweg_proto::{Choice, Fanout, Gather, LinkId, Outcome, Partial, Place, RoundPlan, Span, State, Time};
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
 
@@ -162,7 +163,11 @@ impl Fuzzed {
     /// All that was asked for has been sent.
     fn end(&mut self, link: LinkId, round: u32) {
         let sent = Interval { start: 0, end: 1 };
-        self.party.machine.control(self.now, link, Control::End { round, sent, retransmissions: None });
+        self.party.machine.control(
+            self.now,
+            link,
+            Control::End { parcel: round, sent, retransmissions: None },
+        );
     }
 
     fn fold(&mut self) {
@@ -195,9 +200,9 @@ impl Fuzzed {
         let bound = if self.rng.chance(0.1) { 5 * SECOND } else { 100 * MS };
         self.now += self.rng.time(bound);
         let machine = &mut self.party.machine;
-        if machine.poll_timeout(self.now).is_some_and(|at| at <= self.now) {
+        if machine.poll_timeout().is_some_and(|at| at <= self.now) {
             machine.timeout(self.now);
-            assert!(machine.poll_timeout(self.now).is_none_or(|at| at > self.now), "the timer stands still");
+            assert!(machine.poll_timeout().is_none_or(|at| at > self.now), "the timer stands still");
         }
     }
 
@@ -209,14 +214,14 @@ impl Fuzzed {
                     if let Control::Welcome(welcome) = &message {
                         self.senders.insert(link, welcome.sender);
                     }
-                    if let Control::Grant { round, wanted } = message {
+                    if let Control::Grant { parcel: round, wanted } = message {
                         self.granted.insert(link, (round, wanted));
                     }
                 }
-                Action::SendUpdate { links, .. } => assert!(links.iter().all(|l| self.links.contains(l))),
-                Action::CancelUpdate { link } => assert!(self.links.contains(&link)),
+                Action::SendParcel { links, .. } => assert!(links.iter().all(|l| self.links.contains(l))),
+                Action::Cancel { link, .. } => assert!(self.links.contains(&link)),
                 Action::Close { link } => self.links.retain(|&l| l != link),
-                Action::Fold { sender, weight, holes } => {
+                Action::Policy(RoundAction::Fold { sender, weight, holes }) => {
                     assert!(holes.is_empty(), "nothing stands in");
                     let whole = self.fresh.remove(&sender).unwrap_or_default().bytes();
                     assert_eq!(whole, self.party.layout.bytes(), "folds what has not come");
@@ -224,9 +229,9 @@ impl Fuzzed {
                     assert!(self.folded.insert(sender), "{sender} is folded twice");
                     self.folding.push(sender);
                 }
-                Action::Unstage { sender } => drop(self.fresh.remove(&sender)),
+                Action::Policy(RoundAction::Unstage { sender }) => drop(self.fresh.remove(&sender)),
                 Action::Joined { .. } | Action::Left { .. } | Action::Note { .. } => {}
-                Action::Ended(outcome) => self.ended(&outcome),
+                Action::Policy(RoundAction::Ended(outcome)) => self.ended(&outcome),
             }
         }
     }

@@ -3,9 +3,13 @@
 
 mod common;
 
+use common::{update_offer, Action};
+use thalweg_proto::RoundAction;
+use thalweg_wire::control::Purpose;
+
 use common::party::ServerParty;
 use common::{plan, profile, Setup, World, MS, SECOND};
-use thalweg_proto::{Action, LinkId, RoundPlan, Time};
+use thalweg_proto::{LinkId, RoundPlan, Time};
 use thalweg_wire::control::{Control, Hello, Holding, Refusal, MAX_METRICS, MAX_REASON, VERSIONS};
 use thalweg_wire::text::is_plain;
 
@@ -70,7 +74,17 @@ fn a_farewell_is_one_plain_line_wherever_it_is_kept() {
 fn hello(name: &str) -> Control {
     let (name, holding) = (name.into(), Holding::Nothing);
     let (nonce, proof, layout) = ([9; 32], None, None);
-    Control::Hello(Hello { version: VERSIONS.1, name, instance: 1, nonce, proof, layout, holding, clock: 0 })
+    Control::Hello(Hello {
+        version: VERSIONS.1,
+        name,
+        instance: 1,
+        nonce,
+        proof,
+        layout,
+        holding,
+        clock: 0,
+        purpose: Purpose::Rounds,
+    })
 }
 
 fn actions(server: &mut ServerParty) -> Vec<Action> {
@@ -96,7 +110,7 @@ fn names_that_forge_lines_or_turn_text_are_refused() {
 
 fn offer(server: &mut ServerParty, round: u32, link: LinkId, metrics: String) -> Vec<Action> {
     let layout = server.layout.hash();
-    server.machine.control(2 * MS, link, Control::Offer { round, samples: 5, layout, metrics });
+    server.machine.control(2 * MS, link, update_offer(round, 5.0, layout, &metrics));
     actions(server)
 }
 
@@ -119,7 +133,7 @@ fn metrics_that_are_too_long_are_dropped_and_that_is_said_once() {
     assert_eq!(notes(&offer(&mut server, 1, 2, "{}".into())), 0);
     server.machine.finish(3 * MS, "over");
     let ended = actions(&mut server).into_iter().find_map(|action| match action {
-        Action::Ended(outcome) => Some(outcome),
+        Action::Policy(RoundAction::Ended(outcome)) => Some(outcome),
         _ => None,
     });
     let kept: Vec<String> = ended.unwrap().participants.into_iter().map(|p| p.metrics).collect();
@@ -129,6 +143,6 @@ fn metrics_that_are_too_long_are_dropped_and_that_is_said_once() {
 #[test]
 fn an_honest_client_hears_at_once_that_its_metrics_are_too_long() {
     let mut world = World::joined(&Setup::default(), [profile("a")]);
-    let error = world.clients[0].machine.submit(1, 1, "x".repeat(MAX_METRICS + 1)).unwrap_err();
+    let error = world.clients[0].machine.submit(1, 1.0, "x".repeat(MAX_METRICS + 1)).unwrap_err();
     assert!(error.contains("fewer or shorter"), "{error}");
 }

@@ -2,8 +2,10 @@
 
 mod common;
 
+use common::ClientAction;
+
 use common::{profile, Profile, Setup, World, SECOND};
-use thalweg_proto::{Client, ClientAction, ClientConfig, Time};
+use thalweg_proto::{Client, ClientConfig, Time};
 
 fn impatient() -> Profile {
     Profile { patience: 2 * SECOND, ..profile("c") }

@@ -2,9 +2,12 @@
 
 mod common;
 
+use common::{Action, ClientAction};
+use thalweg_wire::control::Purpose;
+
 use common::party::ServerParty;
 use common::{plan, profile, prove, Profile, Setup, World, MS, SECOND};
-use thalweg_proto::{Action, Client, ClientAction, ClientConfig, LinkId, Time};
+use thalweg_proto::{Client, ClientConfig, LinkId, Time};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Refusal, VERSIONS};
 use thalweg_wire::LayoutHash;
 
@@ -51,6 +54,7 @@ fn hello(name: &str, instance: u64) -> Hello {
         layout: None,
         holding: Holding::Nothing,
         clock: 0,
+        purpose: Purpose::Rounds,
     }
 }
 
@@ -114,7 +118,7 @@ fn whoever_does_not_say_who_it_is_goes_in_time_whatever_liveness_is() {
         server.party.machine.timeout(server.now);
         assert!(server.actions().is_empty());
     }
-    assert_eq!(server.party.machine.poll_timeout(server.now), Some(20 * SECOND));
+    assert_eq!(server.party.machine.poll_timeout(), Some(20 * SECOND));
     server.now += SECOND;
     server.party.machine.timeout(server.now);
     assert_eq!(refusal(&server.actions(), 1).0, Refusal::Liveness);
@@ -214,10 +218,10 @@ fn the_same_process_takes_over_from_its_old_link_though_that_looks_alive() {
 #[test]
 fn nobody_is_believed_to_hold_a_round_it_was_not_given() {
     let closed = |actions: &[Action]| {
-        let tells = |a: &&Action| matches!(a, Action::Send { message: Control::Closed { round: 1 }, .. });
+        let tells = |a: &&Action| matches!(a, Action::Send { message: Control::Closed { parcel: 1 }, .. });
         actions.iter().filter(tells).count()
     };
-    let began = |actions: &[Action]| actions.iter().any(|a| matches!(a, Action::SendUpdate { .. }));
+    let began = |actions: &[Action]| actions.iter().any(|a| matches!(a, Action::SendParcel { .. }));
     let mut server = Bare::new(&Setup::default());
     server.join(1, hello("in", 1));
     server.join(2, hello("out", 1));
@@ -249,7 +253,7 @@ fn messages_out_of_place_end_the_link_and_nothing_else() {
     assert!(server.say(2, Control::Hello(hello("c", 2))).is_empty());
 
     server.join(3, hello("c", 2));
-    let (code, reason) = refusal(&server.say(3, Control::Accepted { round: 1 }), 3);
+    let (code, reason) = refusal(&server.say(3, Control::Accepted { parcel: 1 }), 3);
     assert_eq!((code, reason.as_str()), (Refusal::Protocol, "this message is the server's to send"));
 
     server.join(4, hello("c", 2));
@@ -269,9 +273,9 @@ fn absurd_numbers_are_taken_calmly() {
         let received = thalweg_wire::control::Interval { start: u64::MAX, end: 0 };
         server.say(
             link,
-            Control::Received { round: u32::MAX, received, duplicates: u64::MAX, missing: u64::MAX },
+            Control::Received { parcel: u32::MAX, received, duplicates: u64::MAX, missing: u64::MAX },
         );
-        server.say(link, Control::End { round: 0, sent: received, retransmissions: Some(u64::MAX) });
+        server.say(link, Control::End { parcel: 0, sent: received, retransmissions: Some(u64::MAX) });
         server.say(link, Control::Ping { clock: u64::MAX, received: u64::MAX });
     }
     assert_eq!(server.party.machine.connected_clients().count(), 3);

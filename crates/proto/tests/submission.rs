@@ -2,9 +2,13 @@
 
 mod common;
 
+use common::{model_offer, update_offer, Action, ClientAction};
+use thalweg_proto::{RoundAction, RoundStep};
+use thalweg_wire::control::{Parcel, Purpose};
+
 use common::party::{layout, ServerParty};
 use common::{plan, Setup, JOB, MS};
-use thalweg_proto::{Action, Client, ClientAction, ClientConfig, LinkId, Span, Time, Verdict};
+use thalweg_proto::{Client, ClientConfig, LinkId, Span, Time, Verdict};
 use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
 use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges};
 
@@ -37,7 +41,7 @@ fn let_in(client: &mut Client, now: Time) -> Vec<ClientAction> {
 }
 
 fn grant() -> Control {
-    Control::Grant { round: 1, wanted: Ranges::full(layout(100).bytes()) }
+    Control::Grant { parcel: 1, wanted: Ranges::full(layout(100).bytes()) }
 }
 
 /// A client in the middle of sending its update.
@@ -54,17 +58,17 @@ fn sending(now: Time) -> Client {
         offset: 0,
         length: all.bytes() as u32,
     };
-    client.control(now, Control::Begin { round: 1, config: "{}".into() });
+    client.control(now, model_offer(1, layout(100).hash()));
     client.stored(now, &chunk, true);
-    client.control(now, Control::End { round: 1, sent: Interval::default(), retransmissions: None });
-    assert_eq!(client.submit(1, 5, "{}".into()), Ok(()));
+    client.control(now, Control::End { parcel: 1, sent: Interval::default(), retransmissions: None });
+    assert_eq!(client.submit(1, 5.0, "{}".into()), Ok(()));
     client.control(now, grant());
     assert!(sends(&client_actions(&mut client)));
     client
 }
 
 fn sends(actions: &[ClientAction]) -> bool {
-    actions.iter().any(|a| matches!(a, ClientAction::SendUpdate { round: 1, .. }))
+    actions.iter().any(|a| matches!(a, ClientAction::SendParcel { parcel: 1, .. }))
 }
 
 fn ends(actions: &[ClientAction]) -> usize {
@@ -72,7 +76,7 @@ fn ends(actions: &[ClientAction]) -> usize {
 }
 
 fn cancels(actions: &[ClientAction]) -> bool {
-    actions.iter().any(|a| matches!(a, ClientAction::CancelUpdate))
+    actions.iter().any(|a| matches!(a, ClientAction::Cancel { .. }))
 }
 
 #[test]
@@ -88,7 +92,8 @@ fn an_update_interrupted_by_a_refusal_or_a_cut_is_offered_and_sent_again() {
         let actions = client_actions(&mut client);
         assert!(cancels(&actions) && actions.iter().any(|a| matches!(a, ClientAction::Connect { .. })));
         let actions = let_in(&mut client, 2 * MS);
-        let offers = actions.iter().any(|a| matches!(a, ClientAction::Send(Control::Offer { round: 1, .. })));
+        let offers =
+            actions.iter().any(|a| matches!(a, ClientAction::Send(Control::Offer(Parcel { number: 1, .. }))));
         assert!(offers, "{actions:?}");
         // The old link's sender reports only now: nothing ends that has not begun.
         client.sent(1, Ok(Span::default()), None);
@@ -109,15 +114,15 @@ fn a_second_grant_while_sending_changes_nothing() {
 
 #[test]
 fn a_refused_or_late_update_stops_being_sent() {
-    let refused = Control::Rejected { round: 1, reason: "bad".into() };
+    let refused = Control::Rejected { parcel: 1, reason: "bad".into() };
     for (message, verdict) in
-        [(refused, Verdict::Rejected("bad".into())), (Control::Closed { round: 1 }, Verdict::Late)]
+        [(refused, Verdict::Rejected("bad".into())), (Control::Closed { parcel: 1 }, Verdict::Late)]
     {
         let mut client = sending(Time::ZERO);
         client.control(MS, message);
         let actions = client_actions(&mut client);
         assert!(cancels(&actions), "{actions:?}");
-        let told = |a: &ClientAction| matches!(a, ClientAction::Verdict { verdict: v, .. } if *v == verdict);
+        let told = |a: &ClientAction| matches!(a, ClientAction::Policy(RoundStep::Verdict { verdict: v, .. }) if *v == verdict);
         assert!(actions.iter().any(told), "{actions:?}");
         client.sent(1, Err("cancelled".into()), None);
         assert!(client_actions(&mut client).is_empty());
@@ -163,7 +168,17 @@ fn with_two(now: Time) -> (ServerParty, Vec<Action>) {
         server.machine.connected(now, link, [0; 32], true);
         let (name, holding) = (format!("c{link}"), Holding::Nothing);
         let (nonce, proof, layout) = ([9; 32], None, None);
-        let hello = Hello { version: VERSIONS.1, name, instance: 1, nonce, proof, layout, holding, clock: 0 };
+        let hello = Hello {
+            version: VERSIONS.1,
+            name,
+            instance: 1,
+            nonce,
+            proof,
+            layout,
+            holding,
+            clock: 0,
+            purpose: Purpose::Rounds,
+        };
         server.machine.control(now, link, Control::Hello(hello));
     }
     assert_eq!(server.machine.start_round(now, plan(1, 2)), Ok(()));
@@ -182,25 +197,27 @@ fn the_model_goes_to_all_in_one_call_and_holes_are_sent_only_after_it() {
     let (mut server, actions) = with_two(MS);
     let calls: Vec<&Vec<LinkId>> = actions
         .iter()
-        .filter_map(|a| if let Action::SendUpdate { links, .. } = a { Some(links) } else { None })
+        .filter_map(|a| if let Action::SendParcel { links, .. } = a { Some(links) } else { None })
         .collect();
     assert_eq!(calls, [&vec![1, 2]]);
-    let need = || Control::Need { round: 1, holes: Ranges::full(512) };
+    let need = || Control::Grant { parcel: 1, wanted: Ranges::full(512) };
     server.machine.control(2 * MS, 1, need());
     assert!(server_actions(&mut server).is_empty(), "it is still being sent");
     server.machine.sent(3 * MS, 1, 1, Ok(Span { start: MS, end: 3 * MS }));
+    let after = server_actions(&mut server);
+    let again = |action: &Action| matches!(action, Action::SendParcel { links, .. } if *links == [1]);
+    assert!(matches!(&after[..], [Action::Send { message: Control::End { .. }, .. }, holes] if again(holes)));
+    server.machine.sent(4 * MS, 1, 1, Ok(Span { start: MS, end: 4 * MS }));
     assert!(matches!(server_actions(&mut server)[..], [Action::Send { message: Control::End { .. }, .. }]));
-    server.machine.sent(3 * MS, 1, 1, Ok(Span { start: MS, end: 3 * MS }));
+    server.machine.sent(4 * MS, 1, 1, Ok(Span { start: MS, end: 4 * MS }));
     assert!(server_actions(&mut server).is_empty(), "told twice");
-    server.machine.control(4 * MS, 1, need());
-    assert!(matches!(&server_actions(&mut server)[..], [Action::SendUpdate { links, .. }] if *links == [1]));
 }
 
 #[test]
 fn offers_at_the_same_moment_are_granted_once_each() {
     let (mut server, _) = with_two(MS);
     let layout = server.layout.hash();
-    let offer = |layout: LayoutHash| Control::Offer { round: 1, samples: 5, layout, metrics: "{}".into() };
+    let offer = |layout: LayoutHash| update_offer(1, 5.0, layout, "{}");
     server.machine.control(2 * MS, 1, offer(layout));
     server.machine.control(2 * MS, 2, offer(layout));
     server.machine.control(2 * MS, 1, offer(layout));
@@ -213,10 +230,9 @@ fn an_offer_of_another_layout_or_of_nothing_is_refused_with_the_mend() {
     let (mut server, _) = with_two(MS);
     let ours = server.layout.hash();
     for (link, samples, layout, words) in
-        [(1, 5, LayoutHash(1), "use the same model"), (2, 0, ours, "train on at least one")]
+        [(1, 5.0, LayoutHash(1), "use the same model"), (2, 0.0, ours, "train on at least one")]
     {
-        let metrics = "{}".into();
-        server.machine.control(2 * MS, link, Control::Offer { round: 1, samples, layout, metrics });
+        server.machine.control(2 * MS, link, update_offer(1, samples, layout, "{}"));
         let told = server_actions(&mut server).into_iter().find_map(|a| match a {
             Action::Send { message: Control::Rejected { reason, .. }, .. } => Some(reason),
             _ => None,
@@ -242,7 +258,7 @@ fn wanted(actions: &[Action]) -> Vec<Ranges> {
 fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     let (mut server, _) = with_two(MS);
     let (layout, total) = (server.layout.hash(), server.layout.bytes());
-    let offer = Control::Offer { round: 1, samples: 5, layout, metrics: "{}".into() };
+    let offer = update_offer(1, 5.0, layout, "{}");
     server.machine.control(2 * MS, 1, offer);
     assert_eq!(wanted(&server_actions(&mut server)), [Ranges::full(total)]);
     let stored = |server: &mut ServerParty, parts: &[(u64, u64)]| {
@@ -267,7 +283,7 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     assert_eq!(stored(&mut server, &[(2560, 3072), (3072, 3584)]), [ranges(&[(1000, 1024)])]);
     stored(&mut server, &[(3584, 3900)]);
     let end = |server: &mut ServerParty| {
-        let end = Control::End { round: 1, sent: Interval::default(), retransmissions: None };
+        let end = Control::End { parcel: 1, sent: Interval::default(), retransmissions: None };
         server.machine.control(4 * MS, 1, end);
         wanted(&server_actions(server))
     };
@@ -277,12 +293,12 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
     stored(&mut server, &[(1000, 1024)]);
     assert!(end(&mut server).is_empty());
     stored(&mut server, &[(3900, total), (100, 160)]);
-    let end = Control::End { round: 1, sent: Interval::default(), retransmissions: None };
+    let end = Control::End { parcel: 1, sent: Interval::default(), retransmissions: None };
     server.machine.control(4 * MS, 1, end);
     let accepted =
-        |a: &Action| matches!(a, Action::Send { link: 1, message: Control::Accepted { round: 1 } });
+        |a: &Action| matches!(a, Action::Send { link: 1, message: Control::Accepted { parcel: 1 } });
     let actions = server_actions(&mut server);
-    assert!(actions.iter().any(|a| matches!(a, Action::Fold { sender: 1, .. })));
+    assert!(actions.iter().any(|a| matches!(a, Action::Policy(RoundAction::Fold { sender: 1, .. }))));
     assert!(!actions.iter().any(accepted), "it is not folded yet");
     server.machine.folded(5 * MS, 1, Ok(()));
     assert!(server_actions(&mut server).iter().any(accepted));
@@ -292,7 +308,7 @@ fn what_is_lost_of_an_update_is_asked_for_while_the_rest_comes() {
 fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end() {
     let mut client = sending(MS);
     for part in [(0, 8), (64, 80), (72, 96)] {
-        client.control(MS, Control::Grant { round: 1, wanted: ranges(&[part]) });
+        client.control(MS, Control::Grant { parcel: 1, wanted: ranges(&[part]) });
         assert!(client_actions(&mut client).is_empty(), "one after the other");
     }
     client.sent(1, Ok(Span { start: MS, end: 2 * MS }), Some(3));
@@ -300,7 +316,7 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
     assert_eq!(ends(&actions), 1);
     let next: Vec<&Ranges> = actions
         .iter()
-        .filter_map(|a| if let ClientAction::SendUpdate { wanted, .. } = a { Some(wanted) } else { None })
+        .filter_map(|a| if let ClientAction::SendParcel { wanted, .. } = a { Some(wanted) } else { None })
         .collect();
     assert_eq!(next, [&ranges(&[(0, 8), (64, 96)])]);
     client.sent(1, Ok(Span { start: 2 * MS, end: 3 * MS }), Some(2));
@@ -319,7 +335,7 @@ fn what_is_granted_while_an_update_is_sent_follows_it_and_each_grant_has_an_end(
 #[test]
 fn what_was_granted_on_a_broken_link_is_forgotten() {
     let mut client = sending(MS);
-    client.control(MS, Control::Grant { round: 1, wanted: ranges(&[(0, 8)]) });
+    client.control(MS, Control::Grant { parcel: 1, wanted: ranges(&[(0, 8)]) });
     client.closed(2 * MS, "it broke");
     client_actions(&mut client);
     let_in(&mut client, 3 * MS);

@@ -1,17 +1,27 @@
 //! Control messages: everything two peers say to each other besides chunks.
 //!
-//! Small, reliable, in order within a connection. `config` and `metrics` are JSON objects, opaque to the core. The
-//! former is bounded by [`crate::MAX_CONTROL`], the latter by [`MAX_METRICS`]. Reasons are one plain line once decoded,
-//! whatever the peer wrote ([`text::plain`]).
+//! Small, reliable, in order within a connection. What is moved is a [`Parcel`]: a model, an update, or any tensors.
+//! Every message about a parcel bears its number, and goes from its sender to its receiver or back. Reasons are one
+//! plain line once decoded, whatever the peer wrote ([`text::plain`]).
+//!
+//! | who | message | meaning |
+//! |---|---|---|
+//! | sender | Offer | the parcel: head, layout, weight; its chunks follow at once, or when they are granted |
+//! | receiver | Grant | send these ranges: all, what a broken link did not carry, or what was lost |
+//! | sender | End | the ranges of one grant have been sent |
+//! | receiver | Received | the parcel is here |
+//! | receiver | Accepted, Rejected | it counts, or does not, with the reason |
+//! | either | Closed | the sender's or receiver's interest in it has ended |
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::parcel::{Content, Parcel, MAX_HEAD};
 pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON};
 
 use crate::{text, Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
-pub const VERSIONS: (u16, u16) = (5, 5);
+pub const VERSIONS: (u16, u16) = (6, 6);
 /// Most separate holes one message names; more are asked for in a further pass.
 pub const MAX_HOLES: usize = 4096;
 /// Most separate holes a [`Hello`] names, so that it has no more than [`crate::MAX_HELLO`] bytes.
@@ -39,75 +49,53 @@ pub enum Control {
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
-    /// Server: a round begins; the chunks of the global model follow, then [`Control::End`].
-    Begin {
-        /// The round, from 1.
-        round: u32,
-        /// JSON object for the client's `train`.
-        config: String,
-    },
-    /// Sender of an update: all ranges asked for have been sent once.
+    /// Sender: a parcel. Its chunks follow at once if it is pushed, else they wait for a [`Control::Grant`].
+    Offer(Parcel),
+    /// Sender: all ranges of one grant, or of a pushed parcel, have been sent once.
     End {
-        /// The round.
-        round: u32,
+        /// The parcel's number.
+        parcel: u32,
         /// When sending began and ended, in microseconds of the sender's clock.
         sent: Interval,
         /// Segments retransmitted meanwhile, where the transport can tell.
         retransmissions: Option<u64>,
     },
-    /// Receiver of an update: these ranges did not come (or came damaged); send them.
-    Need {
-        /// The round.
-        round: u32,
-        /// What is missing, at most [`MAX_HOLES`] ranges.
-        holes: Ranges,
+    /// Receiver: send these ranges now. They have not been sent yet, did not come, or came damaged.
+    Grant {
+        /// The parcel's number.
+        parcel: u32,
+        /// What to send, at most [`MAX_HOLES`] ranges.
+        wanted: Ranges,
     },
-    /// Client: the global model is here, whole or mended.
+    /// Receiver: the parcel is here, whole or mended.
     Received {
-        /// The round.
-        round: u32,
-        /// First and last byte, in microseconds of the client's clock.
+        /// The parcel's number.
+        parcel: u32,
+        /// First and last byte, in microseconds of the receiver's clock.
         received: Interval,
         /// Chunks that came more than once.
         duplicates: u64,
         /// Bytes that did not come, for which something stands in.
         missing: u64,
     },
-    /// Client: an update is ready to be sent.
-    Offer {
-        /// The round it belongs to.
-        round: u32,
-        /// Its weight: number of samples.
-        samples: u64,
-        /// Its layout.
-        layout: LayoutHash,
-        /// JSON object of the client's metrics, at most [`MAX_METRICS`] bytes.
-        metrics: String,
-    },
-    /// Server: send these ranges of the offered update now.
-    Grant {
-        /// The round.
-        round: u32,
-        /// What to send.
-        wanted: Ranges,
-    },
-    /// Server: the update was folded into the sums, whole or mended.
+    /// Receiver: the parcel counts. An update was folded into the sums, whole or mended; a result was handed over.
     Accepted {
-        /// The round.
-        round: u32,
+        /// The parcel's number.
+        parcel: u32,
     },
-    /// Server: the update is refused and nothing more of it is wanted.
+    /// The parcel is refused and nothing more of it is wanted; or, from a member that was given a task, there will be
+    /// no result.
     Rejected {
-        /// The round.
-        round: u32,
+        /// The parcel's number.
+        parcel: u32,
         /// Why, for a person.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
-    /// Server: the round is over; whatever belongs to it is late.
+    /// The round or task of this number is over; whatever belongs to it is late.
     Closed {
-        /// The round.
-        round: u32,
+        /// The parcel's number.
+        parcel: u32,
     },
     /// Client: nothing in hand; ready for a round.
     Idle,
@@ -163,6 +151,18 @@ pub struct Hello {
     pub holding: Holding,
     /// Microseconds of the client's clock.
     pub clock: u64,
+    /// What the client is there for.
+    pub purpose: Purpose,
+}
+
+/// What the members of a job do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// They take part in rounds of federated averaging.
+    #[default]
+    Rounds,
+    /// They are given tasks, and answer each with a result.
+    Tasks,
 }
 
 /// What a client that comes back still has in hand.
@@ -310,6 +310,7 @@ mod tests {
                 layout: Some(layout.hash()),
                 holding: Holding::Model { round: 2, holes: holes.clone() },
                 clock: 6,
+                purpose: Purpose::Tasks,
             }),
             Control::Welcome(Welcome {
                 sender: 1,
@@ -322,8 +323,16 @@ mod tests {
                 spread: Some(4),
                 allowances: vec![Allowance { tensor: 0, budget: 50_000, refuse: 1_000_000 }],
             }),
-            Control::Need { round: 1, holes },
-            Control::Offer { round: 1, samples: 10, layout: LayoutHash(3), metrics: "{}".into() },
+            Control::Grant { parcel: 1, wanted: holes },
+            Control::Offer(Parcel {
+                number: 1,
+                pushed: true,
+                head: b"{}".to_vec(),
+                content: Content::Whole(LayoutHash(3)),
+                same_as: Some(2),
+                weight: 10.0,
+                deadline: Some(5_000_000),
+            }),
             Control::Idle,
         ]
     }
@@ -333,6 +342,16 @@ mod tests {
         for message in samples() {
             assert_eq!(Control::decode(&message.encode().unwrap()), Ok(message));
         }
+    }
+
+    /// Whoever speaks another version has to be able to read the first message, or nobody could say why it ends.
+    #[test]
+    fn a_challenge_reads_the_same_in_every_version() {
+        let challenge = Challenge { versions: (5, 6), nonce: [7; 32], token: true, clock: 300 };
+        let mut bytes = vec![0, 5, 6];
+        bytes.extend([7; 32]);
+        bytes.extend([1, 0xac, 2]);
+        assert_eq!(Control::Challenge(challenge).encode().unwrap(), bytes);
     }
 
     #[test]
@@ -349,6 +368,7 @@ mod tests {
             layout: Some(LayoutHash(u64::MAX)),
             holding: Holding::Model { round: u32::MAX, holes },
             clock: u64::MAX,
+            purpose: Purpose::Tasks,
         };
         let bytes = Control::Hello(hello).encode().unwrap();
         assert!(bytes.len() <= crate::MAX_HELLO as usize, "{} bytes", bytes.len());
@@ -370,10 +390,10 @@ mod tests {
     fn reasons_are_one_plain_line_once_decoded() {
         let evil = |text: &str| text.repeat(2000);
         for said in [evil("\x1b[2J"), evil("\r\nforged line"), evil("\u{202e}x")] {
-            let (code, round) = (Refusal::Protocol, 1);
+            let (code, parcel) = (Refusal::Protocol, 1);
             for message in [
                 Control::Refused { code, reason: said.clone() },
-                Control::Rejected { round, reason: said.clone() },
+                Control::Rejected { parcel, reason: said.clone() },
                 Control::Bye { reason: said.clone() },
             ] {
                 let told = match Control::decode(&message.encode().unwrap()) {

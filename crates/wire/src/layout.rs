@@ -8,7 +8,7 @@ use crate::{Dtype, Range, Ranges, WireError};
 /// Every tensor starts at a multiple of this many bytes (a cache line, and the widest vector register).
 pub const ALIGN: u64 = 64;
 /// Most tensors a layout may have.
-pub const MAX_TENSORS: usize = 1 << 16;
+pub const MAX_TENSORS: usize = 1 << 17;
 const MAX_NAME: usize = 1024;
 const MAX_RANK: usize = 16;
 const MAX_BYTES: u64 = 1 << 46;
@@ -54,6 +54,15 @@ impl std::fmt::Display for LayoutHash {
 pub struct Layout {
     tensors: Vec<Tensor>,
     hash: LayoutHash,
+}
+
+impl Default for Layout {
+    /// No tensors.
+    fn default() -> Self {
+        let tensors = Vec::new();
+        let hash = hash_of(&tensors).unwrap_or_default();
+        Self { tensors, hash }
+    }
 }
 
 impl Layout {
@@ -216,6 +225,11 @@ mod tests {
     fn small() -> Layout {
         Layout::pack([("a", Dtype::F32, vec![3]), ("b", Dtype::BF16, vec![2, 5]), ("n", Dtype::I64, vec![])])
             .unwrap()
+    }
+
+    #[test]
+    fn no_tensors_make_a_layout() {
+        assert_eq!(Layout::new(Vec::new()), Ok(Layout::default()));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 mod frame;
 mod layout;
+mod parcel;
 mod ranges;
 mod spread;
 pub mod text;

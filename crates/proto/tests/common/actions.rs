@@ -1,6 +1,6 @@
 //! What the machines ask for: each action is carried out as their drivers would.
 
-use thalweg_proto::{Action, ClientAction, LinkId};
+use thalweg_proto::{Action, ClientAction, LinkId, RoundAction, RoundStep};
 use thalweg_wire::control::Control;
 use thalweg_wire::{ChunkHeader, Ranges};
 
@@ -23,7 +23,7 @@ impl World {
         self.server.check();
     }
 
-    fn server_action(&mut self, action: Action) {
+    fn server_action(&mut self, action: Action<RoundAction>) {
         let now = self.now;
         match action {
             Action::Send { link, message } => {
@@ -35,8 +35,8 @@ impl World {
                 let message = message.encode().expect("a small message");
                 self.net.send_control(now, link, End::Server, message);
             }
-            Action::SendUpdate { links, round, wanted } => self.send_model(&links, round, &wanted),
-            Action::CancelUpdate { link } => {
+            Action::SendParcel { links, parcel, wanted } => self.send_model(&links, parcel, &wanted),
+            Action::Cancel { link, .. } => {
                 assert!(!self.server.dead.contains(&link), "cancel for the dead link {link}");
                 self.net.cancel(now, link, End::Server);
             }
@@ -44,7 +44,7 @@ impl World {
                 self.server.dead.insert(link);
                 self.net.close(now, link, End::Server);
             }
-            Action::Fold { sender, weight, holes } => {
+            Action::Policy(RoundAction::Fold { sender, weight, holes }) => {
                 let (made, round, nan) = (&self.made, self.round, self.nan());
                 let outcome = self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
                     let of = made.get(&(name.to_string(), round)).into_iter().flatten();
@@ -52,11 +52,11 @@ impl World {
                 });
                 self.net.at(now + self.server.folding, Event::Folded { sender, outcome });
             }
-            Action::Unstage { sender } => drop(self.server.staged.remove(&sender)),
+            Action::Policy(RoundAction::Unstage { sender }) => drop(self.server.staged.remove(&sender)),
             Action::Joined { client } => self.server.log.push(format!("+{client}")),
             Action::Note { client, what } => self.server.log.push(format!("{client}: {what}")),
             Action::Left { client, reason } => self.server.log.push(format!("-{client}: {reason}")),
-            Action::Ended(outcome) => self.server.ended(*outcome),
+            Action::Policy(RoundAction::Ended(outcome)) => self.server.ended(*outcome),
         }
     }
 
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    fn client_action(&mut self, index: usize, action: ClientAction) {
+    fn client_action(&mut self, index: usize, action: ClientAction<RoundStep>) {
         let now = self.now;
         let client = &mut self.clients[index];
         let instance = client.instance;
@@ -97,8 +97,8 @@ impl World {
                 client.machine.proven(now + client.profile.skew, proof);
             }
             ClientAction::Send(message) => self.client_sends(index, &message),
-            ClientAction::SendUpdate { round, wanted } => self.send_client_update(index, round, &wanted),
-            ClientAction::CancelUpdate => {
+            ClientAction::SendParcel { parcel, wanted } => self.send_client_update(index, parcel, &wanted),
+            ClientAction::Cancel { .. } => {
                 if let Some(link) = client.link {
                     self.net.cancel(now, link, End::Client);
                 }
@@ -109,8 +109,8 @@ impl World {
                 }
             }
             ClientAction::Joined(welcome) => client.arena = vec![0; welcome.layout.bytes() as usize],
-            ClientAction::Mend { holes, .. } => client.mended = holes,
-            ClientAction::Ready { round, .. } => {
+            ClientAction::Policy(RoundStep::Mend { holes, .. }) => client.mended = holes,
+            ClientAction::Policy(RoundStep::Ready { round, .. }) => {
                 let given =
                     if round == self.round { self.model.clone() } else { model(round, client.arena.len()) };
                 let came = std::mem::take(&mut client.mended).holes(given.len() as u64);
@@ -120,7 +120,9 @@ impl World {
                 let at = now + client.profile.train;
                 self.net.at(at, Event::Trained { client: index, instance, round });
             }
-            ClientAction::Verdict { round, verdict } => client.seen.verdicts.push((round, verdict)),
+            ClientAction::Policy(RoundStep::Verdict { round, verdict }) => {
+                client.seen.verdicts.push((round, verdict))
+            }
             ClientAction::Finished(outcome) => client.seen.finished = Some(outcome),
         }
     }

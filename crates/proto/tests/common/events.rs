@@ -154,7 +154,7 @@ impl World {
             return;
         }
         client.train(round);
-        client.machine.submit(round, client.profile.samples, "{}".into()).expect("it was handed out");
+        client.machine.submit(round, client.profile.samples as f64, "{}".into()).expect("it was handed out");
         self.client_actions(index);
     }
 }

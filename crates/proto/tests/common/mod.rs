@@ -12,12 +12,28 @@ pub mod senseless;
 pub mod world;
 
 use thalweg_proto::{Admission, Choice, Fanout, Gather, LinkId, Partial, RoundPlan, Time};
-use thalweg_wire::control::{Hello, Nonce, Proof, StandIn};
-use thalweg_wire::Allowance;
+use thalweg_wire::control::{Content, Control, Hello, Nonce, Parcel, Proof, StandIn};
+use thalweg_wire::{Allowance, LayoutHash};
 
 pub use network::{End, Path, Rng};
 pub use party::{Profile, RoundResult};
 pub use world::World;
+
+/// What a server of rounds asks of its driver, and a client of rounds.
+pub type Action = thalweg_proto::Action<thalweg_proto::RoundAction>;
+pub type ClientAction = thalweg_proto::ClientAction<thalweg_proto::RoundStep>;
+
+/// A client's offer of an update.
+pub fn update_offer(number: u32, weight: f64, layout: LayoutHash, metrics: &str) -> Control {
+    let (head, content) = (metrics.as_bytes().to_vec(), Content::Whole(layout));
+    Control::Offer(Parcel { number, pushed: false, head, content, same_as: None, weight, deadline: None })
+}
+
+/// The server's offer of a round's model.
+pub fn model_offer(number: u32, layout: LayoutHash) -> Control {
+    let (head, content) = (b"{}".to_vec(), Content::Whole(layout));
+    Control::Offer(Parcel { number, pushed: true, head, content, same_as: None, weight: 0.0, deadline: None })
+}
 
 pub const JOB: u64 = 77;
 pub const MS: Time = Time::from_millis(1);

@@ -12,8 +12,8 @@ use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ran
 use super::network::{Path, Rng};
 use super::{Doors, JOB};
 
-/// Most samples of an update.
-pub const MAX_SAMPLES: u64 = 1 << 40;
+/// Most that an update may weigh.
+pub const MAX_WEIGHT: f64 = (1_u64 << 40) as f64;
 
 /// Three tensors with gaps between them, about `elements` floats in all.
 pub fn layout(elements: u64) -> Layout {
@@ -148,7 +148,7 @@ impl ServerParty {
             spread: None,
             tolerance: Arc::new(tolerance),
             staging: bytes * setup.places,
-            max_samples: MAX_SAMPLES,
+            max_weight: MAX_WEIGHT,
             liveness: setup.liveness,
             max_clients: setup.max_clients,
         };

@@ -1,6 +1,8 @@
 //! Well-formed messages and chunks drawn at random, mostly near the truth.
 
-use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
+use thalweg_wire::control::{
+    Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
+};
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges};
 
 use super::{Rng, JOB};
@@ -51,6 +53,7 @@ pub fn hello(rng: &mut Rng, layout: &Layout) -> Hello {
         layout: if rng.chance(0.03) { Some(LayoutHash(1)) } else { None },
         holding,
         clock: if rng.chance(0.1) { rng.next() } else { rng.below(100_000_000) },
+        purpose: if rng.chance(0.03) { Purpose::Tasks } else { Purpose::Rounds },
     }
 }
 
@@ -73,30 +76,27 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
     let total = layout.bytes();
     match kind {
         0..=4 => Control::Hello(hello(rng, layout)),
-        5..=8 => Control::Offer {
-            round,
-            samples: rng.below(5),
-            layout: if rng.chance(0.1) { LayoutHash(1) } else { layout.hash() },
-            metrics: "{}".into(),
-        },
-        9..=11 => Control::End { round, sent: interval(rng), retransmissions: rng.chance(0.5).then_some(3) },
+        5..=8 => offer(rng, layout, round),
+        9..=11 => {
+            Control::End { parcel: round, sent: interval(rng), retransmissions: rng.chance(0.5).then_some(3) }
+        }
         12 => Control::Received {
-            round,
+            parcel: round,
             received: interval(rng),
             duplicates: rng.below(9),
             missing: rng.next(),
         },
-        13 => Control::Need { round, holes: ranges(rng, total) },
+        13 => Control::Grant { parcel: round, wanted: ranges(rng, total) },
         14 => Control::Idle,
         15 => Control::Ping { clock: rng.next(), received: rng.next() },
         16 => Control::Pong { clock: rng.next() },
         17 | 23 if rng.chance(0.8) => Control::Pong { clock: 0 }, // what ends a link or a client is rare
         17 => Control::Bye { reason: text() },
-        18 => Control::Begin { round, config: text() },
-        19 => Control::Grant { round, wanted: ranges(rng, total) },
-        20 => Control::Accepted { round },
-        21 => Control::Rejected { round, reason: text() },
-        22 => Control::Closed { round },
+        18 => offer(rng, layout, round),
+        19 => Control::Grant { parcel: round, wanted: ranges(rng, total) },
+        20 => Control::Accepted { parcel: round },
+        21 => Control::Rejected { parcel: round, reason: text() },
+        22 => Control::Closed { parcel: round },
         23 => {
             let code = if rng.chance(0.95) { Refusal::Liveness } else { Refusal::Job };
             Control::Refused { code, reason: text() }
@@ -104,6 +104,25 @@ fn control(rng: &mut Rng, layout: &Layout, kind: u64) -> Control {
         24 => challenge(rng),
         _ => welcome(rng, layout),
     }
+}
+
+fn offer(rng: &mut Rng, layout: &Layout, number: u32) -> Control {
+    let hash = if rng.chance(0.1) { LayoutHash(1) } else { layout.hash() };
+    let content = match rng.below(20) {
+        0 => Content::Nothing,
+        1 => Content::Subset(vec![rng.below(4) as u32]),
+        2 => Content::Tensors(layout.clone()),
+        _ => Content::Whole(hash),
+    };
+    Control::Offer(Parcel {
+        number,
+        pushed: rng.chance(0.5),
+        head: b"{}".to_vec(),
+        content,
+        same_as: rng.chance(0.1).then(|| rng.below(4) as u32),
+        weight: rng.below(5) as f64,
+        deadline: None,
+    })
 }
 
 pub fn challenge(rng: &mut Rng) -> Control {

@@ -136,7 +136,7 @@ impl World {
     fn next_timer(&self) -> Option<Time> {
         let clients = self.clients.iter().filter(|c| c.alive);
         let clients = clients.filter_map(|c| Some(c.machine.poll_timeout()?.saturating_sub(c.profile.skew)));
-        clients.chain(self.server.machine.poll_timeout(self.now).filter(|_| !self.hangs)).min()
+        clients.chain(self.server.machine.poll_timeout().filter(|_| !self.hangs)).min()
     }
 
     /// Goes to the next point in time at which anything happens; one event, or all timers that are due.
@@ -152,13 +152,13 @@ impl World {
     fn timers(&mut self) {
         let now = self.now;
         self.due.set(None);
-        if !self.hangs && self.server.machine.poll_timeout(now).is_some_and(|at| at <= now) {
+        if !self.hangs && self.server.machine.poll_timeout().is_some_and(|at| at <= now) {
             if self.server.machine.ends_updates(now) {
                 let links: Vec<_> = self.clients.iter().filter_map(|client| client.link).collect();
                 links.into_iter().for_each(|link| self.observe(link));
             }
             self.server.machine.timeout(now);
-            let next = self.server.machine.poll_timeout(now);
+            let next = self.server.machine.poll_timeout();
             assert!(next.is_none_or(|at| at > now), "the server's timer stands still: {next:?} at {now:?}");
             self.server_actions();
         }

@@ -172,7 +172,7 @@ fn what_is_encoded_decodes_to_itself() {
 #[test]
 fn long_lists_stay_within_the_bound() {
     let holes = (0..1 << 16).map(|n| thalweg_wire::Range::new(4 * n, 4 * n + 1)).collect();
-    let need = encoded(&Control::Need { round: 1, holes });
+    let need = encoded(&Control::Grant { parcel: 1, wanted: holes });
     assert!(need.len() > 1 << 18, "{}", need.len());
     assert!(assert_bounded(&need, Control::decode).is_ok());
     let tensors = (0..1 << 13).map(|n| (format!("{n}"), thalweg_wire::Dtype::U8, vec![]));

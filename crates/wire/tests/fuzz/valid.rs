@@ -1,6 +1,8 @@
 //! Valid messages, layouts and frames, by chance.
 
-use thalweg_wire::control::{Challenge, Control, Hello, Holding, Interval, Refusal, Welcome, VERSIONS};
+use thalweg_wire::control::{
+    Challenge, Content, Control, Hello, Holding, Interval, Parcel, Purpose, Refusal, Welcome, VERSIONS,
+};
 use thalweg_wire::{Allowance, ChunkHeader, Dtype, FrameHeader, Layout, LayoutHash, Ranges};
 
 use crate::dice::Dice;
@@ -37,6 +39,26 @@ fn hello(dice: &mut Dice) -> Hello {
         layout: some(dice).then(|| LayoutHash(dice.any())),
         holding: holding(dice),
         clock: dice.number(),
+        purpose: if some(dice) { Purpose::Tasks } else { Purpose::Rounds },
+    }
+}
+
+fn parcel(dice: &mut Dice) -> Parcel {
+    let some = |dice: &mut Dice| dice.below(2) == 1;
+    let content = match dice.below(4) {
+        0 => Content::Nothing,
+        1 => Content::Whole(LayoutHash(dice.any())),
+        2 => Content::Subset((0..dice.below(9)).map(|_| dice.any() as u32).collect()),
+        _ => Content::Tensors(layout(dice)),
+    };
+    Parcel {
+        number: dice.any() as u32,
+        pushed: some(dice),
+        head: dice.text(80).into_bytes(),
+        content,
+        same_as: some(dice).then(|| dice.any() as u32),
+        weight: dice.number() as f64 / 8.0,
+        deadline: some(dice).then(|| dice.number()),
     }
 }
 
@@ -68,23 +90,21 @@ pub fn control(dice: &mut Dice) -> Control {
             })
         }
         3 => Control::Refused { code: Refusal::Authentication, reason: dice.text(80) },
-        4 => Control::Begin { round, config: dice.text(80) },
-        5 => {
+        4 => {
             let retransmissions = (dice.below(2) == 1).then(|| dice.number());
-            Control::End { round, sent: interval, retransmissions }
+            Control::End { parcel: round, sent: interval, retransmissions }
         }
-        6 => Control::Need { round, holes: ranges(dice) },
-        7 => {
-            Control::Received { round, received: interval, duplicates: dice.number(), missing: dice.number() }
-        }
-        8 => {
-            let (samples, layout, metrics) = (dice.number(), LayoutHash(dice.any()), dice.text(80));
-            Control::Offer { round, samples, layout, metrics }
-        }
-        9 => Control::Grant { round, wanted: ranges(dice) },
-        10 => Control::Accepted { round },
-        11 => Control::Rejected { round, reason: dice.text(80) },
-        12 => Control::Closed { round },
+        5 | 6 => Control::Grant { parcel: round, wanted: ranges(dice) },
+        7 => Control::Received {
+            parcel: round,
+            received: interval,
+            duplicates: dice.number(),
+            missing: dice.number(),
+        },
+        8 | 9 => Control::Offer(parcel(dice)),
+        10 => Control::Accepted { parcel: round },
+        11 => Control::Rejected { parcel: round, reason: dice.text(80) },
+        12 => Control::Closed { parcel: round },
         13 => Control::Idle,
         14 => Control::Ping { clock, received: dice.number() },
         15 => Control::Pong { clock },

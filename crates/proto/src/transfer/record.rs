@@ -1,4 +1,4 @@
-//! What a round leaves behind.
+//! What is recorded of a parcel's way.
 
 use serde::Serialize;
 use thalweg_wire::Ranges;
@@ -28,49 +28,6 @@ pub enum Direction {
     Down,
     /// From a client to the server.
     Up,
-}
-
-/// How a client's part in a round stands, or ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// The global model is on its way to it.
-    Receiving,
-    /// It has the global model.
-    Training,
-    /// Its update is ready and waits for a place.
-    Offered,
-    /// Its update is on its way.
-    Sending,
-    /// Its update is in and waits to be folded.
-    Staged,
-    /// Its update counts, whole.
-    Whole,
-    /// Part of its update counts.
-    Partial,
-    /// Its update was refused.
-    Rejected,
-    /// Its link broke, or it made no progress.
-    Lost,
-    /// The round ended first.
-    Late,
-}
-
-/// One client's part in a round.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Participation {
-    /// Its name.
-    pub client: String,
-    /// How it ended.
-    pub state: State,
-    /// Weight of its update; 0 if it never offered one.
-    pub samples: u64,
-    /// JSON object of its metrics.
-    pub metrics: String,
-    /// Fraction of its update that entered the mean, 0 to 1.
-    pub coverage: f64,
-    /// Why it is not whole.
-    pub reason: Option<String>,
 }
 
 /// One update's way. Times are on the server's clock; the other party's are converted by the offset measured
@@ -145,10 +102,11 @@ impl Transfer {
     pub(crate) fn carry(&mut self, carried: Carried) {
         self.wire_bytes += carried.wire;
         self.copied += carried.copied;
-        self.records_lost = match (self.records_lost, carried.records_lost) {
-            (None, None) => None,
-            (before, more) => Some(before.unwrap_or(0) + more.unwrap_or(0)),
-        };
+        self.records_lost = both(self.records_lost, carried.records_lost);
+    }
+
+    pub(crate) fn retransmitted(&mut self, again: Option<u64>) {
+        self.retransmissions = both(self.retransmissions, again);
     }
 
     /// From the first byte sent to the last received, as far as known.
@@ -165,52 +123,10 @@ impl Transfer {
     }
 }
 
-/// How a round ended.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Outcome {
-    /// The round.
-    pub round: u32,
-    /// Clients expected.
-    pub expected: u32,
-    /// Whether all of them are whole.
-    pub complete: bool,
-    /// Why the round yields no mean, if it does not.
-    pub failure: Option<String>,
-    /// When it began and ended.
-    pub span: Span,
-    /// Seconds in which at least one update was under way (FedComm section IV: communication time).
-    pub communication_seconds: f64,
-    /// Bytes on all links towards clients, and from them.
-    pub bytes_down: u64,
-    /// Bytes on all links from clients.
-    pub bytes_up: u64,
-    /// Everybody's part.
-    pub participants: Vec<Participation>,
-    /// Every update's way.
-    pub transfers: Vec<Transfer>,
-}
-
-/// Seconds covered by at least one of the spans.
-pub(crate) fn union_seconds(spans: impl IntoIterator<Item = Span>) -> f64 {
-    let mut spans: Vec<Span> = spans.into_iter().filter(|s| s.end > s.start).collect();
-    spans.sort_by_key(|s| s.start);
-    let mut covered = Time::ZERO;
-    let mut reached = Time::ZERO;
-    for span in spans {
-        covered += span.end.saturating_sub(span.start.max(reached));
-        reached = reached.max(span.end);
-    }
-    covered.as_secs_f64()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn union_counts_overlaps_once() {
-        let span = |a, b| Span { start: Time::from_secs(a), end: Time::from_secs(b) };
-        assert_eq!(union_seconds([span(5, 7), span(0, 2), span(1, 3), span(6, 6), span(1, 2)]), 5.0);
-        assert_eq!(union_seconds([]), 0.0);
+/// The sum of what is known of two counts.
+fn both(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    match (one, other) {
+        (None, None) => None,
+        (one, other) => Some(one.unwrap_or(0) + other.unwrap_or(0)),
     }
 }

@@ -16,13 +16,16 @@ pub struct Credits {
     holders: BTreeSet<u32>,
     queue: VecDeque<u32>,
     rates: BTreeMap<u32, f64>,
+    /// The same rates, rising.
+    sorted: Vec<f64>,
 }
 
 impl Credits {
     /// As many places as updates of `update` bytes fit into `budget` bytes, at least one.
     pub fn new(budget: u64, update: u64) -> Self {
         let places = usize::try_from(budget / update.max(1)).unwrap_or(usize::MAX).max(1);
-        Self { places, holders: BTreeSet::new(), queue: VecDeque::new(), rates: BTreeMap::new() }
+        let (holders, queue, rates) = (BTreeSet::new(), VecDeque::new(), BTreeMap::new());
+        Self { places, holders, queue, rates, sorted: Vec::new() }
     }
 
     /// No bound: updates are folded as they arrive.
@@ -45,7 +48,11 @@ impl Credits {
 
     /// What a sender's last update came with, in bytes a second.
     pub fn measured(&mut self, sender: u32, rate: f64) {
-        self.rates.insert(sender, rate);
+        let place = |sorted: &[f64], rate: f64| sorted.partition_point(|r| r.total_cmp(&rate).is_lt());
+        if let Some(before) = self.rates.insert(sender, rate) {
+            self.sorted.remove(place(&self.sorted, before));
+        }
+        self.sorted.insert(place(&self.sorted, rate), rate);
     }
 
     /// Whether a sender has a place.
@@ -54,16 +61,24 @@ impl Credits {
     }
 
     /// The next sender to let in, if there is a place for one. `coming`: who has not asked yet, and will.
-    pub fn grant(&mut self, coming: &[u32]) -> Option<u32> {
-        if self.holders.len() >= self.places {
+    pub fn grant<I: Iterator<Item = u32>>(&mut self, coming: impl Fn() -> I) -> Option<u32> {
+        if self.queue.is_empty() || self.holders.len() >= self.places {
             return None;
         }
-        let slow = self.slow();
-        let slow_holders = self.holders.intersection(&slow).count();
-        let room_for_slow = self.places == 1 || slow_holders + 1 < self.places;
-        let faster = self.queue.iter().chain(coming).any(|s| !slow.contains(s));
-        let admissible = |s: &u32| room_for_slow || !faster || !slow.contains(s);
-        let at = self.queue.iter().position(admissible)?;
+        // With two places free there is one for a slow sender whoever has the others.
+        let room_for_slow = self.places == 1
+            || self.holders.len() + 1 < self.places
+            || self.holders.iter().any(|&holder| !self.is_slow(holder));
+        let at = if room_for_slow {
+            0
+        } else {
+            let faster = |sender: u32| !self.is_slow(sender);
+            match self.queue.iter().position(|&sender| faster(sender)) {
+                Some(at) => at,
+                None if coming().any(faster) => return None,
+                None => 0,
+            }
+        };
         let sender = self.queue.remove(at)?;
         self.holders.insert(sender);
         Some(sender)
@@ -75,11 +90,9 @@ impl Credits {
         at.and_then(|at| self.queue.remove(at)).is_some_and(|sender| self.holders.insert(sender))
     }
 
-    fn slow(&self) -> BTreeSet<u32> {
-        let mut rates: Vec<f64> = self.rates.values().copied().collect();
-        rates.sort_by(f64::total_cmp);
-        let median = rates.get(rates.len() / 2).copied().unwrap_or(0.0);
-        self.rates.iter().filter(|(_, &rate)| rate * SLOW < median).map(|(&s, _)| s).collect()
+    fn is_slow(&self, sender: u32) -> bool {
+        let median = self.sorted.get(self.sorted.len() / 2).copied().unwrap_or(0.0);
+        self.rates.get(&sender).is_some_and(|rate| rate * SLOW < median)
     }
 }
 
@@ -88,7 +101,7 @@ mod tests {
     use super::*;
 
     fn grants(credits: &mut Credits) -> Vec<u32> {
-        std::iter::from_fn(|| credits.grant(&[])).collect()
+        std::iter::from_fn(|| credits.grant(std::iter::empty)).collect()
     }
 
     #[test]
@@ -130,9 +143,9 @@ mod tests {
         credits.release(2);
         credits.request(1);
         credits.request(2);
-        assert_eq!(credits.grant(&[5]), Some(1));
-        assert_eq!(credits.grant(&[5]), None, "fast 5 is still to come");
-        assert_eq!(credits.grant(&[3]), None);
+        assert_eq!(credits.grant(|| [5].into_iter()), Some(1));
+        assert_eq!(credits.grant(|| [5].into_iter()), None, "fast 5 is still to come");
+        assert_eq!(credits.grant(|| [3].into_iter()), None);
         assert_eq!(grants(&mut credits), [2], "nobody else waits or comes");
     }
 

@@ -7,14 +7,14 @@
 use thalweg_wire::control::Control;
 use thalweg_wire::{ChunkHeader, Range};
 
-use super::{Duty, LinkId, Server, SETTLE};
+use super::{Duty, LinkId, Server};
 use crate::{State, Time};
 
 impl Server {
     /// The staged update of a client was folded, all of it, or `Err` says why none of it was.
     pub fn folded(&mut self, now: Time, sender: u32, outcome: Result<(), String>) {
         let Some(round) = &mut self.round else { return };
-        if round.parts.get(&sender).is_none_or(|part| part.state != State::Staged) {
+        if round.part(sender).is_none_or(|part| part.state != State::Staged) {
             return;
         }
         let number = round.plan.number;
@@ -39,12 +39,11 @@ impl Server {
     ) {
         let (sender, number) = (chunk.sender, chunk.round);
         let Some(part) = self.part(sender, number) else { return };
-        part.incoming.settle(fresh, outcome.is_ok());
-        let more = if part.incoming.is_whole() { Time::ZERO } else { SETTLE };
-        let idle = !part.incoming.is_folding();
+        part.incoming.came_mut().settle(fresh, outcome.is_ok());
+        let idle = !part.incoming.came().is_folding();
         match outcome {
             Ok(()) => {
-                self.settle_later(now, link, more);
+                part.incoming.trails(now);
                 self.look_for_losses(link, sender, chunk);
             }
             Err(reason) => {
@@ -54,13 +53,6 @@ impl Server {
         }
         if idle && self.waits {
             self.advance(now);
-        }
-    }
-
-    /// Chunks that trail behind the end of an update are waited for a while longer.
-    pub(super) fn settle_later(&mut self, now: Time, link: LinkId, more: Time) {
-        if let Some(state) = self.links.get_mut(&link).filter(|l| l.settle.is_some()) {
-            state.settle = Some(now + more);
         }
     }
 
@@ -77,24 +69,26 @@ impl Server {
     /// client has nothing to do with it.
     pub(super) fn answer(&mut self, sender: u32, round: u32, verdict: Result<(), String>) {
         let instance = self.part(sender, round).map(|part| part.instance);
-        let Some(member) = self.members.get_mut(&sender).filter(|m| instance == Some(m.instance)) else {
+        let Some(member) = self.roster.member_mut(sender).filter(|m| instance == Some(m.instance)) else {
             return;
         };
-        member.duty = Duty::Idle;
-        member.verdict = Some((round, verdict.clone()));
-        let Some(link) = member.link else { return };
-        if let Some(state) = self.links.get_mut(&link) {
-            (state.upload, state.settle) = (None, None);
+        member.own.verdict = Some((round, verdict.clone()));
+        self.set_duty(sender, Duty::Idle);
+        if let Some(part) = self.part(sender, round) {
+            part.incoming.stop();
         }
+        let Some(link) = self.roster.link_of(sender) else { return };
+        self.roster.on_link(link, |served| served.upload = None);
+        self.roster.wake(link, None);
         self.tell(link, round, verdict);
     }
 
     pub(super) fn tell(&mut self, link: LinkId, round: u32, verdict: Result<(), String>) {
         let message = match verdict {
-            Ok(()) => Control::Accepted { round },
-            Err(reason) => Control::Rejected { round, reason },
+            Ok(()) => Control::Accepted { parcel: round },
+            Err(reason) => Control::Rejected { parcel: round, reason },
         };
-        self.send(link, message);
+        self.roster.send(link, message);
     }
 
     /// Tells a client again whose update counts, or was refused. One whose update is being folded hears later, whatever it
@@ -112,8 +106,8 @@ impl Server {
 
     /// Whether the process that is connected is the one that has this part in the round.
     pub(super) fn takes_part(&self, sender: u32, round: u32) -> bool {
-        let instance = self.members.get(&sender).map(|member| member.instance);
+        let instance = self.roster.member(sender).map(|member| member.instance);
         let current = self.round.as_ref().filter(|r| r.plan.number == round);
-        current.and_then(|r| r.parts.get(&sender)).is_some_and(|part| instance == Some(part.instance))
+        current.and_then(|r| r.part(sender)).is_some_and(|part| instance == Some(part.instance))
     }
 }

@@ -1,17 +1,17 @@
 //! Who of those that are there takes part in a round.
 
 use super::{Duty, Server};
-use crate::choice::lot;
-use crate::order::by_name;
+use crate::star::choice::lot;
+use crate::star::order::by_name;
 use crate::{Choice, Round, Time};
 
 impl Server {
     /// Clients that may be taken into the round now, by name: all who are ready, or as many as there is room for by lot.
     pub(super) fn candidates(&self, now: Time) -> Vec<u32> {
         let Some(round) = &self.round else { return Vec::new() };
-        let ready = |sender: &u32| !round.parts.contains_key(sender);
-        let members =
-            self.members.iter().filter(|(s, m)| m.link.is_some() && m.duty == Duty::Idle && ready(s));
+        let ready = |sender: &u32| round.part(*sender).is_none();
+        let members = self.roster.members().iter();
+        let members = members.filter(|(s, m)| m.link.is_some() && m.own.duty == Duty::Idle && ready(s));
         let mut named: Vec<(&str, u32)> = members.map(|(&sender, m)| (m.name.as_str(), sender)).collect();
         if let Choice::ByLot { seed } = round.plan.choice {
             named.sort_by_cached_key(|(name, _)| (lot(seed, round.plan.number, name), *name));
@@ -25,7 +25,7 @@ impl Server {
     pub(super) fn replace(&mut self, now: Time) {
         let has_room = |round: &Round| round.plan.choice != Choice::ByName && round.room(now) > 0;
         let open = self.round.as_ref().is_some_and(|round| has_room(round) && !round.is_overdue(now));
-        if !open || self.finished.is_some() {
+        if !open || self.roster.is_finished() {
             return;
         }
         for sender in self.candidates(now) {

@@ -33,6 +33,11 @@ impl Reassembly {
         Self { total, received: Ranges::new(), folding: Ranges::new(), duplicates: 0, corrupt: 0, span: None }
     }
 
+    /// Bytes of the whole update.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
     /// How the chunk of `range` fits.
     pub fn fit(&self, range: Range) -> Fit {
         if range.is_empty() || range.end > self.total {

@@ -8,7 +8,7 @@ use crate::{Span, Time};
 ///
 /// What is known of the offset is off by as much as a message was late on a busy host, and that moves both ends alike. So
 /// an interval that reaches beyond what is possible is moved back as a whole; it becomes shorter only if it does not fit.
-pub(super) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
+pub(crate) fn on_our_clock(at: Interval, offset: i64, within: Span) -> Span {
     let possible = within.end.saturating_sub(within.start);
     let length = Time::from_micros(at.end.saturating_sub(at.start)).min(possible);
     let start = Time::from_micros(at.start.saturating_add_signed(offset));

@@ -1,15 +1,14 @@
 //! One round: who takes part, how far each has come, and when it ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use thalweg_wire::Ranges;
 
-use crate::order::by_name;
-use crate::outcome::union_seconds;
-use crate::{
-    Choice, Credits, Direction, Fanout, Gather, Outcome, Participation, Reassembly, Span, State, Time,
-    Transfer,
-};
+use super::order::by_name;
+use super::outcome::union_seconds;
+use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, State};
+use crate::transfer::Incoming;
+use crate::{Direction, Span, Time, Transfer};
 
 /// What a client counts for that dies, or turns out bad, in the middle of its update.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -63,20 +62,16 @@ pub(crate) struct Part {
     pub since: Time,
     /// Its process has ended for good.
     pub gone: bool,
-    pub samples: u64,
+    /// 0 until an update is offered.
+    pub weight: f64,
     pub metrics: String,
     pub reason: Option<String>,
-    pub incoming: Reassembly,
+    pub incoming: Incoming,
     pub down: Transfer,
     pub up: Transfer,
 }
 
 impl Part {
-    fn enter(&mut self, now: Time, state: State) {
-        self.state = state;
-        self.since = now;
-    }
-
     /// Whether its update counts, whole or mended.
     fn is_in(&self) -> bool {
         matches!(self.state, State::Whole | State::Partial)
@@ -84,7 +79,7 @@ impl Part {
 
     /// The state of an update that counts.
     fn as_it_came(&self) -> State {
-        if self.incoming.is_whole() {
+        if self.incoming.came().is_whole() {
             State::Whole
         } else {
             State::Partial
@@ -97,18 +92,37 @@ impl Part {
 
     /// Whether anything of its update has come.
     fn is_begun(&self) -> bool {
-        self.incoming.bytes() > 0 || self.incoming.is_folding()
+        self.incoming.came().bytes() > 0 || self.incoming.came().is_folding()
+    }
+}
+
+/// How many parts are in each state, so that no event costs a look at all of them.
+#[derive(Debug, Default)]
+struct Tally {
+    counts: [usize; State::COUNT],
+    lost: BTreeSet<u32>,
+    /// Parts that have begun to send since [`Round::grants`] looked last.
+    granted: Vec<u32>,
+}
+
+impl Tally {
+    fn enter(&mut self, sender: u32, from: Option<State>, to: State) {
+        if let Some(from) = from {
+            self.counts[from as usize] -= 1;
+        }
+        self.counts[to as usize] += 1;
+        if to == State::Lost {
+            self.lost.insert(sender);
+        } else {
+            self.lost.remove(&sender);
+        }
+        if to == State::Sending {
+            self.granted.push(sender);
+        }
     }
 
-    /// Its client has lost the update of which a part was folded. That part stays, and no other update may be mixed
-    /// with it: the client takes no further part in this round.
-    fn forsake(&mut self, now: Time) {
-        if self.state != State::Lost {
-            self.enter(now, State::Lost);
-        }
-        self.gone = true;
-        self.reason =
-            Some("lost its update when part of it had been folded; it waits for the next round".into());
+    fn of(&self, states: &[State]) -> usize {
+        states.iter().map(|&state| self.counts[state as usize]).sum()
     }
 }
 
@@ -117,7 +131,8 @@ impl Part {
 pub struct Round {
     pub(crate) plan: RoundPlan,
     pub(crate) started: Time,
-    pub(crate) parts: BTreeMap<u32, Part>,
+    parts: BTreeMap<u32, Part>,
+    tally: Tally,
     pub(crate) credits: Credits,
     total: u64,
     partial: Partial,
@@ -126,7 +141,29 @@ pub struct Round {
 impl Round {
     /// A round of updates of `total` bytes begins.
     pub fn new(now: Time, plan: RoundPlan, total: u64, partial: Partial, credits: Credits) -> Self {
-        Self { plan, started: now, parts: BTreeMap::new(), credits, total, partial }
+        let (parts, tally) = (BTreeMap::new(), Tally::default());
+        Self { plan, started: now, parts, tally, credits, total, partial }
+    }
+
+    /// Everybody's part, by number.
+    pub(crate) fn parts(&self) -> &BTreeMap<u32, Part> {
+        &self.parts
+    }
+
+    pub(crate) fn part(&self, sender: u32) -> Option<&Part> {
+        self.parts.get(&sender)
+    }
+
+    /// A part, to change anything of it but its state.
+    pub(crate) fn part_mut(&mut self, sender: u32) -> Option<&mut Part> {
+        self.parts.get_mut(&sender)
+    }
+
+    fn enter(&mut self, now: Time, sender: u32, state: State) {
+        if let Some(part) = self.parts.get_mut(&sender) {
+            self.tally.enter(sender, Some(part.state), state);
+            (part.state, part.since) = (state, now);
+        }
     }
 
     /// Takes a client into the round, or takes it back in anew after it lost everything. Not if its update is
@@ -134,24 +171,24 @@ impl Round {
     pub(crate) fn assign(&mut self, now: Time, sender: u32, client: &str, instance: u64) -> bool {
         let (full, number) = (self.room(now) == 0, self.plan.number);
         // Of those chosen by lot, one that came back too late may find that another has its place.
-        let replaced = full && self.parts.get(&sender).is_some_and(|p| !self.has_place(p, now));
+        let replaced = full && self.part(sender).is_some_and(|p| !self.has_place(p, now));
         match self.parts.get_mut(&sender) {
             Some(part) if part.is_settled() || part.state == State::Staged => false,
             Some(part) if part.is_begun() && self.partial == Partial::Keep => {
-                part.forsake(now);
+                self.forsake(now, sender);
                 false
             }
             Some(_) if replaced && self.plan.choice != Choice::ByName => false,
             Some(part) => {
                 part.instance = instance;
-                part.samples = 0;
+                part.weight = 0.0;
                 part.gone = false;
                 part.reason = None;
-                part.enter(now, State::Receiving);
                 if self.partial == Partial::Discard {
-                    part.incoming = Reassembly::new(self.total);
+                    part.incoming = Incoming::new(self.total);
                     self.credits.release(sender);
                 }
+                self.enter(now, sender, State::Receiving);
                 true
             }
             None if full => false,
@@ -162,23 +199,38 @@ impl Round {
                     state: State::Receiving,
                     since: now,
                     gone: false,
-                    samples: 0,
+                    weight: 0.0,
                     metrics: "{}".into(),
                     reason: None,
-                    incoming: Reassembly::new(self.total),
+                    incoming: Incoming::new(self.total),
                     down: Transfer::new(number, client, Direction::Down),
                     up: Transfer::new(number, client, Direction::Up),
                 };
+                self.tally.enter(sender, None, part.state);
                 self.parts.insert(sender, part);
                 true
             }
         }
     }
 
+    /// A client has lost the update of which a part was folded. That part stays, and no other update may be mixed
+    /// with it: the client takes no further part in this round.
+    fn forsake(&mut self, now: Time, sender: u32) {
+        if self.part(sender).is_some_and(|part| part.state != State::Lost) {
+            self.enter(now, sender, State::Lost);
+        }
+        if let Some(part) = self.parts.get_mut(&sender) {
+            part.gone = true;
+            part.reason =
+                Some("lost its update when part of it had been folded; it waits for the next round".into());
+        }
+    }
+
     /// Places that nobody has.
     pub(crate) fn room(&self, now: Time) -> usize {
-        let taken = self.parts.values().filter(|p| self.has_place(p, now)).count();
-        (self.plan.expected as usize).saturating_sub(taken)
+        let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
+        let free = lost.filter(|part| !self.has_place(part, now)).count();
+        (self.plan.expected as usize).saturating_sub(self.parts.len() - free)
     }
 
     /// Whether no other client may have this one's place. By name a lost one's is free at once, by lot when its grace
@@ -186,37 +238,41 @@ impl Round {
     fn has_place(&self, part: &Part, now: Time) -> bool {
         match self.plan.choice {
             Choice::ByName => part.state != State::Lost,
-            Choice::ByLot { .. } => part.state != State::Lost || self.may_deliver(part, now),
+            Choice::ByLot { .. } => part.state != State::Lost || self.may_come_back(part, now),
         }
+    }
+
+    /// Whether a lost client may still deliver.
+    fn may_come_back(&self, part: &Part, now: Time) -> bool {
+        !part.gone && now < part.since.saturating_add(self.plan.grace)
     }
 
     /// The client has the global model, since `span`, with chunks that came twice and bytes that did not come.
     pub(crate) fn received(&mut self, now: Time, sender: u32, span: Span, faults: (u64, u64)) {
         let total = self.total;
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Receiving) {
-            part.enter(now, State::Training);
             part.down.receive = Some(span);
             let (duplicates, missing) = (faults.0, faults.1.min(total));
             (part.down.bytes, part.down.missing) = (total - missing, missing);
             part.down.duplicates = duplicates;
             part.down.complete = missing == 0;
+            self.enter(now, sender, State::Training);
         }
     }
 
     /// The client's update is ready; it queues for a place.
-    pub(crate) fn offer(&mut self, now: Time, sender: u32, samples: u64, metrics: String) {
+    pub(crate) fn offer(&mut self, now: Time, sender: u32, weight: f64, metrics: String) {
         let offers = |p: &&mut Part| !p.is_settled() && p.state != State::Staged;
         let Some(part) = self.parts.get_mut(&sender).filter(offers) else { return };
-        if part.incoming.bytes() > 0 && part.state != State::Sending {
+        if part.incoming.came().bytes() > 0 && part.state != State::Sending {
             part.up.resumed += 1;
         }
-        part.samples = samples;
+        part.weight = weight;
         part.metrics = metrics;
-        part.enter(now, State::Offered);
         self.credits.request(sender);
-        if self.credits.holds(sender) && self.plan.gather == Gather::Concurrent {
-            part.enter(now, State::Sending); // it kept its place while its link was broken
-        }
+        // One that kept its place while its link was broken goes on at once.
+        let goes_on = self.credits.holds(sender) && self.plan.gather == Gather::Concurrent;
+        self.enter(now, sender, if goes_on { State::Sending } else { State::Offered });
     }
 
     /// Clients that may send now, and what.
@@ -226,18 +282,21 @@ impl Round {
             Gather::InOrder => self.next_in_order(),
         };
         for sender in granted {
-            if let Some(part) = self.parts.get_mut(&sender) {
-                part.enter(now, State::Sending);
-            }
+            self.enter(now, sender, State::Sending);
         }
-        let fresh = self.parts.iter().filter(|(_, p)| p.state == State::Sending && p.since == now);
-        fresh.map(|(&sender, part)| (sender, part.incoming.holes())).collect()
+        let mut fresh = std::mem::take(&mut self.tally.granted);
+        fresh.sort_unstable();
+        fresh.dedup();
+        let sending = fresh.into_iter().filter_map(|sender| Some((sender, self.part(sender)?)));
+        let sending = sending.filter(|(_, part)| part.state == State::Sending);
+        sending.map(|(sender, part)| (sender, part.incoming.came().holes())).collect()
     }
 
     fn next_by_place(&mut self) -> Vec<u32> {
         let comes = |p: &Part| matches!(p.state, State::Receiving | State::Training);
-        let coming: Vec<u32> = self.parts.iter().filter(|(_, p)| comes(p)).map(|(&s, _)| s).collect();
-        std::iter::from_fn(|| self.credits.grant(&coming)).collect()
+        let parts = &self.parts;
+        let coming = || parts.iter().filter(|(_, p)| comes(p)).map(|(&sender, _)| sender);
+        std::iter::from_fn(|| self.credits.grant(coming)).collect()
     }
 
     /// The first client whose update is still to come, if it is ready and nobody else sends. A lost one holds
@@ -245,7 +304,7 @@ impl Round {
     /// have to wait for.
     fn next_in_order(&mut self) -> Vec<u32> {
         use State::{Offered, Receiving, Sending, Training};
-        if self.parts.values().any(|p| p.state == Sending) {
+        if self.tally.of(&[Sending]) > 0 {
             return Vec::new();
         }
         let mut awaited: Vec<(&u32, &Part)> =
@@ -259,13 +318,13 @@ impl Round {
 
     /// The client's update has come, or as much of it as will. Staged updates still have to be folded.
     pub(crate) fn arrived(&mut self, now: Time, sender: u32) {
-        let Some(part) = self.parts.get_mut(&sender) else { return };
+        let Some(part) = self.parts.get(&sender) else { return };
         let next = if self.partial == Partial::Discard { State::Staged } else { part.as_it_came() };
-        part.enter(now, next);
         if let Some(span) = part.incoming.span().filter(|s| s.end > s.start) {
             let seconds = (span.end - span.start).as_secs_f64();
-            self.credits.measured(sender, part.incoming.bytes() as f64 / seconds);
+            self.credits.measured(sender, part.incoming.came().bytes() as f64 / seconds);
         }
+        self.enter(now, sender, next);
         if next != State::Staged {
             self.credits.release(sender);
         }
@@ -273,8 +332,9 @@ impl Round {
 
     /// The client's staged update was folded.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
-        if let Some(part) = self.parts.get_mut(&sender).filter(|p| p.state == State::Staged) {
-            part.enter(now, part.as_it_came());
+        let staged = self.part(sender).filter(|p| p.state == State::Staged);
+        if let Some(state) = staged.map(Part::as_it_came) {
+            self.enter(now, sender, state);
             self.credits.release(sender);
         }
     }
@@ -286,7 +346,7 @@ impl Round {
             return;
         }
         part.reason = Some(reason.into());
-        part.enter(now, State::Lost);
+        self.enter(now, sender, State::Lost);
         if !self.credits.holds(sender) {
             self.credits.release(sender); // nobody is granted a place who cannot send
         }
@@ -302,7 +362,7 @@ impl Round {
                 part.down.bytes = self.total;
                 part.down.complete = true;
             }
-            part.enter(now, State::Training);
+            self.enter(now, sender, State::Training);
         }
     }
 
@@ -310,22 +370,21 @@ impl Round {
     pub(crate) fn reject(&mut self, now: Time, sender: u32, reason: &str) {
         if let Some(part) = self.parts.get_mut(&sender).filter(|p| !p.is_settled()) {
             part.reason = Some(reason.into());
-            part.enter(now, State::Rejected);
+            self.enter(now, sender, State::Rejected);
         }
         self.credits.release(sender);
     }
 
     /// Lost clients whose grace is over give up their places; returns whose staging is to be dropped.
     pub(crate) fn expire(&mut self, now: Time) -> Vec<u32> {
-        let grace = self.plan.grace;
-        let over = |p: &Part| p.state == State::Lost && (p.gone || now >= p.since.saturating_add(grace));
-        let expired: Vec<u32> = self.parts.iter().filter(|(_, p)| over(p)).map(|(&s, _)| s).collect();
+        let over = |sender: &u32| self.part(*sender).is_some_and(|part| !self.may_come_back(part, now));
+        let expired: Vec<u32> = self.tally.lost.iter().copied().filter(over).collect();
         let held: Vec<u32> = expired.iter().copied().filter(|&s| self.credits.holds(s)).collect();
         expired.iter().for_each(|&s| self.credits.release(s));
         if self.partial == Partial::Discard {
             for sender in &held {
                 if let Some(part) = self.parts.get_mut(sender) {
-                    part.incoming = Reassembly::new(self.total);
+                    part.incoming = Incoming::new(self.total);
                 }
             }
         }
@@ -334,7 +393,7 @@ impl Round {
 
     /// Whether chunks are being folded, the outcome of which is still to come.
     pub(crate) fn is_folding(&self) -> bool {
-        self.parts.values().any(|part| part.incoming.is_folding())
+        self.partial == Partial::Keep && self.parts.values().any(|part| part.incoming.came().is_folding())
     }
 
     /// Whether the deadline has passed.
@@ -345,19 +404,22 @@ impl Round {
     /// Whether the round is over. `absent_since`: since when clients it wants have not shown up, `None` if no
     /// more can; `busy`: whether a client that is connected may join it later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
-        let count = |f: &dyn Fn(&Part) -> bool| self.parts.values().filter(|p| f(p)).count();
-        let (whole, expected) = (count(&Part::is_in), self.plan.expected as usize);
+        use State::{Lost, Offered, Partial, Receiving, Sending, Staged, Training, Whole};
+        let (tally, expected) = (&self.tally, self.plan.expected as usize);
+        let whole = tally.of(&[Whole, Partial]);
         // What is staged is being folded, and counts even if all others that are wanted are in.
-        if count(&|p| p.state == State::Staged) > 0 {
+        if tally.of(&[Staged]) > 0 {
             return None;
         }
         if whole >= expected {
             return Some(Ending::Mean);
         }
         let overdue = self.is_overdue(now);
-        let joins = busy && count(&|p| p.state != State::Lost) < expected;
-        let awaited = count(&|p| self.may_deliver(p, now)) > 0 || joins || self.may_appear(now, absent_since);
-        if !overdue && awaited {
+        let lost = || tally.lost.iter().filter_map(|&sender| self.part(sender));
+        let delivers = tally.of(&[Receiving, Training, Offered, Sending]) > 0
+            || lost().any(|part| self.may_come_back(part, now));
+        let joins = busy && self.parts.len() - tally.of(&[Lost]) < expected;
+        if !overdue && (delivers || joins || self.may_appear(now, absent_since)) {
             return None;
         }
         Some(self.settle(whole, overdue))
@@ -377,16 +439,8 @@ impl Round {
             "round {}: {whole} of {expected} updates came {when}, {enough} are needed{}{}",
             self.plan.number,
             if reasons.is_empty() { "" } else { ": " },
-            crate::server::named(&reasons)
+            super::server::named(&reasons)
         ))
-    }
-
-    fn may_deliver(&self, part: &Part, now: Time) -> bool {
-        match part.state {
-            State::Whole | State::Rejected | State::Partial | State::Late => false,
-            State::Lost => !part.gone && now < part.since.saturating_add(self.plan.grace),
-            _ => true,
-        }
     }
 
     fn may_appear(&self, now: Time, absent_since: Option<Time>) -> bool {
@@ -402,7 +456,8 @@ impl Round {
     /// The next time after `seen` at which something changes by itself.
     pub(crate) fn next_timeout(&self, seen: Time, absent_since: Option<Time>) -> Option<Time> {
         let grace = self.plan.grace;
-        let lost = self.parts.values().filter(|p| p.state == State::Lost && !p.gone).map(|p| p.since);
+        let lost = self.tally.lost.iter().filter_map(|&sender| self.part(sender));
+        let lost = lost.filter(|p| !p.gone).map(|p| p.since);
         let absent = absent_since.filter(|_| self.may_appear(seen, absent_since));
         let over = lost.chain(absent).map(|since| since.saturating_add(grace));
         over.chain(self.deadline()).filter(|&at| at > seen).min()
@@ -441,16 +496,17 @@ fn reason_of(part: &Part) -> Option<String> {
 }
 
 fn close(mut part: Part, keep: bool, total: u64) -> Part {
-    part.up.bytes = part.incoming.bytes();
-    part.up.receive = part.incoming.span();
-    (part.up.duplicates, part.up.corrupt) = part.incoming.faults();
-    part.up.complete = part.incoming.is_whole();
+    let came = part.incoming.came();
+    part.up.bytes = came.bytes();
+    part.up.receive = came.span();
+    (part.up.duplicates, part.up.corrupt) = came.faults();
+    part.up.complete = came.is_whole();
     if part.is_in() {
         part.state = part.as_it_came(); // what was being folded when it was concluded is in too
     }
     if part.state == State::Partial {
         part.up.missing = total - part.up.bytes;
-        part.up.holes = part.incoming.holes();
+        part.up.holes = part.incoming.came().holes();
         part.reason = Some(format!("{} of its {total} bytes did not come", part.up.missing));
     }
     if part.is_in() {
@@ -460,7 +516,7 @@ fn close(mut part: Part, keep: bool, total: u64) -> Part {
     if !ended {
         part.reason = Some(format!("was still {} when the round ended", doing(part.state)));
     }
-    if keep && part.incoming.bytes() > 0 {
+    if keep && part.incoming.came().bytes() > 0 {
         part.state = State::Partial;
     } else if !ended {
         part.state = State::Late;
@@ -481,9 +537,9 @@ fn participation(part: &Part) -> Participation {
     Participation {
         client: part.client.clone(),
         state: part.state,
-        samples: part.samples,
+        samples: part.weight,
         metrics: part.metrics.clone(),
-        coverage: if part.is_in() { part.incoming.fraction() } else { 0.0 },
+        coverage: if part.is_in() { part.incoming.came().fraction() } else { 0.0 },
         reason: part.reason.clone(),
     }
 }
@@ -515,7 +571,7 @@ mod tests {
     }
 
     fn deliver(round: &mut Round, now: Time, sender: u32) {
-        round.offer(now, sender, 10, "{}".into());
+        round.offer(now, sender, 10.0, "{}".into());
         assert!(round.grants(now).iter().any(|(s, _)| *s == sender));
         if let Some(part) = round.parts.get_mut(&sender) {
             part.incoming.store(now, Range::new(0, 100));
@@ -575,7 +631,7 @@ mod tests {
     #[test]
     fn a_staged_update_is_waited_for_even_at_the_deadline() {
         let mut round = round(1, 1, Some(SECOND), Partial::Discard);
-        round.offer(Time::ZERO, 1, 1, "{}".into());
+        round.offer(Time::ZERO, 1, 1.0, "{}".into());
         round.grants(Time::ZERO);
         round.arrived(SECOND, 1);
         assert_eq!(round.ending(2 * SECOND, Some(Time::ZERO), false), None);
@@ -590,7 +646,7 @@ mod tests {
         {
             let mut round = round(2, 1, None, partial);
             deliver(&mut round, SECOND, 1);
-            round.offer(SECOND, 2, 5, "{}".into());
+            round.offer(SECOND, 2, 5.0, "{}".into());
             round.grants(SECOND);
             round.parts.get_mut(&2).unwrap().incoming.store(SECOND, Range::new(0, 50));
             round.lost(SECOND, 2, "the link broke");
@@ -604,25 +660,25 @@ mod tests {
     #[test]
     fn the_same_process_resumes_and_a_new_one_starts_over() {
         let mut round = round(1, 1, None, Partial::Discard);
-        round.offer(SECOND, 1, 5, "{}".into());
+        round.offer(SECOND, 1, 5.0, "{}".into());
         round.grants(SECOND);
         round.parts.get_mut(&1).unwrap().incoming.store(SECOND, Range::new(0, 50));
         round.lost(2 * SECOND, 1, "the link broke");
         round.back(3 * SECOND, 1, true);
-        round.offer(4 * SECOND, 1, 5, "{}".into());
+        round.offer(4 * SECOND, 1, 5.0, "{}".into());
         let wanted = round.grants(4 * SECOND);
         assert_eq!(wanted[0].1.iter().collect::<Vec<_>>(), [Range::new(50, 100)]);
         round.lost(5 * SECOND, 1, "the process died");
         assert!(round.assign(6 * SECOND, 1, "c1", 8));
-        assert_eq!(round.parts[&1].incoming.bytes(), 0);
+        assert_eq!(round.parts[&1].incoming.came().bytes(), 0);
     }
 
     #[test]
     fn after_the_grace_a_place_is_given_to_others() {
         let mut round = round(2, 1, None, Partial::Discard);
         round.credits = Credits::new(100, 100);
-        round.offer(SECOND, 1, 5, "{}".into());
-        round.offer(SECOND, 2, 5, "{}".into());
+        round.offer(SECOND, 1, 5.0, "{}".into());
+        round.offer(SECOND, 2, 5.0, "{}".into());
         assert_eq!(round.grants(SECOND).len(), 1);
         round.lost(2 * SECOND, 1, "the link broke");
         assert_eq!(round.expire(5 * SECOND), Vec::<u32>::new());

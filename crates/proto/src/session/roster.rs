@@ -1,0 +1,578 @@
+//! A server's links and members: who is let in under which number, who is there, and who makes no progress.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use thalweg_wire::control::{Challenge, Control, Hello, Nonce, Purpose, Refusal, VERSIONS};
+use thalweg_wire::text::{check_name, plain, MAX_REASON};
+use thalweg_wire::{LayoutHash, Ranges};
+
+use super::{Liveness, Session, LEAST_HEARTBEAT};
+use crate::transfer::Carried;
+use crate::{micros, Time};
+
+/// A connection, numbered by the caller; never used twice.
+pub type LinkId = u64;
+
+/// How long a client may take from connecting until it says who it is. Whatever else it sends does not prolong that.
+const HELLO: Time = Time::from_secs(20);
+
+/// Decides whom to let in.
+pub trait Admission: Send {
+    /// Whether a proof of a token is wanted.
+    fn wants_token(&self) -> bool;
+    /// Checks a client's proof and certificate against the nonce it was sent.
+    ///
+    /// # Errors
+    /// Cause and mend, for the client's user.
+    fn admit(&self, link: LinkId, challenge: &Nonce, hello: &Hello) -> Result<(), String>;
+}
+
+/// What a link has carried, as its counters say.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Traffic {
+    /// Bytes sent.
+    pub sent: u64,
+    /// Bytes received.
+    pub received: u64,
+    /// Bytes of payload copied.
+    pub copied: u64,
+    /// Sealed records given up on their way in, if updates are sealed.
+    pub records_lost: Option<u64>,
+    /// Segments retransmitted by the server.
+    pub retransmissions: Option<u64>,
+}
+
+/// What a server's driver has to do. `P` is what only its policy asks for.
+#[derive(Debug)]
+pub enum Action<P> {
+    /// Send a message.
+    Send {
+        /// To whom.
+        link: LinkId,
+        /// What.
+        message: Control,
+    },
+    /// Send `wanted` of a parcel to all `links` in one call, then tell the machine's `sent` of each.
+    SendParcel {
+        /// To whom.
+        links: Vec<LinkId>,
+        /// The parcel's number.
+        parcel: u32,
+        /// Which ranges.
+        wanted: Ranges,
+    },
+    /// Stop sending this parcel to this link, and to the group it is sent to with.
+    Cancel {
+        /// Whose.
+        link: LinkId,
+        /// The parcel's number; `None`: whatever is being sent.
+        parcel: Option<u32>,
+    },
+    /// Close a link, after what was to be sent on it.
+    Close {
+        /// Which.
+        link: LinkId,
+    },
+    /// A client has joined or come back.
+    Joined {
+        /// Its name.
+        client: String,
+    },
+    /// Something of a client that its server's log should have.
+    Note {
+        /// Its name.
+        client: String,
+        /// What.
+        what: String,
+    },
+    /// A client's link has ended.
+    Left {
+        /// Its name.
+        client: String,
+        /// Why.
+        reason: String,
+    },
+    /// What the policy wants.
+    Policy(P),
+}
+
+/// What does not change of the sessions of a job.
+#[derive(Debug, Clone)]
+pub struct SessionConfig {
+    /// The job's number, in every chunk.
+    pub job: u64,
+    /// What its members do.
+    pub purpose: Purpose,
+    /// Least time without progress that ends a link.
+    pub liveness: Time,
+    /// Most members, ever.
+    pub max_members: u32,
+}
+
+/// A client that was let in at least once. `M` is what the policy knows of it.
+pub(crate) struct Member<M> {
+    pub name: String,
+    pub instance: u64,
+    pub link: Option<LinkId>,
+    /// Its process has ended for good.
+    pub gone: bool,
+    /// Why its last link ended.
+    pub parting: Option<String>,
+    pub own: M,
+}
+
+impl<M> Member<M> {
+    /// Its name and why it left, if it has left for good.
+    pub fn farewell(&self) -> Option<String> {
+        self.parting.as_ref().filter(|_| self.gone).map(|reason| format!("{} {reason}", self.name))
+    }
+}
+
+/// A link. `L` is what the policy knows of it.
+pub(crate) struct Served<L> {
+    pub session: Session,
+    opened: Time,
+    pub member: Option<u32>,
+    /// Progress of what this link brings, watched while something is granted.
+    pub upload: Option<Liveness>,
+    /// Progress of what is sent on it, as the client's heartbeats tell it.
+    pub download: Option<Liveness>,
+    /// Bytes that the client said it had received at the last ping.
+    told: Option<u64>,
+    /// Our clock minus the client's, in microseconds.
+    pub offset: i64,
+    pub traffic: Traffic,
+    base: Traffic,
+    /// When the policy wants to look at this link again.
+    wake: Option<Time>,
+    /// When this link is looked at next, as [`Roster::timers`] has it.
+    timer: Time,
+    pub own: L,
+}
+
+impl<L> Served<L> {
+    /// A transfer begins: what is carried from now on is its.
+    pub fn count_anew(&mut self) {
+        self.base = self.traffic;
+    }
+
+    fn since(&mut self) -> (Traffic, Traffic) {
+        (self.traffic, std::mem::replace(&mut self.base, self.traffic))
+    }
+
+    /// What was received since the last call.
+    pub fn carried_up(&mut self) -> Carried {
+        let (now, base) = self.since();
+        let records = now.records_lost.map(|lost| lost.saturating_sub(base.records_lost.unwrap_or(0)));
+        Carried {
+            wire: now.received.saturating_sub(base.received),
+            copied: now.copied.saturating_sub(base.copied),
+            records_lost: records,
+        }
+    }
+
+    /// What was sent since the last call. Only the client knows what it could not open.
+    pub fn carried_down(&mut self) -> Carried {
+        let (now, base) = self.since();
+        let (wire, copied) = (now.sent.saturating_sub(base.sent), now.copied.saturating_sub(base.copied));
+        Carried { wire, copied, records_lost: None }
+    }
+
+    /// Segments retransmitted since [`Served::count_anew`].
+    pub fn retransmitted(&self) -> Option<u64> {
+        Some(self.traffic.retransmissions?.saturating_sub(self.base.retransmissions.unwrap_or(0)))
+    }
+
+    fn due(&self, heartbeat: Time) -> Time {
+        let next = match self.member {
+            Some(_) => self.session.ping_at(heartbeat),
+            None => self.opened + HELLO,
+        };
+        let transfers = self.upload.iter().chain(&self.download).map(Liveness::deadline);
+        transfers.chain([next]).chain(self.wake).fold(self.session.live.deadline(), Time::min)
+    }
+}
+
+/// A link that has ended, and whose member it was, if it was the member's current one.
+pub(crate) struct Dropped<L> {
+    pub link: LinkId,
+    pub member: Option<u32>,
+    pub reason: String,
+    pub served: Served<L>,
+}
+
+/// The links and members of a server, and what is to be done.
+pub struct Roster<M, L, P> {
+    config: SessionConfig,
+    admission: Box<dyn Admission>,
+    members: BTreeMap<u32, Member<M>>,
+    names: HashMap<String, u32>,
+    links: BTreeMap<LinkId, Served<L>>,
+    /// When which link is looked at next: so many events cost no look at all links.
+    timers: BTreeSet<(Time, LinkId)>,
+    connected: usize,
+    actions: VecDeque<Action<P>>,
+    finished: Option<String>,
+}
+
+impl<M: Default, L: Default, P> Roster<M, L, P> {
+    pub(crate) fn new(config: SessionConfig, admission: Box<dyn Admission>) -> Self {
+        Self {
+            config,
+            admission,
+            members: BTreeMap::new(),
+            names: HashMap::new(),
+            links: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            connected: 0,
+            actions: VecDeque::new(),
+            finished: None,
+        }
+    }
+
+    pub(crate) fn job(&self) -> u64 {
+        self.config.job
+    }
+
+    pub(crate) fn heartbeat(&self) -> Time {
+        (self.config.liveness / 4).max(LEAST_HEARTBEAT)
+    }
+
+    pub(crate) fn members(&self) -> &BTreeMap<u32, Member<M>> {
+        &self.members
+    }
+
+    pub(crate) fn member(&self, number: u32) -> Option<&Member<M>> {
+        self.members.get(&number)
+    }
+
+    pub(crate) fn member_mut(&mut self, number: u32) -> Option<&mut Member<M>> {
+        self.members.get_mut(&number)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<u32> {
+        self.names.get(name).copied()
+    }
+
+    /// A member's link, if it has one.
+    pub(crate) fn link_of(&self, member: u32) -> Option<LinkId> {
+        self.members.get(&member)?.link
+    }
+
+    pub(crate) fn link(&self, link: LinkId) -> Option<&Served<L>> {
+        self.links.get(&link)
+    }
+
+    /// Changes what is known of a link, and when it is looked at next.
+    pub(crate) fn on_link<T>(&mut self, link: LinkId, change: impl FnOnce(&mut Served<L>) -> T) -> Option<T> {
+        let heartbeat = self.heartbeat();
+        let served = self.links.get_mut(&link)?;
+        let result = change(served);
+        let due = served.due(heartbeat);
+        // A timer that is too early is put right when it comes; one that is too late would be missed.
+        if due < served.timer {
+            self.timers.remove(&(served.timer, link));
+            served.timer = due;
+            self.timers.insert((due, link));
+        }
+        Some(result)
+    }
+
+    /// Who is at the other end of a link, once it was let in.
+    pub(crate) fn member_at(&self, link: LinkId) -> Option<u32> {
+        self.links.get(&link)?.member
+    }
+
+    pub(crate) fn links(&self) -> Vec<LinkId> {
+        self.links.keys().copied().collect()
+    }
+
+    /// Members that are connected.
+    pub(crate) fn connected(&self) -> usize {
+        self.connected
+    }
+
+    /// Members that were here and are not connected, each with why its link ended and whether it left for good.
+    pub(crate) fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
+        let away = self.members.values().filter(|m| m.link.is_none() && self.finished.is_none());
+        away.filter_map(|m| m.parting.as_deref().map(|reason| (m.name.as_str(), reason, m.gone)))
+    }
+
+    pub(crate) fn act(&mut self, action: Action<P>) {
+        self.actions.push_back(action);
+    }
+
+    pub(crate) fn want(&mut self, wanted: P) {
+        self.actions.push_back(Action::Policy(wanted));
+    }
+
+    pub(crate) fn send(&mut self, link: LinkId, message: Control) {
+        self.actions.push_back(Action::Send { link, message });
+    }
+
+    pub(crate) fn close(&mut self, link: LinkId) {
+        self.actions.push_back(Action::Close { link });
+    }
+
+    pub(crate) fn has_action(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
+    pub(crate) fn poll_action(&mut self) -> Option<Action<P>> {
+        self.actions.pop_front()
+    }
+
+    /// A link is up. `nonce` must be fresh random bytes.
+    pub(crate) fn open(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
+        let session = Session::new(now, nonce, ordered, self.config.liveness);
+        let mut served = Served {
+            session,
+            opened: now,
+            member: None,
+            upload: None,
+            download: None,
+            told: None,
+            offset: 0,
+            traffic: Traffic::default(),
+            base: Traffic::default(),
+            wake: None,
+            timer: Time::MAX,
+            own: L::default(),
+        };
+        served.timer = served.due(self.heartbeat());
+        self.timers.insert((served.timer, link));
+        self.links.insert(link, served);
+        let token = self.admission.wants_token();
+        let challenge = Challenge { versions: VERSIONS, nonce, token, clock: micros(now) };
+        self.send(link, Control::Challenge(challenge));
+    }
+
+    pub(crate) fn observe(&mut self, link: LinkId, traffic: Traffic) {
+        if let Some(served) = self.links.get_mut(&link) {
+            served.traffic = traffic;
+        }
+    }
+
+    /// Whether a client may come in with this Hello; `layout`: of the job's model, if it has one.
+    pub(crate) fn admissible(
+        &self,
+        link: LinkId,
+        hello: &Hello,
+        layout: Option<LayoutHash>,
+    ) -> Result<(), (Refusal, String)> {
+        if hello.version < VERSIONS.0 || hello.version > VERSIONS.1 {
+            let (low, high) = VERSIONS;
+            let reason =
+                format!("session version {} is not within {low}..={high}; use one release", hello.version);
+            return Err((Refusal::Version, reason));
+        }
+        check_name(&hello.name).map_err(|why| (Refusal::Protocol, why))?;
+        let nonce = self.links.get(&link).map_or([0; 32], |l| l.session.nonce);
+        self.admission.admit(link, &nonce, hello).map_err(|why| (Refusal::Authentication, why))?;
+        if hello.purpose != self.config.purpose {
+            return Err((Refusal::Protocol, other_purpose(self.config.purpose).into()));
+        }
+        if let Some(reason) = &self.finished {
+            return Err((Refusal::Job, format!("the job is over: {reason}")));
+        }
+        if let Some((ours, theirs)) = layout.zip(hello.layout).filter(|(ours, theirs)| ours != theirs) {
+            let reason = format!(
+                "client {:?} has layout {theirs}, the server {ours}: another model, other shapes or dtypes, or another \
+                 choice of tensors; use the same model and the same tensors at both ends",
+                hello.name
+            );
+            return Err((Refusal::Layout, reason));
+        }
+        let namesake = self.named(&hello.name).and_then(|number| self.members.get(&number));
+        if namesake.is_some_and(|m| m.link.is_some() && m.instance != hello.instance) {
+            let reason = format!("a client named {:?} is connected; choose another name", hello.name);
+            return Err((Refusal::Name, reason));
+        }
+        if namesake.is_none() && self.members.len() >= self.config.max_members as usize {
+            return Err((Refusal::Job, format!("the job has its {} clients", self.config.max_members)));
+        }
+        Ok(())
+    }
+
+    /// Lets a client in whose old link, if it had one, was dropped before. Returns its number, and whether it is a process
+    /// that we know.
+    pub(crate) fn enrol(&mut self, now: Time, link: LinkId, hello: &Hello) -> (u32, bool) {
+        let known = self.named(&hello.name);
+        let number = known.unwrap_or_else(|| self.insert(&hello.name, hello.instance));
+        let mut same = false;
+        if let Some(member) = self.members.get_mut(&number) {
+            same = known.is_some() && member.instance == hello.instance;
+            (member.instance, member.link) = (hello.instance, Some(link));
+            (member.gone, member.parting) = (false, None);
+        }
+        self.connected += 1;
+        self.on_link(link, |served| {
+            let (sent, heard) = (micros(served.opened), micros(now));
+            served.offset = (sent.saturating_add(heard) / 2).wrapping_sub(hello.clock) as i64;
+            served.member = Some(number);
+        });
+        (number, same)
+    }
+
+    /// The number of a name, whether it has ever been here or not.
+    ///
+    /// # Errors
+    /// If nobody can have this name, or there are too many.
+    pub(crate) fn reserve(&mut self, name: &str) -> Result<u32, String> {
+        if let Some(number) = self.named(name) {
+            return Ok(number);
+        }
+        check_name(name)?;
+        if self.members.len() >= self.config.max_members as usize {
+            return Err(format!("the job has its {} clients", self.config.max_members));
+        }
+        Ok(self.insert(name, 0))
+    }
+
+    fn insert(&mut self, name: &str, instance: u64) -> u32 {
+        let number = self.members.last_key_value().map_or(1, |(last, _)| last + 1);
+        let (link, gone, parting, own) = (None, false, None, M::default());
+        let member = Member { name: name.into(), instance, link, gone, parting, own };
+        self.members.insert(number, member);
+        self.names.insert(name.into(), number);
+        number
+    }
+
+    /// A heartbeat of a client: it has received so many bytes in all.
+    pub(crate) fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
+        self.on_link(link, |served| {
+            // The client counts over all its links: the first ping of one only says where it stands.
+            let more = received.saturating_sub(served.told.unwrap_or(received));
+            served.told = Some(received);
+            if let Some(live) = &mut served.download {
+                live.progress(now, more);
+            }
+        });
+        self.send(link, Control::Pong { clock });
+    }
+
+    /// A peer said something.
+    pub(crate) fn heard(&mut self, now: Time, link: LinkId) {
+        self.on_link(link, |served| served.session.live.heard(now));
+    }
+
+    /// `bytes` more bytes of chunks have come on this link.
+    pub(crate) fn progress(&mut self, now: Time, link: LinkId, bytes: u64) {
+        self.on_link(link, |served| {
+            served.session.live.progress(now, bytes);
+            if let Some(upload) = &mut served.upload {
+                upload.progress(now, bytes);
+            }
+        });
+    }
+
+    /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
+    pub(crate) fn held(&mut self, now: Time, link: LinkId) {
+        self.on_link(link, |served| {
+            let transfers = served.upload.iter_mut().chain(&mut served.download);
+            transfers.chain([&mut served.session.live]).for_each(|live| live.heard(now));
+        });
+    }
+
+    /// When the policy wants to look at a link again.
+    pub(crate) fn wake(&mut self, link: LinkId, at: Option<Time>) {
+        self.on_link(link, |served| served.wake = at);
+    }
+
+    pub(crate) fn wake_at(&self, link: LinkId) -> Option<Time> {
+        self.links.get(&link)?.wake
+    }
+
+    pub(crate) fn next_timer(&self) -> Option<Time> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Links that want to be looked at by now; each has to be given to [`Roster::look`].
+    pub(crate) fn due(&mut self, now: Time) -> Vec<LinkId> {
+        let heartbeat = self.heartbeat();
+        let mut due = Vec::new();
+        while let Some((at, link)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
+            self.timers.remove(&(at, link));
+            let Some(served) = self.links.get_mut(&link) else { continue };
+            let next = served.due(heartbeat);
+            if next <= now {
+                served.timer = Time::MAX;
+                due.push(link);
+            } else {
+                served.timer = next;
+                self.timers.insert((next, link));
+            }
+        }
+        due.sort_unstable();
+        due
+    }
+
+    /// Looks at a link that is due: sends a ping if it is time for one. `Err` says why its link has to end.
+    pub(crate) fn look(&mut self, now: Time, link: LinkId) -> Result<(), String> {
+        let heartbeat = self.heartbeat();
+        let Some(served) = self.links.get_mut(&link) else { return Ok(()) };
+        if served.member.is_none() && now >= served.opened + HELLO {
+            return Err(format!("it did not say who it is within {} s", HELLO.as_secs()));
+        }
+        let watched = [
+            (Some(&served.session.live), "it says nothing"),
+            (served.upload.as_ref(), "its update makes no progress"),
+            (served.download.as_ref(), "it does not take the model"),
+        ];
+        let stuck = watched
+            .iter()
+            .find_map(|(live, what)| live.filter(|l| now >= l.deadline()).map(|l| (l.patience(), *what)));
+        if let Some((patience, what)) = stuck {
+            return Err(format!("no progress for {:.1} s: {what}", patience.as_secs_f64()));
+        }
+        if served.member.is_some() && served.session.pings(now, heartbeat) {
+            self.send(link, Control::Ping { clock: micros(now), received: 0 });
+        }
+        self.on_link(link, |served| {
+            if served.wake.is_some_and(|at| now >= at) {
+                served.wake = None;
+            }
+        });
+        Ok(())
+    }
+
+    /// A link has ended, or is ended by us. The caller tells [`Roster::left`] once it has seen to what that means.
+    pub(crate) fn drop_link(&mut self, link: LinkId, reason: &str) -> Option<Dropped<L>> {
+        let served = self.links.remove(&link)?;
+        self.timers.remove(&(served.timer, link));
+        let of = served.member.filter(|number| self.link_of(*number) == Some(link));
+        let Some(member) = of.and_then(|number| self.members.get_mut(&number)) else {
+            return Some(Dropped { link, member: None, reason: reason.into(), served });
+        };
+        let reason = plain(reason, MAX_REASON);
+        member.link = None;
+        member.parting = Some(reason.clone());
+        self.connected -= 1;
+        Some(Dropped { link, member: of, reason, served })
+    }
+
+    /// Says that a member has left.
+    pub(crate) fn left(&mut self, number: u32, reason: String) {
+        if let Some(client) = self.members.get(&number).map(|member| member.name.clone()) {
+            self.act(Action::Left { client, reason });
+        }
+    }
+
+    /// The job is over: nobody is let in any more.
+    pub(crate) fn finish(&mut self, reason: &str) {
+        self.finished = Some(reason.into());
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished.is_some()
+    }
+}
+
+fn other_purpose(ours: Purpose) -> &'static str {
+    match ours {
+        Purpose::Rounds => {
+            "this server runs rounds of federated averaging; connect to it as a client, not for tasks"
+        }
+        Purpose::Tasks => "this server gives tasks; connect to it with thalweg.TaskClient",
+    }
+}

@@ -1,0 +1,435 @@
+//! The client's side: take the model, train, offer the update.
+
+use thalweg_wire::control::{
+    Content, Control, Holding, Interval, Nonce, Parcel, Proof, Purpose, StandIn, Welcome, HELLO_HOLES,
+    MAX_HOLES,
+};
+use thalweg_wire::text::MAX_METRICS;
+use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
+
+use crate::session::{ClientAction, ClientConfig, Dial, Heard};
+use crate::transfer::{Incoming, Outgoing, Rule, Step};
+use crate::{micros, Fit, Span, Time};
+
+/// How an update fared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It was folded into the round's sums.
+    Accepted,
+    /// Its round was over.
+    Late,
+    /// It was refused.
+    Rejected(String),
+}
+
+/// What a round asks of a client's driver.
+#[derive(Debug)]
+pub enum RoundStep {
+    /// Mend the model in the arena: this did not come of it. [`RoundStep::Ready`] follows.
+    Mend {
+        /// What did not come.
+        holes: Ranges,
+        /// What stands in for it.
+        stand_in: StandIn,
+    },
+    /// The global model of a round is in the arena.
+    Ready {
+        /// The round.
+        round: u32,
+        /// JSON object from the server.
+        config: String,
+    },
+    /// How the update submitted fared.
+    Verdict {
+        /// The round.
+        round: u32,
+        /// How.
+        verdict: Verdict,
+    },
+}
+
+#[derive(Debug)]
+struct Submission {
+    round: u32,
+    weight: f64,
+    metrics: String,
+    out: Outgoing,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    Receiving {
+        round: u32,
+        config: String,
+        model: Incoming,
+    },
+    /// The model is with the application; `stale` if the round is over.
+    Training {
+        round: u32,
+        stale: bool,
+    },
+    Submitting(Submission),
+}
+
+/// The client's state machine.
+#[derive(Debug)]
+pub struct Client {
+    dial: Dial<RoundStep>,
+    phase: Phase,
+    /// What the server said may be lost.
+    rule: Rule,
+}
+
+impl Client {
+    /// A client that wants to connect at once. `seed` spreads the retries of many clients.
+    pub fn new(config: ClientConfig, seed: u64) -> Self {
+        Self { dial: Dial::new(config, Purpose::Rounds, seed), phase: Phase::Idle, rule: Rule::default() }
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<ClientAction<RoundStep>> {
+        self.dial.poll_action()
+    }
+
+    /// What the server said of the job, once it has let us in.
+    pub fn welcome(&self) -> Option<&Welcome> {
+        self.dial.welcome()
+    }
+
+    /// What of models and updates may be lost, once the server has let us in.
+    pub fn tolerance(&self) -> &std::sync::Arc<Tolerance> {
+        &self.rule.tolerance
+    }
+
+    /// Whether nothing more will happen.
+    pub fn is_done(&self) -> bool {
+        self.dial.is_done()
+    }
+
+    /// The link is up. `nonce` must be fresh random bytes.
+    pub fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
+        self.dial.connected(now, nonce, ordered);
+    }
+
+    /// The server could not be reached.
+    pub fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
+        self.dial.unreachable(now, reason, may_retry);
+    }
+
+    /// The link has ended.
+    pub fn closed(&mut self, now: Time, reason: &str) {
+        if self.dial.closed(now, reason) {
+            self.link_lost();
+        }
+    }
+
+    /// Nothing is being sent, or waited for, on a link that is gone.
+    fn link_lost(&mut self) {
+        match &mut self.phase {
+            Phase::Submitting(submission) => submission.out.forget(),
+            Phase::Receiving { model, .. } => model.stop(),
+            _ => {}
+        }
+    }
+
+    /// A message has come.
+    pub fn control(&mut self, now: Time, message: Control) {
+        match self.dial.control(now, message) {
+            Heard::Nothing => {}
+            Heard::Lost => self.link_lost(),
+            Heard::Welcomed => self.welcomed(),
+            Heard::Message(message) => self.told(now, message),
+        }
+    }
+
+    /// A message has come from the server that let us in.
+    fn told(&mut self, now: Time, message: Control) {
+        match message {
+            Control::Offer(Parcel { number, head, .. }) => self.begin(number, head),
+            Control::End { parcel, .. } => self.model_end(now, parcel),
+            Control::Grant { parcel, wanted } => self.granted(parcel, &wanted),
+            Control::Accepted { parcel } => self.settled(parcel, Verdict::Accepted),
+            Control::Rejected { parcel, reason } => self.settled(parcel, Verdict::Rejected(reason)),
+            Control::Closed { parcel } => self.round_closed(parcel),
+            _ => {}
+        }
+    }
+
+    /// The proof is made, or none was wanted.
+    pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
+        let holding = self.holding();
+        self.dial.proven(now, proof, holding);
+    }
+
+    /// The nonce of this connection, for the proof.
+    pub fn nonce(&self) -> Option<Nonce> {
+        self.dial.nonce()
+    }
+
+    fn holding(&self) -> Holding {
+        match &self.phase {
+            Phase::Idle => Holding::Nothing,
+            Phase::Receiving { round, model, .. } => {
+                let holes = model.came().holes();
+                if holes.count() > MAX_HOLES {
+                    return Holding::Nothing;
+                }
+                Holding::Model { round: *round, holes: holes.longest(HELLO_HOLES) }
+            }
+            Phase::Training { round, .. } | Phase::Submitting(Submission { round, .. }) => {
+                Holding::Round { round: *round }
+            }
+        }
+    }
+
+    fn welcomed(&mut self) {
+        let Some(welcome) = self.dial.welcome() else { return };
+        match Tolerance::new(&welcome.layout, &welcome.allowances) {
+            Ok(tolerance) => {
+                self.rule = Rule { stands_in: welcome.stand_in.is_some(), tolerance: tolerance.into() };
+            }
+            Err(error) => {
+                self.dial.act(ClientAction::Close);
+                return self.dial.finish(Err(format!("what the server says may be lost: {error}")));
+            }
+        }
+        // A submission under way is offered again; the server knows what it has of it.
+        if let Phase::Submitting(submission) = &self.phase {
+            let offer = offer(submission, self.dial.layout_hash());
+            self.dial.send(offer);
+        }
+    }
+
+    fn begin(&mut self, round: u32, head: Vec<u8>) {
+        let total = self.dial.welcome().map_or(0, |w| w.layout.bytes());
+        let ordered = self.dial.is_ordered();
+        match &mut self.phase {
+            // The same round again after a broken connection: what is here stays.
+            Phase::Receiving { round: known, model, .. } if *known == round => model.begin(ordered),
+            Phase::Idle | Phase::Receiving { .. } => {
+                let mut model = Incoming::new(total);
+                model.begin(ordered);
+                let config = String::from_utf8(head).unwrap_or_default();
+                self.phase = Phase::Receiving { round, config, model };
+            }
+            Phase::Training { .. } | Phase::Submitting(_) => {}
+        }
+    }
+
+    /// How a chunk fits into the model being received.
+    pub fn place(&mut self, now: Time, chunk: &ChunkHeader) -> Fit {
+        self.receiving(chunk).map_or(Fit::Nothing, |model| model.fit(now, chunk.range()))
+    }
+
+    /// The first bytes of a chunk have come; its place is asked for later, when its length is known.
+    pub fn begun(&mut self, now: Time, chunk: &ChunkHeader) {
+        if let Some(model) = self.receiving(chunk) {
+            model.came_mut().touch(now);
+        }
+    }
+
+    fn receiving(&mut self, chunk: &ChunkHeader) -> Option<&mut Incoming> {
+        let welcome = self.dial.welcome()?;
+        let ours = chunk.job == welcome.job && chunk.sender == 0 && chunk.layout == welcome.layout.hash();
+        match &mut self.phase {
+            Phase::Receiving { round, model, .. } if ours && *round == chunk.round => Some(model),
+            _ => None,
+        }
+    }
+
+    /// `bytes` more bytes of chunks have come.
+    pub fn progress(&mut self, now: Time, bytes: u64) {
+        self.dial.progress(now, bytes);
+    }
+
+    /// Nothing gets through at the moment, for no fault of the server: time does not count against it.
+    pub fn held(&mut self, now: Time) {
+        self.dial.held(now);
+    }
+
+    /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
+    pub fn stored(&mut self, now: Time, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
+        let Some(model) = self.receiving(chunk) else { return Vec::new() };
+        if !ok {
+            model.came_mut().corrupt();
+            return Vec::new();
+        }
+        model.store(now, chunk.range())
+    }
+
+    fn model_end(&mut self, now: Time, ended: u32) {
+        let Phase::Receiving { round, model, .. } = &mut self.phase else { return };
+        if *round == ended && model.ended(now) {
+            self.model_conclude(now);
+        }
+    }
+
+    fn model_conclude(&mut self, now: Time) {
+        let Phase::Receiving { round, config, model } = &mut self.phase else { return };
+        let round = *round;
+        let holes = match model.conclude(now, &self.rule) {
+            Step::Wait => return,
+            Step::Ask(wanted) => return self.dial.send(Control::Grant { parcel: round, wanted }),
+            Step::Here(holes) => holes,
+        };
+        let missing = holes.bytes();
+        let span = model.span().unwrap_or(Span { start: now, end: now });
+        let received = Interval { start: micros(span.start), end: micros(span.end) };
+        let (duplicates, _) = model.came().faults();
+        let config = std::mem::take(config);
+        let stand_in = self.dial.welcome().and_then(|w| w.stand_in);
+        if let Some(stand_in) = stand_in.filter(|_| missing > 0) {
+            self.dial.want(RoundStep::Mend { holes, stand_in });
+        }
+        self.phase = Phase::Training { round, stale: false };
+        self.dial.send(Control::Received { parcel: round, received, duplicates, missing });
+        self.dial.want(RoundStep::Ready { round, config });
+    }
+
+    /// The application has trained: its update of this weight (a number of samples) is in the arena.
+    ///
+    /// # Errors
+    /// If the model of that round was never handed out, the weight is no number or negative, or the metrics are more than
+    /// the server keeps.
+    pub fn submit(&mut self, round: u32, weight: f64, metrics: String) -> Result<(), String> {
+        if metrics.len() > MAX_METRICS {
+            let length = metrics.len();
+            return Err(format!(
+                "metrics of {length} bytes are over {MAX_METRICS}; report fewer or shorter ones"
+            ));
+        }
+        if !(weight.is_finite() && weight >= 0.0) {
+            return Err(format!("{weight} is no weight; use the number of samples"));
+        }
+        match self.phase {
+            Phase::Training { round: current, stale } if current == round => {
+                if stale {
+                    self.phase = Phase::Idle;
+                    self.verdict(round, Verdict::Late);
+                    self.dial.send(Control::Idle);
+                    return Ok(());
+                }
+                let submission = Submission { round, weight, metrics, out: Outgoing::default() };
+                let offer = offer(&submission, self.dial.layout_hash());
+                self.phase = Phase::Submitting(submission);
+                self.dial.send(offer);
+                Ok(())
+            }
+            _ => {
+                Err(format!("round {round} is not being trained; submit the round that was handed out, once"))
+            }
+        }
+    }
+
+    fn granted(&mut self, granted: u32, wanted: &Ranges) {
+        if let Phase::Submitting(submission) = &mut self.phase {
+            if submission.round == granted {
+                submission.out.grant(wanted);
+                self.send_next();
+            }
+        }
+    }
+
+    fn send_next(&mut self) {
+        let Phase::Submitting(submission) = &mut self.phase else { return };
+        if let Some(wanted) = submission.out.next() {
+            self.dial.act(ClientAction::SendParcel { parcel: submission.round, wanted });
+        }
+    }
+
+    /// The ranges asked for have been sent, or `Err` why not.
+    pub fn sent(&mut self, round: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
+        let Phase::Submitting(submission) = &mut self.phase else { return };
+        if submission.round != round || !submission.out.is_sending() {
+            return; // of a link or a submission that is over
+        }
+        let ends = submission.out.sent();
+        let Ok(span) = outcome else { return submission.out.forget() };
+        let sent = Interval { start: micros(span.start), end: micros(span.end) };
+        for answered in 0..ends {
+            let retransmissions = retransmissions.map(|n| if answered == 0 { n } else { 0 });
+            self.dial.send(Control::End { parcel: round, sent, retransmissions });
+        }
+        self.send_next();
+    }
+
+    fn settled(&mut self, settled: u32, verdict: Verdict) {
+        let Phase::Submitting(submission) = &self.phase else { return };
+        if submission.round != settled {
+            return;
+        }
+        // What came by the deadline is accepted, and the rest is of no use.
+        if verdict != Verdict::Accepted || submission.out.is_sending() {
+            self.dial.act(ClientAction::Cancel { parcel: None });
+        }
+        self.phase = Phase::Idle;
+        self.verdict(settled, verdict);
+    }
+
+    fn round_closed(&mut self, closed: u32) {
+        match &mut self.phase {
+            Phase::Receiving { round, .. } if *round == closed => {
+                self.phase = Phase::Idle;
+                self.dial.send(Control::Idle);
+            }
+            Phase::Training { round, stale } if *round == closed => *stale = true,
+            Phase::Submitting(submission) if submission.round == closed => {
+                self.dial.act(ClientAction::Cancel { parcel: None });
+                self.phase = Phase::Idle;
+                self.verdict(closed, Verdict::Late);
+                self.dial.send(Control::Idle);
+            }
+            Phase::Idle => self.dial.send(Control::Idle),
+            _ => {}
+        }
+    }
+
+    fn verdict(&mut self, round: u32, verdict: Verdict) {
+        self.dial.want(RoundStep::Verdict { round, verdict });
+    }
+
+    /// The application leaves for good.
+    pub fn leave(&mut self, reason: &str) {
+        self.dial.leave(reason);
+    }
+
+    fn settles_at(&self) -> Option<Time> {
+        match &self.phase {
+            Phase::Receiving { model, .. } if !self.is_done() => model.settle(),
+            _ => None,
+        }
+    }
+
+    /// When [`Client::timeout`] wants to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.dial.poll_timeout().into_iter().chain(self.settles_at()).min()
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Time) {
+        let settled = self.settles_at().is_some_and(|at| now >= at);
+        match self.dial.timeout(now) {
+            Err(reason) => self.closed(now, &reason),
+            Ok(()) if settled => self.model_conclude(now),
+            Ok(()) => {}
+        }
+    }
+
+    /// Layout of the global model, once known.
+    pub fn layout(&self) -> Option<&Layout> {
+        self.dial.welcome().map(|w| &w.layout)
+    }
+}
+
+fn offer(submission: &Submission, layout: LayoutHash) -> Control {
+    Control::Offer(Parcel {
+        number: submission.round,
+        pushed: false,
+        head: submission.metrics.clone().into_bytes(),
+        content: Content::Whole(layout),
+        same_as: None,
+        weight: submission.weight,
+        deadline: None,
+    })
+}

@@ -1,0 +1,549 @@
+//! The server's side: what each client is told, and the round they take part in.
+
+mod choosing;
+mod counting;
+mod fanout;
+mod joining;
+mod leaving;
+mod taking;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use thalweg_wire::control::{Content, Control, Nonce, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
+use thalweg_wire::{Layout, Range, Ranges, Tolerance};
+
+pub(crate) use self::leaving::named;
+use super::round::Part;
+use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
+use crate::session::{on_our_clock, Action, Admission, Dropped, LinkId, Roster, SessionConfig, Traffic};
+use crate::transfer::{Outgoing, Rule};
+use crate::{Liveness, Span, Time};
+
+/// What does not change during a job.
+pub struct ServerConfig {
+    /// The job's number, in every chunk.
+    pub job: u64,
+    /// Layout of the global model.
+    pub layout: Arc<Layout>,
+    /// Bytes of payload in a chunk.
+    pub chunk: u32,
+    /// What partial updates count.
+    pub partial: Partial,
+    /// What stands in for parts that did not come; `None`: they are asked for again.
+    pub stand_in: Option<StandIn>,
+    /// The seed of the order in which updates are sent, as clients are told it; `None`: as they are.
+    pub spread: Option<u64>,
+    /// What of models and updates may be lost: the rest is asked for again, whatever stands in.
+    pub tolerance: Arc<Tolerance>,
+    /// Bytes of updates that may be staged at a time.
+    pub staging: u64,
+    /// Most that one update may weigh.
+    pub max_weight: f64,
+    /// Least time without progress that ends a link.
+    pub liveness: Time,
+    /// Most clients, ever.
+    pub max_clients: u32,
+}
+
+/// Where a chunk goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Place {
+    /// Nowhere: late, duplicate or not of this job.
+    Nothing,
+    /// Nothing of it is there yet: straight into the sender's staged update, if it is staged.
+    New {
+        /// Whose it is.
+        sender: u32,
+        /// Its weight, by which its values are judged before [`Server::stored`].
+        weight: f64,
+    },
+    /// Part of it is there: aside first.
+    Part {
+        /// Whose it is.
+        sender: u32,
+        /// Its weight.
+        weight: f64,
+    },
+}
+
+/// What to do with a chunk that has come.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stored {
+    /// Whose it is.
+    pub sender: u32,
+    /// Its weight.
+    pub weight: f64,
+    /// What of it is new. With [`Partial::Keep`], if there is any, it is to be folded, and [`Server::kept`] told.
+    pub fresh: Vec<Range>,
+}
+
+/// What a round asks of its driver.
+#[derive(Debug)]
+pub enum RoundAction {
+    /// Fold a staged update with this weight, free its staging, then tell [`Server::folded`] what came of it.
+    Fold {
+        /// Whose.
+        sender: u32,
+        /// Weight.
+        weight: f64,
+        /// What did not come of it, for which something is to stand in.
+        holes: Ranges,
+    },
+    /// Free a staged update without folding it.
+    Unstage {
+        /// Whose.
+        sender: u32,
+    },
+    /// The round is over.
+    Ended(Box<Outcome>),
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Duty {
+    /// Ready for a round.
+    #[default]
+    Idle,
+    /// Takes part in the current round.
+    Round,
+    /// Still busy with a round that is over.
+    Behind,
+}
+
+/// What a round has to know of a client.
+#[derive(Debug, Default)]
+struct Known {
+    duty: Duty,
+    /// How its update of a round fared, should the link break before it hears so.
+    verdict: Option<(u32, Result<(), String>)>,
+    /// It was said that its metrics are dropped.
+    told: bool,
+}
+
+/// The model on its way to a client.
+#[derive(Debug)]
+struct Model {
+    round: u32,
+    since: Time,
+    out: Outgoing,
+}
+
+/// The server's state machine.
+pub struct Server {
+    config: ServerConfig,
+    rule: Rule,
+    roster: Roster<Known, Option<Model>, RoundAction>,
+    /// Clients still busy with a round that is over.
+    behind: BTreeSet<u32>,
+    round: Option<Round>,
+    /// Where clients get the model one after the other: whose turn it is, and who waits for what of it.
+    turn: Option<LinkId>,
+    turns: VecDeque<(LinkId, Ranges)>,
+    rates: Credits,
+    absent_since: Option<Time>,
+    /// What was due by then has been seen to.
+    advanced: Time,
+    /// Something is due that has to wait for chunks that are being folded.
+    waits: bool,
+}
+
+impl Server {
+    /// A server without clients.
+    pub fn new(config: ServerConfig, admission: Box<dyn Admission>) -> Self {
+        let sessions = SessionConfig {
+            job: config.job,
+            purpose: Purpose::Rounds,
+            liveness: config.liveness,
+            max_members: config.max_clients,
+        };
+        let rates = Credits::new(config.staging, config.layout.bytes());
+        let rule = Rule { stands_in: config.stand_in.is_some(), tolerance: config.tolerance.clone() };
+        Self {
+            config,
+            rule,
+            roster: Roster::new(sessions, admission),
+            behind: BTreeSet::new(),
+            round: None,
+            turn: None,
+            turns: VecDeque::new(),
+            rates,
+            absent_since: None,
+            advanced: Time::ZERO,
+            waits: false,
+        }
+    }
+
+    /// Clients that are connected.
+    pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
+        self.roster.members().values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
+    }
+
+    /// How many clients are connected.
+    pub fn connected_count(&self) -> usize {
+        self.roster.connected()
+    }
+
+    /// Whether the client at the other end has been let in, and not out again.
+    pub fn is_member(&self, link: LinkId) -> bool {
+        self.roster.member_at(link).is_some()
+    }
+
+    /// Every participant's state and how much of its update has come, 0 to 1.
+    pub fn progress_report(&self) -> Vec<(String, State, f64)> {
+        let parts = self.round.iter().flat_map(|r| r.parts().values());
+        parts.map(|p| (p.client.clone(), p.state, p.incoming.came().fraction())).collect()
+    }
+
+    /// Whether there is something to do.
+    pub fn has_action(&self) -> bool {
+        self.roster.has_action()
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action<RoundAction>> {
+        self.roster.poll_action()
+    }
+
+    /// A link is up. `nonce` must be fresh random bytes.
+    pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
+        self.roster.open(now, link, nonce, ordered);
+    }
+
+    /// What the link's counters say now; to be told before [`Server::control`], [`Server::sent`] and
+    /// [`Server::closed`].
+    pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
+        self.roster.observe(link, traffic);
+    }
+
+    /// A message has come.
+    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
+        if self.roster.link(link).is_none() {
+            return;
+        }
+        self.roster.heard(now, link);
+        match (self.roster.member_at(link), message) {
+            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
+            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
+            (Some(sender), message) => self.member_says(now, link, sender, message),
+        }
+        self.advance(now);
+    }
+
+    fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
+        match message {
+            Control::Ping { clock, received } => self.roster.ping(now, link, clock, received),
+            Control::Pong { .. } => {}
+            Control::Received { parcel, received, duplicates, missing } => {
+                self.received(now, link, sender, parcel, received, (duplicates, missing));
+            }
+            Control::Grant { parcel, wanted } => self.resend(now, link, parcel, &wanted),
+            Control::Offer(update) => self.offered(now, link, sender, update),
+            Control::End { parcel, sent, retransmissions } => {
+                self.end(now, link, sender, parcel, sent, retransmissions);
+            }
+            Control::Idle => self.idle(now, sender),
+            Control::Bye { reason } => self.bye(now, link, sender, &reason),
+            Control::Hello(_) => {
+                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection")
+            }
+            _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
+        }
+    }
+
+    fn acceptable(&self, update: &Parcel) -> Result<(), String> {
+        let ours = self.config.layout.hash();
+        match &update.content {
+            Content::Whole(layout) if *layout == ours => {}
+            Content::Whole(layout) => {
+                return Err(format!("offered layout {layout}, the model has {ours}; use the same model"))
+            }
+            _ => return Err("offered other tensors than the model's; send all of the model".into()),
+        }
+        if update.weight == 0.0 {
+            return Err("offered an update of 0 samples; train on at least one".into());
+        }
+        let (weight, most) = (update.weight, self.config.max_weight);
+        if weight > most {
+            return Err(format!(
+                "offered an update of {weight} samples; {most} is the most: divide the numbers of all clients alike"
+            ));
+        }
+        Ok(())
+    }
+
+    fn drop_staging_of(&mut self, sender: u32) {
+        let staged =
+            |r: &Round| r.credits.holds(sender) && r.part(sender).is_some_and(|p| p.state != State::Staged);
+        if self.config.partial == Partial::Discard && self.round.as_ref().is_some_and(staged) {
+            self.roster.want(RoundAction::Unstage { sender });
+        }
+    }
+
+    /// Begins a round with everybody who is ready, or whom its choice falls on.
+    ///
+    /// # Errors
+    /// If one is under way, or the plan can never be met.
+    pub fn start_round(&mut self, now: Time, plan: RoundPlan) -> Result<(), String> {
+        if let Some(round) = &self.round {
+            return Err(format!("round {} is still under way", round.plan.number));
+        }
+        if plan.expected == 0 || plan.enough > plan.expected {
+            return Err(format!(
+                "{} of {} updates are wanted: a round needs at least one client and no more updates than clients",
+                plan.enough, plan.expected
+            ));
+        }
+        self.absent_since.get_or_insert(now);
+        let total = self.config.layout.bytes();
+        let credits = match self.config.partial {
+            Partial::Discard => self.rates.clone(),
+            Partial::Keep => Credits::unbounded(),
+        };
+        self.round = Some(Round::new(now, plan, total, self.config.partial, credits));
+        let links: Vec<LinkId> =
+            self.candidates(now).into_iter().filter_map(|s| self.enlist(now, s)).collect();
+        self.send_model(now, links, Ranges::full(total));
+        self.advance(now);
+        Ok(())
+    }
+
+    fn offered(&mut self, now: Time, link: LinkId, sender: u32, update: Parcel) {
+        let number = update.number;
+        let offered = self.acceptable(&update);
+        let (weight, metrics) = (update.weight, self.bounded_metrics(sender, update.head));
+        if !self.takes_part(sender, number) {
+            return self.roster.send(link, Control::Closed { parcel: number });
+        }
+        if self.answered(sender, number) {
+            return;
+        }
+        let before = self.part(sender, number).map_or(0.0, |part| part.weight);
+        match (offered, &mut self.round) {
+            // What came of it was judged, and perhaps folded, by the weight that it was first offered with.
+            (Ok(()), _) if before > 0.0 && weight != before => {
+                let reason =
+                    format!("offered an update of {weight} samples that it had offered as one of {before}");
+                self.reject(now, sender, number, &reason);
+            }
+            (Ok(()), Some(current)) => current.offer(now, sender, weight, metrics),
+            (Err(reason), _) => self.reject(now, sender, number, &reason),
+            (Ok(()), None) => {}
+        }
+    }
+
+    fn set_duty(&mut self, sender: u32, duty: Duty) {
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.own.duty = duty;
+            if duty == Duty::Behind {
+                self.behind.insert(sender);
+            } else {
+                self.behind.remove(&sender);
+            }
+        }
+    }
+
+    fn idle(&mut self, now: Time, sender: u32) {
+        if self.roster.member(sender).is_some_and(|m| m.own.duty == Duty::Behind) {
+            // It may have been let off with a part of this very round, if it said that it holds another.
+            self.start_over(now, sender, None);
+        }
+    }
+
+    fn bye(&mut self, now: Time, link: LinkId, sender: u32, reason: &str) {
+        self.gone(sender);
+        self.drop_link(now, link, &format!("left: {reason}"));
+        self.roster.close(link);
+    }
+
+    fn gone(&mut self, sender: u32) {
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.gone = true;
+        }
+        if let Some(part) = self.round.as_mut().and_then(|r| r.part_mut(sender)) {
+            part.gone = true;
+        }
+    }
+
+    /// A client's process has ended for good, as `why` says if it is not empty: nobody waits for it.
+    pub fn forget(&mut self, now: Time, client: &str, why: &str) {
+        if let Some(sender) = self.roster.named(client) {
+            self.gone(sender);
+            if let Some(link) = self.roster.link_of(sender) {
+                self.drop_link(now, link, &ended(why));
+                self.roster.close(link);
+            }
+        }
+        self.advance(now);
+    }
+
+    /// A link has ended.
+    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
+        self.drop_link(now, link, reason);
+        self.advance(now);
+    }
+
+    fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
+        let dropped = self.roster.drop_link(link, reason);
+        self.dropped(now, dropped);
+    }
+
+    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
+        self.roster.send(link, Control::Refused { code, reason: reason.into() });
+        self.drop_link(now, link, reason);
+        self.roster.close(link);
+    }
+
+    /// What it means for the round that a link is gone.
+    fn dropped(&mut self, now: Time, dropped: Option<Dropped<Option<Model>>>) {
+        let Some(Dropped { link, member, reason, mut served }) = dropped else { return };
+        self.end_turn(now, link);
+        let Some(sender) = member else { return };
+        let gone = self.roster.member(sender).is_some_and(|m| m.gone);
+        if !gone && self.absent_since.is_some() {
+            self.absent_since = Some(now);
+        }
+        if let Some(round) = &mut self.round {
+            let number = round.plan.number;
+            if let Some(part) = round.part_mut(sender) {
+                let model = served.own.take().filter(|m| m.round == number && m.out.is_sending());
+                if let Some(model) = model {
+                    part.down.carry(served.carried_down());
+                    part.down.extend_send(Span { start: model.since, end: now });
+                } else if part.state == State::Sending {
+                    part.up.carry(served.carried_up());
+                }
+            }
+            round.lost(now, sender, &reason);
+        }
+        self.roster.left(sender, reason);
+    }
+
+    /// The job is over: everybody is told, nobody is let in any more.
+    pub fn finish(&mut self, now: Time, reason: &str) {
+        self.roster.finish(reason);
+        self.end_turns();
+        for link in self.roster.links() {
+            self.roster.act(Action::Cancel { link, parcel: None });
+            self.roster.send(link, Control::Bye { reason: reason.into() });
+            self.drop_link(now, link, &format!("the job is over: {reason}"));
+            self.roster.close(link);
+        }
+        for sender in self.roster.members().keys().copied().collect::<Vec<_>>() {
+            self.gone(sender);
+        }
+        self.advance(now);
+    }
+
+    /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
+    pub fn held(&mut self, now: Time, link: LinkId) {
+        self.roster.held(now, link);
+    }
+
+    /// When [`Server::timeout`] wants to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let round = self.round.as_ref().and_then(|r| r.next_timeout(self.advanced, self.absent_since()));
+        self.roster.next_timer().into_iter().chain(round).min()
+    }
+
+    /// Since when somebody may still show up; `None` when nobody can.
+    fn absent_since(&self) -> Option<Time> {
+        self.absent_since.filter(|_| !self.roster.is_finished() && !self.is_everybody_accounted_for())
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Time) {
+        for link in self.roster.due(now) {
+            let settled = self.roster.wake_at(link).is_some_and(|at| now >= at);
+            match self.roster.look(now, link) {
+                Err(reason) => self.refuse(now, link, Refusal::Liveness, &reason),
+                Ok(()) if settled => self.settle(now, link),
+                Ok(()) => {}
+            }
+        }
+        self.advance(now);
+    }
+
+    fn part(&mut self, sender: u32, round: u32) -> Option<&mut Part> {
+        self.round.as_mut().filter(|r| r.plan.number == round)?.part_mut(sender)
+    }
+
+    /// What follows from the state alone: expired places, new grants, the round's end.
+    fn advance(&mut self, now: Time) {
+        self.advanced = self.advanced.max(now);
+        self.waits = false;
+        self.conclude_overdue(now);
+        self.replace(now);
+        let (absent_since, busy) = (self.absent_since(), self.is_somebody_busy());
+        let Some(round) = &mut self.round else { return };
+        let expired = round.expire(now);
+        let (number, grants) = (round.plan.number, round.grants(now));
+        let ending = round.ending(now, absent_since, busy);
+        // What is being folded gets into the mean, so the outcome has to know of it.
+        let held = ending.is_some() && round.is_folding();
+        self.waits |= held;
+        let ending = ending.filter(|_| !held);
+        if self.config.partial == Partial::Discard {
+            expired.into_iter().for_each(|sender| self.roster.want(RoundAction::Unstage { sender }));
+        }
+        for (sender, wanted) in grants {
+            self.grant(now, sender, number, &wanted);
+        }
+        if let Some(ending) = ending {
+            let ending = self.with_farewells(ending);
+            self.end_round(now, &ending);
+        }
+    }
+
+    /// Whether a client still works on a round that is over, and may come into this one.
+    fn is_somebody_busy(&self) -> bool {
+        self.behind.iter().any(|&sender| self.roster.link_of(sender).is_some())
+    }
+
+    fn grant(&mut self, now: Time, sender: u32, round: u32, wanted: &Ranges) {
+        let Some(link) = self.roster.link_of(sender) else { return };
+        let liveness = self.config.liveness;
+        let began = self.roster.on_link(link, |served| {
+            if served.upload.is_some() {
+                return None;
+            }
+            served.upload = Some(Liveness::new(now, liveness));
+            served.count_anew();
+            Some(served.session.ordered)
+        });
+        let Some(ordered) = began.flatten() else { return };
+        if let Some(part) = self.part(sender, round) {
+            part.incoming.begin(ordered);
+        }
+        self.roster.send(link, Control::Grant { parcel: round, wanted: wanted.first(MAX_HOLES) });
+    }
+
+    fn end_round(&mut self, now: Time, ending: &Ending) {
+        let Some(round) = self.round.take() else { return };
+        let number = round.plan.number;
+        self.end_turns();
+        self.rates = round.credits.clone();
+        for &sender in round.parts().keys() {
+            self.rates.release(sender);
+            // Whoever has a place may have a staged update, if only of damaged chunks.
+            if self.config.partial == Partial::Discard && round.credits.holds(sender) {
+                self.roster.want(RoundAction::Unstage { sender });
+            }
+            if self.roster.member(sender).is_none_or(|m| m.own.duty != Duty::Round) {
+                continue;
+            }
+            self.set_duty(sender, Duty::Behind);
+            if let Some(link) = self.roster.link_of(sender) {
+                self.roster.on_link(link, |served| (served.upload, served.download) = (None, None));
+                self.roster.wake(link, None);
+                self.roster.act(Action::Cancel { link, parcel: None });
+                self.roster.send(link, Control::Closed { parcel: number });
+            }
+        }
+        self.roster.want(RoundAction::Ended(Box::new(round.outcome(now, ending))));
+    }
+}
+
+fn ended(why: &str) -> String {
+    let (what, colon) = ("its process has ended", if why.is_empty() { "" } else { ": " });
+    format!("{what}{colon}{why}")
+}

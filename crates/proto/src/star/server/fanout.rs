@@ -1,0 +1,170 @@
+//! How the global model gets to the clients.
+
+use thalweg_wire::control::{Content, Control, Interval, Parcel};
+use thalweg_wire::Ranges;
+
+use super::{on_our_clock, Action, Duty, LinkId, Model, Server};
+use crate::transfer::Outgoing;
+use crate::{micros, Fanout, Liveness, Span, Time};
+
+impl Server {
+    /// Takes one client into the round; returns its link.
+    pub(super) fn enlist(&mut self, now: Time, sender: u32) -> Option<LinkId> {
+        let round = self.round.as_mut()?;
+        let member = self.roster.member_mut(sender).filter(|m| m.own.duty == Duty::Idle)?;
+        let link = member.link?;
+        if !round.assign(now, sender, &member.name, member.instance) {
+            return None;
+        }
+        member.own.duty = Duty::Round;
+        member.own.verdict = None;
+        let model = Parcel {
+            number: round.plan.number,
+            pushed: true,
+            head: round.plan.config.clone().into_bytes(),
+            content: Content::Whole(self.config.layout.hash()),
+            same_as: None,
+            weight: 0.0,
+            deadline: None,
+        };
+        self.roster.send(link, Control::Offer(model));
+        Some(link)
+    }
+
+    /// Takes a late or returning client in; `holes`: what it lacks of the model, `None` all of it.
+    pub(super) fn assign(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
+        let Some(link) = self.enlist(now, sender) else { return };
+        if holes.is_some() {
+            if let Some(part) = self.round.as_mut().and_then(|r| r.part_mut(sender)) {
+                part.down.resumed += 1;
+            }
+        }
+        let wanted = holes.unwrap_or_else(|| Ranges::full(self.config.layout.bytes()));
+        self.send_model(now, vec![link], wanted);
+    }
+
+    pub(super) fn send_model(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
+        if self.round.as_ref().is_none_or(|r| r.plan.fanout == Fanout::Concurrent) {
+            return self.send_to(now, links, wanted);
+        }
+        self.turns.retain(|(link, _)| !links.contains(link));
+        self.turns.extend(links.into_iter().map(|link| (link, wanted.clone())));
+        self.next_turn(now);
+    }
+
+    /// The model goes to the next one in turn, if nobody else's is being sent.
+    fn next_turn(&mut self, now: Time) {
+        while self.turn.is_none() {
+            let Some((link, wanted)) = self.turns.pop_front() else { return };
+            if self.roster.link(link).is_some() {
+                self.turn = Some(link);
+                self.send_to(now, vec![link], wanted);
+            }
+        }
+    }
+
+    /// The model has been sent to this link, or will not be.
+    pub(super) fn end_turn(&mut self, now: Time, link: LinkId) {
+        if self.turn.take_if(|turn| *turn == link).is_some() {
+            self.next_turn(now);
+        }
+    }
+
+    /// Nobody is sent this round's model any more.
+    pub(super) fn end_turns(&mut self) {
+        self.turn = None;
+        self.turns.clear();
+    }
+
+    fn send_to(&mut self, now: Time, links: Vec<LinkId>, wanted: Ranges) {
+        let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
+        let liveness = self.config.liveness;
+        for &link in &links {
+            self.roster.on_link(link, |served| {
+                served.own = Some(Model { round, since: now, out: Outgoing::pushed() });
+                served.count_anew();
+                served.download = Some(Liveness::new(now, liveness));
+            });
+        }
+        if !links.is_empty() {
+            self.roster.act(Action::SendParcel { links, parcel: round, wanted });
+        }
+    }
+
+    /// The model, or the part of it asked for, has been sent, or `Err` why not.
+    pub fn sent(&mut self, now: Time, link: LinkId, round: u32, outcome: Result<Span, String>) {
+        let sent = self.roster.on_link(link, |served| {
+            let model = served.own.as_mut().filter(|model| model.round == round && model.out.is_sending())?;
+            let (since, ends) = (model.since, model.out.sent());
+            let again = served.retransmitted();
+            Some((since, ends, again, served.carried_down()))
+        });
+        let Some((since, ends, again, carried)) = sent.flatten() else { return };
+        let Some(sender) = self.roster.member_at(link) else { return };
+        let span = outcome.as_ref().map_or(Span { start: since, end: now }, |span| *span);
+        if let Some(part) = self.part(sender, round) {
+            part.down.carry(carried);
+            part.down.retransmitted(again);
+            part.down.extend_send(span);
+        }
+        if outcome.is_ok() {
+            let sent = Interval { start: micros(span.start), end: micros(span.end) };
+            for answered in 0..ends {
+                let retransmissions = again.map(|n| if answered == 0 { n } else { 0 });
+                self.roster.send(link, Control::End { parcel: round, sent, retransmissions });
+            }
+        }
+        self.send_next(now, link);
+        self.end_turn(now, link);
+        self.advance(now);
+    }
+
+    /// A client lacks something of the round's model.
+    pub(super) fn resend(&mut self, now: Time, link: LinkId, round: u32, holes: &Ranges) {
+        if self.round.as_ref().is_some_and(|r| r.plan.number == round) {
+            self.roster.on_link(link, |served| {
+                let fresh = || Model { round, since: now, out: Outgoing::default() };
+                let model = served.own.get_or_insert_with(fresh);
+                if model.round != round {
+                    *model = fresh();
+                }
+                model.out.grant(holes);
+            });
+            self.send_next(now, link);
+        }
+    }
+
+    /// Sends what is granted of the model, unless something of it is being sent.
+    fn send_next(&mut self, now: Time, link: LinkId) {
+        let next = self.roster.on_link(link, |served| {
+            let model = served.own.as_mut()?;
+            let wanted = model.out.next()?;
+            model.since = now;
+            let round = model.round;
+            served.count_anew();
+            Some((round, wanted))
+        });
+        if let Some((parcel, wanted)) = next.flatten() {
+            self.roster.act(Action::SendParcel { links: vec![link], parcel, wanted });
+        }
+    }
+
+    pub(super) fn received(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        sender: u32,
+        round: u32,
+        at: Interval,
+        faults: (u64, u64),
+    ) {
+        let Some(current) = self.round.as_mut().filter(|r| r.plan.number == round) else { return };
+        let heard = self.roster.on_link(link, |served| {
+            served.download = None;
+            served.offset
+        });
+        let Some(offset) = heard else { return };
+        let span = on_our_clock(at, offset, Span { start: current.started, end: now });
+        current.received(now, sender, span, faults);
+    }
+}

@@ -1,0 +1,89 @@
+//! Who is let in, under which number, and where a client that came back goes on.
+
+use thalweg_wire::control::{Control, Hello, Holding, Welcome};
+use thalweg_wire::Ranges;
+
+use super::{Action, Duty, LinkId, Server};
+use crate::{micros, State, Time};
+
+impl Server {
+    pub(super) fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+        let layout = self.config.layout.hash();
+        if let Err((code, reason)) = self.roster.admissible(link, hello, Some(layout)) {
+            return self.refuse(now, link, code, &reason);
+        }
+        let before = self.roster.named(&hello.name).and_then(|number| self.roster.link_of(number));
+        if let Some(old) = before {
+            self.drop_link(now, old, "it connected anew");
+            self.roster.close(old);
+        }
+        let (sender, same) = self.roster.enrol(now, link, hello);
+        let layout = (*self.config.layout).clone();
+        let (job, chunk) = (self.config.job, self.config.chunk);
+        let (heartbeat, liveness) = (micros(self.roster.heartbeat()), micros(self.config.liveness));
+        let (stand_in, spread) = (self.config.stand_in, self.config.spread);
+        let allowances = self.config.tolerance.allowances().to_vec();
+        let welcome =
+            Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in, spread, allowances };
+        self.roster.send(link, Control::Welcome(welcome));
+        self.roster.act(Action::Joined { client: hello.name.clone() });
+        self.resume(now, link, sender, same, &hello.holding);
+    }
+
+    /// Goes on where a client that came back left off. What it holds counts only if we gave it to this very
+    /// process for the round under way; the round may have ended, or the server have been restarted.
+    fn resume(&mut self, now: Time, link: LinkId, sender: u32, same: bool, holding: &Holding) {
+        let current = self.round.as_ref().map(|r| r.plan.number);
+        let current = current.filter(|&number| same && self.takes_part(sender, number));
+        let verdict = self.roster.member(sender).and_then(|m| m.own.verdict.clone()).filter(|_| same);
+        let verdict = |round: u32| verdict.filter(|(of, _)| *of == round).map(|(_, verdict)| verdict);
+        match holding {
+            Holding::Round { round } if current == Some(*round) => self.go_on(now, sender, *round),
+            Holding::Round { round } => match verdict(*round) {
+                Some(verdict) => {
+                    self.set_duty(sender, Duty::Idle);
+                    self.tell(link, *round, verdict);
+                    self.assign(now, sender, None);
+                }
+                None => {
+                    self.set_duty(sender, Duty::Behind);
+                    self.roster.send(link, Control::Closed { parcel: *round });
+                }
+            },
+            Holding::Model { round, holes } if current == Some(*round) => {
+                self.start_over(now, sender, Some(holes.clone()));
+            }
+            Holding::Model { round, .. } => {
+                self.roster.send(link, Control::Closed { parcel: *round }); // or it would keep what it has of it
+                self.start_over(now, sender, None);
+            }
+            Holding::Nothing => self.start_over(now, sender, None),
+        }
+    }
+
+    pub(super) fn start_over(&mut self, now: Time, sender: u32, holes: Option<Ranges>) {
+        self.set_duty(sender, Duty::Idle);
+        self.drop_staging_of(sender);
+        self.assign(now, sender, holes);
+        self.say_closed(sender);
+    }
+
+    /// Tells a process, of whose client part of another update was folded, that this round is none of its business.
+    fn say_closed(&mut self, sender: u32) {
+        let Some(round) = self.round.as_ref().map(|r| r.plan.number) else { return };
+        let forsaken = self.part(sender, round).is_some_and(|part| part.state == State::Lost && part.gone);
+        let link = self.roster.link_of(sender);
+        if let Some(link) = link.filter(|_| forsaken) {
+            self.roster.send(link, Control::Closed { parcel: round });
+        }
+    }
+
+    fn go_on(&mut self, now: Time, sender: u32, number: u32) {
+        if !self.answered(sender, number) {
+            if let Some(round) = &mut self.round {
+                round.back(now, sender, self.config.stand_in.is_none());
+            }
+            self.set_duty(sender, Duty::Round);
+        }
+    }
+}

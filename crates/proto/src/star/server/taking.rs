@@ -1,0 +1,191 @@
+//! How updates come in: chunk by chunk, until one is whole, mended or refused.
+
+use thalweg_wire::control::{Control, Interval};
+use thalweg_wire::ChunkHeader;
+
+use super::{on_our_clock, LinkId, Partial, Place, RoundAction, Server, State, Stored};
+use crate::star::round::Part;
+use crate::transfer::Step;
+use crate::{Fit, Span, Time};
+
+impl Server {
+    /// Where a chunk goes.
+    pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> Place {
+        let Some((sender, part)) = self.uploading(link, chunk) else { return Place::Nothing };
+        let weight = part.weight;
+        match part.incoming.fit(now, chunk.range()) {
+            Fit::New => Place::New { sender, weight },
+            Fit::Part => Place::Part { sender, weight },
+            Fit::Nothing => Place::Nothing,
+        }
+    }
+
+    /// The first bytes of a chunk have come; its place is asked for later, when its length is known.
+    pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
+        if let Some((_, part)) = self.uploading(link, chunk) {
+            part.incoming.came_mut().touch(now);
+        }
+    }
+
+    fn uploading(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<(u32, &mut Part)> {
+        let ours = chunk.job == self.config.job && chunk.layout == self.config.layout.hash();
+        let sender = self.roster.member_at(link).filter(|&s| ours && s == chunk.sender)?;
+        let part = self.part(sender, chunk.round)?;
+        (part.state == State::Sending).then_some((sender, part))
+    }
+
+    /// `bytes` more bytes of chunks have come on this link.
+    pub fn progress(&mut self, now: Time, link: LinkId, bytes: u64) {
+        self.roster.progress(now, link, bytes);
+    }
+
+    /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`). One that
+    /// cuts an element is refused, for nobody can say what its pieces are worth.
+    /// Returns what of it is to be used; it must be used before the round's end is acted on.
+    pub fn stored(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        chunk: &ChunkHeader,
+        outcome: Result<(), Option<String>>,
+    ) -> Option<Stored> {
+        let cut = outcome.is_ok().then(|| self.cut(chunk)).flatten();
+        let outcome = cut.map_or(outcome, |reason| Err(Some(reason)));
+        let (keep, waits) = (self.config.partial == Partial::Keep, self.waits);
+        let (sender, part) = self.uploading(link, chunk)?;
+        let weight = part.weight;
+        match outcome {
+            // Nothing more is begun, or what is due would wait for ever.
+            Ok(()) if keep && waits => None,
+            Ok(()) if keep => {
+                let fresh = part.incoming.came_mut().fold(now, chunk.range());
+                Some(Stored { sender, weight, fresh })
+            }
+            Ok(()) => {
+                let fresh = part.incoming.store(now, chunk.range());
+                self.look_for_losses(link, sender, chunk);
+                Some(Stored { sender, weight, fresh })
+            }
+            Err(None) => {
+                part.incoming.came_mut().corrupt();
+                None
+            }
+            Err(Some(reason)) => {
+                self.reject(now, sender, chunk.round, &reason);
+                self.advance(now);
+                None
+            }
+        }
+    }
+
+    /// Why a chunk is refused, if it begins or ends within an element.
+    fn cut(&self, chunk: &ChunkHeader) -> Option<String> {
+        let (range, tensor) = (chunk.range(), self.config.layout.cut_by(chunk.range())?);
+        Some(format!(
+            "sent a chunk of bytes {}..{}, which cuts an element of tensor {:?}; cut at multiples of 8 bytes, as chunks of \
+             the size that the server says are",
+            range.start, range.end, tensor.name
+        ))
+    }
+
+    /// Asks for what was lost so far, if it is time to look; then looks at the link when it has settled.
+    pub(super) fn look_for_losses(&mut self, link: LinkId, sender: u32, chunk: &ChunkHeader) {
+        let (grid, rule) = (self.config.chunk, self.rule.clone());
+        let Some(part) = self.part(sender, chunk.round) else { return };
+        let (lost, settle) = (part.incoming.lost(chunk, grid, &rule), part.incoming.settle());
+        if let Some(wanted) = lost {
+            self.roster.send(link, Control::Grant { parcel: chunk.round, wanted });
+        }
+        if settle.is_some() {
+            self.roster.wake(link, settle);
+        }
+    }
+
+    pub(super) fn end(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        sender: u32,
+        round: u32,
+        sent: Interval,
+        again: Option<u64>,
+    ) {
+        let started = self.round.as_ref().map_or(now, |r| r.started);
+        if self.part(sender, round).is_none_or(|part| part.state != State::Sending) {
+            return;
+        }
+        let counted = self.roster.on_link(link, |served| (served.offset, served.carried_up()));
+        let Some(((offset, carried), part)) = counted.zip(self.part(sender, round)) else { return };
+        part.up.carry(carried);
+        part.up.retransmitted(again);
+        part.up.extend_send(on_our_clock(sent, offset, Span { start: started, end: now }));
+        let (over, settle) = (part.incoming.ended(now), part.incoming.settle());
+        self.roster.wake(link, settle);
+        if over {
+            self.conclude(now, link, sender, round);
+        }
+    }
+
+    pub(super) fn settle(&mut self, now: Time, link: LinkId) {
+        let number = self.round.as_ref().map(|r| r.plan.number);
+        if let Some((sender, number)) = self.roster.member_at(link).zip(number) {
+            self.conclude(now, link, sender, number);
+        }
+    }
+
+    /// All that was asked for was sent: either it is whole, or what must come is asked for, or something stands in, or too
+    /// much was lost.
+    fn conclude(&mut self, now: Time, link: LinkId, sender: u32, number: u32) {
+        let (at_deadline, rule) = (self.ends_updates(now), self.rule.clone());
+        let Some(part) = self.part(sender, number) else { return };
+        let came = part.incoming.came();
+        if !came.is_folding() {
+            if let Some(reason) = rule.too_lossy(&came.holes(), at_deadline) {
+                return self.reject(now, sender, number, &reason);
+            }
+        }
+        let (step, weight) = (part.incoming.conclude(now, &rule), part.weight);
+        let settle = part.incoming.settle();
+        self.roster.wake(link, settle);
+        match step {
+            Step::Wait => {}
+            Step::Ask(wanted) => self.roster.send(link, Control::Grant { parcel: number, wanted }),
+            Step::Here(holes) => {
+                self.roster.on_link(link, |served| served.upload = None);
+                if let Some(round) = &mut self.round {
+                    round.arrived(now, sender);
+                }
+                match self.config.partial {
+                    Partial::Discard => self.roster.want(RoundAction::Fold { sender, weight, holes }),
+                    Partial::Keep => self.answer(sender, number, Ok(())),
+                }
+            }
+        }
+    }
+
+    /// Whether updates that are being sent end here: the deadline has passed, and something stands in for what did not
+    /// come. [`Self::timeout`] then counts what [`Self::observe`] was last told of their links.
+    pub fn ends_updates(&self, now: Time) -> bool {
+        self.config.stand_in.is_some() && self.round.as_ref().is_some_and(|round| round.is_overdue(now))
+    }
+
+    /// At the deadline what is still being sent counts as far as it has come.
+    pub(super) fn conclude_overdue(&mut self, now: Time) {
+        let Some(round) = self.round.as_ref().filter(|_| self.ends_updates(now)) else { return };
+        let number = round.plan.number;
+        self.waits |= round.is_folding();
+        let begun = |part: &Part| {
+            let came = part.incoming.came();
+            part.state == State::Sending && came.bytes() > 0 && !came.is_folding()
+        };
+        let late: Vec<u32> = round.parts().iter().filter(|(_, part)| begun(part)).map(|(&s, _)| s).collect();
+        for sender in late {
+            let Some(link) = self.roster.link_of(sender) else { continue };
+            let Some(carried) = self.roster.on_link(link, |served| served.carried_up()) else { continue };
+            if let Some(part) = self.part(sender, number) {
+                part.up.carry(carried);
+            }
+            self.conclude(now, link, sender, number);
+        }
+    }
+}

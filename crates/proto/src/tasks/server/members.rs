@@ -1,0 +1,333 @@
+//! Members come, go and say how far they are.
+
+use thalweg_wire::control::{Control, Hello, Interval, Refusal, Welcome};
+use thalweg_wire::{Layout, Ranges};
+
+use super::{LinkId, Outbound, ReplyState, Stage, TaskAction, TaskServer};
+use crate::session::{on_our_clock, Action, Dropped};
+use crate::transfer::Incoming;
+use crate::{micros, Liveness, Span, Time};
+
+impl TaskServer {
+    /// A message has come.
+    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
+        if self.roster.link(link).is_none() {
+            return;
+        }
+        self.roster.heard(now, link);
+        match (self.roster.member_at(link), message) {
+            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
+            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
+            (Some(sender), message) => self.member_says(now, link, sender, message),
+        }
+    }
+
+    fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
+        match message {
+            Control::Ping { clock, received } => self.roster.ping(now, link, clock, received),
+            Control::Pong { .. } | Control::Idle => {}
+            Control::Grant { parcel, wanted } => self.wanted(now, link, sender, parcel, &wanted),
+            Control::Received { parcel, received, duplicates, .. } => {
+                self.received(now, link, sender, parcel, received, duplicates);
+            }
+            Control::Offer(result) => self.offered(now, link, sender, result),
+            Control::End { parcel, sent, retransmissions } => {
+                self.ended(now, link, sender, parcel, sent, retransmissions);
+            }
+            Control::Rejected { parcel, reason } => self.given_up(now, link, sender, parcel, reason),
+            Control::Bye { reason } => {
+                let reason = format!("left: {reason}");
+                self.drop_link(now, link, &reason);
+                self.roster.close(link);
+                self.gone(now, sender, &reason);
+            }
+            Control::Hello(_) => {
+                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection")
+            }
+            _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
+        }
+    }
+
+    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+        if let Err((code, reason)) = self.roster.admissible(link, hello, None) {
+            return self.refuse(now, link, code, &reason);
+        }
+        let before = self.roster.named(&hello.name).and_then(|number| self.roster.link_of(number));
+        if let Some(old) = before {
+            self.drop_link(now, old, "it connected anew");
+            self.roster.close(old);
+        }
+        let (sender, same) = self.roster.enrol(now, link, hello);
+        let welcome = Welcome {
+            sender,
+            job: self.roster.job(),
+            layout: Layout::default(),
+            chunk: self.config.chunk,
+            heartbeat: micros(self.roster.heartbeat()),
+            liveness: micros(self.config.liveness),
+            stand_in: None,
+            spread: None,
+            allowances: Vec::new(),
+        };
+        self.roster.send(link, Control::Welcome(welcome));
+        self.roster.act(Action::Joined { client: hello.name.clone() });
+        self.come_back(now, sender, same);
+    }
+
+    /// A member is there, for the first time or again. Another process knows nothing of what the last one was given.
+    fn come_back(&mut self, now: Time, sender: u32, same: bool) {
+        let Some(member) = self.roster.member_mut(sender) else { return };
+        if !same {
+            member.own.holds = None;
+        }
+        let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
+        for number in tasks {
+            let Some(part) = self.part(number, sender) else { continue };
+            part.away = None;
+            if !same && part.stage != Stage::Staged {
+                let (begun, room) = (part.is_begun(), std::mem::take(&mut part.room));
+                (part.known, part.answer, part.incoming) = (false, None, Incoming::new(0));
+                if begun {
+                    self.roster.want(TaskAction::Discard { task: number, sender });
+                }
+                self.release(number, sender, room);
+            }
+            self.look_later(number);
+        }
+        self.give(now, &[sender]);
+    }
+
+    /// A member lacks something of a task.
+    fn wanted(&mut self, now: Time, link: LinkId, sender: u32, number: u32, wanted: &Ranges) {
+        let Some(part) = self.part(number, sender) else { return self.unknown(link, number) };
+        if part.stage <= Stage::Sending {
+            (part.stage, part.known) = (Stage::Sending, true);
+            part.out.grant(wanted);
+            self.unqueue(sender, number);
+            self.watch(now, link, sender);
+            self.send_next(now, link, number);
+        }
+    }
+
+    /// A member has all of a task.
+    fn received(&mut self, now: Time, link: LinkId, sender: u32, number: u32, at: Interval, duplicates: u64) {
+        let offset = self.roster.link(link).map_or(0, |served| served.offset);
+        let Some(task) = self.tasks.get_mut(&number) else { return self.unknown(link, number) };
+        let (bytes, id, started) = (task.plan.layout.bytes(), task.plan.bytes_id, task.started);
+        let Some(part) = task.parts.get_mut(&sender) else { return self.unknown(link, number) };
+        if part.stage >= Stage::Working {
+            return;
+        }
+        (part.stage, part.known) = (Stage::Working, true);
+        if bytes > 0 {
+            part.down.receive = Some(on_our_clock(at, offset, Span { start: started, end: now }));
+            (part.down.bytes, part.down.duplicates, part.down.complete) = (bytes, duplicates, true);
+        }
+        if let Some(member) = self.roster.member_mut(sender).filter(|_| bytes > 0) {
+            member.own.holds = Some((number, id));
+        }
+        self.unqueue(sender, number);
+        self.watch(now, link, sender);
+    }
+
+    /// The member has heard of this task: it is not to be given again.
+    pub(super) fn unqueue(&mut self, sender: u32, number: u32) {
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.own.queue.retain(|&waiting| waiting != number);
+        }
+    }
+
+    fn given_up(&mut self, now: Time, link: LinkId, sender: u32, number: u32, reason: String) {
+        if self.part(number, sender).is_none() {
+            return self.unknown(link, number);
+        }
+        self.settle(now, number, sender, ReplyState::Failed, Some(reason));
+    }
+
+    pub(super) fn unknown(&mut self, link: LinkId, number: u32) {
+        self.roster.send(link, Control::Closed { parcel: number });
+    }
+
+    /// Takes the link for a task's chunks, if nothing is being sent on it; else the task waits for its turn.
+    pub(super) fn take_turn(&mut self, link: LinkId, number: u32) -> bool {
+        let taken = self.roster.on_link(link, |served| {
+            let own = &mut served.own;
+            if own.sending.is_some() {
+                if own.sending != Some(number) && !own.waiting.contains(&number) {
+                    own.waiting.push_back(number);
+                }
+                return false;
+            }
+            own.sending = Some(number);
+            served.count_anew();
+            true
+        });
+        taken == Some(true)
+    }
+
+    /// Sends what is granted of a task, when the link is free for it.
+    fn send_next(&mut self, now: Time, link: LinkId, number: u32) {
+        let Some(sender) = self.roster.member_at(link) else { return };
+        let total = self.tasks.get(&number).map_or(0, |task| task.plan.layout.bytes());
+        if !self.take_turn(link, number) {
+            return;
+        }
+        let wanted = self.part(number, sender).filter(|part| part.stage == Stage::Sending).and_then(|part| {
+            part.sent_at = now;
+            // One that was offered as pushed has waited for its turn since.
+            if part.out.is_sending() {
+                Some(Ranges::full(total))
+            } else {
+                part.out.next()
+            }
+        });
+        match wanted {
+            Some(wanted) => self.roster.act(Action::SendParcel { links: vec![link], parcel: number, wanted }),
+            None => self.free_turn(now, link),
+        }
+    }
+
+    /// The link is free for the next task that waits for it.
+    pub(super) fn free_turn(&mut self, now: Time, link: LinkId) {
+        let next = self.roster.on_link(link, |served| {
+            served.own.sending = None;
+            served.own.waiting.pop_front()
+        });
+        if let Some(number) = next.flatten() {
+            self.send_next(now, link, number);
+        }
+    }
+
+    /// A task, or what was granted of it, has been sent, or `Err` why not.
+    pub fn sent(&mut self, now: Time, link: LinkId, number: u32, outcome: Result<Span, String>) {
+        let sent = self.roster.on_link(link, |served| {
+            let ours = served.own.sending == Some(number);
+            ours.then(|| (served.retransmitted(), served.carried_down()))
+        });
+        let Some((again, carried)) = sent.flatten() else { return };
+        let Some(sender) = self.roster.member_at(link) else { return };
+        let mut granted = false;
+        if let Some(part) = self.part(number, sender) {
+            let span = outcome.as_ref().map_or(Span { start: part.sent_at, end: now }, |span| *span);
+            part.down.carry(carried);
+            part.down.retransmitted(again);
+            part.down.extend_send(span);
+            let ends = part.out.sent();
+            granted = part.out.is_granted();
+            if outcome.is_ok() {
+                let sent = Interval { start: micros(span.start), end: micros(span.end) };
+                for answered in 0..ends {
+                    let retransmissions = again.map(|n| if answered == 0 { n } else { 0 });
+                    self.roster.send(link, Control::End { parcel: number, sent, retransmissions });
+                }
+            }
+        }
+        if granted {
+            // What was granted of it meanwhile waits behind the others.
+            self.roster.on_link(link, |served| served.own.waiting.push_back(number));
+        }
+        self.free_turn(now, link);
+    }
+
+    /// Watches the progress of a link in each direction in which something is under way.
+    pub(super) fn watch(&mut self, now: Time, link: LinkId, sender: u32) {
+        let Some(member) = self.roster.member(sender) else { return };
+        let stage = |number: &u32| Some(self.tasks.get(number)?.parts.get(&sender)?.stage);
+        let sending = member.own.tasks.iter().any(|number| stage(number) == Some(Stage::Sending));
+        let returning = !member.own.returning.is_empty();
+        let liveness = self.config.liveness;
+        let watched = |wanted: bool, live: &mut Option<Liveness>| match (wanted, live.is_some()) {
+            (true, false) => *live = Some(Liveness::new(now, liveness)),
+            (false, true) => *live = None,
+            _ => {}
+        };
+        self.roster.on_link(link, |served| {
+            watched(sending, &mut served.download);
+            watched(returning, &mut served.upload);
+        });
+    }
+
+    pub(super) fn look_at_links(&mut self, now: Time) {
+        for link in self.roster.due(now) {
+            let settled = self.roster.wake_at(link).is_some_and(|at| now >= at);
+            match self.roster.look(now, link) {
+                Err(reason) => self.refuse(now, link, Refusal::Liveness, &reason),
+                Ok(()) if settled => self.conclude_settled(now, link),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
+        self.roster.send(link, Control::Refused { code, reason: reason.into() });
+        self.drop_link(now, link, reason);
+        self.roster.close(link);
+    }
+
+    /// A link has ended.
+    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
+        self.drop_link(now, link, reason);
+    }
+
+    pub(super) fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
+        let dropped = self.roster.drop_link(link, reason);
+        self.dropped(now, dropped);
+    }
+
+    /// What it means for tasks that a member's link is gone: what has come stays, and the rest waits for the member.
+    fn dropped(&mut self, now: Time, dropped: Option<Dropped<Outbound>>) {
+        let Some(Dropped { member: Some(sender), reason, mut served, .. }) = dropped else { return };
+        if let Some(part) = served.own.sending.take().and_then(|number| self.part(number, sender)) {
+            part.down.carry(served.carried_down());
+        }
+        let Some(member) = self.roster.member_mut(sender) else { return };
+        member.own.returning.clear();
+        let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
+        self.room.retain(|(_, waiting)| *waiting != sender);
+        for &number in &tasks {
+            let Some(part) = self.part(number, sender) else { continue };
+            part.out.forget();
+            part.incoming.stop();
+            if part.stage == Stage::Staged {
+                continue;
+            }
+            let began = part.known && (part.stage == Stage::Sending || part.incoming.came().bytes() > 0);
+            let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
+            way.resumed += u32::from(began);
+            (part.stage, part.away) = (Stage::Queued, Some(now));
+            self.look_later(number);
+        }
+        let waits = |number: &u32| {
+            let part = self.tasks.get(number).and_then(|task| task.parts.get(&sender));
+            part.is_some_and(|part| part.stage == Stage::Queued)
+        };
+        let queue = tasks.into_iter().filter(waits).collect();
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.own.queue = queue;
+        }
+        self.roster.left(sender, reason);
+    }
+
+    /// A member's process has ended for good, as `why` says if it is not empty.
+    pub fn forget(&mut self, now: Time, name: &str, why: &str) {
+        let Some(sender) = self.roster.named(name) else { return };
+        let why = if why.is_empty() { "its process has ended" } else { why };
+        if let Some(link) = self.roster.link_of(sender) {
+            self.drop_link(now, link, why);
+            self.roster.close(link);
+        }
+        self.gone(now, sender, why);
+    }
+
+    /// Nobody waits for this member.
+    fn gone(&mut self, now: Time, sender: u32, why: &str) {
+        let Some(member) = self.roster.member_mut(sender) else { return };
+        member.gone = true;
+        let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
+        for number in tasks {
+            if self.part(number, sender).is_some_and(|part| part.stage != Stage::Staged) {
+                self.settle(now, number, sender, ReplyState::Lost, Some(why.into()));
+            }
+        }
+    }
+}

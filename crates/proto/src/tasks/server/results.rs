@@ -1,0 +1,253 @@
+//! How results come in.
+
+use std::sync::Arc;
+
+use thalweg_wire::control::{Control, Interval, Parcel, MAX_HOLES};
+use thalweg_wire::{ChunkHeader, Layout, Range};
+
+use super::{LinkId, Part, ReplyState, Stage, TaskAction, TaskPlace, TaskServer};
+use crate::session::on_our_clock;
+use crate::tasks::Answer;
+use crate::transfer::{Incoming, Step};
+use crate::{Fit, Span, Time};
+
+impl TaskServer {
+    /// A member has a result.
+    pub(super) fn offered(&mut self, now: Time, link: LinkId, sender: u32, result: Parcel) {
+        let number = result.number;
+        let Some(task) = self.tasks.get(&number) else { return self.unknown(link, number) };
+        let Some(part) = task.parts.get(&sender) else { return self.unknown(link, number) };
+        let (base, fold) = (task.plan.layout.clone(), task.plan.fold.clone());
+        let (before, on_its_way) = (part.answer.clone(), part.stage >= Stage::Offered);
+        let offered = self.acceptable(&base, fold, &result).and_then(|layout| {
+            let answer = Answer { head: result.head, layout, weight: result.weight };
+            let same = before.as_ref().is_none_or(|before| *before == answer);
+            same.then_some(answer).ok_or_else(|| "sent two different results for one task".into())
+        });
+        let Some(part) = self.part(number, sender) else { return };
+        let answer = match offered {
+            Ok(_) if on_its_way => return,
+            Ok(answer) => answer,
+            Err(_) if part.stage == Stage::Staged => return, // the first one is being folded
+            Err(reason) => {
+                part.offered = true; // so that it hears the reason
+                return self.settle(now, number, sender, ReplyState::Failed, Some(reason));
+            }
+        };
+        if part.answer.is_none() {
+            part.incoming = Incoming::new(answer.layout.bytes());
+        }
+        (part.answer, part.offered, part.known) = (Some(answer), true, true);
+        part.stage = Stage::Offered;
+        self.unqueue(sender, number);
+        self.room.push_back((number, sender));
+        self.watch(now, link, sender);
+        self.make_room(now);
+    }
+
+    fn acceptable(
+        &self,
+        base: &Layout,
+        fold: Option<Arc<Layout>>,
+        result: &Parcel,
+    ) -> Result<Arc<Layout>, String> {
+        let layout = result.content.layout(base);
+        let layout = layout.map_err(|error| format!("offered a result that cannot be: {error}"))?;
+        let (bytes, most) = (layout.bytes(), self.config.max_result);
+        if bytes > most {
+            return Err(format!("offered a result of {bytes} bytes; {most} is the most"));
+        }
+        let Some(wanted) = fold else { return Ok(Arc::new(layout)) };
+        if let Some(difference) = wanted.difference(&layout) {
+            return Err(format!(
+                "offered a result that cannot be folded with the others: {difference}; return the same tensors"
+            ));
+        }
+        let (weight, heaviest) = (result.weight, self.config.max_weight);
+        if weight == 0.0 || weight > heaviest {
+            return Err(format!(
+                "offered a result of weight {weight}; a mean takes weights above 0, of at most {heaviest}"
+            ));
+        }
+        Ok(wanted)
+    }
+
+    /// Grants what waits, in order, as far as there is room: results that are folded share the staging; those that are
+    /// handed over have their own.
+    pub(super) fn make_room(&mut self, now: Time) {
+        let (mut granted, mut full) = (Vec::new(), false);
+        let (tasks, staged, staging) = (&mut self.tasks, &mut self.staged, self.config.staging);
+        self.room.retain(|&(number, sender)| {
+            let Some(task) = tasks.get_mut(&number) else { return false };
+            let folds = task.plan.fold.is_some();
+            let Some(part) = task.parts.get_mut(&sender) else { return false };
+            let bytes = part.incoming.came().total();
+            if folds && part.room == 0 {
+                full |= *staged > 0 && staged.saturating_add(bytes) > staging;
+                if full {
+                    return true;
+                }
+                part.room = bytes;
+                *staged += bytes;
+            }
+            granted.push((number, sender));
+            false
+        });
+        for (number, sender) in granted {
+            self.grant(now, number, sender);
+        }
+    }
+
+    /// Staging that a result had, or waited for, is free.
+    pub(super) fn release(&mut self, number: u32, sender: u32, room: u64) {
+        self.staged = self.staged.saturating_sub(room);
+        self.room.retain(|waiting| *waiting != (number, sender));
+    }
+
+    fn grant(&mut self, now: Time, number: u32, sender: u32) {
+        let Some(link) = self.roster.link_of(sender) else { return };
+        let Some(ordered) = self.roster.link(link).map(|served| served.session.ordered) else { return };
+        let Some(part) = self.part(number, sender) else { return };
+        part.stage = Stage::Returning;
+        part.incoming.begin(ordered);
+        let holes = part.incoming.came().holes();
+        if holes.is_empty() {
+            return self.here(now, link, number, sender);
+        }
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.own.returning.insert(number);
+        }
+        self.roster.on_link(link, |served| served.count_anew());
+        self.watch(now, link, sender);
+        self.roster.send(link, Control::Grant { parcel: number, wanted: holes.first(MAX_HOLES) });
+    }
+
+    fn returning(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<(u32, &mut Part)> {
+        let sender = self.roster.member_at(link).filter(|&s| s == chunk.sender)?;
+        let ours = chunk.job == self.config.job;
+        let part = self.part(chunk.round, sender).filter(|part| ours && part.stage == Stage::Returning)?;
+        let layout = part.answer.as_ref().map(|answer| answer.layout.hash());
+        (layout == Some(chunk.layout)).then_some((sender, part))
+    }
+
+    /// Where a chunk goes.
+    pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> TaskPlace {
+        let task = chunk.round;
+        let Some((sender, part)) = self.returning(link, chunk) else { return TaskPlace::Nothing };
+        let total = part.incoming.came().total();
+        match part.incoming.fit(now, chunk.range()) {
+            Fit::New => TaskPlace::New { task, sender, total },
+            Fit::Part => TaskPlace::Part { task, sender, total },
+            Fit::Nothing => TaskPlace::Nothing,
+        }
+    }
+
+    /// The first bytes of a chunk have come; its place is asked for later.
+    pub fn begun(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) {
+        if let Some((_, part)) = self.returning(link, chunk) {
+            part.incoming.came_mut().touch(now);
+        }
+    }
+
+    /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
+    pub fn stored(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
+        let (grid, rule) = (self.config.chunk, self.rule.clone());
+        let Some((sender, part)) = self.returning(link, chunk) else { return Vec::new() };
+        if !ok {
+            part.incoming.came_mut().corrupt();
+            return Vec::new();
+        }
+        let fresh = part.incoming.store(now, chunk.range());
+        let lost = part.incoming.lost(chunk, grid, &rule);
+        if let Some(wanted) = lost {
+            self.roster.send(link, Control::Grant { parcel: chunk.round, wanted });
+        }
+        self.wake_to_settle(link, sender);
+        fresh
+    }
+
+    /// All of a grant has been sent.
+    pub(super) fn ended(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        sender: u32,
+        number: u32,
+        sent: Interval,
+        again: Option<u64>,
+    ) {
+        let started = self.tasks.get(&number).map_or(now, |task| task.started);
+        if self.part(number, sender).is_none_or(|part| part.stage != Stage::Returning) {
+            return;
+        }
+        let counted = self.roster.on_link(link, |served| (served.offset, served.carried_up()));
+        let Some(((offset, carried), part)) = counted.zip(self.part(number, sender)) else { return };
+        part.up.carry(carried);
+        part.up.retransmitted(again);
+        part.up.extend_send(on_our_clock(sent, offset, Span { start: started, end: now }));
+        if part.incoming.ended(now) {
+            self.conclude(now, link, number, sender);
+        }
+        self.wake_to_settle(link, sender);
+    }
+
+    /// Looks at a link again when chunks no longer trail behind the first of its results that has ended.
+    fn wake_to_settle(&mut self, link: LinkId, sender: u32) {
+        let Some(member) = self.roster.member(sender) else { return };
+        let settles = |number: &u32| self.tasks.get(number)?.parts.get(&sender)?.incoming.settle();
+        let at = member.own.returning.iter().filter_map(settles).min();
+        if at != self.roster.wake_at(link) {
+            self.roster.wake(link, at);
+        }
+    }
+
+    pub(super) fn conclude_settled(&mut self, now: Time, link: LinkId) {
+        let Some(sender) = self.roster.member_at(link) else { return };
+        let returning = self.roster.member(sender).map(|member| member.own.returning.clone());
+        for number in returning.unwrap_or_default() {
+            let due = self.part(number, sender).and_then(|part| part.incoming.settle());
+            if due.is_some_and(|at| now >= at) {
+                self.conclude(now, link, number, sender);
+            }
+        }
+        self.wake_to_settle(link, sender);
+    }
+
+    fn conclude(&mut self, now: Time, link: LinkId, number: u32, sender: u32) {
+        let rule = self.rule.clone();
+        let Some(part) = self.part(number, sender) else { return };
+        match part.incoming.conclude(now, &rule) {
+            Step::Wait => {}
+            Step::Ask(wanted) => self.roster.send(link, Control::Grant { parcel: number, wanted }),
+            Step::Here(_) => self.here(now, link, number, sender),
+        }
+    }
+
+    /// A result is here.
+    fn here(&mut self, now: Time, link: LinkId, number: u32, sender: u32) {
+        if let Some(member) = self.roster.member_mut(sender) {
+            member.own.returning.remove(&number);
+        }
+        let folds = self.tasks.get(&number).is_some_and(|task| task.plan.fold.is_some());
+        let Some(part) = self.part(number, sender) else { return };
+        part.stage = Stage::Staged;
+        let weight = part.answer.as_ref().map_or(0.0, |answer| answer.weight);
+        self.watch(now, link, sender);
+        if folds {
+            self.roster.want(TaskAction::Fold { task: number, sender, weight });
+        } else {
+            self.settle(now, number, sender, ReplyState::Done, None);
+        }
+    }
+
+    /// A result was folded, or `Err` says why none of it was.
+    pub fn folded(&mut self, now: Time, number: u32, sender: u32, outcome: Result<(), String>) {
+        if self.part(number, sender).is_some_and(|part| part.stage == Stage::Staged) {
+            let (state, reason) = match outcome {
+                Ok(()) => (ReplyState::Done, None),
+                Err(reason) => (ReplyState::Failed, Some(reason)),
+            };
+            self.settle(now, number, sender, state, reason);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The unit of transfer: a model, an update, sums, or any tensors, with a head.
+
+use serde::{de::Error, Deserialize, Deserializer, Serialize};
+
+use crate::{Dtype, Layout, LayoutHash, WireError};
+
+/// Longest head of a parcel, in bytes.
+pub const MAX_HEAD: usize = 1 << 20;
+
+/// What a sender says of a parcel before, or instead of, its bytes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Parcel {
+    /// Number of the round or task, from 1. An answer has the number of the parcel it answers; who sent it tells them
+    /// apart.
+    pub number: u32,
+    /// Whether its chunks follow at once; else the receiver grants them.
+    pub pushed: bool,
+    /// Bytes for the application, opaque to the core: JSON of a round's configuration, of an update's metrics, or of a
+    /// task. At most [`MAX_HEAD`].
+    #[serde(deserialize_with = "head")]
+    pub head: Vec<u8>,
+    /// Which tensors it holds.
+    pub content: Content,
+    /// The number of an earlier parcel of the same sender whose bytes are the same. A receiver that still has them asks
+    /// for none.
+    pub same_as: Option<u32>,
+    /// How much it counts in a mean: a number of samples, or any other factor. Exact as it stands, for a float is a
+    /// fraction of two integers. Finite and not negative; what does not count has 0.
+    #[serde(deserialize_with = "weight")]
+    pub weight: f64,
+    /// Microseconds from now on until when its answer is wanted; `None`: it may take any time.
+    pub deadline: Option<u64>,
+}
+
+/// Which tensors a parcel holds, relative to a base: the job's model, or in an answer to a task the task's tensors.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub enum Content {
+    /// None: it is all head.
+    #[default]
+    Nothing,
+    /// All tensors of the base, whose layout has this hash.
+    Whole(LayoutHash),
+    /// Some tensors of the base, by their places in it, rising.
+    Subset(Vec<u32>),
+    /// Tensors of its own.
+    Tensors(Layout),
+}
+
+impl Content {
+    /// How to say most briefly that a parcel holds the tensors of `layout`.
+    pub fn of(layout: &Layout, base: &Layout) -> Self {
+        if layout.tensors().is_empty() {
+            return Self::Nothing;
+        }
+        if layout.hash() == base.hash() {
+            return Self::Whole(layout.hash());
+        }
+        subset(layout, base).map_or_else(|| Self::Tensors(layout.clone()), Self::Subset)
+    }
+
+    /// The layout of the parcel.
+    ///
+    /// # Errors
+    /// [`WireError::Layout`] if it does not fit the base: another hash, a place that there is not or that is out of order.
+    pub fn layout(&self, base: &Layout) -> Result<Layout, WireError> {
+        match self {
+            Self::Nothing => Layout::new(Vec::new()),
+            Self::Whole(hash) if *hash == base.hash() => Ok(base.clone()),
+            Self::Whole(hash) => Err(WireError::Layout(format!(
+                "the parcel has layout {hash}, and what it answers {}; use the same model",
+                base.hash()
+            ))),
+            Self::Subset(places) => chosen(base, places),
+            Self::Tensors(layout) => Ok(layout.clone()),
+        }
+    }
+}
+
+/// Where the tensors of `layout` are in `base`, if all of them are there, in the same order.
+fn subset(layout: &Layout, base: &Layout) -> Option<Vec<u32>> {
+    let mut all = base.tensors().iter().enumerate();
+    let place = |tensor: &crate::Tensor| {
+        let same = |other: &crate::Tensor| {
+            (&other.name, other.dtype, &other.shape) == (&tensor.name, tensor.dtype, &tensor.shape)
+        };
+        all.by_ref().find(|(_, other)| same(other)).and_then(|(at, _)| u32::try_from(at).ok())
+    };
+    let places: Vec<u32> = layout.tensors().iter().map(place).collect::<Option<_>>()?;
+    let packed = chosen(base, &places).ok()?;
+    (packed.hash() == layout.hash()).then_some(places)
+}
+
+fn chosen(base: &Layout, places: &[u32]) -> Result<Layout, WireError> {
+    let bad = |what: String| WireError::Layout(what);
+    if places.windows(2).any(|pair| pair[0] >= pair[1]) {
+        return Err(bad("the places of a subset's tensors do not rise".into()));
+    }
+    let tensors = places.iter().map(|&at| {
+        let tensor = base.tensors().get(at as usize);
+        let found = tensor.map(|t| (t.name.clone(), t.dtype, t.shape.clone()));
+        found.ok_or_else(|| bad(format!("there is no tensor {at} among {}", base.tensors().len())))
+    });
+    let tensors: Vec<(String, Dtype, Vec<u64>)> = tensors.collect::<Result<_, _>>()?;
+    Layout::pack(tensors)
+}
+
+/// Takes a head from a message; at no time is there a copy of one that is too long.
+fn head<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+    let bytes = <&[u8]>::deserialize(from)?;
+    if bytes.len() > MAX_HEAD {
+        return Err(D::Error::custom(format!("a head of {} bytes is over {MAX_HEAD}", bytes.len())));
+    }
+    Ok(bytes.to_vec())
+}
+
+fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    let weight = f64::deserialize(from)?;
+    let possible = weight.is_finite() && weight >= 0.0;
+    possible.then_some(weight).ok_or_else(|| D::Error::custom(format!("{weight} is no weight")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Control;
+    use proptest::prelude::*;
+
+    fn base() -> Layout {
+        Layout::pack([("a", Dtype::F32, vec![3]), ("b", Dtype::BF16, vec![2, 5]), ("n", Dtype::I64, vec![])])
+            .unwrap()
+    }
+
+    fn parcel(head: Vec<u8>, content: Content) -> Control {
+        Control::Offer(Parcel {
+            number: 1,
+            pushed: false,
+            head,
+            content,
+            same_as: None,
+            weight: 1.0,
+            deadline: None,
+        })
+    }
+
+    #[test]
+    fn a_layout_is_said_as_briefly_as_it_can_be() {
+        let (base, none) = (base(), Layout::new(Vec::new()).unwrap());
+        let part = Layout::pack([("a", Dtype::F32, vec![3]), ("n", Dtype::I64, vec![])]).unwrap();
+        let other = Layout::pack([("a", Dtype::F32, vec![4])]).unwrap();
+        let turned = Layout::pack([("n", Dtype::I64, vec![]), ("a", Dtype::F32, vec![3])]).unwrap();
+        assert_eq!(Content::of(&none, &base), Content::Nothing);
+        assert_eq!(Content::of(&base, &base), Content::Whole(base.hash()));
+        assert_eq!(Content::of(&part, &base), Content::Subset(vec![0, 2]));
+        assert_eq!(Content::of(&other, &base), Content::Tensors(other.clone()));
+        assert_eq!(Content::of(&turned, &base), Content::Tensors(turned.clone()));
+        for layout in [none, base.clone(), part, other, turned] {
+            assert_eq!(Content::of(&layout, &base).layout(&base).unwrap(), layout);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_the_base_is_refused() {
+        let refused = |content: Content| content.layout(&base()).unwrap_err().to_string();
+        assert!(refused(Content::Whole(LayoutHash(1))).contains("use the same model"));
+        assert!(refused(Content::Subset(vec![0, 3])).contains("there is no tensor 3 among 3"));
+        assert!(refused(Content::Subset(vec![1, 1])).contains("do not rise"));
+        assert!(refused(Content::Subset(vec![2, 0])).contains("do not rise"));
+    }
+
+    #[test]
+    fn a_head_is_bounded() {
+        let message = |bytes: usize| parcel(vec![7; bytes], Content::Nothing).encode().unwrap();
+        assert!(Control::decode(&message(MAX_HEAD)).is_ok());
+        let refused = Control::decode(&message(MAX_HEAD + 1)).unwrap_err().to_string();
+        assert!(!refused.is_empty());
+    }
+
+    #[test]
+    fn a_weight_is_a_number_and_not_negative() {
+        for weight in [f64::NAN, f64::INFINITY, -1.0, f64::MIN_POSITIVE * -1.0] {
+            let Control::Offer(sane) = parcel(Vec::new(), Content::Nothing) else { unreachable!() };
+            let message = Control::Offer(Parcel { weight, ..sane }).encode().unwrap();
+            assert!(Control::decode(&message).is_err(), "{weight}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_subset_comes_back(mask in prop::collection::vec(any::<bool>(), 3)) {
+            let base = base();
+            let places: Vec<u32> = (0..3).filter(|&at| mask[at as usize]).collect();
+            let layout = Content::Subset(places).layout(&base).unwrap();
+            let content = Content::of(&layout, &base);
+            prop_assert_eq!(content.layout(&base).unwrap(), layout.clone());
+            let message = parcel(b"{}".to_vec(), content);
+            prop_assert_eq!(Control::decode(&message.encode().unwrap()), Ok(message));
+        }
+    }
+}
