@@ -2,39 +2,28 @@
 //! real transports, receives into arenas and folds.
 //!
 //! ```text
-//!   link reader tasks --- messages, chunks --->  machine (one mutex)  --- actions --->  driver task
-//!        |                                                                                 |
-//!        +-- chunk -> staging or fold                    outbox per link, group sends, folds, timers
+//! engine     links, outboxes, lending, reading, the clock: drives any machine, on one tokio runtime a process
+//! star       rounds: staging, folding, mending, the mean; a client's arena
+//! tasks      tasks and their results
 //! ```
 #![forbid(unsafe_code)]
 
-mod admission;
-mod client;
-mod client_sink;
-mod descriptors;
+mod engine;
 mod error;
-mod holding;
-mod notes;
 mod options;
-mod outbox;
 pub mod probe;
 mod proxy;
 mod registry;
-mod repair;
-mod report;
-mod server;
-mod server_sink;
-mod staging;
+mod star;
+mod tasks;
 mod tensors;
-mod turned_away;
 
-pub use client::{Client, ClientEvent};
 pub use error::Error;
 pub use options::{ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions};
 pub use proxy::Proxy;
 pub use registry::{registry, transport_for, Entry};
-pub use repair::RepairRule;
-pub use server::Server;
+pub use star::{Client, ClientEvent, RepairRule, Server};
+pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

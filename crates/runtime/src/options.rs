@@ -8,7 +8,7 @@ use thalweg_proto::{Choice, Fanout, Gather, Partial};
 use thalweg_transport::Options;
 use thalweg_wire::control::StandIn;
 
-use crate::repair::RepairRule;
+use crate::star::RepairRule;
 use crate::Error;
 
 /// What partial updates count.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use thalweg_wire::{Allowance, Layout, Tolerance, WHOLE};
 
-use crate::repair::RepairRule;
+use crate::star::RepairRule;
 use crate::Error;
 
 /// How many names an error suggests.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_transport::Link;
 use thalweg_wire::control::Control;
-use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
+
+use super::crew::Crew;
 
 /// Messages a peer may be behind; one that is further behind loses its link.
 const CAPACITY: usize = 256;
@@ -24,15 +25,15 @@ enum Item {
 pub(crate) struct Outbox {
     link: Arc<dyn Link>,
     queue: mpsc::Sender<Item>,
-    handle: Handle,
+    crew: Crew,
 }
 
 impl Outbox {
     /// Starts the task that empties the queue into the link.
-    pub fn start(handle: &Handle, link: Arc<dyn Link>) -> Self {
+    pub fn start(crew: &Crew, link: Arc<dyn Link>) -> Self {
         let (queue, mut items) = mpsc::channel(CAPACITY);
         let writer = link.clone();
-        handle.spawn(async move {
+        crew.spawn(async move {
             while let Some(item) = items.recv().await {
                 match item {
                     Item::Message(message) => {
@@ -44,7 +45,7 @@ impl Outbox {
                 }
             }
         });
-        Self { link, queue, handle: handle.clone() }
+        Self { link, queue, crew: crew.clone() }
     }
 
     pub fn link(&self) -> &Arc<dyn Link> {
@@ -56,7 +57,7 @@ impl Outbox {
         let queued = message.encode().ok().and_then(|m| self.queue.try_send(Item::Message(m.into())).ok());
         if queued.is_none() {
             let link = self.link.clone();
-            self.handle.spawn(async move { link.close().await });
+            self.crew.spawn(async move { link.close().await });
         }
     }
 
@@ -71,7 +72,7 @@ impl Outbox {
     /// Closes the link once what is queued has been sent, or after a moment.
     pub fn close(&self) {
         let outbox = self.clone();
-        self.handle.spawn(async move {
+        self.crew.spawn(async move {
             let _ = tokio::time::timeout(FLUSH, outbox.flushed()).await;
             outbox.link.close().await;
         });

@@ -25,7 +25,7 @@ pub(crate) fn outcome_json(
         "bytes_down": outcome.bytes_down,
         "bytes_up": outcome.bytes_up,
         "participants": outcome.participants.iter().map(participant).collect::<Vec<_>>(),
-        "transfers": outcome.transfers.iter().map(|t| transfer(t, stand_in, layout)).collect::<Vec<_>>(),
+        "transfers": outcome.transfers.iter().map(|t| transfer_json(t, stand_in, layout)).collect::<Vec<_>>(),
         "congestion_control": congestion,
         "fold": fold,
     })
@@ -37,14 +37,24 @@ fn participant(part: &Participation) -> Value {
     json!({
         "client": part.client,
         "state": part.state,
-        "samples": part.samples,
+        "samples": number(part.samples),
         "metrics": metrics,
         "coverage": part.coverage,
         "reason": part.reason,
     })
 }
 
-fn transfer(transfer: &Transfer, stand_in: StandIn, layout: &Layout) -> Value {
+/// A weight: a whole one, as numbers of samples are, without a fraction.
+pub(crate) fn number(weight: f64) -> Value {
+    if weight.fract() == 0.0 && weight.abs() < 9e15 {
+        json!(weight as i64)
+    } else {
+        json!(weight)
+    }
+}
+
+/// A parcel's way.
+pub(crate) fn transfer_json(transfer: &Transfer, stand_in: StandIn, layout: &Layout) -> Value {
     let start = |span: Option<Span>| span.map(|s| s.start.as_secs_f64());
     let end = |span: Option<Span>| span.map(|s| s.end.as_secs_f64());
     let losses = layout.losses(&transfer.holes).into_iter().map(|(tensor, missing)| {

@@ -8,7 +8,8 @@ use thalweg_proto::{Admission, LinkId};
 use thalweg_transport::Peer;
 use thalweg_wire::control::{Hello, Nonce};
 
-use crate::{lock, options::ServerOptions, Error};
+use super::hub::HubOptions;
+use crate::{lock, Error};
 
 /// Who is at the other end of each link.
 pub(crate) type Peers = Arc<Mutex<HashMap<LinkId, Peer>>>;
@@ -36,7 +37,7 @@ impl Gate {
     ///
     /// # Errors
     /// If the address can be reached from elsewhere and nothing is asked for.
-    pub fn new(options: &ServerOptions, local: bool, peers: Peers) -> Result<Self, Error> {
+    pub fn new(options: &HubOptions, local: bool, peers: Peers) -> Result<Self, Error> {
         let certificates = options.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
         let bad = |e: pki::PkiError| Error::new("options", "read secret", e.to_string());
         let rule = match (&options.secret, &options.token) {

@@ -1,0 +1,108 @@
+//! The one tokio runtime of a process, and the tasks that one server or client has on it.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::watch;
+
+use crate::{lock, Error};
+
+/// The runtime, and the process that made it: after a fork the child has none of its threads.
+static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
+
+/// A handle to the runtime of this process, which is made when the first one asks.
+fn handle() -> Result<Handle, Error> {
+    let mut runtime = lock(&RUNTIME);
+    let process = std::process::id();
+    match &*runtime {
+        Some((maker, runtime)) if *maker == process => return Ok(runtime.handle().clone()),
+        _ => {}
+    }
+    let made = Builder::new_multi_thread()
+        .worker_threads(std::thread::available_parallelism().map_or(2, usize::from).clamp(2, 16))
+        .thread_name("thalweg")
+        .enable_all()
+        .build()
+        .map_err(|e| Error::new("system", "start runtime", e.to_string()))?;
+    let handle = made.handle().clone();
+    // A parent's runtime cannot be ended here: its threads are not in this process.
+    if let Some((_, of_parent)) = runtime.replace((process, made)) {
+        std::mem::forget(of_parent);
+    }
+    Ok(handle)
+}
+
+/// The tasks of one server or client. They end together, and no later than it is dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Crew {
+    handle: Handle,
+    stop: Arc<watch::Sender<bool>>,
+}
+
+impl Crew {
+    /// No tasks yet.
+    ///
+    /// # Errors
+    /// If the system gives no threads for a runtime.
+    pub fn new() -> Result<Self, Error> {
+        Ok(Self { handle: handle()?, stop: Arc::new(watch::Sender::new(false)) })
+    }
+
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Starts a task, which is dropped where it waits when the crew is dismissed.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut stopped = self.stop.subscribe();
+        self.handle.spawn(async move {
+            tokio::select! {
+                _ = stopped.wait_for(|stopped| *stopped) => {}
+                () = task => {}
+            }
+        });
+    }
+
+    /// Ends all tasks; waits for at most `patience` until they have ended.
+    pub fn dismiss(&self, patience: Duration) {
+        self.stop.send_replace(true);
+        let gone = async { _ = tokio::time::timeout(patience, self.stop.closed()).await };
+        self.handle.block_on(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Says when it is dropped.
+    struct Flag(Arc<AtomicBool>);
+
+    impl Drop for Flag {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn tasks_end_with_their_crew_and_the_runtime_goes_on() {
+        let (one, other) = (Crew::new().unwrap(), Crew::new().unwrap());
+        let ended = [Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false))];
+        for (crew, ended) in [(&one, &ended[0]), (&other, &ended[1])] {
+            let flag = Flag(ended.clone());
+            crew.spawn(async move {
+                let _flag = flag;
+                std::future::pending::<()>().await;
+            });
+        }
+        one.dismiss(Duration::from_secs(60));
+        assert!(ended[0].load(Ordering::SeqCst));
+        assert!(!ended[1].load(Ordering::SeqCst), "of another crew");
+        assert_eq!(other.handle().block_on(async { 7 }), 7);
+        other.dismiss(Duration::from_secs(60));
+        assert!(ended[1].load(Ordering::SeqCst));
+    }
+}

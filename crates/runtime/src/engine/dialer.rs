@@ -1,0 +1,435 @@
+//! Drives a machine that dials: connects, reads, sends its answers, comes back, tells the time.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use thalweg_pki as pki;
+use thalweg_proto::{ClientAction, Span, Time};
+use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transport, UpdateId};
+use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
+use thalweg_wire::text::check_name;
+use thalweg_wire::{Ranges, Tolerance};
+use tokio::sync::Notify;
+
+use super::crew::Crew;
+use super::hub::Lent;
+use super::outbox::Outbox;
+use super::{holding, CALLER_PATIENCE};
+use crate::options::Layers;
+use crate::{lock, random, registry, ClientOptions, Error};
+
+/// How long the farewell may take, and how long tasks may take after that.
+const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
+const TASKS_PATIENCE: Duration = Duration::from_millis(200);
+
+/// A machine that dials.
+pub(crate) trait DialerMachine: Send + 'static {
+    /// What only this machine asks for.
+    type Wanted: Send;
+
+    fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool);
+    fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool);
+    fn control(&mut self, now: Time, message: Control);
+    fn closed(&mut self, now: Time, reason: &str);
+    fn held(&mut self, now: Time);
+    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, retransmissions: Option<u64>);
+    fn proven(&mut self, now: Time, proof: Option<Proof>);
+    fn nonce(&self) -> Option<Nonce>;
+    fn welcome(&self) -> Option<&Welcome>;
+    fn is_done(&self) -> bool;
+    fn leave(&mut self, reason: &str);
+    fn poll_action(&mut self) -> Option<ClientAction<Self::Wanted>>;
+    fn poll_timeout(&self) -> Option<Time>;
+    fn timeout(&mut self, now: Time);
+}
+
+/// Implements [`DialerMachine`] by methods of the same names, which all machines that dial have.
+macro_rules! dialer_machine {
+    ($machine:ty, $wanted:ty) => {
+        impl $crate::engine::DialerMachine for $machine {
+            type Wanted = $wanted;
+
+            fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
+                <$machine>::connected(self, now, nonce, ordered);
+            }
+            fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
+                <$machine>::unreachable(self, now, reason, may_retry);
+            }
+            fn control(&mut self, now: Time, message: Control) {
+                <$machine>::control(self, now, message);
+            }
+            fn closed(&mut self, now: Time, reason: &str) {
+                <$machine>::closed(self, now, reason);
+            }
+            fn held(&mut self, now: Time) {
+                <$machine>::held(self, now);
+            }
+            fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, retransmissions: Option<u64>) {
+                <$machine>::sent(self, parcel, outcome, retransmissions);
+            }
+            fn proven(&mut self, now: Time, proof: Option<Proof>) {
+                <$machine>::proven(self, now, proof);
+            }
+            fn nonce(&self) -> Option<Nonce> {
+                <$machine>::nonce(self)
+            }
+            fn welcome(&self) -> Option<&Welcome> {
+                <$machine>::welcome(self)
+            }
+            fn is_done(&self) -> bool {
+                <$machine>::is_done(self)
+            }
+            fn leave(&mut self, reason: &str) {
+                <$machine>::leave(self, reason);
+            }
+            fn poll_action(&mut self) -> Option<ClientAction<$wanted>> {
+                <$machine>::poll_action(self)
+            }
+            fn poll_timeout(&self) -> Option<Time> {
+                <$machine>::poll_timeout(self)
+            }
+            fn timeout(&mut self, now: Time) {
+                <$machine>::timeout(self, now);
+            }
+        }
+    };
+}
+pub(crate) use dialer_machine;
+
+/// What a machine's driver does besides what all drivers do.
+pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
+    type Machine: DialerMachine;
+
+    /// Performs what only this machine asks for.
+    fn perform(dialer: &Arc<Dialer<Self>>, wanted: <Self::Machine as DialerMachine>::Wanted);
+    /// The server has let us in for the first time.
+    fn joined(dialer: &Arc<Dialer<Self>>);
+    /// The job is over.
+    fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, String>);
+    /// The bytes of an answer that is to be sent.
+    fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
+    /// What may be lost of answers.
+    fn tolerance(_machine: &Self::Machine) -> Arc<Tolerance> {
+        Arc::default()
+    }
+    /// Where chunks go.
+    fn sink(dialer: &Arc<Dialer<Self>>, ordered: bool) -> Box<dyn Sink>;
+    /// Prepares for a message before the machine hears of it, on the reader's thread: its chunks may follow at once.
+    fn before(&self, _message: &Control) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// What a dialer has to know to reach its server.
+pub(crate) struct DialOptions {
+    pub address: Address,
+    pub transport: Arc<dyn Transport>,
+    pub options: Options,
+    pub token: Option<pki::Token>,
+    pub name: String,
+    /// Random, once a process.
+    pub instance: u64,
+}
+
+impl DialOptions {
+    /// Those of a client of this name.
+    ///
+    /// # Errors
+    /// For an impossible name, address, option or token.
+    pub fn new(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
+        check_name(name).map_err(|why| Error::new("options", "start client", why))?;
+        let address = Address::parse(address)?;
+        let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
+        let layers = Layers { emulate, ..options.layers };
+        let transport = registry::transport_for(&address, &options.transport, &layers, options.seed)?;
+        let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
+        let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
+        let instance = u64::from_le_bytes(random()?);
+        Ok(Self { address, transport, options: options.transport, token, name: name.into(), instance })
+    }
+}
+
+struct Connection {
+    generation: u64,
+    outbox: Outbox,
+}
+
+/// Everything that the tasks of a client share.
+pub(crate) struct Dialer<P: DialerPolicy> {
+    pub machine: Mutex<P::Machine>,
+    pub policy: P,
+    started: Instant,
+    to: DialOptions,
+    connection: Mutex<Option<Connection>>,
+    generations: Mutex<u64>,
+    /// What is being sent, of which parcel.
+    cancel: Mutex<(u32, Cancel)>,
+    wake: Notify,
+    waiting: Mutex<()>,
+    changed: Condvar,
+    crew: Crew,
+}
+
+impl<P: DialerPolicy> Dialer<P> {
+    /// Starts to connect.
+    ///
+    /// # Errors
+    /// If the system gives no threads.
+    pub fn start(to: DialOptions, machine: P::Machine, policy: P) -> Result<Arc<Self>, Error> {
+        let crew = Crew::new()?;
+        let dialer = Arc::new(Self {
+            machine: Mutex::new(machine),
+            policy,
+            started: Instant::now(),
+            to,
+            connection: Mutex::default(),
+            generations: Mutex::default(),
+            cancel: Mutex::default(),
+            wake: Notify::new(),
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+            crew: crew.clone(),
+        });
+        crew.spawn(drive(dialer.clone()));
+        Ok(dialer)
+    }
+
+    pub fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Wakes callers: something that they may wait for has changed.
+    pub fn announce(&self) {
+        drop(lock(&self.waiting));
+        self.changed.notify_all();
+    }
+
+    /// Waits until `look` gives something, as long as `go_on` says yes.
+    pub fn wait_for<T>(
+        &self,
+        mut look: impl FnMut() -> Option<T>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Option<T> {
+        loop {
+            let waiting = lock(&self.waiting);
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            drop(self.changed.wait_timeout(waiting, CALLER_PATIENCE).unwrap_or_else(PoisonError::into_inner));
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            if !go_on() {
+                return None;
+            }
+        }
+    }
+
+    pub fn link(&self) -> Option<Arc<dyn Link>> {
+        lock(&self.connection).as_ref().map(|connection| connection.outbox.link().clone())
+    }
+
+    fn outbox(&self) -> Option<Outbox> {
+        lock(&self.connection).as_ref().map(|connection| connection.outbox.clone())
+    }
+
+    /// Nothing of the job can go on, for this reason.
+    pub fn fail(&self, reason: &str) {
+        lock(&self.machine).unreachable(self.now(), reason, false);
+        self.wake();
+    }
+
+    /// Leaves for good.
+    pub fn close(&self, reason: &str) {
+        lock(&self.machine).leave(reason);
+        self.wake();
+        self.crew.handle().block_on(async {
+            let outbox = self.outbox();
+            let farewell = async {
+                while !lock(&self.machine).is_done() {
+                    tokio::task::yield_now().await;
+                }
+                // The driver queues the farewell.
+                tokio::task::yield_now().await;
+                if let Some(outbox) = outbox {
+                    outbox.flushed().await;
+                }
+            };
+            let _ = tokio::time::timeout(FAREWELL_PATIENCE, farewell).await;
+        });
+        self.crew.dismiss(TASKS_PATIENCE);
+    }
+
+    fn perform(self: &Arc<Self>, action: ClientAction<<P::Machine as DialerMachine>::Wanted>) {
+        match action {
+            ClientAction::Connect { after } => self.crew.spawn(connect(self.clone(), after)),
+            ClientAction::Prove { challenge, token } => self.prove(&challenge, token),
+            ClientAction::Send(message) => {
+                if let Some(outbox) = self.outbox() {
+                    outbox.send(&message);
+                }
+            }
+            ClientAction::SendParcel { parcel, wanted } => self.send_parcel(parcel, &wanted),
+            ClientAction::Cancel { parcel } => {
+                let (sending, cancel) = &*lock(&self.cancel);
+                if parcel.is_none_or(|parcel| parcel == *sending) {
+                    cancel.cancel();
+                }
+            }
+            ClientAction::Close => {
+                if let Some(outbox) = self.outbox() {
+                    outbox.close();
+                }
+            }
+            ClientAction::Joined(_) => P::joined(self),
+            ClientAction::Finished(outcome) => P::finished(self, outcome),
+            ClientAction::Policy(wanted) => P::perform(self, wanted),
+        }
+    }
+
+    fn prove(&self, challenge: &Nonce, token: bool) {
+        let binding = self.link().and_then(|link| link.peer().binding);
+        let mut machine = lock(&self.machine);
+        let known = self.to.token.as_ref().filter(|_| token).zip(machine.nonce());
+        let proof = known.map(|(token, nonce)| -> Proof {
+            let transcript = pki::Transcript {
+                server_nonce: challenge,
+                client_nonce: &nonce,
+                name: &self.to.name,
+                binding: binding.as_ref(),
+            };
+            pki::proof(token, &transcript)
+        });
+        machine.proven(self.now(), proof);
+        drop(machine);
+        self.wake();
+    }
+
+    fn send_parcel(self: &Arc<Self>, parcel: u32, wanted: &Ranges) {
+        let prepared = self.prepare(parcel, wanted);
+        let dialer = self.clone();
+        self.crew.spawn(async move {
+            let (outcome, again) = match prepared {
+                Ok((link, update)) => dialer.send(&link, &update).await,
+                Err(reason) => (Err(reason), None),
+            };
+            lock(&dialer.machine).sent(parcel, outcome, again);
+            dialer.wake();
+        });
+    }
+
+    fn prepare(self: &Arc<Self>, parcel: u32, wanted: &Ranges) -> Result<(Arc<dyn Link>, Outgoing), String> {
+        let link = self.link().ok_or("not connected")?;
+        let (job, sender, chunk) = {
+            let machine = lock(&self.machine);
+            link.tolerate(&P::tolerance(&machine));
+            let welcome = machine.welcome().ok_or("not joined")?;
+            (welcome.job, welcome.sender, welcome.chunk)
+        };
+        let lent = P::lend(self, parcel)?;
+        let cancel = Cancel::default();
+        *lock(&self.cancel) = (parcel, cancel.clone());
+        let id = UpdateId { job, round: parcel, sender, layout: lent.layout };
+        Ok((link, Outgoing::new(id, lent.bytes, wanted, chunk, cancel)))
+    }
+
+    async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> (Result<Span, String>, Option<u64>) {
+        let before = link.counters().retransmissions;
+        let report = link.send_update(update).await;
+        update.cancel().cancel(); // ends the loan
+        let again = link.counters().retransmissions.map(|n| n.saturating_sub(before.unwrap_or(0)));
+        let at = |instant: Instant| instant.saturating_duration_since(self.started);
+        let span = report.map(|r| Span { start: at(r.started), end: at(r.ended) });
+        (span.map_err(|e| e.to_string()), again)
+    }
+}
+
+async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time) {
+    tokio::time::sleep(after).await;
+    match dialer.to.transport.connect(&dialer.to.address, &dialer.to.options).await {
+        Ok(link) => {
+            if let Err(error) = attach(&dialer, link) {
+                dialer.fail(&error.to_string());
+            }
+        }
+        Err(error) => {
+            let may_retry = error.kind().may_retry();
+            lock(&dialer.machine).unreachable(dialer.now(), &error.to_string(), may_retry);
+        }
+    }
+    dialer.wake();
+}
+
+fn attach<P: DialerPolicy>(dialer: &Arc<Dialer<P>>, link: Arc<dyn Link>) -> Result<(), Error> {
+    let nonce = random()?;
+    let ordered = link.capabilities().settles();
+    let generation = {
+        let mut generations = lock(&dialer.generations);
+        *generations += 1;
+        *generations
+    };
+    let outbox = Outbox::start(&dialer.crew, link.clone());
+    *lock(&dialer.connection) = Some(Connection { generation, outbox });
+    lock(&dialer.machine).connected(dialer.now(), nonce, ordered);
+    dialer.crew.spawn(read(dialer.clone(), generation, link));
+    Ok(())
+}
+
+/// Reads one link until it ends.
+async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Arc<dyn Link>) {
+    let sink = P::sink(&dialer, link.capabilities().settles());
+    let holding = holding::watch(link.clone(), {
+        let dialer = dialer.clone();
+        move |_| lock(&dialer.machine).held(dialer.now())
+    });
+    let reason = loop {
+        let message = match link.receive(&*sink).await {
+            Ok(message) => message,
+            Err(error) => break error.to_string(),
+        };
+        let message = match Control::decode(&message) {
+            Ok(message) => message,
+            Err(error) => break error.to_string(),
+        };
+        if let Err(reason) = dialer.policy.before(&message) {
+            dialer.fail(&reason);
+            break reason;
+        }
+        lock(&dialer.machine).control(dialer.now(), message);
+        dialer.wake();
+    };
+    drop(holding); // another link may follow
+    link.close().await;
+    let mut connection = lock(&dialer.connection);
+    if connection.as_ref().is_some_and(|c| c.generation == generation) {
+        *connection = None;
+        drop(connection);
+        lock(&dialer.machine).closed(dialer.now(), &reason);
+        dialer.wake();
+    }
+}
+
+/// Performs what the machine asks for, in order, and tells it the time.
+async fn drive<P: DialerPolicy>(dialer: Arc<Dialer<P>>) {
+    loop {
+        let (actions, timeout) = {
+            let mut machine = lock(&dialer.machine);
+            let actions: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
+            (actions, machine.poll_timeout())
+        };
+        if actions.is_empty() {
+            let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(dialer.now()));
+            tokio::select! {
+                () = dialer.wake.notified() => {}
+                () = tokio::time::sleep(idle) => lock(&dialer.machine).timeout(dialer.now()),
+            }
+        }
+        for action in actions {
+            dialer.perform(action);
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! Drives a machine that listens: accepts links, reads them, sends parcels, tells the time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use thalweg_proto::{Action, Admission, LinkId, Span, Time, Traffic};
+use thalweg_transport::{
+    Address, Bounds, Cancel, ErrorKind, Link, Listener, Lobby, Options, Outgoing, Pending, SendReport, Sink,
+    Transport, UpdateId,
+};
+use thalweg_wire::control::{Control, Nonce};
+use thalweg_wire::{LayoutHash, Ranges, Tolerance};
+use tokio::sync::{Notify, Semaphore};
+
+use super::admission::{Gate, Peers};
+use super::crew::Crew;
+use super::notes::Notes;
+use super::outbox::Outbox;
+use super::turned_away::TurnedAway;
+use super::{descriptors, holding, CALLER_PATIENCE};
+use crate::{lock, random, Error};
+
+/// Peers that may be shaking hands at a time, beyond what the lobby lets in: the next one waits, should a transport not ask
+/// the lobby.
+const HANDSHAKES: usize = 2048;
+/// How long a member of a group may keep the others waiting for its earlier messages.
+const GROUP_PATIENCE: Duration = Duration::from_millis(20);
+/// How long links may take to end by themselves when the server closes, and how long its tasks may take after that.
+/// Together less than the two seconds in which Ctrl-C has to end everything.
+const FAREWELL_PATIENCE: Duration = Duration::from_millis(1200);
+const TASKS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A machine that listens.
+pub(crate) trait HubMachine: Send + 'static {
+    /// What only this machine asks for.
+    type Wanted: Send;
+
+    fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool);
+    fn observe(&mut self, link: LinkId, traffic: Traffic);
+    fn control(&mut self, now: Time, link: LinkId, message: Control);
+    fn closed(&mut self, now: Time, link: LinkId, reason: &str);
+    fn held(&mut self, now: Time, link: LinkId);
+    fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>);
+    fn is_member(&self, link: LinkId) -> bool;
+    fn poll_action(&mut self) -> Option<Action<Self::Wanted>>;
+    fn poll_timeout(&self) -> Option<Time>;
+    fn timeout(&mut self, now: Time);
+    fn finish(&mut self, now: Time, reason: &str);
+    fn forget(&mut self, now: Time, client: &str, why: &str);
+    fn connected_count(&self) -> usize;
+    fn clients(&self) -> Vec<String>;
+    fn away(&self) -> Vec<(String, String, bool)>;
+}
+
+/// Implements [`HubMachine`] by methods of the same names, which all machines that listen have.
+macro_rules! hub_machine {
+    ($machine:ty, $wanted:ty) => {
+        impl $crate::engine::HubMachine for $machine {
+            type Wanted = $wanted;
+
+            fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
+                <$machine>::connected(self, now, link, nonce, ordered);
+            }
+            fn observe(&mut self, link: LinkId, traffic: Traffic) {
+                <$machine>::observe(self, link, traffic);
+            }
+            fn control(&mut self, now: Time, link: LinkId, message: Control) {
+                <$machine>::control(self, now, link, message);
+            }
+            fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
+                <$machine>::closed(self, now, link, reason);
+            }
+            fn held(&mut self, now: Time, link: LinkId) {
+                <$machine>::held(self, now, link);
+            }
+            fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>) {
+                <$machine>::sent(self, now, link, parcel, outcome);
+            }
+            fn is_member(&self, link: LinkId) -> bool {
+                <$machine>::is_member(self, link)
+            }
+            fn poll_action(&mut self) -> Option<Action<$wanted>> {
+                <$machine>::poll_action(self)
+            }
+            fn poll_timeout(&self) -> Option<Time> {
+                <$machine>::poll_timeout(self)
+            }
+            fn timeout(&mut self, now: Time) {
+                <$machine>::timeout(self, now);
+            }
+            fn finish(&mut self, now: Time, reason: &str) {
+                <$machine>::finish(self, now, reason);
+            }
+            fn forget(&mut self, now: Time, client: &str, why: &str) {
+                <$machine>::forget(self, now, client, why);
+            }
+            fn connected_count(&self) -> usize {
+                <$machine>::connected_count(self)
+            }
+            fn clients(&self) -> Vec<String> {
+                self.connected_clients().map(String::from).collect()
+            }
+            fn away(&self) -> Vec<(String, String, bool)> {
+                self.departed().map(|(name, reason, gone)| (name.into(), reason.into(), gone)).collect()
+            }
+        }
+    };
+}
+pub(crate) use hub_machine;
+
+/// The bytes of a parcel, lent, and their layout.
+pub(crate) struct Lent {
+    pub bytes: Bytes,
+    pub layout: LayoutHash,
+}
+
+/// What a machine's driver does besides what all drivers do.
+pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
+    type Machine: HubMachine;
+
+    /// Performs what only this machine asks for.
+    fn perform(hub: &Arc<Hub<Self>>, wanted: <Self::Machine as HubMachine>::Wanted);
+    /// The bytes of a parcel that is to be sent.
+    fn lend(&self, parcel: u32) -> Result<Lent, String>;
+    /// Whether what links have carried counts at this moment, so that the machine has to be told before the time.
+    fn wants_counters(_machine: &Self::Machine, _now: Time) -> bool {
+        false
+    }
+    /// Where the chunks of a link go.
+    fn sink(hub: &Arc<Hub<Self>>, link: LinkId, ordered: bool) -> Box<dyn Sink>;
+}
+
+/// What a hub has to know of a server's options.
+pub(crate) struct HubOptions {
+    pub job: u64,
+    pub chunk: u32,
+    pub tolerance: Arc<Tolerance>,
+    pub transport: Options,
+    pub secret: Option<String>,
+    pub token: Option<String>,
+}
+
+/// A parcel, or part of one, on its way to a group.
+struct Sending {
+    links: Vec<LinkId>,
+    parcel: u32,
+    cancel: Cancel,
+}
+
+/// Everything that the tasks of a server share.
+pub(crate) struct Hub<P: HubPolicy> {
+    pub machine: Mutex<P::Machine>,
+    pub policy: P,
+    started: Instant,
+    job: u64,
+    chunk: u32,
+    tolerance: Arc<Tolerance>,
+    listener: Box<dyn Listener>,
+    ordered: bool,
+    links: Mutex<HashMap<LinkId, Outbox>>,
+    next_link: AtomicU64,
+    peers: Peers,
+    turned_away: Mutex<TurnedAway<ErrorKind>>,
+    sendings: Mutex<Vec<Sending>>,
+    wake: Notify,
+    notes: Mutex<Notes>,
+    changed: Condvar,
+    crew: Crew,
+}
+
+impl<P: HubPolicy> Hub<P> {
+    /// Listens at an address, and starts to accept.
+    ///
+    /// # Errors
+    /// What the transport says of the address, or who could come in without proof.
+    pub fn start(
+        transport: &Arc<dyn Transport>,
+        address: &Address,
+        options: HubOptions,
+        machine: impl FnOnce(Box<dyn Admission>) -> P::Machine,
+        policy: P,
+    ) -> Result<Arc<Self>, Error> {
+        let peers = Peers::default();
+        let gate = Gate::new(&options, address.is_local(), peers.clone())?;
+        let crew = Crew::new()?;
+        let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
+        let listening = Options { lobby: Some(lobby), ..options.transport };
+        let listener = crew.handle().block_on(transport.listen(address, &listening))?;
+        let hub = Arc::new(Self {
+            machine: Mutex::new(machine(Box::new(gate))),
+            policy,
+            started: Instant::now(),
+            job: options.job,
+            chunk: options.chunk,
+            tolerance: options.tolerance,
+            ordered: transport.capabilities().settles(),
+            listener,
+            links: Mutex::default(),
+            next_link: AtomicU64::new(1),
+            peers,
+            turned_away: Mutex::default(),
+            sendings: Mutex::default(),
+            wake: Notify::new(),
+            notes: Mutex::default(),
+            changed: Condvar::new(),
+            crew: crew.clone(),
+        });
+        if let Some(notice) = hub.listener.notice() {
+            hub.note(&notice);
+        }
+        crew.spawn(accept(hub.clone()));
+        crew.spawn(drive(hub.clone()));
+        Ok(hub)
+    }
+
+    pub fn address(&self) -> String {
+        self.listener.address().to_string()
+    }
+
+    pub fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    /// After an input: the driver looks for actions.
+    pub fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Starts a task that ends with the hub.
+    pub fn spawn(&self, task: impl std::future::Future<Output = ()> + Send + 'static) {
+        self.crew.spawn(task);
+    }
+
+    /// Does what may take long on a thread of its own.
+    pub fn spawn_blocking(&self, work: impl FnOnce() + Send + 'static) {
+        self.crew.handle().spawn_blocking(work);
+    }
+
+    /// Waits for at most `limit` until `look` gives something; what it looks at is announced.
+    pub fn wait_for<T>(&self, limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        let notes = lock(&self.notes);
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        drop(self.changed.wait_timeout(notes, limit).unwrap_or_else(PoisonError::into_inner));
+        look()
+    }
+
+    /// Wakes callers: something that they may wait for has changed.
+    pub fn announce(&self) {
+        // Whoever has looked and not yet begun to wait holds this lock.
+        drop(lock(&self.notes));
+        self.changed.notify_all();
+    }
+
+    /// Members that are connected.
+    pub fn clients(&self) -> Vec<String> {
+        lock(&self.machine).clients()
+    }
+
+    /// Members that were here and are not connected: name, why the link ended, and whether it left for good.
+    pub fn away(&self) -> Vec<(String, String, bool)> {
+        lock(&self.machine).away()
+    }
+
+    /// A member's process has ended for good, as `why` says if it is not empty.
+    pub fn forget(&self, client: &str, why: &str) {
+        lock(&self.machine).forget(self.now(), client, why);
+        self.wake();
+    }
+
+    /// Waits until `clients` members are connected, the time is over, or `go_on` says no. Returns how many are.
+    pub fn wait_for_clients(
+        &self,
+        clients: usize,
+        limit: Option<Duration>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> usize {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            let connected = lock(&self.machine).connected_count();
+            let over = deadline.is_some_and(|at| Instant::now() >= at);
+            if connected >= clients || over || !go_on() {
+                return connected;
+            }
+            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let enough = || (lock(&self.machine).connected_count() >= clients).then_some(());
+            _ = self.wait_for(left.min(CALLER_PATIENCE), enough);
+        }
+    }
+
+    /// What happened since the last call, in words.
+    pub fn take_notes(&self) -> Vec<String> {
+        lock(&self.notes).take()
+    }
+
+    pub fn noted(&self, add: impl FnOnce(&mut Notes)) {
+        add(&mut lock(&self.notes));
+        self.changed.notify_all();
+    }
+
+    fn note(&self, note: &str) {
+        self.noted(|notes| notes.add(note));
+    }
+
+    /// A note on a client, or on a peer that is none yet (an empty name).
+    fn note_of(&self, client: &str, note: &str) {
+        self.noted(|notes| notes.add_of(client, note));
+    }
+
+    /// A peer that never became a client.
+    fn turn_away(&self, error: &thalweg_transport::Error) {
+        let note = lock(&self.turned_away).note(error.kind(), &error.to_string());
+        if let Some(note) = note {
+            self.note(&note);
+        }
+    }
+
+    pub fn outbox(&self, link: LinkId) -> Option<Outbox> {
+        lock(&self.links).get(&link).cloned()
+    }
+
+    /// The congestion control of the links, all of which are made with the same options.
+    pub fn congestion(&self) -> Option<String> {
+        lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion)
+    }
+
+    /// Closes the links to which anything is being sent.
+    pub fn close_senders(&self) {
+        let stuck: Vec<Outbox> = {
+            let sendings = lock(&self.sendings);
+            let ids = sendings.iter().flat_map(|sending| sending.links.iter());
+            ids.filter_map(|&id| self.outbox(id)).collect()
+        };
+        stuck.iter().for_each(Outbox::close);
+    }
+
+    fn observe(machine: &mut P::Machine, id: LinkId, link: &Arc<dyn Link>) {
+        let counters = link.counters();
+        let traffic = Traffic {
+            sent: counters.sent,
+            received: counters.received,
+            copied: counters.copied,
+            records_lost: counters.records_lost,
+            retransmissions: counters.retransmissions,
+        };
+        machine.observe(id, traffic);
+    }
+
+    /// Tells the machine the time, and before that, if it counts now, what its links have carried.
+    fn timeout(&self) {
+        let now = self.now();
+        let mut links: Vec<(LinkId, Arc<dyn Link>)> = Vec::new();
+        if P::wants_counters(&lock(&self.machine), now) {
+            links.extend(lock(&self.links).iter().map(|(id, outbox)| (*id, outbox.link().clone())));
+        }
+        let mut machine = lock(&self.machine);
+        links.iter().for_each(|(id, link)| Self::observe(&mut machine, *id, link));
+        machine.timeout(now);
+    }
+
+    /// A new link: its reader starts, the session begins.
+    fn attach(self: &Arc<Self>, link: Arc<dyn Link>) -> Result<(), Error> {
+        let id = self.next_link.fetch_add(1, Ordering::Relaxed);
+        let nonce = random()?;
+        lock(&self.peers).insert(id, link.peer().clone());
+        lock(&self.links).insert(id, Outbox::start(&self.crew, link.clone()));
+        link.tolerate(&self.tolerance);
+        let ordered = self.ordered && link.capabilities().settles();
+        lock(&self.machine).connected(self.now(), id, nonce, ordered);
+        self.wake();
+        self.spawn(read(self.clone(), id, link, ordered));
+        Ok(())
+    }
+
+    fn detach(&self, id: LinkId, link: &Arc<dyn Link>, reason: &str) {
+        let mut machine = lock(&self.machine);
+        Self::observe(&mut machine, id, link);
+        machine.closed(self.now(), id, reason);
+        drop(machine);
+        lock(&self.links).remove(&id);
+        lock(&self.peers).remove(&id);
+        self.wake();
+        self.announce();
+    }
+
+    fn perform(self: &Arc<Self>, action: Action<<P::Machine as HubMachine>::Wanted>) {
+        match action {
+            Action::Send { link, message } => {
+                if let Some(outbox) = self.outbox(link) {
+                    outbox.send(&message);
+                }
+            }
+            Action::SendParcel { links, parcel, wanted } => self.send_parcel(links, parcel, &wanted),
+            Action::Cancel { link, parcel } => {
+                let sendings = lock(&self.sendings);
+                let meant = |sending: &&Sending| {
+                    sending.links.contains(&link) && parcel.is_none_or(|parcel| parcel == sending.parcel)
+                };
+                sendings.iter().filter(meant).for_each(|sending| sending.cancel.cancel());
+            }
+            Action::Close { link } => {
+                if let Some(outbox) = self.outbox(link) {
+                    outbox.close();
+                }
+            }
+            Action::Joined { client } => self.note_of(&client, &format!("{client} joined")),
+            Action::Note { client, what } => self.note_of(&client, &format!("{client}: {what}")),
+            Action::Left { client, reason } => {
+                let reason = reason.strip_prefix("left: ").unwrap_or(&reason);
+                self.note_of(&client, &format!("{client} left: {reason}"));
+            }
+            Action::Policy(wanted) => P::perform(self, wanted),
+        }
+    }
+
+    /// Sends a parcel, or part of one, to a group in one call. The loan is taken now, before the machine can want it
+    /// back; what was queued for each link goes first.
+    fn send_parcel(self: &Arc<Self>, ids: Vec<LinkId>, parcel: u32, wanted: &Ranges) {
+        let members: Vec<(LinkId, Outbox)> =
+            ids.iter().filter_map(|&id| self.outbox(id).map(|outbox| (id, outbox))).collect();
+        let lent = match self.policy.lend(parcel) {
+            Ok(lent) => lent,
+            Err(reason) => return self.report_unsent(&ids, parcel, &reason),
+        };
+        let id = UpdateId { job: self.job, round: parcel, sender: 0, layout: lent.layout };
+        let cancel = Cancel::default();
+        let update = Outgoing::new(id, lent.bytes, wanted, self.chunk, cancel.clone());
+        lock(&self.sendings).push(Sending { links: ids, parcel, cancel: cancel.clone() });
+        let hub = self.clone();
+        self.spawn(async move {
+            hub.send_to_group(members, &update).await;
+            cancel.cancel(); // ends the loan
+            lock(&hub.sendings).retain(|sending| !sending.cancel.is_cancelled());
+        });
+    }
+
+    fn report_unsent(&self, ids: &[LinkId], parcel: u32, reason: &str) {
+        let mut machine = lock(&self.machine);
+        for &id in ids {
+            machine.sent(self.now(), id, parcel, Err(reason.into()));
+        }
+        drop(machine);
+        self.wake();
+    }
+
+    /// Members whose earlier messages are out are served by one group send; the others each by their own, as
+    /// soon as theirs are out.
+    async fn send_to_group(self: &Arc<Self>, members: Vec<(LinkId, Outbox)>, update: &Outgoing) {
+        let mut ready = Vec::new();
+        let mut behind = Vec::new();
+        for (id, outbox) in members {
+            let flushed = tokio::time::timeout(GROUP_PATIENCE, outbox.flushed()).await.is_ok();
+            if flushed { &mut ready } else { &mut behind }.push((id, outbox));
+        }
+        let late = behind.into_iter().map(|(id, outbox)| async move {
+            outbox.flushed().await;
+            let report = outbox.link().send_update(update).await;
+            self.parcel_sent(id, outbox.link(), update.id().round, report);
+        });
+        let links: Vec<Arc<dyn Link>> = ready.iter().map(|(_, outbox)| outbox.link().clone()).collect();
+        let done = |index: usize, report| {
+            let (id, outbox): &(LinkId, Outbox) = &ready[index];
+            self.parcel_sent(*id, outbox.link(), update.id().round, report);
+        };
+        tokio::join!(self.listener.send_group(&links, update, &done), join_all(late));
+    }
+
+    fn parcel_sent(
+        &self,
+        id: LinkId,
+        link: &Arc<dyn Link>,
+        parcel: u32,
+        report: thalweg_transport::Result<SendReport>,
+    ) {
+        let at = |instant: Instant| instant.saturating_duration_since(self.started);
+        // Trying again would not help anybody: a model that fits no message never will.
+        if let Some(error) = report.as_ref().err().filter(|e| e.kind() == ErrorKind::Unsupported) {
+            self.note(&error.to_string());
+            lock(&self.machine).finish(self.now(), &error.to_string());
+            return self.wake();
+        }
+        let outcome = report
+            .map(|r| Span { start: at(r.started), end: at(r.ended) })
+            .map_err(|error| error.to_string());
+        let mut machine = lock(&self.machine);
+        Self::observe(&mut machine, id, link);
+        machine.sent(self.now(), id, parcel, outcome);
+        drop(machine);
+        self.wake();
+    }
+
+    /// Tells every member that the job is over, and ends all tasks.
+    pub fn close(&self, reason: &str) {
+        let now = self.now();
+        lock(&self.machine).finish(now, reason);
+        let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
+        self.wake();
+        self.crew.handle().block_on(async {
+            // The driver queues the farewells; every link then closes by itself or within a moment.
+            tokio::task::yield_now().await;
+            let all = async {
+                while !lock(&self.links).is_empty() {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            let _ = tokio::time::timeout(FAREWELL_PATIENCE, all).await;
+            join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
+        });
+        self.crew.dismiss(TASKS_PATIENCE);
+    }
+}
+
+/// Accepts links as long as there are any to come.
+async fn accept<P: HubPolicy>(hub: Arc<Hub<P>>) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    while let Ok(permit) = handshakes.clone().acquire_owned().await {
+        match hub.listener.accept().await {
+            Ok(pending) => {
+                let welcoming = hub.clone();
+                hub.spawn(async move {
+                    welcome(&welcoming, pending).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => return hub.note(&format!("no further client can connect: {error}")),
+        }
+    }
+}
+
+async fn welcome<P: HubPolicy>(hub: &Arc<Hub<P>>, pending: Pending) {
+    match pending.await {
+        Ok(link) => {
+            if let Err(error) = hub.attach(link) {
+                hub.note(&error.to_string());
+            }
+        }
+        Err(error) => hub.turn_away(&error),
+    }
+}
+
+/// Reads one link until it ends.
+async fn read<P: HubPolicy>(hub: Arc<Hub<P>>, id: LinkId, link: Arc<dyn Link>, ordered: bool) {
+    let sink = P::sink(&hub, id, ordered);
+    let _holding = holding::watch(link.clone(), {
+        let hub = hub.clone();
+        move |why| {
+            lock(&hub.machine).held(hub.now(), id);
+            if let Some(why) = why {
+                let note = format!("the broker takes no messages at the moment: {why}");
+                hub.noted(|notes| notes.add_once(&note));
+            }
+        }
+    });
+    let mut admitted = false;
+    let reason = loop {
+        let message = match link.receive(&*sink).await {
+            Ok(message) => message,
+            Err(error) => {
+                if !admitted {
+                    hub.turn_away(&error);
+                }
+                break error.to_string();
+            }
+        };
+        let message = match Control::decode(&message) {
+            Ok(message) => message,
+            Err(error) => break error.to_string(),
+        };
+        let mut machine = lock(&hub.machine);
+        Hub::<P>::observe(&mut machine, id, &link);
+        machine.control(hub.now(), id, message);
+        if !admitted && machine.is_member(id) {
+            // Before it hears so, since it may send more from then on.
+            link.admit();
+            admitted = true;
+        }
+        drop(machine);
+        hub.wake();
+    };
+    link.close().await;
+    hub.detach(id, &link, &reason);
+}
+
+/// Performs what the machine asks for, in order, and tells it the time.
+async fn drive<P: HubPolicy>(hub: Arc<Hub<P>>) {
+    loop {
+        let (actions, timeout) = {
+            let mut machine = lock(&hub.machine);
+            let actions: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
+            (actions, machine.poll_timeout())
+        };
+        if actions.is_empty() {
+            let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(hub.now()));
+            tokio::select! {
+                () = hub.wake.notified() => {}
+                () = tokio::time::sleep(idle) => hub.timeout(),
+            }
+        }
+        for action in actions {
+            hub.perform(action);
+        }
+        hub.announce();
+    }
+}

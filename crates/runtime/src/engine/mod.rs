@@ -1,0 +1,32 @@
+//! What every machine needs around it: one tokio runtime a process, links and their outboxes, lending, reading, the clock.
+//!
+//! ```text
+//!   link reader tasks --- messages, chunks --->  machine (one mutex)  --- actions --->  driver task
+//!        |                                                                                 |
+//!        +-- chunk -> the policy's sink                    outbox per link, group sends, timers, policy
+//! ```
+//!
+//! [`Hub`] drives a machine that listens, [`Dialer`] one that dials. A policy (`star`, `tasks`) says which machine that
+//! is, where its chunks go, which bytes a parcel has, and performs what only its machine asks for.
+
+mod admission;
+mod crew;
+mod descriptors;
+mod dialer;
+mod holding;
+mod hub;
+mod landing;
+mod notes;
+mod outbox;
+mod turned_away;
+
+pub(crate) use self::dialer::{dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy};
+pub(crate) use self::hub::{hub_machine, Hub, HubMachine, HubOptions, HubPolicy, Lent};
+pub(crate) use self::landing::{part, store, Scratch};
+
+use std::time::Duration;
+
+/// How often a waiting caller is asked whether to go on.
+pub(crate) const CALLER_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a chunk that came late may take to be written.
+pub(crate) const CHUNK_PATIENCE: Duration = Duration::from_secs(1);

@@ -1,0 +1,204 @@
+//! A client of tasks: takes them, and sends results.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use thalweg_arena::Arena;
+use thalweg_proto as proto;
+use thalweg_proto::{Answer, ClientAction, ClientConfig, Span, TaskStep, TaskVerdict, Time};
+use thalweg_transport::Sink;
+use thalweg_wire::control::{Nonce, Proof, Welcome};
+use thalweg_wire::Layout;
+
+use super::sinks::TaskSink;
+use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, Lent, Scratch};
+use crate::options::{seconds, ClientOptions};
+use crate::{lock, Error};
+
+/// Most bytes that one task may have.
+const MAX_TASK: u64 = 64 << 30;
+
+/// What a client tells its application.
+#[derive(Debug, Clone)]
+pub enum TaskEvent {
+    /// The server has let it in.
+    Joined,
+    /// A task is here.
+    Task {
+        /// Its number.
+        task: u32,
+        /// Its head.
+        head: Vec<u8>,
+        /// Of its tensors.
+        layout: Arc<Layout>,
+        /// Its tensors, which other tasks may share: not to be written to. `None` if it has none.
+        arena: Option<Arena>,
+        /// Seconds from now until an answer is wanted.
+        within: Option<f64>,
+    },
+    /// A task is over.
+    Over {
+        /// Its number.
+        task: u32,
+        /// How it ended.
+        verdict: TaskVerdict,
+    },
+    /// The job is over.
+    Finished(Result<String, String>),
+}
+
+/// What the driver of a client of tasks has besides its link.
+#[derive(Default)]
+pub(crate) struct Worker {
+    /// The tensors of tasks, by number.
+    arenas: Mutex<HashMap<u32, Arena>>,
+    /// Results that are not over, by number of their task.
+    answers: Mutex<HashMap<u32, (Arena, Arc<Layout>)>>,
+    events: Mutex<VecDeque<TaskEvent>>,
+}
+
+type TaskDialer = Dialer<Worker>;
+
+impl Worker {
+    /// The arena of a task; made if `total` says how long it is.
+    pub fn arena(&self, task: u32, total: Option<u64>) -> Option<Arena> {
+        let mut arenas = lock(&self.arenas);
+        if let Some(arena) = arenas.get(&task) {
+            return Some(arena.clone());
+        }
+        let arena = Arena::new(total?).ok()?;
+        arenas.insert(task, arena.clone());
+        Some(arena)
+    }
+}
+
+/// A client of a server of tasks. Its methods may be called from several threads.
+pub struct TaskClient {
+    dialer: Option<Arc<TaskDialer>>,
+}
+
+impl TaskClient {
+    /// Starts to connect.
+    ///
+    /// # Errors
+    /// For an impossible address, option or token; reaching the server is [`TaskClient::next_event`]'s to tell.
+    pub fn start(address: &str, name: &str, options: ClientOptions) -> Result<Self, Error> {
+        let (patience, seed) = (seconds(options.patience), options.seed);
+        let to = DialOptions::new(address, name, options)?;
+        let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, patience };
+        let machine = proto::TaskClient::new(config, MAX_TASK, seed);
+        Ok(Self { dialer: Some(Dialer::start(to, machine, Worker::default())?) })
+    }
+
+    fn dialer(&self) -> Result<&Arc<TaskDialer>, Error> {
+        self.dialer.as_ref().ok_or_else(|| Error::new("closed", "use task client", "the client is closed"))
+    }
+
+    /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
+    pub fn next_event(&self, go_on: impl FnMut() -> bool) -> Option<TaskEvent> {
+        let dialer = self.dialer.as_ref()?;
+        dialer.wait_for(|| lock(&dialer.policy.events).pop_front(), go_on)
+    }
+
+    /// Sends a result. Its tensors must not be written to until the task is over.
+    ///
+    /// # Errors
+    /// `task` if the task was not handed out, was answered before or is over.
+    pub fn answer(
+        &self,
+        task: u32,
+        head: Vec<u8>,
+        tensors: Option<(Arena, Arc<Layout>)>,
+        weight: f64,
+    ) -> Result<(), Error> {
+        let dialer = self.dialer()?;
+        let layout = tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
+        // Before the machine knows of it, since it may be granted at once.
+        let before = tensors.and_then(|tensors| lock(&dialer.policy.answers).insert(task, tensors));
+        let outcome = lock(&dialer.machine).answer(task, Answer { head, layout, weight });
+        dialer.wake();
+        outcome.map_err(|reason| {
+            let mut answers = lock(&dialer.policy.answers);
+            match before {
+                Some(before) => _ = answers.insert(task, before),
+                None => _ = answers.remove(&task),
+            }
+            Error::new("task", "answer task", reason)
+        })
+    }
+
+    /// Says that there will be no result.
+    ///
+    /// # Errors
+    /// `task` if the task was not handed out, was answered before or is over.
+    pub fn refuse(&self, task: u32, reason: &str) -> Result<(), Error> {
+        let dialer = self.dialer()?;
+        let outcome = lock(&dialer.machine).refuse(task, reason);
+        dialer.wake();
+        outcome.map_err(|reason| Error::new("task", "refuse task", reason))
+    }
+
+    /// Leaves for good.
+    pub fn close(&mut self, reason: &str) {
+        if let Some(dialer) = self.dialer.take() {
+            dialer.close(reason);
+        }
+    }
+}
+
+impl Drop for TaskClient {
+    fn drop(&mut self) {
+        self.close("the client has stopped");
+    }
+}
+
+dialer_machine!(proto::TaskClient, TaskStep);
+
+impl DialerPolicy for Worker {
+    type Machine = proto::TaskClient;
+
+    fn perform(dialer: &Arc<TaskDialer>, wanted: TaskStep) {
+        let policy = &dialer.policy;
+        match wanted {
+            TaskStep::Ready { task, head, layout, same_as, deadline } => {
+                let of = same_as.unwrap_or(task);
+                let arena = policy.arena(of, None);
+                if let Some(arena) = arena.clone().filter(|_| of != task) {
+                    lock(&policy.arenas).insert(task, arena);
+                }
+                let within = deadline.map(|at| at.saturating_sub(dialer.now()).as_secs_f64());
+                post(dialer, TaskEvent::Task { task, head, layout, arena, within });
+            }
+            TaskStep::Over { task, verdict } => {
+                lock(&policy.answers).remove(&task);
+                post(dialer, TaskEvent::Over { task, verdict });
+            }
+            TaskStep::Forget { task } => _ = lock(&policy.arenas).remove(&task),
+        }
+    }
+
+    fn joined(dialer: &Arc<TaskDialer>) {
+        post(dialer, TaskEvent::Joined);
+    }
+
+    fn finished(dialer: &Arc<TaskDialer>, outcome: Result<String, String>) {
+        post(dialer, TaskEvent::Finished(outcome));
+    }
+
+    fn lend(dialer: &Arc<TaskDialer>, parcel: u32) -> Result<Lent, String> {
+        let answer = lock(&dialer.policy.answers).get(&parcel).cloned();
+        let (arena, layout) = answer.ok_or("the result is needed no longer")?;
+        // Not the padding that an arena may have behind a layout.
+        let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
+        Ok(Lent { bytes, layout: layout.hash() })
+    }
+
+    fn sink(dialer: &Arc<TaskDialer>, ordered: bool) -> Box<dyn Sink> {
+        Box::new(TaskSink { dialer: dialer.clone(), ordered, scratch: Scratch::default() })
+    }
+}
+
+fn post(dialer: &TaskDialer, event: TaskEvent) {
+    lock(&dialer.policy.events).push_back(event);
+    dialer.announce();
+}

@@ -1,0 +1,95 @@
+//! What a server of tasks is told; the JSON that crosses from Python.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+use thalweg_transport::Options;
+
+use crate::options::{Layers, PrecisionRule};
+use crate::Error;
+
+/// Options of a server of tasks.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TaskServerOptions {
+    /// The transport's.
+    pub transport: Options,
+    /// Wrappers around the transport.
+    pub layers: Layers,
+    /// Seed of the layers.
+    pub seed: u64,
+    /// Secret in hex, from which each member's token follows.
+    pub secret: Option<String>,
+    /// One token shared by all members.
+    pub token: Option<String>,
+    /// The job's number.
+    pub job: u64,
+    /// Bytes of payload in a chunk; `None`: what the transport prefers, else 256 KiB.
+    pub chunk: Option<u32>,
+    /// Least seconds without progress that end a link.
+    pub liveness: f64,
+    /// Seconds that a member may be away before its part in a task is lost.
+    pub grace: f64,
+    /// Most tasks that may be open at once.
+    pub max_open: usize,
+    /// Most tasks that a member is given at once; the others wait.
+    pub ahead: usize,
+    /// Bytes of results in memory that come in or wait to be taken; more lie in files.
+    pub memory: u64,
+    /// The folder of these files; `None`: the system's for temporary files.
+    pub spill: Option<PathBuf>,
+    /// Bytes of results that wait to be folded; one result may always.
+    pub staging: u64,
+    /// Most bytes of one result.
+    pub max_result: u64,
+    /// What means are summed up in.
+    pub precision: PrecisionRule,
+}
+
+impl Default for TaskServerOptions {
+    fn default() -> Self {
+        Self {
+            transport: Options::default(),
+            layers: Layers::default(),
+            seed: 0,
+            secret: None,
+            token: None,
+            job: 1,
+            chunk: None,
+            liveness: 10.0,
+            grace: 10.0,
+            max_open: 4096,
+            ahead: 4,
+            memory: 1 << 30,
+            spill: None,
+            staging: 64 << 20,
+            max_result: 64 << 30,
+            precision: PrecisionRule::default(),
+        }
+    }
+}
+
+impl TaskServerOptions {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Which option is impossible, and what it may be.
+    pub fn check(&self) -> Result<(), Error> {
+        let bad = |what: &str| Err(Error::new("options", "start task server", what));
+        let possible = |chunk: u32| chunk > 0 && chunk.is_multiple_of(64) && chunk <= thalweg_wire::MAX_CHUNK;
+        if !self.chunk.is_none_or(possible) {
+            return bad("chunk must be a multiple of 64 bytes, at most 4 MiB");
+        }
+        if [self.grace, self.liveness].iter().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
+            return bad("grace and liveness are seconds, not negative");
+        }
+        if self.liveness < 0.1 {
+            return bad("liveness must be at least 0.1 s, or every pause ends a link");
+        }
+        if self.max_open == 0 || self.ahead == 0 || self.max_result == 0 {
+            return bad("max_open, ahead and max_result must be at least 1");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,379 @@
+//! A server of tasks: sends them, folds results or hands them over.
+
+use std::collections::{HashMap, VecDeque};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use thalweg_arena::Arena;
+use thalweg_fold::{Accumulator, Repair, MAX_WEIGHT};
+use thalweg_proto as proto;
+use thalweg_proto::{Action, LinkId, Reply, ReplyState, Span, TaskAction, TaskPlan, Time, Traffic};
+use thalweg_transport::{Address, Sink};
+use thalweg_wire::control::{Control, Nonce, StandIn};
+use thalweg_wire::Layout;
+
+use super::options::TaskServerOptions;
+use super::sinks::ResultSink;
+use super::store::{Kept, Store};
+use crate::engine::{hub_machine, Hub, HubOptions, HubPolicy, Lent, Scratch, CALLER_PATIENCE, CHUNK_PATIENCE};
+use crate::options::{seconds, DEFAULT_CHUNK};
+use crate::star::transfer_json;
+use crate::{lock, registry, Error};
+
+/// Most members a job may ever have.
+const MAX_MEMBERS: u32 = 1 << 16;
+
+/// A task to be sent.
+pub struct NewTask {
+    /// For the members' application.
+    pub head: Vec<u8>,
+    /// Its tensors, which must not be written to until all members have them or have failed; `None`: it has none.
+    pub tensors: Option<(Arena, Arc<Layout>)>,
+    /// Tasks with the same number here have the same bytes, which are sent to a member once.
+    pub bytes_id: u64,
+    /// To whom.
+    pub members: Vec<String>,
+    /// Within how many seconds results are wanted.
+    pub deadline: Option<f64>,
+    /// The layout of results that are folded into a mean; `None`: they are handed over.
+    pub fold: Option<Arc<Layout>>,
+}
+
+/// What became of one member's part in a task.
+pub struct TaskReply {
+    /// The member's name.
+    pub member: String,
+    /// How it ended.
+    pub state: ReplyState,
+    /// Why, if it is not done.
+    pub reason: Option<String>,
+    /// The result's head.
+    pub head: Vec<u8>,
+    /// The result's weight.
+    pub weight: f64,
+    /// The result's tensors, if it has any and they were not folded.
+    pub tensors: Option<(Arena, Arc<Layout>)>,
+    /// Both ways, as a JSON list.
+    pub transfers: String,
+}
+
+/// A task that is open, or whose replies have not all been taken.
+struct Open {
+    tensors: Option<(Arena, Arc<Layout>)>,
+    fold: Option<Arc<Accumulator>>,
+    replies: VecDeque<(Reply, Option<Kept>)>,
+    /// All parts are over.
+    closed: bool,
+    /// Nobody will take the replies.
+    released: bool,
+}
+
+/// What the driver of a server of tasks has besides its links.
+pub(crate) struct Tasks {
+    pub store: Store,
+    open: Mutex<HashMap<u32, Open>>,
+    options: TaskServerOptions,
+}
+
+type TaskHub = Hub<Tasks>;
+
+/// A server that listens and sends tasks. Its methods may be called from several threads.
+pub struct TaskServer {
+    hub: Option<Arc<TaskHub>>,
+}
+
+impl TaskServer {
+    /// Listens at `address`.
+    ///
+    /// # Errors
+    /// What the transport says of the address, or which option is impossible.
+    pub fn start(address: &str, options: TaskServerOptions) -> Result<Self, Error> {
+        options.check()?;
+        let address = Address::parse(address)?;
+        let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
+        let chunk = transport.capabilities().chunk(options.chunk, DEFAULT_CHUNK);
+        let config = proto::TaskConfig {
+            job: options.job,
+            chunk,
+            liveness: seconds(options.liveness),
+            grace: seconds(options.grace),
+            max_members: MAX_MEMBERS,
+            max_open: options.max_open,
+            ahead: options.ahead,
+            staging: options.staging,
+            max_result: options.max_result,
+            max_weight: MAX_WEIGHT,
+        };
+        let hub = HubOptions {
+            job: options.job,
+            chunk,
+            tolerance: Arc::default(),
+            transport: options.transport.clone(),
+            secret: options.secret.clone(),
+            token: options.token.clone(),
+        };
+        let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
+        let tasks = Tasks { store: Store::new(options.memory, folder), open: Mutex::default(), options };
+        let machine = |gate| proto::TaskServer::new(config, gate);
+        Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, tasks)?) })
+    }
+
+    fn hub(&self) -> Result<&Arc<TaskHub>, Error> {
+        self.hub.as_ref().ok_or_else(|| Error::new("closed", "use task server", "the server is closed"))
+    }
+
+    /// Where it listens, with the port that the system chose.
+    pub fn address(&self) -> String {
+        self.hub.as_ref().map(|hub| hub.address()).unwrap_or_default()
+    }
+
+    /// Names of the members that are connected.
+    pub fn clients(&self) -> Vec<String> {
+        self.hub.as_ref().map(|hub| hub.clients()).unwrap_or_default()
+    }
+
+    /// What happened since the last call, in words.
+    pub fn notes(&self) -> Vec<String> {
+        self.hub.as_ref().map(|hub| hub.take_notes()).unwrap_or_default()
+    }
+
+    /// Members that were here and are not connected: name, why the link ended, and whether it left for good.
+    pub fn departed(&self) -> Vec<(String, String, bool)> {
+        self.hub.as_ref().map(|hub| hub.away()).unwrap_or_default()
+    }
+
+    /// Waits until `members` members are connected, the time is over, or `go_on` says no. Returns how many are.
+    pub fn wait(&self, members: usize, limit: Option<Duration>, go_on: impl FnMut() -> bool) -> usize {
+        self.hub.as_ref().map_or(0, |hub| hub.wait_for_clients(members, limit, go_on))
+    }
+
+    /// A member's process has ended for good, as `why` says if it is not empty.
+    pub fn forget(&self, member: &str, why: &str) {
+        if let Some(hub) = &self.hub {
+            hub.forget(member, why);
+        }
+    }
+
+    /// Opens a task; returns its number.
+    ///
+    /// # Errors
+    /// `task` if it cannot be opened: too many are open, or nobody is named.
+    pub fn open(&self, task: NewTask) -> Result<u32, Error> {
+        let hub = self.hub()?;
+        if task.deadline.is_some_and(|within| Duration::try_from_secs_f64(within).is_err()) {
+            return Err(Error::new("options", "open task", "a deadline is seconds, not negative"));
+        }
+        let layout = task.tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
+        let precision = hub.policy.options.precision.into();
+        let sums = task.fold.as_ref().map(|layout| Arc::new(Accumulator::new(layout.clone(), precision)));
+        let plan = TaskPlan {
+            head: task.head,
+            layout,
+            bytes_id: task.bytes_id,
+            members: task.members,
+            deadline: task.deadline.map(seconds),
+            fold: task.fold,
+        };
+        // The driver looks for the task as soon as the machine knows of it.
+        let mut open = lock(&hub.policy.open);
+        let number = lock(&hub.machine).open(hub.now(), plan);
+        let number = number.map_err(|reason| Error::new("task", "open task", reason))?;
+        let (replies, closed, released) = (VecDeque::new(), false, false);
+        open.insert(number, Open { tensors: task.tensors, fold: sums, replies, closed, released });
+        drop(open);
+        hub.wake();
+        Ok(number)
+    }
+
+    /// The next reply to a task, in the order in which they come; `None` when there are no more. Waits for at most `limit`,
+    /// as long as `go_on` says yes.
+    ///
+    /// # Errors
+    /// `timeout` if none came in time; `interrupted` if `go_on` said no; `task` if there is no such task.
+    pub fn next_reply(
+        &self,
+        task: u32,
+        limit: Option<Duration>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Result<Option<TaskReply>, Error> {
+        let hub = self.hub()?;
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let look = || match lock(&hub.policy.open).get_mut(&task) {
+                None => Some(Err(unknown(task))),
+                Some(open) => match open.replies.pop_front() {
+                    Some((reply, kept)) => Some(Ok(Some(told(reply, kept)))),
+                    None => open.closed.then_some(Ok(None)),
+                },
+            };
+            if let Some(found) = hub.wait_for(left.min(CALLER_PATIENCE), look) {
+                return found;
+            }
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                let waited = limit.unwrap_or_default().as_secs_f64();
+                return Err(Error::new("timeout", "wait for reply", format!("none came within {waited} s")));
+            }
+            if !go_on() {
+                return Err(Error::new("interrupted", "wait for reply", "interrupted"));
+            }
+        }
+    }
+
+    /// The mean of the results of a task that folds them, once all parts are over. Elements that nobody sent are 0.
+    ///
+    /// # Errors
+    /// `task` if the task does not fold, is still open, or no result was folded.
+    pub fn mean(&self, task: u32) -> Result<(Arena, Arc<Layout>), Error> {
+        let hub = self.hub()?;
+        let no_mean = |reason: String| Error::new("task", "take the mean", reason);
+        let sums = {
+            let open = lock(&hub.policy.open);
+            let open = open.get(&task).ok_or_else(|| unknown(task))?;
+            if !open.closed {
+                return Err(no_mean(format!("task {task} is still open; take all its replies first")));
+            }
+            let sums = open.fold.clone();
+            sums.ok_or_else(|| no_mean(format!("task {task} does not fold its results")))?
+        };
+        let layout = sums.layout().clone();
+        let empty = sums.weights().map_err(|e| no_mean(e.to_string()))?.is_empty();
+        if empty && layout.bytes() > 0 {
+            return Err(no_mean("no result was folded".into()));
+        }
+        let arena = Arena::new(layout.bytes())?;
+        let mut mean = arena.claim(arena.range())?;
+        let finite = sums.check_part(thalweg_wire::Range::new(0, layout.bytes()));
+        finite.map_err(|e| no_mean(e.to_string()))?;
+        sums.finish(&mut mean, Repair::Zero).map_err(|e| no_mean(e.to_string()))?;
+        drop(mean);
+        Ok((arena, layout))
+    }
+
+    /// Nobody wants the results of a task any more; its open parts end as cancelled.
+    pub fn cancel(&self, task: u32) {
+        if let Some(hub) = &self.hub {
+            lock(&hub.machine).cancel(hub.now(), task);
+            hub.wake();
+        }
+    }
+
+    /// Forgets a task, with the replies that were not taken; what is open of it is cancelled.
+    pub fn release(&self, task: u32) {
+        self.cancel(task);
+        if let Some(hub) = &self.hub {
+            let mut open = lock(&hub.policy.open);
+            // One that is still open is removed when it closes.
+            if open.get(&task).is_some_and(|task| task.closed) {
+                open.remove(&task);
+            } else if let Some(task) = open.get_mut(&task) {
+                (task.fold, task.replies, task.released) = (None, VecDeque::new(), true);
+            }
+        }
+    }
+
+    /// Tells every member that the job is over, and stops.
+    pub fn close(&mut self, reason: &str) {
+        if let Some(hub) = self.hub.take() {
+            hub.close(reason);
+        }
+    }
+}
+
+impl Drop for TaskServer {
+    fn drop(&mut self) {
+        self.close("the server has stopped");
+    }
+}
+
+fn unknown(task: u32) -> Error {
+    Error::new("task", "find task", format!("there is no task {task}: it was never sent, or was released"))
+}
+
+fn told(reply: Reply, kept: Option<Kept>) -> TaskReply {
+    let (head, weight, layout) = match reply.answer {
+        Some(answer) => (answer.head, answer.weight, answer.layout),
+        None => (Vec::new(), 0.0, Arc::default()),
+    };
+    let transfers = reply.transfers.iter().map(|way| transfer_json(way, StandIn::default(), &layout));
+    TaskReply {
+        transfers: Value::Array(transfers.collect()).to_string(),
+        member: reply.member,
+        state: reply.state,
+        reason: reply.reason,
+        head,
+        weight,
+        tensors: kept.map(|kept| (kept.arena, layout)),
+    }
+}
+
+hub_machine!(proto::TaskServer, TaskAction);
+
+impl HubPolicy for Tasks {
+    type Machine = proto::TaskServer;
+
+    fn perform(hub: &Arc<TaskHub>, wanted: TaskAction) {
+        let policy = &hub.policy;
+        match wanted {
+            TaskAction::Fold { task, sender, weight } => fold(hub, task, sender, weight),
+            TaskAction::Discard { task, sender } => drop(policy.store.take(task, sender)),
+            TaskAction::Settled(reply) => {
+                let kept = policy.store.take(reply.task, reply.sender);
+                if let Some(open) = lock(&policy.open).get_mut(&reply.task).filter(|open| !open.released) {
+                    open.replies.push_back((*reply, kept));
+                }
+                hub.announce();
+            }
+            TaskAction::Closed { task } => {
+                let mut open = lock(&policy.open);
+                if let Some(task) = open.get_mut(&task) {
+                    (task.tensors, task.closed) = (None, true);
+                }
+                open.retain(|_, task| !(task.closed && task.released));
+                drop(open);
+                hub.announce();
+            }
+        }
+    }
+
+    fn lend(&self, parcel: u32) -> Result<Lent, String> {
+        let tensors = lock(&self.open).get(&parcel).and_then(|open| open.tensors.clone());
+        let (arena, layout) = tensors.ok_or("the task is over")?;
+        let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
+        Ok(Lent { bytes, layout: layout.hash() })
+    }
+
+    fn sink(hub: &Arc<TaskHub>, link: LinkId, ordered: bool) -> Box<dyn Sink> {
+        Box::new(ResultSink { hub: hub.clone(), link, ordered, scratch: Scratch::default() })
+    }
+}
+
+/// Folds a result on a thread of its own.
+fn fold(hub: &Arc<TaskHub>, task: u32, sender: u32, weight: f64) {
+    let work = hub.clone();
+    hub.spawn_blocking(move || {
+        let hub = work;
+        let sums = lock(&hub.policy.open).get(&task).and_then(|open| open.fold.clone());
+        let kept = hub.policy.store.take(task, sender);
+        // Whatever happens, the task hears what came of it.
+        let folding = AssertUnwindSafe(|| fold_result(sums.as_deref(), kept.as_ref(), weight));
+        let outcome = catch_unwind(folding).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
+        drop(kept);
+        let outcome = outcome.map_err(|reason| format!("sent a result that cannot be folded: {reason}"));
+        lock(&hub.machine).folded(hub.now(), task, sender, outcome);
+        hub.wake();
+    });
+}
+
+fn fold_result(sums: Option<&Accumulator>, kept: Option<&Kept>, weight: f64) -> Result<(), String> {
+    let sums = sums.ok_or("nobody wants the mean any more")?;
+    let Some(kept) = kept else {
+        return if sums.layout().bytes() == 0 { Ok(()) } else { Err("there is no memory".into()) };
+    };
+    // Who received the last of it may still hold its place.
+    let result = kept.arena.claim_within(kept.arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+    sums.check(0, &result, weight).map_err(|e| e.to_string())?;
+    sums.fold(0, &result, weight).map(drop).map_err(|e| e.to_string())
+}

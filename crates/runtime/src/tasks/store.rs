@@ -1,0 +1,111 @@
+//! Where results lie: in memory as far as the budget goes, in files beyond it.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use thalweg_arena::{Arena, Claim};
+use thalweg_wire::Range;
+
+use crate::lock;
+
+/// Bytes in memory that count against a budget, until this is dropped.
+#[derive(Debug)]
+struct Share {
+    used: Arc<AtomicU64>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A result's bytes, and what of the budget they take.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    pub arena: Arena,
+    _share: Option<Share>,
+}
+
+/// Results by task and sender.
+pub(crate) struct Store {
+    budget: u64,
+    used: Arc<AtomicU64>,
+    folder: PathBuf,
+    results: Mutex<HashMap<(u32, u32), Kept>>,
+}
+
+impl Store {
+    /// Holds `budget` bytes in memory, and more in files without a name in `folder`.
+    pub fn new(budget: u64, folder: PathBuf) -> Self {
+        Self { budget, used: Arc::default(), folder, results: Mutex::default() }
+    }
+
+    /// A range of a result of `total` bytes to write to; `None` while it is being written, or without memory: the
+    /// chunk is then asked for again.
+    pub fn claim(&self, task: u32, sender: u32, total: u64, range: Range) -> Option<Claim> {
+        let mut results = lock(&self.results);
+        if let Some(kept) = results.get(&(task, sender)) {
+            return kept.arena.claim(range).ok();
+        }
+        let kept = self.room(total)?;
+        let claim = kept.arena.claim(range).ok();
+        results.insert((task, sender), kept);
+        claim
+    }
+
+    fn room(&self, bytes: u64) -> Option<Kept> {
+        let before = self.used.fetch_add(bytes, Ordering::Relaxed);
+        let share = Share { used: self.used.clone(), bytes };
+        if before == 0 || before.saturating_add(bytes) <= self.budget {
+            return Some(Kept { arena: Arena::new(bytes).ok()?, _share: Some(share) });
+        }
+        drop(share);
+        Some(Kept { arena: Arena::in_file(&self.folder, bytes).ok()?, _share: None })
+    }
+
+    /// Takes a result out.
+    pub fn take(&self, task: u32, sender: u32) -> Option<Kept> {
+        lock(&self.results).remove(&(task, sender))
+    }
+
+    /// Bytes in memory.
+    #[cfg(test)]
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_beyond_the_budget_lie_in_files() {
+        let store = Store::new(100, std::env::temp_dir());
+        for sender in 0..4 {
+            let mut claim = store.claim(1, sender, 40, Range::new(0, 40)).unwrap();
+            claim.fill(sender as u8);
+            assert!(store.claim(1, sender, 40, Range::new(0, 8)).is_none(), "being written");
+        }
+        assert_eq!(store.used(), 80);
+        for sender in 0..4 {
+            let kept = store.take(1, sender).unwrap();
+            let bytes = kept.arena.lend(kept.arena.range()).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == sender as u8));
+        }
+        assert_eq!(store.used(), 0);
+        assert!(store.take(1, 0).is_none());
+    }
+
+    #[test]
+    fn one_result_larger_than_the_budget_is_held_in_memory_alone() {
+        let store = Store::new(10, std::env::temp_dir());
+        drop(store.claim(1, 1, 64, Range::new(0, 64)).unwrap());
+        drop(store.claim(1, 2, 8, Range::new(0, 8)).unwrap());
+        assert_eq!(store.used(), 64);
+    }
+}
