@@ -17,6 +17,7 @@
 //! ([`Arena::attach`]) and goes before the memory does.
 
 mod attachments;
+mod file;
 mod registry;
 #[cfg(target_os = "linux")]
 mod shared;

@@ -86,7 +86,7 @@ impl Client {
 
     /// Sends the update of `samples` samples that is in the arena. Returns `accepted`, `late` if the round
     /// was over, or `done` if the job was. Raises if the update is refused.
-    fn submit(&self, py: Python<'_>, round: u32, samples: u64, metrics: String) -> PyResult<&'static str> {
+    fn submit(&self, py: Python<'_>, round: u32, samples: f64, metrics: String) -> PyResult<&'static str> {
         self.with(|c| c.submit(round, samples, metrics).map_err(raise))?;
         loop {
             match self.event(py)? {

@@ -20,6 +20,7 @@ mod lab;
 mod layout;
 mod proxy;
 mod server;
+mod tasks;
 
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -45,6 +46,8 @@ mod _core {
     use crate::proxy::Proxy;
     #[pymodule_export]
     use crate::server::Server;
+    #[pymodule_export]
+    use crate::tasks::{TaskClient, TaskServer};
     /// Most bytes of JSON that are kept of the metrics of an update.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;

@@ -227,10 +227,10 @@ fn with_keep_a_process_that_comes_anew_waits_for_the_next_round() {
             std::thread::yield_now(); // its namesake is not let in before the server has seen its link end
         }
         let again = Raw::join(&server.address(), "raw", 2);
-        again.hear("that it takes no part", |m| *m == Control::Closed { round: 1 });
+        again.hear("that it takes no part", |m| *m == Control::Closed { parcel: 1 });
         // And if it does not believe so, nothing of it is taken.
         again.say(&again.offering(1, 1));
-        again.hear("the same", |m| *m == Control::Closed { round: 1 });
+        again.hear("the same", |m| *m == Control::Closed { parcel: 1 });
     });
     let raw = part(&outcome, "raw");
     let coverage = 2000.0 / layout(1000).bytes() as f64;

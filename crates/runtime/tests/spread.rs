@@ -44,7 +44,7 @@ fn client(address: &str, loss: f64) -> std::thread::JoinHandle<()> {
                 ClientEvent::Ready { round, .. } => {
                     let (arena, layout) = client.model().unwrap();
                     put(&arena, &layout, sent);
-                    client.submit(round, 1, "{}".into()).unwrap();
+                    client.submit(round, 1.0, "{}".into()).unwrap();
                 }
                 ClientEvent::Finished(outcome) => return drop(outcome.unwrap()),
                 _ => {}

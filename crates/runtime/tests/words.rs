@@ -9,13 +9,23 @@ use common::{layout, server, LIMIT};
 use serde_json::json;
 use thalweg_runtime::{transport_for, Layers, Server};
 use thalweg_transport::{Address, Link, Options};
-use thalweg_wire::control::{Control, Hello, Holding, MAX_REASON, VERSIONS};
+use thalweg_wire::control::{Control, Hello, Holding, Purpose, MAX_REASON, VERSIONS};
 use thalweg_wire::text::is_plain;
 
 fn hello(name: &str) -> Control {
     let (name, holding) = (name.into(), Holding::Nothing);
     let (nonce, proof, layout) = ([9; 32], None, None);
-    Control::Hello(Hello { version: VERSIONS.1, name, instance: 1, nonce, proof, layout, holding, clock: 0 })
+    Control::Hello(Hello {
+        version: VERSIONS.1,
+        name,
+        instance: 1,
+        nonce,
+        proof,
+        layout,
+        holding,
+        clock: 0,
+        purpose: Purpose::Rounds,
+    })
 }
 
 async fn say(url: &str, messages: &[Control]) -> Arc<dyn Link> {

@@ -10,5 +10,5 @@ mod staging;
 
 pub use self::client::{Client, ClientEvent};
 pub use self::repair::RepairRule;
-pub(crate) use self::report::{number, transfer_json};
+pub(crate) use self::report::transfer_json;
 pub use self::server::Server;

@@ -45,7 +45,7 @@ fn participant(part: &Participation) -> Value {
 }
 
 /// A weight: a whole one, as numbers of samples are, without a fraction.
-pub(crate) fn number(weight: f64) -> Value {
+fn number(weight: f64) -> Value {
     if weight.fract() == 0.0 && weight.abs() < 9e15 {
         json!(weight as i64)
     } else {

@@ -17,7 +17,9 @@ use thalweg_wire::Layout;
 use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
 use super::store::{Kept, Store};
-use crate::engine::{hub_machine, Hub, HubOptions, HubPolicy, Lent, Scratch, CALLER_PATIENCE, CHUNK_PATIENCE};
+use crate::engine::{
+    hub_machine, Hub, HubOptions, HubPolicy, Lent, Scratch, CALLER_PATIENCE, CHUNK_PATIENCE,
+};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error};

@@ -82,7 +82,9 @@ pub fn client(
                 Some(ClientEvent::Ready { round, .. }) => {
                     let (arena, layout) = client.model().unwrap();
                     fill(&arena, &layout, value, i64::from(round) * samples as i64);
-                    client.submit(round, samples, json!({ "value": value.to_string() }).to_string()).unwrap();
+                    client
+                        .submit(round, samples as f64, json!({ "value": value.to_string() }).to_string())
+                        .unwrap();
                 }
                 Some(ClientEvent::Verdict { verdict, .. }) => verdicts.push(verdict),
                 Some(ClientEvent::Finished(Ok(_))) => return Ok(verdicts),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_transport::memory::Memory;
 use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Target, Transport, UpdateId};
-use thalweg_wire::control::{Control, Hello, Holding, Interval, Welcome, VERSIONS};
+use thalweg_wire::control::{Content, Control, Hello, Holding, Interval, Parcel, Purpose, Welcome, VERSIONS};
 use thalweg_wire::{ChunkHeader, WireError};
 
 use super::LIMIT;
@@ -50,6 +50,7 @@ impl Raw {
                 layout,
                 holding,
                 clock,
+                purpose: Purpose::Rounds,
             })
         };
         let said = runtime.block_on(async {
@@ -90,13 +91,15 @@ impl Raw {
     pub fn offer(&self, round: u32, samples: u64) {
         self.hear("the model", |m| matches!(m, Control::End { .. }));
         let received = Interval { start: 0, end: 1 };
-        self.say(&Control::Received { round, received, duplicates: 0, missing: 0 });
+        self.say(&Control::Received { parcel: round, received, duplicates: 0, missing: 0 });
         self.say(&self.offering(round, samples));
         self.hear("a grant", |m| matches!(m, Control::Grant { .. }));
     }
 
     pub fn offering(&self, round: u32, samples: u64) -> Control {
-        Control::Offer { round, samples, layout: self.welcome.layout.hash(), metrics: "{}".into() }
+        let (head, content) = (b"{}".to_vec(), Content::Whole(self.welcome.layout.hash()));
+        let (weight, same_as, deadline) = (samples as f64, None, None);
+        Control::Offer(Parcel { number: round, pushed: false, head, content, same_as, weight, deadline })
     }
 
     /// Sends these bytes of an update, each range a chunk.
@@ -114,7 +117,7 @@ impl Raw {
     }
 
     pub fn end(&self, round: u32) {
-        self.say(&Control::End { round, sent: Interval { start: 0, end: 1 }, retransmissions: None });
+        self.say(&Control::End { parcel: round, sent: Interval { start: 0, end: 1 }, retransmissions: None });
     }
 
     /// How the update fared: `Err` is the reason of a refusal.

@@ -1,0 +1,260 @@
+//! `TaskServer` and `TaskClient`.
+
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use thalweg_proto::{ReplyState, TaskVerdict};
+use thalweg_runtime as runtime;
+use thalweg_runtime::TaskEvent;
+
+use crate::arena::Arena;
+use crate::errors::{core_error, raise};
+use crate::layout::Layout;
+use crate::{interruptibly, Signals};
+
+/// Member, state, reason, head, weight, tensors, and transfers as JSON.
+type Reply<'py> = (String, &'static str, Option<String>, Bound<'py, PyBytes>, f64, Option<Arena>, String);
+
+/// What it is, the task's number, head, layout, tensors, seconds until an answer is wanted, and a reason.
+type Event<'py> =
+    (&'static str, u32, Bound<'py, PyBytes>, Option<Layout>, Option<Arena>, Option<f64>, String);
+
+fn wrap(arena: thalweg_arena::Arena, layout: &thalweg_wire::Layout) -> Arena {
+    Arena { arena, layout: layout.clone() }
+}
+
+fn unwrap(arena: Option<&Arena>) -> Option<(thalweg_arena::Arena, Arc<thalweg_wire::Layout>)> {
+    arena.map(|arena| (arena.arena.clone(), Arc::new(arena.layout.clone())))
+}
+
+fn word(state: ReplyState) -> &'static str {
+    match state {
+        ReplyState::Done => "done",
+        ReplyState::Failed => "failed",
+        ReplyState::Lost => "lost",
+        ReplyState::Late => "late",
+        ReplyState::Cancelled => "cancelled",
+    }
+}
+
+/// A server that sends tasks to named members; it listens from when it is made.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct TaskServer {
+    inner: RwLock<Option<runtime::TaskServer>>,
+}
+
+impl TaskServer {
+    fn with<T>(&self, f: impl FnOnce(&runtime::TaskServer) -> PyResult<T>) -> PyResult<T> {
+        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        f(guard.as_ref().ok_or_else(|| core_error("closed", "the server is closed"))?)
+    }
+}
+
+#[pymethods]
+impl TaskServer {
+    /// Listens at `listen`, a URL; `config` is a JSON object of options.
+    #[new]
+    fn new(py: Python<'_>, listen: &str, config: &str) -> PyResult<Self> {
+        let (listen, config) = (listen.to_owned(), config.to_owned());
+        // A broker may take its time, and so may the search for a name.
+        let start = move || runtime::TaskServer::start(&listen, serde_json::from_str(&config)?);
+        let server = interruptibly(py, start)?;
+        Ok(Self { inner: RwLock::new(Some(server)) })
+    }
+
+    /// Where it listens, with the port that the system chose.
+    #[getter]
+    fn address(&self) -> PyResult<String> {
+        self.with(|s| Ok(s.address()))
+    }
+
+    /// Waits until `members` are connected or `timeout` seconds are over; returns how many are.
+    fn wait(&self, py: Python<'_>, members: usize, timeout: Option<f64>) -> PyResult<usize> {
+        let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
+        let signals = Signals::default();
+        let connected = self.with(|s| py.detach(|| Ok(s.wait(members, limit, || signals.none()))))?;
+        signals.raise()?;
+        Ok(connected)
+    }
+
+    /// Sends a task; returns its number. Tasks with the same `bytes_id` have the same bytes. Results of the layout
+    /// `fold` are folded; without it they are handed over.
+    fn open(
+        &self,
+        head: &[u8],
+        arena: Option<&Arena>,
+        bytes_id: u64,
+        members: Vec<String>,
+        deadline: Option<f64>,
+        fold: Option<&Layout>,
+    ) -> PyResult<u32> {
+        let fold = fold.map(|layout| Arc::new(layout.0.clone()));
+        let (head, tensors) = (head.to_vec(), unwrap(arena));
+        let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold };
+        self.with(|s| s.open(task).map_err(raise))
+    }
+
+    /// The next reply to a task; None when there are no more.
+    fn next_reply<'py>(
+        &self,
+        py: Python<'py>,
+        task: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Reply<'py>>> {
+        let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
+        let signals = Signals::default();
+        let reply = self.with(|s| py.detach(|| Ok(s.next_reply(task, limit, || signals.none()))))?;
+        signals.raise()?;
+        let Some(reply) = reply.map_err(raise)? else { return Ok(None) };
+        let tensors = reply.tensors.map(|(arena, layout)| wrap(arena, &layout));
+        let head = PyBytes::new(py, &reply.head);
+        let state = word(reply.state);
+        Ok(Some((reply.member, state, reply.reason, head, reply.weight, tensors, reply.transfers)))
+    }
+
+    /// The mean of the results of a task that folds them, when all its replies are in.
+    fn mean(&self, py: Python<'_>, task: u32) -> PyResult<Arena> {
+        let (arena, layout) = self.with(|s| py.detach(|| s.mean(task)).map_err(raise))?;
+        Ok(wrap(arena, &layout))
+    }
+
+    /// Nobody wants the results of a task any more.
+    fn cancel(&self, task: u32) -> PyResult<()> {
+        self.with(|s| {
+            s.cancel(task);
+            Ok(())
+        })
+    }
+
+    /// Forgets a task, with the replies that were not taken.
+    fn release(&self, task: u32) -> PyResult<()> {
+        self.with(|s| {
+            s.release(task);
+            Ok(())
+        })
+    }
+
+    /// Members that were here and are not connected, as a JSON list of name, why, and whether it left for good.
+    fn departed(&self) -> PyResult<String> {
+        self.with(|s| Ok(serde_json::to_string(&s.departed()).unwrap_or_else(|_| "[]".into())))
+    }
+
+    /// A member's process has ended for good, for that reason.
+    #[pyo3(signature = (member, why=""))]
+    fn forget(&self, member: &str, why: &str) -> PyResult<()> {
+        self.with(|s| {
+            s.forget(member, why);
+            Ok(())
+        })
+    }
+
+    /// Names of the members that are connected, as a JSON list.
+    fn clients(&self) -> PyResult<String> {
+        self.with(|s| Ok(serde_json::to_string(&s.clients()).unwrap_or_else(|_| "[]".into())))
+    }
+
+    /// What happened since the last call, in words.
+    fn notes(&self) -> PyResult<Vec<String>> {
+        self.with(|s| Ok(s.notes()))
+    }
+
+    /// Tells every member that the job is over, and stops.
+    fn close(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| {
+            let server = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mut server) = server {
+                server.close(reason);
+            }
+        });
+    }
+}
+
+/// A client that is given tasks; it begins to connect when it is made, and comes back by itself.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct TaskClient {
+    inner: RwLock<Option<runtime::TaskClient>>,
+}
+
+impl TaskClient {
+    fn with<T>(&self, f: impl FnOnce(&runtime::TaskClient) -> PyResult<T>) -> PyResult<T> {
+        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        f(guard.as_ref().ok_or_else(|| core_error("closed", "the client is closed"))?)
+    }
+
+    fn event(&self, py: Python<'_>) -> PyResult<TaskEvent> {
+        let signals = Signals::default();
+        let event = self.with(|c| py.detach(|| Ok(c.next_event(|| signals.none()))))?;
+        signals.raise()?;
+        event.ok_or_else(|| core_error("interrupted", "interrupted"))
+    }
+}
+
+#[pymethods]
+impl TaskClient {
+    /// Connects to the server at `url` as `name`; `config` is a JSON object of options.
+    #[new]
+    fn new(py: Python<'_>, url: &str, name: &str, config: &str) -> PyResult<Self> {
+        let start = || -> Result<runtime::TaskClient, runtime::Error> {
+            runtime::TaskClient::start(url, name, serde_json::from_str(config)?)
+        };
+        let client = py.detach(start).map_err(raise)?;
+        Ok(Self { inner: RwLock::new(Some(client)) })
+    }
+
+    /// Waits until the server has let it in.
+    fn join(&self, py: Python<'_>) -> PyResult<()> {
+        match self.event(py)? {
+            TaskEvent::Joined => Ok(()),
+            TaskEvent::Finished(Err(reason)) => Err(core_error("refused", &reason)),
+            _ => Err(core_error("refused", "the job was over before this client joined")),
+        }
+    }
+
+    /// What happens next: a task is here ("task"), or over ("accepted", "rejected", "closed"); None when the job is over.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<Event<'py>>> {
+        let none = || PyBytes::new(py, &[]);
+        loop {
+            match self.event(py)? {
+                TaskEvent::Joined => {}
+                TaskEvent::Task { task, head, layout, arena, within } => {
+                    let head = PyBytes::new(py, &head);
+                    let arena = arena.map(|arena| wrap(arena, &layout));
+                    let layout = Some(Layout((*layout).clone()));
+                    return Ok(Some(("task", task, head, layout, arena, within, String::new())));
+                }
+                TaskEvent::Over { task, verdict } => {
+                    let (how, reason) = match verdict {
+                        TaskVerdict::Accepted => ("accepted", String::new()),
+                        TaskVerdict::Rejected(reason) => ("rejected", reason),
+                        TaskVerdict::Closed => ("closed", String::new()),
+                    };
+                    return Ok(Some((how, task, none(), None, None, None, reason)));
+                }
+                TaskEvent::Finished(Ok(_)) => return Ok(None),
+                TaskEvent::Finished(Err(reason)) => return Err(core_error("refused", &reason)),
+            }
+        }
+    }
+
+    /// Sends a result.
+    fn answer(&self, task: u32, head: &[u8], arena: Option<&Arena>, weight: f64) -> PyResult<()> {
+        self.with(|c| c.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise))
+    }
+
+    /// Says that there will be no result.
+    fn refuse(&self, task: u32, reason: &str) -> PyResult<()> {
+        self.with(|c| c.refuse(task, reason).map_err(raise))
+    }
+
+    /// Leaves for good.
+    fn close(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| {
+            let client = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mut client) = client {
+                client.close(reason);
+            }
+        });
+    }
+}
