@@ -9,6 +9,7 @@ pub mod link;
 pub mod network;
 pub mod party;
 pub mod senseless;
+pub mod tasks;
 pub mod world;
 
 use thalweg_proto::{Admission, Choice, Fanout, Gather, LinkId, Partial, RoundPlan, Time};

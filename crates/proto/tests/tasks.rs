@@ -1,0 +1,319 @@
+//! Tasks: results of any layout, folded or handed over, whatever happens to members and links.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::network::Path;
+use common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
+use common::{MS, SECOND};
+use thalweg_proto::{ReplyState, TaskConfig, TaskPlan, TaskVerdict, Time};
+use thalweg_wire::control::{Content, Control, Parcel};
+use thalweg_wire::{Layout, LayoutHash};
+
+fn all_done(world: &TaskWorld, task: u32, members: usize) {
+    let replies = world.replies_to(task);
+    assert_eq!(replies.len(), members);
+    assert!(replies.values().all(|reply| reply.state == ReplyState::Done), "{replies:?}");
+}
+
+fn closed(world: &TaskWorld, task: u32) -> bool {
+    world.closed.contains(&task)
+}
+
+#[test]
+fn results_have_any_layout_and_each_member_answers_for_itself() {
+    let members =
+        [("a", Does::Echoes), ("b", Does::Returns(tensors("x", 700))), ("c", Does::Returns(Arc::default()))];
+    let mut world = TaskWorld::joined(1, config(), &members);
+    let task = world.open(1000, 7, &["a", "b", "c"], None);
+    world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+    all_done(&world, task, 3);
+    let replies = world.replies_to(task);
+    let bytes = |name: &str| replies[name].answer.as_ref().unwrap().layout.bytes();
+    assert_eq!([bytes("a"), bytes("b"), bytes("c")], [4000, 2800, 0]);
+    let ways = |name: &str| replies[name].transfers.iter().map(|way| way.bytes).collect::<Vec<_>>();
+    assert_eq!(ways("b"), [4000, 2800], "what moved is recorded, both ways");
+    world.pass(SECOND);
+    for member in &world.members {
+        assert_eq!(member.verdicts, [(task, TaskVerdict::Accepted)]);
+    }
+}
+
+#[test]
+fn a_task_may_have_no_tensors() {
+    let mut world = TaskWorld::joined(2, config(), &[("a", Does::Returns(tensors("x", 10)))]);
+    let task = world.open(0, 0, &["a"], None);
+    world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+    all_done(&world, task, 1);
+    assert_eq!(world.members[0].chunks, 0);
+}
+
+#[test]
+fn the_same_bytes_are_sent_once() {
+    let mut world = TaskWorld::joined(3, config(), &[("a", Does::Echoes)]);
+    for (id, chunks) in [(7, 8), (7, 8), (9, 16), (7, 24)] {
+        let task = world.open(1000, id, &["a"], None);
+        world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+        assert_eq!(world.members[0].chunks, chunks, "bytes {id}");
+    }
+}
+
+#[test]
+fn many_tasks_are_open_at_once_and_a_member_is_given_a_few() {
+    let mut world = TaskWorld::joined(4, config(), &[("a", Does::Echoes), ("b", Does::Echoes)]);
+    let tasks: Vec<u32> = (0..100).map(|id| world.open(300, id, &["a", "b"], None)).collect();
+    assert_eq!(world.server.open_count(), 100);
+    world.run("all are closed", 600 * SECOND, |w| w.closed.len() == 100);
+    tasks.iter().for_each(|&task| all_done(&world, task, 2));
+    assert_eq!(world.members[0].given, tasks, "in order");
+}
+
+fn folding(to: &[&str]) -> TaskPlan {
+    TaskPlan { fold: Some(tensors("w", 1000)), ..plan(1000, 7, to, None) }
+}
+
+#[test]
+fn results_are_folded_once_each_and_share_the_staging() {
+    let members = [("a", Does::Echoes), ("b", Does::Echoes), ("c", Does::Echoes), ("d", Does::Echoes)];
+    let mut world = TaskWorld::joined(5, config(), &members);
+    let task = world.open_plan(folding(&["a", "b", "c", "d"])).unwrap();
+    world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+    all_done(&world, task, 4);
+    assert_eq!(world.folded.values().collect::<Vec<_>>(), [&1; 4]);
+}
+
+#[test]
+fn what_cannot_be_folded_is_refused_with_the_mend() {
+    let members = [("a", Does::Echoes), ("b", Does::Returns(tensors("v", 1000))), ("c", Does::Echoes)];
+    let mut world = TaskWorld::joined(6, config(), &members);
+    world.members[2].weight = 0.0;
+    let task = world.open_plan(folding(&["a", "b", "c"])).unwrap();
+    world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+    let replies = world.replies_to(task);
+    assert_eq!(replies["a"].state, ReplyState::Done);
+    for (name, words) in [("b", "return the same tensors"), ("c", "weights above 0")] {
+        assert_eq!(replies[name].state, ReplyState::Failed);
+        assert!(replies[name].reason.as_ref().unwrap().contains(words), "{:?}", replies[name]);
+    }
+    let heard = &world.members[1].verdicts;
+    assert!(
+        matches!(&heard[..], [(_, TaskVerdict::Rejected(why))] if why.contains("return the same")),
+        "{heard:?}"
+    );
+}
+
+#[test]
+fn whoever_is_away_refuses_or_is_late_has_a_state_and_a_reason() {
+    let members = [("refuses", Does::Refuses), ("works", Does::Nothing), ("fine", Does::Echoes)];
+    let mut world = TaskWorld::joined(7, config(), &members);
+    let task = world.open(100, 7, &["refuses", "works", "fine", "never"], Some(20 * SECOND));
+    world.run("it is closed", 21 * SECOND, |w| closed(w, task));
+    let replies = world.replies_to(task);
+    let told = |name: &str| (replies[name].state, replies[name].reason.clone().unwrap_or_default());
+    assert_eq!(told("fine").0, ReplyState::Done);
+    assert_eq!(told("refuses"), (ReplyState::Failed, "has no data".into()));
+    assert_eq!(told("never"), (ReplyState::Lost, "was not there within 5 s".into()));
+    let (state, reason) = told("works");
+    assert_eq!(state, ReplyState::Late);
+    assert!(reason.contains("deadline of 20 s") && reason.contains("working"), "{reason}");
+    world.pass(SECOND);
+    assert_eq!(world.members[1].verdicts, [(task, TaskVerdict::Closed)]);
+}
+
+#[test]
+fn who_comes_within_the_grace_gets_what_waits() {
+    let mut world = TaskWorld::new(8, config());
+    let task = world.open(100, 7, &["a"], None);
+    world.pass(4 * SECOND);
+    world.add("a", Does::Echoes, Path::PERFECT);
+    world.run("it is closed", 60 * SECOND, |w| closed(w, task));
+    all_done(&world, task, 1);
+}
+
+#[test]
+fn a_task_can_be_cancelled_at_any_time() {
+    let mut world = TaskWorld::joined(9, config(), &[("a", Does::Echoes)]);
+    for after in [Time::ZERO, MS, 5 * MS, 12 * MS] {
+        let task = world.open(100_000, 7, &["a"], None);
+        world.pass(after);
+        world.server.cancel(world.now, task);
+        world.server_actions();
+        assert!(closed(&world, task));
+        assert_eq!(world.replies_to(task)["a"].state, ReplyState::Cancelled);
+    }
+    let task = world.open(1000, 8, &["a"], None);
+    world.run("the next one is done", 60 * SECOND, |w| closed(w, task));
+    all_done(&world, task, 1);
+}
+
+#[test]
+fn bad_plans_are_refused_with_the_mend() {
+    let mut world = TaskWorld::new(10, TaskConfig { max_open: 1, ..config() });
+    let refused = |world: &mut TaskWorld, plan: TaskPlan| world.open_plan(plan).unwrap_err();
+    assert!(refused(&mut world, plan(1, 1, &[], None)).contains("at least one member"));
+    assert!(refused(&mut world, plan(1, 1, &["a", "a"], None)).contains("named twice"));
+    assert!(refused(&mut world, plan(1, 1, &["a\n"], None)).contains("another name"));
+    let long = TaskPlan { head: vec![0; (1 << 20) + 1], ..plan(1, 1, &["a"], None) };
+    assert!(refused(&mut world, long).contains("send it as a tensor"));
+    world.open(1, 1, &["a"], None);
+    assert!(refused(&mut world, plan(1, 1, &["a"], None)).contains("cancel some"));
+}
+
+/// A link that loses, repeats, damages and reorders chunks, and breaks in the middle.
+#[test]
+fn bad_links_lose_nothing_and_resume_what_is_missing() {
+    let bad = Path {
+        rate: 200_000,
+        jitter: 20 * MS,
+        loss: 0.1,
+        duplicate: 0.05,
+        corrupt: 0.05,
+        ordered: false,
+        ..Path::PERFECT
+    };
+    for seed in 0..30 {
+        let mut world = TaskWorld::new(seed, config());
+        world.add("a", Does::Echoes, Path { cut_after: Some(60_000), ..bad });
+        world.add("b", Does::Returns(tensors("x", 9000)), Path { ordered: true, jitter: Time::ZERO, ..bad });
+        let task = world.open(20_000, 7, &["a", "b"], None);
+        world.run("it is closed", 600 * SECOND, |w| closed(w, task));
+        all_done(&world, task, 2);
+        let resumed: u32 = world.replies_to(task)["a"].transfers.iter().map(|way| way.resumed).sum();
+        assert!(resumed > 0, "its link broke once");
+        let sent = world.members[0].chunks;
+        assert!(sent < 2 * 80_000 / CHUNK, "{sent} chunks: only what was missing comes again");
+    }
+}
+
+/// Kills a member, or cuts its link, at each step of a job; the member comes back, or not.
+#[test]
+fn death_at_every_point_leaves_no_task_open_and_folds_nothing_twice() {
+    for folds in [false, true] {
+        let start = |seed| {
+            let mut world = TaskWorld::joined(seed, config(), &[("a", Does::Echoes), ("b", Does::Echoes)]);
+            let fold = folds.then(|| tensors("w", 1500));
+            let first = TaskPlan { fold: fold.clone(), ..plan(1500, 7, &["a", "b"], Some(30 * SECOND)) };
+            let second = TaskPlan { fold, ..plan(1500, 8, &["a", "b"], Some(30 * SECOND)) };
+            let tasks = [world.open_plan(first).unwrap(), world.open_plan(second).unwrap()];
+            (world, tasks)
+        };
+        let (mut whole, _) = start(1);
+        let begun = whole.steps;
+        whole.run("both are closed", 60 * SECOND, |w| w.closed.len() == 2);
+        let steps = whole.steps - begun;
+        assert!(steps > 50, "{steps}");
+        for (at, how) in (0..steps).flat_map(|at| [(at, 0), (at, 1), (at, 2)]) {
+            let (mut world, tasks) = start(1);
+            let begun = world.steps;
+            while world.steps < begun + at && world.closed.len() < 2 {
+                world.step();
+            }
+            match how {
+                0 => world.cut(0),
+                1 => world.kill(0),
+                _ => {
+                    world.kill(0);
+                    world.pass(100 * MS);
+                    world.restart(0);
+                }
+            }
+            world.run("both are closed", 40 * SECOND, |w| w.closed.len() == 2);
+            for task in tasks {
+                let replies: Vec<_> = world.replies.iter().filter(|(reply, _)| reply.task == task).collect();
+                assert_eq!(replies.len(), 2, "each member once: {replies:?}");
+                let states = world.replies_to(task);
+                assert_eq!(states["b"].state, ReplyState::Done, "killed at {at}");
+                let expected: &[ReplyState] =
+                    if how == 1 { &[ReplyState::Done, ReplyState::Lost] } else { &[ReplyState::Done] };
+                assert!(expected.contains(&states["a"].state), "{how} at {at}: {:?}", states["a"]);
+            }
+            assert!(world.folded.values().all(|&times| times == 1), "{how} at {at}: {:?}", world.folded);
+        }
+    }
+}
+
+/// A server that was started again knows no tasks: members are told so, whatever they hold.
+#[test]
+fn a_restarted_server_closes_what_members_hold() {
+    let mut world = TaskWorld::joined(11, config(), &[("a", Does::Nothing)]);
+    let task = world.open(1000, 7, &["a"], None);
+    world.run("it is at work", 10 * SECOND, |w| !w.members[0].given.is_empty());
+    world.cut(0);
+    let fresh = TaskWorld::new(12, config());
+    world.server = fresh.server;
+    world.run("it has heard so", 60 * SECOND, |w| !w.members[0].verdicts.is_empty());
+    assert_eq!(world.members[0].verdicts, [(task, TaskVerdict::Closed)]);
+}
+
+fn result(number: u32, content: Content, weight: f64) -> Control {
+    let head = b"{}".to_vec();
+    Control::Offer(Parcel { number, pushed: false, head, content, same_as: None, weight, deadline: None })
+}
+
+/// Offers that make no sense are answered, and harm nobody.
+#[test]
+fn results_for_no_task_twice_or_beyond_bounds_are_answered() {
+    let mut world = TaskWorld::joined(13, config(), &[("a", Does::Nothing), ("b", Does::Nothing)]);
+    let task = world.open(100, 7, &["a"], None);
+    world.run("it is at work", 10 * SECOND, |w| !w.members[0].given.is_empty());
+    let link = |w: &TaskWorld, index: usize| w.members[index].link.unwrap();
+    let (a, b) = (link(&world, 0), link(&world, 1));
+    let mut say = |link, message| {
+        world.server.control(world.now, link, message);
+        std::iter::from_fn(|| world.server.poll_action())
+            .filter_map(|action| match action {
+                thalweg_proto::Action::Send { link: to, message } if to == link => Some(message),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
+    };
+    let other = Content::Tensors((*tensors("x", 10)).clone());
+    assert_eq!(say(a, result(99, other.clone(), 1.0)), [Control::Closed { parcel: 99 }], "unknown");
+    assert_eq!(say(b, result(task, other.clone(), 1.0)), [Control::Closed { parcel: task }], "another's");
+    let granted = say(a, result(task, other.clone(), 1.0));
+    assert!(matches!(granted[..], [Control::Grant { .. }]), "{granted:?}");
+    assert_eq!(say(a, result(task, other, 1.0)), [], "the same again");
+    let refused = say(a, result(task, Content::Nothing, 1.0));
+    assert!(
+        matches!(&refused[..], [Control::Rejected { reason, .. }] if reason.contains("two different")),
+        "{refused:?}"
+    );
+    for (content, words) in [
+        (Content::Subset(vec![5]), "no tensor 5"),
+        (Content::Whole(LayoutHash(1)), "use the same model"),
+        (Content::Tensors((*tensors("big", 1 << 20)).clone()), "is the most"),
+    ] {
+        let task = world.server.open(world.now, plan(100, 7, &["b"], None)).unwrap();
+        while world.server.poll_action().is_some() {}
+        world.server.control(world.now, b, result(task, content, 1.0));
+        let told = std::iter::from_fn(|| world.server.poll_action()).find_map(|action| match action {
+            thalweg_proto::Action::Send { message: Control::Rejected { reason, .. }, .. } => Some(reason),
+            _ => None,
+        });
+        assert!(told.as_ref().is_some_and(|told| told.contains(words)), "{words}: {told:?}");
+    }
+}
+
+#[test]
+fn a_client_of_rounds_is_told_that_this_server_gives_tasks() {
+    let mut server = TaskWorld::new(14, config()).server;
+    server.connected(Time::ZERO, 1, [0; 32], true);
+    let hello = thalweg_wire::control::Hello {
+        version: thalweg_wire::control::VERSIONS.1,
+        name: "a".into(),
+        instance: 1,
+        nonce: [0; 32],
+        proof: None,
+        layout: Some(Layout::default().hash()),
+        holding: thalweg_wire::control::Holding::Nothing,
+        clock: 0,
+        purpose: thalweg_wire::control::Purpose::Rounds,
+    };
+    server.control(MS, 1, Control::Hello(hello));
+    let told = std::iter::from_fn(|| server.poll_action()).find_map(|action| match action {
+        thalweg_proto::Action::Send { message: Control::Refused { reason, .. }, .. } => Some(reason),
+        _ => None,
+    });
+    assert!(told.unwrap().contains("thalweg.TaskClient"));
+}
