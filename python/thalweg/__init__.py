@@ -9,18 +9,41 @@ if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg
     from thalweg.errors import ThalwegError
     from thalweg.plan import Plan
+    from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
     from thalweg.tensors.arena import Arena, layout_of
 
-__all__ = ["App", "Arena", "Client", "Plan", "Round", "Server", "ThalwegError", "fedavg", "layout_of"]
+__all__ = [
+    "App",
+    "Arena",
+    "Client",
+    "Given",
+    "Plan",
+    "Reply",
+    "Round",
+    "Server",
+    "Task",
+    "TaskClient",
+    "TaskServer",
+    "Tensors",
+    "ThalwegError",
+    "fedavg",
+    "layout_of",
+]
 
 # Loaded when first used, so that commands that train nothing start at once.
 _HOMES = {
     "App": "api",
     "Arena": "tensors.arena",
     "Client": "api",
+    "Given": "tasks",
     "Plan": "plan",
+    "Reply": "tasks",
     "Round": "api",
     "Server": "api",
+    "Task": "tasks",
+    "TaskClient": "tasks",
+    "TaskServer": "tasks",
+    "Tensors": "tasks",
     "ThalwegError": "errors",
     "fedavg": "api",
     "layout_of": "tensors.arena",

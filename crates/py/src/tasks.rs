@@ -238,6 +238,11 @@ impl TaskClient {
         }
     }
 
+    /// Whether a task was handed out, and somebody still wants its result.
+    fn is_open(&self, task: u32) -> PyResult<bool> {
+        self.with(|c| Ok(c.is_open(task)))
+    }
+
     /// Sends a result.
     fn answer(&self, task: u32, head: &[u8], arena: Option<&Arena>, weight: f64) -> PyResult<()> {
         self.with(|c| c.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise))

@@ -332,6 +332,11 @@ impl TaskClient {
         }
     }
 
+    /// Whether a task was handed out and is not over.
+    pub fn is_open(&self, number: u32) -> bool {
+        self.tasks.contains_key(&number)
+    }
+
     /// The application has a result.
     ///
     /// # Errors

@@ -100,6 +100,11 @@ impl TaskClient {
         dialer.wait_for(|| lock(&dialer.policy.events).pop_front(), go_on)
     }
 
+    /// Whether a task was handed out, and somebody still wants its result.
+    pub fn is_open(&self, task: u32) -> bool {
+        self.dialer.as_ref().is_some_and(|dialer| lock(&dialer.machine).is_open(task))
+    }
+
     /// Sends a result. Its tensors must not be written to until the task is over.
     ///
     /// # Errors

@@ -1,0 +1,439 @@
+"""Tasks: the server sends a head and named tensors to any members, and each answers with a head and tensors of its own.
+
+``TaskServer`` and ``TaskClient`` are for whatever is not rounds of federated averaging: evaluation on clients, layers
+that stay personal, several models at once. docs/how-to/tasks.md shows them at work.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from thalweg import _core
+from thalweg.errors import PlanError
+from thalweg.tensors.arena import Arena, describe_array, describe_tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Named = Mapping[str, npt.NDArray[Any]]
+
+_log = logging.getLogger("thalweg")
+_ids = count(1)
+_NOTHING: Named = MappingProxyType({})
+
+
+class Tensors(Mapping[str, "npt.NDArray[Any]"]):
+    """Named tensors in one buffer, to be sent. Sent again, to whoever has them already, no byte of them moves."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        """Copy NumPy arrays or PyTorch tensors, such as a ``state_dict()``, into one buffer.
+
+        Raises ModelError for what has no element type that travels, or is on another device.
+        """
+        described = [_describe(name, value) for name, value in tensors.items()]
+        self.arena = Arena(_core.Arena(_core.Layout(described)))
+        self.id = next(_ids)
+        for name, value in tensors.items():
+            if _is_torch(value):
+                self.arena.tensor(name).copy_(value.detach())
+            else:
+                self.arena[name][...] = value
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return _read_only(self.arena[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arena)
+
+    def __len__(self) -> int:
+        return len(self.arena)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What became of one member's part in a task."""
+
+    member: str
+    #: ``done``, ``failed`` (it said so, or its result could not be used), ``lost``, ``late`` or ``cancelled``.
+    state: Literal["done", "failed", "lost", "late", "cancelled"]
+    #: Why, unless it is done.
+    reason: str | None
+    head: Any
+    #: The result's tensors; none if they were folded.
+    tensors: Named = field(repr=False)
+    weight: float
+    #: The way there and the way back, as docs/reference/outcome.md has transfers.
+    transfers: list[dict[str, Any]] = field(repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a result."""
+        return self.state == "done"
+
+
+class Task:
+    """A task that was sent: iterate over it for replies, in the order in which they come."""
+
+    def __init__(self, core: _core.TaskServer, number: int, keep: Callable[[int, Reply], None]) -> None:
+        self.number = number
+        self._core, self._keep = core, keep
+        self._replies: list[Reply] = []
+        self._over = False
+        self._lock = threading.Lock()
+
+    def next_reply(self, timeout: float | None = None) -> Reply | None:
+        """Return the next reply, or None when all members' are in.
+
+        Raises CoreError of kind ``timeout`` if none comes within so many seconds.
+        """
+        with self._lock:
+            if self._over:
+                return None
+            told = self._core.next_reply(self.number, timeout)
+            if told is None:
+                self._over = True
+                return None
+            reply = _reply(told)
+            self._replies.append(reply)
+        self._keep(self.number, reply)
+        return reply
+
+    def __iter__(self) -> Iterator[Reply]:
+        at = 0
+        while True:
+            while at < len(self._replies):
+                yield self._replies[at]
+                at += 1
+            if self.next_reply() is None and at == len(self._replies):
+                return
+
+    def replies(self) -> dict[str, Reply]:
+        """Wait for all replies and return them by member."""
+        return {reply.member: reply for reply in self}
+
+    def mean(self) -> dict[str, npt.NDArray[Any]]:
+        """Wait for all replies of a task with ``reduce="mean"`` and return the weighted mean of their tensors.
+
+        Raises CoreError of kind ``task`` if no result came, or the task does not reduce.
+        """
+        self.replies()
+        return dict(Arena(self._core.mean(self.number)))
+
+    def cancel(self) -> None:
+        """Want no more results; members that have not answered end as ``cancelled``."""
+        self._core.cancel(self.number)
+
+    def close(self) -> None:
+        """Cancel what is open, and free what the server keeps of the task. Idempotent."""
+        self._core.release(self.number)
+
+    def __enter__(self) -> Task:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TaskServer:
+    """A server that sends tasks to named members. Use it as a context manager, or close it.
+
+    Any number of tasks may be open at once, and all methods may be called from several threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        listen: str = "tcp://127.0.0.1:0",
+        pki: Path | str | None = None,
+        grace: float = 10.0,
+        ahead: int = 4,
+        max_open: int = 4096,
+        memory: int = 1 << 30,
+        spill: Path | str | None = None,
+        deterministic: bool = False,
+        options: Mapping[str, Any] | None = None,
+        record: Path | str | None = None,
+    ) -> None:
+        """Listen at ``listen``; members connect with ``TaskClient``.
+
+        ``pki`` is a folder of ``thalweg pki init``; beyond loopback there must be one. A member that is away for more
+        than ``grace`` seconds loses its part in a task. It is given at most ``ahead`` tasks at a time. Results that
+        wait to be taken lie in memory, up to ``memory`` bytes, and beyond that in files without a name in the folder
+        ``spill``. ``deterministic`` makes means the same bits in any order of arrival. ``options`` are the transport's
+        own. ``record`` is a file that gets a JSON line for each reply, with its transfers.
+        Raises LinkError, PlanError, CoreError.
+        """
+        from thalweg.plan import Plan
+        from thalweg.transports import links
+
+        table = {"transport": {"url": listen}, "security": {} if pki is None else {"pki": str(pki)}}
+        plan = Plan.of(table, "the server's arguments")
+        trust = links.server_trust(plan.security, listen)
+        config = {
+            "transport": {"tls": trust.get("tls"), "own": dict(options or {})},
+            "secret": trust.get("secret"),
+            "job": secrets.randbits(63),
+            "grace": grace,
+            "ahead": ahead,
+            "max_open": max_open,
+            "memory": memory,
+            "spill": None if spill is None else str(spill),
+            "precision": "exact" if deterministic else "f32",
+        }
+        self._record = None if record is None else Path(record).open("a", encoding="utf-8")  # noqa: SIM115 - until close
+        self._writing = threading.Lock()
+        self._core = _core.TaskServer(listen, json.dumps({k: v for k, v in config.items() if v is not None}))
+
+    @property
+    def address(self) -> str:
+        """The URL that members connect to, with the port that the system chose."""
+        return self._core.address
+
+    @property
+    def members(self) -> list[str]:
+        """Names of the members that are connected, sorted."""
+        return sorted(json.loads(self._core.clients()))
+
+    def wait(self, members: int, timeout: float | None = None) -> int:
+        """Wait until so many are connected or ``timeout`` seconds are over; return how many are."""
+        return self._core.wait(members, timeout)
+
+    def send(
+        self,
+        head: Any,
+        tensors: Mapping[str, Any] | None = None,
+        *,
+        to: str | Sequence[str] | None = None,
+        deadline: float | None = None,
+        reduce: Literal["mean"] | None = None,
+        returns: Sequence[str] | None = None,
+    ) -> Task:
+        """Send a task and return at once.
+
+        ``head`` is any JSON value. ``tensors`` are NumPy arrays or PyTorch tensors by name; make ``Tensors`` of them to
+        send the same ones again. ``to`` names members, by default all that are connected; one that is not there may
+        still come. Who has not answered after ``deadline`` seconds is late.
+
+        With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight: the server
+        then holds no more than two results at a time, whatever the number of members. ``returns`` names those of the
+        tensors that results have then, by default all.
+
+        Raises ModelError for tensors that do not travel, PlanError for ``returns`` that is not among them, CoreError
+        of kind ``task`` if too many tasks are open.
+        """
+        packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
+        names = self.members if to is None else [to] if isinstance(to, str) else list(to)
+        fold = None if reduce is None else _folded(packed or {}, returns)
+        arena, number = (packed.arena.core, packed.id) if isinstance(packed, Tensors) else (None, 0)
+        task = self._core.open(_encode(head), arena, number, names, deadline, fold)
+        self._tell()
+        return Task(self._core, task, self._keep)
+
+    def forget(self, member: str, why: str = "") -> None:
+        """Wait no more for a member whose process has ended for good."""
+        self._core.forget(member, why)
+
+    def absent(self) -> dict[str, str]:
+        """Return members that were here and are not connected, each with why."""
+        return {name: reason for name, reason, _ in json.loads(self._core.departed())}
+
+    def _tell(self) -> None:
+        for note in self._core.notes():
+            _log.info("%s", note)
+
+    def _keep(self, task: int, reply: Reply) -> None:
+        self._tell()
+        if self._record is None:
+            return
+        line = {
+            "task": task,
+            "member": reply.member,
+            "state": reply.state,
+            "reason": reply.reason,
+            "weight": reply.weight,
+            "transfers": reply.transfers,
+        }
+        with self._writing:
+            self._record.write(json.dumps(line) + "\n")
+            self._record.flush()
+
+    def close(self, reason: str = "the job is over") -> None:
+        """Tell every member that the job is over, and stop; open tasks end as cancelled. Idempotent."""
+        self._core.close(reason)
+        if self._record is not None:
+            self._record.close()
+
+    def __enter__(self) -> TaskServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("the job is over" if error is None else "the server has failed")
+
+
+class Given:
+    """A task as a member has it. Answer it, or refuse it, once."""
+
+    def __init__(self, core: _core.TaskClient, number: int, head: Any, tensors: Named, ends: float | None) -> None:
+        self.number, self.head = number, head
+        #: Read-only views of what came; copy what is to be changed.
+        self.tensors = tensors
+        self._core, self._ends = core, ends
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the answer is late; None if it may take any time."""
+        return None if self._ends is None else max(0.0, self._ends - time.monotonic())
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody wants the answer any more."""
+        return not self._core.is_open(self.number)
+
+    def answer(self, head: Any = None, tensors: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
+        """Send a result; its tensors may have any names and shapes. ``weight`` counts where results are folded.
+
+        What comes too late is dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second
+        answer.
+        """
+        packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
+        arena = packed.arena.core if isinstance(packed, Tensors) else None
+        self._say(lambda core: core.answer(self.number, _encode(head), arena, weight))
+
+    def refuse(self, reason: str) -> None:
+        """Say that there will be no result, and why."""
+        self._say(lambda core: core.refuse(self.number, reason))
+
+    def _say(self, say: Callable[[_core.TaskClient], None]) -> None:
+        try:
+            say(self._core)
+        except _core.CoreError:
+            if not self.over:
+                raise
+
+
+class TaskClient:
+    """A member that is given tasks, and comes back by itself when the link breaks: iterate over it for tasks."""
+
+    def __init__(self, url: str, *, name: str, token_file: Path | str | None = None, patience: float = 30.0) -> None:
+        """Begin to connect to the server at ``url``; ``patience`` is how many seconds to go on trying.
+
+        ``token_file`` is what ``thalweg pki issue`` made. Raises LinkError, PlanError.
+        """
+        from thalweg.transports import links, pki
+
+        token = None if token_file is None else pki.read_token(Path(token_file))
+        trust = links.remote_trust(url, token, None, None, "auto")
+        config = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
+        self.name = name
+        self._core = _core.TaskClient(url, name, json.dumps(config))
+
+    def __iter__(self) -> Iterator[Given]:
+        return self
+
+    def __next__(self) -> Given:
+        while (event := self._core.next()) is not None:
+            what, number, head, _, arena, within, reason = event
+            if what == "rejected":
+                _log.warning("%s: the result of task %d was refused: %s", self.name, number, reason)
+            if what == "task":
+                tensors = _NOTHING if arena is None else _views(Arena(arena))
+                ends = None if within is None else time.monotonic() + within
+                return Given(self._core, number, _decode(head), tensors, ends)
+        raise StopIteration
+
+    def run(self, work: Callable[[Given], Any]) -> int:
+        """Answer tasks until the job is over; return how many.
+
+        ``work`` returns a head; or a tuple of head and tensors, or of head, tensors and weight; or None if it has
+        answered by itself. What it raises becomes the reason of a refusal, and the next task goes on. Raises CoreError
+        if the server is gone for good.
+        """
+        done = 0
+        for task in self:
+            try:
+                result = work(task)
+            except Exception as error:  # noqa: BLE001 - the server hears of it, and other tasks go on
+                _log.warning("%s: task %d failed", self.name, task.number, exc_info=True)
+                task.refuse(f"{type(error).__name__}: {error}")
+                continue
+            done += 1
+            if isinstance(result, tuple):
+                head, tensors, *weight = result
+                task.answer(head, tensors, weight=weight[0] if weight else 1.0)
+            elif result is not None:
+                task.answer(result)
+        return done
+
+    def close(self, reason: str = "the client ends") -> None:
+        """Leave for good. Idempotent."""
+        self._core.close(reason)
+
+    def __enter__(self) -> TaskClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "untyped_storage")
+
+
+def _describe(name: str, value: Any) -> tuple[str, str, list[int]]:
+    return describe_tensor(name, value) if _is_torch(value) else describe_array(name, value)
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+def _views(arena: Arena) -> Named:
+    return {name: _read_only(arena[name]) for name in arena}
+
+
+def _encode(head: Any) -> bytes:
+    try:
+        return json.dumps(head).encode()
+    except (TypeError, ValueError) as error:
+        raise PlanError(
+            f"the head is no JSON: {error}", "Use numbers, text, lists and dicts; send arrays as tensors"
+        ) from None
+
+
+def _decode(head: bytes) -> Any:
+    try:
+        return json.loads(head) if head else None
+    except ValueError:
+        return None
+
+
+def _folded(tensors: Mapping[str, Any], returns: Sequence[str] | None) -> _core.Layout:
+    if not isinstance(tensors, Tensors):
+        raise PlanError("a mean is of the task's tensors, and it has none", "Send tensors, or do not reduce")
+    unknown = sorted(set(returns or ()) - set(tensors))
+    if unknown:
+        raise PlanError(f"{unknown[0]!r} is none of the task's tensors", f"Choose from {', '.join(tensors)}")
+    chosen = [one for one in tensors.arena.layout.tensors if returns is None or one[0] in returns]
+    return _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in chosen])
+
+
+def _reply(told: tuple[str, str, str | None, bytes, float, _core.Arena | None, str]) -> Reply:
+    member, state, reason, head, weight, arena, transfers = told
+    tensors = _NOTHING if arena is None else dict(Arena(arena))
+    return Reply(member, state, reason, _decode(head), tensors, weight, json.loads(transfers))  # type: ignore[arg-type]
+
+
+__all__ = ["Given", "Reply", "Task", "TaskClient", "TaskServer", "Tensors"]

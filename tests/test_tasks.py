@@ -1,0 +1,267 @@
+"""Tasks: heads and tensors to named members, and their results, over real links."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import thalweg
+from thalweg import _core
+from thalweg.errors import ModelError, PlanError
+from thalweg.tasks import Given, TaskClient, TaskServer, Tensors
+
+# Turns a hang into a failure.
+LIMIT = 60.0
+Work = Callable[[Given], Any]
+
+
+class Members:
+    """Clients on threads of their own; their threads have ended when the server has."""
+
+    def __init__(self, stack: ExitStack, server: TaskServer) -> None:
+        self._stack, self._server = stack, server
+        self.clients: dict[str, TaskClient] = {}
+
+    def add(self, name: str, work: Work, **options: Any) -> None:
+        client = TaskClient(self._server.address, name=name, **options)
+        thread = threading.Thread(target=client.run, args=(work,), daemon=True)
+        thread.start()
+        self.clients[name] = client
+        self._stack.callback(thread.join, LIMIT)
+
+
+@pytest.fixture
+def server() -> Iterator[TaskServer]:
+    with TaskServer(grace=1.0) as server:
+        yield server
+
+
+@pytest.fixture
+def members(server: TaskServer) -> Iterator[Members]:
+    with ExitStack() as stack:
+        yield Members(stack, server)
+        server.close()
+
+
+def double(task: Given) -> Any:
+    return {"of": task.head}, {name: 2 * array for name, array in task.tensors.items()}, 3.0
+
+
+def test_a_task_goes_to_members_and_comes_back(server: TaskServer, members: Members) -> None:
+    members.add("anna", double)
+    members.add("ben", lambda task: {"sum": float(task.tensors["w"].sum())})
+    assert server.wait(2, LIMIT) == 2
+    task = server.send({"do": "it"}, {"w": np.arange(6.0).reshape(2, 3), "n": np.array(5)})
+    replies = task.replies()
+    assert sorted(replies) == ["anna", "ben"]
+    assert all(reply.done for reply in replies.values())
+    assert replies["anna"].head == {"of": {"do": "it"}}
+    assert replies["anna"].weight == 3.0
+    np.testing.assert_array_equal(replies["anna"].tensors["w"], [[0, 2, 4], [6, 8, 10]])
+    assert replies["anna"].tensors["n"] == 10
+    assert replies["ben"].head == {"sum": 15.0}
+    assert not replies["ben"].tensors
+    ways = [(way["direction"], way["bytes"]) for way in replies["anna"].transfers]
+    assert ways == [("down", 72), ("up", 72)]
+
+
+def test_results_of_any_layout_even_from_round_to_round(server: TaskServer, members: Members) -> None:
+    members.add("anna", lambda task: (None, {f"x{task.head}": np.ones(task.head, np.float32)}))
+    server.wait(1, LIMIT)
+    for length in (1, 1000, 3):
+        reply = server.send(length, {"w": np.zeros(length)}).replies()["anna"]
+        assert {name: array.shape for name, array in reply.tensors.items()} == {f"x{length}": (length,)}
+
+
+def test_a_mean_is_by_weight_and_of_the_tensors_that_return(server: TaskServer, members: Members) -> None:
+    def gives(value: float, weight: float) -> Work:
+        return lambda _: (None, {"w": np.full(4, value, np.float32)}, weight)
+
+    members.add("anna", gives(1.0, 1.0))
+    members.add("ben", gives(4.0, 2.0))
+    server.wait(2, LIMIT)
+    shared = Tensors({"w": np.zeros(4, np.float32), "private": np.zeros(9)})
+    task = server.send(None, shared, reduce="mean", returns=["w"])
+    mean = task.mean()
+    assert list(mean) == ["w"]
+    np.testing.assert_array_equal(mean["w"], np.full(4, 3.0))
+    assert all(not reply.tensors for reply in task.replies().values()), "they were folded"
+
+
+def test_the_same_tensors_move_once(server: TaskServer, members: Members) -> None:
+    members.add("anna", double)
+    server.wait(1, LIMIT)
+    tensors = Tensors({"w": np.ones(100_000)})
+    moved = [
+        sum(
+            way["wire_bytes"]
+            for way in server.send(None, tensors).replies()["anna"].transfers
+            if way["direction"] == "down"
+        )
+        for _ in range(3)
+    ]
+    assert moved[0] > 800_000
+    assert max(moved[1:]) < 10_000, moved
+
+
+def test_whoever_fails_is_away_or_late_has_a_state_and_a_reason(server: TaskServer, members: Members) -> None:
+    release = threading.Event()
+
+    def fails(task: Given) -> Any:
+        raise ValueError("no data here")
+
+    members.add("fails", fails)
+    members.add("slow", lambda task: release.wait(LIMIT))
+    members.add("fine", lambda task: 1)
+    server.wait(3, LIMIT)
+    task = server.send(None, to=["fails", "slow", "fine", "never"], deadline=3.0)
+    told = {name: (reply.state, reply.reason) for name, reply in task.replies().items()}
+    release.set()
+    assert told["fine"] == ("done", None)
+    assert told["fails"] == ("failed", "ValueError: no data here")
+    assert told["never"][0] == "lost"
+    assert "was not there" in (told["never"][1] or "")
+    assert told["slow"][0] == "late"
+    assert "working" in (told["slow"][1] or "")
+
+
+def test_a_process_that_leaves_is_lost(server: TaskServer, members: Members) -> None:
+    client = TaskClient(server.address, name="anna")
+    server.wait(1, LIMIT)
+    task = server.send(None, to="anna")
+    next(client)
+    client.close("has to go")
+    reply = task.replies()["anna"]
+    assert reply.state == "lost"
+    assert "has to go" in (reply.reason or "")
+    assert server.absent()["anna"].endswith("has to go")
+
+
+def test_tasks_from_many_threads(server: TaskServer, members: Members) -> None:
+    for number in range(3):
+        members.add(f"m{number}", double)
+    server.wait(3, LIMIT)
+    seen: list[float] = []
+
+    def ask(value: int) -> None:
+        replies = server.send(value, {"w": np.full(1000, value, np.float32)}).replies()
+        seen.append(sum(float(reply.tensors["w"][0]) for reply in replies.values()))
+
+    threads = [threading.Thread(target=ask, args=(value,)) for value in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert sorted(seen) == [6.0 * value for value in range(40)]
+
+
+def test_a_cancelled_task_is_over_for_its_member(server: TaskServer, members: Members) -> None:
+    client = TaskClient(server.address, name="anna")
+    server.wait(1, LIMIT)
+    task = server.send(None, {"w": np.ones(10)})
+    given = next(client)
+    task.cancel()
+    assert task.replies()["anna"].state == "cancelled"
+    server.send("next")
+    assert next(client).head == "next"
+    assert given.over
+    given.answer("too late")
+    client.close()
+
+
+def test_a_second_answer_is_an_error(server: TaskServer, members: Members) -> None:
+    client = TaskClient(server.address, name="anna")
+    server.wait(1, LIMIT)
+    server.send(None, {"w": np.ones(10)})
+    given = next(client)
+    assert not given.over
+    with pytest.raises(ValueError, match="read-only"):
+        given.tensors["w"][0] = 1
+    given.refuse("not today")
+    if not given.over:
+        with pytest.raises(_core.CoreError, match="answered before"):
+            given.answer(1)
+    client.close()
+
+
+def test_torch_tensors_travel(server: TaskServer, members: Members) -> None:
+    torch = pytest.importorskip("torch")
+    members.add("anna", lambda task: (None, {"w": torch.from_numpy(task.tensors["w"].copy()) * 2}))
+    server.wait(1, LIMIT)
+    module = torch.nn.Linear(3, 2)
+    named = {"w": module.weight, "b": torch.ones(2, dtype=torch.bfloat16)}
+    reply = server.send(None, named).replies()["anna"]
+    np.testing.assert_allclose(reply.tensors["w"], 2 * module.weight.detach().numpy())
+
+
+def test_what_cannot_be_sent_is_said_with_the_mend(server: TaskServer) -> None:
+    with pytest.raises(PlanError, match="no JSON"):
+        server.send({"x": object()}, to="anna")
+    with pytest.raises(ModelError):
+        server.send(None, {"w": np.array(["text"])}, to="anna")
+    with pytest.raises(PlanError, match="it has none"):
+        server.send(None, to="anna", reduce="mean")
+    with pytest.raises(PlanError, match="'v' is none of the task's tensors"):
+        server.send(None, {"w": np.ones(1)}, to="anna", reduce="mean", returns=["v"])
+    with pytest.raises(_core.CoreError, match="at least one member"):
+        server.send(None)
+
+
+def test_more_open_tasks_than_may_be() -> None:
+    with TaskServer(max_open=2) as server:
+        tasks = [server.send(number, to="anna") for number in range(2)]
+        with pytest.raises(_core.CoreError, match="2 may be"):
+            server.send(3, to="anna")
+        tasks[0].cancel()
+        server.send(3, to="anna")
+
+
+def test_results_beyond_the_budget_lie_in_files(tmp_path: Path) -> None:
+    with TaskServer(memory=1 << 20, spill=tmp_path) as server, ExitStack() as stack:
+        members = Members(stack, server)
+        for number in range(4):
+            members.add(f"m{number}", lambda task: (None, {"w": np.full(1 << 18, task.head, np.float32)}))
+        stack.callback(server.close)
+        server.wait(4, LIMIT)
+        replies = server.send(7).replies()
+        assert all((reply.tensors["w"] == 7).all() for reply in replies.values())
+    assert not list(tmp_path.iterdir()), "their names are gone"
+
+
+def test_each_reply_is_recorded(tmp_path: Path) -> None:
+    file = tmp_path / "replies.jsonl"
+    with TaskServer(record=file) as server, ExitStack() as stack:
+        members = Members(stack, server)
+        members.add("anna", double)
+        stack.callback(server.close)
+        server.wait(1, LIMIT)
+        server.send(1, {"w": np.ones(3)}).replies()
+    line = json.loads(file.read_text())
+    assert (line["member"], line["state"]) == ("anna", "done")
+    assert [way["direction"] for way in line["transfers"]] == ["down", "up"]
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "udp", "grpc", "zmq", "ltp"])
+def test_over_every_transport_that_needs_nothing_else(scheme: str) -> None:
+    with TaskServer(listen=f"{scheme}://127.0.0.1:0") as server, ExitStack() as stack:
+        members = Members(stack, server)
+        for name in ("anna", "ben"):
+            members.add(name, double)
+        stack.callback(server.close)
+        assert server.wait(2, LIMIT) == 2
+        for value in (1.0, 2.0):
+            replies = server.send(None, {"w": np.full(50_000, value)}).replies()
+            assert [reply.state for reply in replies.values()] == ["done"] * 2
+            assert all((reply.tensors["w"] == 2 * value).all() for reply in replies.values())
+
+
+def test_the_names_are_the_packages() -> None:
+    assert thalweg.TaskServer is TaskServer
+    assert thalweg.TaskClient is TaskClient
