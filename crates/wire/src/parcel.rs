@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_weight_is_a_number_and_not_negative() {
-        for weight in [f64::NAN, f64::INFINITY, -1.0, f64::MIN_POSITIVE * -1.0] {
+        for weight in [f64::NAN, f64::INFINITY, -1.0, -f64::MIN_POSITIVE] {
             let Control::Offer(sane) = parcel(Vec::new(), Content::Nothing) else { unreachable!() };
             let message = Control::Offer(Parcel { weight, ..sane }).encode().unwrap();
             assert!(Control::decode(&message).is_err(), "{weight}");

@@ -43,9 +43,9 @@ impl World {
             let Some(&instance) = made.last() else { return false };
             let update = update(&part.client, instance, result.outcome.round, bytes);
             for (sum, v) in sums.iter_mut().zip(update.chunks_exact(4)) {
-                *sum += part.samples as f64 * f64::from(f32::from_le_bytes([v[0], v[1], v[2], v[3]]));
+                *sum += part.samples * f64::from(f32::from_le_bytes([v[0], v[1], v[2], v[3]]));
             }
-            weight += part.samples as f64;
+            weight += part.samples;
         }
         let expected: Vec<f64> = sums.iter().map(|s| if weight > 0.0 { s / weight } else { 0.0 }).collect();
         expected == result.fold.mean()
