@@ -11,7 +11,7 @@ from collections.abc import Callable
 from benches import masked, transports
 from benches.beside import beside
 from benches.common import FOLDER, MIB, Figure
-from benches.crowd import many_clients
+from benches.crowd import crowds, many_clients
 from benches.folding import fold
 from benches.goals import goals
 from benches.lab import lab
@@ -19,6 +19,7 @@ from benches.masking import masking
 from benches.memory import server_memory
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
+from benches.tasks import tasks
 from thalweg import _core, machine
 
 
@@ -38,6 +39,8 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "memory": lambda: server_memory(232 * MIB),
     "fold": fold,
     "crowd": lambda: [many_clients()],
+    "crowds": crowds,
+    "tasks": tasks,
     "control": control,
     "lab": lab,
     "masking": masking,

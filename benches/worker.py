@@ -1,6 +1,7 @@
 """Processes at the other end of a measurement: thalweg clients, or the plainest TCP that does the same work.
 
 python -m benches.worker thalweg URL NAME COUNT [NAMESPACE TOKEN REST]   clients NAME-1 .. NAME-COUNT, a thread each
+python -m benches.worker tasks URL NAME COUNT                           so many clients that send back each task
 python -m benches.worker raw HOST PORT BYTES      takes BYTES, sends them back, until the peer closes
 
 Clients may be in another network namespace, show a token, which lives no longer than that, and rest for so many seconds
@@ -61,6 +62,21 @@ def thalweg(url: str, name: str, count: int, apart: Sequence[str]) -> None:
         thread.join()
 
 
+def tasks(url: str, name: str, count: int) -> None:
+    """Send back the tensors of each task, with ``count`` clients, until the job is over."""
+    from thalweg import TaskClient
+
+    def take_part(number: int) -> None:
+        with TaskClient(url, name=f"{name}-{number}") as client:
+            client.run(lambda task: (None, task.tensors))
+
+    threads = [threading.Thread(target=take_part, args=(number,)) for number in range(1, count + 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def raw(host: str, port: int, size: int) -> None:
     """Echo blocks of ``size`` bytes, whole ones at a time."""
     buffer = np.ones(size, np.uint8).data
@@ -76,6 +92,8 @@ def main(arguments: list[str]) -> None:
     kind, first, second, number, *apart = arguments
     if kind == "thalweg":
         thalweg(first, second, int(number), apart)
+    elif kind == "tasks":
+        tasks(first, second, int(number))
     else:
         raw(first, int(second), int(number))
 
