@@ -26,15 +26,12 @@ def beside_rounds(size: int, clients: int, repetitions: int) -> list[Figure]:
             tasks.wait(clients, 60.0)
             for number in range(1, repetitions + 2):
                 seconds["round"].append(json.loads(star.round(number, "{}", None))["seconds"])
-                for reduce in (None, "mean"):
+                for name in ("collected", "folded"):
                     payload = Tensors({"payload": np.full(size // 4, number, np.float32)})
                     started = time.perf_counter()
-                    with tasks.send(None, payload, reduce=reduce) as task:  # type: ignore[arg-type]
-                        if reduce:
-                            task.mean()
-                        else:
-                            task.replies()
-                        seconds["folded" if reduce else "collected"].append(time.perf_counter() - started)
+                    with tasks.send(None, payload, reduce="mean" if name == "folded" else None) as task:
+                        _ = task.mean() if name == "folded" else task.replies()
+                        seconds[name].append(time.perf_counter() - started)
             star.close("done")
     spread = {name: Spread.of(values[1:]) for name, values in seconds.items()}
     figures = []
