@@ -162,7 +162,9 @@ impl Server {
             if let Some(outcome) = hub.wait_for(CALLER_PATIENCE, || lock(&hub.policy.outcome).take()) {
                 return outcome;
             }
-            if !go_on(&progress_json(&lock(&hub.machine).progress_report())) {
+            // The lock is let go first: whoever is asked may wait for somebody who waits for it.
+            let progress = lock(&hub.machine).progress_report();
+            if !go_on(&progress_json(&progress)) {
                 return Err(Error::new(
                     "interrupted",
                     "run round",
