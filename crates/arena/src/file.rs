@@ -3,7 +3,6 @@
 use std::fs::{remove_file, File, OpenOptions};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::Arc;
 
 use memmap2::MmapOptions;
 
@@ -25,7 +24,7 @@ impl Arena {
         let file = nameless(folder).map_err(within)?;
         reserve(&file, size as u64).map_err(within)?;
         let map = MmapOptions::new().len(size).map_raw(&file).map_err(within)?;
-        Ok(Self { inner: Arc::new(Inner::new(map, bytes)) })
+        Ok(Self::registered(Inner::new(map, bytes)))
     }
 }
 
