@@ -15,7 +15,7 @@ pub const SUMS_ALIGN: usize = 64;
 
 /// What the sums of a tensor are, by its dtype and the precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+enum Form {
     F32,
     F64,
     /// The two words of each sum, see [`crate::exact`]: all first words, then all second ones.
@@ -35,7 +35,7 @@ impl Form {
     }
 
     /// Bytes of one word of a sum, and how many words a sum has.
-    pub(crate) fn words(self) -> (usize, usize) {
+    fn words(self) -> (usize, usize) {
         match self {
             Self::F32 => (4, 1),
             Self::F64 => (8, 1),
@@ -48,22 +48,20 @@ impl Form {
 /// Where the sums of some elements lie in the memory of their stripe.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) form: Form,
+    form: Form,
     /// First byte, a multiple of [`SUMS_ALIGN`].
-    pub(crate) start: usize,
+    start: usize,
+    /// One past its last byte.
+    pub(crate) end: usize,
     elements: usize,
 }
 
 impl Place {
     /// The first place from byte `at` on.
     pub(crate) fn from(at: usize, dtype: Dtype, precision: Precision, elements: usize) -> Self {
-        Self { form: Form::of(dtype, precision), start: at.next_multiple_of(SUMS_ALIGN), elements }
-    }
-
-    /// One past its last byte.
-    pub(crate) fn end(&self) -> usize {
-        let (size, words) = self.form.words();
-        self.start + self.elements * size * words
+        let (form, start) = (Form::of(dtype, precision), at.next_multiple_of(SUMS_ALIGN));
+        let (size, words) = form.words();
+        Self { form, start, end: start + elements * size * words, elements }
     }
 
     /// Where the words of some elements' sums lie: one range for each word.
@@ -78,7 +76,7 @@ impl Place {
 
     /// The sums in the stripe's memory.
     pub(crate) fn cells<'a>(&self, memory: &'a [u8]) -> Cells<'a> {
-        let bytes = &memory[self.start..self.end()];
+        let bytes = &memory[self.start..self.end];
         match self.form {
             Form::F32 => Cells::F32(numbers(bytes)),
             Form::F64 => Cells::F64(numbers(bytes)),
@@ -92,7 +90,7 @@ impl Place {
 
     /// As [`Place::cells`], to change them.
     pub(crate) fn cells_mut<'a>(&self, memory: &'a mut [u8]) -> CellsMut<'a> {
-        let bytes = &mut memory[self.start..self.end()];
+        let bytes = &mut memory[self.start..self.end];
         match self.form {
             Form::F32 => CellsMut::F32(numbers_mut(bytes)),
             Form::F64 => CellsMut::F64(numbers_mut(bytes)),

@@ -232,7 +232,7 @@ pub(crate) fn segments(
         let elements = to.saturating_sub(from) / t.dtype.size();
         if elements > 0 {
             let place = Place::from(end, t.dtype, precision, elements as usize);
-            end = place.end();
+            end = place.end;
             let bytes = (from - start) as usize..(to - start) as usize;
             segments.push(Segment { tensor, dtype: t.dtype, bytes, place });
         }
