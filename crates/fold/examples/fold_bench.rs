@@ -8,6 +8,8 @@
 //! - `copy`: one buffer to another (2 bytes moved a byte);
 //! - `fold_*`: an update in memory, added to sums in memory; `fold_first_*`: the round's first, which overwrites;
 //! - `fold_lent_f32`: the same as `fold_f32`, with the sums in an arena;
+//! - `merge_f32`: another accumulator's sums, added to these; `export_f32`: these, written out; `merge_sums_f32`: those
+//!   written out, looked at and added;
 //! - `fold_hot_f32`: every chunk lies in the cache, as it does just after it was received;
 //! - `small_1400`: chunks of 1400 bytes, in the cache, into sums in memory; `small_1400_cached`: these in the cache
 //!   too, so that only the work and the cost of a call remain.
@@ -132,6 +134,11 @@ fn main() {
     let (f16s, f16_bytes) = job(Dtype::F16, Precision::F32, elements);
     let (bf16s, bf16_bytes) = job(Dtype::BF16, Precision::F32, elements);
     let layout = f32s.layout().clone();
+    let branch = Accumulator::new(layout.clone(), Precision::F32);
+    fold_all(&branch, &update[..f32_bytes]);
+    let exported = branch.export().unwrap();
+    let mut cells = vec![1; exported.cells.len()];
+    let merged = Accumulator::new(layout.clone(), Precision::F32);
 
     let mut tasks = vec![
         Task::new("copy", 2 * bytes, || copied.copy_from_slice(black_box(&update[..bytes]))),
@@ -140,6 +147,11 @@ fn main() {
         Task::new("fold_first_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
         Task::new("fold_f32", 3 * bytes, || fold_all(&f32s, &update[..f32_bytes])),
         Task::new("fold_lent_f32", 3 * bytes, || fold_all(&lent, &update[..f32_bytes])),
+        Task::new("merge_f32", 3 * bytes, || merged.merge(black_box(&branch)).unwrap()),
+        Task::new("merge_sums_f32", 4 * bytes, || {
+            merged.merge_sums(&exported.head, black_box(&exported.cells)).unwrap()
+        }),
+        Task::new("export_f32", 2 * bytes, || drop(branch.export_into(black_box(&mut cells)).unwrap())),
         Task::new("fold_hot_f32", 2 * bytes, || fold_same(&hot, &update[..CHUNK], f32_bytes)),
         Task::new("fold_f32_to_f64", 5 * bytes, || fold_all(&f64s, &update[..f32_bytes])),
         Task::new("fold_exact", 9 * bytes, || fold_all(&exact, &update[..f32_bytes])),
