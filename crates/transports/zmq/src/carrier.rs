@@ -340,12 +340,12 @@ impl Carrier for ZmqCarrier {
             (peers.reading(member).collect::<Vec<_>>(), writing)
         };
         reading.into_iter().for_each(|descriptor| self.visitors.admit(Place::Input, descriptor));
-        if self.sockets.lines.is_some() {
+        if let Some(lines) = &self.sockets.lines {
+            lines.admit(member); // before its connection, which may be told of only now
             self.visitors.admit_line(member);
         } else {
             writing.iter().for_each(|descriptor| self.visitors.admit(Place::Output, *descriptor));
         }
-        self.sockets.lines.iter().for_each(|lines| lines.admit(member));
     }
 
     fn forget(&self, member: MemberId) {

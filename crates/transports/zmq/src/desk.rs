@@ -9,15 +9,16 @@ use crate::carrier::ZmqCarrier;
 use crate::ffi::Part;
 use crate::joining::{ports_text, PORT, SUBSCRIBED};
 use crate::kernel;
-use crate::monitor::{Happened, Monitor};
+use crate::monitor::Happened;
+use crate::open::Watched;
 use crate::peers::IN_A_ROW;
 use crate::visitors::Place;
 
 impl ZmqCarrier {
     /// Takes note of what has happened to connections.
     pub(crate) fn watch(&self) -> io::Result<()> {
-        self.watch_one(&self.sockets.input.monitor, Place::Input)?;
-        self.outputs().try_for_each(|output| self.watch_one(&output.monitor, Place::Output))
+        self.watch_one(&self.sockets.input, Place::Input)?;
+        self.outputs().try_for_each(|output| self.watch_one(output, Place::Output))
     }
 
     /// The same of the lines to members.
@@ -28,7 +29,11 @@ impl ZmqCarrier {
                 match happened {
                     Happened::Connected(descriptor) => {
                         self.choose_congestion(descriptor);
-                        self.visitors.came(Place::Line(member), descriptor);
+                        self.visitors.came(Place::Line(member), descriptor, line.watched.port);
+                        // What a member says comes over another connection, and may be read before this is told.
+                        if lines.is_admitted(member) {
+                            self.visitors.admit_line(member);
+                        }
                         self.peers().wrote_to(member, Some(descriptor));
                     }
                     Happened::Ended(descriptor) => {
@@ -53,8 +58,8 @@ impl ZmqCarrier {
         }
     }
 
-    fn watch_one(&self, monitor: &Monitor, place: Place) -> io::Result<()> {
-        while let Some(happened) = monitor.next()? {
+    fn watch_one(&self, watched: &Watched, place: Place) -> io::Result<()> {
+        while let Some(happened) = watched.monitor.next()? {
             if self.sockets.member.is_some() {
                 if let Happened::Ended(_) = happened {
                     self.finish(&format!("the connection to {} has ended", self.sockets.address));
@@ -64,7 +69,7 @@ impl ZmqCarrier {
             match happened {
                 Happened::Connected(descriptor) => {
                     self.choose_congestion(descriptor);
-                    self.visitors.came(place, descriptor);
+                    self.visitors.came(place, descriptor, watched.port);
                 }
                 Happened::Ended(descriptor) => {
                     self.visitors.ended(place, descriptor);
@@ -100,6 +105,7 @@ impl ZmqCarrier {
             return Ok(());
         };
         while let Some(parts) = reception.socket.try_receive()? {
+            self.watch_one(reception, Place::Output)?; // what happened before it was said
             let asked = parts.first().and_then(|part| Some((part.bytes().try_into().ok()?, part.source()?)));
             let ports = asked.and_then(|(id, descriptor)| {
                 self.visitors.heard(Place::Output, descriptor);
@@ -118,6 +124,8 @@ impl ZmqCarrier {
             return Ok(());
         };
         while let Some(parts) = output.socket.try_receive()? {
+            // What happened before it was said: else the end of a connection that had this descriptor would count for this.
+            self.watch_one(output, Place::Output)?;
             let Some(part) = parts.first() else { continue };
             let Some((&SUBSCRIBED, topic)) = part.bytes().split_first() else { continue };
             let id: Option<[u8; 16]> = topic.strip_prefix(b"m").and_then(|id| id.try_into().ok());

@@ -1,12 +1,15 @@
 //! How a member joins, where a connection to one address is not enough: it waits for the listener's words, not for time.
 
 use std::io;
+use std::time::Duration;
 
 use thalweg_messages::MemberId;
 
 use crate::ffi::Part;
 use crate::socket::Socket;
 
+/// How long until a member asks again at a reception that has no room.
+const AGAIN: Duration = Duration::from_millis(250);
 /// Begins what an XPUB reads when somebody subscribes.
 pub(crate) const SUBSCRIBED: u8 = 1;
 /// Begins the message that tells a member of the second port.
@@ -38,13 +41,23 @@ pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
     }
 }
 
-/// Asks the reception, as a member: the port where to say something, and the one where to be told something.
+/// Asks the reception, as a member: the port where to say something, and the one where to be told something. It says
+/// nothing while it has no room, as long as others are still leaving: it is asked again.
 pub(crate) async fn ports(reception: &Socket, member: MemberId) -> io::Result<(u16, u16)> {
-    reception.send(&mut [Part::copy_of(&[&member.0])?])?;
+    loop {
+        reception.send(&mut [Part::copy_of(&[&member.0])?])?;
+        let told = answer(reception).await?;
+        if !told.is_empty() {
+            return read_ports(&told).ok_or_else(|| io::Error::other("the server tells no ports"));
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+async fn answer(reception: &Socket) -> io::Result<Vec<u8>> {
     loop {
         if let Some(parts) = reception.try_receive()? {
-            let told = parts.first().map(|part| part.bytes()).unwrap_or_default();
-            return read_ports(told).ok_or_else(|| io::Error::other("the server tells no ports"));
+            return Ok(parts.first().map(|part| part.bytes().to_vec()).unwrap_or_default());
         }
         reception.came().await;
     }

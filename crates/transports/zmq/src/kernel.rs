@@ -1,8 +1,8 @@
 //! What the kernel says of libzmq's connections, by their descriptors.
 //!
-//! libzmq tells the descriptors of its connections to whoever watches a socket, and closes them by itself. One that has
-//! been closed meanwhile gives an error here, or another connection's figures once; nothing worse. Whoever shuts one down
-//! says whose it is, so that no other is hit.
+//! libzmq tells the descriptors of its connections to whoever watches a socket, and closes them by itself. So a descriptor
+//! may be another's by the time that it is told: of any socket of this process. Who acts on a connection knows it by its
+//! two [`Ends`], which no other connection has at the same time. Without them there are figures only, once another's.
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -72,14 +72,31 @@ pub(crate) fn set_congestion(descriptor: c_int, name: &str) {
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn set_congestion(_: c_int, _: &str) {}
 
-/// Whom a connection leads to; `None` if it has ended.
+/// The addresses that a connection is between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ends {
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+}
+
+/// What the kernel is asked for an address of a socket.
+type Ask = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
+
+/// What a connection is between; `None` if it has ended.
+pub(crate) fn ends_of(descriptor: c_int) -> Option<Ends> {
+    Some(Ends {
+        local: address(descriptor, libc::getsockname)?,
+        peer: address(descriptor, libc::getpeername)?,
+    })
+}
+
 #[allow(unsafe_code)]
-pub(crate) fn peer_of(descriptor: c_int) -> Option<SocketAddr> {
+fn address(descriptor: c_int, ask: Ask) -> Option<SocketAddr> {
     // SAFETY: `sockaddr_storage` is integers only, for which all zero bits are a value.
     let mut found: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
     let mut length = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
     // SAFETY: the kernel checks the descriptor; it writes at most `length` bytes, the size of the struct.
-    let failed = unsafe { libc::getpeername(descriptor, (&raw mut found).cast(), &raw mut length) };
+    let failed = unsafe { ask(descriptor, (&raw mut found).cast(), &raw mut length) };
     match (failed, c_int::from(found.ss_family)) {
         (0, libc::AF_INET) => {
             // SAFETY: the kernel says that it is an address of IPv4, for which there is room and alignment.
@@ -95,19 +112,31 @@ pub(crate) fn peer_of(descriptor: c_int) -> Option<SocketAddr> {
     }
 }
 
-/// Ends a connection that leads to `peer`: libzmq sees that, and closes it.
+/// Ends a connection between `ends`: libzmq sees that, and closes it. Then it is reset: a peer that has much to send would
+/// else wait for room in a window that never opens, until the kernel gives the connection up after a minute or more.
 #[allow(unsafe_code)]
-pub(crate) fn shut_down(descriptor: c_int, peer: SocketAddr) {
-    if peer_of(descriptor) == Some(peer) {
-        // SAFETY: the kernel checks the descriptor.
-        unsafe { libc::shutdown(descriptor, libc::SHUT_RDWR) };
+pub(crate) fn shut_down(descriptor: c_int, ends: Ends) {
+    if ends_of(descriptor) == Some(ends) {
+        let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+        let length = size_of::<libc::linger>() as libc::socklen_t;
+        // SAFETY: the kernel checks the descriptor, and reads `length` bytes of a struct that lives.
+        unsafe {
+            libc::setsockopt(
+                descriptor,
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const reset).cast(),
+                length,
+            );
+            libc::shutdown(descriptor, libc::SHUT_RDWR);
+        }
     }
 }
 
-/// Bytes that a connection which leads to `peer` has brought; 0 where the kernel does not say.
+/// Bytes that a connection between `ends` has brought; 0 where the kernel does not say.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub(crate) fn said(descriptor: c_int, peer: SocketAddr) -> u64 {
+pub(crate) fn said(descriptor: c_int, ends: Ends) -> u64 {
     /// `tcpi_bytes_received` in the kernel's `struct tcp_info`, which is longer than that of the C library.
     const AT: std::ops::Range<usize> = 128..136;
     let mut info = [0_u8; 256];
@@ -122,11 +151,44 @@ pub(crate) fn said(descriptor: c_int, peer: SocketAddr) -> u64 {
             &raw mut length,
         )
     };
-    let known = failed == 0 && length as usize >= AT.end && peer_of(descriptor) == Some(peer);
+    let known = failed == 0 && length as usize >= AT.end && ends_of(descriptor) == Some(ends);
     info.get(AT).and_then(|bytes| bytes.try_into().ok()).filter(|_| known).map_or(0, u64::from_ne_bytes)
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn said(_: c_int, _: SocketAddr) -> u64 {
+pub(crate) fn said(_: c_int, _: Ends) -> u64 {
     0
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // a panic is how tests report
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn only_the_connection_that_is_meant_is_shut_down() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (ours, theirs) =
+            (listener.local_addr().unwrap(), TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let (mut accepted, peer) = listener.accept().unwrap();
+        let (descriptor, ends) = (accepted.as_raw_fd(), Ends { local: ours, peer });
+        assert_eq!(ends_of(descriptor), Some(ends));
+        assert_eq!(ends_of(theirs.as_raw_fd()), Some(Ends { local: peer, peer: ours }));
+        assert_eq!(ends_of(listener.as_raw_fd()), None, "it is no connection");
+        // Descriptors that have become another's.
+        for other in
+            [Ends { local: peer, peer: ours }, Ends { local: ours, peer: ours }, Ends { local: peer, peer }]
+        {
+            shut_down(descriptor, other);
+        }
+        (&theirs).write_all(b"still here").unwrap();
+        accepted.read_exact(&mut [0; 10]).unwrap();
+        assert_eq!((said(descriptor, ends), said(descriptor, Ends { local: peer, peer })), (10, 0));
+        shut_down(descriptor, ends);
+        assert_eq!((&theirs).read(&mut [0]).unwrap(), 0);
+    }
 }

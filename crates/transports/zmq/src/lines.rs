@@ -83,6 +83,7 @@ struct Given {
     port: u16,
     /// Until its member is admitted, a place in the lobby for each descriptor.
     guests: Vec<Guest>,
+    admitted: bool,
 }
 
 impl Lines {
@@ -124,7 +125,10 @@ impl Lines {
         let (watched, port) = bind_at(self.kind, place, &self.options, &self.keys, Some(&self.changed))?;
         guests.iter().for_each(|guest| self.close_when_turned_out(member, guest));
         let mut open = self.open();
-        open.lines.insert(member, Given { line: Arc::new(Line::new(self.kind, watched)), port, guests });
+        open.lines.insert(
+            member,
+            Given { line: Arc::new(Line::new(self.kind, watched)), port, guests, admitted: false },
+        );
         open.silent.push_back(member);
         if open.silent.len() > MOST_SILENT {
             if let Some(first) = open.silent.pop_front() {
@@ -155,7 +159,12 @@ impl Lines {
     pub(crate) fn admit(&self, member: MemberId) {
         if let Some(given) = self.open().lines.get_mut(&member) {
             given.guests.drain(..).for_each(|guest| guest.admit());
+            given.admitted = true;
         }
+    }
+
+    pub(crate) fn is_admitted(&self, member: MemberId) -> bool {
+        self.open().lines.get(&member).is_some_and(|given| given.admitted)
     }
 
     /// Closes the line to a member: what was sent before goes out still.

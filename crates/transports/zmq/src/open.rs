@@ -32,6 +32,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 pub(crate) struct Watched {
     pub socket: Socket,
     pub monitor: Arc<Monitor>,
+    /// Where it is bound; 0 if it is connected.
+    pub port: u16,
 }
 
 /// A socket that is being set up. The socket goes first, if nothing comes of it.
@@ -55,10 +57,10 @@ impl Begun {
         Ok(Self { raw, monitor, events: if kind == Kind::Push { POLL_OUT } else { 0 } })
     }
 
-    fn watched(self) -> io::Result<Watched> {
+    fn watched(self, port: u16) -> io::Result<Watched> {
         let Self { raw, monitor, events } = self;
         let with = With { _keep: Some(monitor.clone()), events, also: None };
-        Ok(Watched { socket: Socket::new(raw, with)?, monitor })
+        Ok(Watched { socket: Socket::new(raw, with)?, monitor, port })
     }
 }
 
@@ -138,7 +140,7 @@ pub(crate) fn bind_at(
     if kind == Kind::Sub {
         begun.raw.set_bytes(Opt::Subscribe, b"")?;
     }
-    Ok((begun.watched()?, port))
+    Ok((begun.watched(port)?, port))
 }
 
 /// Connects a socket to the first of the host's addresses that answers; with it, the connection's descriptor.
@@ -164,7 +166,7 @@ pub(crate) async fn connect(
         }
         begun.raw.connect(&format!("tcp://{place}")).map_err(failed)?;
         match established(address, &begun.monitor, options, Instant::now() + share).await {
-            Ok(descriptor) => return Ok((begun.watched().map_err(failed)?, descriptor)),
+            Ok(descriptor) => return Ok((begun.watched(0).map_err(failed)?, descriptor)),
             Err(error) => last = Some(error),
         }
     }

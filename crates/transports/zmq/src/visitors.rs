@@ -4,7 +4,6 @@
 //! honest member does, or when more goes to the group than may wait for it.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use thalweg_transport::{Guest, Lobby, Origin};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::kernel;
+use crate::kernel::{self, Ends};
 
 /// Most bytes that a connection may bring before its member is admitted: several times what a handshake under CURVE, a
 /// hello each quarter of a second and the session's first message take.
@@ -34,12 +33,12 @@ pub(crate) enum Place {
     Line(MemberId),
 }
 
-/// A connection, by its socket and descriptor. A descriptor is used again, but not before its end was told.
+/// A connection, by its socket and descriptor. A socket uses a descriptor again, but not before it has told its end.
 type Key = (Place, i32);
 
 struct Visitor {
     guest: Guest,
-    from: SocketAddr,
+    ends: Ends,
     /// What has gone to the group since it came.
     passed: u64,
 }
@@ -66,7 +65,7 @@ impl Here {
     /// Shuts those down that `must` go; libzmq then tells of their end.
     fn shut(&self, must: impl Fn(&Key, &Visitor) -> bool) {
         for ((_, descriptor), visitor) in self.table().iter().filter(|(key, visitor)| must(key, visitor)) {
-            kernel::shut_down(*descriptor, visitor.from);
+            kernel::shut_down(*descriptor, visitor.ends);
         }
     }
 }
@@ -79,21 +78,21 @@ impl Visitors {
         Self { lobby, here, looking }
     }
 
-    /// There is a new connection.
-    pub(crate) fn came(&self, place: Place, descriptor: i32) {
+    /// There is a new connection to our `port`. If it has ended since, which is told next, its descriptor may have become
+    /// that of any other socket, which is at another port.
+    pub(crate) fn came(&self, place: Place, descriptor: i32, port: u16) {
         let Some(lobby) = &self.lobby else { return };
-        // It may have ended already, of which we hear next.
-        let Some(from) = kernel::peer_of(descriptor) else { return };
-        let guest = lobby.enter(from);
+        let Some(ends) = kernel::ends_of(descriptor).filter(|ends| ends.local.port() == port) else { return };
+        let guest = lobby.enter(ends.peer);
         let (key, watch, here) = ((place, descriptor), guest.watch(), Arc::downgrade(&self.here));
-        self.here.table().insert(key, Visitor { guest, from, passed: 0 });
+        self.here.table().insert(key, Visitor { guest, ends, passed: 0 });
         self.here.came.notify_one();
         tokio::spawn(async move {
             if watch.turned_out().await.is_none() {
                 return;
             }
             if let Some(here) = here.upgrade() {
-                here.shut(|other, visitor| *other == key && visitor.from == from);
+                here.shut(|other, visitor| *other == key && visitor.ends == ends);
             }
         });
     }
@@ -137,7 +136,10 @@ impl Visitors {
 
     /// Who answers for what comes over a connection.
     pub(crate) fn origin(&self, place: Place, descriptor: i32) -> Origin {
-        self.here.table().get(&(place, descriptor)).map_or(Origin::Unknown, |visitor| visitor.from.into())
+        self.here
+            .table()
+            .get(&(place, descriptor))
+            .map_or(Origin::Unknown, |visitor| visitor.ends.peer.into())
     }
 }
 
@@ -153,7 +155,7 @@ async fn look(here: Arc<Here>) {
         if here.table().is_empty() {
             here.came.notified().await;
         }
-        here.shut(|(_, descriptor), visitor| kernel::said(*descriptor, visitor.from) > MOST_SAID);
+        here.shut(|(_, descriptor), visitor| kernel::said(*descriptor, visitor.ends) > MOST_SAID);
         tokio::time::sleep(LOOK).await;
     }
 }

@@ -19,7 +19,8 @@ const PATTERNS: [&str; 4] = ["router", "pubsub", "pushpull", "reqrep"];
 /// Places in the lobby that a client takes at most: for its connections, for itself, and for its line.
 const PLACES: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// One test at a time: libzmq tells of a connection by its descriptor, which a test beside this one may use by then.
+/// One test at a time. Side by side, of hundred runs two still fail with `pubsub`: a place of the admitted client's
+/// connections stays a guest's, and gives way later. Why is not known.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 fn lobby(pattern: &str, guests: usize) -> (Lobby, Options) {
