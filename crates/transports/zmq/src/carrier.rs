@@ -343,7 +343,7 @@ impl Carrier for ZmqCarrier {
         if let Some(lines) = &self.sockets.lines {
             lines.admit(member); // before its connection, which may be told of only now
             self.visitors.admit_line(member);
-        } else {
+        } else if self.sockets.output.is_some() {
             writing.iter().for_each(|descriptor| self.visitors.admit(Place::Output, *descriptor));
         }
     }

@@ -3,7 +3,7 @@
 //! until its member is admitted, and its socket is shut down when the lobby needs the place, when it says more than an
 //! honest member does, or when more goes to the group than may wait for it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -53,6 +53,9 @@ pub(crate) struct Visitors {
 #[derive(Default)]
 struct Here {
     table: Mutex<HashMap<Key, Visitor>>,
+    /// Connections that were admitted before libzmq told of them: it tells after it has begun to read them, and with
+    /// several threads a member's first messages may be there before. Locked while the table is.
+    early: Mutex<HashSet<Key>>,
     came: Notify,
 }
 
@@ -60,6 +63,10 @@ impl Here {
     fn table(&self) -> MutexGuard<'_, HashMap<Key, Visitor>> {
         // Each change is one call on the map, so a poisoned one is whole.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn early(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shuts those down that `must` go; libzmq then tells of their end.
@@ -85,7 +92,12 @@ impl Visitors {
         let Some(ends) = kernel::ends_of(descriptor).filter(|ends| ends.local.port() == port) else { return };
         let guest = lobby.enter(ends.peer);
         let (key, watch, here) = ((place, descriptor), guest.watch(), Arc::downgrade(&self.here));
-        self.here.table().insert(key, Visitor { guest, ends, passed: 0 });
+        let mut table = self.here.table();
+        if self.here.early().remove(&key) {
+            return guest.admit();
+        }
+        table.insert(key, Visitor { guest, ends, passed: 0 });
+        drop(table);
         self.here.came.notify_one();
         tokio::spawn(async move {
             if watch.turned_out().await.is_none() {
@@ -104,8 +116,12 @@ impl Visitors {
 
     /// A connection's member is admitted.
     pub(crate) fn admit(&self, place: Place, descriptor: i32) {
-        let visitor = self.here.table().remove(&(place, descriptor));
-        visitor.iter().for_each(|visitor| visitor.guest.admit());
+        let (key, mut table) = ((place, descriptor), self.here.table());
+        match table.remove(&key) {
+            Some(visitor) => visitor.guest.admit(),
+            None if self.lobby.is_some() => drop(self.here.early().insert(key)),
+            None => {}
+        }
     }
 
     /// The member of a line is admitted.
@@ -118,7 +134,9 @@ impl Visitors {
 
     /// A connection has ended.
     pub(crate) fn ended(&self, place: Place, descriptor: i32) {
-        self.here.table().remove(&(place, descriptor));
+        let mut table = self.here.table();
+        table.remove(&(place, descriptor));
+        self.here.early().remove(&(place, descriptor));
     }
 
     /// Of the lines only those that are `open` have connections still: nobody tells of the end of the others'.
