@@ -1,0 +1,86 @@
+//! All servers and clients of a process share one runtime, and what one of them started ends with it.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Instant;
+
+use common::{client, layout, round, LIMIT};
+use serde_json::json;
+use thalweg_arena::Arena;
+use thalweg_runtime::{Server, ServerOptions};
+use thalweg_wire::Layout;
+
+/// A server, as soon as its address is free: libzmq gives a port back on a thread of its own, a moment after the end.
+fn open(layout: &Layout, address: &str) -> Server {
+    let started = Instant::now();
+    loop {
+        let options: ServerOptions = serde_json::from_value(json!({ "expected": 2, "enough": 2 })).unwrap();
+        match Server::start(Arena::new(layout.bytes()).unwrap(), layout.clone(), address, options) {
+            Ok(server) => return server,
+            Err(error) => {
+                let moment =
+                    address.starts_with("zmq") && error.kind() == "inuse" && started.elapsed() < LIMIT;
+                assert!(moment, "{address}: {error}");
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+/// A job of one round; where it listens.
+fn job(address: &str, mut at_end: impl FnMut()) -> String {
+    let layout = layout(1000);
+    let mut server = open(&layout, address);
+    let address = server.address();
+    let clients = ["a", "b"].map(|name| client(&address, name, json!({}), 1.0, 1));
+    assert_eq!(server.wait(2, Some(LIMIT), || true), 2);
+    assert_eq!(round(&server, 1).unwrap()["complete"], true);
+    at_end();
+    server.close("done");
+    for client in clients {
+        client.join().unwrap().unwrap();
+    }
+    address
+}
+
+/// The runtime outlives a server: nothing that its transport started may hold on to the address.
+#[test]
+fn a_server_that_was_closed_leaves_its_address_to_the_next() {
+    for scheme in ["tcp", "udp", "ltp", "grpc", "zmq", "memory"] {
+        let first =
+            if scheme == "memory" { "memory://reopening".into() } else { format!("{scheme}://127.0.0.1:0") };
+        let address = job(&first, || ());
+        for _ in 0..3 {
+            assert_eq!(job(&address, || ()), address, "{scheme}");
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn workers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "thalweg").count()
+}
+
+/// Threads that do blocking work come and go under the same name; one worker a core stays.
+#[cfg(target_os = "linux")]
+#[test]
+fn many_servers_and_clients_have_the_threads_of_one() {
+    let mut most = Vec::new();
+    for jobs in [1, 20] {
+        let at_once: Vec<_> = (0..jobs)
+            .map(|number| {
+                std::thread::spawn(move || {
+                    let mut seen = 0;
+                    job(&format!("memory://threads-{jobs}-{number}"), || seen = workers());
+                    seen
+                })
+            })
+            .collect();
+        most.push(at_once.into_iter().map(|job| job.join().unwrap()).max().unwrap());
+    }
+    let blocking = 2 * 20; // a fold a client at most
+    assert!(most[1] <= most[0] + blocking, "{most:?}");
+}
