@@ -158,11 +158,11 @@ def test_several_tensors_must_fit_each_other(name: str) -> None:
         models.payload_tensors(name)
 
 
-@pytest.mark.parametrize("count", ["0", "00", "10000", "9" * 5000])
+@pytest.mark.parametrize("count", ["0", "00", "100001", "9" * 5000])
 def test_a_count_of_tensors_that_cannot_be_is_called_so(count: str) -> None:
-    with pytest.raises(ModelError, match=r"no such number of tensors.*Give 1 to 9999 of them"):
+    with pytest.raises(ModelError, match=r"no such number of tensors.*Give 1 to 100000 of them"):
         models.payload_tensors(f"payload:{count}x16KiB")
-    assert len(models.payload_tensors("payload:9999x64B") or ()) == 9999
+    assert len(models.payload_tensors("payload:100000x64B") or ()) == 100_000
 
 
 @pytest.mark.parametrize("name", ["payload:0B", "payload:0MiB", "payload:6B", "payload:1B"])
