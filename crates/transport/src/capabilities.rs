@@ -13,8 +13,7 @@ pub struct Capabilities {
     pub ordered: bool,
     /// When a control message comes, no chunk sent before it is still under way, but for those overtaken there.
     pub settled: bool,
-    /// Chunks come as datagrams, which anybody can send: those of a peer that is not admitted are dropped, and its link
-    /// lives.
+    /// Chunks come as datagrams, which anybody can send: those of a peer that is not admitted are only dropped.
     pub datagrams: bool,
     /// One send to a group is sent once on the sender's own access link.
     pub fan_out: bool,
