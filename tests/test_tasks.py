@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -265,3 +267,9 @@ def test_over_every_transport_that_needs_nothing_else(scheme: str) -> None:
 def test_the_names_are_the_packages() -> None:
     assert thalweg.TaskServer is TaskServer
     assert thalweg.TaskClient is TaskClient
+
+
+def test_the_example_learns_what_is_shared_and_what_is_not() -> None:
+    example = Path(__file__).parents[1] / "examples" / "tasks.py"
+    said = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=LIMIT, check=True)
+    assert said.stdout.splitlines()[-1].startswith("round 5: slope 3.000, mean loss 0.000"), said.stdout
