@@ -106,7 +106,7 @@ def payload_tensors(name: str) -> dict[str, int] | None:
     """Return the tensors of a payload and their bytes, or None if ``name`` is not a payload.
 
     ``payload:SIZE`` is one tensor, ``payload``. SIZE is as in ``8MiB``, or the name of a network: then it is the size
-    of that network's layout. ``payload:COUNTxSIZE`` is up to 100,000 of that size: ``payload.0``, ``payload.1`` and so on.
+    of that network's layout. ``payload:COUNTxSIZE`` is up to 100,000 of that size: ``payload.0``, ``payload.1``, ...
     Raises ModelError unless SIZE is a positive multiple of 4, the bytes of one float32, and of 64 if there are several,
     and for a COUNT beyond that.
     """
