@@ -160,6 +160,22 @@ fn bad_plans_are_refused_with_the_mend() {
     assert!(refused(&mut world, plan(1, 1, &["a"], None)).contains("cancel some"));
 }
 
+/// The task goes to both in one call, which ends for both when one of them wants no more.
+#[test]
+fn a_member_that_takes_no_such_task_takes_nothing_from_the_others() {
+    let mut world = TaskWorld::new(15, config());
+    world.add_bounded("small", Does::Echoes, Path::PERFECT, 1000);
+    world.add("large", Does::Echoes, Path { rate: 100_000, ..Path::PERFECT });
+    world.run("both have joined", 10 * SECOND, |w| w.server.connected_count() == 2);
+    let task = world.open(20_000, 7, &["small", "large"], Some(20 * SECOND));
+    world.run("it is closed", 21 * SECOND, |w| closed(w, task));
+    let replies = world.replies_to(task);
+    assert_eq!(replies["large"].state, ReplyState::Done);
+    assert_eq!(replies["small"].state, ReplyState::Failed);
+    assert!(replies["small"].reason.as_ref().unwrap().contains("at most 1000 bytes"), "{replies:?}");
+    assert_eq!(replies["large"].transfers[0].resumed, 0, "its link stayed");
+}
+
 /// A link that loses, repeats, damages and reorders chunks, and breaks in the middle.
 #[test]
 fn bad_links_lose_nothing_and_resume_what_is_missing() {

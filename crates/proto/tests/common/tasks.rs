@@ -119,10 +119,15 @@ impl TaskWorld {
     }
 
     pub fn add(&mut self, name: &str, does: Does, path: Path) -> usize {
+        self.add_bounded(name, does, path, 1 << 20)
+    }
+
+    /// A member that takes no task over `most` bytes.
+    pub fn add_bounded(&mut self, name: &str, does: Does, path: Path, most: u64) -> usize {
         let instance = self.net.rng.next();
         self.members.push(Member {
             name: name.into(),
-            machine: client(name, instance),
+            machine: client(name, instance, most),
             instance,
             alive: true,
             link: None,
@@ -361,8 +366,8 @@ impl TaskWorld {
                 let (bytes, layout) = self.sent.get(&parcel).expect("a task that is open");
                 let id = header(parcel, 0, layout);
                 let frames = chunks(bytes, &wanted, CHUNK, id);
+                let group = self.net.group();
                 for link in links {
-                    let group = self.net.group();
                     self.net.send_update(now, link, End::Server, group, parcel, frames.clone());
                 }
             }
@@ -503,7 +508,7 @@ impl TaskWorld {
         let instance = self.net.rng.next();
         let member = &mut self.members[index];
         (member.alive, member.instance, member.link) = (true, instance, None);
-        member.machine = client(&member.name, instance);
+        member.machine = client(&member.name, instance, 1 << 20);
         member.arenas.clear();
         member.results.clear();
         self.client_actions(index);
@@ -549,7 +554,7 @@ fn header(round: u32, sender: u32, layout: &Layout) -> ChunkHeader {
     ChunkHeader { job: JOB, round, sender, layout: layout.hash(), offset: 0, length: 0 }
 }
 
-fn client(name: &str, instance: u64) -> TaskClient {
+fn client(name: &str, instance: u64, most: u64) -> TaskClient {
     let config = ClientConfig { name: name.into(), instance, layout: None, patience: 30 * SECOND };
-    TaskClient::new(config, 1 << 20, instance)
+    TaskClient::new(config, most, instance)
 }

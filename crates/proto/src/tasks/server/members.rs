@@ -214,12 +214,11 @@ impl TaskServer {
             part.down.extend_send(span);
             let ends = part.out.sent();
             granted = part.out.is_granted();
-            if outcome.is_ok() {
-                let sent = Interval { start: micros(span.start), end: micros(span.end) };
-                for answered in 0..ends {
-                    let retransmissions = again.map(|n| if answered == 0 { n } else { 0 });
-                    self.roster.send(link, Control::End { parcel: number, sent, retransmissions });
-                }
+            // Of what was cut short, as when another member of its group gave up, the receiver asks for the rest.
+            let sent = Interval { start: micros(span.start), end: micros(span.end) };
+            for answered in 0..ends {
+                let retransmissions = again.map(|n| if answered == 0 { n } else { 0 });
+                self.roster.send(link, Control::End { parcel: number, sent, retransmissions });
             }
         }
         if granted {

@@ -1,0 +1,175 @@
+//! Servers and clients of tasks that are told anything, mostly near the truth, keep in step.
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::senseless::{chunk, from_client, from_server, hello};
+use common::tasks::{config, plan, tensors};
+use common::{Doors, Rng, MS, SECOND};
+use thalweg_proto::{
+    Action, Answer, ClientAction, ClientConfig, Fit, LinkId, Span, TaskAction, TaskClient, TaskPlace,
+    TaskServer, TaskStep, Time,
+};
+use thalweg_wire::control::{Control, Purpose};
+
+const SEEDS: u64 = 60;
+const STEPS: u64 = 2000;
+
+/// Every member has one reply, and nothing is folded twice or after its task.
+#[test]
+fn a_server_told_anything_keeps_in_step() {
+    for seed in 0..SEEDS {
+        let mut rng = Rng::new(seed);
+        let layout = tensors("w", 300);
+        let mut server = TaskServer::new(config(), Box::new(Doors { token: None }));
+        let mut links: BTreeSet<LinkId> = BTreeSet::new();
+        let (mut now, mut next_link) = (Time::ZERO, 0);
+        let (mut open, mut replies, mut folding) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+        for _ in 0..STEPS {
+            let link = rng.below(next_link + 1);
+            match rng.below(12) {
+                0 if links.len() < 6 => {
+                    next_link += 1;
+                    links.insert(next_link);
+                    server.connected(now, next_link, [0; 32], rng.chance(0.5));
+                    let purpose = if rng.chance(0.9) { Purpose::Tasks } else { Purpose::Rounds };
+                    let said = thalweg_wire::control::Hello { purpose, ..hello(&mut rng, &layout) };
+                    server.control(now, next_link, Control::Hello(said));
+                }
+                1 => {
+                    let fold = rng.chance(0.5).then(|| layout.clone());
+                    let deadline = rng.chance(0.7).then(|| rng.time(SECOND));
+                    let to = [["c0", "c1"], ["c2", "c3"]][rng.below(2) as usize];
+                    let elements = [0, 300][rng.below(2) as usize];
+                    let plan = thalweg_proto::TaskPlan { fold, ..plan(elements, 7, &to, deadline) };
+                    if let Ok(number) = server.open(now, plan) {
+                        to.iter().for_each(|name| _ = open.insert((number, (*name).to_string())));
+                    }
+                }
+                2 => server.cancel(now, rng.below(40) as u32),
+                3..=6 => {
+                    let message = from_client(&mut rng, &layout);
+                    server.control(now, link, message);
+                }
+                7 => {
+                    let chunk = chunk(&mut rng, &layout);
+                    if server.place(now, link, &chunk) != TaskPlace::Nothing {
+                        let ok = rng.chance(0.9);
+                        let fresh = server.stored(now, link, &chunk, ok);
+                        assert!(fresh.iter().all(|range| range.end <= layout.bytes()));
+                    }
+                }
+                8 => {
+                    let span = Span { start: now, end: now };
+                    let outcome = if rng.chance(0.8) { Ok(span) } else { Err("cut short".into()) };
+                    server.sent(now, link, rng.below(40) as u32, outcome);
+                }
+                9 if links.remove(&link) => server.closed(now, link, "the link broke"),
+                10 if !folding.is_empty() => {
+                    let (task, sender) = folding.swap_remove(rng.below(folding.len() as u64) as usize);
+                    server.folded(now, task, sender, Ok(()));
+                }
+                _ => {
+                    now += rng.time(100 * MS);
+                    if server.poll_timeout().is_some_and(|at| at <= now) {
+                        server.timeout(now);
+                        let next = server.poll_timeout();
+                        assert!(next.is_none_or(|at| at > now), "the timer stands still: {next:?}");
+                    }
+                }
+            }
+            while let Some(action) = server.poll_action() {
+                match action {
+                    Action::Send { link, message } => {
+                        assert!(links.contains(&link), "{message:?} for the dead link {link}");
+                    }
+                    Action::SendParcel { links: to, .. } => assert!(to.iter().all(|l| links.contains(l))),
+                    Action::Cancel { link, .. } => assert!(links.contains(&link)),
+                    Action::Close { link } => _ = links.remove(&link),
+                    Action::Policy(TaskAction::Fold { task, sender, .. }) => folding.push((task, sender)),
+                    Action::Policy(TaskAction::Settled(reply)) => {
+                        let part = (reply.task, reply.member.clone());
+                        assert!(open.remove(&part), "{part:?} has two replies");
+                        replies.insert(part);
+                    }
+                    Action::Policy(TaskAction::Closed { task }) => {
+                        assert!(open.iter().all(|(of, _)| *of != task), "closed with open parts");
+                        assert!(folding.iter().all(|(of, _)| *of != task), "closed while it folds");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(!replies.is_empty());
+    }
+}
+
+/// A task is handed out once, and only when all of it is here.
+#[test]
+fn a_client_told_anything_keeps_in_step() {
+    for seed in 0..SEEDS {
+        let mut rng = Rng::new(seed);
+        let layout = tensors("w", 300);
+        let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: Time::MAX };
+        let mut client = TaskClient::new(config, 1 << 20, seed);
+        let (mut now, mut up, mut open) = (Time::ZERO, false, BTreeSet::new());
+        assert!(matches!(client.poll_action(), Some(ClientAction::Connect { .. })));
+        for _ in 0..STEPS {
+            match rng.below(10) {
+                0 if !up => {
+                    up = true;
+                    client.connected(now, [0; 32], rng.chance(0.5));
+                    client.control(now, common::senseless::challenge(&mut rng));
+                    client.proven(now, None);
+                    client.control(now, common::senseless::welcome(&mut rng, &layout));
+                }
+                0..=4 => {
+                    let message = from_server(&mut rng, &layout);
+                    client.control(now, message);
+                }
+                5 => {
+                    let chunk = thalweg_wire::ChunkHeader { sender: 0, ..chunk(&mut rng, &layout) };
+                    if client.place(now, &chunk).0 != Fit::Nothing {
+                        client.stored(now, &chunk, rng.chance(0.9));
+                    }
+                }
+                6 => {
+                    let task = rng.below(4) as u32;
+                    let weight = 1.0;
+                    let answer = Answer { head: Vec::new(), layout: layout.clone(), weight };
+                    let done =
+                        if rng.chance(0.8) { client.answer(task, answer) } else { client.refuse(task, "no") };
+                    assert!(done.is_err() || open.contains(&task), "{task} was never handed out");
+                }
+                7 => client.sent(rng.below(4) as u32, Ok(Span { start: now, end: now }), None),
+                8 if up && rng.chance(0.2) => {
+                    up = false;
+                    client.closed(now, "the link broke");
+                }
+                _ => {
+                    now += rng.time(100 * MS);
+                    if client.poll_timeout().is_some_and(|at| at <= now) {
+                        client.timeout(now);
+                        let next = client.poll_timeout();
+                        assert!(next.is_none_or(|at| at > now), "the timer stands still: {next:?}");
+                    }
+                }
+            }
+            while let Some(action) = client.poll_action() {
+                match action {
+                    ClientAction::Send(message) => assert!(up, "{message:?} without a link"),
+                    ClientAction::Close | ClientAction::Connect { .. } => up = false,
+                    ClientAction::Policy(TaskStep::Ready { task, .. }) => {
+                        assert!(open.insert(task), "{task} is handed out twice");
+                    }
+                    ClientAction::Policy(TaskStep::Over { task, .. }) => _ = open.remove(&task),
+                    _ => {}
+                }
+            }
+            if client.is_done() {
+                break;
+            }
+        }
+    }
+}
