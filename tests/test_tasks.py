@@ -237,6 +237,17 @@ def test_results_beyond_the_budget_lie_in_files(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "their names are gone"
 
 
+def test_a_result_beyond_the_bound_is_refused() -> None:
+    with TaskServer(max_result=1000) as server, ExitStack() as stack:
+        members = Members(stack, server)
+        members.add("anna", lambda task: (None, {"w": np.ones(task.head)}))
+        stack.callback(server.close)
+        server.wait(1, LIMIT)
+        reply = server.send(126).replies()["anna"]
+        assert (reply.state, reply.reason) == ("failed", "offered a result of 1008 bytes; 1000 is the most")
+        assert server.send(125).replies()["anna"].done
+
+
 def test_each_reply_is_recorded(tmp_path: Path) -> None:
     file = tmp_path / "replies.jsonl"
     with TaskServer(record=file) as server, ExitStack() as stack:

@@ -159,6 +159,7 @@ class TaskServer:
         ahead: int = 4,
         max_open: int = 4096,
         memory: int = 1 << 30,
+        max_result: int = 8 << 30,
         spill: Path | str | None = None,
         deterministic: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -169,8 +170,9 @@ class TaskServer:
         ``pki`` is a folder of ``thalweg pki init``; beyond loopback there must be one. A member that is away for more
         than ``grace`` seconds loses its part in a task. It is given at most ``ahead`` tasks at a time. Results that
         wait to be taken lie in memory, up to ``memory`` bytes, and beyond that in files without a name in the folder
-        ``spill``. ``deterministic`` makes means the same bits in any order of arrival. ``options`` are the transport's
-        own. ``record`` is a file that gets a JSON line for each reply, with its transfers.
+        ``spill``; one may have ``max_result`` bytes. ``deterministic`` makes means the same bits in any order of
+        arrival. ``options`` are the transport's own. ``record`` is a file that gets a JSON line for each reply, with
+        its transfers.
         Raises LinkError, PlanError, CoreError.
         """
         from thalweg.plan import Plan
@@ -187,6 +189,7 @@ class TaskServer:
             "ahead": ahead,
             "max_open": max_open,
             "memory": memory,
+            "max_result": max_result,
             "spill": None if spill is None else str(spill),
             "precision": "exact" if deterministic else "f32",
         }

@@ -64,7 +64,7 @@ impl Default for TaskServerOptions {
             memory: 1 << 30,
             spill: None,
             staging: 64 << 20,
-            max_result: 64 << 30,
+            max_result: 8 << 30,
             precision: PrecisionRule::default(),
         }
     }
