@@ -2,6 +2,7 @@
 
 mod client;
 mod client_sink;
+mod reduce;
 mod repair;
 mod report;
 mod server;

@@ -1,23 +1,21 @@
-//! The server's end of a job of rounds: runs them, folds what comes, takes the mean.
+//! The server's end of a job of rounds: runs them, and has what comes reduced to the next model.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, Repair, Summary, MAX_WEIGHT};
+use thalweg_fold::MAX_WEIGHT;
 use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Outcome, RoundAction, Span, Time, Traffic};
 use thalweg_transport::{Address, Sink};
 use thalweg_wire::control::{Control, Nonce};
-use thalweg_wire::{Layout, Range, Ranges, Spread};
+use thalweg_wire::{Layout, Ranges};
 
-use super::repair::Mender;
+use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::outcome_json;
 use super::server_sink::ServerSink;
-use super::staging::Staging;
-use crate::engine::{hub_machine, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE, CHUNK_PATIENCE};
+use crate::engine::{hub_machine, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
 use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
@@ -29,17 +27,9 @@ const MAX_CLIENTS: u32 = 1 << 16;
 /// What the driver of a server of rounds has besides its links.
 pub(crate) struct Star {
     pub layout: Arc<Layout>,
-    pub accumulator: Accumulator,
-    /// Held shared from marking a chunk as received until it is folded, and exclusively while the mean is
-    /// taken: no chunk of one round can slip into the next.
-    pub folding: RwLock<()>,
-    pub staging: Staging,
+    pub reducer: Arc<dyn Reducer>,
+    /// Chunks are folded as they come; else updates are staged until they are whole.
     pub keep: bool,
-    mender: Mender,
-    /// In which order updates come, if it is not the model's.
-    order: Option<Spread>,
-    /// The model in that order, for a moment: kept since fresh pages cost more than the copy.
-    wire: Mutex<Vec<u8>>,
     model: Arena,
     options: ServerOptions,
     outcome: Mutex<Option<Result<String, Error>>>,
@@ -87,19 +77,9 @@ impl Server {
             secret: options.secret.clone(),
             token: options.token.clone(),
         };
-        let star = Star {
-            accumulator: Accumulator::new(layout.clone(), options.precision.into()),
-            folding: RwLock::default(),
-            staging: Staging::new(layout.bytes()),
-            keep: options.partial == crate::PartialRule::Keep,
-            mender: Mender::new(options.repair.stand_in()),
-            order: options.repair.order(options.seed),
-            wire: Mutex::default(),
-            layout,
-            model,
-            options,
-            outcome: Mutex::default(),
-        };
+        let reducer = Arc::new(Inline::new(layout.clone(), model.clone(), &options));
+        let keep = options.partial == crate::PartialRule::Keep;
+        let star = Star { layout, reducer, keep, model, options, outcome: Mutex::default() };
         let machine = |gate| proto::Server::new(config, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
@@ -216,7 +196,7 @@ impl HubPolicy for Star {
     fn perform(hub: &Arc<StarHub>, wanted: RoundAction) {
         match wanted {
             RoundAction::Fold { sender, weight, holes } => fold_staged(hub, sender, weight, holes),
-            RoundAction::Unstage { sender } => hub.policy.staging.free(sender),
+            RoundAction::Unstage { sender } => hub.policy.reducer.unstage(sender),
             RoundAction::Ended(outcome) => end_round(hub, outcome),
         }
     }
@@ -235,19 +215,15 @@ impl HubPolicy for Star {
     }
 }
 
-/// Folds a staged update on a thread of its own.
+/// Folds a staged update; the round hears what came of it.
 fn fold_staged(hub: &Arc<StarHub>, sender: u32, weight: f64, holes: Ranges) {
-    let work = hub.clone();
-    hub.spawn_blocking(move || {
-        let hub = work;
-        // Whatever happens, the round hears what came of it.
-        let fold = AssertUnwindSafe(|| hub.policy.fold_update(sender, weight, &holes));
-        let outcome = catch_unwind(fold).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
+    let told = hub.clone();
+    let done = move |outcome: Result<(), String>| {
         let outcome = outcome.map_err(|reason| format!("sent an update that cannot be added up: {reason}"));
-        hub.policy.staging.free(sender);
-        lock(&hub.machine).folded(hub.now(), sender, outcome);
-        hub.wake();
-    });
+        lock(&told.machine).folded(told.now(), sender, outcome);
+        told.wake();
+    };
+    hub.policy.reducer.clone().fold(Fold { sender, weight, holes }, Box::new(done));
 }
 
 /// Takes the mean into the model, on a thread of its own, and posts the outcome.
@@ -262,29 +238,21 @@ fn end_round(hub: &Arc<StarHub>, outcome: Box<Outcome>) {
 
 fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     let star = &hub.policy;
-    let _folding = star.folding.write().unwrap_or_else(PoisonError::into_inner);
-    let summary = end_sums(hub, outcome);
-    // Whatever came of them, they are not for the next round.
-    star.accumulator.reset();
-    let summary = summary?;
+    if let Some(reason) = &outcome.failure {
+        _ = star.reducer.close(None);
+        return Err(Error::new("round", "run round", reason.clone()));
+    }
+    let summary = star.reducer.close(Some(&mut || claim_model(hub))).map_err(|error| match error {
+        NoMean::Model(error) => error,
+        NoMean::Sums(reason) => {
+            let said = format!("round {} gives no model: {reason}", outcome.round);
+            Error::new("round", "take the mean", said)
+        }
+    })?;
     let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
     let fold = json!({ "uncovered_bytes": summary.uncovered_bytes });
     let policy = star.options.repair.policy;
     Ok(outcome_json(outcome, seconds, fold, hub.congestion(), policy, &star.layout).to_string())
-}
-
-/// The mean, in the model. If there is none, or one that is not finite, the model stays as it was.
-fn end_sums(hub: &StarHub, outcome: &Outcome) -> Result<Summary, Error> {
-    if let Some(reason) = &outcome.failure {
-        return Err(Error::new("round", "run round", reason.clone()));
-    }
-    let no_mean = |reason: String| {
-        let said = format!("round {} gives no model: {reason}", outcome.round);
-        Error::new("round", "take the mean", said)
-    };
-    hub.policy.check_means().map_err(no_mean)?;
-    let mut model = claim_model(hub)?;
-    hub.policy.put_mean(&mut model).map_err(no_mean)
 }
 
 /// The model, to write to. Senders of the round that is over were cancelled; one that still holds on to
@@ -296,87 +264,4 @@ fn claim_model(hub: &StarHub) -> Result<thalweg_arena::Claim, Error> {
     }
     hub.close_senders();
     Ok(model.claim_within(model.range(), LOAN_PATIENCE * 2)?)
-}
-
-impl Star {
-    fn fold_update(&self, sender: u32, weight: f64, holes: &Ranges) -> Result<(), String> {
-        let _folding = self.folding.read().unwrap_or_else(PoisonError::into_inner);
-        let arena = self.staging.place(sender).ok_or("there is no memory")?;
-        // Who received the last of it may still hold its place, and what trails behind its end may come.
-        let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
-        if !holes.is_empty() || self.mender.keeps_updates() {
-            return self.fold_mended(sender, weight, &mut update, holes);
-        }
-        self.accumulator.fold(0, &update, weight).map(drop).map_err(|e| e.to_string())
-    }
-
-    fn fold_mended(&self, sender: u32, weight: f64, update: &mut [u8], holes: &Ranges) -> Result<(), String> {
-        let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
-        if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
-            let mut wire = vec![0; global.len()];
-            order.to_wire(&self.layout, &global, &mut wire);
-            global = wire.into();
-        }
-        let came = self.mender.mend(&self.layout, sender, update, holes, &global)?;
-        // What stands in was not judged when it came.
-        let judge = |range: Range| {
-            let bytes = &update[range.start as usize..range.end as usize];
-            self.accumulator.check(range.start, bytes, weight)
-        };
-        let folded = came.iter().try_for_each(judge);
-        let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &came, weight));
-        folded.map_err(|error| {
-            self.mender.forget(sender);
-            error.to_string()
-        })
-    }
-
-    /// Whether the sums come to a model; every core looks at a part of them.
-    fn check_means(&self) -> Result<(), String> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let sums = &self.accumulator;
-        std::thread::scope(|scope| {
-            let check = |part| scope.spawn(move || sums.check_part(part));
-            let workers: Vec<_> = sums.parts(cores).into_iter().map(check).collect();
-            workers.into_iter().try_for_each(|worker| {
-                worker.join().map_err(|_| "a worker panicked")?.map_err(|e| e.to_string())
-            })
-        })
-    }
-
-    /// The mean of what was folded, into the model; in order, if updates came in another.
-    fn put_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
-        let Some(order) = self.order else { return self.take_mean(model) };
-        let mut wire = lock(&self.wire);
-        wire.resize(model.len(), 0);
-        order.to_wire(&self.layout, model, &mut wire);
-        let summary = self.take_mean(&mut wire)?;
-        order.to_order(&self.layout, &wire, model);
-        Ok(summary)
-    }
-
-    /// The mean of what was folded, into a model; every core takes a part of it.
-    fn take_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut rest = model;
-        std::thread::scope(|scope| {
-            let mut workers = Vec::new();
-            for range in self.accumulator.parts(cores) {
-                let (part, others) = std::mem::take(&mut rest).split_at_mut(range.len() as usize);
-                rest = others;
-                workers.push(
-                    scope.spawn(move || self.accumulator.finish_part(range.start, part, Repair::KeepLocal)),
-                );
-            }
-            let mut total: Option<Summary> = None;
-            for worker in workers {
-                let summary = worker.join().map_err(|_| "a worker panicked")?.map_err(|e| e.to_string())?;
-                match &mut total {
-                    Some(total) => total.merge(&summary),
-                    None => total = Some(summary),
-                }
-            }
-            Ok(total.unwrap_or(Summary { tensors: Vec::new(), uncovered_bytes: 0 }))
-        })
-    }
 }

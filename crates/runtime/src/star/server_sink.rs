@@ -1,7 +1,7 @@
 //! Where a client's chunks go: into staging, or straight into the accumulator.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use thalweg_arena::Claim;
 use thalweg_proto::{LinkId, Place, Stored};
@@ -30,9 +30,8 @@ impl ServerSink {
     /// Uses what is new of a chunk, while nobody can end the round. `Err(None)`: it has to come again.
     fn take(&self, chunk: &ChunkHeader, target: &Target) -> Result<(), Option<String>> {
         let weight = f64::from_bits(self.weight.load(Ordering::Relaxed));
-        let judged = self.hub.policy.accumulator.check(chunk.offset, target.bytes(), weight);
-        judged.map_err(|error| Some(error.to_string()))?;
-        let _folding = self.hub.policy.folding.read().unwrap_or_else(PoisonError::into_inner);
+        self.hub.policy.reducer.judge(chunk.offset, target.bytes(), weight).map_err(Some)?;
+        let _receiving = self.hub.policy.reducer.receiving();
         let mut aside = self.aside(chunk, target)?;
         let (stored, due) = {
             let mut machine = lock(&self.hub.machine);
@@ -56,15 +55,8 @@ impl ServerSink {
 
     /// Folds what is new of a chunk, and says whether that worked; returns whether there is something to do then.
     fn keep(&self, chunk: &ChunkHeader, target: &Target, stored: &Stored) -> bool {
-        let fold = |range: &Range| {
-            let folded = self.hub.policy.accumulator.fold(
-                range.start,
-                part(chunk, target.bytes(), *range),
-                stored.weight,
-            );
-            let folded = folded.map_err(|error| error.to_string())?;
-            (folded == *range).then_some(()).ok_or_else(|| format!("{folded:?} of {range:?} are elements"))
-        };
+        let reducer = &self.hub.policy.reducer;
+        let fold = |range: &Range| reducer.keep(*range, part(chunk, target.bytes(), *range), stored.weight);
         let outcomes: Vec<_> = stored.fresh.iter().map(|range| (*range, fold(range))).collect();
         let mut machine = lock(&self.hub.machine);
         for (range, outcome) in outcomes {
@@ -80,7 +72,7 @@ impl ServerSink {
         if self.hub.policy.keep || matches!(target, Target::Place(_)) {
             return Ok(None);
         }
-        self.hub.policy.staging.claim(chunk.sender, chunk.range()).map(Some).ok_or(None)
+        self.hub.policy.reducer.place(chunk.sender, chunk.range()).map(Some).ok_or(None)
     }
 
     fn refuse(&self, chunk: &ChunkHeader, reason: Option<String>) {
@@ -108,7 +100,7 @@ impl Sink for ServerSink {
         match place {
             Place::Nothing => None,
             Place::New { sender, .. } if !self.hub.policy.keep => {
-                self.hub.policy.staging.claim(sender, chunk.range()).map(Target::Place)
+                self.hub.policy.reducer.place(sender, chunk.range()).map(Target::Place)
             }
             Place::New { .. } | Place::Part { .. } => Some(self.scratch.take(chunk.length as usize)),
         }
