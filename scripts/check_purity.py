@@ -38,7 +38,7 @@ IMPURE_CRATES: Final = frozenset(
 UNSAFE: Final = {
     "arena": "lends slices of one buffer, which the borrow checker cannot follow",
     "lab": "the relay's real-time priority",
-    "transports/tcp": "one getsockopt call that no safe crate has",
+    "sockets": "two socket options that no safe crate has",
     "tun": "ioctls of a TUN device",
     "transports/zmq": "libzmq is C++; what the kernel says of its connections",
 }

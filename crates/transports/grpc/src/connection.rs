@@ -5,7 +5,7 @@ use std::pin::{pin, Pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_tcp::socket::Socket;
+use thalweg_sockets::socket::Socket;
 use tokio::time::timeout;
 
 use crate::shared::Shared;

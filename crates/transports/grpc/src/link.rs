@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use thalweg_tcp::socket::Socket;
+use thalweg_sockets::socket::Socket;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use tokio::sync::Mutex;
 

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 
-use thalweg_tcp::tls;
+use thalweg_sockets::tls;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::shared::Shared;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_messages::{Care, Carrier, Event, Letter, Mailbox, Message, Nature, Network, Side, SHELF_BYTES};
-use thalweg_tcp::socket::Socket;
+use thalweg_sockets::socket::Socket;
 use thalweg_transport::{Address, Counters, Error, ErrorKind, Peer, Result};
 use tokio::sync::{mpsc, Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore};
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_messages::{Care, Mailbox, MemberId, Message, Nature, Side, HEAD_BYTES};
-use thalweg_tcp::dial::{in_time, reach};
-use thalweg_tcp::socket::Socket;
-use thalweg_tcp::tls;
+use thalweg_sockets::dial::{in_time, reach};
+use thalweg_sockets::socket::Socket;
+use thalweg_sockets::tls;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsConnector;

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 use rustls::pki_types::ServerName;
 use rustls::ClientConfig;
+use thalweg_sockets::dial::{in_time, open, reach};
+use thalweg_sockets::socket::Socket;
+use thalweg_sockets::tls;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Peer, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::data::{self, DataKey};
-use crate::dial::{in_time, open, reach};
 use crate::link::{Duplex, End, Shaken, TcpLink};
 use crate::preamble::{new_id, Preamble};
-use crate::socket::Socket;
-use crate::tls;
 
 const CONNECT: &str = "connect";
 
@@ -68,7 +68,7 @@ async fn shake(
             let mut stream = connected.map_err(|e| failed(&e))?.into();
             let peer = tls::peer(CONNECT, address.to_string(), &stream)?;
             let key = match exchange(&mut stream, preamble, failed).await?.data {
-                true => Some(tls::data_key(CONNECT, &stream)?),
+                true => Some(DataKey::of(CONNECT, &stream)?),
                 false => None,
             };
             Ok((Shaken { end, tls: Some(Box::new(stream)), peer, guest: None }, key))

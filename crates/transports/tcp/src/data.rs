@@ -17,8 +17,10 @@
 //! of a link is taken once, and those of a link that is whole are gone: a preamble that is sent again joins nothing.
 
 use ring::hmac;
+use thalweg_sockets::tls;
 use thalweg_transport::{Error, ErrorKind, Result};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::TlsStream;
 
 use crate::link::Duplex;
 use crate::preamble::{Preamble, PREAMBLE_BYTES};
@@ -28,6 +30,8 @@ pub(crate) const MAGIC: [u8; 4] = *b"tlwd";
 const PROOF_BYTES: usize = 32;
 /// Bytes in front of the frames that come from a client.
 pub(crate) const DATA_BYTES: usize = PREAMBLE_BYTES + PROOF_BYTES;
+/// What TLS makes the key of data connections from.
+const EXPORTED: &[u8] = b"EXPORTER-thalweg-data";
 const CLIENT: &[u8] = b"thalweg tcp data 1 client";
 const SERVER: &[u8] = b"thalweg tcp data 1 server";
 
@@ -39,6 +43,11 @@ impl DataKey {
     /// From a secret that TLS gave both ends of the link's first connection, and that nothing else is made from.
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
         Self(hmac::Key::new(hmac::HMAC_SHA256, secret))
+    }
+
+    /// That of a link whose first connection this is.
+    pub(crate) fn of<T>(operation: &'static str, stream: &TlsStream<T>) -> Result<Self> {
+        tls::exported(operation, stream, EXPORTED).map(|secret| Self::new(&secret))
     }
 
     fn proof(&self, who: &[u8], preamble: &[u8; PREAMBLE_BYTES]) -> hmac::Tag {

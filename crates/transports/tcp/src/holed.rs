@@ -9,7 +9,7 @@ use thalweg_wire::FrameHeader;
 use crate::inlet::Plain;
 use crate::line::{Hole, Holes, Taken};
 use crate::preamble::PREAMBLE_BYTES;
-use crate::socket::Socket;
+use thalweg_sockets::socket::Socket;
 
 pub(crate) struct Holed {
     plain: Plain,

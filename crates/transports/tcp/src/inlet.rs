@@ -15,10 +15,10 @@ use thalweg_wire::FrameHeader;
 use tokio::io::{AsyncReadExt, ReadHalf};
 
 use crate::holed::Holed;
-use crate::kernel::wake_at;
 use crate::line::{whole, Line, Taken};
 use crate::link::Duplex;
-use crate::socket::Socket;
+use thalweg_sockets::kernel::wake_at;
+use thalweg_sockets::socket::Socket;
 
 /// A chunk that comes within this time comes quickly.
 const QUICK: Duration = Duration::from_millis(20);

@@ -6,18 +6,15 @@
 //! direction, and counts that). Control messages go on the first connection, chunks on whichever is free; where parts of
 //! sealed chunks may be lost, on [data connections](mod@data) beside the first, which alone is under TLS.
 //!
-//! [`dial`], [`door`], [`socket`] and [`tls`] know nothing of links: other transports over TCP are made of them too. By
-//! [`line`] links are made of connections that the kernel does not carry.
-#![deny(unsafe_code)] // `kernel` has it, for two calls
+//! What it has of single connections, other transports have too: they are in [`thalweg_sockets`]. By [`line`] links are
+//! made of connections that the kernel does not carry.
+#![forbid(unsafe_code)]
 
 mod connect;
 mod data;
-pub mod dial;
-pub mod door;
 mod gather;
 mod holed;
 mod inlet;
-mod kernel;
 pub mod line;
 mod link;
 mod listener;
@@ -25,8 +22,6 @@ mod marks;
 mod preamble;
 mod receive;
 mod send;
-pub mod socket;
-pub mod tls;
 
 use std::sync::Arc;
 

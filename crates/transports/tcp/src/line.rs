@@ -11,6 +11,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rustls::ServerConfig;
+use thalweg_sockets::socket::Socket;
+use thalweg_sockets::tls;
 #[cfg(doc)]
 use thalweg_transport::ErrorKind;
 use thalweg_transport::{Counters, Guest, Options, Peer, Pending, Result, Sealed};
@@ -19,14 +21,12 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-use crate::data::{self, Asked, DATA_BYTES};
+use crate::data::{self, Asked, DataKey, DATA_BYTES};
 use crate::gather::Gathering;
 use crate::link::{Duplex, End, Shaken};
 use crate::listener::reply;
 use crate::preamble::Preamble;
 pub use crate::preamble::PREAMBLE_BYTES;
-use crate::socket::Socket;
-use crate::tls;
 
 const ACCEPT: &str = "accept";
 
@@ -207,7 +207,7 @@ impl Lines {
         let taken = Preamble { data: asked.data && asked.stream == 0 && self.sealed.is_some(), ..asked };
         // Before the answer, to which the client comes with its data connections.
         let pending = match taken.data {
-            true => Some(self.gathering.expect(taken, tls::data_key(ACCEPT, &stream)?, limit)?),
+            true => Some(self.gathering.expect(taken, DataKey::of(ACCEPT, &stream)?, limit)?),
             false => None,
         };
         reply(&mut stream, taken).await.map_err(|e| failed(&e))?;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_sockets::socket::Socket;
+use thalweg_sockets::tls;
 use thalweg_transport::{
     Capabilities, Counters, Error, Guest, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Transport,
 };
@@ -19,8 +21,8 @@ use crate::line::{Holes, Line, Wire};
 use crate::marks::Marks;
 use crate::receive::{self, Intake};
 use crate::send::{self, Lane, Writer};
-use crate::socket::Socket;
-use crate::{tls, Tcp};
+
+use crate::Tcp;
 
 /// How long close() tries to say goodbye under TLS.
 const GOODBYE: Duration = Duration::from_millis(250);

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rustls::ServerConfig;
+use thalweg_sockets::door::{self, Door, Doorkeeper};
+use thalweg_sockets::socket::Socket;
+use thalweg_sockets::tls;
 use thalweg_transport::{Address, Error, Guest, Options, Peer, Pending, Result};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::door::{self, Door, Doorkeeper};
 use crate::gather::Gathering;
 use crate::link::{Duplex, End, Shaken};
 use crate::preamble::Preamble;
-use crate::socket::Socket;
-use crate::tls;
 
 const ACCEPT: &str = "accept";
 

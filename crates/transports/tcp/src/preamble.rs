@@ -13,10 +13,11 @@
 //! client that its certificate was accepted. A flag that it leaves out is declined.
 
 use ring::rand::{SecureRandom, SystemRandom};
+use thalweg_sockets::tls;
 use thalweg_transport::{Error, ErrorKind, Result};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::{tls, MAX_STREAMS};
+use crate::MAX_STREAMS;
 
 /// Bytes that a connection begins with, before its frames.
 pub const PREAMBLE_BYTES: usize = 24;

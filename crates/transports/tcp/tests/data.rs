@@ -102,7 +102,7 @@ struct ByHand {
 
 async fn begin(listener: &dyn Listener, trust: &Trust, id: u8) -> ByHand {
     let options = trust.connect(None);
-    let (config, name) = thalweg_tcp::tls::client(&listener.address(), &options.tls.unwrap()).unwrap();
+    let (config, name) = thalweg_sockets::tls::client(&listener.address(), &options.tls.unwrap()).unwrap();
     let name: ServerName<'static> = name;
     let stream = knock(listener).await;
     let mut control = TlsConnector::from(config).connect(name, stream).await.unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_masking::Rate;
-use thalweg_tcp::door::turned_out;
+use thalweg_sockets::door::turned_out;
 use thalweg_tcp::line::{Line, Lines};
 use thalweg_tcp::Tcp;
 use thalweg_transport::{
@@ -103,7 +103,7 @@ async fn compact(
 
 /// Resolves the address.
 async fn at(address: &Address) -> Result<SocketAddr> {
-    Ok(thalweg_tcp::socket::resolve("listen", address).await?[0])
+    Ok(thalweg_sockets::socket::resolve("listen", address).await?[0])
 }
 
 /// Runs the handshake of each new connection in a task of its own.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thalweg_tcp::socket::{prepare, resolve};
+use thalweg_sockets::socket::{prepare, resolve};
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result};
 use tokio::sync::Notify;
 use tokio::time::timeout_at;

@@ -11,9 +11,9 @@ use std::task::{ready, Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use thalweg_tcp::door::{self, Doorkeeper};
+use thalweg_sockets::door::{self, Doorkeeper};
+use thalweg_sockets::socket::Socket;
 use thalweg_tcp::line::{Line, Lines, Taken};
-use thalweg_tcp::socket::Socket;
 use thalweg_tcp::Tcp;
 use thalweg_transport::{
     Address, Capabilities, Counters, Guest, Link, Listener, Options, Pending, Result, Sealed, Transport,

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use thalweg_masking::Rate;
-use thalweg_tcp::door::{self, Doorkeeper};
+use thalweg_sockets::door::{self, Doorkeeper};
 use thalweg_tcp::line::{Holes, Lines};
 use thalweg_transport::{Address, Guest, Listener, Options, Pending, Result};
 use tokio::net::TcpStream;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use thalweg_masking::Config;
-use thalweg_tcp::socket::resolve;
+use thalweg_sockets::socket::resolve;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Settings};
 
 use super::cut::MOST_UNIT;

@@ -22,7 +22,7 @@ const WAITING: u32 = 256 << 10;
 
 /// A connection whose clones read, write, shut down and ask the kernel independently.
 #[derive(Clone)]
-pub struct Socket(pub(crate) Arc<TcpStream>);
+pub struct Socket(pub Arc<TcpStream>);
 
 impl Socket {
     /// Takes a connection, without Nagle's delay.
@@ -64,14 +64,14 @@ impl Socket {
 
     /// Name of the congestion control in use.
     #[cfg(target_os = "linux")]
-    pub(crate) fn congestion(&self) -> Option<String> {
+    pub fn congestion(&self) -> Option<String> {
         let name = SockRef::from(&*self.0).tcp_congestion().ok()?;
         let end = name.iter().position(|&b| b == 0).unwrap_or(name.len());
         Some(String::from_utf8_lossy(&name[..end]).into_owned())
     }
 
     #[cfg(not(target_os = "linux"))]
-    pub(crate) fn congestion(&self) -> Option<String> {
+    pub fn congestion(&self) -> Option<String> {
         None
     }
 }

@@ -13,12 +13,8 @@ use thalweg_transport::{Address, Error, ErrorKind, Identity, Peer, Result, Tls};
 use tokio_rustls::TlsStream;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::data::DataKey;
-
 /// Label of the secret that ties a proof to a link (RFC 5705).
 const BINDING: &[u8] = b"EXPORTER-thalweg-session";
-/// Label of the one that ties data connections to it.
-const DATA: &[u8] = b"EXPORTER-thalweg-data";
 const VERSIONS: &[&rustls::SupportedProtocolVersion] = &[&rustls::version::TLS13];
 
 fn security(operation: &'static str, context: impl Into<String>, mend: &'static str) -> Error {
@@ -125,13 +121,8 @@ pub fn peer<T>(operation: &'static str, address: String, stream: &TlsStream<T>) 
     Ok(Peer { address, certified, binding: Some(exported(operation, stream, BINDING)?) })
 }
 
-/// What data connections of the link prove with that they belong to it.
-pub(crate) fn data_key<T>(operation: &'static str, stream: &TlsStream<T>) -> Result<DataKey> {
-    exported(operation, stream, DATA).map(|secret| DataKey::new(&secret))
-}
-
 /// A secret that both ends of the connection have and nobody else (RFC 5705).
-fn exported<T>(operation: &'static str, stream: &TlsStream<T>, label: &[u8]) -> Result<[u8; 32]> {
+pub fn exported<T>(operation: &'static str, stream: &TlsStream<T>, label: &[u8]) -> Result<[u8; 32]> {
     let secret = match stream {
         TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),
         TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], label, None),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 /// The two fields of TCP_INFO that are of use here.
-pub(crate) struct Info {
+pub struct Info {
     /// Segments this end has sent again since the connection began.
     pub retransmissions: u64,
     /// Smoothed round-trip time.
@@ -15,7 +15,7 @@ pub(crate) struct Info {
 /// What the kernel knows about a connection; `None` where it does not say.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub(crate) fn info(stream: &TcpStream) -> Option<Info> {
+pub fn info(stream: &TcpStream) -> Option<Info> {
     use std::mem::{size_of, zeroed};
     use std::os::fd::AsRawFd;
 
@@ -40,14 +40,14 @@ pub(crate) fn info(stream: &TcpStream) -> Option<Info> {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn info(_: &TcpStream) -> Option<Info> {
+pub fn info(_: &TcpStream) -> Option<Info> {
     None
 }
 
 /// Makes the connection readable only when `bytes` have come, or its end; whether the system does so.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
-pub(crate) fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
+pub fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
     use std::mem::size_of;
     use std::os::fd::AsRawFd;
 
@@ -67,6 +67,6 @@ pub(crate) fn wake_at(stream: &TcpStream, bytes: u32) -> bool {
 
 /// Other systems wake at the first byte: asked for nothing else, they are not asked at all.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn wake_at(_: &TcpStream, _: u32) -> bool {
+pub fn wake_at(_: &TcpStream, _: u32) -> bool {
     false
 }

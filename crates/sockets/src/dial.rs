@@ -50,7 +50,11 @@ pub async fn reach(address: &Address, options: &Options) -> Result<(TcpStream, S
     Err(last)
 }
 
-pub(crate) async fn open(to: SocketAddr, options: &Options) -> std::io::Result<TcpStream> {
+/// One attempt at one address, with the options of the job.
+///
+/// # Errors
+/// What the system says.
+pub async fn open(to: SocketAddr, options: &Options) -> std::io::Result<TcpStream> {
     let socket = prepare(CONNECT, to, options).map_err(std::io::Error::other)?;
     socket.connect(to).await
 }
