@@ -178,6 +178,30 @@ def test_a_cancelled_task_is_over_for_its_member(server: TaskServer, members: Me
     client.close()
 
 
+def test_whoever_waits_hears_that_the_other_end_or_its_own_is_closed() -> None:
+    server = TaskServer()
+    client = TaskClient(server.address, name="anna")
+    server.wait(1, LIMIT)
+    ended: dict[str, Any] = {}
+    task = server.send(None)
+    waits = [
+        threading.Thread(target=lambda: ended.update(reply=task.replies()["anna"].state)),
+        threading.Thread(target=lambda: ended.update(tasks=[given.head for given in client])),
+    ]
+    for wait in waits:
+        wait.start()
+    idle = TaskClient(server.address, name="ben")
+    waits.append(threading.Thread(target=lambda: ended.update(idle=list(idle))))
+    waits[-1].start()
+    idle.close()
+    server.close()
+    for wait in waits:
+        wait.join(LIMIT)
+    assert ended == {"reply": "cancelled", "tasks": [None], "idle": []}
+    client.close()
+    server.close()
+
+
 def test_a_second_answer_is_an_error(server: TaskServer, members: Members) -> None:
     client = TaskClient(server.address, name="anna")
     server.wait(1, LIMIT)

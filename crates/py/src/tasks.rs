@@ -1,6 +1,6 @@
 //! `TaskServer` and `TaskClient`.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::prelude::*;
@@ -42,13 +42,12 @@ fn word(state: ReplyState) -> &'static str {
 /// A server that sends tasks to named members; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct TaskServer {
-    inner: RwLock<Option<runtime::TaskServer>>,
+    inner: runtime::TaskServer,
 }
 
 impl TaskServer {
     fn with<T>(&self, f: impl FnOnce(&runtime::TaskServer) -> PyResult<T>) -> PyResult<T> {
-        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        f(guard.as_ref().ok_or_else(|| core_error("closed", "the server is closed"))?)
+        f(&self.inner)
     }
 }
 
@@ -61,7 +60,7 @@ impl TaskServer {
         // A broker may take its time, and so may the search for a name.
         let start = move || runtime::TaskServer::start(&listen, serde_json::from_str(&config)?);
         let server = interruptibly(py, start)?;
-        Ok(Self { inner: RwLock::new(Some(server)) })
+        Ok(Self { inner: server })
     }
 
     /// Where it listens, with the port that the system chose.
@@ -162,25 +161,19 @@ impl TaskServer {
 
     /// Tells every member that the job is over, and stops.
     fn close(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| {
-            let server = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(mut server) = server {
-                server.close(reason);
-            }
-        });
+        py.detach(|| self.inner.close(reason));
     }
 }
 
 /// A client that is given tasks; it begins to connect when it is made, and comes back by itself.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct TaskClient {
-    inner: RwLock<Option<runtime::TaskClient>>,
+    inner: runtime::TaskClient,
 }
 
 impl TaskClient {
     fn with<T>(&self, f: impl FnOnce(&runtime::TaskClient) -> PyResult<T>) -> PyResult<T> {
-        let guard = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        f(guard.as_ref().ok_or_else(|| core_error("closed", "the client is closed"))?)
+        f(&self.inner)
     }
 
     fn event(&self, py: Python<'_>) -> PyResult<TaskEvent> {
@@ -200,7 +193,7 @@ impl TaskClient {
             runtime::TaskClient::start(url, name, serde_json::from_str(config)?)
         };
         let client = py.detach(start).map_err(raise)?;
-        Ok(Self { inner: RwLock::new(Some(client)) })
+        Ok(Self { inner: client })
     }
 
     /// Waits until the server has let it in.
@@ -255,11 +248,6 @@ impl TaskClient {
 
     /// Leaves for good.
     fn close(&self, py: Python<'_>, reason: &str) {
-        py.detach(|| {
-            let client = self.inner.write().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(mut client) = client {
-                client.close(reason);
-            }
-        });
+        py.detach(|| self.inner.close(reason));
     }
 }

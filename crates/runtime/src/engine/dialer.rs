@@ -243,8 +243,8 @@ impl<P: DialerPolicy> Dialer<P> {
         self.wake();
     }
 
-    /// Leaves for good.
-    pub fn close(&self, reason: &str) {
+    /// Leaves for good. Idempotent.
+    pub fn close(self: &Arc<Self>, reason: &str) {
         lock(&self.machine).leave(reason);
         self.wake();
         self.crew.handle().block_on(async {
@@ -262,6 +262,17 @@ impl<P: DialerPolicy> Dialer<P> {
             let _ = tokio::time::timeout(FAREWELL_PATIENCE, farewell).await;
         });
         self.crew.dismiss(TASKS_PATIENCE);
+        *lock(&self.connection) = None;
+        // Whoever waits for an event hears that there is none, though the driver may have ended first.
+        while let Some(action) = self.next_action() {
+            if let ClientAction::Finished(outcome) = action {
+                P::finished(self, outcome);
+            }
+        }
+    }
+
+    fn next_action(&self) -> Option<ClientAction<<P::Machine as DialerMachine>::Wanted>> {
+        lock(&self.machine).poll_action()
     }
 
     fn perform(self: &Arc<Self>, action: ClientAction<<P::Machine as DialerMachine>::Wanted>) {

@@ -159,7 +159,9 @@ pub(crate) struct Hub<P: HubPolicy> {
     job: u64,
     chunk: u32,
     tolerance: Arc<Tolerance>,
-    listener: Box<dyn Listener>,
+    /// Until the hub is closed.
+    listener: Mutex<Option<Arc<dyn Listener>>>,
+    address: String,
     ordered: bool,
     links: Mutex<HashMap<LinkId, Outbox>>,
     next_link: AtomicU64,
@@ -189,7 +191,9 @@ impl<P: HubPolicy> Hub<P> {
         let crew = Crew::new()?;
         let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
         let listening = Options { lobby: Some(lobby), ..options.transport };
-        let listener = crew.handle().block_on(transport.listen(address, &listening))?;
+        let listener: Arc<dyn Listener> =
+            crew.handle().block_on(transport.listen(address, &listening))?.into();
+        let notice = listener.notice();
         let hub = Arc::new(Self {
             machine: Mutex::new(machine(Box::new(gate))),
             policy,
@@ -198,7 +202,8 @@ impl<P: HubPolicy> Hub<P> {
             chunk: options.chunk,
             tolerance: options.tolerance,
             ordered: transport.capabilities().settles(),
-            listener,
+            address: listener.address().to_string(),
+            listener: Mutex::new(Some(listener)),
             links: Mutex::default(),
             next_link: AtomicU64::new(1),
             peers,
@@ -209,7 +214,7 @@ impl<P: HubPolicy> Hub<P> {
             changed: Condvar::new(),
             crew: crew.clone(),
         });
-        if let Some(notice) = hub.listener.notice() {
+        if let Some(notice) = notice {
             hub.note(&notice);
         }
         crew.spawn(accept(hub.clone()));
@@ -218,7 +223,11 @@ impl<P: HubPolicy> Hub<P> {
     }
 
     pub fn address(&self) -> String {
-        self.listener.address().to_string()
+        self.address.clone()
+    }
+
+    fn listener(&self) -> Option<Arc<dyn Listener>> {
+        lock(&self.listener).clone()
     }
 
     pub fn now(&self) -> Time {
@@ -467,7 +476,12 @@ impl<P: HubPolicy> Hub<P> {
             let (id, outbox): &(LinkId, Outbox) = &ready[index];
             self.parcel_sent(*id, outbox.link(), update.id().round, report);
         };
-        tokio::join!(self.listener.send_group(&links, update, &done), join_all(late));
+        let group = async {
+            if let Some(listener) = self.listener() {
+                listener.send_group(&links, update, &done).await;
+            }
+        };
+        tokio::join!(group, join_all(late));
     }
 
     fn parcel_sent(
@@ -494,7 +508,7 @@ impl<P: HubPolicy> Hub<P> {
         self.wake();
     }
 
-    /// Tells every member that the job is over, and ends all tasks.
+    /// Tells every member that the job is over, and ends all tasks. Idempotent.
     pub fn close(&self, reason: &str) {
         let now = self.now();
         lock(&self.machine).finish(now, reason);
@@ -512,14 +526,17 @@ impl<P: HubPolicy> Hub<P> {
             join_all(outboxes.iter().map(|outbox| outbox.link().close())).await;
         });
         self.crew.dismiss(TASKS_PATIENCE);
+        // Nobody else has it by now, so the address is free.
+        drop(lock(&self.listener).take());
     }
 }
 
 /// Accepts links as long as there are any to come.
 async fn accept<P: HubPolicy>(hub: Arc<Hub<P>>) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let Some(listener) = hub.listener() else { return };
     while let Ok(permit) = handshakes.clone().acquire_owned().await {
-        match hub.listener.accept().await {
+        match listener.accept().await {
             Ok(pending) => {
                 let welcoming = hub.clone();
                 hub.spawn(async move {

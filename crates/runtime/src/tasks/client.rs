@@ -74,7 +74,7 @@ impl Worker {
 
 /// A client of a server of tasks. Its methods may be called from several threads.
 pub struct TaskClient {
-    dialer: Option<Arc<TaskDialer>>,
+    dialer: Arc<TaskDialer>,
 }
 
 impl TaskClient {
@@ -87,22 +87,17 @@ impl TaskClient {
         let to = DialOptions::new(address, name, options)?;
         let config = ClientConfig { name: name.into(), instance: to.instance, layout: None, patience };
         let machine = proto::TaskClient::new(config, MAX_TASK, seed);
-        Ok(Self { dialer: Some(Dialer::start(to, machine, Worker::default())?) })
-    }
-
-    fn dialer(&self) -> Result<&Arc<TaskDialer>, Error> {
-        self.dialer.as_ref().ok_or_else(|| Error::new("closed", "use task client", "the client is closed"))
+        Ok(Self { dialer: Dialer::start(to, machine, Worker::default())? })
     }
 
     /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
     pub fn next_event(&self, go_on: impl FnMut() -> bool) -> Option<TaskEvent> {
-        let dialer = self.dialer.as_ref()?;
-        dialer.wait_for(|| lock(&dialer.policy.events).pop_front(), go_on)
+        self.dialer.wait_for(|| lock(&self.dialer.policy.events).pop_front(), go_on)
     }
 
     /// Whether a task was handed out, and somebody still wants its result.
     pub fn is_open(&self, task: u32) -> bool {
-        self.dialer.as_ref().is_some_and(|dialer| lock(&dialer.machine).is_open(task))
+        lock(&self.dialer.machine).is_open(task)
     }
 
     /// Sends a result. Its tensors must not be written to until the task is over.
@@ -116,7 +111,7 @@ impl TaskClient {
         tensors: Option<(Arena, Arc<Layout>)>,
         weight: f64,
     ) -> Result<(), Error> {
-        let dialer = self.dialer()?;
+        let dialer = &self.dialer;
         let layout = tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
         // Before the machine knows of it, since it may be granted at once.
         let before = tensors.and_then(|tensors| lock(&dialer.policy.answers).insert(task, tensors));
@@ -137,17 +132,15 @@ impl TaskClient {
     /// # Errors
     /// `task` if the task was not handed out, was answered before or is over.
     pub fn refuse(&self, task: u32, reason: &str) -> Result<(), Error> {
-        let dialer = self.dialer()?;
+        let dialer = &self.dialer;
         let outcome = lock(&dialer.machine).refuse(task, reason);
         dialer.wake();
         outcome.map_err(|reason| Error::new("task", "refuse task", reason))
     }
 
-    /// Leaves for good.
-    pub fn close(&mut self, reason: &str) {
-        if let Some(dialer) = self.dialer.take() {
-            dialer.close(reason);
-        }
+    /// Leaves for good: whoever waits for an event hears that the job is over. Idempotent.
+    pub fn close(&self, reason: &str) {
+        self.dialer.close(reason);
     }
 }
 

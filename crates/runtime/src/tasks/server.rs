@@ -83,7 +83,7 @@ type TaskHub = Hub<Tasks>;
 
 /// A server that listens and sends tasks. Its methods may be called from several threads.
 pub struct TaskServer {
-    hub: Option<Arc<TaskHub>>,
+    hub: Arc<TaskHub>,
 }
 
 impl TaskServer {
@@ -119,43 +119,37 @@ impl TaskServer {
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
         let tasks = Tasks { store: Store::new(options.memory, folder), open: Mutex::default(), options };
         let machine = |gate| proto::TaskServer::new(config, gate);
-        Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, tasks)?) })
-    }
-
-    fn hub(&self) -> Result<&Arc<TaskHub>, Error> {
-        self.hub.as_ref().ok_or_else(|| Error::new("closed", "use task server", "the server is closed"))
+        Ok(Self { hub: Hub::start(&transport, &address, hub, machine, tasks)? })
     }
 
     /// Where it listens, with the port that the system chose.
     pub fn address(&self) -> String {
-        self.hub.as_ref().map(|hub| hub.address()).unwrap_or_default()
+        self.hub.address()
     }
 
     /// Names of the members that are connected.
     pub fn clients(&self) -> Vec<String> {
-        self.hub.as_ref().map(|hub| hub.clients()).unwrap_or_default()
+        self.hub.clients()
     }
 
     /// What happened since the last call, in words.
     pub fn notes(&self) -> Vec<String> {
-        self.hub.as_ref().map(|hub| hub.take_notes()).unwrap_or_default()
+        self.hub.take_notes()
     }
 
     /// Members that were here and are not connected: name, why the link ended, and whether it left for good.
     pub fn departed(&self) -> Vec<(String, String, bool)> {
-        self.hub.as_ref().map(|hub| hub.away()).unwrap_or_default()
+        self.hub.away()
     }
 
     /// Waits until `members` members are connected, the time is over, or `go_on` says no. Returns how many are.
     pub fn wait(&self, members: usize, limit: Option<Duration>, go_on: impl FnMut() -> bool) -> usize {
-        self.hub.as_ref().map_or(0, |hub| hub.wait_for_clients(members, limit, go_on))
+        self.hub.wait_for_clients(members, limit, go_on)
     }
 
     /// A member's process has ended for good, as `why` says if it is not empty.
     pub fn forget(&self, member: &str, why: &str) {
-        if let Some(hub) = &self.hub {
-            hub.forget(member, why);
-        }
+        self.hub.forget(member, why);
     }
 
     /// Opens a task; returns its number.
@@ -163,7 +157,7 @@ impl TaskServer {
     /// # Errors
     /// `task` if it cannot be opened: too many are open, or nobody is named.
     pub fn open(&self, task: NewTask) -> Result<u32, Error> {
-        let hub = self.hub()?;
+        let hub = &self.hub;
         if task.deadline.is_some_and(|within| Duration::try_from_secs_f64(within).is_err()) {
             return Err(Error::new("options", "open task", "a deadline is seconds, not negative"));
         }
@@ -200,7 +194,7 @@ impl TaskServer {
         limit: Option<Duration>,
         mut go_on: impl FnMut() -> bool,
     ) -> Result<Option<TaskReply>, Error> {
-        let hub = self.hub()?;
+        let hub = &self.hub;
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
             let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
@@ -229,7 +223,7 @@ impl TaskServer {
     /// # Errors
     /// `task` if the task does not fold, is still open, or no result was folded.
     pub fn mean(&self, task: u32) -> Result<(Arena, Arc<Layout>), Error> {
-        let hub = self.hub()?;
+        let hub = &self.hub;
         let no_mean = |reason: String| Error::new("task", "take the mean", reason);
         let sums = {
             let open = lock(&hub.policy.open);
@@ -256,30 +250,31 @@ impl TaskServer {
 
     /// Nobody wants the results of a task any more; its open parts end as cancelled.
     pub fn cancel(&self, task: u32) {
-        if let Some(hub) = &self.hub {
-            lock(&hub.machine).cancel(hub.now(), task);
-            hub.wake();
-        }
+        lock(&self.hub.machine).cancel(self.hub.now(), task);
+        self.hub.wake();
     }
 
     /// Forgets a task, with the replies that were not taken; what is open of it is cancelled.
     pub fn release(&self, task: u32) {
         self.cancel(task);
-        if let Some(hub) = &self.hub {
-            let mut open = lock(&hub.policy.open);
-            // One that is still open is removed when it closes.
-            if open.get(&task).is_some_and(|task| task.closed) {
-                open.remove(&task);
-            } else if let Some(task) = open.get_mut(&task) {
-                (task.fold, task.replies, task.released) = (None, VecDeque::new(), true);
-            }
+        let mut open = lock(&self.hub.policy.open);
+        // One that is still open is removed when it closes.
+        if open.get(&task).is_some_and(|task| task.closed) {
+            open.remove(&task);
+        } else if let Some(task) = open.get_mut(&task) {
+            (task.fold, task.replies, task.released) = (None, VecDeque::new(), true);
         }
     }
 
-    /// Tells every member that the job is over, and stops.
-    pub fn close(&mut self, reason: &str) {
-        if let Some(hub) = self.hub.take() {
-            hub.close(reason);
+    /// Tells every member that the job is over, and stops. What is open ends as cancelled, and whoever waits for a reply
+    /// hears so. Idempotent.
+    pub fn close(&self, reason: &str) {
+        self.hub.close(reason);
+        // The driver may have ended before it performed the last.
+        while let Some(action) = next_action(&self.hub) {
+            if let Action::Policy(wanted @ (TaskAction::Settled(_) | TaskAction::Closed { .. })) = action {
+                Tasks::perform(&self.hub, wanted);
+            }
         }
     }
 }
@@ -288,6 +283,10 @@ impl Drop for TaskServer {
     fn drop(&mut self) {
         self.close("the server has stopped");
     }
+}
+
+fn next_action(hub: &TaskHub) -> Option<Action<TaskAction>> {
+    lock(&hub.machine).poll_action()
 }
 
 fn unknown(task: u32) -> Error {

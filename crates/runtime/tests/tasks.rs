@@ -1,0 +1,153 @@
+//! Servers and clients of tasks over real links.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use common::LIMIT;
+use serde_json::json;
+use thalweg_arena::Arena;
+use thalweg_proto::ReplyState;
+use thalweg_runtime::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
+use thalweg_wire::{Dtype, Layout};
+
+const ADDRESSES: [&str; 2] = ["memory://tasks:0", "tcp://127.0.0.1:0"];
+
+fn server(address: &str) -> TaskServer {
+    let options: TaskServerOptions = serde_json::from_value(json!({ "grace": 1.0 })).unwrap();
+    TaskServer::start(address, options).unwrap()
+}
+
+/// A client that sends back what it gets, plus one, until the job is over.
+fn echo(address: &str, name: &str, weight: f64) -> JoinHandle<Result<u32, String>> {
+    let client = TaskClient::start(address, name, serde_json::from_value(json!({})).unwrap()).unwrap();
+    std::thread::spawn(move || {
+        let (started, mut answered) = (Instant::now(), 0);
+        loop {
+            match client.next_event(|| started.elapsed() < LIMIT) {
+                Some(TaskEvent::Task { task, head, layout, arena, .. }) => {
+                    let result = arena.map(|arena| (plus_one(&arena), layout));
+                    client.answer(task, head, result, weight).map_err(|e| e.to_string())?;
+                    answered += 1;
+                }
+                Some(TaskEvent::Finished(outcome)) => return outcome.map(|_| answered),
+                Some(_) => {}
+                None => return Err("the test hangs".into()),
+            }
+        }
+    })
+}
+
+fn values(arena: &Arena) -> Vec<f32> {
+    let bytes = arena.lend(arena.range()).unwrap();
+    bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+fn filled(values: impl IntoIterator<Item = f32>) -> (Arena, Arc<Layout>) {
+    let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+    let layout = Layout::pack([("w", Dtype::F32, vec![bytes.len() as u64 / 4])]).unwrap();
+    let arena = Arena::new(layout.bytes()).unwrap();
+    arena.claim(arena.range()).unwrap().copy_from_slice(&bytes);
+    (arena, Arc::new(layout))
+}
+
+fn plus_one(arena: &Arena) -> Arena {
+    filled(values(arena).into_iter().map(|value| value + 1.0)).0
+}
+
+fn task(tensors: Option<(Arena, Arc<Layout>)>, fold: Option<Arc<Layout>>, members: &[&str]) -> NewTask {
+    let members = members.iter().map(|name| (*name).to_string()).collect();
+    NewTask { head: b"7".to_vec(), tensors, bytes_id: 1, members, deadline: Some(LIMIT.as_secs_f64()), fold }
+}
+
+fn replies(server: &TaskServer, task: u32) -> Vec<TaskReply> {
+    std::iter::from_fn(|| server.next_reply(task, Some(LIMIT), || true).unwrap()).collect()
+}
+
+#[test]
+fn results_come_back_and_means_are_by_weight() {
+    for address in ADDRESSES {
+        let server = server(address);
+        let clients = [("a", 1.0), ("b", 3.0)].map(|(name, weight)| echo(&server.address(), name, weight));
+        assert_eq!(server.wait(2, Some(LIMIT), || true), 2);
+        let (arena, layout) = filled((0..100_000).map(|n| n as f32));
+        for _ in 0..3 {
+            let sent = Some((arena.clone(), layout.clone()));
+            let number = server.open(task(sent, None, &["a", "b"])).unwrap();
+            let all = replies(&server, number);
+            assert_eq!(all.len(), 2);
+            for reply in &all {
+                assert_eq!((reply.state, &reply.head[..]), (ReplyState::Done, &b"7"[..]));
+                let (result, _) = reply.tensors.as_ref().unwrap();
+                assert_eq!(values(result), values(&plus_one(&arena)));
+            }
+            server.release(number);
+        }
+        let sent = Some((arena.clone(), layout.clone()));
+        let number = server.open(task(sent, Some(layout.clone()), &["a", "b"])).unwrap();
+        assert!(server.mean(number).err().unwrap().to_string().contains("take all its replies first"));
+        assert!(replies(&server, number).iter().all(|reply| reply.tensors.is_none()));
+        assert_eq!(values(&server.mean(number).unwrap().0), values(&plus_one(&arena)));
+        server.close("done");
+        for client in clients {
+            assert_eq!(client.join().unwrap(), Ok(4));
+        }
+    }
+}
+
+#[test]
+fn whoever_waits_hears_that_it_is_closed() {
+    for address in ADDRESSES {
+        let server = Arc::new(server(address));
+        let number = server.open(task(None, None, &["never"])).unwrap();
+        let client = TaskClient::start(&server.address(), "a", serde_json::from_value(json!({})).unwrap());
+        let client = Arc::new(client.unwrap());
+        assert_eq!(server.wait(1, Some(LIMIT), || true), 1);
+        let waits = {
+            let (server, client) = (server.clone(), client.clone());
+            (
+                std::thread::spawn(move || replies(&server, number)[0].state),
+                std::thread::spawn(move || loop {
+                    if let TaskEvent::Finished(outcome) = client.next_event(|| true).unwrap() {
+                        return outcome;
+                    }
+                }),
+            )
+        };
+        client.close("it leaves");
+        server.close("done");
+        let state = waits.0.join().unwrap();
+        assert!(matches!(state, ReplyState::Cancelled | ReplyState::Lost), "{state:?}");
+        assert!(waits.1.join().unwrap().is_ok());
+        assert!(server.open(task(None, None, &["a"])).is_err(), "the job is over");
+        server.close("again");
+        client.close("again");
+    }
+}
+
+#[test]
+fn a_closed_server_leaves_its_address_though_it_is_still_held() {
+    let first = server("tcp://127.0.0.1:0");
+    first.close("done");
+    let second = server(&first.address());
+    assert_eq!(second.address(), first.address());
+}
+
+/// Away, unknown, or released: no call waits for ever.
+#[test]
+fn what_there_is_not_is_said() {
+    let server = server("memory://tasks-none:0");
+    let unknown = |task| server.next_reply(task, Some(LIMIT), || true).err().unwrap().kind().to_string();
+    assert_eq!(unknown(9), "task");
+    let number = server.open(task(None, None, &["never"])).unwrap();
+    let waited = server.next_reply(number, Some(std::time::Duration::ZERO), || true);
+    assert_eq!(waited.err().unwrap().kind(), "timeout");
+    assert_eq!(server.next_reply(number, None, || false).err().unwrap().kind(), "interrupted");
+    server.cancel(number);
+    assert_eq!(replies(&server, number)[0].state, ReplyState::Cancelled);
+    server.release(number);
+    assert_eq!(unknown(number), "task");
+}
