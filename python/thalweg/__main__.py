@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from thalweg.machine.grace import leave
+from thalweg.machine.grace import leave, remember_interrupts
 
 __all__ = ["main"]
 
@@ -13,6 +13,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the program. Importing the commands takes a moment, in which Ctrl-C may come as well."""
+    remember_interrupts()
     try:
         from thalweg.cli import main as commands
 

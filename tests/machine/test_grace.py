@@ -195,3 +195,24 @@ def test_to_leave_says_what_was_said(capfd: pytest.CaptureFixture[str]) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "said", "")
     assert grace.HURRIED_SECONDS < 1
+
+
+LOST = """
+import signal
+from thalweg.machine import grace
+grace.remember_interrupts()
+grace.end_if_interrupted()
+try:
+    signal.raise_signal(signal.SIGINT)
+except BaseException:
+    print("lost")
+try:
+    grace.end_if_interrupted()
+except KeyboardInterrupt:
+    print("found")
+"""
+
+
+def test_an_interruption_that_some_library_catches_is_not_lost() -> None:
+    said = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == ["lost", "found"]

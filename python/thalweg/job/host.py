@@ -15,6 +15,7 @@ from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
+from thalweg.machine.grace import end_if_interrupted
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.options import server_options
@@ -125,6 +126,7 @@ class Host:
 
     def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
         """Run a round and evaluate the model; return the journal's entry."""
+        end_if_interrupted()
         self.progress.begin(number, self.plan.job.rounds)
         outcome = self._round(number, names)
         self.attendance.add(outcome["participants"])

@@ -7,12 +7,37 @@ ended with all its programs within two seconds.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import suppress
+from types import FrameType
 from typing import Final, NoReturn
 
 # For each of the programs of a command; together they get less than two seconds.
 HURRIED_SECONDS: Final = 0.4
+
+
+_interrupts: list[int] = []
+
+
+def remember_interrupts() -> None:
+    """From now on remember Ctrl-C, which raises KeyboardInterrupt as before. To be called in the main thread.
+
+    Code that catches everything, in a library that is being imported, say, can lose the exception.
+    """
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        _interrupts.append(number)
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, heard)
+
+
+def end_if_interrupted() -> None:
+    """Raise KeyboardInterrupt if Ctrl-C came and was lost: long work asks before each of its steps."""
+    if _interrupts:
+        raise KeyboardInterrupt
 
 
 def is_hurried() -> bool:
