@@ -227,9 +227,9 @@ class TaskServer:
         send the same ones again. ``to`` names members, by default all that are connected; one that is not there may
         still come. Who has not answered after ``deadline`` seconds is late.
 
-        With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight: the server
-        then holds no more than two results at a time, whatever the number of members. ``returns`` names those of the
-        tensors that results have then, by default all.
+        With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight. The server
+        then holds the sums, and results that wait to be folded: 64 MiB of them, or one if it is larger, whatever the
+        number of members. ``returns`` names those of the tensors that results have then, by default all.
 
         Raises ModelError for tensors that do not travel, PlanError for ``returns`` that is not among them, CoreError
         of kind ``task`` if too many tasks are open.
