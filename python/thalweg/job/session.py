@@ -226,8 +226,8 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     with Groups(shares) as groups:
         chosen = machine.congestion_controls()[0] if registry.can(plan.scheme)["congestion"] else None
         made = Session(plan, names, groups, congestion=chosen)
-        _emulate(made, note)
         try:
+            _emulate(made, note)
             if asked is not None:
                 made.stress = Stress(asked, names, made)
                 made.stress.check(emulated=made.lab is not None)
