@@ -1,0 +1,1 @@
+"""An app for tests of what goes wrong: one partition's client misbehaves, as the run's configuration says."""

@@ -1,0 +1,44 @@
+"""Adds one to the model; the client of the faulty partition raises, never answers, exits, or answers far too much."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+def raises(context: Context) -> int:
+    raise ValueError("this client cannot train")
+
+
+def silent(context: Context) -> int:
+    threading.Event().wait()  # for ever: a test ends this process
+    return 0
+
+
+def exits(context: Context) -> int:
+    os._exit(3)  # as a crash in native code does: nothing is cleaned up
+
+
+def oversized(context: Context) -> int:
+    return context.run_config["reply-mib"] << 20
+
+
+FAULTS = {"raises": raises, "silent": silent, "exits": exits, "oversized": oversized}
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    excess = 0
+    if context.node_config["partition-id"] == context.run_config["faulty-partition"]:
+        excess = FAULTS[context.run_config["fault"]](context)
+    arrays = ArrayRecord({name: Array(array.numpy() + 1) for name, array in message.content["arrays"].items()})
+    if excess:
+        arrays["excess"] = Array(np.zeros(excess, np.uint8))
+    metrics = MetricRecord({"num-examples": 1, "partition": context.node_config["partition-id"]})
+    return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

@@ -1,0 +1,1 @@
+"""Linear regression by the message API, in NumPy."""

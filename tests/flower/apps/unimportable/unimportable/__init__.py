@@ -1,0 +1,1 @@
+"""A ClientApp that cannot be imported."""

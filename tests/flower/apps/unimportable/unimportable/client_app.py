@@ -1,0 +1,6 @@
+"""Needs a module that nobody has."""
+
+import a_module_that_nobody_has
+from flwr.clientapp import ClientApp
+
+app = ClientApp(a_module_that_nobody_has.mods())
