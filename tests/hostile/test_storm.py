@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from random import Random
+from urllib.parse import urlsplit
+
 import pytest
 
-from tests.hostile.storm import MEMORY, missing, storm, transports
+from tests.hostile import wire
+from tests.hostile.storm import MEMORY, missing, running, storm, transports
 
 ROUNDS = 40
 # How long each job is attacked at least; CI has a minute for all of them.
@@ -23,3 +28,25 @@ def test_an_honest_job_goes_on(transport: str) -> None:
     assert account.growth < MEMORY
     assert account.attacked[-1]["notes"] < 100, "peers that were turned away are counted, not listed"
     assert sum(account.peers.values()) > 0
+
+
+def refusal(address: str, message: bytes) -> int:
+    """Send a first message over tcp; return the code of the refusal that answers it."""
+    parts = urlsplit(address)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as peer:
+        opening = wire.preamble(Random(1))
+        peer.sendall(opening + wire.control(message))
+        with peer.makefile("rb") as stream:
+            stream.read(len(opening))
+            while True:
+                size = int.from_bytes(stream.read(wire.HEADER_BYTES)[8:12], "little")
+                said = stream.read(size)
+                if said[0] == wire.REFUSED:
+                    return said[1]
+
+
+@pytest.mark.e2e
+def test_peers_speak_the_session_version_of_this_build() -> None:
+    with running("job", "tcp://127.0.0.1:0") as job:
+        address = job.next()["address"]
+        assert refusal(address, wire.hello(b"client-0", Random(2))) == wire.BAD_PROOF

@@ -14,7 +14,11 @@ from typing import Final
 CONTROL: Final = 1
 CHUNK: Final = 2
 MAX_CONTROL: Final = 8 << 20
-VERSION: Final = 5
+HEADER_BYTES: Final = 52
+VERSION: Final = 6
+REFUSED: Final = 3
+# The place of `Authentication` in crates/wire's `Refusal`.
+BAD_PROOF: Final = 1
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA: Final = 0
 HEADERS: Final = 1
@@ -73,12 +77,13 @@ def hello(name: bytes, random: Random, holes: int = 0) -> bytes:
         holding = b"\x01" + varint(1) + varint(holes) + ranges
     proof = b"\x01" + random.randbytes(32)
     said = varint(VERSION) + varint(len(name)) + name + varint(random.getrandbits(63)) + random.randbytes(32)
-    return b"\x01" + said + proof + b"\x00" + holding + varint(random.getrandbits(40))
+    return b"\x01" + said + proof + b"\x00" + holding + varint(random.getrandbits(40)) + b"\x00"
 
 
 def offer(random: Random) -> bytes:
-    """Return an Offer of an update that nobody asked for."""
-    return b"\x08" + varint(1) + varint(2**50) + varint(random.getrandbits(63)) + varint(2) + b"{}"
+    """Return an Offer of an update that nobody asked for: a Parcel of the whole model."""
+    content = b"\x01" + varint(random.getrandbits(63))
+    return b"\x04" + varint(1) + b"\x00" + varint(2) + b"{}" + content + b"\x00" + struct.pack("<d", 2.0**50) + b"\x00"
 
 
 def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -106,7 +111,7 @@ def grpc_call() -> bytes:
 
 def grpc_frame(frame: bytes) -> bytes:
     """Return one of our frames, header and payload, as DATA of gRPC's stream 1 of at most 16 KiB each."""
-    head, payload = frame[:52], frame[52:]
+    head, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
     message = b"\x0a" + varint(len(head)) + head + b"\x12" + varint(len(payload)) + payload
     message = b"\x00" + struct.pack(">I", len(message)) + message
     parts = (message[at : at + 16384] for at in range(0, len(message), 16384))
