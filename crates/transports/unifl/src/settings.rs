@@ -13,12 +13,12 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
         name: "budget",
         kind: Kind::Share { default: Share::millionths(20_000) },
-        meaning: "share of an update that may be masked; what is lost beyond it is repaired",
+        meaning: "share of an update that may be masked; the sender retransmits what is lost beyond it",
     },
     Setting {
         name: "refuse",
         kind: Kind::Share { default: Share::millionths(1_000_000) },
-        meaning: "share of an update whose loss, masked or repaired, ends the link",
+        meaning: "the link ends when more than this share of an update is lost, masked or retransmitted",
     },
     Setting {
         name: "control",
