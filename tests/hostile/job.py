@@ -11,14 +11,16 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
 from thalweg import _core
+from thalweg.sections import SecuritySection
+from thalweg.transports.links import local_trust
 
+Tls: TypeAlias = Literal["on", "off"]
 CLIENTS: Final = 2
 ELEMENTS: Final = 1 << 18
 BYTES: Final = 4 * ELEMENTS
@@ -72,17 +74,19 @@ def is_all(values: np.ndarray[Any, Any], value: float) -> bool:
 
 
 class Job:
-    """A server and its clients. ``more`` are options of both ends' transport."""
+    """A server and its clients. ``more`` are options of both ends' transport; ``tls`` is on or off."""
 
-    def __init__(self, url: str, more: dict[str, Any]) -> None:
+    def __init__(self, url: str, more: dict[str, Any], tls: Tls = "off") -> None:
         self.arena = _core.Arena(layout())
         self.model = np.asarray(self.arena).view(np.float32)
         self.model[:] = expected(0)
-        token = _core.pki_token(_core.pki_secret(), "everybody")
-        options = {"token": token, "transport": more}
+        own, member = (
+            {"token": trust["token"], "transport": {**more, "tls": trust.get("tls")}}
+            for trust in local_trust(SecuritySection(tls=tls), url)
+        )
         job = {"expected": CLIENTS, "enough": CLIENTS, "deadline": DEADLINE}
-        self.server = _core.Server(self.arena, url, json.dumps({**options, **job}))
-        self.options = options
+        self.server = _core.Server(self.arena, url, json.dumps({**own, **job}))
+        self.options = member
         self.parties: list[Party] = []
 
     def join(self) -> None:
@@ -114,9 +118,9 @@ def say(**facts: object) -> None:
     sys.stdout.flush()
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(url: str, more: str = "{}", tls: Tls = "off") -> None:
     """Run rounds until the standard input ends."""
-    job = Job(arguments[0], json.loads(arguments[1]) if len(arguments) > 1 else {})
+    job = Job(url, json.loads(more), tls)
     over = threading.Event()
 
     def listen() -> None:
@@ -139,4 +143,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,9 @@ from tests.hostile.storm import running
 GUESTS = 1024
 LEAVING = 64
 OWN = 64
-# Bytes of memory for each of them, TLS aside.
+# Of these from one address.
+OF_AN_ADDRESS = GUESTS // 2
+# Bytes of memory for each of them, with or without TLS.
 EACH = 64 << 10
 KNOCKS = 1500
 
@@ -76,6 +79,35 @@ def test_guests_cost_what_the_documents_say(transport: str, what: str) -> None:
     assert all(fact["exact"] and fact["complete"] for fact in facts)
     assert files <= GUESTS + LEAVING + OWN
     assert max(fact["rss"] for fact in facts) - before["rss"] < (GUESTS + LEAVING) * EACH
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_guests_under_tls_cost_what_the_documents_say(transport: str) -> None:
+    """They end the handshake, so that the server has all of a TLS session for each, and say nothing more."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    if transport == "grpc":
+        anybody.set_alpn_protocols(["h2"])
+    with descriptors(KNOCKS + 200), running("job", f"{transport}://127.0.0.1:0", "{}", "on") as job:
+        address = job.next()["address"]
+        job.go()
+        before = [job.next() for _ in range(20)][-1]
+        peers: list[socket.socket] = []
+        try:
+            for _ in range(KNOCKS):
+                peer = knock(address, b"")
+                peer.setblocking(True)
+                with suppress(OSError):  # it may have been turned out already
+                    peers.append(anybody.wrap_socket(peer))
+            facts = [job.next() for _ in range(20)]
+        finally:
+            for peer in peers:
+                peer.close()
+        facts += [fact for fact in job.end() if "round" in fact]
+    assert len(peers) > KNOCKS / 2
+    assert all(fact["exact"] and fact["complete"] for fact in facts)
+    assert max(fact["rss"] for fact in facts) - before["rss"] < (OF_AN_ADDRESS + LEAVING) * EACH
 
 
 @pytest.mark.e2e
