@@ -36,18 +36,24 @@ WITHIN: Final = {
     "zeromq-src": "MPL-2.0",
 }
 FINE_WITHIN: Final = ALLOWED | {"MPL-2.0"}
+# Python packages that an extra brings, which stay packages of their own, unchanged -> their licence. MPL-2.0 asks for
+# the source of its own files, which these packages are, and for nothing of ours.
+BESIDE: Final = {"certifi": "MPL-2.0", "pathspec": "MPL-2.0"}
 # Packages whose metadata say it in other words than SPDX's -> what their licence file says.
 IN_WORDS: Final = {
     "apache 2.0 license": "Apache-2.0",
     "apache license 2.0": "Apache-2.0",
     "apache license, version 2.0": "Apache-2.0",
     "apache software license": "Apache-2.0",
+    "3-clause bsd license": "BSD-3-Clause",
     "bsd": "BSD-3-Clause",
     "bsd license": "BSD-3-Clause",
+    "bsd, public domain": "BSD-2-Clause",
     "bsd 3-clause": "BSD-3-Clause",
     "bsd 3-clause license": "BSD-3-Clause",
     "isc license": "ISC",
     "mit license": "MIT",
+    "mozilla public license 2.0 (mpl 2.0)": "MPL-2.0",
     "python software foundation license": "PSF-2.0",
     "dual license": "Apache-2.0 OR BSD-3-Clause",
 }
@@ -72,7 +78,7 @@ def faults_of(kind: str, licences: dict[str, str | None]) -> list[str]:
         try:
             if expression is None:
                 faults.append(f"{kind} {name}: its metadata name no licence")
-            elif not is_met(expression, ALLOWED):
+            elif not is_met(expression, ALLOWED | {BESIDE[name]} if kind == "package" and name in BESIDE else ALLOWED):
                 faults.append(f"{kind} {name}: {expression} is not allowed")
         except SpdxError as error:
             faults.append(f"{kind} {name}: {expression!r} is no SPDX expression: {error}")
@@ -132,7 +138,7 @@ def licence(package: metadata.Distribution) -> str | None:
     if expression := said.get("License-Expression"):
         return str(expression)
     words = str(said.get("License") or "").strip()
-    if words and "\n" not in words:
+    if words and "\n" not in words and words != "UNKNOWN":
         return IN_WORDS.get(words.lower(), words)
     classified = [line.rpartition(" :: ")[2] for line in said.get_all("Classifier") or () if "License ::" in line]
     known = [IN_WORDS.get(name.lower(), name) for name in classified]
