@@ -61,8 +61,9 @@ pub struct World {
     back: Vec<Pipe>,
     events: BinaryHeap<Queued>,
     bodies: Vec<Option<Event>>,
-    /// Packets dropped by the queue.
+    /// Packets dropped by the queue, and packets that the link lost.
     pub full: u64,
+    pub lost: u64,
     pub dropped: u64,
     dice: Dice,
 }
@@ -106,9 +107,14 @@ impl Party {
 }
 
 impl World {
+    /// Links of one shape; the way back has no limit of its rate.
     pub fn new(shape: &Shape, rules: &[Rule], seed: u64) -> Self {
-        let there = Pipe::new(shape.clone(), seed, 1).unwrap();
-        let way_back = Shape { rate: None, ..shape.clone() };
+        Self::between(shape, &Shape { rate: None, ..shape.clone() }, rules, seed)
+    }
+
+    /// One link for all packets, and a way back of its own for each party's acknowledgements.
+    pub fn between(there: &Shape, way_back: &Shape, rules: &[Rule], seed: u64) -> Self {
+        let there = Pipe::new(there.clone(), seed, 1).unwrap();
         let back =
             (0..rules.len() as u64).map(|n| Pipe::new(way_back.clone(), seed, 2 + n).unwrap()).collect();
         let party = |&rule: &Rule| Party {
@@ -135,6 +141,7 @@ impl World {
             events: BinaryHeap::new(),
             bodies: Vec::new(),
             full: 0,
+            lost: 0,
             dropped: 0,
             dice: Dice::new(&[seed, 99]),
         }
@@ -269,7 +276,7 @@ impl World {
                     self.at(pass.due, party, Event::Packet(packet));
                 }
                 Fate::Dropped(Cause::Queue) => self.full += 1,
-                Fate::Dropped(_) => {}
+                Fate::Dropped(_) => self.lost += 1,
             }
         }
         let one = &mut self.parties[party];
