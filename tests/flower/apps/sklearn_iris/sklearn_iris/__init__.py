@@ -1,0 +1,1 @@
+"""Logistic regression over a data set of flwr_datasets, in scikit-learn."""

@@ -1,0 +1,1 @@
+"""A small convolutional network for CIFAR-10, in PyTorch."""
