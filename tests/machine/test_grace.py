@@ -216,3 +216,41 @@ except KeyboardInterrupt:
 def test_an_interruption_that_some_library_catches_is_not_lost() -> None:
     said = subprocess.run([sys.executable, "-c", LOST], capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout.split() == ["lost", "found"]
+
+
+SWALLOWING = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+    print("went on")
+except BaseException:
+    print("swallowed")
+"""
+IMPORTING = """
+from thalweg.machine import grace
+grace.remember_interrupts()
+try:
+    import swallowing
+    while True:
+        pass
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+def test_an_interruption_waits_for_the_end_of_an_import(tmp_path: Path) -> None:
+    (tmp_path / "swallowing.py").write_text(SWALLOWING)
+    (tmp_path / "program.py").write_text(IMPORTING)
+    program = [sys.executable, str(tmp_path / "program.py")]
+    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == ["went", "on", "ended"]
+
+
+def test_a_second_interruption_ends_an_import(tmp_path: Path) -> None:
+    (tmp_path / "swallowing.py").write_text(
+        "import signal\n" + 2 * "signal.raise_signal(signal.SIGINT)\n" + "print(0)\n"
+    )
+    (tmp_path / "program.py").write_text(IMPORTING)
+    program = [sys.executable, str(tmp_path / "program.py")]
+    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == ["ended"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from types import FrameType
 from typing import Final, NoReturn
@@ -17,21 +18,45 @@ from typing import Final, NoReturn
 HURRIED_SECONDS: Final = 0.4
 
 
-_interrupts: list[int] = []
+# How often, and for how long at most, Ctrl-C waits for an import to end.
+LOOK_SECONDS: Final = 0.02
+IMPORT_SECONDS: Final = 5.0
+IMPORTERS: Final = "<frozen importlib"
+
+_interrupts: list[float] = []
 
 
 def remember_interrupts() -> None:
-    """From now on remember Ctrl-C, which raises KeyboardInterrupt as before. To be called in the main thread.
+    """From now on remember Ctrl-C, and raise KeyboardInterrupt between imports. To be called in the main thread.
 
-    Code that catches everything, in a library that is being imported, say, can lose the exception.
+    Some libraries catch every exception while they are imported, NumPy and PyTorch among them, and may not work
+    afterwards. So Ctrl-C during an import is raised when the import has ended, after five seconds, or with a second
+    Ctrl-C, whichever comes first. It takes the process's timer ``ITIMER_REAL``.
     """
 
-    def heard(number: int, _frame: FrameType | None) -> None:
-        _interrupts.append(number)
+    def heard(_number: int, frame: FrameType | None) -> None:
+        _interrupts.append(time.monotonic())
+        raise_between_imports(0, frame)
+
+    def raise_between_imports(_number: int, frame: FrameType | None) -> None:
+        waited = time.monotonic() - _interrupts[0]
+        if is_importing(frame) and len(_interrupts) == 1 and waited < IMPORT_SECONDS:
+            signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
+            return
         raise KeyboardInterrupt
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGALRM, raise_between_imports)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` runs for an ``import`` statement of some caller."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(IMPORTERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def end_if_interrupted() -> None:
