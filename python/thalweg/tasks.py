@@ -49,6 +49,13 @@ class Tensors(Mapping[str, "npt.NDArray[Any]"]):
             else:
                 self.arena[name][...] = value
 
+    @classmethod
+    def of(cls, arena: Arena) -> Tensors:
+        """Take an arena as it is, without a copy; nobody may write to it from now on."""
+        made = cls.__new__(cls)
+        made.arena, made.id = arena, next(_ids)
+        return made
+
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return _read_only(self.arena[name])
 
@@ -126,8 +133,12 @@ class Task:
 
         Raises CoreError of kind ``task`` if no result came, or the task does not reduce.
         """
+        return dict(self.mean_tensors().arena)
+
+    def mean_tensors(self) -> Tensors:
+        """Return ``mean()`` as tensors that can be sent again without a copy. Raises CoreError of kind ``task``."""
         self.replies()
-        return dict(Arena(self._core.mean(self.number)))
+        return Tensors.of(Arena(self._core.mean(self.number)))
 
     def cancel(self) -> None:
         """Want no more results; members that have not answered end as ``cancelled``."""
@@ -193,9 +204,20 @@ class TaskServer:
             "spill": None if spill is None else str(spill),
             "precision": "exact" if deterministic else "f32",
         }
-        self._record = None if record is None else Path(record).open("a", encoding="utf-8")  # noqa: SIM115 - until close
+        core = _core.TaskServer(listen, json.dumps({k: v for k, v in config.items() if v is not None}))
+        self._drive(core, None if record is None else Path(record))
+
+    @classmethod
+    def over(cls, core: _core.TaskServer) -> TaskServer:
+        """Return a server over one of the core's that listens already; runs make theirs with options of a plan."""
+        made = cls.__new__(cls)
+        made._drive(core, None)  # noqa: SLF001 - of this class
+        return made
+
+    def _drive(self, core: _core.TaskServer, record: Path | None) -> None:
+        self._record = None if record is None else record.open("a", encoding="utf-8")
         self._writing = threading.Lock()
-        self._core = _core.TaskServer(listen, json.dumps({k: v for k, v in config.items() if v is not None}))
+        self._core = core
 
     @property
     def address(self) -> str:
@@ -219,7 +241,7 @@ class TaskServer:
         to: str | Sequence[str] | None = None,
         deadline: float | None = None,
         reduce: Literal["mean"] | None = None,
-        returns: Sequence[str] | None = None,
+        returns: Sequence[str] | Mapping[str, tuple[str, Sequence[int]]] | None = None,
     ) -> Task:
         """Send a task and return at once.
 
@@ -229,7 +251,8 @@ class TaskServer:
 
         With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight. The server
         then holds the sums, and results that wait to be folded: 64 MiB of them, or one if it is larger, whatever the
-        number of members. ``returns`` names those of the tensors that results have then, by default all.
+        number of members. ``returns`` names those of the tensors that results have then, by default all; or it is
+        a mapping that says which tensors results have, each name with element type, as ``F32``, and shape.
 
         Raises ModelError for tensors that do not travel, PlanError for ``returns`` that is not among them, CoreError
         of kind ``task`` if too many tasks are open.
@@ -342,6 +365,13 @@ class TaskClient:
         self.name = name
         self._core = _core.TaskClient(url, name, json.dumps(config))
 
+    @classmethod
+    def over(cls, core: _core.TaskClient, name: str) -> TaskClient:
+        """Return a member over one of the core's that has begun to connect; runs make theirs with options of a plan."""
+        made = cls.__new__(cls)
+        made.name, made._core = name, core  # noqa: SLF001 - of this class
+        return made
+
     def __iter__(self) -> Iterator[Given]:
         return self
 
@@ -423,7 +453,11 @@ def _decode(head: bytes) -> Any:
         return None
 
 
-def _folded(tensors: Mapping[str, Any], returns: Sequence[str] | None) -> _core.Layout:
+def _folded(
+    tensors: Mapping[str, Any], returns: Sequence[str] | Mapping[str, tuple[str, Sequence[int]]] | None
+) -> _core.Layout:
+    if isinstance(returns, Mapping):
+        return _core.Layout([(name, dtype, list(shape)) for name, (dtype, shape) in returns.items()])
     if not isinstance(tensors, Tensors):
         raise PlanError("a mean is of the task's tensors, and it has none", "Send tensors, or do not reduce")
     unknown = sorted(set(returns or ()) - set(tensors))

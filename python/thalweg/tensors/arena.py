@@ -33,6 +33,8 @@ _TORCH = {
 }
 _TORCH_NAMES = {dtype: name for name, dtype in _TORCH.items()}
 _NUMPY = {name: dtype for name, dtype in _TORCH.items() if dtype not in ("BF16", "F8_E4M3", "F8_E5M2")}
+#: NumPy's names of the element types that travel.
+ARRAY_TYPES = frozenset(_NUMPY)
 # NumPy has no narrow floats of these kinds: their bytes are shown as unsigned integers of that width.
 _SHOWN = {dtype: name for name, dtype in _NUMPY.items()} | {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
 
