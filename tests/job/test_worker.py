@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from thalweg import _core
-from thalweg.job import participant, worker
+from thalweg.job import fleet, worker
 
 SPEC: dict[str, Any] = {
     "name": "c", "url": "memory://a:0", "options": {}, "config": {"model": "payload:4KB"}, "data_root": None,
@@ -32,8 +32,8 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_client_that_is_done_says_so(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(participant, "take_part", lambda *_: [{"round": 1}])
-    assert worker._run(SPEC) == ({}, 0)
+    monkeypatch.setattr(fleet, "take_part", lambda *_: [{"round": 1}])
+    assert worker._run(SPEC, worker._rounds) == ({}, 0)
     assert said == ["the client is done"]
 
 
@@ -43,8 +43,8 @@ def test_any_exception_reaches_the_server_and_the_run(
     def fails(*_: object) -> None:
         raise ZeroDivisionError("no batches")
 
-    monkeypatch.setattr(participant, "take_part", fails)
-    report, code = worker._run(SPEC)
+    monkeypatch.setattr(fleet, "take_part", fails)
+    report, code = worker._run(SPEC, worker._rounds)
     assert code == 1
     assert report["error"]["cause"] == "ZeroDivisionError: no batches"
     assert said == ["ZeroDivisionError: no batches"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Protocol
 
 from thalweg import _core, machine
 from thalweg.errors import RoundError
@@ -22,8 +22,12 @@ from thalweg.job.parties import maker_of
 from thalweg.machine.grace import within
 
 END_SECONDS: Final = 10.0
+# The program of a client's process.
+WORKER: Final = "thalweg.job.worker"
 # Called from a thread of its own with a client that has ended, and why.
 OnEnd = Callable[[str, str], None]
+# What a client does by its orders; it has somebody to tell what happens.
+Work = Callable[[Mapping[str, Any], Callable[[str], None]], None]
 
 
 @dataclass
@@ -73,18 +77,31 @@ class Orders:
         }
 
 
+class Ordering(Protocol):
+    """What a run's clients are told when they are started."""
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the orders of one client, the ``number``-th from 1."""
+
+
 class Fleet:
     """The clients of a run. They are processes, or threads where the transport does not leave the process."""
 
-    def __init__(self, log: Path, on_end: OnEnd, *, in_process: bool = False) -> None:
-        """Note where clients log and who hears of their end. Nothing is started."""
+    def __init__(
+        self, log: Path, on_end: OnEnd, *, in_process: bool = False, work: Work | None = None, program: str = WORKER
+    ) -> None:
+        """Note where clients log and who hears of their end. Nothing is started.
+
+        A client does ``work`` by its orders: in a process that runs the module ``program``, or in a thread.
+        """
         self._log = log
         self._on_end = on_end
         self._in_process = in_process
+        self._work, self._program = work or take_orders, program
         self.members: list[Member] = []
         self._ending = False
 
-    def start(self, names: Sequence[str], orders: Orders) -> None:
+    def start(self, names: Sequence[str], orders: Ordering) -> None:
         """Start all clients."""
         for number, name in enumerate(names, 1):
             order = orders.of(name, number)
@@ -136,7 +153,7 @@ class Fleet:
             environment["OMP_NUM_THREADS"] = str(order["threads"])
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "thalweg.job.worker"],
+                [sys.executable, "-m", self._program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -169,11 +186,7 @@ class Fleet:
             self._note(member.name, text)
 
         try:
-            maker = maker_of(order, note)
-            maker.prepare(order["config"])
-            client = _core.Client(order["url"], member.name, json.dumps(order["options"]), None)
-            with farewell(client, "the client is done"):
-                take_part(client, maker, note)
+            self._work(order, note)
         except Exception as error:  # noqa: BLE001 - a thread has nobody to raise to; the run is told
             failure = reason(error)
             self._note(member.name, failure)
@@ -188,6 +201,15 @@ class Fleet:
         with self._log.open("a") as log:
             line = _core.plain_text(text, 4096)
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime())} {name}: {line}\n")
+
+
+def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Take part in the rounds of a job, as its orders say. Raises ThalwegError or CoreError."""
+    maker = maker_of(order, note)
+    maker.prepare(order["config"])
+    client = _core.Client(order["url"], order["name"], json.dumps(order["options"]), None)
+    with farewell(client, "the client is done"):
+        take_part(client, maker, note)
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:

@@ -284,7 +284,7 @@ def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any
         **({} if tensors is None else {"tensors": tensors}),
     }
     if plan.app is not None:
-        return {**told, "app": plan.app.model_dump()}
+        return {**told, "app": plan.app.own()}
     return {
         **told,
         "model": plan.model.name,

@@ -95,11 +95,7 @@ def join_job(
     on this side, LinkError or CoreError if the server cannot be reached or does not let the client in.
     """
     plan = None if "://" in membership.target else _plan(membership.target)
-    url = membership.target if plan is None else listen_url(plan)
-    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else seal(plan)
-    token = None if token_file is None else pki.read_token(token_file)
-    name = membership.name or (token.name if token else socket.gethostname())
-    options = {**_options(membership, url, token), "layers": layers}
+    url, name, options = entrance(membership, plan)
     own = _app(app, plan)
     maker = Described(
         name,
@@ -117,6 +113,18 @@ def join_job(
         with farewell(client, "the client ends"):
             rounds = take_part(client, seats.sharing(maker, seat, threads, note), note)
     return {"name": name, "url": url, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
+
+
+def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str, dict[str, Any]]:
+    """Return the server's URL, the client's name, and the core's options of the client.
+
+    ``plan`` is that in the membership's target. Raises PlanError, LinkError.
+    """
+    url = membership.target if plan is None else listen_url(plan)
+    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else seal(plan)
+    token = None if token_file is None else pki.read_token(token_file)
+    name = membership.name or (token.name if token else socket.gethostname())
+    return url, name, {**_options(membership, url, token), "layers": layers}
 
 
 def _expected(plan: Plan) -> str:

@@ -87,7 +87,7 @@ def _orders(host: Host, network: Session, trust: dict[str, object], names: list[
         threads=threads,
         places={name: network.place(name) for name in names},
         congestion=_dealt(plan, names),
-        app=None if plan.app is None else plan.app.model_dump(),
+        app=None if plan.app is None else plan.app.own(),
         tensors=plan.model.tensors,
     )
 

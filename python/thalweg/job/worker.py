@@ -13,32 +13,34 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from thalweg import machine
 from thalweg.errors import LabError, ThalwegError
 from thalweg.machine.parent import die_with
 from thalweg.ui.explain import explain
 
+if TYPE_CHECKING:
+    from thalweg.job.fleet import Work
 
-def main() -> int:
-    """Run the client. Returns the exit code."""
+
+def main(find: Callable[[], Work]) -> int:
+    """Do the work that ``find`` returns, which may be slow to import. Returns the exit code."""
     spec = json.load(sys.stdin)
     die_with(spec["parent"])
     # Ctrl-C in a terminal reaches the parent, which ends its clients in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    report, code = _run(spec)
+    report, code = _run(spec, find)
     last = {"peak_rss_bytes": machine.peak_rss_bytes(), "cpu_seconds": machine.cpu_seconds()}
     print(json.dumps({**report, **last}), flush=True)  # noqa: T201 - the result
     return code
 
 
-def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def _run(spec: dict[str, Any], find: Callable[[], Work]) -> tuple[dict[str, Any], int]:
     from thalweg import _core
     from thalweg.job import seats
-    from thalweg.job.farewell import farewell, reason
-    from thalweg.job.participant import take_part
-    from thalweg.job.parties import maker_of
+    from thalweg.job.farewell import reason
 
     name = spec["name"]
     # It keeps to its own number of threads; clients that choose theirs see that it is there.
@@ -50,11 +52,7 @@ def _run(spec: dict[str, Any]) -> tuple[dict[str, Any], int]:
         def note(text: str) -> None:
             _log(name, text)
 
-        maker = maker_of(spec, note)
-        maker.prepare(spec["config"])
-        client = _core.Client(spec["url"], name, json.dumps(spec["options"]), None)
-        with farewell(client, "the client is done"):
-            take_part(client, maker, note)
+        find()(spec, note)
         return {}, 0
     except (ThalwegError, _core.CoreError) as error:
         cause, mend = explain(error)
@@ -85,5 +83,11 @@ def _log(name: str, text: str) -> None:
     sys.stderr.write(f"{stamp} {name}: {_core.plain_text(text, 4096)}\n")
 
 
+def _rounds() -> Work:
+    from thalweg.job.fleet import take_orders
+
+    return take_orders
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(_rounds))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
@@ -17,6 +17,11 @@ from thalweg.transports.links import login
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
+
+# Of the options of a server those that one of tasks has too.
+OF_TASKS: Final = frozenset(
+    ["transport", "layers", "seed", "secret", "token", "job", "chunk", "liveness", "grace", "precision", "staging"]
+)
 
 
 def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -29,6 +34,12 @@ def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, A
     options |= {"choose": plan.chosen, "enough": plan.job.enough or 1, "precision": plan.precision}
     options |= {"secret": trust.get("secret"), "token": trust.get("token"), "job": secrets.randbits(63)}
     return {name: value for name, value in options.items() if value is not None}
+
+
+def task_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the core's options of a server of tasks; arguments as those of ``server_options``."""
+    options = server_options(plan, trust, emulate)
+    return {name: value for name, value in options.items() if name in OF_TASKS}
 
 
 def client_options(
