@@ -86,9 +86,10 @@ OPTIONS = {
 
 @pytest.mark.parametrize("words", OPTIONS)
 def test_an_option_has_its_keys_meaning(words: str) -> None:
-    (command, flag), (option, meaning) = words.split(), OPTIONS[words]
-    group: Any = typer.main.get_command(app)
-    made = group.commands[command]
+    (*path, flag), (option, meaning) = words.split(), OPTIONS[words]
+    made: Any = typer.main.get_command(app)
+    for name in path:
+        made = made.commands[name]
     (param,) = [one for one in made.get_params(typer.Context(made)) if flag in one.opts]
     assert param.help == option.help or meaning[1:] in param.help
     assert param.default is None

@@ -40,6 +40,9 @@ NEEDED: dict[str, Sequence[str]] = {
     "lab status": (),
     "lab set": ("client-1", "loss=1%"),
     "lab down": (),
+    "flower run": ("an-app",),
+    "flower server": ("an-app",),
+    "flower client": ("an-app", "tcp://127.0.0.1:1"),
     "unifl proxy": ("--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"),
 }
 ERRORS: list[tuple[Exception, str, str]] = [

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from thalweg.cli import advise, bench, client, doctor, export, lab, pki, run, server, transports, unifl
+from thalweg.cli import advise, bench, client, doctor, export, flower, lab, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
 from thalweg.cli.plans import PlanCommand
 from thalweg.errors import AppError, ThalwegError
@@ -145,6 +145,7 @@ app.command("advise")(advise.command)
 app.add_typer(pki.app, name="pki")
 app.add_typer(lab.app, name="lab")
 app.add_typer(unifl.app, name="unifl")
+app.add_typer(flower.app, name="flower")
 
 
 def main() -> None:

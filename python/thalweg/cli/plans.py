@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand
@@ -35,14 +35,22 @@ class PlanCommand(TyperCommand):
     They are made when the command is looked at, so that others need not wait for all that knows plans.
     """
 
+    #: The group that the command is in, as marks of keys name it: ``flower``.
+    group: ClassVar[str] = ""
+
+    @property
+    def marked(self) -> str:
+        """What marks of keys call the command."""
+        return f"{self.group} {self.name}".lstrip()
+
     def get_params(self, ctx: Any) -> list[Any]:
         own = super().get_params(ctx)
         arguments = [param for param in own if param.param_type_name == "argument"]
-        return [*arguments, *_params(str(self.name)), *(param for param in own if param not in arguments)]
+        return [*arguments, *_params(self.marked), *(param for param in own if param not in arguments)]
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, which gets the values of these options from ``given``."""
-        said = {key.path: ctx.params.pop(_name(option, key)) for option, key in _options(str(self.name))}
+        said = {key.path: ctx.params.pop(_name(option, key)) for option, key in _options(self.marked)}
         # What may be repeated is a list; none of it means that nothing was said.
         ctx.meta[_GIVEN] = {
             path: (list(value) or None) if isinstance(value, (list, tuple)) else value for path, value in said.items()

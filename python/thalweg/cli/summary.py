@@ -14,6 +14,7 @@ from thalweg.ui.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from thalweg.flower.run import FlowerResult
     from thalweg.job.host import Result
     from thalweg.plan.bound import Bound
 
@@ -84,7 +85,7 @@ def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
     return sum(transfer["bytes"] for transfer in entry["transfers"] if transfer["direction"] == direction)
 
 
-def network_line(result: Result) -> str | None:
+def network_line(result: Result | FlowerResult) -> str | None:
     """Say at which level links were emulated, and why not at that of packets; None if they were not."""
     if result.plan.network is None:
         return None
@@ -99,3 +100,31 @@ def show(result: Result) -> None:
     for line in sentences(result.absent, result.rounds):
         console.print(line, soft_wrap=True)
     console.print(f"record: {result.record.path}", soft_wrap=True)
+
+
+def show_flower(result: FlowerResult) -> None:
+    """Print a table of the rounds of a Flower app, and where the record is."""
+    columns = ("round", "time", "communication", "replies", "errors", "folded", "metrics")
+    table = terminal.table(*columns, right=True, caption=network_line(result))
+    metrics = {row["round"]: row for row in result.metrics}
+    for row in result.rows[-SHOWN:]:
+        table.add_row(
+            str(row["round"]),
+            format_seconds(row["seconds"]),
+            format_seconds(row["communication_seconds"]),
+            str(row["replies"]),
+            str(row["errors"]),
+            "yes" if row["folded"] else "no",
+            _metrics(metrics.get(row["round"], {})),
+        )
+    console = terminal.console()
+    console.print(table)
+    console.print(f"record: {result.record.path}", soft_wrap=True)
+
+
+def _metrics(row: Mapping[str, Any]) -> str:
+    """Return the metrics that say most of a round in a few words: the server's, else the clients' evaluation."""
+    kinds = (row.get(kind) for kind in ("server", "evaluate", "train"))
+    chosen: Mapping[str, Any] = next((found for found in kinds if found), {})
+    numbers = [(name, value) for name, value in chosen.items() if isinstance(value, (int, float))]
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:3]) or "-"

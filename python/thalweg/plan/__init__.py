@@ -14,6 +14,7 @@ from thalweg.errors import PlanError
 from thalweg.plan import combinations
 from thalweg.plan.combinations import check_transport
 from thalweg.sections import (
+    RUNS,
     AggregationSection,
     AlgorithmSection,
     AppSection,
@@ -78,7 +79,11 @@ class Plan(Section):
     hosts: HostsSection = Field(default_factory=HostsSection)
     network: Annotated[
         NetworkSection | None,
-        Option(metavar="NETWORK", help="Emulated links: wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both."),
+        Option(
+            of=RUNS,
+            metavar="NETWORK",
+            help="Emulated links: wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both.",
+        ),
     ] = Field(None)
     stress: StressSection | None = Field(None)
     record: RecordSection = Field(default_factory=RecordSection)

@@ -12,6 +12,10 @@ from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rat
 
 BOTH: Final = ("run", "server")
 ALL: Final = (*BOTH, "client")
+# The commands that run a job on this machine; those of Flower apps that start a server, and all of them.
+RUNS: Final = ("run", "flower run")
+FLOWER: Final = ("flower run", "flower server")
+FLOWER_ALL: Final = (*FLOWER, "flower client")
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -67,15 +71,18 @@ class JobSection(Section):
     rounds: Annotated[int, Option(of=BOTH)] = Field(
         5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)"
     )
-    clients: Annotated[int, Core("expected"), Option(of=BOTH)] = Field(
-        4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)"
-    )
+    clients: Annotated[
+        int,
+        Core("expected"),
+        Option(of=BOTH),
+        Option(of=FLOWER, help="Nodes that take part; without it as many as the app's own federation has."),
+    ] = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)")
     choose: Annotated[Part | None, Core()] = Field(
         None,
         description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "
         "section 4.1.1); without it all",
     )
-    seed: Annotated[int, Core(client=True), Option()] = Field(
+    seed: Annotated[int, Core(client=True), Option(of=("run", *FLOWER))] = Field(
         0, ge=0, lt=2**63, description="seed of everything random"
     )
     enough: Annotated[int | None, Core(), Option()] = Field(
@@ -121,8 +128,31 @@ class AppSection(Section):
         "modules and paths are those of the working directory"
     )
     options: Annotated[dict[Text, bool | int | FiniteFloat | Text] | None, Words("table")] = Field(
-        None, description="keyword arguments for the class or function"
+        None, description="keyword arguments for the class or function; the run configuration of a Flower app"
     )
+    fold: Annotated[
+        Literal["auto", "off"] | None,
+        Option(
+            of=FLOWER, help="auto or off: whether replies become a mean as they come, where a strategy needs no more."
+        ),
+    ] = Field(
+        None,
+        description="of a Flower app, auto or off: whether replies become a mean as they come, where a strategy needs "
+        "no more; without it auto",
+    )
+    processes: Annotated[
+        int | None,
+        Option(of=("flower run",), help="Processes that serve the nodes; else one a node, at most 2 a core."),
+    ] = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="of a Flower app: processes that serve the nodes; without it one a node, at most two a core",
+    )
+
+    def own(self) -> dict[str, Any]:
+        """Return what clients that load an app of one's own need of it."""
+        return self.model_dump(include={"object", "options"})
 
 
 class DataSection(Section):
@@ -147,7 +177,7 @@ class TrainingSection(Section):
     decay_round: int = Field(50, ge=0, description="last round with the full learning rate")
     decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
     local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
-    threads: Annotated[int | None, Option(of=("client",))] = Field(
+    threads: Annotated[int | None, Option(of=("client", "flower run", "flower client"))] = Field(
         None, ge=1, description="threads of a client; without it, its share of the cores"
     )
     compute: Annotated[Time | None, Option(metavar="TIME")] = Field(
@@ -169,19 +199,21 @@ class TransportSection(Section):
 
     url: Annotated[
         Text,
-        Option("transport", metavar="URL", help="tcp, memory, or scheme://host:port."),
-        Option("listen", of=("server",), metavar="URL", help="Where to listen: tcp://0.0.0.0:7070."),
+        Option("transport", of=RUNS, metavar="URL", help="tcp, memory, or scheme://host:port."),
+        Option("listen", of=("server", "flower server"), metavar="URL", help="Where to listen: tcp://0.0.0.0:7070."),
     ] = Field(
         "tcp://127.0.0.1:0",
         description="where to listen; tcp means tcp://127.0.0.1:0",
     )
-    congestion: Annotated[Text | None, Core("transport.congestion", client=True), Option(of=("run", "client"))] = Field(
-        None, description="congestion control as cubic, reno, bbr; without it the system's"
-    )
+    congestion: Annotated[
+        Text | None,
+        Core("transport.congestion", client=True),
+        Option(of=("run", "client", "flower run", "flower client")),
+    ] = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
     client_congestion: Annotated[list[Text], Field(min_length=1)] | None = Field(
         None, description="of the clients of `thalweg run`, dealt out in turn; without it congestion"
     )
-    streams: Annotated[int, Core("transport.streams", client=True), Option()] = Field(
+    streams: Annotated[int, Core("transport.streams", client=True), Option(of=RUNS)] = Field(
         1, ge=1, le=16, description="parallel connections of one link"
     )
     send_buffer: Annotated[Buffer | None, Core("transport.send_buffer", client=True)] = Field(
@@ -218,10 +250,12 @@ class AggregationSection(Section):
     partial: Annotated[Literal["discard", "keep"], Core(), Option()] = Field(
         "discard", description="what happens to the part that came of an update whose client went away"
     )
-    precision: Annotated[Literal["f32", "f64", "exact"] | None, Core(), Option()] = Field(
+    precision: Annotated[Literal["f32", "f64", "exact"] | None, Core(), Option(of=("run", *FLOWER))] = Field(
         None, description="accumulator; without it f32, or exact if deterministic"
     )
-    deterministic: Annotated[bool, Option()] = Field(False, description="the same bits whatever the order of arrival")
+    deterministic: Annotated[bool, Option(of=("run", *FLOWER))] = Field(
+        False, description="the same bits whatever the order of arrival"
+    )
     staging: Annotated[Size | None, Core()] = Field(
         None, description="bytes for whole updates that wait to be folded; without it two updates, or 64MiB if more"
     )
@@ -261,22 +295,22 @@ class SecuritySection(Section):
 
     tls: Annotated[
         Literal["auto", "on", "off"],
-        Option(),
+        Option(of=("run", *FLOWER)),
         Option(
-            of=("client",),
+            of=("client", "flower client"),
             help="auto, on or off: whether links are encrypted; auto: with a known authority, and beyond this machine.",
         ),
     ] = Field("auto", description="whether links are encrypted; auto: with a pki folder, and beyond this machine")
     clients: Literal["any", "certificate"] = Field(
         "any", description="what a client must show: any (its token or its certificate) or certificate"
     )
-    pki: Annotated[Text | None, Option(of=("server",), metavar="DIR")] = Field(
+    pki: Annotated[Text | None, Option(of=("server", "flower server"), metavar="DIR")] = Field(
         None, description="folder that `thalweg pki init` made, for the server"
     )
-    token_file: Annotated[Text | None, Option(of=("client",), metavar="FILE")] = Field(
+    token_file: Annotated[Text | None, Option(of=("client", "flower client"), metavar="FILE")] = Field(
         None, description="file that `thalweg pki issue` made, for a client"
     )
-    login_file: Annotated[Text | None, Option(of=("run", "client"), metavar="FILE")] = Field(
+    login_file: Annotated[Text | None, Option(of=("run", "client", *FLOWER_ALL), metavar="FILE")] = Field(
         None, description="file with one line user:password, for a broker"
     )
 
@@ -310,7 +344,9 @@ class LayersSection(Section):
     """Wrappers around the transport; the record says that they were there."""
 
     throttle: Annotated[
-        Rate | None, Core("layers.throttle", client=True, write=lambda rate: f"{rate}bit"), Option(metavar="RATE")
+        Rate | None,
+        Core("layers.throttle", client=True, write=lambda rate: f"{rate}bit"),
+        Option(of=RUNS, metavar="RATE"),
     ] = Field(None, description="rate of each link and direction in bits a second (or 3g 4g wifi)")
     fault: Annotated[FaultLayer | None, Core("layers.fault", client=True)] = Field(
         None, description="table of loss, duplicate, reorder, corrupt, delay_ms, jitter_ms, cut_after, seed"
@@ -336,7 +372,7 @@ class HostsSection(Section):
 class RecordSection(Section):
     """What a run leaves behind."""
 
-    folder: Annotated[Text, Option("record", of=BOTH, metavar="DIR")] = Field(
+    folder: Annotated[Text, Option("record", of=(*BOTH, *FLOWER), metavar="DIR")] = Field(
         "runs", description="folder that gets a new folder for each run"
     )
     checkpoint_every: int | None = Field(

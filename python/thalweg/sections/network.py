@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from thalweg.sections import Buffer, Section, Text
+from thalweg.sections import RUNS, Buffer, Section, Text
 from thalweg.sections import Rate as PlainRate
 from thalweg.sections.marks import Option, Words
 from thalweg.ui.units import FRACTION_FORM, RATES, TIME_FORM, parse_fraction, parse_rate, parse_seconds, parse_size
@@ -248,7 +248,7 @@ class TcpSection(Section):
 class NetworkSection(LinkSection):
     """An emulated network: what the links between server and clients are like."""
 
-    topology: Annotated[Literal["star", "bottleneck", "dumbbell", "mesh", "graph"], Option()] = Field(
+    topology: Annotated[Literal["star", "bottleneck", "dumbbell", "mesh", "graph"], Option(of=RUNS)] = Field(
         "star", description="who is linked with whom"
     )
     clients: dict[Text, LinkSection] | None = Field(
@@ -268,7 +268,7 @@ class NetworkSection(LinkSection):
     trace: TraceSection | None = Field(None, description="rates over time from a file")
     time_scale: Scale = Field(1.0, description="factor of all times of changes and trace; 0.1 is ten times as fast")
     tcp: TcpSection = Field(default_factory=TcpSection, description="settings of TCP in the emulated hosts")
-    emulator: Annotated[Literal["auto", "packet", "message", "netem", "none"], Option()] = Field(
+    emulator: Annotated[Literal["auto", "packet", "message", "netem", "none"], Option(of=RUNS)] = Field(
         "auto",
         description="packet (needs root), message (layers around the transport), none; auto: packet where it can be",
     )

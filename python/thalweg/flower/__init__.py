@@ -1,0 +1,33 @@
+"""Unmodified Flower apps.
+
+Flower is an extra: nothing here imports it before ``require`` has said that it is installed. ``compat`` is the only
+module that touches what Flower does not publish.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from thalweg.errors import PlanError
+
+#: The oldest release of Flower that has the modules ``flwr.app``, ``flwr.serverapp`` and ``flwr.clientapp``.
+OLDEST: Final = (1, 22)
+
+# Flower reads this when it is imported. Whoever wants its telemetry sets it before.
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+
+def require() -> str:
+    """Return the release of Flower that is installed. Raises PlanError if there is none, or it is too old."""
+    get = "Install it: pip install 'thalweg[flower]' (its newest releases need Python 3.11)"
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise PlanError("Flower is not installed", get) from None
+    numbers = tuple(int(part) if part.isdecimal() else 0 for part in found.split(".")[:2])
+    if numbers < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise PlanError(f"Flower {found} is installed, and thalweg needs {oldest} or newer", get)
+    return found

@@ -1,0 +1,149 @@
+"""A Flower app's folder: what its pyproject.toml says, and its ServerApp and ClientApp."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.errors import AppError, PlanError
+from thalweg.sections import toml
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+Config = dict[str, Any]
+
+FILE: Final = "pyproject.toml"
+LARGEST_FILE: Final = 1 << 20
+#: A pair of ``--run-config`` or ``--node-config``: a key, and a value as TOML writes it.
+_PAIR: Final = re.compile(r"""\s*([\w.-]+)\s*=\s*("(?:[^"\\]|\\.)*"|'[^']*'|\[[^\]]*\]|[^\s"'\[]\S*)(?=\s|$)""")
+
+
+@dataclass(frozen=True)
+class AppFolder:
+    """A Flower app. ``server`` and ``client`` are ``module:object``; ``nodes`` is how many its federation has."""
+
+    path: Path
+    server: str
+    client: str
+    config: Mapping[str, Any]
+    nodes: int | None
+
+    def run_config(self, said: Mapping[str, Any]) -> Config:
+        """Return the app's configuration with values replaced by what was ``said``. Raises PlanError for a new key."""
+        for key in said:
+            if key not in self.config:
+                known = ", ".join(sorted(self.config)) or "none"
+                raise PlanError(f"the app {self.path} has no run configuration {key!r}", f"It has: {known}")
+        return {**self.config, **said}
+
+    def load_server(self) -> ServerApp:
+        """Import the ServerApp. Raises AppError."""
+        from flwr.serverapp import ServerApp
+
+        found: ServerApp = _checked(self._load(self.server), ServerApp, self.server)
+        return found
+
+    def load_client(self) -> ClientApp:
+        """Import the ClientApp. Raises AppError."""
+        from flwr.clientapp import ClientApp
+
+        found: ClientApp = _checked(self._load(self.client), ClientApp, self.client)
+        return found
+
+    def _load(self, reference: str) -> Any:
+        folder = str(self.path.resolve())
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+            importlib.invalidate_caches()
+        module, _, attributes = reference.partition(":")
+        try:
+            found: Any = importlib.import_module(module)
+            for attribute in attributes.split("."):
+                found = getattr(found, attribute)
+        except (Exception, SystemExit) as error:
+            raise AppError(
+                f"{reference} of the app {self.path} cannot be imported: {type(error).__name__}: {error}",
+                "Correct it, or install what it needs; the traceback is above",
+            ) from error
+        return found
+
+
+def _checked(found: Any, kind: type[Any], reference: str) -> Any:
+    if not isinstance(found, kind):
+        raise AppError(
+            f"{reference} is a {type(found).__name__}, not a {kind.__name__}",
+            f"Correct [tool.flwr.app.components] in its {FILE}",
+        )
+    return found
+
+
+def read(path: Path) -> AppFolder:
+    """Read what a Flower app's folder says of itself. Raises PlanError if it is none."""
+    file = path / FILE
+    mend = "Name the folder of a Flower app, which has a pyproject.toml with [tool.flwr.app]"
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise PlanError(f"cannot read {file}: {error.strerror}", mend) from error
+    if len(text) > LARGEST_FILE:
+        raise PlanError(f"{file} has more than {LARGEST_FILE} bytes", mend)
+    flower = _section(toml.loads(text.decode(errors="replace"), str(file)), "tool", "flwr")
+    components = _section(flower, "app", "components")
+    references = [components.get(name) for name in ("serverapp", "clientapp")]
+    server, client = (
+        one if isinstance(one, str) and re.fullmatch(r"[\w.]+:[\w.]+", one) else None for one in references
+    )
+    if server is None or client is None:
+        raise PlanError(f"{file} does not say where its ServerApp and ClientApp are, as module:object", mend)
+    config = dict(_flat(_section(flower, "app", "config")))
+    return AppFolder(path, server, client, config, _nodes(_section(flower, "federations")))
+
+
+def pairs(text: str, what: str) -> Config:
+    """Return the values of ``"num-server-rounds=3 name='anna'"``, each as TOML writes it. Raises PlanError."""
+    lines, at = [], 0
+    text = text.strip()
+    while at < len(text):
+        found = _PAIR.match(text, at)
+        if found is None:
+            raise PlanError(
+                f"{what} is {text!r}, which cannot be read from {text[at:].strip()!r} on",
+                "Write key=value pairs with spaces between them, and text in quotes: \"rounds=3 name='anna'\"",
+            )
+        lines.append(f"{found[1]} = {found[2]}")
+        at = found.end()
+    return dict(_flat(toml.loads("\n".join(lines), what)))
+
+
+def _section(table: Any, *names: str) -> dict[str, Any]:
+    for name in names:
+        table = table.get(name) if isinstance(table, dict) else None
+    return table if isinstance(table, dict) else {}
+
+
+def _nodes(federations: Mapping[str, Any]) -> int | None:
+    """Return the number of nodes of the default federation, or of the only one."""
+    named = {name: table for name, table in federations.items() if isinstance(table, dict)}
+    default = federations.get("default")
+    chosen = named.get(default) if isinstance(default, str) else None
+    if chosen is None and len(named) == 1:
+        chosen = next(iter(named.values()))
+    nodes = _section(chosen, "options").get("num-supernodes")
+    return nodes if isinstance(nodes, int) and not isinstance(nodes, bool) and nodes > 0 else None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables, with their keys joined by dots, as Flower hands them to apps."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

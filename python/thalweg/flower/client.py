@@ -1,0 +1,212 @@
+"""A Flower node over tasks: each task is a message for the ClientApp, and its reply the task's result."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from flwr.app import Context, Error, Message, Metadata, RecordDict
+
+from thalweg import machine
+from thalweg.errors import AppError
+from thalweg.flower import compat, records
+from thalweg.flower.fold import Slots
+from thalweg.flower.records import HeadError
+from thalweg.tasks import Given, TaskClient, Tensors
+from thalweg.tensors.watching import Note, ignore
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
+
+#: Of Flower's error codes those that a client gives.
+CANNOT_LOAD: Final = 1
+RAISED: Final = 2
+#: The reason of a refusal that says: this cannot be folded, ask for it by a task of its own.
+ASK: Final = "its reply cannot be folded"
+#: Characters of an exception that travel.
+LONGEST_REASON: Final = 4096
+
+
+def node_id(salt: str, name: str) -> int:
+    """Return the id that a node has in Flower: 62 bits that follow from the run's salt and its name, from 2 on."""
+    return 2 + int.from_bytes(sha256(f"{salt}/{name}".encode()).digest()[:8], "big") % (2**62 - 2)
+
+
+def message_id(group: str, node: int) -> str:
+    """Return the id of a message that was sent to several nodes at once."""
+    return f"{group}-{node}"
+
+
+class Apps:
+    """The ClientApp of a process, imported when the first message comes; one message at a time is worked on."""
+
+    def __init__(self, load: Callable[[], ClientApp]) -> None:
+        """``load`` imports it, or raises AppError."""
+        self._load = load
+        self._app: ClientApp | None = None
+        self._lock = threading.Lock()
+
+    def run(self, message: Message, context: Context) -> tuple[Message, float]:
+        """Return the app's reply, an error if it raised one, and the seconds that the app took."""
+        with self._lock:
+            started = time.perf_counter()
+            try:
+                self._app = self._app or self._load()
+            except AppError as error:
+                traceback.print_exception(error.__cause__ or error)
+                return Message(Error(CANNOT_LOAD, _short(error.cause)), reply_to=message), 0.0
+            kept = _copied(context.state)
+            try:
+                reply = self._app(message, context)
+                if not isinstance(reply, Message):
+                    raise TypeError(f"the ClientApp returned a {type(reply).__name__}, not a Message")
+            except Exception as error:  # noqa: BLE001 - the server hears of it, and other messages go on
+                traceback.print_exc()
+                context.state = kept  # as in Flower: what failed changes no state
+                reply = Message(Error(RAISED, _short(f"{type(error)}:<'{error}'>")), reply_to=message)
+            return reply, time.perf_counter() - started
+
+
+@dataclass
+class _Kept:
+    """The last reply that may be asked for again: of which group of messages it is, and what is told with it."""
+
+    group: str
+    reply: Message
+    told: dict[str, Any]
+
+
+class Node:
+    """One node: it is given messages, and keeps its context from one to the next."""
+
+    def __init__(self, name: str, apps: Apps, node_config: Mapping[str, Any], note: Note = ignore) -> None:
+        self.name, self._apps, self._node_config, self._note = name, apps, dict(node_config), note
+        self._context: Context | None = None
+        self._kept: _Kept | None = None
+
+    def serve(self, client: TaskClient) -> int:
+        """Answer messages until the job is over; return how many. Raises CoreError if the server is gone for good."""
+        done = 0
+        for task in client:
+            if task.over:
+                continue
+            try:
+                self._answer(task)
+                done += 1
+            except Exception as error:  # noqa: BLE001 - the server hears of it, and other messages go on
+                self._note(f"refused task {task.number}: {error}")
+                task.refuse(f"{type(error).__name__}: {error}")
+        return done
+
+    def _answer(self, task: Given) -> None:
+        head = task.head if isinstance(task.head, dict) else {}
+        if "fetch" in head:
+            self._fetch(task, head["fetch"])
+            return
+        self._kept = None
+        message, node, config = received(head, task, self.name)
+        if self._context is None:
+            self._context = Context(
+                run_id=message.metadata.run_id,
+                node_id=node,
+                node_config=self._node_config,
+                state=RecordDict(),
+                run_config=config,
+            )
+        slots = Slots.of(message.content) if head.get("fold") else None
+        reply, seconds = self._apps.run(message, self._context)
+        if reply.has_error():
+            self._note(f"{message.metadata.message_type}: {reply.error.reason}")
+        usage = {
+            "train_seconds": seconds,
+            "cpu_seconds": machine.cpu_seconds(),
+            "peak_rss_bytes": machine.peak_rss_bytes(),
+        }
+        self._send(task, head, reply, usage, slots)
+
+    def _send(
+        self, task: Given, head: Mapping[str, Any], reply: Message, usage: dict[str, Any], slots: Slots | None
+    ) -> None:
+        told: dict[str, Any] = {"created": reply.metadata.created_at, "ttl": reply.metadata.ttl, "usage": usage}
+        if head.get("fold") is None:
+            task.answer(*_whole(reply, told))
+            return
+        fit = None if slots is None or reply.has_error() else slots.fit(reply.content, str(head["fold"]))
+        self._kept = _Kept(str(head.get("id")), reply, told)
+        folded = None if fit is None else records.pack(reply.content, fit.values)
+        if fit is None or folded is None or folded.body:
+            task.refuse(ASK)
+        else:
+            task.answer({**told, "records": folded.records}, fit.body, weight=fit.weight)
+
+    def _fetch(self, task: Given, group: object) -> None:
+        """Send a reply that could not be folded, once."""
+        kept, self._kept = self._kept, None
+        if kept is None or kept.group != group:
+            task.refuse("it has no such reply any more")
+        else:
+            task.answer(*_whole(kept.reply, kept.told))
+
+
+def received(head: Mapping[str, Any], task: Given, name: str) -> tuple[Message, int, dict[str, Any]]:
+    """Return the message in a task, the node's id and the run's configuration. Raises HeadError."""
+    try:
+        node = node_id(_typed(head["salt"], str), name)
+        metadata = Metadata(
+            run_id=_typed(head["run"], int),
+            message_id=message_id(_typed(head["id"], str), node),
+            src_node_id=compat.SERVER_NODE,
+            dst_node_id=node,
+            reply_to_message_id="",
+            group_id=_typed(head["group"], str),
+            created_at=seconds_of(head["created"]),
+            ttl=seconds_of(head["ttl"]),
+            message_type=_typed(head["type"], str),
+        )
+        config = {_typed(key, str): _typed(value, str, int, float, bool) for key, value in head["config"].items()}
+        content = records.unpack(head["records"], task.tensors)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise HeadError(f"the task is no message: {type(error).__name__}: {error}") from error
+    return compat.assemble(metadata, content), node, config
+
+
+def seconds_of(value: object) -> float:
+    """Return a finite number of seconds that a peer sent. Raises TypeError or ValueError."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number of seconds")
+    if not math.isfinite(value):
+        raise ValueError(f"{value!r} is no time")
+    return float(value)
+
+
+def _typed(value: Any, *kinds: type[Any]) -> Any:
+    if type(value) not in kinds:
+        raise TypeError(f"{value!r} is no {kinds[0].__name__}")
+    return value
+
+
+def _whole(reply: Message, told: Mapping[str, Any]) -> tuple[dict[str, Any], Tensors | None]:
+    """Return the head and the tensors of a reply that is not folded."""
+    if reply.has_error():
+        return {**told, "error": [int(reply.error.code), reply.error.reason]}, None
+    packed = records.pack(reply.content)
+    tensors = packed.tensors()
+    return {**told, "records": packed.records}, Tensors(tensors) if tensors else None
+
+
+def _copied(state: RecordDict) -> RecordDict:
+    """Return a copy of a node's state that shares what its records hold."""
+    copy = RecordDict()
+    for key, record in state.items():
+        copy[key] = record.copy()
+    return copy
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."

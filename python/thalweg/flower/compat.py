@@ -1,0 +1,65 @@
+"""What thalweg needs of Flower beyond its public modules. No other module imports Flower's internals.
+
+Each of these is guarded by a test (tests/flower/test_compat.py), so that a new release of Flower that moves one fails
+there first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import SimpleNamespace
+from typing import Any, Final
+
+from flwr.app import Error, Message, Metadata, RecordDict
+
+#: What Flower calls the node that the ServerApp runs on.
+SERVER_NODE: Final = 1
+#: Flower's type of a message of which nothing is known any more.
+SYSTEM: Final = "system"
+#: Where releases of Flower have had the class ``Run``, newest first.
+_RUNS: Final = ("flwr.supercore.run", "flwr.common.typing")
+
+
+def identify(run_id: int) -> None:
+    """Tell Flower which run this process belongs to; ``Message(...)`` asks for it from release 1.34 or so on."""
+    try:
+        known = importlib.import_module("flwr.supercore.task_identity")
+    except ImportError:
+        return
+    known.TaskIdentity.task_id = known.TaskIdentity.node_id = SERVER_NODE
+    known.TaskIdentity.run_id = run_id
+
+
+def name(message: Message, message_id: str) -> Message:
+    """Give a message its id, as Flower's own grids do, and return it."""
+    message.metadata.__dict__["_message_id"] = message_id
+    return message
+
+
+def assemble(metadata: Metadata, content: RecordDict | Error) -> Message:
+    """Return a message with given metadata, as one that came over a network."""
+    if isinstance(content, Error):
+        return Message(metadata=metadata, error=content)  # type: ignore[call-overload,no-any-return]
+    return Message(metadata=metadata, content=content)  # type: ignore[call-overload,no-any-return]
+
+
+def run_class() -> type[Any] | None:
+    """Return Flower's class of runs, or None where it is in none of the known places."""
+    for place in _RUNS:
+        try:
+            found = getattr(importlib.import_module(place), "Run", None)
+        except ImportError:
+            continue
+        if isinstance(found, type):
+            return found
+    return None
+
+
+def new_run(run_id: int, config: dict[str, Any]) -> Any:
+    """Return what ``Grid.run`` gives: Flower's own ``Run`` where it can be made, else an object with the same names."""
+    made = getattr(run_class(), "create_empty", None)
+    if made is None:
+        return SimpleNamespace(run_id=run_id, override_config=config)
+    run = made(run_id)
+    run.override_config = dict(config)
+    return run

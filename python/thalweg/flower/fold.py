@@ -1,0 +1,220 @@
+"""Folding on arrival: the mean of a training round is summed up while its replies come, and no reply is kept.
+
+That is possible where a strategy does with its replies what Flower's ``FedAvg.aggregate_train`` does, the mean of their
+arrays by weight. What decides is which code the strategy has, not what it is called: each method that reads replies has
+to be one of Flower's own. All others get their replies whole.
+
+``Slots`` are the tensors of such a mean. Integers take part as float64, which is what Flower's own mean makes of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as strategies
+from flwr.serverapp.strategy import FedAvg, Strategy
+
+from thalweg.flower.records import Folded, Values, View, values_of
+
+if TYPE_CHECKING:
+    from thalweg.tasks import Tensors
+
+#: Bytes of integers up to which they take part in a mean as float64, which may have eight times as many.
+MOST_INTEGERS: Final = 1 << 20
+#: Weights that the core takes, but 0.
+WEIGHTS: Final = (2.0**-30, 2.0**40)
+_FLOATS: Final = {"float16": "F16", "float32": "F32", "float64": "F64"}
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The tensors of a mean: for each array's name its element type in the mean and its shape, in order."""
+
+    shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Slots | None:
+        """Return the tensors that the mean of replies to a message has; None if they cannot be folded."""
+        record = _only(content, ArrayRecord)
+        shapes, integers = {}, 0
+        for name, array in ({} if record is None else record).items():
+            values = values_of(array)
+            if values is None:
+                return None
+            if values.dtype.name not in _FLOATS:
+                integers += values.nbytes
+            shapes[name] = (_averaged(values.dtype), values.shape)
+        return cls(shapes) if shapes and integers <= MOST_INTEGERS else None
+
+    def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the tensors as ``TaskServer.send(returns=...)`` takes them."""
+        return {str(at): (_FLOATS[dtype.name], shape) for at, (dtype, shape) in enumerate(self.shapes.values())}
+
+    def fit(self, content: RecordDict, key: str) -> Fit | None:
+        """Return what of a reply goes into the mean, if it can; ``key`` is the metric that is its weight."""
+        record, metrics = _only(content, ArrayRecord), _only(content, MetricRecord)
+        weight = None if metrics is None else metrics.get(key)
+        if record is None or record.keys() != self.shapes.keys() or not isinstance(weight, (int, float)):
+            return None
+        values = {name: values_of(array) for name, array in record.items()}
+        fits = all(one is not None and self._takes(name, one) for name, one in values.items())
+        if not fits or not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+            return None
+        whole = {name: one for name, one in values.items() if one is not None}
+        ordered = ((whole[name], dtype) for name, (dtype, _) in self.shapes.items())
+        body = {str(at): one.astype(dtype, copy=False) for at, (one, dtype) in enumerate(ordered)}
+        return Fit(body, whole, float(weight))
+
+    def _takes(self, name: str, values: Values) -> bool:
+        dtype, shape = self.shapes[name]
+        return values.shape == shape and _averaged(values.dtype) == dtype
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A reply that is folded: the tensors of the mean, its own values by array, and its weight."""
+
+    body: Mapping[str, Values]
+    values: Mapping[str, Values]
+    weight: float
+
+
+def _averaged(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the element type that Flower's mean of arrays has: an integer by a float is a float64."""
+    return dtype if dtype.name in _FLOATS else np.dtype(np.float64)
+
+
+def _only(content: RecordDict, kind: type[Any]) -> Any:
+    """Return the only record of a kind; None if there is none, or another."""
+    found = [record for record in content.values() if isinstance(record, kind)]
+    return found[0] if len(found) == 1 else None
+
+
+@dataclass
+class Mean:
+    """The mean of a round's folded replies: as ``tensors`` in the order of ``slots``, of replies of this ``weight``."""
+
+    slots: Slots
+    tensors: Tensors
+    weight: float
+
+    def record(self, names: Sequence[str]) -> ArrayRecord:
+        """Return the mean as arrays in the order of ``names``, without a copy."""
+        number = {name: str(at) for at, name in enumerate(self.slots.shapes)}
+        record = ArrayRecord()
+        for name in names:
+            at = number[name]
+            record[name] = View(self.tensors[at], place=(self.tensors, at))
+        return record
+
+
+class Replies(list[Message]):
+    """The replies of a round in a list, with their mean where it was folded."""
+
+    def __init__(self, messages: Sequence[Message] = (), mean: Mean | None = None) -> None:
+        super().__init__(messages)
+        self.mean = mean
+
+
+def weighted_key(strategy: Strategy) -> str | None:
+    """Return the metric by which a strategy weights replies; None if what it does with them is not known to be a mean.
+
+    All that sees a reply's arrays has to be Flower's own code.
+    """
+    if not isinstance(strategy, FedAvg):
+        return None
+    kind = type(strategy)
+    own = inspect.getattr_static(kind, "aggregate_train") in _MEANS
+    own = own and inspect.getattr_static(kind, "_check_and_log_replies", None) is _CHECK
+    own = own and strategy.train_metrics_aggr_fn is _METRICS
+    # Of an object whose own attribute hides the method nothing is known.
+    hidden = {"aggregate_train", "_check_and_log_replies", "start"} & vars(strategy).keys()
+    return strategy.weighted_by_key if own and not hidden else None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Flower's own loop of rounds that a message is sent from: its strategy, the round, and what it collects."""
+
+    strategy: Strategy
+    round: int | None
+    rounds: int | None
+    result: Any
+
+
+def loop_of(frame: FrameType | None) -> Loop | None:
+    """Return the loop of rounds whose code is the frame's, Flower's own ``Strategy.start``; None for another caller.
+
+    Only there is it known that replies go to ``aggregate_train`` and nowhere else.
+    """
+    if frame is None or frame.f_code is not _START_CODE:
+        return None
+    known = frame.f_locals
+    if not isinstance(known.get("self"), Strategy):
+        return None
+    return Loop(known["self"], known.get("current_round"), known.get("num_rounds"), known.get("result"))
+
+
+def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
+    """Return the mean of replies of which some, with ``mean`` as theirs, were folded, and the others came whole."""
+    contents = [reply.content for reply in replies]
+    records = [_only(content, ArrayRecord) for content in contents]
+    record = mean.record(list(records[0]))
+    whole = [
+        (one, float(_only(content, MetricRecord)[key]))
+        for one, content in zip(records, contents, strict=True)
+        if not any(isinstance(array, Folded) for array in one.values())
+    ]
+    if not whole:
+        return record
+    total = mean.weight + sum(weight for _, weight in whole)
+    result = ArrayRecord()
+    for name, array in record.items():
+        sums = np.asarray(array.numpy() * (mean.weight / total))
+        for other, weight in whole:
+            sums = np.asarray(sums + other[name].numpy() * (weight / total))
+        result[name] = View(sums)
+    return result
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Let ``FedAvg.aggregate_train`` take the mean from replies that carry one; it is as before for all others."""
+    FedAvg.aggregate_train = _aggregate_train  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FedAvg.aggregate_train = _ORIGINAL  # type: ignore[method-assign]
+
+
+def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    mean = getattr(replies, "mean", None)
+    if not isinstance(mean, Mean):
+        return _ORIGINAL(self, server_round, replies)
+    valid, _ = self._check_and_log_replies(replies, is_train=True)
+    arrays = merged(valid, mean, self.weighted_by_key)
+    return arrays, self.train_metrics_aggr_fn([reply.content for reply in valid], self.weighted_by_key)
+
+
+_ORIGINAL: Final = FedAvg.aggregate_train
+_CHECK: Final = inspect.getattr_static(FedAvg, "_check_and_log_replies", None)
+#: Flower's own mean of metrics, which FedAvg has if it is told no other.
+_METRICS: Final = FedAvg().train_metrics_aggr_fn
+_START_CODE: Final[CodeType] = Strategy.start.__code__
+#: Methods that take the mean of arrays by FedAvg's and change no more than that.
+_MEANS: Final = (
+    _ORIGINAL,
+    _aggregate_train,
+    *(
+        vars(kind)["aggregate_train"]
+        for kind in (getattr(strategies, name, None) for name in ("FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"))
+        if kind is not None and "aggregate_train" in vars(kind)
+    ),
+)

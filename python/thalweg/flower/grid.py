@@ -1,0 +1,494 @@
+"""Flower's Grid over tasks: messages go out as tasks, and replies come back as their results.
+
+Messages with the same content, as strategies make them, are one task to many nodes: their arrays are copied once, and a
+node that has them already, as from the evaluation before, is sent none of them again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, Literal, Protocol, cast
+
+from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+
+from thalweg import _core
+from thalweg.flower import compat, fold, records
+from thalweg.flower.client import message_id, node_id, seconds_of
+from thalweg.flower.fold import Loop, Mean, Replies, Slots
+from thalweg.flower.records import HeadError, Packed
+from thalweg.tasks import Reply, Task, TaskServer, Tensors
+
+#: Of Flower's error codes those that a server gives.
+MESSAGE_UNAVAILABLE: Final = 3
+REPLY_UNAVAILABLE: Final = 4
+NODE_UNAVAILABLE: Final = 5
+CRASHED: Final = 8
+#: Seconds between two looks at what else may have happened while a caller waits.
+SLICE: Final = 0.2
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Messages that went out together: which, to which nodes by name, and when (``time.monotonic``)."""
+
+    number: int
+    message: Message
+    names: Sequence[str]
+    at: float
+    folds: bool
+    #: Flower's own loop of rounds that sent them, if it was that.
+    loop: Loop | None
+
+
+@dataclass(frozen=True)
+class Came:
+    """A reply: to which ``Sent``, from whom, when, as a message for the app, and as a task's reply."""
+
+    sent: Sent
+    name: str
+    at: float
+    message: Message
+    reply: Reply
+    usage: Mapping[str, Any]
+    #: Both ways, as docs/reference/outcome.md has transfers.
+    transfers: Sequence[Mapping[str, Any]]
+
+
+class Watcher(Protocol):
+    """Hears of messages and replies, from several threads."""
+
+    def sent(self, sent: Sent) -> None: ...
+
+    def came(self, came: Came) -> None: ...
+
+
+@dataclass
+class _Group:
+    """Messages of the same content, which are one task to several nodes."""
+
+    sent: Sent
+    label: str
+    task: Task
+    #: When its messages are of no use any more (``time.monotonic``).
+    expires: float
+    #: The tensors of their mean; None if their replies are not folded.
+    slots: Slots | None
+    #: Weight of what was folded.
+    weight: float = 0.0
+    #: The task, and those that fetch what could not be folded, until all their replies are in.
+    tasks: list[Task] = field(default_factory=list)
+    #: Messages whose reply has not been taken.
+    left: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def over(self) -> bool:
+        """Whether all that can come has come."""
+        return not self.tasks
+
+
+@dataclass
+class _Open:
+    """A message whose reply has not been taken."""
+
+    group: _Group
+    metadata: Metadata
+    message: Message | None = None
+    #: The ways of its parts that have come.
+    transfers: list[dict[str, Any]] = field(default_factory=list)
+    #: When the reply is of no use any more (``time.monotonic``).
+    expires: float = math.inf
+
+
+class ThalwegGrid(Grid):
+    """A Grid whose messages go over any transport of thalweg. All methods may be called from several threads."""
+
+    def __init__(
+        self,
+        server: TaskServer,
+        *,
+        run_id: int,
+        salt: str,
+        config: Mapping[str, Any],
+        folds: bool = True,
+        watcher: Watcher | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Send messages through ``server``.
+
+        Nodes get their ids by ``salt``, and ``config`` as the run's configuration. ``look`` is called several times a
+        second while a caller waits, and may raise. ``folds`` allows folding on arrival.
+        """
+        self._server, self._salt, self._config = server, salt, dict(config)
+        self._folds, self._watcher, self._look = folds, watcher, look
+        self._run = compat.new_run(run_id, self._config)
+        self._run_id = run_id
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._open: dict[str, _Open] = {}
+        self._names: dict[int, str] = {}
+        self._dead: dict[str, str] = {}
+        self._shelf = _Shelf()
+
+    def set_run(self, run: Any) -> None:
+        kind = compat.run_class()
+        if kind is not None and not isinstance(run, kind):
+            raise TypeError(f"`run` must be an instance of Run, got {type(run).__name__}")
+        self._run = run
+
+    @property
+    def run(self) -> Any:
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the ids of the nodes that are connected, in the order of their names."""
+        with self._lock:
+            return [self._node(name) for name in self._server.members]
+
+    def crashed(self, name: str, why: str) -> None:
+        """Take note that a node's process has ended; whoever waits for it hears so."""
+        with self._lock:
+            self._dead[name] = why
+        self._server.forget(name, why)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send messages and return their ids in order; None in the place of one for a node that is not known.
+
+        Raises ValueError for a message without a time to live, or that is a reply.
+        """
+        ids, _ = self._push(list(messages), None, None)
+        return cast("list[str]", ids)  # with None among them, as Flower's own grids do
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that are there, each once; for an id that is not known, or no more, an error instead."""
+        found = []
+        for one in message_ids:
+            waiting = self._waiting(one)
+            if waiting is None:
+                found.append(self._unknown(one))
+                continue
+            self._drain(waiting.group, 0.0)
+            message = self._take(one, waiting)
+            if message is None and waiting.group.over and self._drop(one):
+                message = self._unknown(one)
+            if message is not None:
+                found.append(message)
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Replies:
+        """Send messages and return their replies, in the order of the messages.
+
+        After ``timeout`` seconds these are the replies that are there; the others can be pulled later. A mean that is
+        folded is closed then, and late replies do not count.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        caller = inspect.currentframe()
+        loop = fold.loop_of(None if caller is None else caller.f_back)
+        sending = list(messages)
+        trains = all(message.metadata.message_type.partition(".")[0] == "train" for message in sending)
+        key = fold.weighted_key(loop.strategy) if self._folds and loop is not None and trains else None
+        ids, groups = self._push(sending, key, loop)
+        for group in groups:
+            while not group.over and (deadline is None or time.monotonic() < deadline):
+                self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
+                self._look()
+            if group.slots is not None and not group.over:
+                self._end(group)
+        if timeout is not None and timeout <= 0:
+            return Replies()
+        taken = ((one, self._waiting(one)) for one in ids if one is not None)
+        replies = [self._take(one, waiting) for one, waiting in taken if waiting is not None]
+        return Replies([reply for reply in replies if reply is not None], self._mean(groups))
+
+    def close(self) -> None:
+        """Want no more replies."""
+        with self._lock:
+            tasks = {waiting.group.task.number: waiting.group.task for waiting in self._open.values()}
+            self._open.clear()
+        for task in tasks.values():
+            task.close()
+
+    def _node(self, name: str) -> int:
+        """Return a node's id, and keep its name. To be called with the lock."""
+        node = node_id(self._salt, name)
+        self._names[node] = name
+        return node
+
+    def _push(
+        self, messages: Sequence[Message], key: str | None, loop: Loop | None
+    ) -> tuple[list[str | None], list[_Group]]:
+        """Send messages; return their ids, and the groups that they are sent in. With ``key`` replies may be folded."""
+        ids: list[str | None] = [None] * len(messages)
+        batches: dict[Any, list[tuple[int, Message, str]]] = {}
+        with self._lock:
+            for name in self._server.members:
+                self._node(name)
+            names = dict(self._names)
+        for at, message in enumerate(messages):
+            metadata = message.metadata
+            if not (metadata.ttl > 0 and metadata.reply_to_message_id == "" and message.has_content()):
+                raise ValueError(f"Invalid message: {message}")
+            if (known := names.get(metadata.dst_node_id)) is None:
+                continue
+            same: Any = (id(message.content), metadata.message_type, metadata.group_id, metadata.ttl)
+            # A node has a part in a task once: a second message of the same content is of another task.
+            while known in (other for _, _, other in batches.get(same, ())):
+                same = (*same, None)
+            batches.setdefault(same, []).append((at, message, known))
+        groups = []
+        for batch in batches.values():
+            _, sending, to = zip(*batch, strict=True)
+            group, given = self._send(sending, to, key if len(batches) == 1 else None, loop)
+            groups.append(group)
+            for (at, _, _), one in zip(batch, given, strict=True):
+                ids[at] = one
+        return ids, groups
+
+    def _send(
+        self, batch: Sequence[Message], names: Sequence[str], key: str | None, loop: Loop | None
+    ) -> tuple[_Group, list[str]]:
+        """Send messages of the same content; return them as a group, and their ids."""
+        first, metadata = batch[0], batch[0].metadata
+        number = next(self._numbers)
+        label = f"{self._run_id:x}-{number}"
+        slots = None if key is None else Slots.of(first.content)
+        packed = records.pack(first.content)
+        head = {
+            "id": label,
+            "salt": self._salt,
+            "run": self._run_id,
+            "type": metadata.message_type,
+            "group": metadata.group_id,
+            "created": metadata.created_at,
+            "ttl": metadata.ttl,
+            "config": self._config,
+            "records": packed.records,
+            "fold": None if slots is None else key,
+        }
+        left = max(0.0, metadata.created_at + metadata.ttl - time.time())
+        sent = Sent(number, first, names, time.monotonic(), slots is not None, loop)
+        if self._watcher is not None:
+            self._watcher.sent(sent)
+        tensors = self._shelf.tensors(packed)
+        returns = None if slots is None else slots.layout()
+        reduce: Literal["mean"] | None = None if slots is None else "mean"
+        task = self._server.send(head, tensors, to=names, deadline=left, reduce=reduce, returns=returns)
+        group = _Group(sent, label, task, sent.at + left, slots, tasks=[task], left=len(batch))
+        ids = [message_id(label, message.metadata.dst_node_id) for message in batch]
+        with self._lock:
+            for one, message in zip(ids, batch, strict=True):
+                self._open[one] = _Open(group, compat.name(message, one).metadata)
+            over = [one for one, waiting in self._open.items() if waiting.group.expires < sent.at]
+        for one in over:
+            self._drop(one)
+        return group, ids
+
+    def _waiting(self, one: str) -> _Open | None:
+        with self._lock:
+            return self._open.get(one)
+
+    def _drain(self, group: _Group, seconds: float) -> None:
+        """Take in the replies of a group that are there; wait for the first of them at most so many seconds."""
+        if not group.lock.acquire(timeout=seconds):
+            return  # another thread does
+        try:
+            for task in list(group.tasks):
+                if self._take_in(group, task, seconds):
+                    group.tasks.remove(task)
+                seconds = 0.0
+        finally:
+            group.lock.release()
+
+    def _take_in(self, group: _Group, task: Task, seconds: float) -> bool:
+        """Take in the replies of a task that are there, and return whether there will be no more."""
+        while True:
+            try:
+                reply = task.next_reply(seconds)
+            except _core.CoreError as error:
+                if error.kind != "timeout":
+                    raise
+                return False
+            if reply is None:
+                return True
+            self._settle(group, task, reply)
+            seconds = 0.0
+
+    def _settle(self, group: _Group, task: Task, reply: Reply) -> None:
+        one = message_id(group.label, node_id(self._salt, reply.member))
+        waiting = self._waiting(one)
+        if waiting is None or reply.state == "cancelled":
+            return
+        folds = group.slots is not None and task is group.task
+        waiting.transfers += reply.transfers
+        if folds and reply.state == "failed":
+            # It has a reply that cannot be folded, or an error: that comes by a task of its own.
+            left = max(0.0, group.expires - time.monotonic())
+            group.tasks.append(self._server.send({"fetch": group.label}, to=reply.member, deadline=left))
+            return
+        head = reply.head if isinstance(reply.head, dict) else {}
+        now = time.monotonic()
+        message, ttl = self._message(waiting, reply, head)
+        if folds and reply.done:
+            group.weight += reply.weight
+        with self._lock:
+            waiting.message, waiting.expires = message, min(group.expires, now + ttl)
+        if self._watcher is not None:
+            usage = used if isinstance(used := head.get("usage"), dict) else {}
+            self._watcher.came(Came(group.sent, reply.member, now, message, reply, usage, waiting.transfers))
+
+    def _message(self, waiting: _Open, reply: Reply, head: Mapping[str, Any]) -> tuple[Message, float]:
+        """Return a reply as a message, and for how many seconds it is of use."""
+        if reply.done:
+            try:
+                created, ttl = seconds_of(head["created"]), seconds_of(head["ttl"])
+                return compat.assemble(self._metadata(waiting, created, ttl), _content(head, reply)), ttl
+            except (HeadError, KeyError, TypeError, ValueError) as error:
+                return self._error(waiting, REPLY_UNAVAILABLE, f"it sent no reply that can be read: {error}"), math.inf
+        died = self._dead.get(reply.member)
+        reason = died or reply.reason or reply.state
+        codes = {"lost": NODE_UNAVAILABLE if died is None else CRASHED, "late": MESSAGE_UNAVAILABLE}
+        return self._error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason), math.inf
+
+    def _metadata(self, waiting: _Open, created: float, ttl: float) -> Metadata:
+        asked = waiting.metadata
+        return Metadata(
+            run_id=self._run_id,
+            message_id=f"{asked.message_id}-reply",
+            src_node_id=asked.dst_node_id,
+            dst_node_id=compat.SERVER_NODE,
+            reply_to_message_id=asked.message_id,
+            group_id=asked.group_id,
+            created_at=created,
+            ttl=ttl,
+            message_type=asked.message_type,
+        )
+
+    def _error(self, waiting: _Open, code: int, reason: str) -> Message:
+        now = time.time()
+        left = max(0.0, waiting.metadata.created_at + waiting.metadata.ttl - now)
+        return compat.assemble(self._metadata(waiting, now, left), Error(code, reason))
+
+    def _unknown(self, one: str) -> Message:
+        """Return what there is for a message that nothing is known of, or no more."""
+        metadata = Metadata(
+            run_id=self._run_id,
+            message_id=f"{one}-reply",
+            src_node_id=compat.SERVER_NODE,
+            dst_node_id=compat.SERVER_NODE,
+            reply_to_message_id=one,
+            group_id="",
+            created_at=time.time(),
+            ttl=0,
+            message_type=compat.SYSTEM,
+        )
+        reason = "there is no such message: its reply was taken, it has expired, or it was never sent"
+        return compat.assemble(metadata, Error(MESSAGE_UNAVAILABLE, reason))
+
+    def _take(self, one: str, waiting: _Open) -> Message | None:
+        """Return a reply and forget the message; None if there is none yet, or another thread has taken it."""
+        with self._lock:
+            message = waiting.message
+            late = time.monotonic() > waiting.expires
+        if message is None or not self._drop(one):
+            return None
+        if late and message.has_content():
+            return self._error(waiting, REPLY_UNAVAILABLE, "its reply has expired")
+        return message
+
+    def _drop(self, one: str) -> bool:
+        """Forget a message; return whether it was known. With the last one of a task, that goes too."""
+        with self._lock:
+            waiting = self._open.pop(one, None)
+            if waiting is None:
+                return False
+            waiting.group.left -= 1
+            last = waiting.group.left == 0 and waiting.group.slots is None
+        if last:
+            waiting.group.task.close()
+        return True
+
+    def _end(self, group: _Group) -> None:
+        """Let no more replies into a mean."""
+        for task in list(group.tasks):
+            task.cancel()
+        while not group.over:
+            self._drain(group, SLICE)
+
+    def _mean(self, groups: Sequence[_Group]) -> Mean | None:
+        """Return the mean of what was folded, and free its sums."""
+        for group in groups:
+            if group.slots is not None:
+                mean = Mean(group.slots, group.task.mean_tensors(), group.weight) if group.weight else None
+                group.task.close()
+                return mean
+        return None
+
+
+class _Shelf:
+    """The tensors that were sent last, so that the same ones are not copied again, nor sent to who has them."""
+
+    def __init__(self) -> None:
+        self._sources: list[Any] = []
+        self._tensors: Tensors | None = None
+        self._lock = threading.Lock()
+
+    def tensors(self, packed: Packed) -> Tensors | None:
+        """Return the tensors to send; None if there are none."""
+        if not packed.body:
+            return None
+        home = _home(packed.sources)
+        if home is not None:
+            return home
+        with self._lock:
+            if self._tensors is None or not _same(self._sources, packed.sources) or not _alike(self._tensors, packed):
+                self._sources, self._tensors = [], None  # what is replaced is free before the new one is made
+                self._tensors = Tensors(packed.tensors())
+                self._sources = packed.sources
+            return self._tensors
+
+
+def _home(sources: Sequence[Any]) -> Tensors | None:
+    """Return the tensors that lie there already, each in its place, with no other among them."""
+    first = sources[0][0] if isinstance(sources[0], tuple) else None
+    if not isinstance(first, Tensors) or len(first) != len(sources):
+        return None
+    there = all(isinstance(one, tuple) and one[0] is first and one[1] == str(at) for at, one in enumerate(sources))
+    return first if there else None
+
+
+def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether two lists of sources are of the same immutable bytes, by identity."""
+    return len(ours) == len(theirs) and all(map(_same_one, ours, theirs))
+
+
+def _same_one(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, tuple) and isinstance(theirs, tuple):
+        return ours[0] is theirs[0] and ours[1] == theirs[1]
+    return ours is not None and ours is theirs
+
+
+def _alike(tensors: Tensors, packed: Packed) -> bool:
+    """Whether the same bytes are tensors of the same element types and shapes."""
+    pairs = zip(tensors.values(), packed.body, strict=True)
+    return all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
+
+
+def _content(head: Mapping[str, Any], reply: Reply) -> RecordDict | Error:
+    if "error" in head:
+        code, reason = head["error"]
+        if type(code) is not int or not (reason is None or isinstance(reason, str)):
+            raise HeadError("its error is none")
+        return Error(code, reason)
+    return records.unpack(head["records"], reply.tensors)

@@ -1,0 +1,313 @@
+"""Flower's records as a head of JSON and a body of tensors, without pickle and without Flower's own serialisation.
+
+An array whose bytes are what NumPy's ``.npy`` writer makes of it travels as a tensor of its element type. Any other
+array travels as bytes, with its four fields as they are: an array of another ``stype``, or of an element type that does
+not travel. What comes in is checked against the tensors that came with it: no size or type in a head is trusted.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from thalweg.tensors.arena import ARRAY_TYPES
+
+if TYPE_CHECKING:
+    from thalweg.tasks import Tensors
+
+Values: TypeAlias = npt.NDArray[Any]
+
+NUMPY: Final = "numpy.ndarray"
+#: Bytes in a ConfigRecord up to which they stand in the head; longer ones are tensors.
+INLINE: Final = 1024
+#: Bytes of JSON up to which records stand in the head; longer ones are a tensor.
+LONGEST_HEAD: Final = 256 << 10
+_MAGIC: Final = b"\x93NUMPY"
+#: The header of an array of 16 dimensions has less.
+_HEADER: Final = 4096
+#: Most dimensions of a tensor that travels as such.
+_MOST_DIMENSIONS: Final = 16
+
+
+class HeadError(ValueError):
+    """What a peer sent does not describe records."""
+
+
+class View(Array):
+    """An array that came. Its values lie in an arena; ``.npy`` bytes are made of them only if somebody asks.
+
+    ``numpy()`` copies, since Flower's gives a fresh array each time. ``place`` says as which tensor of which
+    ``Tensors`` the values lie there, so that they can be sent again without a copy.
+    """
+
+    def __init__(
+        self, values: Values, kept: tuple[str, tuple[int, ...]] | None = None, place: tuple[Tensors, str] | None = None
+    ) -> None:
+        dtype, shape = (str(values.dtype), values.shape) if kept is None else kept
+        self.__dict__.update(_values=values, _place=place, dtype=dtype, shape=tuple(shape), stype=NUMPY)
+
+    @property
+    def values(self) -> Values | None:
+        """The values, not to be written to; None once ``data`` was replaced."""
+        values: Values | None = self.__dict__["_values"]
+        return values
+
+    @property
+    def place(self) -> tuple[Tensors, str] | None:
+        """Where the values lie; None if they can no longer be sent from there."""
+        place: tuple[Tensors, str] | None = self.__dict__["_place"]
+        return place
+
+    def numpy(self) -> Values:
+        values = self.values
+        return super().numpy() if values is None else values.copy(order="K")
+
+    @property
+    def data(self) -> bytes:
+        values = self.values
+        if values is None:
+            given: bytes = self.__dict__["_data"]
+            return given
+        buffer = BytesIO()
+        np.save(buffer, values, allow_pickle=False)
+        return buffer.getvalue()
+
+    @data.setter
+    def data(self, given: bytes) -> None:
+        self.__dict__.update(_data=given, _values=None, _place=None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Array):
+            return NotImplemented
+        return (self.dtype, tuple(self.shape), self.stype) == (other.dtype, tuple(other.shape), other.stype) and (
+            self.data == other.data
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Folded(Array):
+    """The place of an array whose values went into the mean when they came, and are nowhere else."""
+
+    def __init__(self, dtype: str, shape: Sequence[int]) -> None:
+        self.__dict__.update(dtype=dtype, shape=tuple(shape), stype=NUMPY)
+
+    @property
+    def data(self) -> bytes:
+        raise RuntimeError(
+            "this client's array was added to the mean when it came, and is gone; run with --fold off to keep each"
+        )
+
+    @data.setter
+    def data(self, given: bytes) -> None:
+        raise AttributeError("a folded array cannot be replaced")
+
+    def numpy(self) -> Values:
+        self.data  # noqa: B018 - it raises
+        raise AssertionError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folded) and (self.dtype, self.shape) == (other.dtype, other.shape)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass
+class Packed:
+    """Records as they travel: JSON for the head, and the tensors of the body."""
+
+    records: Any
+    body: list[Values] = field(default_factory=list)
+    #: For each tensor what says that it is the same as in another message: immutable bytes, or where it lies.
+    sources: list[Any] = field(default_factory=list)
+
+    def tensors(self) -> dict[str, Values]:
+        """Return the body by the names that the tensors have on the way."""
+        return {str(index): values for index, values in enumerate(self.body)}
+
+    def add(self, values: Values, source: Any) -> int:
+        """Put a tensor into the body and return its number."""
+        self.body.append(values)
+        self.sources.append(source)
+        return len(self.body) - 1
+
+
+def values_of(array: Array) -> Values | None:
+    """Return an array's values without a copy, or None where only its bytes can travel.
+
+    That is so if NumPy's writer would not make exactly these bytes of the values, or of elements that do not travel.
+    """
+    if isinstance(array, View) and array.values is not None:
+        return array.values
+    data = array.data
+    if array.stype != NUMPY or not data.startswith(_MAGIC):
+        return None
+    try:
+        values, header = _parsed(data)
+    except (ValueError, SyntaxError, TypeError, EOFError, UnicodeDecodeError):
+        return None
+    fits = travels(values.dtype) and values.ndim <= _MOST_DIMENSIONS
+    return values if fits and data.startswith(header) else None
+
+
+def travels(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of a type travel as such: numbers of this machine's byte order, and booleans."""
+    return dtype.isnative and dtype.name in ARRAY_TYPES
+
+
+def _parsed(data: bytes) -> tuple[Values, bytes]:
+    """Return the values of ``.npy`` bytes, and the header that NumPy writes for them. Raises ValueError and others."""
+    stream = BytesIO(data[:_HEADER])
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("its header is not of version 1.0")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds objects")
+    start, count = stream.tell(), int(np.prod(shape, dtype=np.int64))
+    if len(data) != start + count * dtype.itemsize:
+        raise ValueError("its bytes are not as many as its header says")
+    flat: Values = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
+    values = flat.reshape(shape, order="F" if fortran else "C")
+    written = BytesIO()
+    np.lib.format.write_array_header_1_0(written, np.lib.format.header_data_from_array_1_0(values))
+    return values, written.getvalue()
+
+
+def pack(content: RecordDict, folded: Mapping[str, Values] | None = None) -> Packed:
+    """Return records as they travel. Of arrays in ``folded`` only element type and shape do."""
+    packed = Packed([])
+    for key, record in content.items():
+        if isinstance(record, ArrayRecord):
+            packed.records.append([key, "arrays", _arrays(record, packed, folded)])
+        elif isinstance(record, MetricRecord):
+            packed.records.append([key, "metrics", list(map(list, record.items()))])
+        else:
+            packed.records.append([key, "config", [[name, _coded(value, packed)] for name, value in record.items()]])
+    text = json.dumps(packed.records).encode()
+    if len(text) > LONGEST_HEAD:
+        packed.records = packed.add(np.frombuffer(text, np.uint8), None)
+    return packed
+
+
+def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | None) -> list[Any]:
+    items: list[Any] = []
+    for name, array in record.items():
+        if folded is not None:
+            items.append([name, "folded", str(folded[name].dtype), list(folded[name].shape)])
+            continue
+        fields = [array.dtype, list(array.shape), array.stype]
+        values = values_of(array)
+        if values is None:
+            items.append([name, "bytes", packed.add(np.frombuffer(array.data, np.uint8), array.data), *fields])
+            continue
+        source = array.place if isinstance(array, View) else array.data
+        # A tensor lies row by row; of an array that lies column by column the transposed one does.
+        across = not values.flags.c_contiguous
+        number = packed.add(values.T if across else values, source)
+        plain = fields == [str(values.dtype), list(values.shape), NUMPY]
+        items.append([name, "across" if across else "along", number, *([] if plain else fields[:2])])
+    return items
+
+
+def _coded(value: Any, packed: Packed) -> Any:
+    if isinstance(value, bytes):
+        if len(value) > INLINE:
+            return {"tensor": packed.add(np.frombuffer(value, np.uint8), value)}
+        return {"bytes": base64.b64encode(value).decode()}
+    return [_coded(one, packed) for one in value] if isinstance(value, list) else value
+
+
+def unpack(records: Any, tensors: Mapping[str, Values], home: Tensors | None = None) -> RecordDict:
+    """Return the records that a peer sent; ``tensors`` are what came with them, and lie in ``home``.
+
+    Raises HeadError for anything that is not as ``pack`` makes it.
+    """
+    try:
+        if isinstance(records, int):
+            records = json.loads(_bytes(tensors, records))
+        found = RecordDict()
+        for key, kind, items in records:
+            make = _MAKERS[kind]
+            found[key] = make(items, tensors, home)
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        raise HeadError(f"the head does not describe records: {error}") from error
+    return found
+
+
+def _array_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> ArrayRecord:
+    record = ArrayRecord()
+    for name, kind, *rest in items:
+        if kind == "folded":
+            dtype, shape = rest
+            record[name] = Folded(_text(dtype), _shape(shape))
+        elif kind == "bytes":
+            number, dtype, shape, stype = rest
+            record[name] = Array(_text(dtype), _shape(shape), _text(stype), _bytes(tensors, number))
+        else:
+            number, *fields = rest
+            values = tensors[str(_number(number))]
+            kept = (_text(fields[0]), _shape(fields[1])) if fields else None
+            place = None if home is None else (home, str(number))
+            record[name] = View({"along": values, "across": values.T}[kind], kept, place)
+    return record
+
+
+def _metric_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> MetricRecord:
+    return MetricRecord(dict(items))
+
+
+def _config_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> ConfigRecord:
+    return ConfigRecord({name: _decoded(value, tensors) for name, value in items})
+
+
+_Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
+_Maker: TypeAlias = Callable[[Any, Mapping[str, Values], "Tensors | None"], _Record]
+_MAKERS: Final[Mapping[str, _Maker]] = {"arrays": _array_record, "metrics": _metric_record, "config": _config_record}
+
+
+def _decoded(value: Any, tensors: Mapping[str, Values]) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one, tensors) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, given),) = value.items()
+    if kind == "tensor":
+        return _bytes(tensors, given)
+    if kind != "bytes":
+        raise ValueError(f"{kind!r} is no kind of value")
+    try:
+        return base64.b64decode(given, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def _bytes(tensors: Mapping[str, Values], number: Any) -> bytes:
+    values = tensors[str(_number(number))]
+    if values.dtype != np.uint8 or values.ndim != 1:
+        raise ValueError(f"tensor {number} is no bytes")
+    return values.tobytes()
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number of a tensor")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(_number(one) for one in value)

@@ -1,0 +1,283 @@
+"""What a run of a Flower app was: its rounds for the record, made of messages that were sent and replies that came.
+
+A round is training and what follows until the next training. Flower numbers it in several ways; where an app's messages
+name no round, each new training begins one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from flwr.app import ConfigRecord, Message, MetricRecord
+
+from thalweg.apps.metrics import checked, checked_usage
+from thalweg.flower.grid import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
+from thalweg.record import entry
+
+if TYPE_CHECKING:
+    from thalweg.flower.grid import Came, Sent
+
+#: Metrics that are a model's accuracy or loss, by what apps call them.
+ACCURACIES: Final = ("accuracy", "acc", "eval_accuracy", "eval_acc", "test_accuracy", "test_acc")
+LOSSES: Final = ("loss", "eval_loss", "test_loss")
+#: Metrics that are the number of a reply's samples: that of strategies, and those of legacy results.
+WEIGHTS: Final = ("num-examples", "num_examples")
+#: Of error codes what the record calls a client that did not answer.
+_STATES: Final = {NODE_UNAVAILABLE: "lost", CRASHED: "lost", MESSAGE_UNAVAILABLE: "late"}
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the record keeps of a reply; not its arrays."""
+
+    state: str
+    reason: str | None
+    numbers: Mapping[str, float]
+    usage: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, came: Came) -> _Answer:
+        if came.message.has_error():
+            error = came.message.error
+            return cls(_STATES.get(error.code, "rejected"), error.reason, {}, came.usage)
+        return cls("whole", None, dict(_numbers(came.message)), came.usage)
+
+
+_NONE: Final = _Answer("late", "it did not answer in time", {}, {})
+
+
+@dataclass
+class _Phase:
+    """The messages of one kind in a round, as ``train``."""
+
+    begin: float
+    names: set[str] = field(default_factory=set)
+    answers: dict[str, _Answer] = field(default_factory=dict)
+    transfers: list[Mapping[str, Any]] = field(default_factory=list)
+    end: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return 0.0 if self.end is None else self.end - self.begin
+
+    def errors(self) -> int:
+        return sum(answer.state != "whole" for answer in self.answers.values())
+
+
+@dataclass
+class _Round:
+    number: int
+    phases: dict[str, _Phase] = field(default_factory=dict)
+    folded: bool = False
+
+    @property
+    def main(self) -> _Phase:
+        """The phase that the round is timed by: training, if there was any."""
+        return self.phases.get("train") or next(iter(self.phases.values()))
+
+
+class Rounds:
+    """Hears of messages and replies, from any thread, and gives each round away when the next one begins."""
+
+    def __init__(self, keep: Callable[[Row, Row], None], begin: Callable[[int], None]) -> None:
+        """``keep`` gets a round's entry for the journal and its row for ``--json``; ``begin`` a new one's number."""
+        self._keep, self._begin = keep, begin
+        self._round: _Round | None = None
+        self._lock = threading.RLock()
+        #: What Flower's own loop of rounds collects; None where an app has its own.
+        self.result: Any = None
+        #: How many rounds there will be, if Flower's own loop says so.
+        self.expected: int | None = None
+        self.rows: list[Row] = []
+
+    def sent(self, sent: Sent) -> None:
+        """Take note of messages that go out."""
+        kind = sent.message.metadata.message_type.partition(".")[0]
+        with self._lock:
+            if sent.loop is not None:
+                self.result, self.expected = sent.loop.result, sent.loop.rounds
+            number = self._number(sent, kind)
+            if self._round is None or number > self._round.number:
+                self._close()
+                self._round = _Round(number)
+                self._begin(number)
+            phase = self._round.phases.setdefault(kind, _Phase(sent.at))
+            phase.names.update(sent.names)
+            self._round.folded = self._round.folded or sent.folds
+
+    def came(self, came: Came) -> None:
+        """Take note of a reply; one of a round that is over counts no more."""
+        kind = came.message.metadata.message_type.partition(".")[0]
+        with self._lock:
+            phase = None if self._round is None else self._round.phases.get(kind)
+            if self._round is None or phase is None or came.sent.at < phase.begin:
+                return
+            phase.answers[came.name] = _Answer.of(came)
+            phase.end = came.at
+            phase.transfers += came.transfers
+
+    def state(self) -> str:
+        """Return what each client does, as progress bars take it."""
+        with self._lock:
+            phases = [] if self._round is None else list(self._round.phases.values())
+            waiting = {name: name in phase.answers for phase in phases[-1:] for name in sorted(phase.names)}
+        clients = {name: {"phase": "whole" if there else "working"} for name, there in waiting.items()}
+        return json.dumps({"clients": clients})
+
+    def close(self) -> None:
+        """Give the last round away. Idempotent."""
+        with self._lock:
+            self._close()
+            self._round = None
+
+    def metrics(self) -> list[Row]:
+        """Return each round's metrics: of Flower's own loop what the strategy made of them, else the replies' means."""
+        rows = [{"round": row["round"], **row["metrics"]} for row in self.rows]
+        if self.result is None:
+            return rows
+        if 0 in self.result.evaluate_metrics_serverapp:
+            rows.insert(0, {"round": 0})  # before the first round
+        made = {
+            "train": self.result.train_metrics_clientapp,
+            "evaluate": self.result.evaluate_metrics_clientapp,
+            "server": self.result.evaluate_metrics_serverapp,
+        }
+        return [
+            {**row, **{kind: dict(found[row["round"]]) for kind, found in made.items() if row["round"] in found}}
+            for row in rows
+        ]
+
+    def _number(self, sent: Sent, kind: str) -> int:
+        """Return the round that a message is of."""
+        said = round_of(sent)
+        current = 0 if self._round is None else self._round.number
+        if said is not None:
+            return max(1, said, current)
+        trained = self._round is not None and "train" in self._round.phases and self._round.phases["train"].answers
+        return max(1, current + 1 if kind == "train" and trained else current)
+
+    def _close(self) -> None:
+        done = self._round
+        if done is None:
+            return
+        metrics = {kind: means(list(phase.answers.values())) for kind, phase in done.phases.items()}
+        row = self._row(done, metrics)
+        self.rows.append(row)
+        evaluated = {**metrics.get("evaluate", {}), **self._server_metrics(done.number)}
+        quality = {"accuracy": _first(evaluated, ACCURACIES), "loss": _first(evaluated, LOSSES)}
+        if quality["accuracy"] is not None and not 0 <= quality["accuracy"] <= 1:
+            quality["accuracy"] = None
+        known = {name: value for name, value in quality.items() if value is not None}
+        evaluation = done.phases.get("evaluate") if done.main is not done.phases.get("evaluate") else None
+        self._keep(entry(_outcome(done, row), known, None if evaluation is None else evaluation.seconds), row)
+
+    def _server_metrics(self, number: int) -> Mapping[str, Any]:
+        found = None if self.result is None else self.result.evaluate_metrics_serverapp.get(number)
+        return {} if found is None else dict(found)
+
+    def _row(self, done: _Round, metrics: Mapping[str, Row]) -> Row:
+        """Return what ``--json`` says of a round."""
+        phases = done.phases.values()
+        return {
+            "round": done.number,
+            "seconds": done.main.seconds,
+            "communication_seconds": under_way(done.main.transfers),
+            "replies": sum(len(phase.answers) - phase.errors() for phase in phases),
+            "errors": sum(phase.errors() for phase in phases),
+            "folded": done.folded,
+            "metrics": metrics,
+        }
+
+
+def round_of(sent: Sent) -> int | None:
+    """Return the number that a message, or who sends it, gives its round; None if neither does."""
+    if sent.loop is not None and sent.loop.round is not None:
+        return sent.loop.round
+    for record in sent.message.content.values():
+        number = record.get("server-round") if isinstance(record, ConfigRecord) else None
+        if isinstance(number, int) and not isinstance(number, bool):
+            return number
+    group = sent.message.metadata.group_id
+    return int(group) if group.isdecimal() and len(group) < 10 else None
+
+
+def _outcome(done: _Round, row: Row) -> Row:
+    """Return a round as the core describes its own (docs/reference/outcome.md)."""
+    phase = done.main
+    transfers = [one for each in done.phases.values() for one in each.transfers]
+    participants = [_participant(name, phase.answers.get(name, _NONE)) for name in sorted(phase.names)]
+    ways = {way: [one for one in transfers if one["direction"] == way] for way in ("down", "up")}
+    return {
+        **{name: row[name] for name in ("round", "seconds", "communication_seconds")},
+        "bytes_down": sum(_wire(one) for one in ways["down"]),
+        "bytes_up": sum(_wire(one) for one in ways["up"]),
+        "participants": participants,
+        "expected": len(participants),
+        "complete": all(one["state"] == "whole" for one in participants),
+        "fold": {name: row[name] for name in ("folded", "replies", "errors")},
+        "transfers": transfers,
+    }
+
+
+def _wire(way: Mapping[str, Any]) -> int:
+    return int(way.get("wire_bytes") or way["bytes"])
+
+
+def _participant(name: str, answer: _Answer) -> Row:
+    weight = _first(answer.numbers, WEIGHTS)
+    return {
+        "client": name,
+        "state": answer.state,
+        "samples": int(weight) if weight is not None and 0 <= weight < 2**63 else None,
+        "coverage": float(answer.state == "whole"),
+        "reason": answer.reason,
+        "metrics": checked(answer.numbers)[0],
+        "usage": checked_usage(answer.usage)[0],
+    }
+
+
+def _numbers(message: Message) -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a reply's metrics; legacy results have some of them in a ConfigRecord."""
+    for key, record in message.content.items():
+        if isinstance(record, MetricRecord) or (isinstance(record, ConfigRecord) and key.endswith("res.metrics")):
+            yield from ((name, one) for name, one in record.items() if isinstance(one, (int, float)))
+
+
+def means(answers: Sequence[_Answer]) -> Row:
+    """Return the mean of each metric over replies, weighted by their samples, else evenly."""
+    found = [answer.numbers for answer in answers if answer.state == "whole"]
+    weights = [_first(numbers, WEIGHTS) for numbers in found]
+    even = any(weight is None or weight < 0 for weight in weights) or not sum(weight or 0 for weight in weights)
+    sums: dict[str, list[float]] = {}
+    for numbers, weight in zip(found, weights, strict=True):
+        share = 1.0 if even or weight is None else float(weight)
+        for name, value in numbers.items():
+            if name not in WEIGHTS:
+                total = sums.setdefault(name, [0.0, 0.0])
+                total[0] += value * share
+                total[1] += share
+    return {name: total / share for name, (total, share) in sums.items() if share}
+
+
+def _first(numbers: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    return next((numbers[name] for name in names if type(numbers.get(name)) in (int, float)), None)
+
+
+def under_way(transfers: Sequence[Mapping[str, Any]]) -> float:
+    """Return in how many seconds at least one transfer was under way."""
+    spans = []
+    for way in transfers:
+        starts = [way[key] for key in ("send_start", "receive_start") if way.get(key) is not None]
+        ends = [way[key] for key in ("send_end", "receive_end") if way.get(key) is not None]
+        if starts and ends:
+            spans.append((min(starts), max(ends)))
+    seconds, until = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return seconds

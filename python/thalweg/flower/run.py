@@ -1,0 +1,412 @@
+"""``thalweg flower run``: a Flower app on this machine, its ServerApp in this process and its nodes in others."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, flower, machine
+from thalweg.errors import AppError, PlanError, RecordError, ThalwegError
+from thalweg.flower.app import AppFolder, read
+from thalweg.job import seats
+from thalweg.job.attached import Attached, attached
+from thalweg.job.attendance import Attendance
+from thalweg.job.farewell import farewell
+from thalweg.job.fleet import END_SECONDS, Fleet, client_threads
+from thalweg.job.remote import Membership, entrance
+from thalweg.job.session import Session, session
+from thalweg.machine import grace
+from thalweg.plan import check_transport
+from thalweg.plan.bound import Bound
+from thalweg.plan.options import client_options, task_options
+from thalweg.record import RunRecord
+from thalweg.tensors.watching import Note
+from thalweg.transports import links, registry
+from thalweg.ui.progress import round_line
+
+if TYPE_CHECKING:
+    from thalweg.flower.grid import ThalwegGrid
+    from thalweg.flower.rounds import Rounds
+    from thalweg.plan import Plan
+    from thalweg.tasks import TaskServer
+    from thalweg.ui.progress import Progress
+
+#: What a plan's app begins with that is a Flower app's folder.
+SCHEME: Final = "flower:"
+PROGRAM: Final = "thalweg.flower.worker"
+JOIN_SLICE: Final = 0.2
+#: Keys of a round's row that ``--json`` prints.
+SHOWN: Final = ("round", "seconds", "communication_seconds", "replies", "errors", "folded")
+
+
+@dataclass(frozen=True)
+class FlowerResult:
+    """What a run of a Flower app came to. ``peaks``: each process's peak memory in bytes; None if there is but one."""
+
+    plan: Plan
+    record: RunRecord
+    rows: Sequence[Mapping[str, Any]]
+    metrics: Sequence[Mapping[str, Any]]
+    server_peak: int | None
+    peaks: Sequence[int | None] | None
+    emulation: str = "none"
+    emulation_reason: str | None = None
+
+    def table(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
+        return {
+            "rounds": [{key: row[key] for key in SHOWN} for row in self.rows],
+            "metrics": list(self.metrics),
+            "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
+            "record": str(self.record.path),
+        }
+
+
+def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[str] = ()) -> Plan:
+    """Return the plan of a Flower app: the app's own settings, and what the command line says over them.
+
+    Raises PlanError for a folder that is no Flower app, and for what it does not have.
+    """
+    from thalweg.flower import app
+    from thalweg.plan import Plan
+
+    found = read(folder)
+    said = {key: value for text in run_config for key, value in app.pairs(text, "--run-config").items()}
+    found.run_config(said)
+    clients = overrides.get("job.clients") or found.nodes
+    if clients is None:
+        raise PlanError(f"{folder} does not say how many nodes its federation has", "Say it: --clients 4")
+    table = {"job": {"clients": clients}, "app": {"object": f"{SCHEME}{folder}", "options": said or None}}
+    return Plan.of(table, "the Flower app").merge(overrides)
+
+
+def folder_of(plan: Plan) -> Path:
+    """Return the folder of a plan's Flower app. Raises PlanError if it has none."""
+    if plan.app is None or not plan.app.object.startswith(SCHEME):
+        raise PlanError(f"{plan.label} is no Flower app", f"Write app = '{SCHEME}APP_DIR'")
+    return Path(plan.app.object.removeprefix(SCHEME))
+
+
+def run(plan: Plan, progress: Progress) -> FlowerResult:
+    """Run a plan's Flower app on this machine and return what it came to.
+
+    Raises PlanError, LabError or BrokerError before a node is started; AppError if the ServerApp cannot be imported or
+    raises; RecordError, LabError or CoreError if the run cannot go on. All processes have ended then.
+    """
+    flower.require()
+    found = read(folder_of(plan))
+    check_transport(plan, registry.transports())
+    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    in_process = not registry.can(plan.scheme)["remote"]
+    shares = _shares(plan, names)
+    server_trust, client_trust = links.local_trust(plan.security, plan.url)
+    with (
+        session(plan, names, progress.note) as network,
+        attached(plan, network, server_trust, progress.note) as post,
+        _listening(plan, post.url, post.trusting(server_trust), network) as server,
+        recorded(plan, server, network.facts(), progress, tls="tls" in server_trust) as record,
+    ):
+        host = Hosting(plan, found, server, record, progress, look=network.check)
+        fleet = Fleet(record.log_path, host.process_ended, in_process=in_process, work=_work, program=PROGRAM)
+        host.nodes_of = {process: list(nodes) for process, nodes in shares.items()}
+        try:
+            progress.note(f"starting {len(names)} nodes in {len(shares)} processes")
+            fleet.start(list(shares), _Orders(plan, found, server, network, post.trusting(client_trust), shares, names))
+            host.wait(lambda: _look(fleet, network))
+            network.begin(record)
+            host.serve()
+        finally:
+            _end(host, fleet, network, post)
+        peak = machine.peak_rss_bytes()
+    return host.result(peak, fleet.peaks(), network)
+
+
+def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
+    """Run a plan's ServerApp at ``url``, for nodes that come by themselves, and return what it came to.
+
+    Raises LinkError if others can reach ``url`` and nothing says who may join, and else what ``run`` raises.
+    """
+    flower.require()
+    found = read(folder_of(plan))
+    check_transport(plan, registry.transports())
+    trust = links.server_trust(plan.security, url)
+    cpu = machine.cpu_seconds()
+    with (
+        _listening(plan, url, trust, None) as server,
+        recorded(plan, server, {}, progress, tls="tls" in trust) as record,
+    ):
+        host = Hosting(plan, found, server, record, progress)
+        guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
+        progress.note(f"listening on {server.address} ({guarded})")
+        progress.note(f"waiting for {plan.job.clients} nodes")
+        host.wait(lambda: None)
+        host.serve()
+        host.grid.close()
+        peak = machine.peak_rss_bytes()
+        names = host.attendance.names()
+        own = {"cpu_seconds": machine.cpu_seconds() - cpu, "peak_rss_bytes": peak}
+        parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
+        record.table("parties", [{"party": name, **used} for name, used in parties])
+    peaks = [host.attendance.peak_of(name) for name in names]
+    return host.result(peak, peaks)
+
+
+def join(
+    membership: Membership, folder: Path, node_config: Sequence[str], threads: int | None, note: Note
+) -> dict[str, Any]:
+    """Serve as a node of a Flower app until the run is over; return ``{"name", "url", "messages", "peak_rss_bytes"}``.
+
+    Raises PlanError for what is wrong on this side, LinkError or CoreError if the server cannot be reached or does not
+    let the node in.
+    """
+    flower.require()
+    from thalweg.flower import app
+    from thalweg.flower.client import Apps, Node
+    from thalweg.tasks import TaskClient
+
+    found = read(folder)
+    config = {key: value for text in node_config for key, value in app.pairs(text, "--node-config").items()}
+    url, name, options = entrance(membership)
+    with seats.Seat() as seat:
+        # Programs that compute read this when they are imported, which the app does with its first message.
+        os.environ.setdefault(seats.CHOSEN, str(threads or seat.threads()))
+        core = _core.TaskClient(url, name, json.dumps(options))
+        note(f"{name}: joining {url}")
+        with farewell(core, "the node ends"):
+            core.join()
+            done = Node(name, Apps(found.load_client), config, note).serve(TaskClient.over(core, name))
+    return {"name": name, "url": url, "messages": done, "peak_rss_bytes": machine.peak_rss_bytes()}
+
+
+class Hosting:
+    """A ServerApp that runs here, over a server of tasks that listens."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        found: AppFolder,
+        server: TaskServer,
+        record: RunRecord,
+        progress: Progress,
+        *,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``look`` is called several times a second while the app waits, and may raise."""
+        from thalweg.flower import compat
+        from thalweg.flower.grid import ThalwegGrid
+        from thalweg.flower.rounds import Rounds
+
+        self.plan, self.server, self.record, self.progress = plan, server, record, progress
+        self.nodes_of: dict[str, list[str]] = {}
+        self._found, self._look = found, look
+        self.attendance = Attendance()
+        # With the same seed nodes have the same ids, and a strategy draws the same of them.
+        drawn = random.Random(plan.job.seed)
+        run_id, salt = drawn.getrandbits(62) | 1, f"{drawn.getrandbits(64):x}"
+        self.config = found.run_config({} if plan.app is None else plan.app.options or {})
+        self.rounds: Rounds = Rounds(self._keep, self._begin)
+        folds = plan.app is None or plan.app.fold != "off"
+        compat.identify(run_id)
+        self.grid: ThalwegGrid = ThalwegGrid(
+            server, run_id=run_id, salt=salt, config=self.config, folds=folds, watcher=self.rounds, look=self._watch
+        )
+        self._run_id = run_id
+
+    def wait(self, look: Callable[[], None]) -> None:
+        """Wait until all nodes are here; ``look`` is called several times a second and may raise."""
+        while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
+            look()
+
+    def serve(self) -> None:
+        """Run the ServerApp to its end. Raises AppError with what it raised, and what a run ends with."""
+        from flwr.app import Context, RecordDict
+
+        from thalweg.flower import compat, fold
+
+        server_app = self._found.load_server()
+        context = Context(
+            run_id=self._run_id,
+            node_id=compat.SERVER_NODE,
+            node_config={},
+            state=RecordDict(),
+            run_config=dict(self.config),
+        )
+        seed_all(self.plan.job.seed)
+        try:
+            with fold.installed():
+                server_app(self.grid, context)
+        except (ThalwegError, _core.CoreError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise AppError(
+                f"the ServerApp raised {type(error).__name__}: {error}",
+                f"Correct {self._found.server}; the traceback is above",
+            ) from error
+        finally:
+            self.rounds.close()
+
+    def result(
+        self, server_peak: int | None, peaks: Sequence[int | None] | None, network: Session | None = None
+    ) -> FlowerResult:
+        """Return what the run came to."""
+        return FlowerResult(
+            plan=self.record.plan,
+            record=self.record,
+            rows=self.rounds.rows,
+            metrics=self.rounds.metrics(),
+            server_peak=server_peak,
+            peaks=peaks,
+            emulation="none" if network is None else network.emulation,
+            emulation_reason=None if network is None else network.reason,
+        )
+
+    def process_ended(self, process: str, why: str) -> None:
+        """Take note that a process has ended: nobody waits for its nodes any more."""
+        for name in self.nodes_of.get(process, [process]):
+            self.progress.note(f"{name} is gone: {why}")
+            with suppress(_core.CoreError, RecordError):  # the run may be ending at this moment
+                self.grid.crashed(name, why)
+                self.record.log(f"{name} is gone: {why}")
+
+    def _watch(self) -> None:
+        self.progress.observe(self.rounds.state())
+        self._look()
+        grace.end_if_interrupted()
+
+    def _begin(self, number: int) -> None:
+        self.progress.begin(number, self.rounds.expected or number)
+
+    def _keep(self, entry: Mapping[str, Any], row: Mapping[str, Any]) -> None:
+        last = max(self.rounds.expected or 0, row["round"])
+        self.record.append(entry)
+        self.attendance.add(entry["clients"])
+        self.record.log(round_line(entry, last))
+        self.progress.end(entry)
+
+
+def seed_all(seed: int) -> None:
+    """Seed what strategies draw nodes with, and what apps draw initial values with, if they seed nothing themselves."""
+    from thalweg.apps import seed_all as seeded
+
+    seeded(seed)
+
+
+@contextmanager
+def recorded(
+    plan: Plan, server: TaskServer, facts: Mapping[str, Any], progress: Progress, *, tls: bool
+) -> Iterator[RunRecord]:
+    """Open the record of a run; at the end say in it how that ended. Raises RecordError."""
+    bound = Bound("not known for a Flower app, whose messages may be of any size")
+    told = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
+    record = RunRecord.create(plan, told)
+    progress.note(f"record: {record.path}")
+    try:
+        yield record
+        done = sum(1 for _ in record.rounds())
+        record.replan(record.plan.merge({"job.rounds": max(1, done)}))
+        record.finish("complete")
+    except BaseException as error:
+        status = "failed" if isinstance(error, Exception) else "interrupted"
+        with suppress(RecordError):
+            record.log(f"{status}: {error}" if isinstance(error, Exception) else status)
+            record.note(reason=str(error) if isinstance(error, Exception) else None)
+            record.finish(status)
+        raise
+    finally:
+        progress.close()
+
+
+@contextmanager
+def _listening(plan: Plan, url: str, trust: Mapping[str, Any], network: Session | None) -> Iterator[TaskServer]:
+    from thalweg.tasks import TaskServer
+
+    options = json.dumps(task_options(plan, trust, None if network is None else network.layers))
+
+    def listen() -> _core.TaskServer:
+        return _core.TaskServer(url, options)
+
+    with TaskServer.over(listen() if network is None else network.listen(listen)) as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class _Orders:
+    """What the processes are told when they are started."""
+
+    plan: Plan
+    found: AppFolder
+    server: TaskServer
+    network: Session
+    trust: Mapping[str, object]
+    shares: Mapping[str, Sequence[str]]
+    names: Sequence[str]
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "url": self.server.address,
+            "name": name,
+            "app": str(self.found.path.resolve()),
+            "nodes": [self._node(node) for node in self.shares[name]],
+            "threads": client_threads(plan.training.threads, len(self.shares)),
+            "parent": os.getpid(),
+            "place": self.network.place(name) if name in self.names else None,
+        }
+
+    def _node(self, name: str) -> dict[str, Any]:
+        at, plan = self.names.index(name), self.plan
+        options = client_options(plan, self.trust, seed=plan.job.seed + at + 1, emulate=self.network.layers)
+        congestion = plan.transport.congestion_of(at)
+        if congestion is not None:
+            options["transport"] = {**options.get("transport", {}), "congestion": congestion}
+        config = {"partition-id": at, "num-partitions": len(self.names)}
+        return {"name": name, "options": options, "config": config}
+
+
+def _shares(plan: Plan, names: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return which nodes each process serves. Raises PlanError if they cannot be so few."""
+    alone = (plan.network is not None and plan.network.emulator != "none") or plan.stress is not None
+    most = len(names) if alone else min(len(names), 2 * machine.cores())
+    asked = None if plan.app is None else plan.app.processes
+    if alone and asked is not None and asked < len(names):
+        raise PlanError(
+            "each node of an emulated network, or under stress, is a process of its own",
+            f"Remove --processes, or give {len(names)}",
+        )
+    count = min(asked or most, len(names))
+    if count == len(names):
+        return {name: [name] for name in names}
+    return {f"process-{number}": names[number - 1 :: count] for number in range(1, count + 1)}
+
+
+def _work(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    from thalweg.flower.worker import serve
+
+    serve(order, note)
+
+
+def _look(fleet: Fleet, network: Session) -> None:
+    fleet.check()
+    network.check()
+
+
+def _end(host: Hosting, fleet: Fleet, network: Session, post: Attached) -> None:
+    """End all processes and keep what they and the network leave. No error here hides what ended the run."""
+    network.end_stress()
+    fleet.release()
+    if grace.is_hurried():
+        fleet.stop()
+    host.grid.close()
+    host.server.close("the job is over")
+    fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
+    try:
+        host.record.note(**post.facts())
+        network.finish(host.record, fleet.reports() | post.reports())
+    except RecordError as error:
+        host.progress.note(f"the record is not complete: {error}")

@@ -1,0 +1,74 @@
+"""A process of ``thalweg flower run`` that serves nodes: ``python -m thalweg.flower.worker``.
+
+It lives as ``thalweg.job.worker`` does. Its order names the app's folder, the nodes, and how each gets to the server.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thalweg import _core
+from thalweg.job import worker
+from thalweg.job.farewell import farewell
+from thalweg.tasks import TaskClient
+
+if TYPE_CHECKING:
+    from thalweg.flower.client import Node
+    from thalweg.job.fleet import Work
+    from thalweg.tensors.watching import Note
+
+
+def serve(order: Mapping[str, Any], note: Note) -> None:
+    """Serve the nodes of an order until the run is over. Raises CoreError if the server is gone for good."""
+    from thalweg.flower import app
+    from thalweg.flower.client import Apps, Node
+
+    apps = Apps(app.read(Path(order["app"])).load_client)
+    nodes = [(Node(one["name"], apps, one["config"], _noting(one["name"], note)), one) for one in order["nodes"]]
+    with ExitStack() as stack:
+        clients = []
+        for node, one in nodes:
+            core = _core.TaskClient(order["url"], node.name, json.dumps(one["options"]))
+            stack.enter_context(farewell(core, "the node is done"))
+            clients.append(TaskClient.over(core, node.name))
+        _serve_all([node for node, _ in nodes], clients)
+
+
+def _serve_all(nodes: list[Node], clients: list[TaskClient]) -> None:
+    """Serve the first node here and the others in threads, until all are done. Raises what the first to fail raises."""
+    failures: list[Exception] = []
+
+    def work(node: Node, client: TaskClient) -> None:
+        try:
+            node.serve(client)
+        except Exception as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=pair, daemon=True) for pair in zip(nodes[1:], clients[1:], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    work(nodes[0], clients[0])
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _noting(name: str, note: Note) -> Note:
+    return lambda text: note(f"{name}: {text}")
+
+
+def _find() -> Work:
+    return serve
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(_find))
