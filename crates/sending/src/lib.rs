@@ -7,17 +7,20 @@
 //! pace      when the next packet leaves            a token bucket
 //! rate      congestion window and pacing rate      BBR, draft-cardwell-iccrg-bbr-congestion-control
 //! loss      loss detection and RTT                 RFC 9002, sections 5 and 6
+//! belief    what all of them believe, for a trace
 //! delivery  delivery rate                          draft-cheng-iccrg-delivery-rate-estimation
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod belief;
 mod delivery;
 mod loss;
 pub mod ltp;
 mod pace;
 mod rate;
 
+pub use belief::{Belief, Waits};
 pub use delivery::{Delivery, Measured, Stamp};
 pub use loss::Trips;
 pub use pace::Pacer;

@@ -16,6 +16,10 @@ const MOST_PACKETS: u64 = 1024;
 /// limit rises on a path that reorders.
 const EIGHTHS: u32 = 9;
 const MOST_EIGHTHS: u32 = 16;
+/// The delay of a packet that was thought lost is kept so many times its RTT at most, and fades by one in so many
+/// RTT samples.
+const MOST_LATE: u32 = 4;
+const FADES: u32 = 256;
 /// Unanswered probes are sent more and more rarely, but at least this often.
 const RAREST: Time = Time::from_secs(1);
 
@@ -27,6 +31,8 @@ pub struct Trips {
     latest: Time,
     packets: u64,
     eighths: u32,
+    /// How long a packet took that had counted as lost.
+    late: Time,
     /// Probes since the last acknowledgement.
     unanswered: u32,
 }
@@ -41,12 +47,30 @@ impl Trips {
     /// Nothing measured yet.
     pub fn new() -> Self {
         let (smooth, variation, latest) = (None, FIRST_TRIP / 2, FIRST_TRIP);
-        Self { smooth, variation, latest, packets: PACKETS, eighths: EIGHTHS, unanswered: 0 }
+        Self {
+            smooth,
+            variation,
+            latest,
+            packets: PACKETS,
+            eighths: EIGHTHS,
+            late: Time::ZERO,
+            unanswered: 0,
+        }
     }
 
     /// The smoothed RTT.
     pub fn smooth(&self) -> Option<Time> {
         self.smooth
+    }
+
+    /// The variation of the RTT.
+    pub fn variation(&self) -> Time {
+        self.variation
+    }
+
+    /// The last RTT sample.
+    pub fn latest(&self) -> Time {
+        self.latest
     }
 
     /// The retransmission timeout (RFC 6298, section 2), without its bounds.
@@ -57,6 +81,7 @@ impl Trips {
     /// Takes an RTT sample (RFC 9002, section 5.3).
     pub fn measured(&mut self, trip: Time) {
         self.latest = trip;
+        self.late -= self.late / FADES;
         match self.smooth {
             None => (self.smooth, self.variation) = (Some(trip), trip / 2),
             Some(smooth) => {
@@ -75,7 +100,7 @@ impl Trips {
     /// section 6.1.2).
     pub fn patience(&self) -> Time {
         let trip = self.smooth.unwrap_or(FIRST_TRIP).max(self.latest);
-        (trip * self.eighths / 8).max(GRANULARITY)
+        (trip * self.eighths / 8).max(self.late.min(MOST_LATE * trip)).max(GRANULARITY)
     }
 
     /// A packet that counted as lost has arrived, when one `distance` numbers later had come. Raises both
@@ -83,6 +108,12 @@ impl Trips {
     pub fn reordered(&mut self, distance: u64) {
         self.packets = self.packets.max(distance + 1).min(MOST_PACKETS);
         self.eighths = (self.eighths + 1).min(MOST_EIGHTHS);
+    }
+
+    /// A packet that counted as lost has arrived, `trip` after it was sent. The time threshold is no shorter from now
+    /// on: it follows the reordering that is seen, as in RACK (RFC 8985, section 6.2, step 4).
+    pub fn late(&mut self, trip: Time) {
+        self.late = self.late.max(trip + trip / 8);
     }
 
     /// The probe timeout (PTO, RFC 9002, section 6.2.1).
@@ -135,6 +166,20 @@ mod tests {
         assert!(pauses.is_sorted() && pauses[1] == 2 * pauses[0] && pauses[39] == RAREST, "{pauses:?}");
         trips.answered();
         assert_eq!(trips.probe_after(), pauses[0]);
+    }
+
+    #[test]
+    fn a_late_packet_makes_patient_for_a_while() {
+        let mut trips = Trips::new();
+        trips.measured(40 * MS);
+        trips.late(80 * MS);
+        assert_eq!(trips.patience(), 90 * MS);
+        trips.measured(40 * MS);
+        assert!(trips.patience() > 89 * MS);
+        (0..300).for_each(|_| trips.measured(40 * MS));
+        assert_eq!(trips.patience(), 45 * MS, "the path reorders no more");
+        trips.late(Time::from_secs(9));
+        assert_eq!(trips.patience(), MOST_LATE * 40 * MS);
     }
 
     #[test]

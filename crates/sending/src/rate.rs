@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use super::delivery::Measured;
-use crate::Time;
+use crate::{Belief, Time, Trips, Waits};
 
 /// Queue that is tolerated at the bottleneck, in time.
 const QUEUE: Time = Time::from_millis(20);
@@ -37,10 +37,24 @@ const CHECKED: u64 = 2;
 const SLOW: u8 = 3;
 /// Packets that may always be in flight (BBRMinPipeCwnd).
 const FLOOR: u64 = 4;
-/// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share. Otherwise it
-/// would slow down by the loss. It is also the most that a sender can lose because of it, in queues too short
-/// to be seen.
+/// While no queue builds up, the sender adds the recent loss rate to its rate, up to this share unless
+/// [told otherwise](Rate::making_up). Otherwise it would slow down by the loss. It is also the most that a sender can
+/// lose because of it, in queues too short to be seen.
 const MADE_UP: f64 = 0.1;
+/// Start-up ends, on a path whose jitter hides a queue, when a round without growth lost so much more than the path does.
+const OVERFLOW: f64 = 0.05;
+/// Signs of reordering after each of which the minimum RTT is looked for anew.
+const SIGNS: u8 = 8;
+/// RTT samples whose median counts on a path that reorders.
+const TRIPS: usize = 7;
+/// Packets of a sample of the loss rate, at least.
+const SAMPLED: f64 = 16.0;
+/// RTTs that vary by no more than this from one sample to the next are a busy host's. What goes beyond is the path's
+/// jitter, of which the window allows for four times, as a retransmission timeout does (RFC 6298, section 2).
+const UNSTEADY: Time = Time::from_millis(8);
+const JITTERS: u32 = 4;
+/// Gain of the smoothed jitter (RFC 3550, section 6.4.1).
+const JITTER_GAIN: u32 = 16;
 /// On a path with a shorter RTT there is no pacing: no timer is fine enough.
 const PACED: Time = Time::from_millis(1);
 
@@ -63,8 +77,9 @@ pub struct Heard {
     pub now: Time,
     /// Newly acknowledged bytes.
     pub bytes: u64,
-    /// Newly lost bytes.
-    pub lost: u64,
+    /// What is known about loss since the last acknowledgement: bytes that came, and bytes that were lost. Packets that were
+    /// rebuilt from others say nothing about loss.
+    pub fates: (u64, u64),
     /// Bytes delivered in all.
     pub delivered: u64,
     /// Bytes still in flight.
@@ -91,6 +106,16 @@ pub struct Rate {
     rates: VecDeque<(u64, f64)>,
     base: Option<Time>,
     base_at: Time,
+    /// How often packets have overtaken others, up to [`SIGNS`]: then single RTT samples may be too short. The last
+    /// [`TRIPS`] samples.
+    overtaken: u8,
+    late_trips: VecDeque<Time>,
+    /// The last two RTT samples, by how much they go up and down on average, and the maximum of that since `base` was
+    /// found.
+    turns: Option<[Time; 2]>,
+    shakes: Time,
+    jitter: Time,
+    smooth: Time,
     /// Start-up: the reference rate, and rounds in which the rate has not risen.
     reached: f64,
     plateau: u8,
@@ -102,8 +127,14 @@ pub struct Rate {
     slow: u8,
     /// Bytes delivered and lost in this round, and the smoothed loss rate.
     counted: (u64, u64),
+    /// The same in the rounds of a sample, the loss rate of late samples, each of a round or more, and the least of them.
+    sampled: (u64, u64),
+    losses: VecDeque<f64>,
+    path_loss: f64,
+    /// The smoothed loss rate.
     lossy: f64,
-    most_made_up: f64,
+    most_made_up: Option<f64>,
+    unsteady: Time,
 }
 
 impl Rate {
@@ -119,6 +150,12 @@ impl Rate {
             rates: VecDeque::new(),
             base: None,
             base_at: Time::ZERO,
+            overtaken: 0,
+            late_trips: VecDeque::new(),
+            turns: None,
+            shakes: Time::ZERO,
+            jitter: Time::ZERO,
+            smooth: Time::ZERO,
             reached: 0.0,
             plateau: 0,
             queued: 0,
@@ -126,16 +163,27 @@ impl Rate {
             probed: 0.0,
             slow: 0,
             counted: (0, 0),
+            sampled: (0, 0),
+            losses: VecDeque::new(),
+            path_loss: 0.0,
             lossy: 0.0,
-            most_made_up: MADE_UP,
+            most_made_up: None,
+            unsteady: UNSTEADY,
         }
     }
 
-    /// Adds the recent loss rate up to this share. For senders that retransmit nothing: they have to get through where a
-    /// retransmission would only come later.
+    /// Makes up for loss up to this share, but only for what is [the path's](Self::path_loss): what the sender loses by its
+    /// own rate is not to be made up for.
     #[must_use]
     pub fn making_up(self, most: f64) -> Self {
-        Self { most_made_up: most, ..self }
+        Self { most_made_up: Some(most), ..self }
+    }
+
+    /// RTT samples may vary by so much without jitter of the path. For senders that take few samples, between which a queue
+    /// changes much.
+    #[must_use]
+    pub fn unsteady(self, unsteady: Time) -> Self {
+        Self { unsteady, ..self }
     }
 
     /// Packets may have up to `longest` bytes from now on.
@@ -152,6 +200,11 @@ impl Rate {
     /// Congestion window in bytes.
     pub fn window(&self) -> u64 {
         self.window
+    }
+
+    /// Bytes that may be in flight with those that the path will lose: until that is known, they are in flight too.
+    pub fn flight(&self) -> u64 {
+        (self.window as f64 / (1.0 - self.made_up())) as u64
     }
 
     /// Minimum RTT.
@@ -178,22 +231,76 @@ impl Rate {
 
     /// The share of what is sent that makes up for loss.
     pub fn made_up(&self) -> f64 {
-        if self.queued == 0 {
-            self.lossy.min(self.most_made_up)
+        if self.queued == 0 || matches!(self.mode, Mode::Checking(_)) {
+            self.most_made_up.map_or(self.lossy.min(MADE_UP), |most| self.path_loss.min(most))
         } else {
             0.0
         }
     }
 
-    /// Bandwidth-delay product in bytes.
-    fn holds(&self) -> Option<u64> {
-        Some((self.rates.front()?.1 * self.base?.as_secs_f64()) as u64)
+    /// What it believes, beside what [`Trips`] and the sender do.
+    pub fn believes(&self, trips: &Trips) -> Belief {
+        Belief {
+            phase: match self.mode {
+                Mode::Starting => "starting",
+                Mode::Checking(_) => "checking",
+                Mode::Draining => "draining",
+                Mode::Cruising(..) => "cruising",
+                Mode::Looking(_) => "looking",
+            },
+            smooth: trips.smooth(),
+            variation: trips.variation(),
+            latest: trips.latest(),
+            base: self.base,
+            held_up: self.held_up(),
+            rate: self.rates.front().map(|&(_, rate)| rate),
+            pace: self.pace(),
+            window: self.window,
+            in_flight: 0,
+            delivered: 0,
+            lost: 0,
+            path_loss: self.path_loss,
+            reordering_packets: trips.packets(),
+            reordering_time: trips.patience(),
+            waits: Waits::Idle,
+        }
     }
 
-    /// `gain` times the bandwidth-delay product, and a queue, in bytes.
+    /// The share of packets that the path loses, however fast they are sent.
+    pub fn path_loss(&self) -> f64 {
+        self.path_loss
+    }
+
+    /// Bandwidth-delay product in bytes, with what jitter holds up.
+    fn holds(&self) -> Option<u64> {
+        let base = self.base?;
+        let jitter = self.held_up();
+        let trip = self.smooth.clamp(base + jitter, base + 2 * jitter);
+        Some((self.rates.front()?.1 * trip.as_secs_f64()) as u64)
+    }
+
+    /// `gain` times the bandwidth-delay product, a queue, and what jitter holds up, in bytes.
     fn target(&self, gain: f64) -> Option<u64> {
         let (rate, base) = (self.rates.front()?.1, self.base?);
-        Some((rate * (gain * base.as_secs_f64() + QUEUE.as_secs_f64())) as u64)
+        let more = QUEUE + self.held_up();
+        Some((rate * (gain * base.as_secs_f64() + more.as_secs_f64())) as u64)
+    }
+
+    /// How much longer than the minimum an RTT may be because of the path's jitter.
+    fn held_up(&self) -> Time {
+        JITTERS * self.jitter.saturating_sub(self.unsteady)
+    }
+
+    /// Follows the jitter: how far RTT samples go up and down again. A queue goes up for many samples, and down for many.
+    fn see_jitter(&mut self, trip: Option<Time>) {
+        let Some(trip) = trip else { return };
+        self.smooth = if self.smooth.is_zero() { trip } else { self.smooth - self.smooth / 8 + trip / 8 };
+        let [before, last] = self.turns.unwrap_or([trip; 2]);
+        self.turns = Some([last, trip]);
+        let turned = (before < last && last > trip) || (before > last && last < trip);
+        let by = if turned { before.abs_diff(last).max(last.abs_diff(trip)) } else { Time::ZERO };
+        self.shakes = self.shakes - self.shakes / JITTER_GAIN + by / JITTER_GAIN;
+        self.jitter = self.jitter.max(self.shakes);
     }
 
     /// Processes an acknowledgement.
@@ -202,11 +309,12 @@ impl Rate {
         if new_round {
             self.round += 1;
             self.round_ends = heard.delivered;
-            let (came, lost) = std::mem::take(&mut self.counted);
-            self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
+            self.see_loss();
             self.see_slow_path(heard.trip);
         }
-        self.counted = (self.counted.0 + heard.bytes, self.counted.1 + heard.lost);
+        let (came, lost) = heard.fates;
+        self.counted = (self.counted.0 + came, self.counted.1 + lost);
+        self.see_jitter(heard.trip);
         self.see_queue(heard.trip);
         if let Some(measured) = heard.measured {
             self.delivered_at(measured);
@@ -236,6 +344,28 @@ impl Rate {
         self.resize(heard.bytes);
     }
 
+    /// Takes a sample of the loss rate. What all samples of one cycle show is the path's: in some of them the sender was
+    /// slower than the path, so slowing down does not lessen it.
+    fn see_loss(&mut self) {
+        let (came, lost) = std::mem::take(&mut self.counted);
+        self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
+        self.sampled = (self.sampled.0 + came, self.sampled.1 + lost);
+        let (came, lost) = self.sampled;
+        let packets = (came + lost) as f64 / self.full as f64;
+        if packets < SAMPLED {
+            return;
+        }
+        self.sampled = (0, 0);
+        let share = lost as f64 / (came + lost) as f64;
+        // The least of several samples is below the mean by about their deviation.
+        let error = (share * (1.0 - share) / packets).sqrt();
+        if self.losses.len() == CYCLE.len() {
+            self.losses.pop_front();
+        }
+        self.losses.push_back(share + error);
+        self.path_loss = self.losses.iter().copied().fold(1.0, f64::min);
+    }
+
     fn delivered_at(&mut self, measured: Measured) {
         let greatest = self.rates.front().map_or(0.0, |&(_, rate)| rate);
         if measured.idle && measured.rate < greatest {
@@ -250,8 +380,12 @@ impl Rate {
     fn tripped(&mut self, now: Time, trip: Time) -> bool {
         let trip = trip.max(Time::from_micros(10));
         let aged = now.saturating_sub(self.base_at) > BASE_LASTS;
+        let trip = self.usual(trip);
         if self.base.is_none_or(|base| trip <= base || aged) {
             (self.base, self.base_at, self.queued) = (Some(trip), now, 0);
+            if aged {
+                self.jitter = self.shakes;
+            }
             return aged;
         }
         if matches!(self.mode, Mode::Looking(_)) {
@@ -260,11 +394,35 @@ impl Rate {
         false
     }
 
+    /// On a path that reorders, the median of the last samples: a packet that overtakes others, or its acknowledgement, is
+    /// no measure of the path.
+    fn usual(&mut self, trip: Time) -> Time {
+        if self.late_trips.len() == TRIPS {
+            self.late_trips.pop_front();
+        }
+        self.late_trips.push_back(trip);
+        if self.overtaken == 0 {
+            return trip;
+        }
+        let mut trips: Vec<Time> = self.late_trips.iter().copied().collect();
+        trips.sort_unstable();
+        trips.get(trips.len() / 2).copied().unwrap_or(trip)
+    }
+
+    /// A packet or an acknowledgement has overtaken others. The minimum RTT may be that of another one that did, so it is
+    /// looked for anew, the first few times.
+    pub fn overtaken(&mut self) {
+        if self.overtaken < SIGNS {
+            self.overtaken += 1;
+            self.base = self.base.map(|base| base.max(self.smooth));
+        }
+    }
+
     /// Counts successive acknowledgements behind a queue (RFC 9406, section 4.2).
     fn see_queue(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
         let more = (base / 8).clamp(Time::from_millis(4), Time::from_millis(16));
-        (self.queued, self.calm) = match trip > base + more {
+        (self.queued, self.calm) = match trip > base + more + self.held_up() {
             true => (self.queued.saturating_add(1), 0),
             false => (0, self.calm.saturating_add(1)),
         };
@@ -274,7 +432,7 @@ impl Rate {
     /// [`ROUNDS`] of them would take seconds. Forgets all rates but that of the last round.
     fn see_slow_path(&mut self, trip: Option<Time>) {
         let (Some(trip), Some(base)) = (trip, self.base) else { return };
-        self.slow = if trip > 2 * (base + QUEUE) { self.slow.saturating_add(1) } else { 0 };
+        self.slow = if trip > 2 * (base + QUEUE) + self.held_up() { self.slow.saturating_add(1) } else { 0 };
         if self.slow >= SLOW {
             let last = self.round.saturating_sub(1);
             self.rates.retain(|&(round, _)| round >= last);
@@ -290,9 +448,12 @@ impl Rate {
                 self.plateau += 1;
             }
         }
-        if self.plateau >= FULL_ROUNDS {
+        let jitter = !self.held_up().is_zero();
+        let more = self.losses.back().map_or(0.0, |late| late - self.path_loss);
+        let full = if jitter && more > OVERFLOW { 1 } else { FULL_ROUNDS };
+        if self.plateau >= full {
             self.mode = Mode::Draining;
-        } else if self.queued >= QUEUED && self.reached > 0.0 {
+        } else if self.queued >= QUEUED && self.reached > 0.0 && !jitter {
             self.mode = Mode::Checking(self.round + CHECKED);
         }
     }
@@ -338,13 +499,15 @@ mod tests {
     use super::*;
 
     const MS: Time = Time::from_millis(1);
+    /// So many bytes that the error of a loss rate is small.
+    const MANY: f64 = 1e9;
 
     fn heard(now: Time, rate: f64, trip: Time, round: u64) -> Heard {
         let measured = Some(Measured { rate, idle: false, before: round });
         Heard {
             now,
             bytes: 10_000,
-            lost: 0,
+            fates: (10_000, 0),
             delivered: round + 1,
             under_way: 10_000,
             trip: Some(trip),
@@ -439,9 +602,10 @@ mod tests {
         for (share, expected) in [(0.05, 1.0 / 0.95), (0.4, 1.0 / 0.9), (0.0, 1.0)] {
             for _ in 0..60 {
                 let round = rate.round + 1;
-                let lost = (10_000.0 * share / (1.0 - share)) as u64;
+                let lost = (MANY * share / (1.0 - share)) as u64;
                 let now = 40 * MS * round as u32;
-                rate.heard(&Heard { lost, ..heard(now, 1e6, 40 * MS, rate.round_ends) });
+                let fates = (MANY as u64, lost);
+                rate.heard(&Heard { fates, ..heard(now, 1e6, 40 * MS, rate.round_ends) });
             }
             assert!((pace(&rate) - expected).abs() < 0.001, "{share}: {}", pace(&rate));
         }
@@ -453,11 +617,57 @@ mod tests {
         for _ in 0..60 {
             let round = rate.round + 1;
             rate.heard(&Heard {
-                lost: 5_000,
+                fates: (MANY as u64, MANY as u64 / 2),
                 ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends)
             });
         }
         assert!((rate.made_up() - 1.0 / 3.0).abs() < 0.001, "{}", rate.made_up());
+    }
+
+    /// Every eighth round is slower, and loses nothing: what the others lose is our own doing.
+    #[test]
+    fn loss_that_slowing_down_lessens_is_not_made_up_for() {
+        let mut rate = cruising().making_up(0.8);
+        for n in 0..60 {
+            let round = rate.round + 1;
+            let fates = if n % 8 == 0 { (MANY as u64, 0) } else { (MANY as u64, MANY as u64 / 2) };
+            rate.heard(&Heard { fates, ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends) });
+        }
+        assert_eq!((rate.path_loss(), rate.flight()), (0.0, rate.window()));
+    }
+
+    /// RTTs of 40 ms and 140 ms by turns.
+    #[test]
+    fn the_window_allows_for_jitter_and_start_up_does_not_end_for_it() {
+        let mut rate = Rate::new(1_400, 32);
+        for n in 0..40_u32 {
+            let trip = if n % 2 == 0 { 40 * MS } else { 140 * MS };
+            rate.heard(&heard(n * MS, 1e5 * 1.3_f64.powi(n as i32), trip, n.into()));
+        }
+        assert_eq!(rate.mode, Mode::Starting);
+        assert!(rate.held_up() > 100 * MS, "{:?}", rate.held_up());
+        assert!(rate.window() > 300_000, "{}", rate.window());
+        // A queue that grows and shrinks again is no jitter.
+        let mut rate = cruising();
+        for n in 0..100_u32 {
+            let trip = 40 * MS + 4 * MS * if n < 50 { n } else { 100 - n };
+            rate.heard(&heard(800 * MS + n * MS, 1e6, trip, 19));
+        }
+        assert_eq!(rate.held_up(), Time::ZERO);
+    }
+
+    #[test]
+    fn who_overtakes_does_not_make_the_path_shorter() {
+        let trips = [20, 40, 40, 40, 40, 20, 40, 40, 40, 20, 40, 40, 40, 40, 40];
+        let mut rate = Rate::new(1_400, 32);
+        for (n, &trip) in (0_u32..).zip(&trips) {
+            rate.heard(&heard(n * MS, 1e6, trip * MS, 0));
+            if n == 3 {
+                assert_eq!(rate.base(), Some(20 * MS), "nobody knows yet");
+                rate.overtaken();
+            }
+        }
+        assert!(rate.base() > Some(25 * MS), "{:?}", rate.base());
     }
 
     /// A tenth of the rate, behind the queue that the others have left: three such rounds are enough.

@@ -174,10 +174,11 @@ impl Flight {
             return None;
         }
         self.trips.answered();
-        let (bytes, lost) = (delivered - before, self.lost_bytes - lost_before);
+        let bytes = delivered - before;
+        let fates = (bytes, self.lost_bytes - lost_before);
         let (under_way, trip, measured) =
             (self.under_way, trip.map(|(_, trip)| trip), self.delivery.measure(least));
-        Some(Heard { now, bytes, lost, delivered, under_way, trip, measured })
+        Some(Heard { now, bytes, fates, delivered, under_way, trip, measured })
     }
 
     /// Processes a SACK block. An honest receiver reports no more ranges than there are segments; more are
@@ -238,6 +239,7 @@ impl Flight {
             State::Lost => {
                 self.lost.remove(&part.range.start);
                 self.trips.reordered(self.newest.unwrap_or(number).saturating_sub(number));
+                self.trips.late(took);
             }
             State::Kept => return,
         }

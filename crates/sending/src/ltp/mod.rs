@@ -37,4 +37,4 @@ pub use sender::{Ended, Packet, Sender, What};
 pub use transfer::{Part, Piece, MAX_PIECES};
 
 /// Most ranges of packet numbers in an acknowledgement.
-pub const MAX_RANGES: usize = 16;
+pub const MAX_RANGES: usize = 128;

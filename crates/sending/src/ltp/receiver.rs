@@ -165,7 +165,7 @@ impl Receiver {
     /// The acknowledgement to send, if anything is new. If it gets lost, the next one says the same.
     pub fn poll_ack(&mut self) -> Option<Ack> {
         let owes = std::mem::take(&mut self.owes);
-        owes.then(|| Ack { ranges: self.arrivals.ranges(), closed: self.closed })
+        owes.then(|| Ack { ranges: self.arrivals.tell(), closed: self.closed })
     }
 }
 

@@ -12,6 +12,13 @@ use crate::Time;
 /// cost the receiver more memory.
 pub const MAX_BLOCK: u32 = 64;
 
+/// Most repair packets of a block: its packets number them with a byte.
+const MOST_REPAIR: f64 = 255.0;
+/// Below this loss rate of the path the share alone says how many repair packets there are.
+const LOSSY: f64 = 0.08;
+/// A block gets as many repair packets as rebuild it in spite of so many standard deviations more loss than expected.
+const DEVIATIONS: f64 = 2.0;
+
 /// `count` consecutive packets, from number `first` on, that are protected together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
@@ -58,6 +65,8 @@ struct Due {
 pub(super) struct Blocks {
     /// Repair packets per packet of a block; 0 for none.
     share: f64,
+    /// The loss rate of the path, 0 unless it is high.
+    loss: f64,
     /// The current block, and the bytes of its longest packet.
     open: Option<(Block, u32)>,
     due: Option<Due>,
@@ -70,10 +79,24 @@ impl Blocks {
         Self { share: share.clamp(0.0, 1.0), ..Self::default() }
     }
 
+    /// Takes the loss rate of the path. If it is high, a block has repair packets for it, whatever the share is: they are
+    /// sent while nothing else is, and a retransmission would probably be lost again.
+    pub(super) fn expect(&mut self, loss: f64) {
+        self.loss = if loss < LOSSY { 0.0 } else { loss };
+    }
+
+    /// The repair packets of a block of `count`. Of `count` packets and their repair packets, each lost with probability
+    /// `p`, so many arrive on average if there are `count * p / (1 - p)` repair packets.
+    fn repair_of(&self, count: u32) -> u32 {
+        let (count, p) = (f64::from(count), self.loss);
+        let expected = (count * p + DEVIATIONS * (count * p).sqrt()) / (1.0 - p);
+        (count * self.share).max(expected).ceil().min(MOST_REPAIR) as u32
+    }
+
     /// Adds a packet to the current block, or begins a block with it if `begins`. Returns the first number of
     /// its block.
     pub(super) fn covers(&mut self, number: u64, bytes: u32, begins: bool) -> Option<u64> {
-        if self.open.is_none() && begins && self.share > 0.0 {
+        if self.open.is_none() && begins && (self.share > 0.0 || self.loss > 0.0) {
             self.open = Some((Block { first: number, count: 0 }, 0));
         }
         let (block, longest) = self.open.as_mut()?;
@@ -89,7 +112,7 @@ impl Blocks {
     /// Completes the current block: nothing is left to send.
     pub(super) fn close(&mut self) {
         if let Some((block, longest)) = self.open.take() {
-            let of = (f64::from(block.count) * self.share).ceil() as u32;
+            let of = self.repair_of(block.count);
             self.due = Some(Due { block, longest, sent: 0, of });
         }
     }
@@ -167,6 +190,23 @@ mod tests {
         assert_eq!(blocks.covers(1, 100, true), None);
         blocks.close();
         assert_eq!((blocks.next(), blocks.hope(1)), (None, None));
+    }
+
+    #[test]
+    fn a_path_that_loses_much_is_answered_with_as_many_as_it_takes() {
+        let mut blocks = Blocks::new(0.0);
+        blocks.expect(0.05);
+        assert_eq!(blocks.covers(1, 100, true), None, "a retransmission is as good");
+        for (loss, count, repair) in
+            [(0.1, 64, 13), (0.4, 64, 60), (0.7, 64, 194), (0.7, 1, 8), (0.8, 64, 255)]
+        {
+            let mut blocks = Blocks::new(0.0);
+            blocks.expect(loss);
+            (0..count).for_each(|number| _ = blocks.covers(number, 100, true));
+            blocks.close();
+            let sent = std::iter::from_fn(|| blocks.next().map(|_| blocks.repaired(999, MS))).count();
+            assert_eq!(sent, repair, "{loss} {count}");
+        }
     }
 
     #[test]

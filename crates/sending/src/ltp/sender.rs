@@ -8,12 +8,14 @@ use super::receiver::{Ack, Closed};
 use super::repair::{Block, Blocks, Hope};
 use super::transfer::{Part, Piece, Transfer};
 use crate::Time;
-use crate::{Delivery, Heard, Pacer, Rate, Stamp, Trips};
+use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
 
 /// Bytes by which a packet without a chunk is counted.
 const PROBE_BYTES: u32 = 64;
 /// Initial window in packets. TCP begins with 10 (RFC 6928) and retransmits whatever that loses.
 const INITIAL: u64 = 32;
+/// The greatest share of what is sent that makes up for the path's loss.
+const MADE_UP: f64 = 0.8;
 
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,6 +88,8 @@ struct Sent {
     bytes: u32,
     state: State,
     load: Load,
+    /// It may be rebuilt from others, so its acknowledgement does not say that it came.
+    covered: bool,
     /// Sent twice under the same number, so it gives no RTT sample (Karn and Partridge 1987).
     twice: bool,
     stamp: Stamp,
@@ -125,8 +129,11 @@ pub struct Sender {
     /// Everything before this number was acknowledged or is lost.
     decided: u64,
     pace_at: Option<Time>,
+    waits: Waits,
     lost: u64,
     lost_bytes: u64,
+    /// What the last acknowledgements tell about loss: bytes that came, and bytes that were lost.
+    fates: (u64, u64),
     blocks: Blocks,
     /// Repair packets of this transfer.
     repaired: u64,
@@ -150,7 +157,7 @@ impl Sender {
             transfers: 0,
             ended: None,
             trips: Trips::new(),
-            rate: Rate::new(full.into(), INITIAL),
+            rate: Rate::new(full.into(), INITIAL).making_up(MADE_UP),
             pacer: Pacer::new(now),
             delivery: Delivery::default(),
             probe: false,
@@ -161,8 +168,10 @@ impl Sender {
             loss_at: None,
             decided: 0,
             pace_at: None,
+            waits: Waits::Idle,
             lost: 0,
             lost_bytes: 0,
+            fates: (0, 0),
             blocks: Blocks::default(),
             repaired: 0,
         }
@@ -217,6 +226,13 @@ impl Sender {
         (self.rate.window(), self.under_way)
     }
 
+    /// What it believes about the path.
+    pub fn believes(&self) -> Belief {
+        let (in_flight, delivered) = (self.under_way, self.delivery.delivered());
+        let (lost, waits) = (self.lost_bytes, self.waits);
+        Belief { in_flight, delivered, lost, waits, ..self.rate.believes(&self.trips) }
+    }
+
     /// The packet to send now, if any.
     pub fn poll_packet(&mut self, now: Time) -> Option<Packet> {
         self.pace_at = None;
@@ -260,14 +276,20 @@ impl Sender {
     fn may_send(&mut self, now: Time) -> bool {
         let full = self.rate.full();
         let alone = self.under_way == 0;
-        let room =
-            self.under_way + full <= self.rate.window() && self.cost + full + self.overhead <= self.buffer;
-        if !room && !alone {
+        self.waits = Waits::Idle;
+        if !alone && self.under_way + full > self.rate.flight() {
+            self.waits = Waits::Window;
+            return false;
+        }
+        if !alone && self.cost + full + self.overhead > self.buffer {
+            self.waits = Waits::Buffer;
             return false;
         }
         let Some(pace) = self.rate.pace() else { return true };
         let at = self.pacer.at(now, pace, full as f64);
-        self.pace_at = Some(at).filter(|_| at > now);
+        if at > now {
+            (self.waits, self.pace_at) = (Waits::Pace, Some(at));
+        }
         at <= now
     }
 
@@ -278,12 +300,22 @@ impl Sender {
         let (load, block) = match what {
             What::Chunk(part) => {
                 let late = self.is_late();
+                self.blocks.expect(self.rate.path_loss());
                 (Load::Chunk(part.transfer, part.index), self.blocks.covers(number, bytes, late))
             }
             What::Probe => (Load::Probe, self.blocks.covers(number, bytes, false)),
             What::Repair(..) => (Load::Repair, None),
         };
-        self.sent.push_back(Sent { at: now, bytes, state: State::UnderWay, load, twice: false, stamp });
+        let covered = block.is_some();
+        self.sent.push_back(Sent {
+            at: now,
+            bytes,
+            state: State::UnderWay,
+            load,
+            covered,
+            twice: false,
+            stamp,
+        });
         self.last_sent = now;
         Packet { number, what, block }
     }
@@ -291,7 +323,7 @@ impl Sender {
     /// Whether all waiting data is sent before the loss of the current packet would be known. What is lost
     /// earlier is retransmitted while there is other work, so repair packets would gain nothing.
     fn is_late(&self) -> bool {
-        let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.window();
+        let waits = |transfer: &Transfer| transfer.waiting() as u64 * self.rate.full() <= self.rate.flight();
         self.transfer.as_ref().is_some_and(|transfer| transfer.closed.is_none() && waits(transfer))
     }
 
@@ -322,7 +354,7 @@ impl Sender {
         }
         self.last_heard = now;
         self.trips.answered();
-        let (before, lost_before) = (self.delivery.delivered(), self.lost_bytes);
+        let before = self.delivery.delivered();
         let trip = self.acknowledge(now, ack);
         self.detect(now);
         if let (Some(transfer), Some((id, why))) = (&mut self.transfer, ack.closed) {
@@ -335,16 +367,20 @@ impl Sender {
         let delivered = self.delivery.delivered();
         if delivered > before {
             let measured = self.delivery.measure(self.rate.base());
-            let (bytes, under_way, lost) =
-                (delivered - before, self.under_way, self.lost_bytes - lost_before);
-            self.rate.heard(&Heard { now, bytes, lost, delivered, under_way, trip, measured });
+            let (bytes, under_way, fates) =
+                (delivered - before, self.under_way, std::mem::take(&mut self.fates));
+            self.rate.heard(&Heard { now, bytes, fates, delivered, under_way, trip, measured });
         }
         self.forget(now);
     }
 
-    /// Processes the ranges. Returns the RTT of the newest packet, if it is newly acknowledged.
+    /// Processes the ranges. Returns the RTT of the newest packet, if it is newly acknowledged. It gives no sample while
+    /// the packet before it may still arrive: then it may have overtaken that one, and its RTT is not the path's.
     fn acknowledge(&mut self, now: Time, ack: &Ack) -> Option<Time> {
         let (mut trip, largest) = (None, ack.ranges.first()?.end - 1);
+        if self.largest.is_some_and(|newer| newer > largest) {
+            self.rate.overtaken();
+        }
         let known = std::mem::replace(&mut self.known, ack.ranges.iter().copied().collect());
         for range in ack.ranges.iter().flat_map(|&range| known.missing_in(range)) {
             for number in range.start.max(self.base)..range.end {
@@ -354,6 +390,8 @@ impl Sender {
                 }
             }
         }
+        let before = largest.checked_sub(self.base + 1).and_then(|before| self.sent.get(before as usize));
+        let trip = trip.filter(|_| before.is_none_or(|before| before.state != State::UnderWay));
         self.largest = self.largest.max(Some(largest));
         if let Some(trip) = trip {
             self.trips.measured(trip);
@@ -365,16 +403,23 @@ impl Sender {
     fn came(&mut self, now: Time, number: u64) -> bool {
         let Some(packet) = self.sent.get_mut((number - self.base) as usize) else { return false };
         let was = std::mem::replace(&mut packet.state, State::Done);
-        let &mut Sent { bytes, at, stamp, load, twice, .. } = packet;
+        let &mut Sent { bytes, at, stamp, load, covered, twice, .. } = packet;
         match was {
             State::Done => return false,
             State::Lost => {
                 self.lost = self.lost.saturating_sub(1);
                 self.trips.reordered(self.largest.unwrap_or(number).saturating_sub(number));
+                self.trips.late(now.saturating_sub(at));
+                self.rate.overtaken();
+                self.lost_bytes = self.lost_bytes.saturating_sub(bytes.into());
+                self.fates.1 = self.fates.1.saturating_sub(u64::from(bytes) * u64::from(!covered));
             }
             State::UnderWay => self.count(bytes, -1),
         }
-        self.delivery.arrived(now, bytes.into(), at, stamp);
+        // Some of those that may be rebuilt were, and did not arrive.
+        let came = if covered { 1.0 - self.rate.path_loss() } else { 1.0 };
+        self.delivery.arrived(now, (f64::from(bytes) * came) as u64, at, stamp);
+        self.fates.0 += u64::from(bytes) * u64::from(!covered);
         if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
             if transfer.id == id {
                 transfer.arrived(index);
@@ -424,13 +469,14 @@ impl Sender {
     fn lose(&mut self, at: usize) {
         let Some(packet) = self.sent.get_mut(at) else { return };
         packet.state = State::Lost;
-        let (bytes, load) = (packet.bytes, packet.load);
+        let (bytes, load, covered) = (packet.bytes, packet.load, packet.covered);
         self.count(bytes, -1);
         if load == Load::Probe {
             return;
         }
         self.lost += 1;
         self.lost_bytes += u64::from(bytes);
+        self.fates.1 += u64::from(bytes) * u64::from(!covered);
         if let (Load::Chunk(id, index), Some(transfer)) = (load, &mut self.transfer) {
             if transfer.id == id {
                 transfer.lost(index);

@@ -31,7 +31,7 @@ use crate::options::SETTINGS;
 /// Most bytes of payload in a chunk: with all headers it fits an Ethernet frame, also with IPv6.
 pub const CHUNK: u32 = 1344;
 
-const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x02", settings: SETTINGS };
+const DIALECT: Dialect = Dialect { name: "ltp", magic: *b"tlwl\x03", settings: SETTINGS };
 
 /// Datagrams that may be lost: `ltp://host:port`. The port is that of the control connection.
 #[derive(Debug, Clone, Copy, Default)]

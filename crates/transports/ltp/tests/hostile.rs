@@ -48,14 +48,14 @@ async fn by_hand(listener: &dyn Listener) -> (Peer, Arc<dyn Link>) {
         let address = Address { scheme: "tcp".into(), ..listener.address() };
         let control = Tcp.connect(&address, &Options::default()).await.unwrap();
         let offer = control.receive(&Recorder::new(0)).await.unwrap();
-        assert_eq!(&offer[..5], b"tlwl\x02");
-        let answer = [&b"tlwl\x02"[..], &1_000_000_u64.to_le_bytes()].concat();
+        assert_eq!(&offer[..5], b"tlwl\x03");
+        let answer = [&b"tlwl\x03"[..], &1_000_000_u64.to_le_bytes()].concat();
         control.send_control(answer.into()).await.unwrap();
         let key = offer[5..21].to_vec();
         let (up, down) = (socket_to(&offer[22..24]).await, socket_to(&offer[24..26]).await);
         up.send(&datagram(&key, 4, 0, 0, &[])).await.unwrap();
         down.send(&datagram(&key, 4, 0, 1, &[])).await.unwrap();
-        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwl\x02"[..]);
+        assert_eq!(control.receive(&Recorder::new(0)).await.unwrap(), &b"tlwl\x03"[..]);
         Peer { control, key, up, down }
     };
     tokio::join!(shake, accept)

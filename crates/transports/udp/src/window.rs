@@ -25,6 +25,8 @@ const INITIAL: u64 = 16;
 /// So much of what is sent makes up for loss at most. It is also the most that is lost because of it, in queues too short
 /// to be seen.
 const MADE_UP: f64 = 0.4;
+/// Between two reports the queue may change by so much, which is no jitter.
+const UNSTEADY: Duration = Duration::from_millis(32);
 /// A report is asked for so many times in each window.
 const REPORTS: u64 = 8;
 /// Datagrams that were asked to be reported and that we remember.
@@ -98,7 +100,7 @@ impl Window {
             paced,
             peer: peer.max(FULL),
             began: now,
-            rate: Rate::new(FULL, INITIAL).making_up(MADE_UP),
+            rate: Rate::new(FULL, INITIAL).making_up(MADE_UP).unsteady(UNSTEADY),
             pacer: Pacer::new(Time::ZERO),
             delivery: Delivery::default(),
             trips: Trips::new(),
@@ -138,8 +140,7 @@ impl Window {
 
     fn size(&self) -> u64 {
         // What is lost is under way until a report passes over it.
-        let window = (self.rate.window() as f64 / (1.0 - self.rate.made_up())) as u64;
-        window.max(2 * self.rate.full()).min(self.peer)
+        self.rate.flight().max(2 * self.rate.full()).min(self.peer)
     }
 
     /// What may be sent now, or what to wait for.
@@ -225,7 +226,7 @@ impl Window {
         self.rate.heard(&Heard {
             now: time,
             bytes: came,
-            lost: offered - came,
+            fates: (came, offered - came),
             delivered: self.delivery.delivered(),
             under_way: self.under_way(),
             trip,
