@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 import typer
 
 from thalweg.cli.client import Authority, Certificate, Key, Name, Patience, member, note
 from thalweg.cli.plans import Options, PlanCommand, given
+from thalweg.ui.explain import FAILED
 from thalweg.ui.output import Json, output
+
+if TYPE_CHECKING:
+    from thalweg.flower.data import Made
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run unmodified Flower apps (the extra thalweg[flower])."
@@ -112,3 +116,65 @@ def client(
         own = Plan.of({}).merge(said)
         membership = member(own, url, name=name, ca=ca, cert=cert, key=key, option=option, patience=patience)
         emit(join(membership, folder, node_config or (), own.training.threads, note))
+
+
+@app.command("data")
+def data(
+    folder: AppDir,
+    *,
+    to: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder that gets the data; run the app in it. Without it this one.")
+    ] = Path(),
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A data set that the source of the app does not name; may be repeated."),
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with the files of thalweg's own data sets.")
+    ] = None,
+    substitute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="digits or mnist: images that replace those that thalweg does not have; the folder says so.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the data sets that a Flower app asks flwr_datasets for, so that it loads them without a network.
+
+    The exit code is 1 if there is one that thalweg cannot make.
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg.flower.data import ENVIRONMENT, prepare
+
+        made, unclear = prepare(folder, to, more=dataset or [], root=data_root, substitute=substitute)
+        emit(
+            {
+                "folder": str(to),
+                "datasets": [one.facts() for one in made],
+                "unclear": [one.where for one in unclear],
+                "environment": ENVIRONMENT,
+            }
+        )
+    if not as_json:
+        for one in made:
+            _show_made(to, one)
+        for call in unclear:
+            typer.echo(f"{call.where}: the source does not say which data set; name it by --dataset", err=True)
+        if not made and not unclear:
+            typer.echo(f"{folder} asks flwr_datasets for nothing")
+        if any(one.state != "missing" for one in made):
+            words = " ".join(f"{key}={value}" for key, value in ENVIRONMENT.items())
+            typer.echo(f"next, in the folder {to.resolve()}: {words} thalweg flower run {folder.resolve()}")
+    if unclear or any(one.state == "missing" for one in made):
+        raise typer.Exit(FAILED)
+
+
+def _show_made(to: Path, made: Made) -> None:
+    if made.state == "missing":
+        typer.echo(f"{made.name}: cannot be made: {made.reason}\nmend: {made.mend}", err=True)
+        return
+    words = "is there already" if made.state == "kept" else "written"
+    substitute = ", SUBSTITUTE" if made.substitute else ""
+    typer.echo(f"{to / made.name}: {words}{substitute}: {made.source or 'not by thalweg'}")

@@ -58,18 +58,23 @@ def read_bounded(path: Path, limit: int) -> bytes:
     return content
 
 
-def read_packaged_table(package: str, file: str, columns: int, rows: int, limit: int) -> NDArray[np.int32]:
-    """Read a table of whole numbers, comma-separated text, that ships inside an installed Python package.
-
-    Returns int32 of shape (rows, columns). The package is located without being imported, which would take longer
-    than reading. Raises DataError if the package is missing or the table has another size.
-    """
+def packaged(package: str, file: str) -> Path:
+    """Return where ``file`` of an installed Python package lies; the package is not imported. Raises DataError."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise DataError(
             f"the data ships in the Python package {package}, which is not installed", f"pip install {package}"
         )
-    path = Path(spec.origin).parent / file
+    return Path(spec.origin).parent / file
+
+
+def read_packaged_table(package: str, file: str, columns: int, rows: int, limit: int) -> NDArray[np.int32]:
+    """Read a table of whole numbers, comma-separated text, that ships inside an installed Python package.
+
+    Returns int32 of shape (rows, columns). The package is not imported, which would take longer than reading. Raises
+    DataError if the package is missing or the table has another size.
+    """
+    path = packaged(package, file)
     text = read_bounded(path, limit)
     if text.translate(None, b"0123456789,\n") or text.count(b"\n") != rows or text.count(b",") != rows * (columns - 1):
         raise DataError(f"{path} is not {rows} rows of {columns} whole numbers", f"Reinstall {package}")
