@@ -1,0 +1,109 @@
+"""With what weight a node takes its neighbours' models, and how fast that makes all models equal.
+
+In all matrices row i has the weights with which node i takes the models of all nodes, its own at place i.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thalweg.graphs.schedule import Exchange, Schedule
+
+    Matrix: TypeAlias = NDArray[np.float64]
+
+Rule: TypeAlias = Literal["metropolis", "paper", "renormalise", "symmetric"]
+RULES: Final[tuple[Rule, ...]] = get_args(Rule)
+# Iterations over which the gap of a graph is taken that never comes again.
+DRAWN: Final = 32
+# Most nodes for which the gap is computed: 1,024 take some seconds.
+MOST_NODES: Final = 1_024
+
+
+def metropolis(exchange: Exchange) -> Matrix:
+    """Return the Metropolis-Hastings weights by static degrees: w_ij = 1 / (1 + max(d_i, d_j)), shape (n, n).
+
+    The degree is the number of nodes that a node hears in this iteration. Rows sum to 1. Where exchanges are mutual,
+    or all degrees are equal, so do columns.
+    """
+    import numpy as np
+
+    degrees = [len(sources) for sources in exchange.hears]
+    weights = np.zeros((len(degrees), len(degrees)))
+    for node, sources in enumerate(exchange.hears):
+        for source in sources:
+            weights[node, source] = 1.0 / (1 + max(degrees[node], degrees[source]))
+    np.fill_diagonal(weights, 1.0 - weights.sum(axis=1))
+    return weights
+
+
+def effective(rule: Rule, exchange: Exchange, delivered: NDArray[np.bool_]) -> Matrix:
+    """Return the weights that a rule comes to when only part arrives: shape (n, n, c), for c chunks.
+
+    ``delivered[i, j, k]``: whether chunk k of node j reached node i; where nothing is sent it has no meaning.
+
+    - ``metropolis``: the own chunk stands in for a missing one (udp-dpsgd, algorithm 9).
+    - ``paper``: the same, with w_ij = 1 / (1 + max(d_j, heard)); ``heard`` counts the neighbours of which any chunk
+      came (udp-dpsgd, algorithm 8 and section 3.5.2).
+    - ``renormalise``: the weights of what came, and the own one, are scaled to a sum of 1.
+    - ``symmetric``: as metropolis, of the chunks that arrived in both directions.
+    """
+    import numpy as np
+
+    sent = _sent(exchange)[:, :, np.newaxis] & delivered
+    if rule == "symmetric":
+        sent &= sent.transpose(1, 0, 2)
+    base = _paper(exchange, sent) if rule == "paper" else metropolis(exchange)
+    weights: Matrix = np.where(sent, base[:, :, np.newaxis], 0.0)
+    own = np.arange(len(base))
+    if rule == "renormalise":
+        weights[own, own, :] = np.diag(base)[:, np.newaxis]
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+    weights[own, own, :] = 1.0 - weights.sum(axis=1)
+    return weights
+
+
+def gap(schedule: Schedule) -> float | None:
+    """Return the spectral gap of lossless Metropolis-Hastings mixing, 0 (models never meet) to 1 (they do at once).
+
+    For one graph it is 1 - |second largest eigenvalue| of the weights. Where iterations differ it is the same of what
+    they come to on average: 1 - |P - 1/n| ^ (1/T) for the product P of T iterations' weights, in the spectral norm.
+    None above MOST_NODES.
+    """
+    import numpy as np
+
+    nodes = schedule.nodes
+    if nodes > MOST_NODES:
+        return None
+    mean = np.full((nodes, nodes), 1.0 / nodes)
+    if not schedule.changes:
+        values = np.linalg.eigvalsh(metropolis(schedule.at(1)) - mean)
+        return float(np.clip(1.0 - np.abs(values).max(), 0.0, 1.0))
+    period = schedule.period or DRAWN
+    product = np.eye(nodes)
+    for iteration in range(1, period + 1):
+        product = metropolis(schedule.at(iteration)) @ product
+    left = float(np.linalg.norm(product - mean, ord=2))
+    # What is left of rounding is no deviation.
+    left = 0.0 if left < nodes * np.finfo(np.float64).eps else left
+    return float(np.clip(1.0 - left ** (1.0 / period), 0.0, 1.0))
+
+
+def _sent(exchange: Exchange) -> NDArray[np.bool_]:
+    import numpy as np
+
+    sent: Any = np.zeros((len(exchange.sends), len(exchange.sends)), dtype=np.bool_)
+    for node, sources in enumerate(exchange.hears):
+        sent[node, list(sources)] = True
+    return sent  # type: ignore[no-any-return]
+
+
+def _paper(exchange: Exchange, sent: NDArray[np.bool_]) -> Matrix:
+    import numpy as np
+
+    degrees = np.array([len(sources) for sources in exchange.hears])
+    heard = sent.any(axis=2).sum(axis=1)
+    return np.asarray(1.0 / (1.0 + np.maximum(degrees[np.newaxis, :], heard[:, np.newaxis])))

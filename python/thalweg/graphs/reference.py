@@ -1,0 +1,77 @@
+"""D-PSGD in plain NumPy: what the core's nodes must come to, for tests and simulations. Not what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thalweg.graphs import measures, mixing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thalweg.graphs.schedule import Schedule
+
+    Models = NDArray[np.float64]
+    # From iteration and models, shape (nodes, chunks, width), to the models after local training.
+    Train = Callable[[int, Models], Models]
+    # From the iteration to what arrives, as mixing.effective takes it: shape (nodes, nodes, chunks).
+    Delivered = Callable[[int], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration: its number, the models after mixing, and what mixing did to them.
+
+    ``used`` is the share of all chunks sent that came and were taken, 0 to 1.
+    """
+
+    number: int
+    models: Models
+    drift: float
+    disagreement: float
+    used: float
+
+
+def mix(models: Models, weights: mixing.Matrix) -> Models:
+    """Return the weighted sums, chunk by chunk: shape (nodes, chunks, width), weights (nodes, nodes, chunks)."""
+    import numpy as np
+
+    return np.asarray(np.einsum("ijc,jcw->icw", weights, models))
+
+
+def dpsgd(
+    models: Models,
+    schedule: Schedule,
+    *,
+    iterations: int,
+    rule: mixing.Rule = "metropolis",
+    train: Train | None = None,
+    delivered: Delivered | None = None,
+) -> Iterator[Step]:
+    """Yield iterations: each node trains, sends to its neighbours, and mixes what came (Lian et al. 2017).
+
+    ``models``, float64 of shape (nodes, chunks, width), are where they begin. Without ``train`` they only mix, without
+    ``delivered`` everything arrives.
+    """
+    import numpy as np
+
+    nodes, chunks, _ = models.shape
+    for number in range(1, iterations + 1):
+        before = models if train is None else train(number, models)
+        arrived = np.ones((nodes, nodes, chunks), dtype=np.bool_) if delivered is None else delivered(number)
+        weights = mixing.effective(rule, schedule.at(number), arrived)
+        models = mix(before, weights)
+        flat = before.reshape(nodes, -1), models.reshape(nodes, -1)
+        used = _used(weights, sum(map(len, schedule.at(number).sends)) * chunks)
+        yield Step(number, models, measures.drift(*flat), measures.disagreement(flat[1]), used)
+
+
+def _used(weights: mixing.Matrix, sent: int) -> float:
+    import numpy as np
+
+    own = np.arange(len(weights))
+    others = np.count_nonzero(weights) - np.count_nonzero(weights[own, own, :])
+    return float(others / sent) if sent else 1.0

@@ -1,0 +1,85 @@
+"""Who sends to whom in which iteration."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from thalweg.graphs import making
+from thalweg.graphs.words import Word, parse
+
+# Graphs of iterations that are kept, for nodes that are not all in the same one.
+KEPT: Final = 8
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One iteration's sending: ``sends[i]`` are the nodes that node i sends its model to, in order."""
+
+    sends: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def hears(self) -> tuple[tuple[int, ...], ...]:
+        """The nodes whose model each node receives, in order."""
+        found: list[list[int]] = [[] for _ in self.sends]
+        for node, targets in enumerate(self.sends):
+            for target in targets:
+                found[target].append(node)
+        return tuple(map(tuple, found))
+
+    @property
+    def is_mutual(self) -> bool:
+        """Whether each node hears those that it sends to, and no others."""
+        return self.sends == self.hears
+
+
+class Schedule:
+    """The exchanges of a job: who sends to whom in iteration 1, 2 and so on."""
+
+    def __init__(self, word: Word, nodes: int, seed: int) -> None:
+        """Draw the graph. Raises PlanError for one that cannot be."""
+        self.word, self.nodes, self._seed = word, nodes, seed
+        self._kept: OrderedDict[int, Exchange] = OrderedDict()
+        first = making.make(word, nodes, seed)
+        #: All edges that any iteration uses.
+        self.links = making.make(parse("full"), nodes, seed) if word.dynamic else first
+        self._first = Exchange(first.neighbours)
+
+    @property
+    def changes(self) -> bool:
+        """Whether iterations differ."""
+        return self.word.dynamic or self.word.kind == "one-peer"
+
+    @property
+    def period(self) -> int | None:
+        """Iterations after which the same exchanges come again; None if that is never."""
+        if self.word.dynamic:
+            return None
+        return len(making.offsets(self.nodes)) if self.word.kind == "one-peer" else 1
+
+    def at(self, iteration: int) -> Exchange:
+        """Return the exchange of ``iteration``, from 1."""
+        if self.word.kind == "one-peer":
+            return self._one_peer(iteration)
+        return self._drawn(iteration) if self.word.dynamic else self._first
+
+    def _one_peer(self, iteration: int) -> Exchange:
+        """Each node sends to one: 1, 2, 4, ... places on, by turns (one-peer exponential graph)."""
+        steps = making.offsets(self.nodes)
+        step = steps[(iteration - 1) % len(steps)]
+        return Exchange(tuple(((node + step) % self.nodes,) for node in range(self.nodes)))
+
+    def _drawn(self, iteration: int) -> Exchange:
+        if iteration not in self._kept:
+            made = making.make(self.word, self.nodes, self._seed, iteration - 1)
+            self._kept[iteration] = Exchange(made.neighbours)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[iteration]
+
+
+def schedule(text: str, nodes: int, seed: int) -> Schedule:
+    """Return the schedule of a graph in words. Raises PlanError for words that mean none, or one that cannot be."""
+    return Schedule(parse(text), nodes, seed)
