@@ -114,6 +114,11 @@ def _plan(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
         axes.apply(table, axis, deepcopy(value))
     made = Plan.of(table, "its plan")
     check_transport(made, registry.transports())
+    if made.app is not None:
+        from thalweg.flower import run as flower
+
+        if flower.is_app(made):
+            flower.check(made)
     return made
 
 

@@ -1,7 +1,7 @@
 """One run of a cell: ``python -m thalweg.bench.worker``, a process of its own as ``thalweg run`` is.
 
-It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints what ``thalweg run --json`` does. It never
-outlives its parent; SIGINT ends it in good order.
+It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints what ``thalweg run --json`` does, or
+``thalweg flower run --json`` for a Flower app. It never outlives its parent; SIGINT ends it in good order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ def main() -> int:
     die_with(order["parent"])
     from thalweg import _core
     from thalweg.errors import ThalwegError
+    from thalweg.flower import run as flower
     from thalweg.job.run import run
     from thalweg.plan import Plan
     from thalweg.ui.explain import INTERRUPTED, exit_code
@@ -28,7 +29,9 @@ def main() -> int:
 
     try:
         with output(as_json=True) as emit:
-            emit(run(Plan.load(Path(order["plan"])), Lines()).table())
+            plan, lines = Plan.load(Path(order["plan"])), Lines()
+            result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
+            emit(result.table())
     except KeyboardInterrupt:
         leave(INTERRUPTED)
     except (ThalwegError, _core.CoreError) as error:

@@ -86,11 +86,22 @@ def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[
     return Plan.of(table, "the Flower app").merge(overrides)
 
 
+def is_app(plan: Plan) -> bool:
+    """Whether a plan's app is a Flower app."""
+    return plan.app is not None and plan.app.object.startswith(SCHEME)
+
+
 def folder_of(plan: Plan) -> Path:
     """Return the folder of a plan's Flower app. Raises PlanError if it has none."""
-    if plan.app is None or not plan.app.object.startswith(SCHEME):
+    if plan.app is None or not is_app(plan):
         raise PlanError(f"{plan.label} is no Flower app", f"Write app = '{SCHEME}APP_DIR'")
     return Path(plan.app.object.removeprefix(SCHEME))
+
+
+def check(plan: Plan) -> None:
+    """Raise PlanError if a plan's Flower app is not there, or has not the configuration that the plan sets."""
+    found = read(folder_of(plan))
+    found.run_config({} if plan.app is None else plan.app.options or {})
 
 
 def run(plan: Plan, progress: Progress) -> FlowerResult:

@@ -1,0 +1,60 @@
+"""Flower apps are an axis of a bench, as transports are."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from thalweg.bench import BenchPlan, Matrix
+from thalweg.bench.measure import measure
+from thalweg.bench.process import execute
+from thalweg.errors import PlanError
+from thalweg.plan import Plan
+
+APPS = Path(__file__).parent / "apps"
+MESSAGES = f"flower:{APPS / 'numpy_messages'}"
+LEGACY = f"flower:{APPS / 'numpy_legacy'}"
+
+
+def test_apps_and_their_configurations_are_axes() -> None:
+    matrix = {"app": [MESSAGES, LEGACY], "transport": ["tcp", "grpc"], "app.options.num-server-rounds": [1, 2]}
+    found = Matrix.of(BenchPlan.of({"matrix": matrix}))
+    assert len(found.cells) == 8
+    last = found.cells[-1].plan
+    assert last.app is not None
+    assert (last.app.object, last.app.options, last.scheme) == (LEGACY, {"num-server-rounds": 2}, "grpc")
+
+
+@pytest.mark.parametrize(
+    ("matrix", "cause"),
+    [
+        ({"app": [f"flower:{APPS / 'nothing'}"]}, "cannot read"),
+        ({"app": [MESSAGES], "app.options.epochs": [1]}, "has no run configuration 'epochs'"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_refused_before_anything_runs(matrix: dict[str, list[object]], cause: str) -> None:
+    with pytest.raises(PlanError, match=rf"cell 1.*{cause}"):
+        Matrix.of(BenchPlan.of({"matrix": matrix}))
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+def test_a_cell_runs_the_app_and_is_measured(tmp_path: Path) -> None:
+    table = {
+        "app": {"object": MESSAGES, "options": {"num-server-rounds": 2}},
+        "job": {"clients": 2},
+        "record": {"folder": str(tmp_path / "records")},
+    }
+    path = tmp_path / "plan.toml"
+    path.write_text(Plan.of(table).to_toml())
+    said = execute(path, tmp_path / "log.txt", None)
+    assert "error" not in said, (tmp_path / "log.txt").read_text()
+    assert [(row["round"], row["replies"], row["errors"]) for row in said["rounds"]] == [(1, 4, 0), (2, 4, 0)]
+    (record,) = (tmp_path / "records").iterdir()
+    numbers = measure(record)
+    assert [row["complete"] for row in numbers["rounds"]] == [True, True]
+    # Two clients of two messages each, in both directions, in two rounds; evaluations send back no tensors.
+    assert numbers["update_bytes"] > 0
+    assert numbers["wire_bytes"] > numbers["update_bytes"]
