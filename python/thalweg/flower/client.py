@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 
 from thalweg import machine
+from thalweg.apps import seed_all
 from thalweg.errors import AppError
 from thalweg.flower import compat, records
 from thalweg.flower.fold import Slots
@@ -52,8 +53,11 @@ class Apps:
         self._app: ClientApp | None = None
         self._lock = threading.Lock()
 
-    def run(self, message: Message, context: Context) -> tuple[Message, float]:
-        """Return the app's reply, an error if it raised one, and the seconds that the app took."""
+    def run(self, message: Message, context: Context, seeds: tuple[int, ...]) -> tuple[Message, float]:
+        """Return the app's reply, an error if it raised one, and the seconds that the app took.
+
+        What the app draws at random follows from ``seeds``, unless it seeds its generators itself.
+        """
         with self._lock:
             started = time.perf_counter()
             try:
@@ -61,6 +65,7 @@ class Apps:
             except AppError as error:
                 traceback.print_exception(error.__cause__ or error)
                 return Message(Error(CANNOT_LOAD, _short(error.cause)), reply_to=message), 0.0
+            seed_all(*seeds)
             kept = _copied(context.state)
             try:
                 reply = self._app(message, context)
@@ -89,6 +94,7 @@ class Node:
         self.name, self._apps, self._node_config, self._note = name, apps, dict(node_config), note
         self._context: Context | None = None
         self._kept: _Kept | None = None
+        self._count = 0
 
     def serve(self, client: TaskClient) -> int:
         """Answer messages until the job is over; return how many. Raises CoreError if the server is gone for good."""
@@ -120,7 +126,9 @@ class Node:
                 run_config=config,
             )
         slots = Slots.of(message.content) if head.get("fold") else None
-        reply, seconds = self._apps.run(message, self._context)
+        self._count += 1
+        seeds = (_typed(head.get("seed"), int), node, self._count)
+        reply, seconds = self._apps.run(message, self._context, seeds)
         if reply.has_error():
             self._note(f"{message.metadata.message_type}: {reply.error.reason}")
         usage = {

@@ -10,11 +10,11 @@ to be one of Flower's own. All others get their replies whole.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -139,27 +139,38 @@ def weighted_key(strategy: Strategy) -> str | None:
     return strategy.weighted_by_key if own and not hidden else None
 
 
-@dataclass(frozen=True)
 class Loop:
-    """Flower's own loop of rounds that a message is sent from: its strategy, the round, and what it collects."""
+    """One run of Flower's own loop of rounds, ``Strategy.start``: its strategy, how many rounds, what it collects."""
 
-    strategy: Strategy
-    round: int | None
-    rounds: int | None
-    result: Any
+    def __init__(self, strategy: Strategy, rounds: int | None) -> None:
+        self.strategy, self.rounds = strategy, rounds
+        #: What the server's own evaluation came to, by round; 0 is before the first.
+        self.server_metrics: dict[int, Mapping[str, Any]] = {}
+        #: Flower's result, when the loop has ended.
+        self.result: Any = None
+
+    def tapped(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function for the server's own evaluation whose results are kept here too."""
+
+        def tap(server_round: int, arrays: ArrayRecord) -> Any:
+            found = evaluate(server_round, arrays)
+            if found is not None:
+                self.server_metrics[server_round] = dict(found)
+            return found
+
+        return tap
 
 
-def loop_of(frame: FrameType | None) -> Loop | None:
-    """Return the loop of rounds whose code is the frame's, Flower's own ``Strategy.start``; None for another caller.
+class Looped(Protocol):
+    """A grid that hears of loops."""
 
-    Only there is it known that replies go to ``aggregate_train`` and nowhere else.
-    """
-    if frame is None or frame.f_code is not _START_CODE:
-        return None
-    known = frame.f_locals
-    if not isinstance(known.get("self"), Strategy):
-        return None
-    return Loop(known["self"], known.get("current_round"), known.get("num_rounds"), known.get("result"))
+    def looping(self, loop: Loop) -> AbstractContextManager[None]:
+        """Take note that messages come from a loop, until the block ends."""
+
+
+def sends_rounds(code: CodeType) -> bool:
+    """Whether code is Flower's own loop of rounds: replies go to ``aggregate_train`` then, and nowhere else."""
+    return code is _START.__code__
 
 
 def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
@@ -186,12 +197,32 @@ def merged(replies: Sequence[Message], mean: Mean, key: str) -> ArrayRecord:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Let ``FedAvg.aggregate_train`` take the mean from replies that carry one; it is as before for all others."""
+    """Let grids hear of loops, and ``FedAvg.aggregate_train`` take the mean from replies that carry one.
+
+    For other grids and replies both are as before.
+    """
+    Strategy.start = _start  # type: ignore[method-assign]
     FedAvg.aggregate_train = _aggregate_train  # type: ignore[method-assign]
     try:
         yield
     finally:
+        Strategy.start = _START  # type: ignore[method-assign]
         FedAvg.aggregate_train = _ORIGINAL  # type: ignore[method-assign]
+
+
+def _start(self: Strategy, grid: Any, *args: Any, **given: Any) -> Any:
+    looping = getattr(grid, "looping", None)
+    if looping is None:
+        return _START(self, grid, *args, **given)
+    bound = _SIGNATURE.bind(self, grid, *args, **given)
+    bound.apply_defaults()
+    rounds = bound.arguments.get("num_rounds")
+    loop = Loop(self, rounds if isinstance(rounds, int) else None)
+    if bound.arguments.get("evaluate_fn") is not None:
+        bound.arguments["evaluate_fn"] = loop.tapped(bound.arguments["evaluate_fn"])
+    with looping(loop):
+        loop.result = _START(*bound.args, **bound.kwargs)
+    return loop.result
 
 
 def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -207,7 +238,8 @@ _ORIGINAL: Final = FedAvg.aggregate_train
 _CHECK: Final = inspect.getattr_static(FedAvg, "_check_and_log_replies", None)
 #: Flower's own mean of metrics, which FedAvg has if it is told no other.
 _METRICS: Final = FedAvg().train_metrics_aggr_fn
-_START_CODE: Final[CodeType] = Strategy.start.__code__
+_START: Final = Strategy.start
+_SIGNATURE: Final = inspect.signature(_START)
 #: Methods that take the mean of arrays by FedAvg's and change no more than that.
 _MEANS: Final = (
     _ORIGINAL,

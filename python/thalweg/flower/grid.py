@@ -6,23 +6,25 @@ node that has them already, as from the evaluation before, is sent none of them 
 
 from __future__ import annotations
 
-import inspect
+import gc
 import math
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Literal, Protocol, cast
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from thalweg import _core
 from thalweg.flower import compat, fold, records
 from thalweg.flower.client import message_id, node_id, seconds_of
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
-from thalweg.flower.records import HeadError, Packed
+from thalweg.flower.records import HeadError, Packed, View
 from thalweg.tasks import Reply, Task, TaskServer, Tensors
 
 #: Of Flower's error codes those that a server gives.
@@ -32,6 +34,8 @@ NODE_UNAVAILABLE: Final = 5
 CRASHED: Final = 8
 #: Seconds between two looks at what else may have happened while a caller waits.
 SLICE: Final = 0.2
+#: Bytes of arrays that are worth the time that Python's search for cycles takes.
+WORTH_COLLECTING: Final = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Watcher(Protocol):
     def sent(self, sent: Sent) -> None: ...
 
     def came(self, came: Came) -> None: ...
+
+    def waited(self, sent: Sent, at: float) -> None: ...
 
 
 @dataclass
@@ -117,16 +123,18 @@ class ThalwegGrid(Grid):
         run_id: int,
         salt: str,
         config: Mapping[str, Any],
+        seed: int = 0,
         folds: bool = True,
         watcher: Watcher | None = None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
         """Send messages through ``server``.
 
-        Nodes get their ids by ``salt``, and ``config`` as the run's configuration. ``look`` is called several times a
-        second while a caller waits, and may raise. ``folds`` allows folding on arrival.
+        Nodes get their ids by ``salt``, and ``config`` as the run's configuration. What they draw at random follows
+        from ``seed``, unless the app seeds it. ``look`` is called several times a second while a caller waits, and may
+        raise. ``folds`` allows folding on arrival.
         """
-        self._server, self._salt, self._config = server, salt, dict(config)
+        self._server, self._salt, self._seed, self._config = server, salt, seed, dict(config)
         self._folds, self._watcher, self._look = folds, watcher, look
         self._run = compat.new_run(run_id, self._config)
         self._run_id = run_id
@@ -136,6 +144,8 @@ class ThalwegGrid(Grid):
         self._names: dict[int, str] = {}
         self._dead: dict[str, str] = {}
         self._shelf = _Shelf()
+        self._loops = threading.local()
+        self._given: list[Replies] = []
 
     def set_run(self, run: Any) -> None:
         kind = compat.run_class()
@@ -194,9 +204,11 @@ class ThalwegGrid(Grid):
         folded is closed then, and late replies do not count.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        caller = inspect.currentframe()
-        loop = fold.loop_of(None if caller is None else caller.f_back)
+        # No name for the frame: it would keep all replies alive in a cycle.
+        loop = self._loop() if fold.sends_rounds(sys._getframe(1).f_code) else None  # noqa: SLF001 - CPython's, documented
         sending = list(messages)
+        if loop is not None:
+            self._free_replies()
         trains = all(message.metadata.message_type.partition(".")[0] == "train" for message in sending)
         key = fold.weighted_key(loop.strategy) if self._folds and loop is not None and trains else None
         ids, groups = self._push(sending, key, loop)
@@ -206,11 +218,51 @@ class ThalwegGrid(Grid):
                 self._look()
             if group.slots is not None and not group.over:
                 self._end(group)
+        if self._watcher is not None:
+            for group in groups:
+                self._watcher.waited(group.sent, time.monotonic())
         if timeout is not None and timeout <= 0:
             return Replies()
         taken = ((one, self._waiting(one)) for one in ids if one is not None)
-        replies = [self._take(one, waiting) for one, waiting in taken if waiting is not None]
-        return Replies([reply for reply in replies if reply is not None], self._mean(groups))
+        found = [self._take(one, waiting) for one, waiting in taken if waiting is not None]
+        replies = Replies([reply for reply in found if reply is not None], self._mean(groups))
+        if loop is not None:
+            self._given.append(replies)
+            if trains:
+                self._shelf.clear()  # what was trained from is not sent again
+        return replies
+
+    @contextmanager
+    def looping(self, loop: Loop) -> Iterator[None]:
+        """Take note that messages of this thread may come from a loop, until the block ends."""
+        loops: list[Loop] = self._loops.__dict__.setdefault("open", [])
+        loops.append(loop)
+        try:
+            yield
+        finally:
+            loops.pop()
+            self._given.clear()
+
+    def _loop(self) -> Loop | None:
+        loops: list[Loop] = self._loops.__dict__.get("open", [])
+        return loops[-1] if loops else None
+
+    def _free_replies(self) -> None:
+        """Empty the lists of replies that Flower's own loop has used already.
+
+        Its variables name them until the next replies come, which would be one model a node more in memory. A list that
+        anybody else has, such as a strategy of one's own, is left as it is.
+        """
+        freed = 0
+        for at in range(len(self._given)):
+            # Named by this list, by the loop's variable and, while it is looked at, by a call.
+            if sys.getrefcount(self._given[at]) <= 3:
+                freed += sum(map(_kept_bytes, self._given[at]))
+                self._given[at].clear()
+                self._given[at].mean = None
+        self._given.clear()
+        if freed >= WORTH_COLLECTING:
+            gc.collect()  # RecordDict.array_records leaves each reply in a cycle
 
     def close(self) -> None:
         """Want no more replies."""
@@ -268,6 +320,7 @@ class ThalwegGrid(Grid):
         head = {
             "id": label,
             "salt": self._salt,
+            "seed": self._seed,
             "run": self._run_id,
             "type": metadata.message_type,
             "group": metadata.group_id,
@@ -450,6 +503,7 @@ class _Shelf:
             return None
         home = _home(packed.sources)
         if home is not None:
+            self.clear()
             return home
         with self._lock:
             if self._tensors is None or not _same(self._sources, packed.sources) or not _alike(self._tensors, packed):
@@ -457,6 +511,18 @@ class _Shelf:
                 self._tensors = Tensors(packed.tensors())
                 self._sources = packed.sources
             return self._tensors
+
+    def clear(self) -> None:
+        """Forget what was sent last."""
+        with self._lock:
+            self._sources, self._tensors = [], None
+
+
+def _kept_bytes(message: Message) -> int:
+    """Return the bytes of a reply's arrays."""
+    found = message.content.values() if message.has_content() else ()
+    arrays = (array for record in found if isinstance(record, ArrayRecord) for array in record.values())
+    return sum(array.values.nbytes for array in arrays if isinstance(array, View) and array.values is not None)
 
 
 def _home(sources: Sequence[Any]) -> Tensors | None:

@@ -19,6 +19,7 @@ from thalweg.flower.grid import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from thalweg.record import entry
 
 if TYPE_CHECKING:
+    from thalweg.flower.fold import Loop
     from thalweg.flower.grid import Came, Sent
 
 #: Metrics that are a model's accuracy or loss, by what apps call them.
@@ -84,23 +85,25 @@ class _Round:
 class Rounds:
     """Hears of messages and replies, from any thread, and gives each round away when the next one begins."""
 
-    def __init__(self, keep: Callable[[Row, Row], None], begin: Callable[[int], None]) -> None:
-        """``keep`` gets a round's entry for the journal and its row for ``--json``; ``begin`` a new one's number."""
-        self._keep, self._begin = keep, begin
+    def __init__(
+        self, keep: Callable[[Row, Row], None], begin: Callable[[int], None], tell: Callable[[str], None]
+    ) -> None:
+        """``keep`` gets a round's entry for the journal and its row for ``--json``; ``begin`` a new one's number.
+
+        ``tell`` gets lines about replies that are errors.
+        """
+        self._keep, self._begin, self._tell = keep, begin, tell
         self._round: _Round | None = None
         self._lock = threading.RLock()
-        #: What Flower's own loop of rounds collects; None where an app has its own.
-        self.result: Any = None
-        #: How many rounds there will be, if Flower's own loop says so.
-        self.expected: int | None = None
+        #: Flower's own loop of rounds; None where an app has its own.
+        self.loop: Loop | None = None
         self.rows: list[Row] = []
 
     def sent(self, sent: Sent) -> None:
         """Take note of messages that go out."""
         kind = sent.message.metadata.message_type.partition(".")[0]
         with self._lock:
-            if sent.loop is not None:
-                self.result, self.expected = sent.loop.result, sent.loop.rounds
+            self.loop = sent.loop or self.loop
             number = self._number(sent, kind)
             if self._round is None or number > self._round.number:
                 self._close()
@@ -117,9 +120,24 @@ class Rounds:
             phase = None if self._round is None else self._round.phases.get(kind)
             if self._round is None or phase is None or came.sent.at < phase.begin:
                 return
-            phase.answers[came.name] = _Answer.of(came)
+            phase.answers[came.name] = answer = _Answer.of(came)
+            if answer.reason is not None:
+                self._tell(f"{came.name}: {kind}: {answer.reason}")
             phase.end = came.at
             phase.transfers += came.transfers
+
+    def waited(self, sent: Sent, at: float) -> None:
+        """Take note that nobody waits for replies to messages any more, at a time (``time.monotonic``)."""
+        kind = sent.message.metadata.message_type.partition(".")[0]
+        with self._lock:
+            phase = None if self._round is None else self._round.phases.get(kind)
+            if phase is not None and sent.at >= phase.begin:
+                phase.end = at
+
+    @property
+    def expected(self) -> int | None:
+        """How many rounds there will be, if Flower's own loop says so."""
+        return None if self.loop is None else self.loop.rounds
 
     def state(self) -> str:
         """Return what each client does, as progress bars take it."""
@@ -138,15 +156,14 @@ class Rounds:
     def metrics(self) -> list[Row]:
         """Return each round's metrics: of Flower's own loop what the strategy made of them, else the replies' means."""
         rows = [{"round": row["round"], **row["metrics"]} for row in self.rows]
-        if self.result is None:
+        if self.loop is None:
             return rows
-        if 0 in self.result.evaluate_metrics_serverapp:
+        if 0 in self.loop.server_metrics:
             rows.insert(0, {"round": 0})  # before the first round
-        made = {
-            "train": self.result.train_metrics_clientapp,
-            "evaluate": self.result.evaluate_metrics_clientapp,
-            "server": self.result.evaluate_metrics_serverapp,
-        }
+        made: dict[str, Mapping[int, Any]] = {"server": self.loop.server_metrics}
+        if self.loop.result is not None:
+            made["train"] = self.loop.result.train_metrics_clientapp
+            made["evaluate"] = self.loop.result.evaluate_metrics_clientapp
         return [
             {**row, **{kind: dict(found[row["round"]]) for kind, found in made.items() if row["round"] in found}}
             for row in rows
@@ -177,8 +194,7 @@ class Rounds:
         self._keep(entry(_outcome(done, row), known, None if evaluation is None else evaluation.seconds), row)
 
     def _server_metrics(self, number: int) -> Mapping[str, Any]:
-        found = None if self.result is None else self.result.evaluate_metrics_serverapp.get(number)
-        return {} if found is None else dict(found)
+        return {} if self.loop is None else self.loop.server_metrics.get(number, {})
 
     def _row(self, done: _Round, metrics: Mapping[str, Row]) -> Row:
         """Return what ``--json`` says of a round."""
@@ -195,9 +211,7 @@ class Rounds:
 
 
 def round_of(sent: Sent) -> int | None:
-    """Return the number that a message, or who sends it, gives its round; None if neither does."""
-    if sent.loop is not None and sent.loop.round is not None:
-        return sent.loop.round
+    """Return the number that a message gives its round; None if it gives none."""
     for record in sent.message.content.values():
         number = record.get("server-round") if isinstance(record, ConfigRecord) else None
         if isinstance(number, int) and not isinstance(number, bool):

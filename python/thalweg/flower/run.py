@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, flower, machine
+from thalweg.apps import seed_all
 from thalweg.errors import AppError, PlanError, RecordError, ThalwegError
 from thalweg.flower.app import AppFolder, read
 from thalweg.job import seats
@@ -31,6 +32,8 @@ from thalweg.transports import links, registry
 from thalweg.ui.progress import round_line
 
 if TYPE_CHECKING:
+    from flwr.serverapp import ServerApp
+
     from thalweg.flower.grid import ThalwegGrid
     from thalweg.flower.rounds import Rounds
     from thalweg.plan import Plan
@@ -129,6 +132,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
         try:
             progress.note(f"starting {len(names)} nodes in {len(shares)} processes")
             fleet.start(list(shares), _Orders(plan, found, server, network, post.trusting(client_trust), shares, names))
+            host.load()  # while the nodes' processes start
             host.wait(lambda: _look(fleet, network))
             network.begin(record)
             host.serve()
@@ -155,6 +159,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         host = Hosting(plan, found, server, record, progress)
         guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
         progress.note(f"listening on {server.address} ({guarded})")
+        host.load()
         progress.note(f"waiting for {plan.job.clients} nodes")
         host.wait(lambda: None)
         host.serve()
@@ -214,6 +219,7 @@ class Hosting:
         from thalweg.flower.rounds import Rounds
 
         self.plan, self.server, self.record, self.progress = plan, server, record, progress
+        self._app: ServerApp | None = None
         self.nodes_of: dict[str, list[str]] = {}
         self._found, self._look = found, look
         self.attendance = Attendance()
@@ -221,13 +227,25 @@ class Hosting:
         drawn = random.Random(plan.job.seed)
         run_id, salt = drawn.getrandbits(62) | 1, f"{drawn.getrandbits(64):x}"
         self.config = found.run_config({} if plan.app is None else plan.app.options or {})
-        self.rounds: Rounds = Rounds(self._keep, self._begin)
+        self.rounds: Rounds = Rounds(self._keep, self._begin, self._tell)
         folds = plan.app is None or plan.app.fold != "off"
         compat.identify(run_id)
         self.grid: ThalwegGrid = ThalwegGrid(
-            server, run_id=run_id, salt=salt, config=self.config, folds=folds, watcher=self.rounds, look=self._watch
+            server,
+            run_id=run_id,
+            salt=salt,
+            seed=plan.job.seed,
+            config=self.config,
+            folds=folds,
+            watcher=self.rounds,
+            look=self._watch,
         )
         self._run_id = run_id
+
+    def load(self) -> ServerApp:
+        """Import the ServerApp. Raises AppError."""
+        self._app = self._found.load_server()
+        return self._app
 
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all nodes are here; ``look`` is called several times a second and may raise."""
@@ -240,7 +258,8 @@ class Hosting:
 
         from thalweg.flower import compat, fold
 
-        server_app = self._found.load_server()
+        app = self._app or self.load()
+        seed_all(self.plan.job.seed)
         context = Context(
             run_id=self._run_id,
             node_id=compat.SERVER_NODE,
@@ -251,7 +270,7 @@ class Hosting:
         seed_all(self.plan.job.seed)
         try:
             with fold.installed():
-                server_app(self.grid, context)
+                app(self.grid, context)
         except (ThalwegError, _core.CoreError):
             raise
         except (Exception, SystemExit) as error:
@@ -285,6 +304,10 @@ class Hosting:
                 self.grid.crashed(name, why)
                 self.record.log(f"{name} is gone: {why}")
 
+    def _tell(self, text: str) -> None:
+        self.progress.note(text)
+        self.record.log(text)
+
     def _watch(self) -> None:
         self.progress.observe(self.rounds.state())
         self._look()
@@ -299,13 +322,6 @@ class Hosting:
         self.attendance.add(entry["clients"])
         self.record.log(round_line(entry, last))
         self.progress.end(entry)
-
-
-def seed_all(seed: int) -> None:
-    """Seed what strategies draw nodes with, and what apps draw initial values with, if they seed nothing themselves."""
-    from thalweg.apps import seed_all as seeded
-
-    seeded(seed)
 
 
 @contextmanager
@@ -337,7 +353,11 @@ def recorded(
 def _listening(plan: Plan, url: str, trust: Mapping[str, Any], network: Session | None) -> Iterator[TaskServer]:
     from thalweg.tasks import TaskServer
 
-    options = json.dumps(task_options(plan, trust, None if network is None else network.layers))
+    budgets = {} if plan.app is None else {"memory": plan.app.memory, "max_result": plan.app.largest_reply}
+    options = json.dumps(
+        task_options(plan, trust, None if network is None else network.layers)
+        | {name: size for name, size in budgets.items() if size is not None}
+    )
 
     def listen() -> _core.TaskServer:
         return _core.TaskServer(url, options)

@@ -150,6 +150,18 @@ class AppSection(Section):
         description="of a Flower app: processes that serve the nodes; without it one a node, at most two a core",
     )
 
+    memory: Annotated[
+        Size | None, Option(of=FLOWER, metavar="SIZE", help="Bytes of replies held in memory; more lie in files; 1GiB.")
+    ] = Field(
+        None,
+        description="of a Flower app: bytes of replies that are held in memory; more lie in files; without it 1GiB",
+    )
+    largest_reply: Annotated[
+        Size | None, Option(of=FLOWER, metavar="SIZE", help="Most bytes of a reply; larger ones are errors; 8GiB.")
+    ] = Field(
+        None, ge=1, description="of a Flower app: most bytes of a reply; a larger one becomes an error; without it 8GiB"
+    )
+
     def own(self) -> dict[str, Any]:
         """Return what clients that load an app of one's own need of it."""
         return self.model_dump(include={"object", "options"})
