@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 
-from benches import masked, transports
+from benches import flower, masked, transports
 from benches.beside import beside
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import crowds, many_clients
@@ -41,6 +41,8 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "crowd": lambda: [many_clients()],
     "crowds": crowds,
     "tasks": tasks,
+    "flower": flower.small,
+    "flower-large": flower.large,
     "control": control,
     "lab": lab,
     "masking": masking,

@@ -1,0 +1,236 @@
+"""An unmodified Flower app over thalweg beside Flower's own SuperLink and SuperNodes, and beside tasks without Flower.
+
+Blocks take turns: each starts one system, runs the same app for a few rounds, and stops it, so that only one is in
+memory at a time. A block's first round, in which nodes connect, does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benches.common import FOLDER, MIB, Figure, Spread, note, workers
+from thalweg import TaskServer, Tensors
+
+APP: Final = FOLDER / "benches" / "flower_app"
+CLIENTS: Final = 4
+#: Seconds that a system may take to start, or a run of it.
+PATIENCE: Final = 600.0
+BIN: Final = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def started(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program in the background and end it by its own id."""
+    with log.open("wb") as stream:
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+
+
+def peak_rss(pid: int) -> int:
+    """Return the most bytes that a running process has had in memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def listening(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a program accepts connections."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode}: {log.read_text()[-2000:]}")
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"{process.args!r} does not listen at {port}: {log.read_text()[-2000:]}")
+
+
+def run_config(size: int, rounds: int, output: Path) -> str:
+    return f'num-server-rounds={rounds} clients={CLIENTS} mib={size // MIB} output="{output}"'
+
+
+def flower(size: int, rounds: int, folder: Path) -> dict[str, Any]:
+    """Run the app on Flower's own SuperLink and SuperNodes, as its documentation deploys them on one machine."""
+    port, output = free_port(), folder / "rounds.json"
+    home = folder / "home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "bench"\n[superlink.bench]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment["PATH"] = f"{BIN}{os.pathsep}{environment['PATH']}"
+    link = [str(BIN / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+    link.append("--disable-runtime-dependency-installation")
+    with ExitStack() as running:
+        log = folder / "superlink.log"
+        superlink = running.enter_context(started(link, environment, log))
+        listening(port, superlink, log)
+        before = peak_rss(superlink.pid)
+        for number in range(CLIENTS):
+            node = [str(BIN / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}"]
+            node += ["--host", "127.0.0.1", "--port", str(free_port())]
+            node += ["--node-config", f"partition-id={number} num-partitions={CLIENTS}"]
+            running.enter_context(started(node, environment, folder / f"supernode-{number}.log"))
+        command = [str(BIN / "flwr"), "run", str(APP), "bench", "--stream"]
+        command += ["--run-config", run_config(size, rounds, output)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if not output.exists():
+            raise RuntimeError(f"Flower's run left no result: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        found["superlink_bytes"] = peak_rss(superlink.pid) - before
+    return found
+
+
+def ours(fold: str) -> Callable[[int, int, Path], dict[str, Any]]:
+    """Return what runs the app over thalweg, with ``--fold`` as given."""
+
+    def run(size: int, rounds: int, folder: Path) -> dict[str, Any]:
+        output = folder / "rounds.json"
+        command = [sys.executable, "-m", "thalweg", "flower", "run", str(APP), "--clients", str(CLIENTS), "--json"]
+        command += ["--fold", fold, "--run-config", run_config(size, rounds, output), "--record", str(folder / "runs")]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        if done.returncode or not output.exists():
+            raise RuntimeError(f"thalweg's run failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        found["told"] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+def tasks(reduce: bool) -> Callable[[int, int, Path], dict[str, Any]]:
+    """Return what sends the same bytes there and back as tasks, folded or collected, without Flower."""
+
+    def run(size: int, rounds: int, folder: Path) -> dict[str, Any]:
+        seconds = []
+        with (
+            TaskServer() as server,
+            workers([["tasks", server.address, f"client-{number}", "1"] for number in range(CLIENTS)]),
+        ):
+            if server.wait(CLIENTS, 60.0) != CLIENTS:
+                raise RuntimeError("not all clients joined")
+            for number in range(rounds):
+                payload = Tensors({"payload": np.full(size // 4, number, np.float32)})
+                begun = time.perf_counter()
+                with server.send(None, payload, reduce="mean" if reduce else None) as task:
+                    _ = task.mean() if reduce else task.replies()
+                    seconds.append(time.perf_counter() - begun)
+        return {"seconds": seconds}
+
+    return run
+
+
+WAYS: Final[dict[str, Callable[[int, int, Path], dict[str, Any]]]] = {
+    "flower": flower,
+    "folded": ours("auto"),
+    "collected": ours("off"),
+    "task folded": tasks(reduce=True),
+    "task collected": tasks(reduce=False),
+}
+
+
+def npy_seconds(size: int) -> float:
+    """Return the median seconds of what Flower's ``.npy`` costs a client: ``Array.numpy()`` and ``Array(ndarray)``."""
+    from flwr.app import Array
+
+    seconds = []
+    array = Array(np.ones(size // 4, np.float32))
+    for _ in range(5):
+        begun = time.perf_counter()
+        array = Array(array.numpy())
+        seconds.append(time.perf_counter() - begun)
+    return Spread.of(seconds).median
+
+
+def measured(size: int, blocks: int, rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Run each way in turns: so many blocks of so many rounds, after one that does not count."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
+    for block in range(blocks):
+        for name, way in WAYS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                one = way(size, rounds + 1, Path(folder))
+            one["seconds"] = one["seconds"][1:]
+            found[name].append(one)
+            note(f"{size // MIB} MiB, block {block + 1}/{blocks}, {name}: {Spread.of(one['seconds']).text(1, 3)} s")
+    return found
+
+
+def beside(size: int, blocks: int, rounds: int, least: float) -> list[Figure]:
+    """Rounds, memory and the adapter's own cost at one size; ``least`` is how many times Flower's speed is wanted."""
+    found = measured(size, blocks, rounds)
+    seconds = {name: Spread.of([one for block in of for one in block["seconds"]]) for name, of in found.items()}
+    label = f"a Flower app's round of {size // MIB} MiB with {CLIENTS} clients"
+    details = {name: vars(spread) for name, spread in seconds.items()}
+    figures = []
+    for name in ("folded", "collected"):
+        ratio = seconds["flower"].median / seconds[name].median
+        value = f"{seconds[name].text(1e3)} ms, Flower {seconds['flower'].text(1, 2)} s, {ratio:.0f} times as fast"
+        figures.append(Figure(f"{label}, {name}", value, f"{least:.0f} times Flower", ratio >= least, details))
+    return [*figures, *memory(size, found), *costs(size, seconds)]
+
+
+def memory(size: int, found: dict[str, list[dict[str, Any]]]) -> list[Figure]:
+    """What a server has in memory beyond what it has before the app makes its model, in models."""
+    models = {name: max((one["peak_bytes"] - one["before_bytes"]) / size for one in found[name])
+              for name in ("flower", "folded", "collected")}  # fmt: skip
+    link = max(one["superlink_bytes"] / size for one in found["flower"])
+    label = f"server's memory, a Flower app of {size // MIB} MiB with {CLIENTS} clients"
+    beside = f"Flower {models['flower']:.1f}, its SuperLink {link:.1f}"
+    details = {"models": models, "superlink": link}
+    return [
+        Figure(
+            f"{label}, {name}", f"{models[name]:.1f} models; {beside}", f"under {most}", models[name] < most, details
+        )
+        for name, most in {"folded": 3, "collected": CLIENTS + 3}.items()
+    ]
+
+
+def costs(size: int, seconds: dict[str, Spread]) -> list[Figure]:
+    """What the adapter and the app add to the same task without Flower, beside what Flower's ``.npy`` takes alone."""
+    cores = min(CLIENTS, len(os.sched_getaffinity(0)))
+    each = npy_seconds(size)
+    npy = each * CLIENTS / cores
+    figures = []
+    for name in ("folded", "collected"):
+        more = seconds[name].median - seconds[f"task {name}"].median
+        task = seconds[f"task {name}"]
+        value = (
+            f"{more * 1e3:.1f} ms more than a task's {task.text(1e3)} ms; .npy {npy * 1e3:.1f} ms "
+            f"({CLIENTS} clients of {each * 1e3:.1f} ms on {cores} cores), share {more / npy:.2f}"
+        )
+        figures.append(Figure(f"what Flower's records add, {size // MIB} MiB, {name}", value, "at most its .npy",
+                              more <= npy, {"seconds": more, "npy_seconds": npy}))  # fmt: skip
+    return figures
+
+
+def small() -> list[Figure]:
+    """8 MiB."""
+    return beside(8 * MIB, blocks=5, rounds=1, least=50)
+
+
+def large() -> list[Figure]:
+    """232 MiB."""
+    return beside(232 * MIB, blocks=3, rounds=2, least=10)

@@ -1,0 +1,1 @@
+"""A payload there and back, as a Flower app."""
