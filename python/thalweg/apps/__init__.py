@@ -24,6 +24,8 @@ from thalweg.errors import AppError, PlanError, ThalwegError
 
 T = TypeVar("T")
 
+# What names an unmodified Flower app, before its folder.
+FLOWER: Final = "flower:"
 FORM: Final = "Write module:object as my_app:App, or path/to/file.py:object"
 HOOKS: Final = "An app has model() and train(model, data, config); see docs/how-to/own-model.md"
 NEEDED: Final = ("model", "train")

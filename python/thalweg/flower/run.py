@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, flower, machine
-from thalweg.apps import seed_all
+from thalweg.apps import FLOWER, seed_all
 from thalweg.errors import AppError, PlanError, RecordError, ThalwegError
 from thalweg.flower.app import AppFolder, read
 from thalweg.job import seats
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from thalweg.tasks import TaskServer
     from thalweg.ui.progress import Progress
 
-#: What a plan's app begins with that is a Flower app's folder.
-SCHEME: Final = "flower:"
 PROGRAM: Final = "thalweg.flower.worker"
 JOIN_SLICE: Final = 0.2
 #: Keys of a round's row that ``--json`` prints.
@@ -85,20 +83,20 @@ def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[
     clients = overrides.get("job.clients") or found.nodes
     if clients is None:
         raise PlanError(f"{folder} does not say how many nodes its federation has", "Say it: --clients 4")
-    table = {"job": {"clients": clients}, "app": {"object": f"{SCHEME}{folder}", "options": said or None}}
+    table = {"job": {"clients": clients}, "app": {"object": f"{FLOWER}{folder}", "options": said or None}}
     return Plan.of(table, "the Flower app").merge(overrides)
 
 
 def is_app(plan: Plan) -> bool:
     """Whether a plan's app is a Flower app."""
-    return plan.app is not None and plan.app.object.startswith(SCHEME)
+    return plan.app is not None and plan.app.object.startswith(FLOWER)
 
 
 def folder_of(plan: Plan) -> Path:
     """Return the folder of a plan's Flower app. Raises PlanError if it has none."""
     if plan.app is None or not is_app(plan):
-        raise PlanError(f"{plan.label} is no Flower app", f"Write app = '{SCHEME}APP_DIR'")
-    return Path(plan.app.object.removeprefix(SCHEME))
+        raise PlanError(f"{plan.label} is no Flower app", f"Write app = '{FLOWER}APP_DIR'")
+    return Path(plan.app.object.removeprefix(FLOWER))
 
 
 def check(plan: Plan) -> None:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thalweg import _core, machine
-from thalweg.errors import RecordError
+from thalweg import _core, apps, machine
+from thalweg.errors import PlanError, RecordError
 from thalweg.job.attached import Attached, attached
 from thalweg.job.fleet import END_SECONDS, Fleet, Orders, client_threads
 from thalweg.job.host import Host, Result, hosting
@@ -30,6 +30,9 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     BrokerError before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError
     if the job cannot go on; all clients have ended then.
     """
+    if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
+        folder = plan.app.object.removeprefix(apps.FLOWER)
+        raise PlanError(f"{plan.app.object} is a Flower app", f"Run it with: thalweg flower run {folder}")
     names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
     in_process = not registry.can(plan.scheme)["remote"]
     check_transport(plan, registry.transports())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Keys of [training] that mean something for an app of one's own.
 OF_APPS: Final = frozenset({"threads"})
+# Keys of [app] that mean something for a Flower app alone.
+OF_FLOWER: Final = ("fold", "processes", "memory", "largest_reply")
 
 
 def check(plan: Plan) -> None:
@@ -116,6 +118,12 @@ def _app(plan: Plan) -> None:
         raise PlanError(
             f"the plan has {given[0]} beside an app, {plan.app.object}, which has its own model, data and training",
             f"Remove {given[0]}, or app; app.options has settings for the app",
+        )
+    given = [key for key in OF_FLOWER if getattr(plan.app, key) is not None]
+    if given and not plan.app.object.startswith(apps.FLOWER):
+        raise PlanError(
+            f"app.{given[0]} is of Flower apps, and {plan.app.object} is none",
+            f"Remove it, or name a Flower app's folder: app = '{apps.FLOWER}APP_DIR'",
         )
     # Whether the app can be loaded is looked at when it runs: its file may be on another machine.
     place, colon, attribute = plan.app.object.rpartition(":")

@@ -154,7 +154,7 @@ class AppSection(Section):
         Size | None, Option(of=FLOWER, metavar="SIZE", help="Bytes of replies held in memory; more lie in files; 1GiB.")
     ] = Field(
         None,
-        description="of a Flower app: bytes of replies that are held in memory; more lie in files; without it 1GiB",
+        description="of a Flower app: bytes of replies held in memory, beyond which they lie in files; else 1GiB",
     )
     largest_reply: Annotated[
         Size | None, Option(of=FLOWER, metavar="SIZE", help="Most bytes of a reply; larger ones are errors; 8GiB.")
