@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ APP: Final = FOLDER / "benches" / "flower_app"
 CLIENTS: Final = 4
 #: Seconds that a system may take to start, or a run of it.
 PATIENCE: Final = 600.0
+#: Seconds that a program has to end by itself.
+END: Final = 20.0
 BIN: Final = Path(sys.executable).parent
 
 
@@ -39,14 +42,20 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: list[str], environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program in the background and end it by its own id."""
+    """Run a program in the background, and end it with all that it has started: they are one process group."""
     with log.open("wb") as stream:
-        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+        )
     try:
         yield process
     finally:
         process.terminate()
-        process.wait(PATIENCE)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def peak_rss(pid: int) -> int:
@@ -228,7 +237,7 @@ def costs(size: int, seconds: dict[str, Spread]) -> list[Figure]:
 
 def small() -> list[Figure]:
     """8 MiB."""
-    return beside(8 * MIB, blocks=5, rounds=1, least=50)
+    return beside(8 * MIB, blocks=3, rounds=2, least=50)
 
 
 def large() -> list[Figure]:
