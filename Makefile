@@ -21,6 +21,7 @@ ARGS ?=
 SCALE ?= full
 FUZZ_FRAMES ?= 10000000
 FUZZ_SEED ?= 1
+RELEASE ?= newest
 SECONDS ?= 3600
 SEED ?= 1
 
@@ -103,6 +104,10 @@ attack: setup ## an hour of hostile peers against a job over each transport (SEC
 .PHONY: soak
 soak: setup ## three thousand rounds over each transport: memory at the end is where round 100 had it
 	@$(PYTHON) -m tests.hostile soak $(ARGS)
+
+.PHONY: flower
+flower: setup ## tests of Flower apps with another release of Flower: make flower RELEASE=1.22.0 (newest, nightly)
+	@$(PYTHON) scripts/test_flower.py $(RELEASE)
 
 .PHONY: lock
 lock: setup ## resolve requirements/dev.lock anew
