@@ -47,9 +47,9 @@ def message_id(group: str, node: int) -> str:
 class Apps:
     """The ClientApp of a process, imported when the first message comes; one message at a time is worked on."""
 
-    def __init__(self, load: Callable[[], ClientApp]) -> None:
-        """``load`` imports it, or raises AppError."""
-        self._load = load
+    def __init__(self, load: Callable[[], ClientApp], *, seeded: bool = True) -> None:
+        """``load`` imports it, or raises AppError. ``seeded`` is for a process that draws nothing else at random."""
+        self._load, self._seeded = load, seeded
         self._app: ClientApp | None = None
         self._lock = threading.Lock()
 
@@ -65,7 +65,8 @@ class Apps:
             except AppError as error:
                 traceback.print_exception(error.__cause__ or error)
                 return Message(Error(CANNOT_LOAD, _short(error.cause)), reply_to=message), 0.0
-            seed_all(*seeds)
+            if self._seeded:
+                seed_all(*seeds)
             kept = _copied(context.state)
             try:
                 reply = self._app(message, context)

@@ -51,7 +51,8 @@ class Slots:
             if values.dtype.name not in _FLOATS:
                 integers += values.nbytes
             shapes[name] = (_averaged(values.dtype), values.shape)
-        return cls(shapes) if shapes and integers <= MOST_INTEGERS else None
+        some = any(0 not in shape for _, shape in shapes.values())
+        return cls(shapes) if some and integers <= MOST_INTEGERS else None
 
     def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the tensors as ``TaskServer.send(returns=...)`` takes them."""

@@ -224,7 +224,7 @@ class ThalwegGrid(Grid):
         if timeout is not None and timeout <= 0:
             return Replies()
         taken = ((one, self._waiting(one)) for one in ids if one is not None)
-        found = [self._take(one, waiting) for one, waiting in taken if waiting is not None]
+        found = [self._unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
         replies = Replies([reply for reply in found if reply is not None], self._mean(groups))
         if loop is not None:
             self._given.append(replies)
@@ -295,6 +295,11 @@ class ThalwegGrid(Grid):
             if (known := names.get(metadata.dst_node_id)) is None:
                 continue
             same: Any = (id(message.content), metadata.message_type, metadata.group_id, metadata.ttl)
+            if metadata.created_at + metadata.ttl <= time.time():
+                # It has expired, and is known to nobody from now on.
+                label = f"{self._run_id:x}-{next(self._numbers)}"
+                ids[at] = compat.name(message, message_id(label, metadata.dst_node_id)).metadata.message_id
+                continue
             # A node has a part in a task once: a second message of the same content is of another task.
             while known in (other for _, _, other in batches.get(same, ())):
                 same = (*same, None)

@@ -207,7 +207,11 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
         fields = [array.dtype, list(array.shape), array.stype]
         values = values_of(array)
         if values is None:
-            items.append([name, "bytes", packed.add(np.frombuffer(array.data, np.uint8), array.data), *fields])
+            number = packed.add(np.frombuffer(array.data, np.uint8), array.data) if array.data else None
+            items.append([name, "bytes", number, *fields])
+            continue
+        if not values.size:  # no tensor: a body of no bytes is no body
+            items.append([name, "empty", values.dtype.name, list(values.shape), *fields[:2]])
             continue
         source = array.place if isinstance(array, View) else array.data
         # A tensor lies row by row; of an array that lies column by column the transposed one does.
@@ -251,7 +255,11 @@ def _array_record(items: Any, tensors: Mapping[str, Values], home: Tensors | Non
             record[name] = Folded(_text(dtype), _shape(shape))
         elif kind == "bytes":
             number, dtype, shape, stype = rest
-            record[name] = Array(_text(dtype), _shape(shape), _text(stype), _bytes(tensors, number))
+            data = b"" if number is None else _bytes(tensors, number)
+            record[name] = Array(_text(dtype), _shape(shape), _text(stype), data)
+        elif kind == "empty":
+            element, shape, *fields = rest
+            record[name] = View(_empty(element, shape), (_text(fields[0]), _shape(fields[1])))
         else:
             number, *fields = rest
             values = tensors[str(_number(number))]
@@ -259,6 +267,14 @@ def _array_record(items: Any, tensors: Mapping[str, Values], home: Tensors | Non
             place = None if home is None else (home, str(number))
             record[name] = View({"along": values, "across": values.T}[kind], kept, place)
     return record
+
+
+def _empty(element: Any, shape: Any) -> Values:
+    """Return an array of no elements. Raises ValueError if it would have some."""
+    lengths = _shape(shape)
+    if 0 not in lengths or element not in ARRAY_TYPES or len(lengths) > _MOST_DIMENSIONS:
+        raise ValueError("it is no array of no elements")
+    return np.empty(lengths, element)
 
 
 def _metric_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> MetricRecord:

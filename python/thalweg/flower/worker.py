@@ -6,6 +6,7 @@ It lives as ``thalweg.job.worker`` does. Its order names the app's folder, the n
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ def serve(order: Mapping[str, Any], note: Note) -> None:
     from thalweg.flower import app
     from thalweg.flower.client import Apps, Node
 
-    apps = Apps(app.read(Path(order["app"])).load_client)
+    # In the server's own process the server draws nodes from the same generators.
+    apps = Apps(app.read(Path(order["app"])).load_client, seeded=order["parent"] != os.getpid())
     nodes = [(Node(one["name"], apps, one["config"], _noting(one["name"], note)), one) for one in order["nodes"]]
     with ExitStack() as stack:
         clients = []

@@ -1,0 +1,389 @@
+"""Means that are folded on arrival are Flower's means; whatever a strategy looks at itself comes whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.exception import InconsistentMessageReplies
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    Strategy,
+)
+
+from tests.flower.network import LIMIT, Answer, network
+from thalweg.apps import seed_all
+from thalweg.flower import fold
+from thalweg.flower.fold import Slots
+from thalweg.flower.grid import Came, Sent
+from thalweg.flower.records import Folded
+
+ROUNDS = 3
+NODES = 4
+
+
+class Custom(FedAvg):
+    """Looks at the replies' arrays before it takes their mean."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        assert all(np.isfinite(reply.content["arrays"]["w"].numpy()).all() for reply in replies)
+        return super().aggregate_train(server_round, replies)
+
+
+class Scheduled(FedAvg):
+    """Has its own ``configure_train``, which sees no reply."""
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
+        config["rate"] = 0.1 / server_round
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class OwnLoop(FedAvg):
+    """Has its own loop of rounds, and what it does with replies is not known."""
+
+    def start(self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, **given: Any) -> Any:
+        arrays = initial_arrays
+        for number in range(1, num_rounds + 1):
+            messages = list(self.configure_train(number, arrays, ConfigRecord(), grid))
+            replies = list(grid.send_and_receive(messages))
+            arrays, _ = self.aggregate_train(number, replies)
+        return type("Result", (), {"arrays": arrays, "train_metrics_clientapp": {}})()
+
+
+def first(records: list[RecordDict], key: str) -> MetricRecord:
+    return next(iter(records[0].metric_records.values()))
+
+
+class Rounds:
+    """Keeps for each training whether its replies were to be folded."""
+
+    def __init__(self) -> None:
+        self.folds: list[bool] = []
+
+    def sent(self, sent: Sent) -> None:
+        if sent.message.metadata.message_type == "train":
+            self.folds.append(sent.folds)
+
+    def came(self, came: Came) -> None:
+        pass
+
+    def waited(self, sent: Sent, at: float) -> None:
+        pass
+
+
+def start_arrays() -> ArrayRecord:
+    values: dict[str, npt.NDArray[Any]] = {
+        "w": np.ones((30, 5), np.float32),
+        "steps": np.array(3, np.int64),
+        "half": np.ones(4, np.float16),
+        "bias": np.zeros(5, np.float64),
+        "across": np.asfortranarray(np.ones((3, 4), np.float32)),
+    }
+    return ArrayRecord({name: Array(value) for name, value in values.items()})
+
+
+def train(message: Message, context: Context) -> Message:
+    """Change each array as only the node and the round say; integers stay integers."""
+    kind, number = message.metadata.message_type, message.content["config"]["server-round"]
+    if kind != "train":
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 2, "loss": 0.5})}), reply_to=message)
+    partition = context.node_config["partition-id"]
+    draw = np.random.default_rng((partition, number))
+    arrays = ArrayRecord()
+    for name, array in message.content["arrays"].items():
+        value = array.numpy()
+        dtype = np.int64 if name == "steps" else value.dtype
+        changed = np.asarray(value + draw.standard_normal(value.shape) + 1)
+        arrays[name] = Array(np.asarray(changed, dtype, order="F" if name == "across" else "C"))
+    metrics = MetricRecord({"num-examples": int(draw.integers(1, 100)), "loss": float(draw.random())})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+
+def trained(
+    make: Callable[[], Strategy], answers: tuple[Answer, ...] = (train,) * NODES, rounds: int = ROUNDS, **options: Any
+) -> tuple[dict[str, npt.NDArray[Any]], dict[int, Any], list[bool]]:
+    """Run a strategy over a network; return the model, the metrics of trainings, and which trainings were folded."""
+    watcher = Rounds()
+    seed_all(1)  # strategies draw nodes, and some draw noise
+    with network(answers) as found, fold.installed():
+        grid = found.grid(watcher=watcher, **options)
+        result = make().start(grid=grid, initial_arrays=start_arrays(), num_rounds=rounds)
+    arrays = {name: array.numpy() for name, array in result.arrays.items()}
+    return arrays, result.train_metrics_clientapp, watcher.folds
+
+
+STRATEGIES: dict[str, tuple[Callable[[], Strategy], bool]] = {
+    "FedAvg": (FedAvg, True),
+    "FedProx": (lambda: FedProx(proximal_mu=0.1), True),
+    "FedAvgM": (lambda: FedAvgM(server_momentum=0.9), True),
+    "FedAdam": (FedAdam, True),
+    "FedYogi": (FedYogi, True),
+    "FedAdagrad": (FedAdagrad, True),
+    "own configure_train": (Scheduled, True),
+    "FedMedian": (FedMedian, False),
+    "FedTrimmedAvg": (FedTrimmedAvg, False),
+    "Krum": (Krum, False),
+    "MultiKrum": (MultiKrum, False),
+    "Bulyan": (Bulyan, False),
+    "own aggregate_train": (Custom, False),
+    "own loop": (OwnLoop, False),
+    "own mean of metrics": (lambda: FedAvg(train_metrics_aggr_fn=first), False),
+    "differential privacy": (
+        lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 10.0, NODES),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategys_model_is_the_same_folded_and_collected(name: str) -> None:
+    make, folds = STRATEGIES[name]
+    ours, our_metrics, folded = trained(make)
+    theirs, their_metrics, collected = trained(make, folds=False)
+    assert folded == [folds] * ROUNDS
+    assert collected == [False] * ROUNDS
+    assert list(ours) == list(theirs), "the arrays' order is that of the first reply"
+    for key, value in ours.items():
+        assert value.dtype == theirs[key].dtype
+        if folds:
+            tolerance = 2e-2 if key == "half" else 1e-5
+            np.testing.assert_allclose(value, theirs[key], rtol=tolerance, atol=tolerance)
+        else:
+            np.testing.assert_array_equal(value, theirs[key])
+    assert our_metrics == their_metrics
+
+
+def test_a_mean_is_by_weight_and_counters_become_floats() -> None:
+    found, _, folds = trained(FedAvg, rounds=1)
+    assert folds == [True]
+    assert found["steps"].dtype == np.float64
+    assert found["w"].dtype == np.float32
+    draws = [np.random.default_rng((partition, 1)) for partition in range(NODES)]
+    first = [np.ones((30, 5), np.float32) + draw.standard_normal((30, 5)) + 1 for draw in draws]
+    weights = []
+    for draw in draws:
+        for shape in ((), (4,), (5,), (3, 4)):
+            draw.standard_normal(shape)
+        weights.append(int(draw.integers(1, 100)))
+    np.testing.assert_allclose(found["w"], np.average(first, axis=0, weights=weights), rtol=1e-5)
+
+
+def test_a_nodes_order_of_arrays_is_its_own() -> None:
+    def reverse(content: RecordDict) -> None:
+        content["arrays"] = ArrayRecord({name: content["arrays"][name] for name in reversed(list(content["arrays"]))})
+
+    answers = (train, other(reverse), train)
+    ours, _, folded = trained(FedAvg, answers, rounds=1)
+    theirs, _, _ = trained(FedAvg, answers, rounds=1, folds=False)
+    assert folded == [True]
+    assert list(ours) == list(theirs), "that of the first reply"
+    for key, value in ours.items():
+        np.testing.assert_allclose(value.astype(float), theirs[key].astype(float), rtol=2e-2, atol=2e-2)
+
+
+def other(change: Callable[[RecordDict], None], only_in: int | None = None) -> Answer:
+    """Train as the others do, and change the reply, in one round or in all."""
+
+    def answer(message: Message, context: Context) -> Message:
+        reply = train(message, context)
+        if message.metadata.message_type == "train":
+            number = message.content["config"]["server-round"]
+            if only_in in (None, number):
+                change(reply.content)
+        return reply
+
+    return answer
+
+
+def with_nan(content: RecordDict) -> None:
+    values = content["arrays"]["w"].numpy()
+    values[0, 0] = np.nan
+    content["arrays"]["w"] = Array(values)
+
+
+def with_doubles(content: RecordDict) -> None:
+    content["arrays"]["w"] = Array(content["arrays"]["w"].numpy().astype(np.float64))
+
+
+def with_float_weight(content: RecordDict) -> None:
+    content["metrics"]["num-examples"] = 1.5
+
+
+def with_no_weight(content: RecordDict) -> None:
+    content["metrics"]["num-examples"] = 0
+
+
+def with_long_text(content: RecordDict) -> None:
+    content["more"] = ConfigRecord({"raw": b"x" * 100_000})
+
+
+@pytest.mark.parametrize("change", [with_doubles, with_float_weight, with_no_weight, with_long_text, with_nan])
+def test_a_reply_that_cannot_be_folded_counts_as_much_as_the_others(change: Callable[[RecordDict], None]) -> None:
+    answers = (train, other(change), train, other(change, only_in=2))
+    ours, our_metrics, folded = trained(FedAvg, answers)
+    theirs, their_metrics, _ = trained(FedAvg, answers, folds=False)
+    assert folded == [True] * ROUNDS
+    for key, value in ours.items():
+        np.testing.assert_allclose(value.astype(float), theirs[key].astype(float), rtol=2e-2, atol=2e-2)
+        assert value.dtype == theirs[key].dtype
+    assert our_metrics == their_metrics
+
+
+def test_if_no_reply_can_be_folded_the_bits_are_flowers() -> None:
+    answers = (other(with_long_text),) * NODES
+    ours, _, folded = trained(FedAvg, answers)
+    theirs, _, _ = trained(FedAvg, answers, folds=False)
+    assert folded[0]
+    for key, value in ours.items():
+        np.testing.assert_array_equal(value, theirs[key])
+
+
+def test_other_arrays_in_one_reply_are_flowers_error() -> None:
+    def more(content: RecordDict) -> None:
+        content["arrays"]["more"] = Array(np.ones(2))
+
+    with pytest.raises(InconsistentMessageReplies):
+        trained(FedAvg, (train, other(more)))
+
+
+def test_who_raises_is_not_in_the_mean() -> None:
+    def raises(content: RecordDict) -> None:
+        raise ValueError("no")
+
+    ours, _, _ = trained(FedAvg, (train, other(raises), train))
+    theirs, _, _ = trained(FedAvg, (train, other(raises), train), folds=False)
+    np.testing.assert_allclose(ours["w"], theirs["w"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_late_reply_is_in_no_mean() -> None:
+    release = threading.Event()
+
+    def late(content: RecordDict) -> None:
+        release.wait(LIMIT)
+
+    answers = (train, train, other(late, only_in=1))
+    with network(answers) as found, fold.installed():
+        grid = found.grid()
+        result = FedAvg(fraction_evaluate=0.0).start(
+            grid=grid, initial_arrays=start_arrays(), num_rounds=1, timeout=1.0
+        )
+        release.set()
+    alone, _, _ = trained(FedAvg, (train, train), rounds=1)
+    np.testing.assert_allclose(result.arrays["w"].numpy(), alone["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_folded_arrays_have_names_and_shapes_and_no_values() -> None:
+    seen: list[ArrayRecord] = []
+
+    class Looking(FedAvg):
+        def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> Any:
+            return super().aggregate_evaluate(server_round, replies)
+
+    strategy = Looking()
+    original = strategy._check_and_log_replies
+
+    with network((train,) * 2) as found, fold.installed():
+        grid = found.grid()
+        sent = strategy.configure_train(1, start_arrays(), ConfigRecord(), grid)
+        # A caller that is not Flower's own loop gets all arrays.
+        whole = grid.send_and_receive(sent)
+        assert not any(isinstance(one, Folded) for one in whole[0].content["arrays"].values())
+        assert whole.mean is None
+
+        def check(replies: Any, is_train: bool, validate: bool = True) -> Any:
+            seen.extend(reply.content["arrays"] for reply in replies if is_train)
+            return original(replies, is_train, validate)
+
+        kept = fold._CHECK
+        assert fold.weighted_key(strategy) == "num-examples"
+        strategy._check_and_log_replies = check
+        assert fold.weighted_key(strategy) is None, "of its own attribute nothing is known"
+        assert kept is not None
+
+
+def test_outside_of_a_run_flowers_code_is_as_it_was() -> None:
+    before = FedAvg.aggregate_train, Strategy.start
+    with fold.installed():
+        assert (FedAvg.aggregate_train, Strategy.start) != before
+    assert (FedAvg.aggregate_train, Strategy.start) == before
+
+
+def test_installed_code_is_inert_for_other_grids_and_replies() -> None:
+    class OneNode(Grid):
+        """A grid in this process that answers by itself."""
+
+        @property
+        def run(self) -> Any:
+            return None
+
+        def set_run(self, run: Any) -> None: ...
+
+        def create_message(self, *args: Any, **given: Any) -> Any:
+            raise NotImplementedError
+
+        def get_node_ids(self) -> list[int]:
+            return [2, 3]
+
+        def push_messages(self, messages: Any) -> Any:
+            raise NotImplementedError
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            raise NotImplementedError
+
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            found = []
+            for message in messages:
+                message.metadata.__dict__["_message_id"] = str(message.metadata.dst_node_id)
+                context = Context(1, 1, {"partition-id": message.metadata.dst_node_id}, RecordDict(), {})
+                found.append(train(message, context))
+            return found
+
+    from thalweg.flower import compat
+
+    compat.identify(1)
+    plain = FedAvg().start(OneNode(), start_arrays(), 2)
+    with fold.installed():
+        patched = FedAvg().start(OneNode(), start_arrays(), num_rounds=2)
+    for name, array in plain.arrays.items():
+        np.testing.assert_array_equal(array.numpy(), patched.arrays[name].numpy())
+    assert plain.train_metrics_clientapp == patched.train_metrics_clientapp
+
+
+def record(**values: npt.NDArray[Any]) -> RecordDict:
+    return RecordDict({"a": ArrayRecord({name: Array(value) for name, value in values.items()})})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict(),
+        record(),
+        record(z=np.ones(2, np.complex64)),
+        record(n=np.zeros((1 << 20) + 1, np.int8)),
+        record(e=np.ones((0, 3))),
+        RecordDict({"a": record(x=np.ones(2))["a"], "b": record(x=np.ones(2))["a"]}),
+    ],
+)
+def test_what_is_no_model_is_not_folded(content: RecordDict) -> None:
+    assert Slots.of(content) is None

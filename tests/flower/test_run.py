@@ -1,0 +1,219 @@
+"""Whole runs of Flower apps: over several transports, with what goes wrong, and on several machines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed")
+
+from thalweg.errors import AppError, PlanError
+from thalweg.flower.run import FlowerResult, plan_of, run
+from thalweg.record import Record
+from thalweg.ui.progress import Lines
+
+APPS = Path(__file__).parent / "apps"
+LIMIT = 90.0
+MQTT = pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+# What a run prints, and nothing else.
+KEYS = ["rounds", "metrics", "peak_rss_bytes", "record"]
+ROUND = ["round", "seconds", "communication_seconds", "replies", "errors", "folded"]
+
+
+def ran(name: str, place: Path, run_config: str = "", **overrides: Any) -> FlowerResult:
+    """Run an app of the tests; in this process, if no transport is named."""
+    said = {"transport.url": "memory", "record.folder": str(place), **overrides}
+    return run(plan_of(APPS / name, said, [run_config]), Lines())
+
+
+def states(result: FlowerResult, number: int = 1) -> dict[str, tuple[str, str | None]]:
+    """Return what became of each node in a round, and why."""
+    (entry,) = [one for one in Record(result.record.path).rounds() if one["round"] == number]
+    return {one["client"]: (one["state"], one["reason"]) for one in entry["clients"]}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["numpy_messages", "numpy_legacy", "legacy_workflow"])
+def test_apps_of_all_kinds_run_and_leave_a_record(tmp_path: Path, name: str) -> None:
+    result = ran(name, tmp_path)
+    said = json.loads(json.dumps(result.table()))
+    assert list(said) == KEYS
+    assert [list(row) for row in said["rounds"]] == [ROUND] * 3
+    folded = name == "numpy_messages"
+    assert [(row["round"], row["replies"], row["errors"], row["folded"]) for row in said["rounds"]] == [
+        (number, 8, 0, folded) for number in (1, 2, 3)
+    ]
+    assert [row["round"] for row in said["metrics"]] == [1, 2, 3]
+    assert all("loss" in row["evaluate"] for row in said["metrics"])
+    record = Record(Path(said["record"]))
+    assert record.manifest["status"] == "complete"
+    assert record.plan.job.rounds == 3
+    entries = record.entries
+    assert all(entry["complete"] and entry["participants"] == 4 for entry in entries)
+    assert all(entry["loss"] is not None and entry["bytes_down"] > 0 < entry["bytes_up"] for entry in entries)
+    assert {part["usage"]["train_seconds"] >= 0 for entry in entries for part in entry["clients"]} == {True}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("transport", ["tcp", "grpc", pytest.param("mqtt", marks=MQTT)])
+def test_the_bits_are_the_same_over_any_transport(tmp_path: Path, transport: str) -> None:
+    models = []
+    for place, url, processes in (("near", "memory", 1), ("far", transport, 1)):
+        output = tmp_path / f"{place}.npz"
+        result = ran(
+            "numpy_messages",
+            tmp_path,
+            f"num-server-rounds=2 output='{output}'",
+            **{"transport.url": url, "app.processes": processes, "app.fold": "off"},
+        )
+        assert [row["errors"] for row in result.rows] == [0, 0]
+        models.append(dict(np.load(output)))
+    for key, value in models[0].items():
+        np.testing.assert_array_equal(value, models[1][key])
+
+
+@pytest.mark.e2e
+def test_a_run_goes_on_over_links_that_lose_chunks(tmp_path: Path) -> None:
+    fault = {"loss": 0.2, "duplicate": 0.1, "corrupt": 0.1, "reorder": 0.2}
+    result = ran("numpy_messages", tmp_path, **{"transport.url": "udp", "app.processes": 1, "layers.fault": fault})
+    assert [(row["replies"], row["errors"]) for row in result.rows] == [(8, 0)] * 3
+
+
+@pytest.mark.e2e
+def test_the_same_seed_gives_the_same_bits_folded_too(tmp_path: Path) -> None:
+    models = []
+    for place in ("first", "second"):
+        output = tmp_path / f"{place}.npz"
+        ran("numpy_messages", tmp_path, f"output='{output}'", **{"job.seed": 3, "aggregation.deterministic": True})
+        models.append(dict(np.load(output)))
+    for key, value in models[0].items():
+        np.testing.assert_array_equal(value, models[1][key])
+
+
+@pytest.mark.e2e
+def test_a_client_that_raises_is_an_error_in_each_round(tmp_path: Path) -> None:
+    result = ran("faulty", tmp_path, "fault='raises'")
+    assert [(row["replies"], row["errors"]) for row in result.rows] == [(3, 1)] * 2
+    assert states(result)["client-1"] == ("rejected", "<class 'ValueError'>:<'this client cannot train'>")
+
+
+@pytest.mark.e2e
+def test_a_reply_over_the_budget_is_an_error(tmp_path: Path) -> None:
+    result = ran("faulty", tmp_path, "fault='oversized' reply-mib=2", **{"app.largest_reply": 1 << 20})
+    assert [(row["replies"], row["errors"]) for row in result.rows] == [(3, 1)] * 2
+    state, reason = states(result)["client-1"]
+    assert state == "rejected"
+    assert "1048576 is the most" in (reason or "")
+
+
+@pytest.mark.e2e
+def test_a_client_that_crashes_is_gone_and_the_run_goes_on(tmp_path: Path) -> None:
+    result = ran("faulty", tmp_path, "fault='exits'", **{"transport.url": "tcp"})
+    assert [(row["replies"], row["errors"]) for row in result.rows] == [(3, 1), (3, 0)]
+    assert states(result)["client-1"] == ("lost", "ended with exit code 3")
+    assert sorted(states(result, 2)) == ["client-2", "client-3", "client-4"]
+
+
+@pytest.mark.e2e
+def test_a_client_that_never_answers_is_late(tmp_path: Path) -> None:
+    # In a process, which the run ends.
+    words = ("--run-config", "fault='silent' timeout=1.0 num-server-rounds=1", "--clients", "2", "--transport", "tcp")
+    said = command("run", str(APPS / "faulty"), *words, "--record", str(tmp_path))
+    assert [(row["replies"], row["errors"]) for row in said["rounds"]] == [(1, 0)]
+    assert said["rounds"][0]["seconds"] >= 1.0, "that it was waited for"
+    (entry,) = Record(Path(said["record"])).rounds()
+    assert [(one["client"], one["state"]) for one in entry["clients"]] == [("client-1", "late"), ("client-2", "whole")]
+
+
+@pytest.mark.e2e
+def test_a_client_app_that_cannot_be_imported_is_an_error_that_says_so(tmp_path: Path) -> None:
+    result = ran("unimportable", tmp_path)
+    assert [(row["replies"], row["errors"]) for row in result.rows] == [(0, 4)]
+    state, reason = states(result)["client-1"]
+    assert state == "rejected"
+    assert "a_module_that_nobody_has" in (reason or "")
+
+
+@pytest.mark.e2e
+def test_a_server_app_that_raises_fails_the_run(tmp_path: Path) -> None:
+    with pytest.raises(AppError, match="the ServerApp raised KeyError") as raised:
+        ran("faulty", tmp_path, "fault='raises' num-server-rounds=1 timeout=-1.0")
+    assert raised.value.__cause__ is not None
+    (place,) = tmp_path.iterdir()
+    assert Record(place).manifest["status"] == "failed"
+
+
+def test_each_node_of_an_emulated_network_is_a_process_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="a process of its own"):
+        ran("numpy_messages", tmp_path, **{"transport.url": "tcp", "network": "wan", "app.processes": 2})
+
+
+@pytest.mark.e2e
+def test_a_network_is_emulated_between_nodes(tmp_path: Path) -> None:
+    network = {"rate": "50mbit", "rtt": "20ms", "emulator": "message"}
+    result = ran("numpy_messages", tmp_path, "num-server-rounds=1", **{
+        "job.clients": 2, "transport.url": "tcp", "network": network,
+    })  # fmt: skip
+    assert result.emulation.startswith("message level")
+    (row,) = result.rows
+    assert (row["replies"], row["errors"]) == (4, 0)
+    assert row["communication_seconds"] >= 0.01, "half a round trip"
+
+
+def program(*words: str) -> list[str]:
+    return [sys.executable, "-m", "thalweg", "flower", *words, "--json"]
+
+
+def command(*words: str) -> dict[str, Any]:
+    done = subprocess.run(program(*words), check=False, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def started(words: Sequence[str], log: Path) -> subprocess.Popen[str]:
+    with log.open("w") as stream:
+        return subprocess.Popen(program(*words), stdout=subprocess.PIPE, stderr=stream, text=True)
+
+
+@pytest.mark.e2e
+def test_nodes_come_from_elsewhere_encrypted_and_with_tokens(tmp_path: Path) -> None:
+    from thalweg.transports import pki
+
+    authority = tmp_path / "pki"
+    pki.init(authority, ["localhost", "127.0.0.1"], 1)
+    tokens = {name: pki.issue(authority, name, 1, None)[2] for name in ("anna", "ben")}
+    address = f"tcp://127.0.0.1:{free_port()}"
+    app = str(APPS / "numpy_messages")
+    server = ["server", app, "--clients", "2", "--listen", address, "--pki", str(authority), "--record", str(tmp_path)]
+    running = [started([*server, "--tls", "on"], tmp_path / "server.log")]
+    try:
+        for at, (name, token) in enumerate(tokens.items()):
+            node = ["client", app, address, "--name", name, "--token-file", str(token)]
+            config = ["--node-config", f"partition-id={at} num-partitions=2"]
+            running.append(started([*node, *config], tmp_path / f"{name}.log"))
+        said = [json.loads(process.communicate(timeout=LIMIT)[0]) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert [(row["replies"], row["errors"], row["folded"]) for row in said[0]["rounds"]] == [(4, 0, True)] * 3
+    assert [(one["name"], one["messages"]) for one in said[1:]] == [("anna", 6), ("ben", 6)]
+    assert "(encrypted)" in (tmp_path / "server.log").read_text()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
