@@ -9,7 +9,7 @@ use thalweg_runtime::ClientEvent;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
-use crate::Signals;
+use crate::waiting;
 
 /// A client's end of a job; it begins to connect when it is made, and comes back by itself.
 #[pyclass(frozen, module = "thalweg._core")]
@@ -25,9 +25,7 @@ impl Client {
 
     /// The next event; a signal's exception if one came first.
     fn event(&self, py: Python<'_>) -> PyResult<ClientEvent> {
-        let signals = Signals::default();
-        let event = self.with(|c| py.detach(|| Ok(c.next_event(|| signals.none()))))?;
-        signals.raise()?;
+        let event = self.with(|c| waiting(py, |go_on| c.next_event(go_on)))?;
         event.ok_or_else(|| core_error("interrupted", "interrupted"))
     }
 }

@@ -1,7 +1,5 @@
 //! Functions of the module.
 
-use std::time::Duration;
-
 use pyo3::prelude::*;
 use serde_json::json;
 use thalweg_pki as pki;
@@ -9,7 +7,7 @@ use thalweg_runtime as runtime;
 use thalweg_wire::text;
 
 use crate::errors::{core_error, raise};
-use crate::{interruptibly, Signals};
+use crate::{interruptibly, limit, Signals};
 
 fn pki_error(error: pki::PkiError) -> PyErr {
     core_error("security", &error.to_string())
@@ -85,7 +83,7 @@ pub fn probe_loopback(py: Python<'_>, bytes: u64, streams: usize) -> PyResult<St
 /// Answers probes at `listen` for so many seconds, or until interrupted.
 #[pyfunction]
 pub fn probe_serve(py: Python<'_>, listen: &str, config: &str, seconds: Option<f64>) -> PyResult<()> {
-    let limit = seconds.map(|s| Duration::try_from_secs_f64(s).unwrap_or_default());
+    let limit = limit(seconds);
     let signals = Signals::default();
     py.detach(|| runtime::probe::serve(listen, config, limit, || signals.none())).map_err(raise)?;
     signals.raise()

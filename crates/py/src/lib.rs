@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use thalweg_runtime as runtime;
+use thalweg_runtime::GoOn;
 
 use crate::errors::{core_error, raise};
 
@@ -53,6 +54,16 @@ mod _core {
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;
 }
 
+/// Seconds from Python; what is no length of time counts as none.
+fn limit(seconds: Option<f64>) -> Option<Duration> {
+    seconds.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default())
+}
+
+/// A list that was written as JSON. Lists of names can always be.
+fn list(written: serde_json::Result<String>) -> String {
+    written.unwrap_or_else(|_| "[]".into())
+}
+
 /// Looks for signals, such as Ctrl-C, while the core waits. Looking takes the signal's exception away from
 /// the interpreter, so it is kept here and raised afterwards.
 #[derive(Default)]
@@ -69,6 +80,19 @@ impl Signals {
     fn raise(self) -> PyResult<()> {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
+}
+
+/// Lets the interpreter go while `wait` waits, and raises what a signal's handler raised meanwhile. Handlers run on
+/// Python's main thread only: `wait` is asked nothing on other threads, of which there may be thousands.
+fn waiting<T: Send>(py: Python<'_>, wait: impl FnOnce(GoOn<'_>) -> T + Send) -> PyResult<T> {
+    let threading = py.import("threading")?;
+    let main = threading.call_method0("main_thread")?.getattr("ident")?;
+    let is_main = threading.call_method0("get_ident")?.eq(main)?;
+    let signals = Signals::default();
+    let none = || signals.none();
+    let outcome = py.detach(|| wait(is_main.then_some(&none)));
+    signals.raise()?;
+    Ok(outcome)
 }
 
 /// Does what may block for long on a thread of its own, while the caller's thread looks for signals. If one comes, the

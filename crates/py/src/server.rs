@@ -1,14 +1,13 @@
 //! `Server`.
 
 use std::sync::{Mutex, PoisonError, RwLock};
-use std::time::Duration;
 
 use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
-use crate::{interruptibly, Signals};
+use crate::{interruptibly, limit, list, waiting};
 
 /// The server's end of a job; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
@@ -45,11 +44,8 @@ impl Server {
 
     /// Waits until `clients` are connected or `timeout` seconds are over; returns how many are.
     fn wait(&self, py: Python<'_>, clients: usize, timeout: Option<f64>) -> PyResult<usize> {
-        let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
-        let signals = Signals::default();
-        let connected = self.with(|s| py.detach(|| Ok(s.wait(clients, limit, || signals.none()))))?;
-        signals.raise()?;
-        Ok(connected)
+        let limit = limit(timeout);
+        self.with(|s| waiting(py, |go_on| s.wait(clients, limit, go_on)))
     }
 
     /// Runs round `number`; clients get `config`, a JSON object. `observer` hears of everybody's progress a
@@ -78,7 +74,7 @@ impl Server {
 
     /// Clients that were here and are not connected, as a JSON list of name, why, and whether it left for good.
     fn departed(&self) -> PyResult<String> {
-        self.with(|s| Ok(serde_json::to_string(&s.departed()).unwrap_or_else(|_| "[]".into())))
+        self.with(|s| Ok(list(serde_json::to_string(&s.departed()))))
     }
 
     /// A client's process has ended for good, for that reason: rounds no longer wait for it.
@@ -92,7 +88,7 @@ impl Server {
 
     /// Names of the clients that are connected, as a JSON list.
     fn clients(&self) -> PyResult<String> {
-        self.with(|s| Ok(serde_json::to_string(&s.clients()).unwrap_or_else(|_| "[]".into())))
+        self.with(|s| Ok(list(serde_json::to_string(&s.clients()))))
     }
 
     /// What happened since the last call, in words: who came, who went, and why.

@@ -1,7 +1,6 @@
 //! `TaskServer` and `TaskClient`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -12,7 +11,7 @@ use thalweg_runtime::TaskEvent;
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
 use crate::layout::Layout;
-use crate::{interruptibly, Signals};
+use crate::{interruptibly, limit, list, waiting};
 
 /// Member, state, reason, head, weight, tensors, and transfers as JSON.
 type Reply<'py> = (String, &'static str, Option<String>, Bound<'py, PyBytes>, f64, Option<Arena>, String);
@@ -45,12 +44,6 @@ pub struct TaskServer {
     inner: runtime::TaskServer,
 }
 
-impl TaskServer {
-    fn with<T>(&self, f: impl FnOnce(&runtime::TaskServer) -> PyResult<T>) -> PyResult<T> {
-        f(&self.inner)
-    }
-}
-
 #[pymethods]
 impl TaskServer {
     /// Listens at `listen`, a URL; `config` is a JSON object of options.
@@ -65,17 +58,14 @@ impl TaskServer {
 
     /// Where it listens, with the port that the system chose.
     #[getter]
-    fn address(&self) -> PyResult<String> {
-        self.with(|s| Ok(s.address()))
+    fn address(&self) -> String {
+        self.inner.address()
     }
 
     /// Waits until `members` are connected or `timeout` seconds are over; returns how many are.
     fn wait(&self, py: Python<'_>, members: usize, timeout: Option<f64>) -> PyResult<usize> {
-        let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
-        let signals = Signals::default();
-        let connected = self.with(|s| py.detach(|| Ok(s.wait(members, limit, || signals.none()))))?;
-        signals.raise()?;
-        Ok(connected)
+        let limit = limit(timeout);
+        waiting(py, |go_on| self.inner.wait(members, limit, go_on))
     }
 
     /// Sends a task; returns its number. Tasks with the same `bytes_id` have the same bytes. Results of the layout
@@ -92,7 +82,7 @@ impl TaskServer {
         let fold = fold.map(|layout| Arc::new(layout.0.clone()));
         let (head, tensors) = (head.to_vec(), unwrap(arena));
         let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold };
-        self.with(|s| s.open(task).map_err(raise))
+        self.inner.open(task).map_err(raise)
     }
 
     /// The next reply to a task; None when there are no more.
@@ -102,10 +92,8 @@ impl TaskServer {
         task: u32,
         timeout: Option<f64>,
     ) -> PyResult<Option<Reply<'py>>> {
-        let limit = timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default());
-        let signals = Signals::default();
-        let reply = self.with(|s| py.detach(|| Ok(s.next_reply(task, limit, || signals.none()))))?;
-        signals.raise()?;
+        let limit = limit(timeout);
+        let reply = waiting(py, |go_on| self.inner.next_reply(task, limit, go_on))?;
         let Some(reply) = reply.map_err(raise)? else { return Ok(None) };
         let tensors = reply.tensors.map(|(arena, layout)| wrap(arena, &layout));
         let head = PyBytes::new(py, &reply.head);
@@ -115,48 +103,39 @@ impl TaskServer {
 
     /// The mean of the results of a task that folds them, when all its replies are in.
     fn mean(&self, py: Python<'_>, task: u32) -> PyResult<Arena> {
-        let (arena, layout) = self.with(|s| py.detach(|| s.mean(task)).map_err(raise))?;
+        let (arena, layout) = py.detach(|| self.inner.mean(task)).map_err(raise)?;
         Ok(wrap(arena, &layout))
     }
 
     /// Nobody wants the results of a task any more.
-    fn cancel(&self, task: u32) -> PyResult<()> {
-        self.with(|s| {
-            s.cancel(task);
-            Ok(())
-        })
+    fn cancel(&self, task: u32) {
+        self.inner.cancel(task);
     }
 
     /// Forgets a task, with the replies that were not taken.
-    fn release(&self, task: u32) -> PyResult<()> {
-        self.with(|s| {
-            s.release(task);
-            Ok(())
-        })
+    fn release(&self, task: u32) {
+        self.inner.release(task);
     }
 
     /// Members that were here and are not connected, as a JSON list of name, why, and whether it left for good.
-    fn departed(&self) -> PyResult<String> {
-        self.with(|s| Ok(serde_json::to_string(&s.departed()).unwrap_or_else(|_| "[]".into())))
+    fn departed(&self) -> String {
+        list(serde_json::to_string(&self.inner.departed()))
     }
 
     /// A member's process has ended for good, for that reason.
     #[pyo3(signature = (member, why=""))]
-    fn forget(&self, member: &str, why: &str) -> PyResult<()> {
-        self.with(|s| {
-            s.forget(member, why);
-            Ok(())
-        })
+    fn forget(&self, member: &str, why: &str) {
+        self.inner.forget(member, why);
     }
 
     /// Names of the members that are connected, as a JSON list.
-    fn clients(&self) -> PyResult<String> {
-        self.with(|s| Ok(serde_json::to_string(&s.clients()).unwrap_or_else(|_| "[]".into())))
+    fn clients(&self) -> String {
+        list(serde_json::to_string(&self.inner.clients()))
     }
 
     /// What happened since the last call, in words.
-    fn notes(&self) -> PyResult<Vec<String>> {
-        self.with(|s| Ok(s.notes()))
+    fn notes(&self) -> Vec<String> {
+        self.inner.notes()
     }
 
     /// Tells every member that the job is over, and stops.
@@ -172,14 +151,8 @@ pub struct TaskClient {
 }
 
 impl TaskClient {
-    fn with<T>(&self, f: impl FnOnce(&runtime::TaskClient) -> PyResult<T>) -> PyResult<T> {
-        f(&self.inner)
-    }
-
     fn event(&self, py: Python<'_>) -> PyResult<TaskEvent> {
-        let signals = Signals::default();
-        let event = self.with(|c| py.detach(|| Ok(c.next_event(|| signals.none()))))?;
-        signals.raise()?;
+        let event = waiting(py, |go_on| self.inner.next_event(go_on))?;
         event.ok_or_else(|| core_error("interrupted", "interrupted"))
     }
 }
@@ -232,18 +205,18 @@ impl TaskClient {
     }
 
     /// Whether a task was handed out, and somebody still wants its result.
-    fn is_open(&self, task: u32) -> PyResult<bool> {
-        self.with(|c| Ok(c.is_open(task)))
+    fn is_open(&self, task: u32) -> bool {
+        self.inner.is_open(task)
     }
 
     /// Sends a result.
     fn answer(&self, task: u32, head: &[u8], arena: Option<&Arena>, weight: f64) -> PyResult<()> {
-        self.with(|c| c.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise))
+        self.inner.answer(task, head.to_vec(), unwrap(arena), weight).map_err(raise)
     }
 
     /// Says that there will be no result.
     fn refuse(&self, task: u32, reason: &str) -> PyResult<()> {
-        self.with(|c| c.refuse(task, reason).map_err(raise))
+        self.inner.refuse(task, reason).map_err(raise)
     }
 
     /// Leaves for good.

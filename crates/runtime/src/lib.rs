@@ -18,6 +18,7 @@ mod star;
 mod tasks;
 mod tensors;
 
+pub use engine::GoOn;
 pub use error::Error;
 pub use options::{ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions};
 pub use proxy::Proxy;

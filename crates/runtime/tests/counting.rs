@@ -32,7 +32,7 @@ fn trial(address: &str, options: &Value, value: f32, samples: u64) -> Trial {
     let (mut server, model) = server(&layout, address, all);
     let good = client(&server.address(), "good", json!({}), 3.0, 1);
     let tried = client(&server.address(), "tried", json!({}), value, samples);
-    assert_eq!(server.wait(2, Some(LIMIT), || true), 2);
+    assert_eq!(server.wait(2, Some(LIMIT), None), 2);
     let outcome = round(&server, 1).unwrap();
     server.close("done");
     let verdict = |thread: JoinHandle<Result<Vec<Verdict>, String>>| {
@@ -130,7 +130,7 @@ fn a_round_without_any_update_left_fails_by_name_and_the_model_stays() {
         let (mut server, model) = server(&layout, ADDRESSES[0], json!({ "partial": partial }));
         fill(&model, &layout, 7.0, 1);
         let tried = client(&server.address(), "tried", json!({}), 3e38, 1 << 30);
-        server.wait(1, Some(LIMIT), || true);
+        server.wait(1, Some(LIMIT), None);
         let error = round(&server, 1).unwrap_err();
         assert_eq!(error.kind(), "round");
         assert!(error.to_string().contains("tensor \"w\""), "{error}");
@@ -160,7 +160,7 @@ fn beside_a_raw_one<T: Send>(
     let address = server.address();
     let good = client(&address, "good", json!({}), 3.0, 1);
     let raw = Raw::join(&address, "raw", 1);
-    assert_eq!(server.wait(2, Some(LIMIT), || true), 2);
+    assert_eq!(server.wait(2, Some(LIMIT), None), 2);
     let (outcome, said) = std::thread::scope(|scope| {
         let acting = scope.spawn(|| act(raw, &server));
         (round(&server, 1).unwrap(), acting.join().unwrap())

@@ -20,7 +20,7 @@ fn a_link_that_breaks_in_the_middle_is_resumed_and_only_the_rest_is_sent() {
         let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
         let cut = json!({ "layers": { "fault": { "cut_after": 3_000_000 } } });
         let thread = client(&server.address(), "c", cut, 2.0, 1);
-        server.wait(1, Some(LIMIT), || true);
+        server.wait(1, Some(LIMIT), None);
         let outcome = round(&server, 1).unwrap();
         let up = transfers(&outcome, "c", "up");
         assert_eq!(outcome["complete"], true, "{outcome}");
@@ -44,7 +44,7 @@ fn loss_repetition_disorder_and_damage_change_nothing() {
         let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
         let clients =
             [("a", 1.0), ("b", 5.0)].map(|(n, value)| client(&server.address(), n, layers.clone(), value, 1));
-        server.wait(2, Some(LIMIT), || true);
+        server.wait(2, Some(LIMIT), None);
         for number in 1..=2 {
             let outcome = round(&server, number).unwrap();
             assert_eq!(outcome["complete"], true, "{outcome}");
@@ -68,7 +68,7 @@ fn an_emulated_link_takes_its_time_both_ways_and_each_client_has_its_own() {
     let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
     let clients = [("fast", 1.0), ("slow", 5.0)]
         .map(|(n, value)| client(&server.address(), n, layers.clone(), value, 1));
-    server.wait(2, Some(LIMIT), || true);
+    server.wait(2, Some(LIMIT), None);
     let outcome = round(&server, 1).unwrap();
     assert_eq!(outcome["complete"], true, "{outcome}");
     assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
@@ -120,7 +120,7 @@ fn a_client_that_sends_a_byte_now_and_then_ends_by_liveness() {
     let slow_address = trickle(&server.address(), 100_000, Duration::from_millis(50));
     let good = client(&server.address(), "good", json!({}), 3.0, 1);
     let slow = client(&slow_address, "slow", json!({ "patience": 0.2 }), 9.0, 1);
-    server.wait(2, Some(LIMIT), || true);
+    server.wait(2, Some(LIMIT), None);
     let outcome = round(&server, 1).unwrap();
     assert_eq!(part(&outcome, "slow")["state"], "lost");
     let reason = part(&outcome, "slow")["reason"].as_str().unwrap();
@@ -144,7 +144,7 @@ fn strangers_do_no_harm() {
         strangers.push(stranger);
     }
     let good = client(&address, "good", json!({}), 3.0, 1);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     assert_eq!(round(&server, 1).unwrap()["complete"], true);
     assert!(floats(&model, &layout).iter().all(|&x| x == 3.0));
     server.close("done");
@@ -166,7 +166,7 @@ fn one_that_dies_in_its_update_and_comes_back_as_a_new_process_takes_part_again(
             let died = client(&address, "dies", cut, 3.0, 1).join().unwrap();
             (died, client(&address, "dies", json!({}), 3.0, 1).join().unwrap())
         });
-        server.wait(2, Some(LIMIT), || true);
+        server.wait(2, Some(LIMIT), None);
         let outcome = round(&server, 1).unwrap();
         assert_eq!(outcome["complete"], takes_part, "{outcome}");
         let both = floats(&model, &layout).iter().filter(|&&x| x == 2.0).count();
@@ -189,7 +189,7 @@ fn a_straggler_does_not_hold_up_the_deadline_nor_the_next_round() {
     let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
     let good = client(&server.address(), "good", json!({}), 3.0, 1);
     let slow = client(&server.address(), "slow", json!({ "layers": { "throttle": "10mbit" } }), 9.0, 1);
-    server.wait(2, Some(LIMIT), || true);
+    server.wait(2, Some(LIMIT), None);
     for number in 1..=2 {
         let outcome = round(&server, number).unwrap();
         assert_eq!(part(&outcome, "good")["state"], "whole");

@@ -34,7 +34,7 @@ fn job(address: &str, mut at_end: impl FnMut()) -> String {
     let mut server = open(&layout, address);
     let address = server.address();
     let clients = ["a", "b"].map(|name| client(&address, name, json!({}), 1.0, 1));
-    assert_eq!(server.wait(2, Some(LIMIT), || true), 2);
+    assert_eq!(server.wait(2, Some(LIMIT), None), 2);
     assert_eq!(round(&server, 1).unwrap()["complete"], true);
     at_end();
     server.close("done");

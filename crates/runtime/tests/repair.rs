@@ -26,7 +26,7 @@ fn rounds(address: &str, policy: &str, count: u32, mut check: impl FnMut(u32, &V
     fill(&model, &layout, 1.0, 0);
     let layers = json!({ "layers": options(policy)["layers"] });
     let thread = client(&server.address(), "c", layers, 4.0, 1);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     for number in 1..=count {
         let outcome = round(&server, number).unwrap();
         check(number, &outcome, &floats(&model, &layout));

@@ -24,7 +24,7 @@ fn the_mean_is_weighted_and_counters_take_the_maximum() {
                     client(&server.address(), &format!("c{i}"), json!({}), value, samples)
                 })
                 .collect();
-            assert_eq!(server.wait(3, Some(LIMIT), || true), 3);
+            assert_eq!(server.wait(3, Some(LIMIT), None), 3);
             for number in 1..=2 {
                 let outcome = round(&server, number).unwrap();
                 assert_eq!(outcome["complete"], true, "{outcome}");
@@ -47,7 +47,7 @@ fn copies_are_counted() {
         let layout = layout(100_000);
         let (server, _) = server(&layout, address, json!({}));
         let thread = client(&server.address(), "c", json!({}), 1.0, 1);
-        server.wait(1, Some(LIMIT), || true);
+        server.wait(1, Some(LIMIT), None);
         let outcome = round(&server, 1).unwrap();
         let copied = transfers(&outcome, "c", "up")["copied"].as_u64().unwrap();
         assert_eq!(copied, copies * layout.bytes(), "{address}");
@@ -63,7 +63,7 @@ fn staging_smaller_than_the_clients_serves_them_in_turn() {
     let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
     let clients: Vec<_> =
         (0..8).map(|i| client(&server.address(), &format!("c{i}"), json!({}), i as f32, 1)).collect();
-    server.wait(8, Some(LIMIT), || true);
+    server.wait(8, Some(LIMIT), None);
     let outcome = round(&server, 1).unwrap();
     assert_eq!(outcome["complete"], true, "{outcome}");
     assert!(floats(&model, &layout).iter().all(|&x| x == 3.5));
@@ -83,7 +83,7 @@ fn clients_are_served_one_after_the_other_where_asked() {
             .rev()
             .map(|name| client(&server.address(), name, json!({}), name.len() as f32, 1))
             .collect();
-        assert_eq!(server.wait(4, Some(LIMIT), || true), 4);
+        assert_eq!(server.wait(4, Some(LIMIT), None), 4);
         let outcome = round(&server, 1).unwrap();
         assert_eq!(outcome["complete"], true, "{address}: {outcome}");
         assert!(floats(&model, &layout).iter().all(|&x| x == 2.25), "{address}");
@@ -110,7 +110,7 @@ fn a_whole_update_may_be_one_message() {
     let (mut server, model) = server(&layout, "grpc://127.0.0.1:0", options);
     let clients: Vec<_> =
         (1..=3).map(|i| client(&server.address(), &format!("c{i}"), own(8 << 20), i as f32, 1)).collect();
-    assert_eq!(server.wait(3, Some(LIMIT), || true), 3);
+    assert_eq!(server.wait(3, Some(LIMIT), None), 3);
     for number in 1..=2 {
         let outcome = round(&server, number).unwrap();
         assert_eq!(outcome["complete"], true, "{outcome}");
@@ -131,7 +131,7 @@ fn a_model_that_fits_no_message_ends_the_job_in_words() {
     let own = json!({ "transport": { "own": { "mode": "unary", "largest": 4 << 20 } } });
     let (server, _) = server(&layout, "grpc://127.0.0.1:0", own.clone());
     let thread = client(&server.address(), "c", own, 1.0, 1);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     let error = round(&server, 1).unwrap_err().to_string();
     assert!(error.contains("as one message; largest is 4194304"), "{error}");
     drop(server);
@@ -146,7 +146,7 @@ fn a_value_no_update_may_hold_is_refused_by_name() {
         let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options);
         let good = client(&server.address(), "good", json!({}), 4.0, 1);
         let bad = client(&server.address(), "bad", json!({}), f32::NAN, 1);
-        server.wait(2, Some(LIMIT), || true);
+        server.wait(2, Some(LIMIT), None);
         let outcome = round(&server, 1).unwrap();
         assert_eq!(part(&outcome, "bad")["state"], "rejected");
         assert!(part(&outcome, "bad")["reason"].as_str().unwrap().contains("\"w\""), "{outcome}");
@@ -166,7 +166,7 @@ fn tokens_are_proven_or_the_client_stays_out() {
         assert!(refused.contains(word), "{refused}");
     }
     let member = client(&server.address(), "c", json!({ "token": "correct-horse" }), 1.0, 1);
-    assert_eq!(server.wait(1, Some(LIMIT), || true), 1);
+    assert_eq!(server.wait(1, Some(LIMIT), None), 1);
     drop(server);
     member.join().unwrap().unwrap();
 }
@@ -206,7 +206,7 @@ fn a_round_takes_as_many_clients_as_it_chooses() {
         let (mut server, _) = server(&layout, address, options);
         let clients: Vec<_> =
             (0..6).map(|i| client(&server.address(), &format!("c{i}"), json!({}), i as f32, 1)).collect();
-        assert_eq!(server.wait(6, Some(LIMIT), || true), 6);
+        assert_eq!(server.wait(6, Some(LIMIT), None), 6);
         let mut parts = std::collections::BTreeMap::<String, usize>::new();
         for number in 1..=8 {
             let outcome = round(&server, number).unwrap();

@@ -39,7 +39,7 @@ fn client(address: &str, loss: f64) -> std::thread::JoinHandle<()> {
     std::thread::spawn(move || {
         let client = Client::start(&address, "c", options, None).unwrap();
         let started = Instant::now();
-        while let Some(event) = client.next_event(|| started.elapsed() < LIMIT) {
+        while let Some(event) = client.next_event(Some(&|| started.elapsed() < LIMIT)) {
             match event {
                 ClientEvent::Ready { round, .. } => {
                     let (arena, layout) = client.model().unwrap();
@@ -67,7 +67,7 @@ fn models(policy: &str, spread: bool, loss: f64, rounds: u32) -> Vec<Vec<f32>> {
     let layout = layout(ELEMENTS);
     let (mut server, model) = server(&layout, "tcp://127.0.0.1:0", options(policy, spread));
     let thread = client(&server.address(), loss);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     let found = (1..=rounds).map(|number| {
         put(&model, &layout, global);
         round(&server, number).unwrap();

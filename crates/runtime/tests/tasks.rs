@@ -27,7 +27,7 @@ fn echo(address: &str, name: &str, weight: f64) -> JoinHandle<Result<u32, String
     std::thread::spawn(move || {
         let (started, mut answered) = (Instant::now(), 0);
         loop {
-            match client.next_event(|| started.elapsed() < LIMIT) {
+            match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
                 Some(TaskEvent::Task { task, head, layout, arena, .. }) => {
                     let result = arena.map(|arena| (plus_one(&arena), layout));
                     client.answer(task, head, result, weight).map_err(|e| e.to_string())?;
@@ -64,7 +64,7 @@ fn task(tensors: Option<(Arena, Arc<Layout>)>, fold: Option<Arc<Layout>>, member
 }
 
 fn replies(server: &TaskServer, task: u32) -> Vec<TaskReply> {
-    std::iter::from_fn(|| server.next_reply(task, Some(LIMIT), || true).unwrap()).collect()
+    std::iter::from_fn(|| server.next_reply(task, Some(LIMIT), None).unwrap()).collect()
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn results_come_back_and_means_are_by_weight() {
     for address in ADDRESSES {
         let server = server(address);
         let clients = [("a", 1.0), ("b", 3.0)].map(|(name, weight)| echo(&server.address(), name, weight));
-        assert_eq!(server.wait(2, Some(LIMIT), || true), 2);
+        assert_eq!(server.wait(2, Some(LIMIT), None), 2);
         let (arena, layout) = filled((0..100_000).map(|n| n as f32));
         for _ in 0..3 {
             let sent = Some((arena.clone(), layout.clone()));
@@ -105,13 +105,13 @@ fn whoever_waits_hears_that_it_is_closed() {
         let number = server.open(task(None, None, &["never"])).unwrap();
         let client = TaskClient::start(&server.address(), "a", serde_json::from_value(json!({})).unwrap());
         let client = Arc::new(client.unwrap());
-        assert_eq!(server.wait(1, Some(LIMIT), || true), 1);
+        assert_eq!(server.wait(1, Some(LIMIT), None), 1);
         let waits = {
             let (server, client) = (server.clone(), client.clone());
             (
                 std::thread::spawn(move || replies(&server, number)[0].state),
                 std::thread::spawn(move || loop {
-                    if let TaskEvent::Finished(outcome) = client.next_event(|| true).unwrap() {
+                    if let TaskEvent::Finished(outcome) = client.next_event(None).unwrap() {
                         return outcome;
                     }
                 }),
@@ -140,12 +140,12 @@ fn a_closed_server_leaves_its_address_though_it_is_still_held() {
 #[test]
 fn what_there_is_not_is_said() {
     let server = server("memory://tasks-none:0");
-    let unknown = |task| server.next_reply(task, Some(LIMIT), || true).err().unwrap().kind().to_string();
+    let unknown = |task| server.next_reply(task, Some(LIMIT), None).err().unwrap().kind().to_string();
     assert_eq!(unknown(9), "task");
     let number = server.open(task(None, None, &["never"])).unwrap();
-    let waited = server.next_reply(number, Some(std::time::Duration::ZERO), || true);
+    let waited = server.next_reply(number, Some(std::time::Duration::ZERO), None);
     assert_eq!(waited.err().unwrap().kind(), "timeout");
-    assert_eq!(server.next_reply(number, None, || false).err().unwrap().kind(), "interrupted");
+    assert_eq!(server.next_reply(number, None, Some(&|| false)).err().unwrap().kind(), "interrupted");
     server.cancel(number);
     assert_eq!(replies(&server, number)[0].state, ReplyState::Cancelled);
     server.release(number);

@@ -34,7 +34,7 @@ fn rounds(address: &str, repair: Value) -> Vec<Value> {
     let (mut server, _) = server(&layout(), address, options(repair));
     let layers = json!({ "layers": options(json!({}))["layers"] });
     let thread = client(&server.address(), "c", layers, 4.0, 1);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     let found = (1..=2).map(|number| round(&server, number).unwrap()).collect();
     server.close("done");
     assert_eq!(thread.join().unwrap(), Ok(vec![Verdict::Accepted; 2]));
@@ -67,7 +67,7 @@ fn an_update_that_lost_too_much_of_a_tensor_is_refused_by_its_name() {
     let (mut server, _) = server(&layout(), "udp://127.0.0.1:0", options(repair));
     let layers = json!({ "layers": options(json!({}))["layers"] });
     let thread = client(&server.address(), "c", layers, 4.0, 1);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     let failed = round(&server, 1).unwrap_err().to_string();
     assert!(failed.contains("of the 120000 bytes of \"v.bias\""), "{failed}");
     server.close("done");
@@ -84,7 +84,7 @@ fn a_transport_that_loses_nothing_ignores_it() {
     let repair = json!({ "critical": ["w"], "refuse": { "*": 0.0 } });
     let (mut server, _) = server(&layout(), "tcp://127.0.0.1:0", json!({ "repair": repair }));
     let thread = client(&server.address(), "c", json!({}), 4.0, 1);
-    server.wait(1, Some(LIMIT), || true);
+    server.wait(1, Some(LIMIT), None);
     let outcome = round(&server, 1).unwrap();
     assert_eq!((&outcome["complete"], &part(&outcome, "c")["state"]), (&json!(true), &json!("whole")));
     server.close("done");

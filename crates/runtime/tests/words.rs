@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use common::{layout, server, LIMIT};
 use serde_json::json;
@@ -40,12 +40,15 @@ async fn say(url: &str, messages: &[Control]) -> Arc<dyn Link> {
 }
 
 /// Waits until a line of the server's log is as wanted; returns all until then.
-fn notes_until(server: &Server, wanted: impl Fn(&str) -> bool) -> Vec<String> {
-    let mut seen: Vec<String> = Vec::new();
-    server.wait(usize::MAX, Some(LIMIT), || {
+fn notes_until(server: &Server, wanted: impl Fn(&str) -> bool + Sync) -> Vec<String> {
+    let seen: Mutex<Vec<String>> = Mutex::default();
+    let go_on = || {
+        let mut seen = seen.lock().unwrap();
         seen.extend(server.notes());
         !seen.iter().any(|line| wanted(line))
-    });
+    };
+    server.wait(usize::MAX, Some(LIMIT), Some(&go_on));
+    let seen = seen.into_inner().unwrap();
     assert!(seen.iter().any(|line| wanted(line)), "{seen:?}");
     seen
 }

@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use super::crew::Crew;
 use super::hub::Lent;
 use super::outbox::Outbox;
-use super::{holding, CALLER_PATIENCE};
+use super::{goes_on, holding, patience, GoOn};
 use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error};
 
@@ -209,21 +209,18 @@ impl<P: DialerPolicy> Dialer<P> {
     }
 
     /// Waits until `look` gives something, as long as `go_on` says yes.
-    pub fn wait_for<T>(
-        &self,
-        mut look: impl FnMut() -> Option<T>,
-        mut go_on: impl FnMut() -> bool,
-    ) -> Option<T> {
+    pub fn wait_for<T>(&self, mut look: impl FnMut() -> Option<T>, go_on: GoOn<'_>) -> Option<T> {
         loop {
             let waiting = lock(&self.waiting);
             if let Some(found) = look() {
                 return Some(found);
             }
-            drop(self.changed.wait_timeout(waiting, CALLER_PATIENCE).unwrap_or_else(PoisonError::into_inner));
+            let waited = self.changed.wait_timeout(waiting, patience(go_on));
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
             if let Some(found) = look() {
                 return Some(found);
             }
-            if !go_on() {
+            if !goes_on(go_on) {
                 return None;
             }
         }

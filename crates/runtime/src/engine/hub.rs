@@ -21,7 +21,7 @@ use super::crew::Crew;
 use super::notes::Notes;
 use super::outbox::Outbox;
 use super::turned_away::TurnedAway;
-use super::{descriptors, holding, CALLER_PATIENCE};
+use super::{descriptors, goes_on, holding, patience, GoOn};
 use crate::{lock, random, Error};
 
 /// Peers that may be shaking hands at a time, beyond what the lobby lets in: the next one waits, should a transport not ask
@@ -283,22 +283,18 @@ impl<P: HubPolicy> Hub<P> {
     }
 
     /// Waits until `clients` members are connected, the time is over, or `go_on` says no. Returns how many are.
-    pub fn wait_for_clients(
-        &self,
-        clients: usize,
-        limit: Option<Duration>,
-        mut go_on: impl FnMut() -> bool,
-    ) -> usize {
+    pub fn wait_for_clients(&self, clients: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
             let connected = lock(&self.machine).connected_count();
             let over = deadline.is_some_and(|at| Instant::now() >= at);
-            if connected >= clients || over || !go_on() {
+            if connected >= clients || over || !goes_on(go_on) {
                 return connected;
             }
-            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let most = patience(go_on);
+            let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()));
             let enough = || (lock(&self.machine).connected_count() >= clients).then_some(());
-            _ = self.wait_for(left.min(CALLER_PATIENCE), enough);
+            _ = self.wait_for(left.min(most), enough);
         }
     }
 

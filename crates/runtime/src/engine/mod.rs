@@ -26,7 +26,27 @@ pub(crate) use self::landing::{part, store, Scratch};
 
 use std::time::Duration;
 
+/// Asked several times a second whether a caller goes on waiting. `None`: it waits for as long as it takes, and its thread
+/// is not woken before; so thousands of threads may wait.
+pub type GoOn<'a> = Option<&'a (dyn Fn() -> bool + Sync)>;
+
 /// How often a waiting caller is asked whether to go on.
 pub(crate) const CALLER_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a caller waits at a time that is not asked: it looks again then, though nothing was announced.
+const UNASKED_PATIENCE: Duration = Duration::from_secs(3600);
+
+/// How long a caller waits at a time.
+pub(crate) fn patience(go_on: GoOn<'_>) -> Duration {
+    if go_on.is_some() {
+        CALLER_PATIENCE
+    } else {
+        UNASKED_PATIENCE
+    }
+}
+
+/// Whether a caller goes on.
+pub(crate) fn goes_on(go_on: GoOn<'_>) -> bool {
+    go_on.is_none_or(|go_on| go_on())
+}
 /// How long a chunk that came late may take to be written.
 pub(crate) const CHUNK_PATIENCE: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;
 use super::repair::mend_model;
-use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, Lent, Scratch, CHUNK_PATIENCE};
+use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_PATIENCE};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error};
 
@@ -90,7 +90,7 @@ impl Client {
     }
 
     /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
-    pub fn next_event(&self, go_on: impl FnMut() -> bool) -> Option<ClientEvent> {
+    pub fn next_event(&self, go_on: GoOn<'_>) -> Option<ClientEvent> {
         let dialer = self.dialer.as_ref()?;
         dialer.wait_for(|| lock(&dialer.policy.events).pop_front(), go_on)
     }

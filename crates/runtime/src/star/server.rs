@@ -1,7 +1,7 @@
 //! The server's end of a job of rounds: runs them, and has what comes reduced to the next model.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
@@ -15,7 +15,7 @@ use thalweg_wire::{Layout, Ranges};
 use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::outcome_json;
 use super::server_sink::ServerSink;
-use crate::engine::{hub_machine, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
+use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
 use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
@@ -105,7 +105,7 @@ impl Server {
     }
 
     /// Waits until `clients` clients are connected, the time is over, or `go_on` says no. Returns how many are.
-    pub fn wait(&self, clients: usize, limit: Option<Duration>, go_on: impl FnMut() -> bool) -> usize {
+    pub fn wait(&self, clients: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         self.hub.as_ref().map_or(0, |hub| hub.wait_for_clients(clients, limit, go_on))
     }
 
@@ -138,10 +138,17 @@ impl Server {
         let started = lock(&hub.machine).start_round(hub.now(), plan);
         started.map_err(|e| Error::new("round", "start round", e))?;
         hub.wake();
+        let mut next = Instant::now();
         loop {
-            if let Some(outcome) = hub.wait_for(CALLER_PATIENCE, || lock(&hub.policy.outcome).take()) {
+            let left = next.saturating_duration_since(Instant::now());
+            if let Some(outcome) = hub.wait_for(left, || lock(&hub.policy.outcome).take()) {
                 return outcome;
             }
+            // Whatever is announced wakes us, which with many clients is often, and the report is of all of them.
+            if Instant::now() < next {
+                continue;
+            }
+            next = Instant::now() + CALLER_PATIENCE;
             // The lock is let go first: whoever is asked may wait for somebody who waits for it.
             let progress = lock(&hub.machine).progress_report();
             if !go_on(&progress_json(&progress)) {

@@ -11,7 +11,7 @@ use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
 use thalweg_wire::Layout;
 
 use super::sinks::TaskSink;
-use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, Lent, Scratch};
+use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch};
 use crate::options::{seconds, ClientOptions};
 use crate::{lock, Error};
 
@@ -91,7 +91,7 @@ impl TaskClient {
     }
 
     /// The next event, waiting as long as `go_on` says yes; `None` once it says no.
-    pub fn next_event(&self, go_on: impl FnMut() -> bool) -> Option<TaskEvent> {
+    pub fn next_event(&self, go_on: GoOn<'_>) -> Option<TaskEvent> {
         self.dialer.wait_for(|| lock(&self.dialer.policy.events).pop_front(), go_on)
     }
 

@@ -18,7 +18,7 @@ use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
 use super::store::{Kept, Store};
 use crate::engine::{
-    hub_machine, Hub, HubOptions, HubPolicy, Lent, Scratch, CALLER_PATIENCE, CHUNK_PATIENCE,
+    goes_on, hub_machine, patience, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch, CHUNK_PATIENCE,
 };
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
@@ -143,7 +143,7 @@ impl TaskServer {
     }
 
     /// Waits until `members` members are connected, the time is over, or `go_on` says no. Returns how many are.
-    pub fn wait(&self, members: usize, limit: Option<Duration>, go_on: impl FnMut() -> bool) -> usize {
+    pub fn wait(&self, members: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> usize {
         self.hub.wait_for_clients(members, limit, go_on)
     }
 
@@ -192,12 +192,13 @@ impl TaskServer {
         &self,
         task: u32,
         limit: Option<Duration>,
-        mut go_on: impl FnMut() -> bool,
+        go_on: GoOn<'_>,
     ) -> Result<Option<TaskReply>, Error> {
         let hub = &self.hub;
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
-            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let most = patience(go_on);
+            let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()));
             let look = || match lock(&hub.policy.open).get_mut(&task) {
                 None => Some(Err(unknown(task))),
                 Some(open) => match open.replies.pop_front() {
@@ -205,14 +206,14 @@ impl TaskServer {
                     None => open.closed.then_some(Ok(None)),
                 },
             };
-            if let Some(found) = hub.wait_for(left.min(CALLER_PATIENCE), look) {
+            if let Some(found) = hub.wait_for(left.min(most), look) {
                 return found;
             }
             if deadline.is_some_and(|at| Instant::now() >= at) {
                 let waited = limit.unwrap_or_default().as_secs_f64();
                 return Err(Error::new("timeout", "wait for reply", format!("none came within {waited} s")));
             }
-            if !go_on() {
+            if !goes_on(go_on) {
                 return Err(Error::new("interrupted", "wait for reply", "interrupted"));
             }
         }

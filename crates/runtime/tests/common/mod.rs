@@ -77,7 +77,7 @@ pub fn client(
         let started = std::time::Instant::now();
         let mut verdicts = Vec::new();
         loop {
-            match client.next_event(|| started.elapsed() < LIMIT) {
+            match client.next_event(Some(&|| started.elapsed() < LIMIT)) {
                 Some(ClientEvent::Joined) => {}
                 Some(ClientEvent::Ready { round, .. }) => {
                     let (arena, layout) = client.model().unwrap();
