@@ -12,7 +12,10 @@
 #define MAP_NUMBER(name, value) int(*name)[value]
 #define MAP_TYPE(name, type) __typeof__(type) *name
 
+// Tests define it otherwise, to run the programs outside the kernel (tests/vectors.c).
+#ifndef HELPER
 #define HELPER(result, name, number, ...) static result (*const name)(__VA_ARGS__) = (void *)number
+#endif
 
 HELPER(void *, map_lookup, BPF_FUNC_map_lookup_elem, void *map, const void *key);
 HELPER(long, map_update, BPF_FUNC_map_update_elem, void *map, const void *key, const void *value, __u64 flags);

@@ -46,6 +46,8 @@ mod sequence;
 mod siphash;
 mod stamps;
 mod stream;
+#[cfg(test)]
+mod vectors;
 
 pub use address::{Address, Peer, Tuple};
 pub use config::{Config, Ecn, Reorder, Undo};

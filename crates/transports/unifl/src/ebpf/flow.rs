@@ -216,27 +216,35 @@ impl Drop for Flow {
 
 #[cfg(test)]
 mod tests {
-    use thalweg_wire::{ChunkHeader, LayoutHash};
+    use serde_json::Value;
 
     use super::*;
 
-    fn chunk(round: u32, offset: u64, length: u32) -> FrameHeader {
-        let layout = LayoutHash::default();
-        FrameHeader::chunk(ChunkHeader { job: 1, round, sender: 3, layout, offset, length }, 0)
-    }
-
+    /// The vectors that the programs have to pass too: each goes on where the other was.
     #[test]
-    fn frames_follow_from_their_headers() {
-        let first = Frames::default().after(100, &chunk(1, 0, 50));
-        assert_eq!((first.payload, first.head, first.update_from), (100, 150, 100));
-        let second = first.after(202, &chunk(1, 50, 50));
-        assert_eq!((second.payload, second.head, second.update_from), (202, 252, 100));
-        assert_eq!((second.offset, second.top), (50, 100));
-        let control = second.after(304, &FrameHeader::control(b"some"));
-        assert_eq!((control.payload, control.head), (308, 308), "nothing of it may be lost");
-        let again = second.after(304, &chunk(1, 45, 5));
-        assert_eq!((again.payload, again.head), (309, 309), "it was asked for again");
-        let third = control.after(360, &chunk(2, 0, 50));
-        assert_eq!((third.update_from, third.top), (360, 50), "another update");
+    fn frames_are_followed_as_the_vectors_say() {
+        let vectors = include_str!("../../../../masking/tests/vectors/frames.json");
+        let vectors: Value = serde_json::from_str(vectors).unwrap();
+        let cases = vectors["cases"].as_array().unwrap();
+        assert!(!cases.is_empty());
+        for case in cases {
+            let mut frames = Frames::default();
+            for step in case["steps"].as_array().unwrap() {
+                let hex = step["header"].as_str().unwrap();
+                let pairs = (0..hex.len()).step_by(2);
+                let header: Vec<u8> =
+                    pairs.map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+                let end = step["at"].as_u64().unwrap() + header.len() as u64;
+                frames = frames.after(end, &FrameHeader::decode(&header).unwrap());
+                let position = serde_json::json!({
+                    "head": frames.head,
+                    "payload": frames.payload,
+                    "update_from": frames.update_from,
+                    "offset": frames.offset,
+                    "top": frames.top,
+                });
+                assert_eq!(position, step["expect"], "{}: {step}", case["name"]);
+            }
+        }
     }
 }
