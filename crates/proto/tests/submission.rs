@@ -163,7 +163,11 @@ fn server_actions(server: &mut ServerParty) -> Vec<Action> {
 
 /// A server whose round of two begins, at one point in time.
 fn with_two(now: Time) -> (ServerParty, Vec<Action>) {
-    let mut server = ServerParty::new(&Setup::default());
+    with_two_in(now, &Setup::default())
+}
+
+fn with_two_in(now: Time, setup: &Setup) -> (ServerParty, Vec<Action>) {
+    let mut server = ServerParty::new(setup);
     for link in [1, 2] {
         server.machine.connected(now, link, [0; 32], true);
         let (name, holding) = (format!("c{link}"), Holding::Nothing);
@@ -223,6 +227,27 @@ fn offers_at_the_same_moment_are_granted_once_each() {
     server.machine.control(2 * MS, 1, offer(layout));
     let actions = server_actions(&mut server);
     assert_eq!([grants(&actions, 1), grants(&actions, 2)], [1, 1], "{actions:?}");
+}
+
+/// There is staging for one update. Offers of that round, of others and of none get no second place, and no answer that
+/// is longer than they are.
+#[test]
+fn a_flood_of_offers_takes_no_place_of_others() {
+    let (mut server, _) = with_two_in(MS, &Setup { places: 1, ..Setup::default() });
+    let layout = server.layout.hash();
+    server.machine.control(2 * MS, 1, update_offer(1, 5.0, layout, "{}"));
+    assert_eq!(grants(&server_actions(&mut server), 1), 1);
+    for flood in 0..10_000_u32 {
+        let round = [1, 2, 0, flood][flood as usize % 4];
+        server.machine.control(2 * MS, 2, update_offer(round, 5.0, layout, "{}"));
+        let actions = server_actions(&mut server);
+        let closes = matches!(actions[..], [Action::Send { link: 2, message: Control::Closed { .. } }]);
+        assert_eq!((actions.len(), closes), if round == 1 { (0, false) } else { (1, true) }, "{actions:?}");
+    }
+    // The first one is refused, which gives its place to the next: one grant for 2,500 offers.
+    server.machine.control(3 * MS, 1, update_offer(1, 6.0, layout, "{}"));
+    let actions = server_actions(&mut server);
+    assert_eq!([grants(&actions, 1), grants(&actions, 2)], [0, 1], "{actions:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use common::network::Path;
 use common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
 use common::{MS, SECOND};
-use thalweg_proto::{ReplyState, TaskConfig, TaskPlan, TaskVerdict, Time};
+use thalweg_proto::{Answer, ReplyState, TaskConfig, TaskPlan, TaskVerdict, Time};
 use thalweg_wire::control::{Content, Control, Parcel};
 use thalweg_wire::{Layout, LayoutHash};
 
@@ -308,6 +308,59 @@ fn results_for_no_task_twice_or_beyond_bounds_are_answered() {
             _ => None,
         });
         assert!(told.as_ref().is_some_and(|told| told.contains(words)), "{words}: {told:?}");
+    }
+}
+
+/// It is given four tasks, of which two results fit into the staging: that is all it gets, however often it offers.
+#[test]
+fn a_flood_of_offers_gets_no_more_than_its_credits() {
+    let members = [("a", Does::Nothing), ("b", Does::Echoes)];
+    let mut world = TaskWorld::joined(16, config(), &members);
+    let tasks: Vec<u32> = (0..100).map(|_| world.open_plan(folding(&["a"])).unwrap()).collect();
+    world.run("it has its first tasks", 10 * SECOND, |w| w.members[0].given.len() == 4);
+    let (link, content) = (world.members[0].link.unwrap(), Content::Tensors((*tensors("w", 1000)).clone()));
+    let (mut granted, mut closed) = (Vec::new(), 0);
+    for &number in (0..50).flat_map(|_| &tasks) {
+        world.server.control(world.now, link, result(number, content.clone(), 1.0));
+        let answers: Vec<_> = std::iter::from_fn(|| world.server.poll_action()).collect();
+        assert!(answers.len() <= 1, "each offer has one answer at most: {answers:?}");
+        for answer in answers {
+            match answer {
+                thalweg_proto::Action::Send { message: Control::Grant { parcel, .. }, .. } => {
+                    granted.push(parcel);
+                }
+                thalweg_proto::Action::Send { message: Control::Closed { parcel }, .. } => {
+                    assert!(!world.members[0].given.contains(&parcel));
+                    closed += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!(granted, tasks[..2], "what fits into the staging, once each");
+    assert_eq!(closed, 96 * 50, "what it was never given");
+    // It sends nothing of all that, and nobody else waits for it longer than for anybody who is silent.
+    let task = world.open_plan(folding(&["b"])).unwrap();
+    world.run("the other's result is folded", 60 * SECOND, |w| self::closed(w, task));
+    all_done(&world, task, 1);
+}
+
+/// Nothing has gone out yet when the second one is asked for, so this is no matter of who is quicker.
+#[test]
+fn a_second_answer_of_an_application_is_an_error() {
+    for (first_refuses, then_refuses) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut world = TaskWorld::joined(17, config(), &[("a", Does::Nothing)]);
+        let task = world.open(100, 7, &["a"], None);
+        world.run("it is at work", 10 * SECOND, |w| !w.members[0].given.is_empty());
+        let machine = &mut world.members[0].machine;
+        let mut say = |refuses: bool| match refuses {
+            true => machine.refuse(task, "has no data"),
+            false => machine.answer(task, Answer { head: Vec::new(), layout: Arc::default(), weight: 1.0 }),
+        };
+        assert_eq!(say(first_refuses), Ok(()));
+        let error = say(then_refuses).unwrap_err();
+        assert!(error.contains("was answered before"), "{error}");
+        assert!(machine.is_open(task), "the first one still counts");
     }
 }
 

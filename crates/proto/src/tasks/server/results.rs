@@ -16,7 +16,9 @@ impl TaskServer {
     pub(super) fn offered(&mut self, now: Time, link: LinkId, sender: u32, result: Parcel) {
         let number = result.number;
         let Some(task) = self.tasks.get(&number) else { return self.unknown(link, number) };
-        let Some(part) = task.parts.get(&sender) else { return self.unknown(link, number) };
+        // Nor may a member offer what it was never given, or it would have more open than `ahead` allows.
+        let given = task.parts.get(&sender).filter(|part| part.known);
+        let Some(part) = given else { return self.unknown(link, number) };
         let (base, fold) = (task.plan.layout.clone(), task.plan.fold.clone());
         let (before, on_its_way) = (part.answer.clone(), part.stage >= Stage::Offered);
         let offered = self.acceptable(&base, fold, &result).and_then(|layout| {
