@@ -389,3 +389,72 @@ impl<P> Dial<P> {
         }
     }
 }
+
+/// The methods of a client's machine that are its dial's. The machine has a field `dial`, and methods `welcomed` (a link
+/// is up again, or for the first time), `link_lost` and `told`, which takes the server's other messages.
+macro_rules! dial_methods {
+    ($wanted:ty) => {
+        /// The next thing to do.
+        pub fn poll_action(&mut self) -> Option<$crate::ClientAction<$wanted>> {
+            self.dial.poll_action()
+        }
+
+        /// What the server said of the job, once it has let us in.
+        pub fn welcome(&self) -> Option<&thalweg_wire::control::Welcome> {
+            self.dial.welcome()
+        }
+
+        /// Whether nothing more will happen.
+        pub fn is_done(&self) -> bool {
+            self.dial.is_done()
+        }
+
+        /// The nonce of this connection, for the proof.
+        pub fn nonce(&self) -> Option<thalweg_wire::control::Nonce> {
+            self.dial.nonce()
+        }
+
+        /// The link is up. `nonce` must be fresh random bytes.
+        pub fn connected(&mut self, now: $crate::Time, nonce: thalweg_wire::control::Nonce, ordered: bool) {
+            self.dial.connected(now, nonce, ordered);
+        }
+
+        /// The server could not be reached.
+        pub fn unreachable(&mut self, now: $crate::Time, reason: &str, may_retry: bool) {
+            self.dial.unreachable(now, reason, may_retry);
+        }
+
+        /// The link has ended.
+        pub fn closed(&mut self, now: $crate::Time, reason: &str) {
+            if self.dial.closed(now, reason) {
+                self.link_lost();
+            }
+        }
+
+        /// A message has come.
+        pub fn control(&mut self, now: $crate::Time, message: thalweg_wire::control::Control) {
+            match self.dial.control(now, message) {
+                $crate::session::Heard::Nothing => {}
+                $crate::session::Heard::Lost => self.link_lost(),
+                $crate::session::Heard::Welcomed => self.welcomed(),
+                $crate::session::Heard::Message(message) => self.told(now, message),
+            }
+        }
+
+        /// `bytes` more bytes of chunks have come.
+        pub fn progress(&mut self, now: $crate::Time, bytes: u64) {
+            self.dial.progress(now, bytes);
+        }
+
+        /// Nothing gets through at the moment, for no fault of the server: time does not count against it.
+        pub fn held(&mut self, now: $crate::Time) {
+            self.dial.held(now);
+        }
+
+        /// The application leaves for good.
+        pub fn leave(&mut self, reason: &str) {
+            self.dial.leave(reason);
+        }
+    };
+}
+pub(crate) use dial_methods;

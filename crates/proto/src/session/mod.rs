@@ -14,11 +14,10 @@ use thalweg_wire::control::Nonce;
 use crate::Time;
 
 pub(crate) use self::clock::on_our_clock;
-pub(crate) use self::dial::Dial;
-pub(crate) use self::dial::Heard;
+pub(crate) use self::dial::{dial_methods, Dial, Heard};
 pub use self::dial::{ClientAction, ClientConfig};
 pub use self::liveness::Liveness;
-pub(crate) use self::roster::Dropped;
+pub(crate) use self::roster::{roster_methods, Dropped, Said};
 pub use self::roster::{Action, Admission, LinkId, Roster, SessionConfig, Traffic};
 
 /// Least time between heartbeats, whatever a configuration says.

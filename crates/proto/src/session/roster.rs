@@ -201,6 +201,18 @@ pub(crate) struct Dropped<L> {
     pub served: Served<L>,
 }
 
+/// What a message means for a policy.
+pub(crate) enum Said {
+    /// Nothing.
+    Nothing,
+    /// A peer says who it is.
+    Hello(Hello),
+    /// It makes no sense here, for this reason: the link has to end.
+    Senseless(&'static str),
+    /// It is for the policy, from this member.
+    Message(u32, Control),
+}
+
 /// The links and members of a server, and what is to be done.
 pub struct Roster<M, L, P> {
     config: SessionConfig,
@@ -285,6 +297,11 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
 
     pub(crate) fn links(&self) -> Vec<LinkId> {
         self.links.keys().copied().collect()
+    }
+
+    /// Names of the members that are connected.
+    pub(crate) fn connected_names(&self) -> impl Iterator<Item = &str> {
+        self.members.values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
     }
 
     /// Members that are connected.
@@ -438,8 +455,25 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         number
     }
 
+    /// A message has come on a link.
+    pub(crate) fn control(&mut self, now: Time, link: LinkId, message: Control) -> Said {
+        if !self.links.contains_key(&link) {
+            return Said::Nothing;
+        }
+        self.on_link(link, |served| served.session.live.heard(now));
+        match (self.member_at(link), message) {
+            (None, Control::Hello(hello)) => return Said::Hello(hello),
+            (None, _) => return Said::Senseless("the first message must be a Hello"),
+            (Some(_), Control::Hello(_)) => return Said::Senseless("a second Hello on one connection"),
+            (Some(_), Control::Ping { clock, received }) => self.ping(now, link, clock, received),
+            (Some(_), Control::Pong { .. }) => {}
+            (Some(sender), message) => return Said::Message(sender, message),
+        }
+        Said::Nothing
+    }
+
     /// A heartbeat of a client: it has received so many bytes in all.
-    pub(crate) fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
+    fn ping(&mut self, now: Time, link: LinkId, clock: u64, received: u64) {
         self.on_link(link, |served| {
             // The client counts over all its links: the first ping of one only says where it stands.
             let more = received.saturating_sub(served.told.unwrap_or(received));
@@ -449,11 +483,6 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
             }
         });
         self.send(link, Control::Pong { clock });
-    }
-
-    /// A peer said something.
-    pub(crate) fn heard(&mut self, now: Time, link: LinkId) {
-        self.on_link(link, |served| served.session.live.heard(now));
     }
 
     /// `bytes` more bytes of chunks have come on this link.
@@ -567,6 +596,80 @@ impl<M: Default, L: Default, P> Roster<M, L, P> {
         self.finished.is_some()
     }
 }
+
+/// The methods of a server's machine that are its roster's. The machine has a field `roster`, and a method `drop_link`.
+macro_rules! roster_methods {
+    ($wanted:ty) => {
+        /// Members that are connected.
+        pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
+            self.roster.connected_names()
+        }
+
+        /// How many members are connected.
+        pub fn connected_count(&self) -> usize {
+            self.roster.connected()
+        }
+
+        /// Members that were here and are not connected, each with why its link ended and whether it left for good.
+        pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
+            self.roster.departed()
+        }
+
+        /// Whether the client at the other end has been let in, and not out again.
+        pub fn is_member(&self, link: $crate::LinkId) -> bool {
+            self.roster.member_at(link).is_some()
+        }
+
+        /// Whether there is something to do.
+        pub fn has_action(&self) -> bool {
+            self.roster.has_action()
+        }
+
+        /// The next thing to do.
+        pub fn poll_action(&mut self) -> Option<$crate::Action<$wanted>> {
+            self.roster.poll_action()
+        }
+
+        /// A link is up. `nonce` must be fresh random bytes.
+        pub fn connected(
+            &mut self,
+            now: $crate::Time,
+            link: $crate::LinkId,
+            nonce: thalweg_wire::control::Nonce,
+            ordered: bool,
+        ) {
+            self.roster.open(now, link, nonce, ordered);
+        }
+
+        /// What the link's counters say now; to be told before `control`, `sent` and `closed`.
+        pub fn observe(&mut self, link: $crate::LinkId, traffic: $crate::Traffic) {
+            self.roster.observe(link, traffic);
+        }
+
+        /// `bytes` more bytes of chunks have come on this link.
+        pub fn progress(&mut self, now: $crate::Time, link: $crate::LinkId, bytes: u64) {
+            self.roster.progress(now, link, bytes);
+        }
+
+        /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
+        pub fn held(&mut self, now: $crate::Time, link: $crate::LinkId) {
+            self.roster.held(now, link);
+        }
+
+        fn refuse(
+            &mut self,
+            now: $crate::Time,
+            link: $crate::LinkId,
+            code: thalweg_wire::control::Refusal,
+            reason: &str,
+        ) {
+            self.roster.send(link, thalweg_wire::control::Control::Refused { code, reason: reason.into() });
+            self.drop_link(now, link, reason);
+            self.roster.close(link);
+        }
+    };
+}
+pub(crate) use roster_methods;
 
 fn other_purpose(ours: Purpose) -> &'static str {
     match ours {

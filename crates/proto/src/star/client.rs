@@ -1,13 +1,12 @@
 //! The client's side: take the model, train, offer the update.
 
 use thalweg_wire::control::{
-    Content, Control, Holding, Interval, Nonce, Parcel, Proof, Purpose, StandIn, Welcome, HELLO_HOLES,
-    MAX_HOLES,
+    Content, Control, Holding, Interval, Parcel, Proof, Purpose, StandIn, HELLO_HOLES, MAX_HOLES,
 };
 use thalweg_wire::text::MAX_METRICS;
 use thalweg_wire::{ChunkHeader, Layout, LayoutHash, Range, Ranges, Tolerance};
 
-use crate::session::{ClientAction, ClientConfig, Dial, Heard};
+use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
 use crate::transfer::{Incoming, Outgoing, Rule, Step};
 use crate::{micros, Fit, Span, Time};
 
@@ -82,46 +81,16 @@ pub struct Client {
 }
 
 impl Client {
+    dial_methods!(RoundStep);
+
     /// A client that wants to connect at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, seed: u64) -> Self {
         Self { dial: Dial::new(config, Purpose::Rounds, seed), phase: Phase::Idle, rule: Rule::default() }
     }
 
-    /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<ClientAction<RoundStep>> {
-        self.dial.poll_action()
-    }
-
-    /// What the server said of the job, once it has let us in.
-    pub fn welcome(&self) -> Option<&Welcome> {
-        self.dial.welcome()
-    }
-
     /// What of models and updates may be lost, once the server has let us in.
     pub fn tolerance(&self) -> &std::sync::Arc<Tolerance> {
         &self.rule.tolerance
-    }
-
-    /// Whether nothing more will happen.
-    pub fn is_done(&self) -> bool {
-        self.dial.is_done()
-    }
-
-    /// The link is up. `nonce` must be fresh random bytes.
-    pub fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
-        self.dial.connected(now, nonce, ordered);
-    }
-
-    /// The server could not be reached.
-    pub fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
-        self.dial.unreachable(now, reason, may_retry);
-    }
-
-    /// The link has ended.
-    pub fn closed(&mut self, now: Time, reason: &str) {
-        if self.dial.closed(now, reason) {
-            self.link_lost();
-        }
     }
 
     /// Nothing is being sent, or waited for, on a link that is gone.
@@ -130,16 +99,6 @@ impl Client {
             Phase::Submitting(submission) => submission.out.forget(),
             Phase::Receiving { model, .. } => model.stop(),
             _ => {}
-        }
-    }
-
-    /// A message has come.
-    pub fn control(&mut self, now: Time, message: Control) {
-        match self.dial.control(now, message) {
-            Heard::Nothing => {}
-            Heard::Lost => self.link_lost(),
-            Heard::Welcomed => self.welcomed(),
-            Heard::Message(message) => self.told(now, message),
         }
     }
 
@@ -160,11 +119,6 @@ impl Client {
     pub fn proven(&mut self, now: Time, proof: Option<Proof>) {
         let holding = self.holding();
         self.dial.proven(now, proof, holding);
-    }
-
-    /// The nonce of this connection, for the proof.
-    pub fn nonce(&self) -> Option<Nonce> {
-        self.dial.nonce()
     }
 
     fn holding(&self) -> Holding {
@@ -236,16 +190,6 @@ impl Client {
             Phase::Receiving { round, model, .. } if ours && *round == chunk.round => Some(model),
             _ => None,
         }
-    }
-
-    /// `bytes` more bytes of chunks have come.
-    pub fn progress(&mut self, now: Time, bytes: u64) {
-        self.dial.progress(now, bytes);
-    }
-
-    /// Nothing gets through at the moment, for no fault of the server: time does not count against it.
-    pub fn held(&mut self, now: Time) {
-        self.dial.held(now);
     }
 
     /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
@@ -387,11 +331,6 @@ impl Client {
 
     fn verdict(&mut self, round: u32, verdict: Verdict) {
         self.dial.want(RoundStep::Verdict { round, verdict });
-    }
-
-    /// The application leaves for good.
-    pub fn leave(&mut self, reason: &str) {
-        self.dial.leave(reason);
     }
 
     fn settles_at(&self) -> Option<Time> {

@@ -10,13 +10,15 @@ mod taking;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{Content, Control, Nonce, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
+use thalweg_wire::control::{Content, Control, Parcel, Purpose, Refusal, StandIn, MAX_HOLES};
 use thalweg_wire::{Layout, Range, Ranges, Tolerance};
 
 pub(crate) use self::leaving::named;
 use super::round::Part;
 use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
-use crate::session::{on_our_clock, Action, Admission, Dropped, LinkId, Roster, SessionConfig, Traffic};
+use crate::session::{
+    on_our_clock, roster_methods, Action, Admission, Dropped, LinkId, Roster, Said, SessionConfig,
+};
 use crate::transfer::{Outgoing, Rule};
 use crate::{Liveness, Span, Time};
 
@@ -148,6 +150,8 @@ pub struct Server {
 }
 
 impl Server {
+    roster_methods!(RoundAction);
+
     /// A server without clients.
     pub fn new(config: ServerConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
@@ -173,66 +177,25 @@ impl Server {
         }
     }
 
-    /// Clients that are connected.
-    pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
-        self.roster.members().values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
-    }
-
-    /// How many clients are connected.
-    pub fn connected_count(&self) -> usize {
-        self.roster.connected()
-    }
-
-    /// Whether the client at the other end has been let in, and not out again.
-    pub fn is_member(&self, link: LinkId) -> bool {
-        self.roster.member_at(link).is_some()
-    }
-
     /// Every participant's state and how much of its update has come, 0 to 1.
     pub fn progress_report(&self) -> Vec<(String, State, f64)> {
         let parts = self.round.iter().flat_map(|r| r.parts().values());
         parts.map(|p| (p.client.clone(), p.state, p.incoming.came().fraction())).collect()
     }
 
-    /// Whether there is something to do.
-    pub fn has_action(&self) -> bool {
-        self.roster.has_action()
-    }
-
-    /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<Action<RoundAction>> {
-        self.roster.poll_action()
-    }
-
-    /// A link is up. `nonce` must be fresh random bytes.
-    pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
-        self.roster.open(now, link, nonce, ordered);
-    }
-
-    /// What the link's counters say now; to be told before [`Server::control`], [`Server::sent`] and
-    /// [`Server::closed`].
-    pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
-        self.roster.observe(link, traffic);
-    }
-
     /// A message has come.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        if self.roster.link(link).is_none() {
-            return;
-        }
-        self.roster.heard(now, link);
-        match (self.roster.member_at(link), message) {
-            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
-            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
-            (Some(sender), message) => self.member_says(now, link, sender, message),
+        match self.roster.control(now, link, message) {
+            Said::Nothing => {}
+            Said::Hello(hello) => self.hello(now, link, &hello),
+            Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            Said::Message(sender, message) => self.member_says(now, link, sender, message),
         }
         self.advance(now);
     }
 
     fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
         match message {
-            Control::Ping { clock, received } => self.roster.ping(now, link, clock, received),
-            Control::Pong { .. } => {}
             Control::Received { parcel, received, duplicates, missing } => {
                 self.received(now, link, sender, parcel, received, (duplicates, missing));
             }
@@ -243,9 +206,6 @@ impl Server {
             }
             Control::Idle => self.idle(now, sender),
             Control::Bye { reason } => self.bye(now, link, sender, &reason),
-            Control::Hello(_) => {
-                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection")
-            }
             _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
         }
     }
@@ -387,12 +347,6 @@ impl Server {
         self.dropped(now, dropped);
     }
 
-    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
-        self.roster.send(link, Control::Refused { code, reason: reason.into() });
-        self.drop_link(now, link, reason);
-        self.roster.close(link);
-    }
-
     /// What it means for the round that a link is gone.
     fn dropped(&mut self, now: Time, dropped: Option<Dropped<Option<Model>>>) {
         let Some(Dropped { link, member, reason, mut served }) = dropped else { return };
@@ -432,11 +386,6 @@ impl Server {
             self.gone(sender);
         }
         self.advance(now);
-    }
-
-    /// Nothing gets through on this link at the moment, for no fault of its peer: time does not count against it.
-    pub fn held(&mut self, now: Time, link: LinkId) {
-        self.roster.held(now, link);
     }
 
     /// When [`Server::timeout`] wants to be called at the latest.

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use thalweg_wire::control::{
-    Content, Control, Holding, Interval, Nonce, Parcel, Proof, Purpose, Welcome, MAX_HEAD, MAX_HOLES,
+    Content, Control, Holding, Interval, Parcel, Proof, Purpose, MAX_HEAD, MAX_HOLES,
 };
 use thalweg_wire::text::{plain, MAX_REASON};
 use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
 
 use super::Answer;
-use crate::session::{ClientAction, ClientConfig, Dial, Heard};
+use crate::session::{dial_methods, ClientAction, ClientConfig, Dial};
 use crate::transfer::{Incoming, Outgoing, Rule, Step};
 use crate::{micros, Fit, Span, Time};
 
@@ -95,6 +95,8 @@ pub struct TaskClient {
 }
 
 impl TaskClient {
+    dial_methods!(TaskStep);
+
     /// A client that wants to connect at once, and takes tasks of at most `max_bytes` bytes each.
     pub fn new(config: ClientConfig, max_bytes: u64, seed: u64) -> Self {
         Self {
@@ -105,38 +107,6 @@ impl TaskClient {
             sending: None,
             waiting: VecDeque::new(),
             rule: Rule::default(),
-        }
-    }
-
-    /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<ClientAction<TaskStep>> {
-        self.dial.poll_action()
-    }
-
-    /// What the server said of the job, once it has let us in.
-    pub fn welcome(&self) -> Option<&Welcome> {
-        self.dial.welcome()
-    }
-
-    /// Whether nothing more will happen.
-    pub fn is_done(&self) -> bool {
-        self.dial.is_done()
-    }
-
-    /// The link is up. `nonce` must be fresh random bytes.
-    pub fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
-        self.dial.connected(now, nonce, ordered);
-    }
-
-    /// The server could not be reached.
-    pub fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
-        self.dial.unreachable(now, reason, may_retry);
-    }
-
-    /// The link has ended.
-    pub fn closed(&mut self, now: Time, reason: &str) {
-        if self.dial.closed(now, reason) {
-            self.link_lost();
         }
     }
 
@@ -157,31 +127,6 @@ impl TaskClient {
         self.dial.proven(now, proof, Holding::Nothing);
     }
 
-    /// The nonce of this connection, for the proof.
-    pub fn nonce(&self) -> Option<Nonce> {
-        self.dial.nonce()
-    }
-
-    /// `bytes` more bytes of chunks have come.
-    pub fn progress(&mut self, now: Time, bytes: u64) {
-        self.dial.progress(now, bytes);
-    }
-
-    /// Nothing gets through at the moment, for no fault of the server.
-    pub fn held(&mut self, now: Time) {
-        self.dial.held(now);
-    }
-
-    /// A message has come.
-    pub fn control(&mut self, now: Time, message: Control) {
-        match self.dial.control(now, message) {
-            Heard::Nothing => {}
-            Heard::Lost => self.link_lost(),
-            Heard::Welcomed => self.say_where_all_are(),
-            Heard::Message(message) => self.told(now, message),
-        }
-    }
-
     fn told(&mut self, now: Time, message: Control) {
         match message {
             Control::Offer(task) => self.given(now, task),
@@ -195,7 +140,7 @@ impl TaskClient {
     }
 
     /// After a link was made anew the server hears how far each task is.
-    fn say_where_all_are(&mut self) {
+    fn welcomed(&mut self) {
         let ordered = self.dial.is_ordered();
         for (&number, given) in &mut self.tasks {
             let message = match &mut given.stage {
@@ -434,11 +379,6 @@ impl TaskClient {
         }
         self.dial.want(TaskStep::Over { task: number, verdict });
         self.forget(number);
-    }
-
-    /// The application leaves for good.
-    pub fn leave(&mut self, reason: &str) {
-        self.dial.leave(reason);
     }
 
     fn settles_at(&self) -> impl Iterator<Item = (Time, u32)> + '_ {

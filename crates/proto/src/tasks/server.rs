@@ -6,12 +6,12 @@ mod results;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use thalweg_wire::control::{Content, Control, Nonce, Parcel, Purpose, MAX_HEAD};
+use thalweg_wire::control::{Content, Control, Parcel, Purpose, MAX_HEAD};
 use thalweg_wire::{Layout, Ranges};
 
 use super::part::{Part, Stage};
 use super::{Reply, ReplyState};
-use crate::session::{Action, Admission, LinkId, Roster, SessionConfig, Traffic};
+use crate::session::{roster_methods, Action, Admission, LinkId, Roster, SessionConfig};
 use crate::transfer::{Outgoing, Rule};
 use crate::{micros, Time};
 
@@ -126,6 +126,8 @@ pub(crate) struct Assigned {
     tasks: BTreeSet<u32>,
     /// Those that it has not been given yet, in order.
     queue: VecDeque<u32>,
+    /// The others, of which there are few.
+    given: BTreeSet<u32>,
     /// Those whose results are on their way.
     returning: BTreeSet<u32>,
     /// The last task of which it has all bytes, and what these are.
@@ -153,6 +155,8 @@ pub struct TaskServer {
 }
 
 impl TaskServer {
+    roster_methods!(TaskAction);
+
     /// A server without members and tasks.
     pub fn new(config: TaskConfig, admission: Box<dyn Admission>) -> Self {
         let sessions = SessionConfig {
@@ -173,59 +177,9 @@ impl TaskServer {
         }
     }
 
-    /// Members that are connected.
-    pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
-        self.roster.members().values().filter(|m| m.link.is_some()).map(|m| m.name.as_str())
-    }
-
-    /// How many members are connected.
-    pub fn connected_count(&self) -> usize {
-        self.roster.connected()
-    }
-
-    /// Members that were here and are not connected, each with why its link ended and whether it left for good.
-    pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
-        self.roster.departed()
-    }
-
     /// How many tasks are open.
     pub fn open_count(&self) -> usize {
         self.tasks.len()
-    }
-
-    /// Whether the client at the other end has been let in, and not out again.
-    pub fn is_member(&self, link: LinkId) -> bool {
-        self.roster.member_at(link).is_some()
-    }
-
-    /// Whether there is something to do.
-    pub fn has_action(&self) -> bool {
-        self.roster.has_action()
-    }
-
-    /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<Action<TaskAction>> {
-        self.roster.poll_action()
-    }
-
-    /// A link is up. `nonce` must be fresh random bytes.
-    pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
-        self.roster.open(now, link, nonce, ordered);
-    }
-
-    /// What the link's counters say now.
-    pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
-        self.roster.observe(link, traffic);
-    }
-
-    /// Nothing gets through on this link at the moment, for no fault of its peer.
-    pub fn held(&mut self, now: Time, link: LinkId) {
-        self.roster.held(now, link);
-    }
-
-    /// `bytes` more bytes of chunks have come on this link.
-    pub fn progress(&mut self, now: Time, link: LinkId, bytes: u64) {
-        self.roster.progress(now, link, bytes);
     }
 
     /// Opens a task; returns its number. Members that are not there have [`TaskConfig::grace`] to come.
@@ -315,10 +269,12 @@ impl TaskServer {
     fn next_of(&mut self, sender: u32) -> Option<u32> {
         let ahead = self.config.ahead.max(1);
         let own = &mut self.roster.member_mut(sender)?.own;
-        if own.tasks.len() - own.queue.len() >= ahead {
+        if own.given.len() >= ahead {
             return None;
         }
-        own.queue.pop_front()
+        let next = own.queue.pop_front()?;
+        own.given.insert(next);
+        Some(next)
     }
 
     /// Offers a task to a member; returns whether its chunks are to follow.
@@ -430,7 +386,9 @@ impl TaskServer {
         let Some(member) = self.roster.member_mut(sender) else { return };
         let name = member.name.clone();
         member.own.tasks.remove(&number);
-        member.own.queue.retain(|&waiting| waiting != number);
+        if !member.own.given.remove(&number) {
+            member.own.queue.retain(|&waiting| waiting != number);
+        }
         member.own.returning.remove(&number);
         if !done && part.is_begun() {
             self.roster.want(TaskAction::Discard { task: number, sender });

@@ -9,11 +9,6 @@ use crate::{Choice, Ending};
 const NAMED: usize = 8;
 
 impl Server {
-    /// Clients that were here and are not connected, each with why its link ended and whether it left for good.
-    pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
-        self.roster.departed()
-    }
-
     /// Whether all clients that the round wants either take part or have left for good, so that no other is waited for.
     pub(super) fn is_everybody_accounted_for(&self) -> bool {
         let Some(round) = self.round.as_ref().filter(|r| r.plan.choice == Choice::ByName) else {

@@ -34,11 +34,6 @@ impl Server {
         (part.state == State::Sending).then_some((sender, part))
     }
 
-    /// `bytes` more bytes of chunks have come on this link.
-    pub fn progress(&mut self, now: Time, link: LinkId, bytes: u64) {
-        self.roster.progress(now, link, bytes);
-    }
-
     /// A chunk is in its place, or came damaged (`Err(None)`), or holds what no update may (`Err(reason)`). One that
     /// cuts an element is refused, for nobody can say what its pieces are worth.
     /// Returns what of it is to be used; it must be used before the round's end is acted on.

@@ -4,28 +4,24 @@ use thalweg_wire::control::{Control, Hello, Interval, Refusal, Welcome};
 use thalweg_wire::{Layout, Ranges};
 
 use super::{LinkId, Outbound, ReplyState, Stage, TaskAction, TaskServer};
-use crate::session::{on_our_clock, Action, Dropped};
+use crate::session::{on_our_clock, Action, Dropped, Said};
 use crate::transfer::Incoming;
 use crate::{micros, Liveness, Span, Time};
 
 impl TaskServer {
     /// A message has come.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        if self.roster.link(link).is_none() {
-            return;
-        }
-        self.roster.heard(now, link);
-        match (self.roster.member_at(link), message) {
-            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
-            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
-            (Some(sender), message) => self.member_says(now, link, sender, message),
+        match self.roster.control(now, link, message) {
+            Said::Nothing => {}
+            Said::Hello(hello) => self.hello(now, link, &hello),
+            Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            Said::Message(sender, message) => self.member_says(now, link, sender, message),
         }
     }
 
     fn member_says(&mut self, now: Time, link: LinkId, sender: u32, message: Control) {
         match message {
-            Control::Ping { clock, received } => self.roster.ping(now, link, clock, received),
-            Control::Pong { .. } | Control::Idle => {}
+            Control::Idle => {}
             Control::Grant { parcel, wanted } => self.wanted(now, link, sender, parcel, &wanted),
             Control::Received { parcel, received, duplicates, .. } => {
                 self.received(now, link, sender, parcel, received, duplicates);
@@ -40,9 +36,6 @@ impl TaskServer {
                 self.drop_link(now, link, &reason);
                 self.roster.close(link);
                 self.gone(now, sender, &reason);
-            }
-            Control::Hello(_) => {
-                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection")
             }
             _ => self.refuse(now, link, Refusal::Protocol, "this message is the server's to send"),
         }
@@ -133,7 +126,9 @@ impl TaskServer {
     /// The member has heard of this task: it is not to be given again.
     pub(super) fn unqueue(&mut self, sender: u32, number: u32) {
         if let Some(member) = self.roster.member_mut(sender) {
-            member.own.queue.retain(|&waiting| waiting != number);
+            if member.own.given.insert(number) {
+                member.own.queue.retain(|&waiting| waiting != number);
+            }
         }
     }
 
@@ -232,7 +227,7 @@ impl TaskServer {
     pub(super) fn watch(&mut self, now: Time, link: LinkId, sender: u32) {
         let Some(member) = self.roster.member(sender) else { return };
         let stage = |number: &u32| Some(self.tasks.get(number)?.parts.get(&sender)?.stage);
-        let sending = member.own.tasks.iter().any(|number| stage(number) == Some(Stage::Sending));
+        let sending = member.own.given.iter().any(|number| stage(number) == Some(Stage::Sending));
         let returning = !member.own.returning.is_empty();
         let liveness = self.config.liveness;
         let watched = |wanted: bool, live: &mut Option<Liveness>| match (wanted, live.is_some()) {
@@ -255,12 +250,6 @@ impl TaskServer {
                 Ok(()) => {}
             }
         }
-    }
-
-    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
-        self.roster.send(link, Control::Refused { code, reason: reason.into() });
-        self.drop_link(now, link, reason);
-        self.roster.close(link);
     }
 
     /// A link has ended.
@@ -300,9 +289,9 @@ impl TaskServer {
             let part = self.tasks.get(number).and_then(|task| task.parts.get(&sender));
             part.is_some_and(|part| part.stage == Stage::Queued)
         };
-        let queue = tasks.into_iter().filter(waits).collect();
+        let (queue, given): (Vec<u32>, Vec<u32>) = tasks.into_iter().partition(waits);
         if let Some(member) = self.roster.member_mut(sender) {
-            member.own.queue = queue;
+            (member.own.queue, member.own.given) = (queue.into(), given.into_iter().collect());
         }
         self.roster.left(sender, reason);
     }
