@@ -311,11 +311,13 @@ class TaskServer:
 class Given:
     """A task as a member has it. Answer it, or refuse it, once."""
 
-    def __init__(self, core: _core.TaskClient, number: int, head: Any, tensors: Named, ends: float | None) -> None:
+    def __init__(
+        self, core: _core.TaskClient, number: int, head: Any, arena: _core.Arena | None, ends: float | None
+    ) -> None:
         self.number, self.head = number, head
         #: Read-only views of what came; copy what is to be changed.
-        self.tensors = tensors
-        self._core, self._ends = core, ends
+        self.tensors: Named = _NOTHING if arena is None else _views(Arena(arena))
+        self._core, self._arena, self._ends = core, arena, ends
 
     @property
     def seconds_left(self) -> float | None:
@@ -330,11 +332,14 @@ class Given:
     def answer(self, head: Any = None, tensors: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
         """Send a result; its tensors may have any names and shapes. ``weight`` counts where results are folded.
 
-        What comes too late is dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second
-        answer.
+        ``self.tensors`` itself and ``Tensors`` are sent from where they are, anything else is copied first. What comes
+        too late is dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second answer.
         """
-        packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
-        arena = packed.arena.core if isinstance(packed, Tensors) else None
+        if tensors is self.tensors:
+            arena = self._arena
+        else:
+            packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
+            arena = packed.arena.core if isinstance(packed, Tensors) else None
         self._say(lambda core: core.answer(self.number, _encode(head), arena, weight))
 
     def refuse(self, reason: str) -> None:
@@ -381,9 +386,8 @@ class TaskClient:
             if what == "rejected":
                 _log.warning("%s: the result of task %d was refused: %s", self.name, number, reason)
             if what == "task":
-                tensors = _NOTHING if arena is None else _views(Arena(arena))
                 ends = None if within is None else time.monotonic() + within
-                return Given(self._core, number, _decode(head), tensors, ends)
+                return Given(self._core, number, _decode(head), arena, ends)
         raise StopIteration
 
     def run(self, work: Callable[[Given], Any]) -> int:

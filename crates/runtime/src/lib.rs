@@ -10,6 +10,7 @@
 
 mod engine;
 mod error;
+mod mean;
 mod options;
 pub mod probe;
 mod proxy;

@@ -10,6 +10,7 @@ use thalweg_wire::{Layout, Range, Ranges, Spread};
 use super::repair::Mender;
 use super::staging::Staging;
 use crate::engine::CHUNK_PATIENCE;
+use crate::mean::{check_means, nothing, take_mean};
 use crate::options::ServerOptions;
 use crate::{lock, Error};
 
@@ -133,57 +134,19 @@ impl Inline {
         })
     }
 
-    /// Whether the sums come to a model; every core looks at a part of them.
-    fn check_means(&self) -> Result<(), String> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let sums = &self.accumulator;
-        std::thread::scope(|scope| {
-            let check = |part| scope.spawn(move || sums.check_part(part));
-            let workers: Vec<_> = sums.parts(cores).into_iter().map(check).collect();
-            workers.into_iter().try_for_each(|worker| {
-                worker.join().map_err(|_| "a worker panicked")?.map_err(|e| e.to_string())
-            })
-        })
-    }
-
     /// The mean of what was folded, into the model; in order, if updates came in another.
     fn put_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
-        let Some(order) = self.order else { return self.take_mean(model) };
+        let Some(order) = self.order else { return take_mean(&self.accumulator, model, Repair::KeepLocal) };
         let mut wire = lock(&self.wire);
         wire.resize(model.len(), 0);
         order.to_wire(&self.layout, model, &mut wire);
-        let summary = self.take_mean(&mut wire)?;
+        let summary = take_mean(&self.accumulator, &mut wire, Repair::KeepLocal)?;
         order.to_order(&self.layout, &wire, model);
         Ok(summary)
     }
 
-    /// The mean of what was folded, into a model; every core takes a part of it.
-    fn take_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut rest = model;
-        std::thread::scope(|scope| {
-            let mut workers = Vec::new();
-            for range in self.accumulator.parts(cores) {
-                let (part, others) = std::mem::take(&mut rest).split_at_mut(range.len() as usize);
-                rest = others;
-                workers.push(
-                    scope.spawn(move || self.accumulator.finish_part(range.start, part, Repair::KeepLocal)),
-                );
-            }
-            let mut total: Option<Summary> = None;
-            for worker in workers {
-                let summary = worker.join().map_err(|_| "a worker panicked")?.map_err(|e| e.to_string())?;
-                match &mut total {
-                    Some(total) => total.merge(&summary),
-                    None => total = Some(summary),
-                }
-            }
-            Ok(total.unwrap_or_else(nothing))
-        })
-    }
-
     fn end_sums(&self, into: Writable<'_>) -> Result<Summary, NoMean> {
-        self.check_means().map_err(NoMean::Sums)?;
+        check_means(&self.accumulator).map_err(NoMean::Sums)?;
         let mut model = into().map_err(NoMean::Model)?;
         self.put_mean(&mut model).map_err(NoMean::Sums)
     }
@@ -230,8 +193,4 @@ impl Reducer for Inline {
         self.accumulator.reset();
         summary
     }
-}
-
-fn nothing() -> Summary {
-    Summary { tensors: Vec::new(), uncovered_bytes: 0 }
 }

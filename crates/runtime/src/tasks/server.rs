@@ -12,14 +12,15 @@ use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Reply, ReplyState, Span, TaskAction, TaskPlan, Time, Traffic};
 use thalweg_transport::{Address, Sink};
 use thalweg_wire::control::{Control, Nonce, StandIn};
-use thalweg_wire::Layout;
+use thalweg_wire::{ChunkHeader, Layout};
 
 use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
-use super::store::{Kept, Store};
+use super::store::{Kept, Store, Verdict};
 use crate::engine::{
     goes_on, hub_machine, patience, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch, CHUNK_PATIENCE,
 };
+use crate::mean::{check_means, take_mean};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error};
@@ -242,9 +243,8 @@ impl TaskServer {
         }
         let arena = Arena::new(layout.bytes())?;
         let mut mean = arena.claim(arena.range())?;
-        let finite = sums.check_part(thalweg_wire::Range::new(0, layout.bytes()));
-        finite.map_err(|e| no_mean(e.to_string()))?;
-        sums.finish(&mut mean, Repair::Zero).map_err(|e| no_mean(e.to_string()))?;
+        check_means(&sums).map_err(no_mean)?;
+        take_mean(&sums, &mut mean, Repair::Zero).map_err(no_mean)?;
         drop(mean);
         Ok((arena, layout))
     }
@@ -352,6 +352,24 @@ impl HubPolicy for Tasks {
     }
 }
 
+impl Tasks {
+    /// Judges a chunk of a result that is to be folded, while its bytes are in the cache. A chunk that cuts an element
+    /// leaves the judgement to [`fold_result`].
+    pub fn judge(&self, chunk: &ChunkHeader, bytes: &[u8], weight: impl FnOnce() -> Option<f64>) {
+        let sums = lock(&self.open).get(&chunk.round).and_then(|open| open.fold.clone());
+        let Some((sums, weight)) = sums.and_then(|sums| Some((sums, weight()?))) else { return };
+        let verdict = if sums.layout().cut_by(chunk.range()).is_some() {
+            Verdict::Open
+        } else {
+            match sums.check(chunk.offset, bytes, weight) {
+                Ok(()) => return,
+                Err(error) => Verdict::Refused(error.to_string()),
+            }
+        };
+        self.store.judged(chunk.round, chunk.sender, verdict);
+    }
+}
+
 /// Folds a result on a thread of its own.
 fn fold(hub: &Arc<TaskHub>, task: u32, sender: u32, weight: f64) {
     let work = hub.clone();
@@ -371,11 +389,16 @@ fn fold(hub: &Arc<TaskHub>, task: u32, sender: u32, weight: f64) {
 
 fn fold_result(sums: Option<&Accumulator>, kept: Option<&Kept>, weight: f64) -> Result<(), String> {
     let sums = sums.ok_or("nobody wants the mean any more")?;
+    if let Some(Verdict::Refused(reason)) = kept.map(|kept| &kept.verdict) {
+        return Err(reason.clone());
+    }
     let Some(kept) = kept else {
         return if sums.layout().bytes() == 0 { Ok(()) } else { Err("there is no memory".into()) };
     };
     // Who received the last of it may still hold its place.
     let result = kept.arena.claim_within(kept.arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
-    sums.check(0, &result, weight).map_err(|e| e.to_string())?;
+    if kept.verdict.is_open() {
+        sums.check(0, &result, weight).map_err(|e| e.to_string())?;
+    }
     sums.fold(0, &result, weight).map(drop).map_err(|e| e.to_string())
 }

@@ -39,6 +39,10 @@ impl Sink for ResultSink {
     }
 
     fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        if outcome.is_ok() {
+            let weight = || lock(&self.hub.machine).weight_of(self.link, chunk);
+            self.hub.policy.judge(chunk, target.bytes(), weight);
+        }
         // Only of a result that is known is anything received aside.
         let claim = |range| self.hub.policy.store.claim(chunk.round, chunk.sender, 0, range);
         let mut due = !self.ordered;

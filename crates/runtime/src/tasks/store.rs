@@ -23,11 +23,38 @@ impl Drop for Share {
     }
 }
 
+/// What is known of whether a result can be folded.
+#[derive(Debug, Default)]
+pub(crate) enum Verdict {
+    /// Each chunk that came could be.
+    #[default]
+    Fine,
+    /// Not all of it was judged.
+    Open,
+    /// It cannot, for this reason.
+    Refused(String),
+}
+
+impl Verdict {
+    /// Whether it has to be judged yet.
+    pub fn is_open(&self) -> bool {
+        matches!(self, Self::Open)
+    }
+}
+
 /// A result's bytes, and what of the budget they take.
 #[derive(Debug)]
 pub(crate) struct Kept {
     pub arena: Arena,
+    /// Of a result that is to be folded.
+    pub verdict: Verdict,
     _share: Option<Share>,
+}
+
+impl Kept {
+    fn new(arena: Arena, share: Option<Share>) -> Self {
+        Self { arena, verdict: Verdict::default(), _share: share }
+    }
 }
 
 /// Results by task and sender.
@@ -61,10 +88,19 @@ impl Store {
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
         let share = Share { used: self.used.clone(), bytes };
         if before == 0 || before.saturating_add(bytes) <= self.budget {
-            return Some(Kept { arena: Arena::new(bytes).ok()?, _share: Some(share) });
+            return Some(Kept::new(Arena::new(bytes).ok()?, Some(share)));
         }
         drop(share);
-        Some(Kept { arena: Arena::in_file(&self.folder, bytes).ok()?, _share: None })
+        Some(Kept::new(Arena::in_file(&self.folder, bytes).ok()?, None))
+    }
+
+    /// Not all of a result that comes can be folded, or was judged. The first reason stays.
+    pub fn judged(&self, task: u32, sender: u32, verdict: Verdict) {
+        if let Some(kept) = lock(&self.results).get_mut(&(task, sender)) {
+            if !matches!(kept.verdict, Verdict::Refused(_)) {
+                kept.verdict = verdict;
+            }
+        }
     }
 
     /// Takes a result out.

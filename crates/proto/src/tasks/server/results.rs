@@ -132,6 +132,11 @@ impl TaskServer {
         (layout == Some(chunk.layout)).then_some((sender, part))
     }
 
+    /// The weight of the result that a chunk is of; `None` if that result is not on its way.
+    pub fn weight_of(&mut self, link: LinkId, chunk: &ChunkHeader) -> Option<f64> {
+        self.returning(link, chunk).and_then(|(_, part)| part.answer.as_ref()).map(|answer| answer.weight)
+    }
+
     /// Where a chunk goes.
     pub fn place(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader) -> TaskPlace {
         let task = chunk.round;
