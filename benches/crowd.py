@@ -12,10 +12,10 @@ from benches.rounds import server
 PROCESSES = 4
 
 
-def resident() -> int:
-    """Resident bytes of this process now."""
+def resident(kind: str = "VmRSS") -> int:
+    """Resident bytes of this process now: all, or those of a kind, as proc(5) names it."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS:"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{kind}:"))
 
 
 def crowd(clients: int, rounds: int, size: int = MIB) -> tuple[Spread, int]:

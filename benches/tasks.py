@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 
 import numpy as np
 
@@ -45,7 +46,10 @@ def beside_rounds(size: int, clients: int, repetitions: int) -> list[Figure]:
 
 
 def many_open(count: int, size: int, clients: int) -> Figure:
-    """So many open tasks at once, each to all clients: seconds, and the growth of the server's process."""
+    """So many open tasks at once, each to all clients: seconds, and the growth of the server's process.
+
+    The kernel takes back pages of a file when it needs memory, so what lies in files is told apart.
+    """
     name = f"{count} open tasks of {size >> 10} KiB to {clients} clients"
     note(name)
     budget = 64 * MIB
@@ -55,19 +59,26 @@ def many_open(count: int, size: int, clients: int) -> Figure:
         with workers([["tasks", tasks.address, f"process-{n}", str(c)] for n, c in enumerate(counts)]):
             if tasks.wait(clients, 60.0) != clients:
                 raise RuntimeError("not all clients joined")
-            before, started = resident(), time.perf_counter()
-            peak = 0
+            kinds = ("RssAnon", "RssFile")
+            before = {kind: resident(kind) for kind in kinds}
+            peak = dict.fromkeys(kinds, 0)
+            started = time.perf_counter()
             payload = Tensors({"payload": np.ones(size // 4, np.float32)})
-            opened = [tasks.send(number, payload) for number in range(count)]
+            opened = deque(tasks.send(number, payload) for number in range(count))
             done = 0
-            for task in opened:
+            while opened:
+                task = opened.popleft()  # replies that were taken are ours, and stay as long as their task
                 done += sum(reply.done for reply in task)
                 task.close()
-                peak = max(peak, resident() - before)
+                peak = {kind: max(peak[kind], resident(kind) - before[kind]) for kind in kinds}
             seconds = time.perf_counter() - started
     if done != count * clients:
         raise RuntimeError(f"{done} of {count * clients} results came")
-    value = f"{seconds:.1f} s, {done / seconds:.0f} results a second; {peak / MIB:.0f} MiB more in the server"
+    memory, files = (peak[kind] / MIB for kind in kinds)
+    value = (
+        f"{seconds:.1f} s, {done / seconds:.0f} results a second; {memory:.0f} MiB more memory in the server, and "
+        f"{files:.0f} MiB of files"
+    )
     details = {"seconds": seconds, "peak_bytes": peak, "budget": budget}
     return Figure(name, value, f"finishes; results in memory within {budget // MIB} MiB", None, details)
 
