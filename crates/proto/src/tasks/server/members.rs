@@ -272,6 +272,7 @@ impl TaskServer {
         member.own.returning.clear();
         let tasks: Vec<u32> = member.own.tasks.iter().copied().collect();
         self.room.retain(|(_, waiting)| *waiting != sender);
+        let mut freed = 0;
         for &number in &tasks {
             let Some(part) = self.part(number, sender) else { continue };
             part.out.forget();
@@ -283,8 +284,11 @@ impl TaskServer {
             let way = if part.stage == Stage::Sending { &mut part.down } else { &mut part.up };
             way.resumed += u32::from(began);
             (part.stage, part.away) = (Stage::Queued, Some(now));
+            // What has come stays, but nobody waits for the rest: it asks for room again when it is back.
+            freed += std::mem::take(&mut part.room);
             self.look_later(number);
         }
+        self.staged = self.staged.saturating_sub(freed);
         let waits = |number: &u32| {
             let part = self.tasks.get(number).and_then(|task| task.parts.get(&sender));
             part.is_some_and(|part| part.stage == Stage::Queued)
@@ -294,6 +298,7 @@ impl TaskServer {
             (member.own.queue, member.own.given) = (queue.into(), given.into_iter().collect());
         }
         self.roster.left(sender, reason);
+        self.make_room(now);
     }
 
     /// A member's process has ended for good, as `why` says if it is not empty.
