@@ -15,7 +15,7 @@ from thalweg.cli.summary import SHOWN, network_line, summary
 from thalweg.job.host import Result
 from thalweg.plan import Plan
 from thalweg.plan.bound import Bound
-from thalweg.ui.progress import Bars, Lines, missing_words, round_line
+from thalweg.ui.progress import Bars, LineProgress, missing_words, round_line
 
 
 def rendered(bound: Bound) -> str:
@@ -96,7 +96,7 @@ def test_a_throttled_link_takes_bytes_by_rate_down_and_then_up() -> None:
 
 
 def test_lines_are_written_as_rounds_end(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines()
+    lines = LineProgress()
     lines.begin(1, 3)
     lines.observe('{"clients": {}}')
     lines.end(round_entry(1))

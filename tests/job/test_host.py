@@ -17,7 +17,7 @@ from thalweg.job.parties import ServerParty
 from thalweg.plan import Plan
 from thalweg.plan.bound import Bound
 from thalweg.record import Record, RunRecord
-from thalweg.ui.progress import Lines
+from thalweg.ui.progress import LineProgress
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def test_rounds_are_those_of_the_plans_algorithm(
         server=cast("_core.Server", Core()),
         party=cast("ServerParty", Nothing()),
         record=record,
-        progress=Lines(),
+        progress=LineProgress(),
         bound=Bound("none"),
         first=2,
     )

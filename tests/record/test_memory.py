@@ -19,7 +19,7 @@ from thalweg.plan import Plan
 from thalweg.plan.bound import Bound
 from thalweg.record import Record, RunRecord, tables
 from thalweg.record.tables import JOURNALED, read_table, write_parquet
-from thalweg.ui.progress import Lines
+from thalweg.ui.progress import LineProgress
 
 EARLY, LATE = 50, 500
 # Of a hundred bytes a round nobody says that memory grows; an entry has thousands.
@@ -67,7 +67,7 @@ def test_nothing_holds_on_to_rounds(plan: Plan, record: RunRecord) -> None:
             server=cast("_core.Server", core),
             party=cast("ServerParty", Nothing()),
             record=record,
-            progress=Lines(),
+            progress=LineProgress(),
             bound=Bound("none"),
             first=1,
         )

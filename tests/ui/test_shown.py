@@ -13,7 +13,7 @@ from rich.console import Console
 import thalweg
 from thalweg.ui import terminal
 from thalweg.ui.explain import explain
-from thalweg.ui.progress import Bars, Lines
+from thalweg.ui.progress import Bars, LineProgress
 
 EVIL = "[red]x[/red][link=http://a]y[/link] :smile:"
 
@@ -46,8 +46,10 @@ def test_bars_show_a_name_as_it_is() -> None:
     assert EVIL[:12] in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("shows", [Lines, lambda: Bars(terminal.console(stderr=True))])
-def test_a_note_is_one_line_without_control_characters(shows: type[Lines], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shows", [LineProgress, lambda: Bars(terminal.console(stderr=True))])
+def test_a_note_is_one_line_without_control_characters(
+    shows: type[LineProgress], capsys: pytest.CaptureFixture[str]
+) -> None:
     progress = shows()
     progress.note("a left: \x1b[2Jx\nforged line")
     progress.close()

@@ -37,7 +37,7 @@ class Progress(Protocol):
         """Leave the terminal as it was."""
 
 
-class Lines:
+class LineProgress:
     """A line a run."""
 
     def note(self, text: str) -> None:
@@ -79,7 +79,7 @@ class Bar:
 
 def progress_on_stderr() -> Progress:
     """Return a bar if standard error is a terminal, else lines."""
-    return Bar() if sys.stderr.isatty() else Lines()
+    return Bar() if sys.stderr.isatty() else LineProgress()
 
 
 def duration(seconds: float) -> str:

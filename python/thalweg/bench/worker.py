@@ -25,11 +25,11 @@ def main() -> int:
     from thalweg.plan import Plan
     from thalweg.ui.explain import INTERRUPTED, exit_code
     from thalweg.ui.output import output
-    from thalweg.ui.progress import Lines
+    from thalweg.ui.progress import LineProgress
 
     try:
         with output(as_json=True) as emit:
-            plan, lines = Plan.load(Path(order["plan"])), Lines()
+            plan, lines = Plan.load(Path(order["plan"])), LineProgress()
             result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
             emit(result.table())
     except KeyboardInterrupt:

@@ -44,7 +44,7 @@ class Progress(Protocol):
 
 def progress_on_stderr() -> Progress:
     """Return bars if standard error is a terminal, else lines."""
-    return Bars() if sys.stderr.isatty() else Lines()
+    return Bars() if sys.stderr.isatty() else LineProgress()
 
 
 def round_line(entry: Mapping[str, Any], rounds: int) -> str:
@@ -73,7 +73,7 @@ def missing_words(entry: Mapping[str, Any]) -> list[str]:
     return found
 
 
-class Lines:
+class LineProgress:
     """A line a round."""
 
     def __init__(self) -> None:
