@@ -24,6 +24,7 @@ use thalweg_transport::{Address, Capabilities, Link, Listener, Options, Result, 
 use thalweg_udp::connect::connect;
 use thalweg_udp::hello::{self, Dialect, Ends};
 use thalweg_udp::listener::listen;
+use thalweg_udp::trace::Trace;
 
 use crate::link::LtpLink;
 use crate::options::SETTINGS;
@@ -72,7 +73,8 @@ impl Transport for Ltp {
 }
 
 fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
-    Ok(Arc::new(LtpLink::new(ends, options::read(options)?)))
+    let trace = Trace::open(&options.own.read(SETTINGS)?, &ends.inner.peer().address)?;
+    Ok(Arc::new(LtpLink::new(ends, options::read(options)?, trace)))
 }
 
 fn check(operation: &'static str, address: &Address, options: &Options) -> Result<()> {

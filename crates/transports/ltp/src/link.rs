@@ -11,6 +11,7 @@ use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::Lane;
+use thalweg_udp::trace::Trace;
 use thalweg_wire::Tolerance;
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
@@ -39,7 +40,7 @@ pub(crate) struct LtpLink {
 
 impl LtpLink {
     /// Makes a link from the results of the handshake.
-    pub(crate) fn new(ends: Ends, choice: Choice) -> Self {
+    pub(crate) fn new(ends: Ends, choice: Choice, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
         let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
         let lanes = [Arc::new(incoming), Arc::new(outgoing)];

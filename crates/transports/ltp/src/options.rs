@@ -5,6 +5,7 @@ use std::time::Duration;
 use thalweg_sending::ltp::Rule;
 use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting, Share};
 use thalweg_udp::secure::CIPHER;
+use thalweg_udp::trace::TRACE;
 use thalweg_wire::{Range, Ranges};
 
 /// The longest deadline: a day.
@@ -12,6 +13,7 @@ const LONGEST: u64 = 86_400_000;
 
 pub(crate) const SETTINGS: &[Setting] = &[
     CIPHER,
+    TRACE,
     Setting {
         name: "close_percent",
         kind: Kind::Number { default: 100, least: 1, most: 100 },

@@ -10,6 +10,7 @@ use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
 use thalweg_udp::window::OVERHEAD;
+use thalweg_udp::trace::Trace;
 use thalweg_wire::Range;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep_until;
@@ -89,6 +90,7 @@ pub(crate) struct Driver {
     copies: Copies,
     reports: Buffer,
 }
+    trace: Option<Trace>,
 
 /// Sends an update through the link's task.
 pub(crate) async fn update(
@@ -147,9 +149,15 @@ impl Driver {
             copies: Copies::default(),
             reports: Buffer::new(),
         }
+            trace: None,
     }
 
     /// Sends updates until the link ends.
+    /// Writes to `trace` what the sender believes.
+    pub(crate) fn traced(self, trace: Option<Trace>) -> Self {
+        Self { trace, ..self }
+    }
+
     pub(crate) async fn run(mut self) {
         loop {
             self.hear();
@@ -157,6 +165,7 @@ impl Driver {
             self.send().await;
             self.conclude();
             let at = self.machine.poll_timeout().map(|at| self.origin + at);
+            self.note();
             let (timed, at) = (at.is_some(), at.unwrap_or(self.origin).into());
             let busy = self.current.is_some();
             tokio::select! {
@@ -176,6 +185,12 @@ impl Driver {
     }
 
     /// Takes acknowledgements that are there.
+    fn note(&mut self) {
+        if let Some(trace) = self.trace.as_mut().filter(|_| self.current.is_some()) {
+            trace.note(|| self.machine.believes());
+        }
+    }
+
     fn hear(&mut self) {
         self.reports.fit(self.shared.standing.is_proved());
         for _ in 0..AT_ONCE {
@@ -244,6 +259,7 @@ impl Driver {
     }
 
     /// Collects packets of one length, with a shorter last one, since a system call takes no others. Returns
+            self.note();
     /// their length; `None` if there is nothing to send now.
     fn gather(&mut self) -> Option<usize> {
         self.batch.clear();

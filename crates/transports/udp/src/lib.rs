@@ -28,6 +28,7 @@ mod send;
 pub mod shared;
 pub mod socket;
 pub mod turns;
+pub mod trace;
 pub mod window;
 
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use thalweg_transport::{
 use crate::hello::{Dialect, Ends};
 use crate::link::UdpLink;
 
+use crate::trace::Trace;
 /// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
 /// IPv6 too, and it is a multiple of 64 as chunks are.
 pub const CHUNK: u32 = 1344;
@@ -49,6 +51,7 @@ pub const MAX_CHUNK: u32 = 60 << 10;
 pub(crate) const SETTINGS: &[Setting] = &[
     secure::CIPHER,
     Setting {
+    trace::TRACE,
         name: "paced",
         kind: Kind::Flag { default: true },
         meaning: "false, for comparison only: this end sends as fast as its socket takes it, whatever is lost of it",
@@ -95,8 +98,9 @@ impl Transport for Udp {
 }
 
 fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
-    let paced = options.own.read(SETTINGS)?.flag("paced");
-    Ok(Arc::new(UdpLink::new(ends, paced)))
+    let chosen = options.own.read(SETTINGS)?;
+    let trace = Trace::open(&chosen, &ends.inner.peer().address)?;
+    Ok(Arc::new(UdpLink::new(ends, chosen.flag("paced"), trace)))
 }
 
 /// What the control connection is made with.

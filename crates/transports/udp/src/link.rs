@@ -15,6 +15,7 @@ use crate::receive::Reports;
 use crate::send::{self, Sender};
 use crate::shared::Shared;
 use crate::socket::Lane;
+use crate::trace::Trace;
 use crate::Udp;
 
 /// Control messages that wait to be received; beyond that they wait in the kernel.
@@ -32,13 +33,13 @@ pub(crate) struct UdpLink {
 
 impl UdpLink {
     /// Joins the control link, the pair to send on, paced or not, with the peer's window, and the pair to receive on.
-    pub(crate) fn new(ends: Ends, paced: bool) -> Self {
+    pub(crate) fn new(ends: Ends, paced: bool, trace: Option<Trace>) -> Self {
         let Ends { inner, outgoing, window, incoming, standing } = ends;
         let shared = Arc::new(Shared::new(inner.peer().address.clone(), standing));
         let incoming = Arc::new(incoming);
         let (pass, control) = mpsc::channel(CONTROL);
         let outgoing = Arc::new(outgoing);
-        let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced)));
+        let sender = Arc::new(Mutex::new(Sender::new(outgoing.clone(), window, paced, trace)));
         let intake = Mutex::new(Intake::new(incoming.clone(), control, Reports::default()));
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));

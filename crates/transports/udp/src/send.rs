@@ -15,6 +15,7 @@ use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::window::{cost, Permit, Window, MOST_PATIENCE};
+use crate::trace::Trace;
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
@@ -30,6 +31,7 @@ pub(crate) struct Sender {
     /// Control messages whose probe, or a later datagram, has come, as the peer says.
     known: u64,
 }
+    trace: Option<Trace>,
 
 /// What a batch holds.
 #[derive(Default)]
@@ -42,9 +44,9 @@ struct Batch {
 }
 
 impl Sender {
-    pub(crate) fn new(lane: Arc<Lane>, window: u64, paced: bool) -> Self {
+    pub(crate) fn new(lane: Arc<Lane>, window: u64, paced: bool, trace: Option<Trace>) -> Self {
         let window = Window::new(window, paced, Instant::now());
-        Self { lane, window, batch: Vec::new(), reports: Buffer::new(), known: 0 }
+        Self { lane, window, batch: Vec::new(), reports: Buffer::new(), known: 0, trace }
     }
 
     pub(crate) fn round_trip(&self) -> Option<Duration> {
@@ -75,7 +77,11 @@ impl Sender {
     async fn room(&mut self, shared: &Shared) -> u64 {
         loop {
             self.hear(shared, true);
-            match self.window.permit(Instant::now()) {
+            let permit = self.window.permit(Instant::now());
+            if let Some(trace) = &mut self.trace {
+                trace.note(|| self.window.believes());
+            }
+            match permit {
                 Permit::Now(room) => return room,
                 Permit::At(at) => sleep_until(at.into()).await,
                 Permit::Report(by) => {

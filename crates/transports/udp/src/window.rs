@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use thalweg_sending::{Delivery, Heard, Pacer, Rate, Stamp, Time, Trips};
+use thalweg_sending::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Time, Trips, Waits};
 
 use crate::datagram::WHOLE;
 
@@ -86,12 +86,15 @@ pub(crate) struct Window {
     /// The greatest position reported, and what had come by then.
     seen: u64,
     received: u64,
+    /// The most that was ever missing of what was seen.
+    missing: u64,
     marked: u64,
     marks: VecDeque<Mark>,
     heard: Instant,
     patience: Duration,
-    /// What has been reported as passed and as come since the last mark was.
+    /// What has been lost and what has come since the last mark was reported.
     untold: (u64, u64),
+    waits: Waits,
 }
 
 impl Window {
@@ -107,11 +110,13 @@ impl Window {
             sent: 0,
             seen: 0,
             received: 0,
+            missing: 0,
             marked: 0,
             marks: VecDeque::new(),
             heard: now,
             patience: PATIENCE,
             untold: (0, 0),
+            waits: Waits::Idle,
         }
     }
 
@@ -145,6 +150,24 @@ impl Window {
 
     /// What may be sent now, or what to wait for.
     pub(crate) fn permit(&mut self, now: Instant) -> Permit {
+        let permit = self.next(now);
+        self.waits = match permit {
+            Permit::Now(_) => Waits::Idle,
+            Permit::At(_) => Waits::Pace,
+            Permit::Report(_) if self.size() == self.peer => Waits::Buffer,
+            Permit::Report(_) => Waits::Window,
+        };
+        permit
+    }
+
+    /// What it believes about the path, by cost.
+    pub(crate) fn believes(&self) -> Belief {
+        let (in_flight, delivered) = (self.under_way(), self.delivery.delivered());
+        let (lost, waits, window) = (self.seen - self.received, self.waits, self.size());
+        Belief { in_flight, delivered, lost, waits, window, ..self.rate.believes(&self.trips) }
+    }
+
+    fn next(&mut self, now: Instant) -> Permit {
         if !self.paced {
             return Permit::Now(UNPACED);
         }
@@ -206,27 +229,36 @@ impl Window {
     /// The peer says that it has read up to the position `seen`, and `received` in all. `timely` if it is read as
     /// soon as it came, so that it says something about the round trip.
     pub(crate) fn reported(&mut self, now: Instant, seen: u64, received: u64, timely: bool) {
-        if seen > self.sent || seen < self.seen || received > seen || received < self.received {
-            return; // late, or it cannot be
+        if seen > self.sent || received > seen {
+            return; // it cannot be
         }
-        let (time, offered, came) = (self.time(now), seen - self.seen, received - self.received);
+        if seen < self.seen || received < self.received {
+            return self.rate.overtaken(); // late
+        }
+        let (time, came) = (self.time(now), received - self.received);
+        if came > seen - self.seen {
+            self.rate.overtaken();
+        }
         (self.seen, self.received) = (seen, received);
+        // What is missing now may still come, where datagrams overtake others: only a new greatest is lost.
+        let lost = (seen - received).saturating_sub(self.missing);
+        self.missing += lost;
         (self.heard, self.patience) = (now, self.wait());
         let mut asked = None;
         while let Some(mark) = self.marks.front().copied().filter(|mark| mark.position <= seen) {
             self.marks.pop_front();
             asked = Some(mark);
         }
-        self.untold = (self.untold.0 + offered, self.untold.1 + came);
+        self.untold = (self.untold.0 + lost, self.untold.1 + came);
         let Some(mark) = asked else { return };
-        let (offered, came) = std::mem::take(&mut self.untold);
+        let (lost, came) = std::mem::take(&mut self.untold);
         self.delivery.arrived(time, came, mark.sent, mark.stamp);
         let trip = timely.then(|| time.saturating_sub(mark.sent));
         trip.into_iter().for_each(|trip| self.trips.measured(trip));
         self.rate.heard(&Heard {
             now: time,
             bytes: came,
-            fates: (came, offered - came),
+            fates: (came, lost),
             delivered: self.delivery.delivered(),
             under_way: self.under_way(),
             trip,

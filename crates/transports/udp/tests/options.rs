@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder};
-use thalweg_transport::{Address, ErrorKind, Options, Transport};
+use thalweg_transport::{Address, ErrorKind, Options, Settings, Transport, Value};
 use thalweg_udp::{Udp, CHUNK};
 
 mod common;
@@ -44,4 +44,33 @@ async fn a_byte_is_copied_once_at_each_end() {
     recorder.until(|seen| seen.ranges.bytes() == 100_000).await;
     assert_eq!((client.counters().copied, server.counters().copied), (100_000, 100_000));
     assert_eq!(client.counters().retransmissions, None);
+}
+
+#[tokio::test]
+async fn a_trace_has_a_line_for_what_the_sender_believed() {
+    let file = std::env::temp_dir().join(format!("thalweg-udp-trace-{}", std::process::id()));
+    let traced = Settings::default().with("trace", Value::Text(file.to_str().unwrap().into()));
+    let listener = listen(&Udp, &small()).await;
+    let (client, server) = link(&*listener, &Options { own: traced, ..small() }).await;
+    let source = pattern(100_000, 1);
+    let recorder = Arc::new(Recorder::new(source.len()));
+    let _pump = Pump::start(&server, &recorder);
+    client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+    recorder.until(|seen| seen.ranges.bytes() == 100_000).await;
+    let lines = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let first = lines.lines().next().unwrap();
+    assert!(first.starts_with("{\"peer\":\"tcp://127.0.0.1:") && first.ends_with("\"}"), "{first}");
+    assert!(first.contains("\"phase\":\"starting\"") && first.contains("\"waits\":"), "{first}");
+}
+
+#[tokio::test]
+async fn a_trace_that_cannot_be_written_is_refused_with_the_mend() {
+    let traced = Settings::default().with("trace", Value::Text("/no such folder/trace".into()));
+    let listener = listen(&Udp, &small()).await;
+    let options = Options { own: traced, ..small() };
+    let accept = async { listener.accept().await.unwrap().await.map(drop) };
+    let connect = async { Udp.connect(&listener.address(), &options).await.map(drop).unwrap_err() };
+    let (error, _) = tokio::join!(connect, accept);
+    assert!(error.to_string().contains("name a file in a folder that exists"), "{error}");
 }
