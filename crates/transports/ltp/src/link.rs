@@ -35,7 +35,7 @@ pub(crate) struct LtpLink {
     shared: Arc<Shared>,
     stats: Arc<Stats>,
     critical: Arc<Critical>,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 impl LtpLink {
@@ -51,10 +51,12 @@ impl LtpLink {
         let (orders, taken) = mpsc::channel(ORDERS);
         let intake = Mutex::new(Intake::new(incoming, control, Acks::new(choice.rule, stats.clone())));
         let protection = Protection { critical: critical.clone(), repair: choice.repair };
-        let driver = Driver::new(outgoing, window, protection, shared.clone(), stats.clone(), taken);
+        let saying = tokio::spawn(send::keep_saying(shared.clone(), outgoing.clone()));
+        let driver =
+            Driver::new(outgoing, window, protection, shared.clone(), stats.clone(), taken).traced(trace);
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let sending = tokio::spawn(driver.run());
-        let tasks = [reading.abort_handle(), sending.abort_handle()];
+        let tasks = [reading, sending, saying].map(|task| task.abort_handle());
         Self { inner, orders, lanes, intake, shared, stats, critical, tasks }
     }
 }
@@ -71,10 +73,13 @@ impl Link for LtpLink {
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
         self.shared.check("send control")?;
-        self.inner.send_control(message).await?;
+        let _speaking = self.shared.speaking.lock().await;
+        self.inner.send_control(message.clone()).await?;
         // In the same poll in which the message was sent: a caller that gives up cannot come between. A probe
         // follows.
-        self.shared.told.fetch_add(1, Release);
+        let number = self.shared.told.fetch_add(1, Release) + 1;
+        self.shared.said.say(number, message);
+        self.shared.said_more.notify_one();
         self.shared.spoke.notify_one();
         Ok(())
     }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use thalweg_sending::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_udp::said::{Pauses, Word};
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
-use thalweg_udp::window::OVERHEAD;
 use thalweg_udp::trace::Trace;
+use thalweg_udp::window::OVERHEAD;
 use thalweg_wire::Range;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep_until;
@@ -89,8 +90,8 @@ pub(crate) struct Driver {
     /// Copies of packets that repair packets may follow.
     copies: Copies,
     reports: Buffer,
-}
     trace: Option<Trace>,
+}
 
 /// Sends an update through the link's task.
 pub(crate) async fn update(
@@ -148,24 +149,24 @@ impl Driver {
             longer: Vec::new(),
             copies: Copies::default(),
             reports: Buffer::new(),
-        }
             trace: None,
+        }
     }
 
-    /// Sends updates until the link ends.
     /// Writes to `trace` what the sender believes.
     pub(crate) fn traced(self, trace: Option<Trace>) -> Self {
         Self { trace, ..self }
     }
 
+    /// Sends updates until the link ends.
     pub(crate) async fn run(mut self) {
         loop {
             self.hear();
             self.machine.handle_timeout(self.origin.elapsed());
             self.send().await;
             self.conclude();
-            let at = self.machine.poll_timeout().map(|at| self.origin + at);
             self.note();
+            let at = self.machine.poll_timeout().map(|at| self.origin + at);
             let (timed, at) = (at.is_some(), at.unwrap_or(self.origin).into());
             let busy = self.current.is_some();
             tokio::select! {
@@ -184,13 +185,13 @@ impl Driver {
         }
     }
 
-    /// Takes acknowledgements that are there.
     fn note(&mut self) {
         if let Some(trace) = self.trace.as_mut().filter(|_| self.current.is_some()) {
             trace.note(|| self.machine.believes());
         }
     }
 
+    /// Takes acknowledgements that are there.
     fn hear(&mut self) {
         self.reports.fit(self.shared.standing.is_proved());
         for _ in 0..AT_ONCE {
@@ -199,6 +200,9 @@ impl Driver {
             }
             let now = self.origin.elapsed();
             for bytes in self.reports.datagrams() {
+                if let Some(Word::Taken(count)) = Word::read(&self.lane.key, bytes) {
+                    self.shared.said.taken(count);
+                }
                 let Some(Kind::Ack(ack)) = Datagram::decode(&self.lane.key, bytes).map(|found| found.kind)
                 else {
                     continue;
@@ -255,11 +259,11 @@ impl Driver {
             // A link that is never blocked lets others run after each batch.
             tokio::task::yield_now().await;
             self.hear();
+            self.note();
         }
     }
 
     /// Collects packets of one length, with a shorter last one, since a system call takes no others. Returns
-            self.note();
     /// their length; `None` if there is nothing to send now.
     fn gather(&mut self) -> Option<usize> {
         self.batch.clear();
@@ -340,6 +344,19 @@ impl Driver {
         self.lane.append(&Datagram { kind, covered: false, told, number }, &symbol, &mut self.batch);
         self.stats.repair.fetch_add(1, Relaxed);
         Some(())
+    }
+}
+
+/// Repeats control messages until the peer has them.
+pub(crate) async fn keep_saying(shared: Arc<Shared>, lane: Arc<Lane>) {
+    loop {
+        shared.said_more.notified().await;
+        let mut pauses = Pauses::new();
+        loop {
+            tokio::time::sleep(pauses.pause()).await;
+            let Some(sent) = shared.said.repeat(&lane) else { break };
+            shared.sent.fetch_add(sent as u64, Relaxed);
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Encode, Key};
+use crate::said::{Taken, Word};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::turns::Turns;
@@ -79,6 +80,8 @@ pub struct Intake<R> {
     /// Whether a message was given to our caller, who is not back yet.
     given: bool,
     turns: Turns,
+    /// Which messages have come, by the connection or in datagrams.
+    taken: Taken,
     held: Held,
     reader: R,
     /// What the last receive brought, by datagram.
@@ -109,6 +112,7 @@ impl<R: Reader> Intake<R> {
             early: None,
             given: false,
             turns: Turns::default(),
+            taken: Taken::default(),
             held: Held::default(),
             reader,
             came: Vec::new(),
@@ -139,7 +143,11 @@ impl<R: Reader> Intake<R> {
                 error = shared.refused(RECEIVE) => return Err(error),
                 next = self.control.recv(), if !waits => {
                     let ended = || Err(Error::closed(RECEIVE, "the link has ended"));
-                    self.early = Some(next.unwrap_or_else(ended));
+                    let next = next.unwrap_or_else(ended);
+                    if next.is_err() || self.taken.by_connection() {
+                        self.early = Some(next);
+                    }
+                    self.say_taken(shared);
                 }
                 // An error is an ICMP message's, and the next call shows it.
                 _ = self.lane.readable(), if room => self.take(sink, shared, AT_ONCE)?,
@@ -184,7 +192,17 @@ impl<R: Reader> Intake<R> {
         let (mut bytes, mut payload) = (0, 0);
         let (extra, proved) = (self.lane.extra(), shared.standing.is_proved());
         self.came.clear();
+        let mut said = false;
         for datagram in self.buffer.datagrams() {
+            if let Some(Word::Message(number)) = Word::read(&self.lane.key, datagram).filter(|_| proved) {
+                // The next one is taken if there is room for it; else it comes again.
+                if self.early.is_none() && self.taken.by_datagram(number) {
+                    self.early = Some(Ok(Word::message(datagram)));
+                    self.turns.heard(number);
+                }
+                bytes += datagram.len() + extra;
+                said = true;
+            }
             let came = self.reader.read(&self.lane.key, datagram, extra, proved);
             bytes += came.as_ref().map_or(0, |_| datagram.len() + extra);
             payload += came.as_ref().and_then(|came| came.chunk).map_or(0, |(header, _)| header.length());
@@ -194,6 +212,9 @@ impl<R: Reader> Intake<R> {
             self.came.push(came);
         }
         shared.received.fetch_add(bytes as u64, Relaxed);
+        if said {
+            self.say_taken(shared);
+        }
         if payload > 0 {
             sink.progress(payload as u64);
         }
@@ -217,6 +238,11 @@ impl<R: Reader> Intake<R> {
         }
         self.tell(shared);
         Ok(())
+    }
+
+    fn say_taken(&self, shared: &Shared) {
+        let taken = Word::Taken(self.taken.count());
+        shared.sent.fetch_add(self.lane.tell(&taken) as u64, Relaxed);
     }
 
     fn tell(&mut self, shared: &Shared) {

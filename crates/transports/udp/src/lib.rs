@@ -7,7 +7,7 @@
 //! sent again here: the session asks for what is missing. A [window](window) bounds what is under way. With TLS the
 //! control connection is encrypted and each datagram [sealed](secure).
 //!
-//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`] and [`shared`] know nothing of
+//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`], [`said`], [`trace`] and [`shared`] know nothing of
 //! windows and reports: another transport over datagrams is made of them too.
 #![forbid(unsafe_code)]
 
@@ -23,12 +23,13 @@ mod receive;
 #[cfg(test)]
 #[path = "../../../proto/tests/common/recorded.rs"]
 mod recorded;
+pub mod said;
 pub mod secure;
 mod send;
 pub mod shared;
 pub mod socket;
-pub mod turns;
 pub mod trace;
+pub mod turns;
 pub mod window;
 
 use std::sync::Arc;
@@ -40,8 +41,8 @@ use thalweg_transport::{
 
 use crate::hello::{Dialect, Ends};
 use crate::link::UdpLink;
-
 use crate::trace::Trace;
+
 /// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
 /// IPv6 too, and it is a multiple of 64 as chunks are.
 pub const CHUNK: u32 = 1344;
@@ -50,8 +51,8 @@ pub const MAX_CHUNK: u32 = 60 << 10;
 
 pub(crate) const SETTINGS: &[Setting] = &[
     secure::CIPHER,
-    Setting {
     trace::TRACE,
+    Setting {
         name: "paced",
         kind: Kind::Flag { default: true },
         meaning: "false, for comparison only: this end sends as fast as its socket takes it, whatever is lost of it",

@@ -28,7 +28,7 @@ pub(crate) struct UdpLink {
     incoming: Arc<Lane>,
     intake: Mutex<Intake<Reports>>,
     shared: Arc<Shared>,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 impl UdpLink {
@@ -43,7 +43,8 @@ impl UdpLink {
         let intake = Mutex::new(Intake::new(incoming.clone(), control, Reports::default()));
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));
         let telling = tokio::spawn(send::keep_telling(shared.clone(), sender.clone()));
-        let tasks = [reading.abort_handle(), telling.abort_handle()];
+        let saying = tokio::spawn(send::keep_saying(shared.clone(), outgoing.clone(), sender.clone()));
+        let tasks = [reading, telling, saying].map(|task| task.abort_handle());
         Self { inner, sender, outgoing, incoming, intake, shared, tasks }
     }
 }
@@ -60,9 +61,12 @@ impl Link for UdpLink {
 
     async fn send_control(&self, message: Bytes) -> Result<()> {
         self.shared.check("send control")?;
-        self.inner.send_control(message).await?;
+        let _speaking = self.shared.speaking.lock().await;
+        self.inner.send_control(message.clone()).await?;
         // In the same poll as the message went out: a caller that gives up cannot come between.
-        self.shared.told.fetch_add(1, Release);
+        let number = self.shared.told.fetch_add(1, Release) + 1;
+        self.shared.said.say(number, message);
+        self.shared.said_more.notify_one();
         send::probe(&self.outgoing, &self.shared);
         self.shared.spoke.notify_one();
         Ok(())

@@ -12,10 +12,11 @@ use tokio::sync::Mutex;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
+use crate::said::{Pauses, Word};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
-use crate::window::{cost, Permit, Window, MOST_PATIENCE};
 use crate::trace::Trace;
+use crate::window::{cost, Permit, Window, MOST_PATIENCE};
 use crate::MAX_CHUNK;
 
 const SEND: &str = "send update";
@@ -30,8 +31,8 @@ pub(crate) struct Sender {
     reports: Buffer,
     /// Control messages whose probe, or a later datagram, has come, as the peer says.
     known: u64,
-}
     trace: Option<Trace>,
+}
 
 /// What a batch holds.
 #[derive(Default)]
@@ -62,6 +63,9 @@ impl Sender {
             }
             let now = Instant::now();
             for bytes in self.reports.datagrams() {
+                if let Some(Word::Taken(count)) = Word::read(&self.lane.key, bytes) {
+                    shared.said.taken(count);
+                }
                 let Some(report) = Datagram::decode(&self.lane.key, bytes) else { continue };
                 if let Kind::Report(received) = report.kind {
                     shared.received.fetch_add(bytes.len() as u64, Relaxed);
@@ -172,6 +176,20 @@ pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>
             }
             probe(&sender.lane, &shared);
             pause = (2 * pause).min(MOST_PATIENCE);
+        }
+    }
+}
+
+/// Repeats control messages until the peer has them.
+pub(crate) async fn keep_saying(shared: Arc<Shared>, lane: Arc<Lane>, sender: Arc<Mutex<Sender>>) {
+    loop {
+        shared.said_more.notified().await;
+        let mut pauses = Pauses::new();
+        loop {
+            tokio::time::sleep(pauses.pause()).await;
+            sender.lock().await.hear(&shared, false);
+            let Some(sent) = shared.said.repeat(&lane) else { break };
+            shared.sent.fetch_add(sent as u64, Relaxed);
         }
     }
 }

@@ -3,7 +3,9 @@
 use std::sync::atomic::AtomicU64;
 
 use thalweg_transport::{Error, Result, Standing};
-use tokio::sync::{watch, Notify};
+use tokio::sync::{watch, Mutex, Notify};
+
+use crate::said::Said;
 
 #[derive(Debug, Clone)]
 struct End {
@@ -24,6 +26,12 @@ pub struct Shared {
     pub position: AtomicU64,
     /// A control message has been sent.
     pub spoke: Notify,
+    /// The same, for who repeats messages.
+    pub said_more: Notify,
+    /// Control messages that the peer is not known to have.
+    pub said: Said,
+    /// Held while a control message is sent and counted: its number is its place on the control connection.
+    pub speaking: Mutex<()>,
     /// Bytes of datagrams sent.
     pub sent: AtomicU64,
     /// Bytes of datagrams received.
@@ -43,6 +51,9 @@ impl Shared {
             told: zero(),
             position: zero(),
             spoke: Notify::new(),
+            said_more: Notify::new(),
+            said: Said::default(),
+            speaking: Mutex::new(()),
             sent: zero(),
             received: zero(),
             copied: zero(),

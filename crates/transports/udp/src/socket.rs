@@ -223,8 +223,13 @@ impl Lane {
 
     /// Sends one datagram without a payload if there is room for it.
     pub fn tell(&self, datagram: &impl Encode) -> usize {
-        let mut bytes = Vec::with_capacity(64);
-        self.append(datagram, &[], &mut bytes);
+        self.tell_with(datagram, &[])
+    }
+
+    /// The same with what follows the datagram's own bytes.
+    pub fn tell_with(&self, datagram: &impl Encode, rest: &[u8]) -> usize {
+        let mut bytes = Vec::with_capacity(64 + rest.len());
+        self.append(datagram, rest, &mut bytes);
         self.try_send(&bytes, bytes.len()).map_or(0, |()| bytes.len())
     }
 

@@ -258,3 +258,52 @@ async fn a_server_of_another_transport_is_no_udp_server() {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("not those of a udp link"), "{error}");
 }
+
+/// A message that TCP is late with comes in a datagram, once, and in its turn.
+#[tokio::test]
+async fn a_message_is_taken_from_whichever_way_is_first() {
+    let listener = listen(&Udp, &Options::default()).await;
+    let (peer, link) = by_hand(&*listener).await;
+    let message = |number: u8, text: &[u8]| after(number, datagram(&peer.key, 6, 0, text));
+    // The second before the first is not taken; the first is, once.
+    for sent in [message(2, b"two"), message(1, b"one"), message(1, b"one")] {
+        peer.up.send(&sent).await.unwrap();
+    }
+    assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), &b"one"[..]);
+    // The control connection brings the first again, and the second.
+    for text in ["one", "two"] {
+        peer.control.send_control(text.into()).await.unwrap();
+    }
+    peer.up.send(&after(2, datagram(&peer.key, 2, 0, &[]))).await.unwrap();
+    assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), &b"two"[..]);
+    // Those that come too late are not taken either, and the third is.
+    for sent in [message(2, b"two"), message(3, b"three")] {
+        peer.up.send(&sent).await.unwrap();
+    }
+    assert_eq!(link.receive(&Recorder::new(0)).await.unwrap(), &b"three"[..]);
+    // The peer is told how many have been taken.
+    let (mut taken, mut bytes) = (0, [0; 64]);
+    while taken < 3 {
+        let length = peer.up.recv(&mut bytes).await.unwrap();
+        if length == 32 && bytes[16] == 7 {
+            taken = taken.max(bytes[18]);
+        }
+    }
+}
+
+/// Of a peer that says nothing of it, messages come again in datagrams until it has taken them.
+#[tokio::test]
+async fn a_message_is_repeated_until_it_is_taken() {
+    let listener = listen(&Udp, &Options::default()).await;
+    let (peer, link) = by_hand(&*listener).await;
+    link.send_control("hear me".into()).await.unwrap();
+    let (mut times, mut bytes) = (0, [0; 64]);
+    while times < 3 {
+        let length = peer.down.recv(&mut bytes).await.unwrap();
+        if bytes[16] == 6 {
+            assert_eq!((bytes[18], &bytes[32..length]), (1, &b"hear me"[..]));
+            times += 1;
+        }
+    }
+    peer.down.send(&after(1, datagram(&peer.key, 7, 0, &[]))).await.unwrap();
+}
