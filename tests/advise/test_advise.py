@@ -76,6 +76,13 @@ def test_the_nearest_condition_is_taken_and_named(wifi: Path) -> None:
     assert len(found["conditions"]) == 2
 
 
+def test_much_loss_is_for_ltp_whatever_was_measured(wifi: Path) -> None:
+    for network, notes in (("rate=20mbit,loss=5%", 0), ("rate=20mbit,up.loss=6%", 1), ("wifi", 0)):
+        found = advise(Question(network, "payload:1MB"), [wifi])
+        assert len(found["notes"]) == notes, network
+        assert all("take ltp: unifl is slow there with Cubic clients" in note for note in found["notes"])
+
+
 def test_few_runs_and_far_ones_are_no_certainty(tmp_path: Path) -> None:
     record(tmp_path, "a", "cubic", FAST)
     assert advise(Question("wifi", "payload:1MB"), [tmp_path])["answers"]["fastest"]["sure"] == "none"

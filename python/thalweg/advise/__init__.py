@@ -31,6 +31,8 @@ VALUES: Final = {
 REPETITIONS: Final = 5
 ROUNDS: Final = 3
 CLIENTS: Final = 4
+# From this share of lost packets on, unifl with Cubic clients falls behind ltp (experiments/unifl/RESULTS.md).
+MUCH_LOSS: Final = 0.05
 NO_REASON: Final = "its record does not say why"
 
 
@@ -77,6 +79,7 @@ def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
             "model": question.model,
             **_words(asked, clients=question.clients is not None),
         },
+        "notes": _notes(asked),
         "records": len(runs),
         "left_out": left_out,
         "verdict": None if nearest is None else _verdict(*nearest).table(),
@@ -94,6 +97,15 @@ def bench_plan(question: Question) -> BenchPlan:
     """Return the bench plan that measures what was asked with every transport that this build has."""
     table = {"repetitions": REPETITIONS, "impossible": "skip", "base": question.base()}
     return BenchPlan.of({**table, "matrix": {"transport": _ways()}})
+
+
+def _notes(asked: Condition) -> list[str]:
+    """Return what is known of the network that was asked about, whatever the records have."""
+    loss = max(asked.up.loss, asked.down.loss)
+    if loss <= MUCH_LOSS:
+        return []
+    limit = f"beyond {MUCH_LOSS:.0%} loss"
+    return [f"{limit} take ltp: unifl is slow there with Cubic clients, and tcp with all but BBR"]
 
 
 def _apart(asked: Condition, group: Group, question: Question) -> list[Difference]:

@@ -45,6 +45,8 @@ def command(
         emit(found)
     if as_json:
         return
+    for note in found["notes"]:
+        typer.echo(f"note: {note}", err=True)
     if not plan and found["nearest"] is not None:
         _show(found)
         return

@@ -36,7 +36,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         name: "repair",
         kind: Kind::Share { default: Share::millionths(0) },
         meaning: "repair packets that this end sends beside an update's last packets, as a share of these; twice the \
-                  share that the path loses is a good choice; 0 for none",
+                  share that the path loses is a good choice; 0 for none but on a path that loses 8 % or more",
     },
 ];
 
