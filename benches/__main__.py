@@ -43,6 +43,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "tasks": tasks,
     "flower": flower.small,
     "flower-large": flower.large,
+    "flower-accuracy": flower.accuracy,
     "control": control,
     "lab": lab,
     "masking": masking,

@@ -26,6 +26,9 @@ from thalweg import TaskServer, Tensors
 
 APP: Final = FOLDER / "benches" / "flower_app"
 CLIENTS: Final = 4
+#: Of the vision app, and by how much its accuracy may differ from Flower's.
+ROUNDS: Final = 5
+POINTS: Final = 0.002
 #: Seconds that a system may take to start, or a run of it.
 PATIENCE: Final = 600.0
 #: Seconds that a program has to end by itself.
@@ -243,3 +246,23 @@ def small() -> list[Figure]:
 def large() -> list[Figure]:
     """232 MiB."""
     return beside(232 * MIB, blocks=3, rounds=2, least=10)
+
+
+def accuracy() -> list[Figure]:
+    """What a vision app learns in five rounds by the same seed, on Flower's own engine and over thalweg."""
+    from tests.flower.learning import WAYS as LEARNING
+    from tests.flower.learning import learned, prepare, same_bits
+
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder))
+        found = {way: learned(Path(folder), way, ROUNDS) for way in LEARNING}
+    model, (*_, flowers) = found.pop("flower")
+    figures = []
+    for way, (learned_here, (*_, share)) in found.items():
+        bits = "the same bits" if same_bits(learned_here, model) else "other bits"
+        value = f"{share:.1%}, Flower {flowers:.1%}; {bits}"
+        good = abs(share - flowers) <= POINTS and (way != "collected" or same_bits(learned_here, model))
+        limit = f"within {POINTS * 100:.1f} points{'; the same bits' if way == 'collected' else ''}"
+        details = {"accuracy": share, "flower": flowers}
+        figures.append(Figure(f"accuracy of a vision app after {ROUNDS} rounds, {way}", value, limit, good, details))
+    return figures
