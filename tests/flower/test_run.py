@@ -34,6 +34,11 @@ def ran(name: str, place: Path, run_config: str = "", **overrides: Any) -> Flowe
     return run(plan_of(APPS / name, said, [run_config]), Lines())
 
 
+def over(url: str, **more: Any) -> dict[str, Any]:
+    """Return the overrides of a run over a transport whose nodes share one process."""
+    return {"transport.url": url, "app.processes": 1, **more}
+
+
 def states(result: FlowerResult, number: int = 1) -> dict[str, tuple[str, str | None]]:
     """Return what became of each node in a round, and why."""
     (entry,) = [one for one in Record(result.record.path).rounds() if one["round"] == number]
@@ -66,13 +71,13 @@ def test_apps_of_all_kinds_run_and_leave_a_record(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize("transport", ["tcp", "grpc", pytest.param("mqtt", marks=MQTT)])
 def test_the_bits_are_the_same_over_any_transport(tmp_path: Path, transport: str) -> None:
     models = []
-    for place, url, processes in (("near", "memory", 1), ("far", transport, 1)):
+    for place, url in (("near", "memory"), ("far", transport)):
         output = tmp_path / f"{place}.npz"
         result = ran(
             "numpy_messages",
             tmp_path,
             f"num-server-rounds=2 output='{output}'",
-            **{"transport.url": url, "app.processes": processes, "app.fold": "off"},
+            **over(url, **{"app.fold": "off"}),
         )
         assert [row["errors"] for row in result.rows] == [0, 0]
         models.append(dict(np.load(output)))
@@ -83,7 +88,7 @@ def test_the_bits_are_the_same_over_any_transport(tmp_path: Path, transport: str
 @pytest.mark.e2e
 def test_a_run_goes_on_over_links_that_lose_chunks(tmp_path: Path) -> None:
     fault = {"loss": 0.2, "duplicate": 0.1, "corrupt": 0.1, "reorder": 0.2}
-    result = ran("numpy_messages", tmp_path, **{"transport.url": "udp", "app.processes": 1, "layers.fault": fault})
+    result = ran("numpy_messages", tmp_path, **over("udp", **{"layers.fault": fault}))
     assert [(row["replies"], row["errors"]) for row in result.rows] == [(8, 0)] * 3
 
 
@@ -153,7 +158,7 @@ def test_a_server_app_that_raises_fails_the_run(tmp_path: Path) -> None:
 
 def test_each_node_of_an_emulated_network_is_a_process_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="a process of its own"):
-        ran("numpy_messages", tmp_path, **{"transport.url": "tcp", "network": "wan", "app.processes": 2})
+        ran("numpy_messages", tmp_path, **over("tcp", network="wan"))
 
 
 @pytest.mark.e2e
