@@ -90,7 +90,7 @@ pub struct Sample {
 }
 
 /// One direction of a link.
-struct Line {
+struct LinkDirection {
     link: String,
     direction: Direction,
     source: usize,
@@ -139,7 +139,7 @@ struct Change {
 pub struct Fabric {
     names: Vec<String>,
     hosts: usize,
-    lines: Vec<Line>,
+    lines: Vec<LinkDirection>,
     by_name: HashMap<String, usize>,
     /// The line towards a host from each node.
     ways: Vec<Vec<Option<usize>>>,
@@ -169,7 +169,7 @@ impl Fabric {
                 let (source, target) = if direction == Direction::Ab { (a, b) } else { (b, a) };
                 let pipe = Pipe::new(shape.clone(), spec.seed, lines.len() as u64);
                 let pipe = pipe.map_err(|e| impossible(format!("link {:?}: {e}", link.name)))?;
-                lines.push(Line {
+                lines.push(LinkDirection {
                     link: link.name.clone(),
                     direction,
                     source,
@@ -322,7 +322,7 @@ impl Fabric {
     /// All lines, both directions of the first link first.
     pub fn status(&mut self, now: Time) -> Vec<LineStatus> {
         let names = &self.names;
-        let status = |line: &mut Line| {
+        let status = |line: &mut LinkDirection| {
             let (queue_bytes, queue_packets) = line.pipe.queue(now);
             LineStatus {
                 link: line.link.clone(),
@@ -492,7 +492,7 @@ impl Counters {
     }
 }
 
-fn line_times(line: &mut Line, entered: Time, due: Time, left: Time, segments: u64) {
+fn line_times(line: &mut LinkDirection, entered: Time, due: Time, left: Time, segments: u64) {
     line.delay.add(left.saturating_sub(entered), segments);
     line.lateness.add(left.saturating_sub(due), segments);
 }
@@ -519,7 +519,7 @@ fn host_of(destination: Destination) -> Option<usize> {
 
 /// A worker for each host, so that all have about as much to do. Most traffic goes to or from the first host, which
 /// is the server where there is one.
-fn shares(hosts: usize, workers: usize, lines: &[Line]) -> Vec<usize> {
+fn shares(hosts: usize, workers: usize, lines: &[LinkDirection]) -> Vec<usize> {
     let mut weights = vec![0; hosts];
     for line in lines.iter().filter(|line| line.target < hosts) {
         weights[line.target] += 1;
@@ -535,7 +535,7 @@ fn shares(hosts: usize, workers: usize, lines: &[Line]) -> Vec<usize> {
 }
 
 /// The lines into each node, with where they come from.
-fn arriving(nodes: usize, lines: &[Line]) -> Vec<Vec<(usize, usize)>> {
+fn arriving(nodes: usize, lines: &[LinkDirection]) -> Vec<Vec<(usize, usize)>> {
     let mut arriving = vec![Vec::new(); nodes];
     for (number, line) in lines.iter().enumerate() {
         arriving[line.target].push((number, line.source));

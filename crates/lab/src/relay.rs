@@ -33,7 +33,7 @@ const QUANTUM: Duration = Duration::from_micros(50);
 const IDLE: Duration = Duration::from_millis(200);
 
 /// What the threads share with each other and with those who ask them.
-pub(crate) struct Shared {
+pub(crate) struct RelayState {
     fabric: Mutex<Fabric>,
     began: Instant,
     stop: AtomicBool,
@@ -78,7 +78,7 @@ fn nanos(time: Time) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-impl Shared {
+impl RelayState {
     /// The fabric, and the time on its clock. Not to be held for long: packets wait.
     pub(crate) fn fabric(&self) -> (MutexGuard<'_, Fabric>, Time) {
         let fabric = self.fabric.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,7 +102,7 @@ impl Shared {
 }
 
 pub(crate) struct Relay {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<RelayState>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn threads(hosts: usize) -> usize {
 
 impl Relay {
     pub(crate) fn start(fabric: Fabric, workers: usize, devices: Vec<Device>) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(RelayState {
             fabric: Mutex::new(fabric),
             began: Instant::now(),
             stop: AtomicBool::new(false),
@@ -182,7 +182,7 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> Error {
 /// One thread's work.
 struct Hand<'a> {
     number: usize,
-    shared: &'a Shared,
+    shared: &'a RelayState,
     devices: &'a [Device],
     epoll: Epoll,
     /// Those of its devices that have something, or its eventfd.
@@ -197,7 +197,7 @@ struct Hand<'a> {
 }
 
 impl<'a> Hand<'a> {
-    fn new(number: usize, shared: &'a Shared, devices: &'a [Device]) -> Result<Self> {
+    fn new(number: usize, shared: &'a RelayState, devices: &'a [Device]) -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("epoll"))?;
         let mine: Vec<_> = {
             let (fabric, _) = shared.fabric();

@@ -53,7 +53,7 @@ pub(super) struct Clocks {
 
 /// A segment that fills gaps or masked holes.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct Filling {
     now: Time,
     /// Segments that had come by then.
     before: u64,
@@ -215,7 +215,7 @@ impl Stream {
         if !old.is_empty() {
             // One part of a retransmitted segment may fill a held hole, and another part a masked one.
             let repairs = self.gaps.iter().any(|gap| gap.held && !gap.range.intersect(old).is_empty());
-            let seen = Seen { now, before, clock: clocks.now, repairs };
+            let seen = Filling { now, before, clock: clocks.now, repairs };
             let first = self.fill_gaps(seen, old, &mut arrival) | self.fill_masks(seen, old, &mut arrival);
             if first {
                 self.wait_behind(old.end, now);
@@ -266,7 +266,7 @@ impl Stream {
     /// Fills gaps with `old`. If part of a gap arrives, the reordering timer restarts for the rest: what
     /// precedes the part has only now been overtaken, and what follows it may still be on its way. Returns
     /// whether overtaken data came for the first time (reordering, not retransmission).
-    fn fill_gaps(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) -> bool {
+    fn fill_gaps(&mut self, seen: Filling, old: Range, arrival: &mut Arrival) -> bool {
         let mut first = false;
         let mut at = self.gaps.partition_point(|gap| gap.range.end <= old.start);
         while let Some(&gap) = self.gaps.get(at) {
@@ -307,7 +307,7 @@ impl Stream {
 
     /// Records how late a segment came for a gap, unless it was retransmitted. Returns whether it was
     /// reordering.
-    fn overtaken(&mut self, seen: Seen, since: Time, count: u64, clocks: Clocks) -> bool {
+    fn overtaken(&mut self, seen: Filling, since: Time, count: u64, clocks: Clocks) -> bool {
         let first = if seen.clock == 0 { !seen.repairs } else { !before(clocks.now, seen.clock) };
         if first {
             self.reordering.filled(
@@ -319,7 +319,7 @@ impl Stream {
         first
     }
 
-    fn fill_masks(&mut self, seen: Seen, old: Range, arrival: &mut Arrival) -> bool {
+    fn fill_masks(&mut self, seen: Filling, old: Range, arrival: &mut Arrival) -> bool {
         let mut first = false;
         let touched: Vec<(Range, Mask)> = self.masks_in(old).collect();
         for (hole, mask) in touched {

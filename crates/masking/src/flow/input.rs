@@ -6,7 +6,7 @@ use thalweg_wire::Range;
 use super::super::sequence::{number, offset};
 use super::{refusal, Context, Flow, State};
 use crate::event::{Ended, What};
-use crate::outgoing::Heard;
+use crate::outgoing::Ack;
 use crate::segment::{Segment, ACK, FIN, RST, SYN};
 use crate::Time;
 
@@ -143,7 +143,7 @@ impl Flow {
         let blocks = self.kept_blocks(segment);
         let alone = segment.payload.is_empty() && !segment.has(FIN) && blocks.is_empty();
         let plain = alone && window == self.out.window();
-        self.out.acknowledged(cx.now, Heard { offset: place as u64, blocks: &blocks, plain });
+        self.out.acknowledged(cx.now, Ack { offset: place as u64, blocks: &blocks, plain });
         self.update_window(cx.now, segment, window);
         self.ours_acknowledged(cx);
         true

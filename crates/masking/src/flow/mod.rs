@@ -12,7 +12,7 @@ use super::config::{Config, Ecn};
 use super::event::{Agreed, Counters, Ended, FlowId, Happening, Stats, What};
 use super::outgoing::Outgoing;
 use super::policy::Policy;
-use super::rate::{Control, Share};
+use super::rate::{Control, GroupRate};
 use super::segment::{Segment, ACK, CWR, ECE, RST};
 use super::stamps::Stamps;
 use super::stream::{Patience, Stream};
@@ -157,7 +157,7 @@ pub(super) struct Flow {
     segment: u32,
     control: Box<dyn Control>,
     /// What the flows of its group have in common.
-    pub share: Option<Share>,
+    pub share: Option<GroupRate>,
     pub group: Option<u32>,
     rtt: Option<Time>,
     /// When data last came, or the handshake ended.
@@ -242,7 +242,7 @@ impl Flow {
     }
 
     /// What the flow tells its group.
-    pub fn own_share(&self) -> Share {
+    pub fn own_share(&self) -> GroupRate {
         self.control.share()
     }
 

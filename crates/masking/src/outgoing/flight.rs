@@ -13,7 +13,7 @@ use thalweg_sending::{Delivery, Heard, Stamp, Trips};
 
 /// Bytes of the stream in one segment. The FIN counts as one byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct SentRange {
     pub range: Range,
     pub fin: bool,
 }
@@ -28,7 +28,7 @@ enum State {
 
 #[derive(Debug)]
 struct Sent {
-    part: Part,
+    part: SentRange,
     /// Time and number of the latest transmission.
     at: Time,
     number: u64,
@@ -101,7 +101,7 @@ impl Flight {
     }
 
     /// Records that new bytes are sent.
-    pub fn send(&mut self, now: Time, part: Part) {
+    pub fn send(&mut self, now: Time, part: SentRange) {
         let stamp = self.delivery.sent(now, self.segments == 0);
         let number = self.number(part.range.start);
         self.sent.push_back(Sent { part, at: now, number, again: false, state: State::UnderWay, stamp });
@@ -109,21 +109,21 @@ impl Flight {
     }
 
     /// Retransmits the first lost segment.
-    pub fn repair(&mut self, now: Time) -> Option<Part> {
+    pub fn repair(&mut self, now: Time) -> Option<SentRange> {
         let start = self.lost.pop_first()?;
         self.send_again(now, self.index(start))
     }
 
     /// Retransmits the last segment in flight: its ACK describes those before it (tail loss probe, RFC 8985
     /// section 7).
-    pub fn probe(&mut self, now: Time) -> Option<Part> {
+    pub fn probe(&mut self, now: Time) -> Option<SentRange> {
         let index = self.sent.iter().rposition(|sent| sent.state == State::UnderWay)?;
         let part = self.sent[index].part;
         self.count(part, -1);
         self.send_again(now, index)
     }
 
-    fn send_again(&mut self, now: Time, index: usize) -> Option<Part> {
+    fn send_again(&mut self, now: Time, index: usize) -> Option<SentRange> {
         let stamp = self.delivery.sent(now, self.segments == 0);
         let number = self.number(self.sent.get(index)?.part.range.start);
         let sent = self.sent.get_mut(index)?;
@@ -140,7 +140,7 @@ impl Flight {
         self.transmissions
     }
 
-    fn count(&mut self, part: Part, by: i64) {
+    fn count(&mut self, part: SentRange, by: i64) {
         self.under_way = self.under_way.saturating_add_signed(by * part.range.len() as i64);
         self.segments = self.segments.saturating_add_signed(by);
     }

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use thalweg_wire::Range;
 
-use self::flight::{Flight, Part};
+use self::flight::{Flight, SentRange};
 use crate::Time;
 use thalweg_sending::{Pacer, Rate};
 
@@ -38,7 +38,7 @@ pub(super) struct Piece {
 
 /// An acknowledgement.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Heard<'a> {
+pub(super) struct Ack<'a> {
     /// Everything before this offset has come.
     pub offset: u64,
     /// SACK blocks.
@@ -183,7 +183,7 @@ impl Outgoing {
     }
 
     /// Processes an ACK of something that was sent, not older than the last ACK.
-    pub fn acknowledged(&mut self, now: Time, heard: Heard<'_>) {
+    pub fn acknowledged(&mut self, now: Time, heard: Ack<'_>) {
         let advanced = heard.offset > self.una;
         let news = self.flight.acknowledged(now, heard.offset, heard.blocks, self.rate.base());
         if let Some(news) = news {
@@ -288,13 +288,13 @@ impl Outgoing {
         Piece { offset: self.una, length: length as usize, fin: length == 0 }
     }
 
-    fn paced(&mut self, part: Part) -> Piece {
+    fn paced(&mut self, part: SentRange) -> Piece {
         self.pacer.sent(part.range.len());
         piece(part)
     }
 
     /// The next bytes that were never sent, within the peer's window.
-    fn fresh(&mut self) -> Option<Part> {
+    fn fresh(&mut self) -> Option<SentRange> {
         let flight = self.next - self.una;
         let allowed = self.window.saturating_sub(flight);
         let left = self.written.saturating_sub(self.next);
@@ -309,7 +309,7 @@ impl Outgoing {
         }
         let length = left.min(self.segment).min(allowed);
         let fin = self.closing && self.next + length == self.written;
-        Some(Part { range: Range::new(self.next, self.next + length + u64::from(fin)), fin })
+        Some(SentRange { range: Range::new(self.next, self.next + length + u64::from(fin)), fin })
     }
 
     fn may_send(&mut self, now: Time) -> bool {
@@ -391,7 +391,7 @@ impl Outgoing {
     }
 }
 
-fn piece(part: Part) -> Piece {
+fn piece(part: SentRange) -> Piece {
     let length = part.range.len() - u64::from(part.fin);
     Piece { offset: part.range.start, length: length as usize, fin: part.fin }
 }

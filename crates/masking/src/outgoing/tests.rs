@@ -160,7 +160,7 @@ impl World {
                     Event::Data(range) => self.heard(range),
                     Event::Ack(offset, blocks) if offset >= self.out.una() => {
                         let plain = blocks.is_empty();
-                        self.out.acknowledged(self.now, Heard { offset, blocks: &blocks, plain });
+                        self.out.acknowledged(self.now, Ack { offset, blocks: &blocks, plain });
                     }
                     Event::Waited(heard) if heard == self.heard => self.acknowledge(Range::new(0, 0)),
                     Event::Ack(..) | Event::Waited(_) => {}
@@ -235,7 +235,7 @@ fn small_messages_do_not_slow_down_what_follows() {
         assert_eq!(world.out.write(&message), 70);
         world.flush();
         world.now += 40 * MS;
-        world.out.acknowledged(world.now, Heard { offset: 70 * (n + 1), blocks: &[], plain: true });
+        world.out.acknowledged(world.now, Ack { offset: 70 * (n + 1), blocks: &[], plain: true });
     }
     let pace = world.out.rate.pace().unwrap();
     assert!(pace >= (INITIAL * SEGMENT) as f64 / 0.04, "{pace} bytes a second");
@@ -256,7 +256,7 @@ fn a_lost_tail_is_sent_again_before_the_timeout() {
     assert_eq!(offsets(&mut out, 200 * MS), [2 * SEGMENT]);
     // It is acknowledged, and so the first two are lost, by time.
     let last = [Range::new(2 * SEGMENT, 3 * SEGMENT)];
-    out.acknowledged(300 * MS, Heard { offset: 0, blocks: &last, plain: false });
+    out.acknowledged(300 * MS, Ack { offset: 0, blocks: &last, plain: false });
     assert_eq!(offsets(&mut out, 300 * MS), [0, SEGMENT]);
 }
 
@@ -281,7 +281,7 @@ fn after_a_timeout_one_segment_finds_out_whether_the_path_is_back() {
     assert_eq!(tries, 4);
     // 20 ms, then timeouts of 200, 400, 800 and 1,600 ms.
     assert_eq!(now, 3020 * MS);
-    out.acknowledged(now, Heard { offset: SEGMENT, blocks: &[], plain: true });
+    out.acknowledged(now, Ack { offset: SEGMENT, blocks: &[], plain: true });
     assert!(out.poll(now, 0).is_some_and(|piece| piece.offset == SEGMENT));
     assert!(out.poll(now, 0).is_some(), "more than one again");
 }
@@ -294,17 +294,17 @@ fn what_was_kept_may_be_dropped_again() {
     out.write(&vec![0; 4 * SEGMENT as usize]);
     while out.poll(Time::ZERO, 0).is_some() {}
     let kept = [Range::new(SEGMENT, 4 * SEGMENT)];
-    out.acknowledged(10 * MS, Heard { offset: 0, blocks: &kept, plain: false });
+    out.acknowledged(10 * MS, Ack { offset: 0, blocks: &kept, plain: false });
     assert_eq!(out.poll(10 * MS, 0).unwrap().offset, 0);
     // The first arrives, but its receiver says no more of what it kept.
-    out.acknowledged(20 * MS, Heard { offset: SEGMENT, blocks: &[], plain: true });
+    out.acknowledged(20 * MS, Ack { offset: SEGMENT, blocks: &[], plain: true });
     let mut offsets = Vec::new();
     while out.una() < 4 * SEGMENT {
         let now = out.poll_timeout().unwrap();
         assert!(!out.handle_timeout(now, 15));
         while let Some(piece) = out.poll(now, 0) {
             offsets.push(piece.offset);
-            out.acknowledged(now + MS, Heard { offset: piece.offset + SEGMENT, blocks: &[], plain: true });
+            out.acknowledged(now + MS, Ack { offset: piece.offset + SEGMENT, blocks: &[], plain: true });
         }
     }
     assert_eq!(offsets, [SEGMENT, 2 * SEGMENT, 3 * SEGMENT]);
@@ -319,11 +319,11 @@ fn what_a_hostile_receiver_claims_is_bounded() {
     while out.poll(Time::ZERO, 0).is_some() {}
     for n in 1..10_000 {
         let blocks = [Range::new(2 * n, 2 * n + 1)];
-        out.acknowledged(n as u32 * MS / 100, Heard { offset: 0, blocks: &blocks, plain: false });
+        out.acknowledged(n as u32 * MS / 100, Ack { offset: 0, blocks: &blocks, plain: false });
     }
     assert!(out.flight.ranges() <= INITIAL as usize + 1, "{}", out.flight.ranges());
     // In the middle of a segment.
-    out.acknowledged(200 * MS, Heard { offset: 3 * SEGMENT - 7, blocks: &[], plain: true });
+    out.acknowledged(200 * MS, Ack { offset: 3 * SEGMENT - 7, blocks: &[], plain: true });
     let now = 200 * MS;
     assert!(std::iter::from_fn(|| out.poll(now, 0)).all(|piece| piece.offset + 7 >= 3 * SEGMENT));
 }

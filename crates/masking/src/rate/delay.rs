@@ -18,8 +18,8 @@ use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 use super::buffer::BufferDepth;
-use super::rival::{Rival, Seen};
-use super::{Control, Least, Sample, Share};
+use super::rival::{Observation, Rival};
+use super::{Control, GroupRate, Least, Sample};
 use crate::Time;
 
 /// Ticks for which rates are remembered: two round trips.
@@ -316,7 +316,7 @@ impl Delay {
             let queue = queue.max(0.0);
             let trip = if self.trip.is_finite() { self.trip.max(rtt + queue) } else { rtt + queue };
             let uses = rate * trip >= IN_USE * self.window;
-            let seen = Seen {
+            let seen = Observation {
                 queue,
                 aim,
                 longest: sample.share.map_or(aim, |share| share.aim.max(aim)),
@@ -353,7 +353,7 @@ impl Delay {
     }
 
     /// The target queuing delay of a flow of this rate.
-    fn aim(&self, rate: f64, share: Option<Share>) -> f64 {
+    fn aim(&self, rate: f64, share: Option<GroupRate>) -> f64 {
         let aim = self.settings.queue.as_secs_f64();
         if self.starting {
             return aim;
@@ -443,7 +443,7 @@ impl Control for Delay {
         self.rtt.get().filter(|_| self.burst.alone).map_or(0, |rtt| (self.burst.rate * rtt) as u64)
     }
 
-    fn share(&self) -> Share {
-        Share { rate: self.rate(), aim: self.aimed }
+    fn share(&self) -> GroupRate {
+        GroupRate { rate: self.rate(), aim: self.aimed }
     }
 }

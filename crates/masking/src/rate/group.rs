@@ -11,7 +11,7 @@ const FRESH: Time = Time::from_millis(5);
 
 /// Rate and target of a flow, or of a group.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Share {
+pub struct GroupRate {
     /// Bytes a second. Of a group: the mean of the flows that send.
     pub rate: f64,
     /// Target queuing delay in seconds. Of a group: the longest of the flows that send.
@@ -21,21 +21,21 @@ pub struct Share {
 /// Computes what the sending flows have in common.
 #[derive(Debug, Clone, Default)]
 pub struct Group {
-    members: BTreeMap<u32, (Share, Time)>,
-    share: Option<Share>,
+    members: BTreeMap<u32, (GroupRate, Time)>,
+    share: Option<GroupRate>,
     made: Time,
 }
 
 impl Group {
     /// Takes the values of a member and returns those of the group; `None` if it is the only one that sends.
-    pub fn publish(&mut self, now: Time, member: u32, own: Share) -> Option<Share> {
+    pub fn publish(&mut self, now: Time, member: u32, own: GroupRate) -> Option<GroupRate> {
         let known = self.members.insert(member, (own, now)).is_some();
         if !known || now.saturating_sub(self.made) >= FRESH {
             self.made = now;
             self.members.retain(|_, (_, at)| now.saturating_sub(*at) < SILENT);
             let sending = || self.members.values().map(|(own, _)| *own).filter(|own| own.rate > 0.0);
             let count = sending().count();
-            self.share = (count > 1).then(|| Share {
+            self.share = (count > 1).then(|| GroupRate {
                 rate: sending().map(|own| own.rate).sum::<f64>() / count as f64,
                 aim: sending().map(|own| own.aim).fold(0.0, f64::max),
             });
@@ -63,7 +63,7 @@ mod tests {
         let mut group = Group::default();
         let ms = Time::from_millis;
         let mut publish = |at, member, rate, aim| {
-            group.publish(ms(at), member, Share { rate, aim }).map(|share| (share.rate, share.aim))
+            group.publish(ms(at), member, GroupRate { rate, aim }).map(|share| (share.rate, share.aim))
         };
         assert_eq!(publish(0, 1, 300.0, 0.01), None);
         assert_eq!(publish(1, 2, 100.0, 0.03), Some((200.0, 0.03)));

@@ -12,7 +12,7 @@ mod paper;
 mod rival;
 
 pub use delay::{Delay, DelaySettings};
-pub use group::{Group, Share};
+pub use group::{Group, GroupRate};
 pub use paper::{Paper, PaperSettings};
 
 use crate::Time;
@@ -36,7 +36,7 @@ pub struct Sample {
     /// Whether the packet carries a congestion mark (CE, RFC 3168).
     pub ce: bool,
     /// What the flows of its group have in common.
-    pub share: Option<Share>,
+    pub share: Option<GroupRate>,
 }
 
 /// Decides how many bytes a flow may have in flight.
@@ -54,8 +54,8 @@ pub trait Control: std::fmt::Debug + Send {
         0
     }
     /// What the flow tells its group. A rate of 0 means unknown.
-    fn share(&self) -> Share {
-        Share { rate: 0.0, aim: 0.0 }
+    fn share(&self) -> GroupRate {
+        GroupRate { rate: 0.0, aim: 0.0 }
     }
 }
 

@@ -12,7 +12,7 @@
 //! change shows a round trip later, noise raises the window step by step, and each window is compared with the
 //! last accepted one, so the loss creeps up. It is here for comparison; every number is a setting.
 
-use super::{Control, Least, Sample, Share};
+use super::{Control, GroupRate, Least, Sample};
 use crate::Time;
 
 /// The parameters of the paper, and those that it leaves open.
@@ -168,8 +168,8 @@ impl Control for Paper {
         self.window as u64
     }
 
-    fn share(&self) -> Share {
-        Share { rate: self.rate, aim: 0.0 }
+    fn share(&self) -> GroupRate {
+        GroupRate { rate: self.rate, aim: 0.0 }
     }
 }
 

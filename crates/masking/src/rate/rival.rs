@@ -38,7 +38,7 @@ const FRIENDLY: f64 = 1.0;
 
 /// Input of a decision, beside the sample. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen {
+pub(super) struct Observation {
     pub queue: f64,
     pub aim: f64,
     /// The longest target in the group.
@@ -88,7 +88,7 @@ impl Rival {
     }
 
     /// The window in this mode; `None` if the queue can be kept short.
-    pub fn window(&mut self, sample: &Sample, seen: &Seen) -> Option<f64> {
+    pub fn window(&mut self, sample: &Sample, seen: &Observation) -> Option<f64> {
         let now = sample.now;
         let trip = seen.trip;
         let lost = seen.gone / (seen.came + seen.gone).max(1.0);
@@ -124,7 +124,7 @@ impl Rival {
     }
 
     /// Enters the mode if the queue has stayed long although this flow gave way.
-    fn begins(&mut self, now: Time, trip: f64, seen: &Seen) -> Option<Contest> {
+    fn begins(&mut self, now: Time, trip: f64, seen: &Observation) -> Option<Contest> {
         if !seen.uses || seen.queue < CROWDED * seen.longest {
             self.crowded = None;
             return None;

@@ -28,13 +28,13 @@ struct Parcel {
 /// What is published and not with the broker yet: at most [`ROOM`] bytes, or one message.
 pub(crate) struct Outbox {
     room: Arc<Semaphore>,
-    line: Mutex<Line>,
+    line: Mutex<Queue>,
     /// How many messages the broker has.
     done: watch::Receiver<u64>,
     ending: Arc<Ending>,
 }
 
-struct Line {
+struct Queue {
     taken: u64,
     parcels: mpsc::UnboundedSender<Parcel>,
 }
@@ -53,7 +53,7 @@ impl Outbox {
         let ledger = Ledger { place, ending: ending.clone(), absent, tell };
         tokio::spawn(write(channel, confirms, line, ledger));
         let room = Arc::new(Semaphore::new(ROOM));
-        Self { room, line: Mutex::new(Line { taken: 0, parcels }), done, ending }
+        Self { room, line: Mutex::new(Queue { taken: 0, parcels }), done, ending }
     }
 
     /// Takes a message for `route`; waits while there is no room. Control messages to nobody are told of.

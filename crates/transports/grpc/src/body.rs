@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tonic::body::Body;
 use tonic::Status;
 
-use crate::shared::Shared;
+use crate::shared::LinkState;
 
 /// What of a message HTTP/2 gets at a time.
 const PIECE: usize = 64 << 10;
@@ -79,11 +79,11 @@ impl HttpBody for Pieces {
 /// A body that comes in, with its bytes told to the link as they come.
 pub(crate) struct Counted {
     body: Incoming,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
 }
 
 impl Counted {
-    pub(crate) fn new(body: Incoming, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(body: Incoming, shared: Arc<LinkState>) -> Self {
         Self { body, shared }
     }
 }

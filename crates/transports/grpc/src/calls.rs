@@ -18,7 +18,7 @@ use tonic_prost::ProstCodec;
 use crate::body::{Counted, Pieces, Stop};
 use crate::parcel::{Parcel, Sealed, Taken, Want};
 use crate::receive::explain;
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::unary::{refused, Outbound, Unary};
 
 /// The methods' paths.
@@ -28,12 +28,12 @@ pub(crate) const GET: &str = "/thalweg.v1.Link/Get";
 type Answered<T> = std::result::Result<tonic::Response<T>, Status>;
 
 /// Makes a client's calls until the link ends.
-pub(crate) fn start(shared: &Arc<Shared>, sender: &SendRequest<Body>, origin: &Uri) {
+pub(crate) fn start(shared: &Arc<LinkState>, sender: &SendRequest<Body>, origin: &Uri) {
     tokio::spawn(until_ended(shared.clone(), put_all(shared.clone(), sender.clone(), origin.clone())));
     tokio::spawn(until_ended(shared.clone(), get_all(shared.clone(), sender.clone(), origin.clone())));
 }
 
-async fn until_ended(shared: Arc<Shared>, work: impl std::future::Future<Output = ()>) {
+async fn until_ended(shared: Arc<LinkState>, work: impl std::future::Future<Output = ()>) {
     tokio::select! {
         biased;
         () = shared.ended() => {}
@@ -42,7 +42,7 @@ async fn until_ended(shared: Arc<Shared>, work: impl std::future::Future<Output 
 }
 
 /// Puts every update that is to be sent.
-async fn put_all(shared: Arc<Shared>, sender: SendRequest<Body>, origin: Uri) {
+async fn put_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri) {
     let Some(unary) = &shared.unary else { return };
     while let Some(outbound) = unary.outbounds.lock().await.recv().await {
         let Outbound { message, stop, taken } = outbound;
@@ -70,7 +70,7 @@ async fn put_all(shared: Arc<Shared>, sender: SendRequest<Body>, origin: Uri) {
 }
 
 /// Asks for one update after the other; the server answers when there is one.
-async fn get_all(shared: Arc<Shared>, sender: SendRequest<Body>, origin: Uri) {
+async fn get_all(shared: Arc<LinkState>, sender: SendRequest<Body>, origin: Uri) {
     let Some(unary) = &shared.unary else { return };
     let mut got = false;
     loop {
@@ -91,12 +91,12 @@ async fn get_all(shared: Arc<Shared>, sender: SendRequest<Body>, origin: Uri) {
 /// A connection as tonic wants it for one unary call.
 struct Sender {
     requests: SendRequest<Body>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     stop: Stop,
 }
 
 fn caller(
-    shared: &Arc<Shared>,
+    shared: &Arc<LinkState>,
     requests: &SendRequest<Body>,
     origin: &Uri,
     stop: Stop,
@@ -125,7 +125,7 @@ impl tower_service::Service<Request<Body>> for Sender {
 }
 
 /// The server's answer to a unary call; `None` if there is no such method.
-pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Option<Response<Body>> {
+pub(crate) async fn answer(shared: &Arc<LinkState>, request: Request<Incoming>) -> Option<Response<Body>> {
     let unary = shared.unary.as_ref()?;
     match request.uri().path() {
         PUT => {
@@ -153,7 +153,7 @@ fn gone() -> Status {
 }
 
 /// Takes a client's update.
-struct Put(Arc<Shared>);
+struct Put(Arc<LinkState>);
 
 impl UnaryService<Parcel> for Put {
     type Response = Taken;
@@ -176,7 +176,7 @@ impl UnaryService<Parcel> for Put {
 
 /// Gives a client the next update, when there is one.
 struct Get {
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     stop: Arc<OnceLock<Stop>>,
 }
 

@@ -26,7 +26,7 @@ use crate::link::GrpcLink;
 use crate::receive::{explain, Inbox};
 use crate::send::Messages;
 use crate::service::{Codec, ALIKE, EXCHANGE, UNARY};
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::wire::{Duplex, Wire};
 use crate::{calls, unary, MAX_MESSAGE, WINDOW};
 
@@ -60,7 +60,7 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
     let (stream, _) = reach(address, options).await?;
     let socket = Socket::new(stream).map_err(|e| Error::io(CONNECT, address, &e))?;
     let (stream, peer) = secure(socket.clone(), address, tls).await?;
-    let shared = Shared::new(address.to_string(), tls.is_some(), unary(options)?, Standing::new([]));
+    let shared = LinkState::new(address.to_string(), tls.is_some(), unary(options)?, Standing::new([]));
     let ending = EndOnDrop(Some(shared.clone()));
     let wire = TokioIo::new(Wire::of_client(stream, shared.clone()));
     let failed = |error: &dyn Fn() -> Error| no_answer(shared.fault().unwrap_or_else(error), tls.is_some());
@@ -91,7 +91,7 @@ async fn call(address: &Address, options: &Options, tls: &ClientTls) -> Result<G
 }
 
 /// Ends the connection's task if the link does not come to be.
-struct EndOnDrop(Option<Arc<Shared>>);
+struct EndOnDrop(Option<Arc<LinkState>>);
 
 impl EndOnDrop {
     fn keep(mut self) {
@@ -125,7 +125,7 @@ fn origin(address: &Address, tls: bool) -> Result<Uri> {
 }
 
 /// The server has answered with something else than a link.
-fn refused(shared: &Shared, status: &Status) -> Error {
+fn refused(shared: &LinkState, status: &Status) -> Error {
     let error = explain(shared, status);
     if status.code() == tonic::Code::FailedPrecondition {
         let context = format!("{}: {}", shared.who, status.message());

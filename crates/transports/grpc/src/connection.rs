@@ -8,7 +8,7 @@ use std::time::Duration;
 use thalweg_sockets::socket::Socket;
 use tokio::time::timeout;
 
-use crate::shared::Shared;
+use crate::shared::LinkState;
 
 /// The largest DATA frame that we take; what of a message is waited for at a time.
 pub(crate) const MAX_FRAME: u32 = 64 << 10;
@@ -22,7 +22,7 @@ const GOODBYE: Duration = Duration::from_millis(250);
 /// Moves the connection's bytes until the link or the connection ends; then ends the other. A link that has ended
 /// says so to its peer, by the end of its stream, and waits for the peer's a little.
 pub(crate) async fn drive<C, E>(
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     socket: Socket,
     connection: C,
     wind_down: impl FnOnce(Pin<&mut C>),

@@ -11,14 +11,14 @@ use tokio::sync::Mutex;
 
 use crate::receive::Inbox;
 use crate::send::Backs;
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::{send, unary, Grpc};
 
 pub(crate) struct GrpcLink {
     pub peer: Peer,
     pub socket: Socket,
     pub inbox: Mutex<Inbox>,
-    pub shared: Arc<Shared>,
+    pub shared: Arc<LinkState>,
 }
 
 #[async_trait]

@@ -20,7 +20,7 @@ use crate::connection::{drive, MAX_FRAME, MAX_HEADERS, SEND_BUFFER};
 use crate::link::GrpcLink;
 use crate::receive::Inbox;
 use crate::service::Service;
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::wire::{Duplex, Wire};
 use crate::{unary, WINDOW};
 
@@ -75,7 +75,7 @@ impl Keeper {
             guest.heard();
         }
         let (standing, unary) = (Standing::new(guest), unary(&self.options)?);
-        let shared = Shared::new(peer.address.clone(), self.tls.is_some(), unary, standing);
+        let shared = LinkState::new(peer.address.clone(), self.tls.is_some(), unary, standing);
         let (caller, mut call) = oneshot::channel();
         let service = Service::new(shared.clone(), caller);
         let answer = service_fn(move |request| {
@@ -112,7 +112,7 @@ fn settings() -> http2::Builder<TokioExecutor> {
 }
 
 /// The connection has ended before the peer called.
-fn no_call(shared: &Shared, ended: hyper::Result<()>) -> Error {
+fn no_call(shared: &LinkState, ended: hyper::Result<()>) -> Error {
     if let Some(fault) = shared.fault() {
         return fault;
     }

@@ -9,7 +9,7 @@ use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES};
 use tonic::{Code, Status, Streaming};
 
 use crate::frame::Frame;
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::unary::{Arrival, Arrivals, Unary};
 
 const RECEIVE: &str = "receive";
@@ -28,12 +28,12 @@ fn corrupt<T>(what: impl Into<String>) -> Result<T> {
 }
 
 impl Inbox {
-    pub(crate) fn new(stream: Streaming<Frame>, shared: &Shared) -> Self {
+    pub(crate) fn new(stream: Streaming<Frame>, shared: &LinkState) -> Self {
         Self { stream, arrivals: shared.unary.as_ref().and_then(Unary::arrivals), part: None }
     }
 
     /// The next control message; chunks go to `sink` meanwhile. Dropping the future loses nothing.
-    pub(crate) async fn receive(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+    pub(crate) async fn receive(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Bytes> {
         shared.check_open(RECEIVE)?;
         let outcome = tokio::select! {
             biased;
@@ -54,7 +54,7 @@ impl Inbox {
         }
     }
 
-    async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
+    async fn next(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Option<Bytes>> {
         loop {
             let next = tokio::select! {
                 biased; // a message that was sent before an update is there before it
@@ -77,7 +77,7 @@ impl Inbox {
     }
 
     /// Takes in what has come of an update by a unary call.
-    fn take_in(&mut self, arrival: Arrival, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+    fn take_in(&mut self, arrival: Arrival, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
         if let Arrival::Chunk(header, _) = &arrival {
             shared.standing.check(header.kind, header.length())?;
         }
@@ -101,7 +101,7 @@ impl Inbox {
         &mut self,
         Frame { header, payload }: Frame,
         sink: &dyn Sink,
-        shared: &Shared,
+        shared: &LinkState,
     ) -> Result<Option<Bytes>> {
         if header.is_empty() {
             return self.further(&payload);
@@ -164,7 +164,7 @@ fn deliver(
     payload: &[u8],
     progress: u64,
     sink: &dyn Sink,
-    shared: &Shared,
+    shared: &LinkState,
 ) -> Result<()> {
     let length = header.length();
     if payload.len() != length {
@@ -191,7 +191,7 @@ fn deliver(
 }
 
 /// Why no more messages come: the peer or the network has ended the stream, or what came is not of the protocol.
-pub(crate) fn explain(shared: &Shared, status: &Status) -> Error {
+pub(crate) fn explain(shared: &LinkState, status: &Status) -> Error {
     if let Some(fault) = shared.fault() {
         return fault;
     }

@@ -14,7 +14,7 @@ use thalweg_wire::MAX_CONTROL;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use crate::frame::{self, Frame};
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::MAX_CHUNK;
 
 /// Where a frame waits for HTTP/2 to have room. The turn is fair and goes on with each frame, so that a control message
@@ -82,7 +82,7 @@ impl Drop for Put<'_> {
 
 /// What gRPC draws its messages from, whenever HTTP/2 has room.
 pub(crate) struct Messages {
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     /// The further parts of what was begun.
     rest: VecDeque<Frame>,
     /// What was given out last is not to wait for more.
@@ -90,7 +90,7 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<LinkState>) -> Self {
         Self { shared, rest: VecDeque::new(), flush: false }
     }
 }
@@ -124,7 +124,7 @@ impl Stream for Messages {
 
 /// Waits for its turn, then until `messages` are taken; where in the stream they end.
 pub(crate) async fn hand_over(
-    shared: &Shared,
+    shared: &LinkState,
     operation: &'static str,
     messages: impl FnOnce() -> Result<VecDeque<Frame>>,
 ) -> Result<u64> {
@@ -136,7 +136,7 @@ pub(crate) async fn hand_over(
 }
 
 /// Sends one control message; done when the kernel has it.
-pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
+pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
@@ -184,7 +184,7 @@ pub(crate) type Backs = Vec<oneshot::Receiver<()>>;
 
 /// Sends the chunks of an update; done when the kernel has the last. `lent` tells what still is lent where the link ends
 /// while it is copied.
-pub(crate) async fn update(shared: &Shared, update: &Outgoing, lent: &mut Backs) -> Result<SendReport> {
+pub(crate) async fn update(shared: &LinkState, update: &Outgoing, lent: &mut Backs) -> Result<SendReport> {
     let operation = "send update";
     let (started, mut wire, mut end) = (Instant::now(), 0, 0);
     for (at, chunk) in update.chunks().iter().enumerate() {

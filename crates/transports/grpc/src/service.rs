@@ -15,7 +15,7 @@ use tonic_prost::ProstCodec;
 use crate::calls;
 use crate::frame::Frame;
 use crate::send::Messages;
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::MAX_MESSAGE;
 
 /// The method's path.
@@ -41,12 +41,12 @@ type Caller = oneshot::Sender<Result<Streaming<Frame>>>;
 /// Answers the calls of one connection: the first is its link.
 #[derive(Clone)]
 pub(crate) struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     caller: Arc<Mutex<Option<Caller>>>,
 }
 
 impl Service {
-    pub(crate) fn new(shared: Arc<Shared>, caller: Caller) -> Self {
+    pub(crate) fn new(shared: Arc<LinkState>, caller: Caller) -> Self {
         Self { shared, caller: Arc::new(Mutex::new(Some(caller))) }
     }
 
@@ -109,7 +109,7 @@ impl Service {
 
 /// The one call that is a link.
 struct Exchange {
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     caller: Option<Caller>,
 }
 

@@ -19,7 +19,7 @@ enum State {
     Refused,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct LinkState {
     pub who: String,
     pub tls: bool,
     /// What the peer may send.
@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     flushed: watch::Sender<u64>,
 }
 
-impl Shared {
+impl LinkState {
     pub(crate) fn new(who: String, tls: bool, unary: Option<Unary>, standing: Standing) -> Arc<Self> {
         let zero = AtomicU64::default;
         Arc::new(Self {

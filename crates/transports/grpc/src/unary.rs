@@ -15,7 +15,7 @@ use crate::body::Stop;
 use crate::frame;
 use crate::parcel::{seal, Parcel};
 use crate::send::hand_over;
-use crate::shared::Shared;
+use crate::shared::LinkState;
 
 /// What gRPC puts before a message: a flag and the length.
 const PREFIX: u64 = 5;
@@ -169,7 +169,7 @@ impl Drop for StopOnDrop {
 }
 
 /// Sends an update as one message; done when the other end has taken it.
-pub(crate) async fn update(shared: &Shared, unary: &Unary, update: &Outgoing) -> Result<SendReport> {
+pub(crate) async fn update(shared: &LinkState, unary: &Unary, update: &Outgoing) -> Result<SendReport> {
     let operation = "send update";
     let _turn = unary.turn.lock().await;
     shared.check(operation)?;
@@ -202,7 +202,7 @@ pub(crate) async fn update(shared: &Shared, unary: &Unary, update: &Outgoing) ->
 }
 
 /// The other end has not taken a message, though the link is there.
-pub(crate) fn refused(shared: &Shared) -> Error {
+pub(crate) fn refused(shared: &LinkState) -> Error {
     shared.check("send update").err().unwrap_or_else(|| {
         Error::new(ErrorKind::Unsupported, "send update", format!("{} did not take the update", shared.who))
             .mend("set transport.options.largest alike at both ends")

@@ -9,7 +9,7 @@ use std::task::{ready, Context, Poll};
 use thalweg_sockets::tls;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::shared::Shared;
+use crate::shared::LinkState;
 
 /// A connection's bytes, in the clear or under TLS.
 pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -24,17 +24,17 @@ const GUEST_BYTES: u64 = 32 << 10;
 
 pub(crate) struct Wire {
     stream: Box<dyn Duplex>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     outgoing: Frames,
     operation: &'static str,
 }
 
 impl Wire {
-    pub(crate) fn of_client(stream: Box<dyn Duplex>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn of_client(stream: Box<dyn Duplex>, shared: Arc<LinkState>) -> Self {
         Self { stream, shared, outgoing: Frames::after(PREFACE.len()), operation: "connect" }
     }
 
-    pub(crate) fn of_server(stream: Box<dyn Duplex>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn of_server(stream: Box<dyn Duplex>, shared: Arc<LinkState>) -> Self {
         Self { stream, shared, outgoing: Frames::after(0), operation: "accept" }
     }
 

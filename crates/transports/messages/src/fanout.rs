@@ -17,7 +17,7 @@ use crate::envelope::{encode, Kind, Slots, Tag, MAX_SLOTS};
 use crate::intake::chunk_cost;
 use crate::listener::{Entry, Office};
 use crate::send;
-use crate::shared::{lock, words, Shared};
+use crate::shared::{lock, words, LinkState};
 use crate::{Care, Mailbox, MemberId, Message};
 
 type Done<'a> = &'a (dyn Fn(usize, Result<SendReport>) + Send + Sync);
@@ -32,7 +32,7 @@ const MOST_PASSED: u64 = 32 << 20;
 
 /// Whether to publish to the group: what is not addressed to a member crosses its link all the same. For one alone it
 /// is worth it if the post then keeps what it has not yet.
-pub(crate) fn is_worth(office: &Office, members: &[Arc<Shared>], update: &Outgoing) -> bool {
+pub(crate) fn is_worth(office: &Office, members: &[Arc<LinkState>], update: &Outgoing) -> bool {
     let many = 2 * members.len() >= lock(&office.links).values().filter(|entry| entry.is_member()).count();
     office.carrier.nature().group && many && (members.len() > 1 || is_to_be_kept(office, update))
 }
@@ -44,7 +44,7 @@ fn is_to_be_kept(office: &Office, update: &Outgoing) -> bool {
 }
 
 /// Sends `update` to `members`, all of this office's. `done` hears of each once, by its place.
-pub(crate) async fn send(office: &Office, members: Vec<Arc<Shared>>, update: &Outgoing, done: Done<'_>) {
+pub(crate) async fn send(office: &Office, members: Vec<Arc<LinkState>>, update: &Outgoing, done: Done<'_>) {
     let told: Vec<AtomicBool> = members.iter().map(|_| AtomicBool::new(false)).collect();
     let tell = |index: usize, outcome| {
         told[index].store(true, Ordering::Relaxed);
@@ -65,7 +65,7 @@ pub(crate) async fn send(office: &Office, members: Vec<Arc<Shared>>, update: &Ou
 /// A member that still goes with the group.
 struct Member {
     index: usize,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     wire: u64,
     /// How long others, who had taken in theirs, have waited for it.
     awaited: Duration,
@@ -106,7 +106,7 @@ impl Pace {
 }
 
 impl<'a> Sending<'a> {
-    fn new(office: &'a Office, members: Vec<Arc<Shared>>, update: &'a Outgoing, tell: Done<'a>) -> Self {
+    fn new(office: &'a Office, members: Vec<Arc<LinkState>>, update: &'a Outgoing, tell: Done<'a>) -> Self {
         let (together, alone) = (Vec::new(), FuturesUnordered::new());
         let (started, pace) = (Instant::now(), Pace::new(update.payload_bytes()));
         let mut sending = Self { office, update, tell, together, alone, started, pace };

@@ -30,20 +30,20 @@ pub(crate) enum Item {
     /// An update begins with this chunk.
     Begins(ChunkHeader),
     Chunk(FrameHeader, Bytes),
-    Control(Part),
+    Control(Fragment),
     /// Nothing comes any more.
     End,
 }
 
 /// A part of a control message.
-pub(crate) struct Part {
+pub(crate) struct Fragment {
     pub total: u32,
     pub offset: u32,
     pub checksum: u32,
     pub bytes: Bytes,
 }
 
-impl Part {
+impl Fragment {
     pub(crate) fn cost(length: usize) -> u64 {
         length as u64 + CONTROL_COST
     }
@@ -205,7 +205,7 @@ impl Intake {
     }
 
     /// A part of a control message.
-    pub(crate) fn control(&self, lossy: bool, number: u64, before: &Before, part: Part) -> Verdict {
+    pub(crate) fn control(&self, lossy: bool, number: u64, before: &Before, part: Fragment) -> Verdict {
         let mut came = lock(&self.ledger);
         if number <= came.control {
             return Verdict::Fine; // again
@@ -215,7 +215,7 @@ impl Intake {
             return Verdict::Lost(format!("{lost} control messages were lost on the way"));
         }
         came.control = number;
-        came.control_waiting += Part::cost(part.bytes.len());
+        came.control_waiting += Fragment::cost(part.bytes.len());
         let window = if came.open { came.control_allowance.window() } else { GUEST_WINDOW };
         let waiting = came.control_waiting;
         if waiting > window {
@@ -254,7 +254,7 @@ impl Intake {
     /// A part of a control message was taken. Whether to tell of a grant.
     pub(crate) fn take_control(&self, length: usize) -> bool {
         let mut came = lock(&self.ledger);
-        let cost = Part::cost(length);
+        let cost = Fragment::cost(length);
         came.control_waiting -= cost;
         came.control_allowance.take_in(cost)
     }
@@ -296,7 +296,7 @@ impl Came {
 /// The receiving end of the queue, and the control message that is not yet whole.
 pub(crate) struct Inbox {
     items: mpsc::UnboundedReceiver<Item>,
-    part: Option<(Part, BytesMut)>,
+    part: Option<(Fragment, BytesMut)>,
     ended: bool,
 }
 
@@ -315,7 +315,7 @@ impl Inbox {
     ///
     /// # Errors
     /// What is wrong with it, in words.
-    pub(crate) fn join(&mut self, part: Part) -> Result<Option<Bytes>, String> {
+    pub(crate) fn join(&mut self, part: Fragment) -> Result<Option<Bytes>, String> {
         let whole = part.total as usize;
         if whole > MAX_CONTROL as usize {
             return Err(format!("a control message of {whole} bytes; one has at most {MAX_CONTROL}"));
@@ -325,7 +325,7 @@ impl Inbox {
         }
         let (first, mut message) = match self.part.take() {
             Some(begun) => begun,
-            None => (Part { bytes: Bytes::new(), offset: 0, ..part }, BytesMut::new()),
+            None => (Fragment { bytes: Bytes::new(), offset: 0, ..part }, BytesMut::new()),
         };
         let fits = part.offset as usize == message.len() && message.len() + part.bytes.len() <= whole;
         if !fits || part.bytes.is_empty() || (part.total, part.checksum) != (first.total, first.checksum) {
@@ -358,8 +358,8 @@ mod tests {
         Intake::new((Allowance::new(1 << 20), Allowance::new(1 << 20)), 0, open)
     }
 
-    fn part(bytes: usize) -> Part {
-        Part { total: bytes as u32, offset: 0, checksum: 0, bytes: vec![0; bytes].into() }
+    fn part(bytes: usize) -> Fragment {
+        Fragment { total: bytes as u32, offset: 0, checksum: 0, bytes: vec![0; bytes].into() }
     }
 
     /// What another end claims to have sent may be any numbers.

@@ -7,7 +7,7 @@ use thalweg_transport::Result;
 use tokio::sync::Mutex;
 
 use crate::envelope::{encode, Kind};
-use crate::shared::{words, Shared};
+use crate::shared::{words, LinkState};
 use crate::{Care, Message};
 
 /// How often a handshake's messages are repeated, until there is an answer.
@@ -36,7 +36,7 @@ pub(crate) struct Greeting {
 }
 
 /// Keeps a link until it has ended, and its farewell is said.
-pub(crate) async fn keep(shared: Arc<Shared>, greeting: Option<Greeting>) {
+pub(crate) async fn keep(shared: Arc<LinkState>, greeting: Option<Greeting>) {
     tokio::select! {
         () = stay(&shared, greeting) => {}
         error = shared.ends.standing.turned_out() => shared.end(&words(&error)),
@@ -46,7 +46,7 @@ pub(crate) async fn keep(shared: Arc<Shared>, greeting: Option<Greeting>) {
 }
 
 /// Greets, and then says how things stand, until the link has ended.
-async fn stay(shared: &Shared, greeting: Option<Greeting>) {
+async fn stay(shared: &LinkState, greeting: Option<Greeting>) {
     if let Some(greeting) = greeting {
         greet(shared, &greeting).await;
     }
@@ -74,7 +74,7 @@ async fn stay(shared: &Shared, greeting: Option<Greeting>) {
     }
 }
 
-async fn greet(shared: &Shared, greeting: &Greeting) {
+async fn greet(shared: &LinkState, greeting: &Greeting) {
     let again_and_again = async {
         while !shared.is_ready() && !shared.has_ended() {
             let _ = welcome(shared, greeting).await; // an error has ended the link
@@ -92,7 +92,7 @@ async fn greet(shared: &Shared, greeting: &Greeting) {
 }
 
 /// Nothing goes to the group between the number said and the saying, so that the member knows where it begins.
-async fn welcome(shared: &Shared, greeting: &Greeting) -> Result<u64> {
+async fn welcome(shared: &LinkState, greeting: &Greeting) -> Result<u64> {
     // Without a group nobody waits for a member that does not take its greeting.
     let numbers = if shared.nature.group { Some(greeting.group.lock().await) } else { None };
     let _turn = shared.turn.lock().await;
@@ -101,7 +101,7 @@ async fn welcome(shared: &Shared, greeting: &Greeting) -> Result<u64> {
     shared.publish(&Kind::Welcome { slot, group, window, key: greeting.key }, &[]).await
 }
 
-async fn farewell(shared: &Shared) -> Result<()> {
+async fn farewell(shared: &LinkState) -> Result<()> {
     let _turn = shared.turn.lock().await;
     let (head, why) = (encode(shared.ends.tag, &Kind::Bye), shared.farewell());
     let message = Message { head: &head, body: why.as_bytes(), care: Care::Control };

@@ -9,7 +9,7 @@ use thalweg_transport::{
     Sink, Transport,
 };
 
-use crate::shared::Shared;
+use crate::shared::LinkState;
 use crate::{listener, member, receive, send, Post};
 
 /// The transport over a protocol.
@@ -47,7 +47,7 @@ impl<P: Post> Transport for Messages<P> {
 }
 
 /// One end of a link. Dropped, it ends.
-pub(crate) struct MessageLink(pub Arc<Shared>);
+pub(crate) struct MessageLink(pub Arc<LinkState>);
 
 #[async_trait]
 impl Link for MessageLink {

@@ -19,7 +19,7 @@ use crate::keeper::{keep, Greeting, GroupNumbers};
 use crate::link::MessageLink;
 use crate::receive::dispatch;
 use crate::secret::Half;
-use crate::shared::{lock, words, Ends, Shared};
+use crate::shared::{lock, words, Ends, LinkState};
 use crate::shelf::Kept;
 use crate::{
     fanout, Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Nature, Post, Side, HEAD_BYTES,
@@ -72,7 +72,7 @@ pub(crate) struct Office {
 }
 
 pub(crate) struct Entry {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<LinkState>,
     /// The link that was given out, to know it again.
     pub link: Weak<MessageLink>,
     /// Until its member has said a word.
@@ -176,7 +176,7 @@ impl Drop for MessageListener {
 
 impl Office {
     /// The members behind links that this office has given out; `None` if one of them is not.
-    fn members(&self, links: &[Arc<dyn Link>]) -> Option<Vec<Arc<Shared>>> {
+    fn members(&self, links: &[Arc<dyn Link>]) -> Option<Vec<Arc<LinkState>>> {
         let given = lock(&self.links);
         let place = |link: *const ()| given.values().find(|entry| entry.link.as_ptr().cast::<()>() == link);
         links.iter().map(|link| place(Arc::as_ptr(link).cast()).map(|entry| entry.shared.clone())).collect()
@@ -343,7 +343,7 @@ impl Hub {
             Ok(secret) => secret,
             Err(error) => return drop(place.send(Box::pin(std::future::ready(Err(error))))),
         };
-        let shared = Shared::new(Ends {
+        let shared = LinkState::new(Ends {
             carrier: office.carrier.clone(),
             to: Mailbox::Member(member),
             tag,
@@ -366,7 +366,7 @@ impl Hub {
         tokio::spawn(self.clone().keep(office.clone(), shared, greeting));
     }
 
-    async fn keep(self: Arc<Self>, office: Arc<Office>, shared: Arc<Shared>, greeting: Greeting) {
+    async fn keep(self: Arc<Self>, office: Arc<Office>, shared: Arc<LinkState>, greeting: Greeting) {
         let member = shared.ends.tag.member;
         keep(shared.clone(), Some(greeting)).await;
         let entry = lock(&office.links).remove(&member);

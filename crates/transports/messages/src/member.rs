@@ -14,7 +14,7 @@ use crate::link::MessageLink;
 use crate::listener::{capabilities, window, MAX_WINDOW};
 use crate::receive::{dispatch, said};
 use crate::secret::Half;
-use crate::shared::{lock, words, Ends, Shared};
+use crate::shared::{lock, words, Ends, LinkState};
 use crate::shelf::Shelf;
 use crate::{Care, Carrier, Event, Letter, Mailbox, MemberId, Message, Post, Side, HEAD_BYTES};
 
@@ -36,7 +36,7 @@ pub(crate) async fn connect(post: &dyn Post, address: &Address, options: &Option
     let tag = Tag { instance: welcome.instance, member };
     let halves = [half.public, welcome.key];
     let binding = half.agree(&welcome.key, tag, halves)?;
-    let shared = Shared::new(Ends {
+    let shared = LinkState::new(Ends {
         to: Mailbox::Listener,
         tag,
         slot: welcome.slot,
@@ -129,7 +129,7 @@ fn nobody(address: &Address, why: &str) -> Error {
 }
 
 /// Tells the listener what is held here of what the post has kept, before anything else is said on the link.
-async fn tell(shared: &Shared, shelf: Shelf) {
+async fn tell(shared: &LinkState, shelf: Shelf) {
     shared.hear(shelf.wire());
     let told = shelf.told(shared.nature.max_message - HEAD_BYTES);
     if told.is_empty() {
@@ -142,7 +142,7 @@ async fn tell(shared: &Shared, shelf: Shelf) {
 }
 
 /// Reads what comes until the link has ended, then ends the carrier.
-async fn serve(shared: Arc<Shared>) {
+async fn serve(shared: Arc<LinkState>) {
     let keeper = tokio::spawn(keep(shared.clone(), None));
     let carrier = shared.ends.carrier.clone();
     loop {
@@ -162,7 +162,7 @@ async fn serve(shared: Arc<Shared>) {
     let _ = tokio::time::timeout(LINGER, carrier.close()).await;
 }
 
-fn take(shared: &Shared, letter: &Letter) {
+fn take(shared: &LinkState, letter: &Letter) {
     let Some((tag, kind, head)) = decode(&letter.bytes) else { return };
     let group = matches!(kind, Kind::GroupChunk { .. } | Kind::GroupBegins { .. });
     if tag == shared.ends.tag || group && tag.instance == shared.ends.tag.instance {

@@ -8,15 +8,15 @@ use thalweg_wire::FrameHeader;
 use thalweg_wire::Kind::Control;
 
 use crate::envelope::Kind;
-use crate::intake::{Item, Part, Verdict};
-use crate::shared::{lock, words, Shared};
+use crate::intake::{Fragment, Item, Verdict};
+use crate::shared::{lock, words, LinkState};
 use crate::shelf::Told;
 use crate::{Letter, Mailbox};
 
 const RECEIVE: &str = "receive";
 
 /// Takes in a message of this link from the carrier. It never waits.
-pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter) {
+pub(crate) fn dispatch(shared: &LinkState, kind: Kind, head: usize, letter: &Letter) {
     shared.hear(letter.wire);
     let Some(body) = letter.behind(head) else { return };
     let lossy = shared.nature.lossy;
@@ -48,7 +48,7 @@ pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter
             Verdict::Fine
         }
         Kind::Control { number, before, total, offset, checksum } => {
-            shared.intake.control(lossy, number, &before, Part { total, offset, checksum, bytes: body })
+            shared.intake.control(lossy, number, &before, Fragment { total, offset, checksum, bytes: body })
         }
         Kind::Ledger(ledger) => {
             shared.settle(&ledger);
@@ -67,7 +67,7 @@ pub(crate) fn dispatch(shared: &Shared, kind: Kind, head: usize, letter: &Letter
 }
 
 /// An update begins. Who may not send its chunks may not say so.
-fn begins(shared: &Shared, header: &FrameHeader) -> Verdict {
+fn begins(shared: &LinkState, header: &FrameHeader) -> Verdict {
     match shared.ends.standing.check(header.kind, header.length()) {
         Ok(()) => {
             shared.intake.begins(header.chunk);
@@ -84,7 +84,7 @@ pub(crate) fn said(body: &[u8]) -> String {
 }
 
 /// The next control message; chunks before it go to the sink.
-pub(crate) async fn receive(shared: &Shared, sink: &dyn Sink) -> Result<Bytes> {
+pub(crate) async fn receive(shared: &LinkState, sink: &dyn Sink) -> Result<Bytes> {
     let mut inbox = shared.intake.inbox().await;
     loop {
         let item = tokio::select! {
@@ -126,7 +126,7 @@ pub(crate) async fn receive(shared: &Shared, sink: &dyn Sink) -> Result<Bytes> {
     }
 }
 
-fn deliver(shared: &Shared, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) -> Result<()> {
+fn deliver(shared: &LinkState, header: &FrameHeader, payload: &[u8], sink: &dyn Sink) -> Result<()> {
     let length = payload.len() as u64;
     let mut copies = shared.nature.copies_in;
     match sink.place(&header.chunk) {
@@ -163,11 +163,11 @@ mod tests {
     use crate::{MemberId, Post, Side};
 
     /// A listener's end of a link.
-    async fn link(standing: Standing) -> Arc<Shared> {
+    async fn link(standing: Standing) -> Arc<LinkState> {
         let (board, member) = (Switchboard::new(Habits::default()), MemberId([0x81; 16]));
         let address = Address::parse("board://receive:0").unwrap();
         let carrier = board.open(Side::Listener, &address, &Options::default()).await.unwrap();
-        Shared::new(Ends {
+        LinkState::new(Ends {
             to: Mailbox::Member(member),
             tag: Tag { instance: 1, member },
             slot: 0,
@@ -183,7 +183,7 @@ mod tests {
     }
 
     /// The link's other end says that an update begins.
-    fn announce(shared: &Shared) {
+    fn announce(shared: &LinkState) {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 0, length: 9 };
         let bytes = encode(shared.ends.tag, &Kind::Begins { header: FrameHeader::chunk(chunk, 0) });
         let (_, kind, head) = decode(&bytes).unwrap();

@@ -10,8 +10,8 @@ use thalweg_transport::{ChunkRef, Error, ErrorKind, Outgoing, Result, SendReport
 use thalweg_wire::{checksum, MAX_CONTROL};
 
 use crate::envelope::{encode, Kind};
-use crate::intake::{chunk_cost, Part};
-use crate::shared::{lock, words, Shared};
+use crate::intake::{chunk_cost, Fragment};
+use crate::shared::{lock, words, LinkState};
 use crate::{Care, Carrier, Mailbox, Message, HEAD_BYTES};
 
 type Publishing<'a> = Pin<Box<dyn Future<Output = Result<u64>> + Send + 'a>>;
@@ -22,7 +22,7 @@ pub(crate) const UPDATE: &str = "send update";
 const PART: usize = 256 << 10;
 
 /// Sends one control message, in as many parts as it takes.
-pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
+pub(crate) async fn control(shared: &LinkState, message: Bytes) -> Result<()> {
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
         return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).mend("send less metrics"));
@@ -34,7 +34,7 @@ pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
     }
 }
 
-async fn parts(shared: &Shared, message: &Bytes) -> Result<()> {
+async fn parts(shared: &LinkState, message: &Bytes) -> Result<()> {
     let _whole = shared.whole.lock().await;
     let most = (shared.nature.max_message - HEAD_BYTES).min(PART);
     let (total, sum) = (message.len() as u32, checksum(message));
@@ -42,7 +42,7 @@ async fn parts(shared: &Shared, message: &Bytes) -> Result<()> {
     let mut offset = 0;
     loop {
         let body = message.slice(offset..message.len().min(offset + most));
-        let credit = shared.control.take(Part::cost(body.len())).await;
+        let credit = shared.control.take(Fragment::cost(body.len())).await;
         let mut numbers = shared.turn.lock().await;
         shared.check(CONTROL)?;
         numbers.control += 1;
@@ -61,7 +61,7 @@ async fn parts(shared: &Shared, message: &Bytes) -> Result<()> {
 }
 
 /// A message that was begun and not ended has broken its link: the other end waits for the rest.
-struct BreakOnDrop<'a>(Option<&'a Shared>);
+struct BreakOnDrop<'a>(Option<&'a LinkState>);
 
 impl Drop for BreakOnDrop<'_> {
     fn drop(&mut self) {
@@ -72,7 +72,7 @@ impl Drop for BreakOnDrop<'_> {
 }
 
 /// The chunk's size must be one that the carrier takes.
-pub(crate) fn check_chunks(shared: &Shared, update: &Outgoing) -> Result<()> {
+pub(crate) fn check_chunks(shared: &LinkState, update: &Outgoing) -> Result<()> {
     let most = shared.ends.capabilities.max_chunk;
     match update.chunks().iter().find(|c| c.range().len() > most.into()) {
         None => Ok(()),
@@ -84,7 +84,7 @@ pub(crate) fn check_chunks(shared: &Shared, update: &Outgoing) -> Result<()> {
 }
 
 /// Sends the chunks of an update; done when the post has the last.
-pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+pub(crate) async fn update(shared: &LinkState, update: &Outgoing) -> Result<SendReport> {
     check_chunks(shared, update)?;
     shared.check(UPDATE)?;
     tokio::select! {
@@ -96,7 +96,7 @@ pub(crate) async fn update(shared: &Shared, update: &Outgoing) -> Result<SendRep
     }
 }
 
-async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
+async fn chunks(shared: &LinkState, update: &Outgoing) -> Result<SendReport> {
     let (started, mut wire) = (Instant::now(), 0);
     for (at, chunk) in update.chunks().iter().enumerate() {
         wire += send_chunk(shared, update, chunk, at == 0).await?;
@@ -110,7 +110,7 @@ async fn chunks(shared: &Shared, update: &Outgoing) -> Result<SendReport> {
 
 /// Sends one chunk, behind its header alone if it is the first: a message comes whole, and long before it has, its first
 /// bytes are there. Dropped while it is published, it leaves a gap that the other end does not mind.
-async fn send_chunk(shared: &Shared, update: &Outgoing, chunk: &ChunkRef, first: bool) -> Result<u64> {
+async fn send_chunk(shared: &LinkState, update: &Outgoing, chunk: &ChunkRef, first: bool) -> Result<u64> {
     let credit = shared.bulk.take(chunk_cost(chunk.range().len())).await;
     let mut numbers = shared.turn.lock().await;
     shared.check(UPDATE)?;

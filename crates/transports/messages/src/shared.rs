@@ -54,7 +54,7 @@ pub(crate) struct Numbers {
     pub certain: u64,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct LinkState {
     pub ends: Ends,
     pub nature: Nature,
     /// Fair: a control message waits for the message being published, not for an update.
@@ -88,7 +88,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
+impl LinkState {
     pub(crate) fn new(ends: Ends) -> Arc<Self> {
         let zero = AtomicU64::default;
         let first = ends.group.load(Ordering::Acquire);

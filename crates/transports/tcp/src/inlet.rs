@@ -15,7 +15,7 @@ use thalweg_wire::FrameHeader;
 use tokio::io::{AsyncReadExt, ReadHalf};
 
 use crate::holed::Holed;
-use crate::line::{whole, Line, Taken};
+use crate::line::{whole, HoledStream, Taken};
 use crate::link::Duplex;
 use thalweg_sockets::kernel::wake_at;
 use thalweg_sockets::socket::Socket;
@@ -30,7 +30,7 @@ const MOST: usize = 256 << 10;
 pub(crate) enum Inlet {
     Plain(Plain),
     Tls(ReadHalf<Box<dyn Duplex>>),
-    Line(Arc<dyn Line>),
+    HoledStream(Arc<dyn HoledStream>),
     Holed(Box<Holed>),
 }
 
@@ -53,7 +53,7 @@ impl Inlet {
         match self {
             Self::Plain(plain) => plain.read(buffer, 1).await,
             Self::Tls(stream) => stream.read(buffer).await,
-            Self::Line(line) => whole(take(&**line, buffer).await?),
+            Self::HoledStream(line) => whole(take(&**line, buffer).await?),
             Self::Holed(holed) => whole(holed.read(buffer).await?),
         }
     }
@@ -63,7 +63,7 @@ impl Inlet {
         match self {
             Self::Plain(plain) => plain.read_quickly(buffer, left).await.map(Taken::Bytes),
             Self::Tls(stream) => stream.read(buffer).await.map(Taken::Bytes),
-            Self::Line(line) => take(&**line, buffer).await,
+            Self::HoledStream(line) => take(&**line, buffer).await,
             Self::Holed(holed) => holed.read(buffer).await,
         }
     }
@@ -98,7 +98,7 @@ impl Inlet {
     }
 }
 
-async fn take(line: &dyn Line, buffer: &mut [u8]) -> io::Result<Taken> {
+async fn take(line: &dyn HoledStream, buffer: &mut [u8]) -> io::Result<Taken> {
     std::future::poll_fn(|cx| line.poll_take(cx, buffer)).await
 }
 

@@ -40,7 +40,7 @@ pub enum Taken {
 }
 
 /// A connection: bytes in order both ways, some of which may be missing on the way in.
-pub trait Line: Send + Sync {
+pub trait HoledStream: Send + Sync {
     /// From byte `start` on what comes are frames, and the payloads of chunks may be lost, of `sealed` ones all but the
     /// head. Until that is said nothing may. A line that loses nothing need not know.
     fn frames(&self, _start: u64, _sealed: Option<Sealed>) {}
@@ -88,7 +88,7 @@ pub trait Holes: Send + Sync {
     /// The header of a frame has been read, holes counted, up to `offset` of the stream: its payload is there.
     fn header(&self, offset: u64, header: &FrameHeader);
 
-    /// What may be lost of the payloads of chunks, as [`Line::tolerate`] says.
+    /// What may be lost of the payloads of chunks, as [`HoledStream::tolerate`] says.
     fn tolerate(&self, tolerance: &Tolerance, lines: usize) {
         let _ = (tolerance, lines);
     }
@@ -96,7 +96,7 @@ pub trait Holes: Send + Sync {
 
 /// A line as tokio has it. A hole is an error: where bytes are read so, there is none.
 #[derive(Clone)]
-pub(crate) struct Wire(pub Arc<dyn Line>);
+pub(crate) struct Wire(pub Arc<dyn HoledStream>);
 
 impl AsyncRead for Wire {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -142,15 +142,15 @@ pub(crate) fn whole(taken: Taken) -> io::Result<usize> {
     }
 }
 
-/// Lines that wait for the others of their link.
+/// Streams that wait for the others of their link.
 #[derive(Clone)]
-pub struct Lines {
+pub struct HoledStreams {
     gathering: Gathering,
     tls: Option<Arc<ServerConfig>>,
     sealed: Option<Sealed>,
 }
 
-impl Lines {
+impl HoledStreams {
     /// Of a listener with these options. Under TLS chunks that are sealed go on [data connections](mod@crate::data), which
     /// may have holes; where they are not sealed, nothing may be lost.
     ///
@@ -169,7 +169,7 @@ impl Lines {
     /// to be trusted, [`ErrorKind::Closed`].
     pub async fn admit(
         &self,
-        line: Arc<dyn Line>,
+        line: Arc<dyn HoledStream>,
         from: String,
         guest: Option<Guest>,
         limit: Duration,
@@ -196,7 +196,7 @@ impl Lines {
     /// Takes a connection under TLS, of which nothing may be lost.
     async fn admit_encrypted<T: Duplex + 'static>(
         &self,
-        line: Arc<dyn Line>,
+        line: Arc<dyn HoledStream>,
         mut stream: TlsStream<T>,
         (from, guest): (String, Option<Guest>),
         limit: Duration,
@@ -211,7 +211,7 @@ impl Lines {
             false => None,
         };
         reply(&mut stream, taken).await.map_err(|e| failed(&e))?;
-        let shaken = Shaken { end: End::Line(line), tls: Some(Box::new(stream)), peer, guest };
+        let shaken = Shaken { end: End::HoledStream(line), tls: Some(Box::new(stream)), peer, guest };
         match pending {
             None => self.gathering.add(taken, shaken, limit),
             Some(pending) => self.gathering.join(taken.id, 0, shaken).map(|()| Some(pending)),
@@ -219,7 +219,7 @@ impl Lines {
     }
 
     /// Takes a data connection, of whose chunks parts may be lost.
-    async fn admit_data(&self, line: Arc<dyn Line>, from: String, guest: Option<Guest>) -> Result<()> {
+    async fn admit_data(&self, line: Arc<dyn HoledStream>, from: String, guest: Option<Guest>) -> Result<()> {
         let failed = |e: &io::Error| tls::explain(ACCEPT, &from, e);
         let mut wire = Wire(line.clone());
         let asked = Asked::read(ACCEPT, &mut wire, &failed).await?;
@@ -235,7 +235,7 @@ impl Lines {
     /// The same for a connection of the kernel, which may have holes if anybody can tell where.
     ///
     /// # Errors
-    /// As [`Lines::admit`].
+    /// As [`HoledStreams::admit`].
     pub async fn admit_socket(
         &self,
         stream: TcpStream,
@@ -258,6 +258,6 @@ impl Lines {
     }
 }
 
-fn in_the_clear(line: Arc<dyn Line>, from: String, guest: Option<Guest>) -> Shaken {
-    Shaken { end: End::Line(line), tls: None, peer: Peer { address: from, ..Peer::default() }, guest }
+fn in_the_clear(line: Arc<dyn HoledStream>, from: String, guest: Option<Guest>) -> Shaken {
+    Shaken { end: End::HoledStream(line), tls: None, peer: Peer { address: from, ..Peer::default() }, guest }
 }

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 
 use crate::holed::Holed;
 use crate::inlet::Inlet;
-use crate::line::{Holes, Line, Wire};
+use crate::line::{HoledStream, Holes, Wire};
 use crate::marks::Marks;
 use crate::receive::{self, Intake};
 use crate::send::{self, Lane, Writer};
@@ -37,28 +37,28 @@ pub(crate) enum End {
     Kernel(Socket),
     /// The kernel, with holes that it knows nothing of.
     Holed(Socket, Arc<dyn Holes>),
-    Line(Arc<dyn Line>),
+    HoledStream(Arc<dyn HoledStream>),
 }
 
 impl End {
     fn shut(&self) {
         match self {
             End::Kernel(socket) | End::Holed(socket, _) => socket.shut(),
-            End::Line(line) => line.shut(),
+            End::HoledStream(line) => line.shut(),
         }
     }
 
     async fn hung_up(&self) {
         match self {
             End::Kernel(socket) | End::Holed(socket, _) => socket.hung_up().await,
-            End::Line(line) => std::future::poll_fn(|cx| line.poll_hung_up(cx)).await,
+            End::HoledStream(line) => std::future::poll_fn(|cx| line.poll_hung_up(cx)).await,
         }
     }
 
     fn tell(&self, counters: &mut Counters) {
         match self {
             End::Kernel(socket) | End::Holed(socket, _) => socket.tell(counters),
-            End::Line(line) => line.tell(counters),
+            End::HoledStream(line) => line.tell(counters),
         }
     }
 }
@@ -80,7 +80,7 @@ impl Shaken {
             (None, End::Holed(socket, holes)) => {
                 (Inlet::Holed(Box::new(Holed::new(socket.clone(), holes))), Box::new(socket))
             }
-            (None, End::Line(line)) => (Inlet::Line(line.clone()), Box::new(Wire(line))),
+            (None, End::HoledStream(line)) => (Inlet::HoledStream(line.clone()), Box::new(Wire(line))),
             (Some(stream), _) => {
                 let (reader, writer) = tokio::io::split(stream);
                 (Inlet::Tls(reader), Box::new(writer))
@@ -90,7 +90,7 @@ impl Shaken {
 }
 
 /// What both directions know of the link.
-pub(crate) struct Shared {
+pub(crate) struct LinkState {
     ends: Vec<End>,
     pub who: String,
     pub tls: bool,
@@ -109,7 +109,7 @@ pub(crate) struct Shared {
     pub copied: AtomicU64,
 }
 
-impl Shared {
+impl LinkState {
     pub(crate) fn new(ends: Vec<End>, who: String, tls: bool, data: bool, standing: Standing) -> Self {
         let zero = AtomicU64::default;
         let (ended, refused) = (OnceLock::new(), AtomicBool::new(false));
@@ -117,7 +117,7 @@ impl Shared {
         let chunks_under_tls = tls && !data;
         let copies = match ends.last() {
             // Into a buffer, and out of it.
-            Some(End::Line(_)) => 2 + u64::from(chunks_under_tls),
+            Some(End::HoledStream(_)) => 2 + u64::from(chunks_under_tls),
             _ => u64::from(chunks_under_tls),
         };
         let (sent, received, copied) = (zero(), zero(), zero());
@@ -205,7 +205,7 @@ pub(crate) struct TcpLink {
     peer: Peer,
     lanes: Vec<Lane>,
     intakes: Mutex<Vec<Intake>>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
 }
 
 impl TcpLink {
@@ -217,7 +217,7 @@ impl TcpLink {
         let ends = connections.iter().map(|c| c.end.clone()).collect();
         let standing = Standing::new(connections.iter().filter_map(|c| c.guest.clone()));
         let tls = first.is_some_and(|c| c.tls.is_some());
-        let shared = Shared::new(ends, peer.address.clone(), tls, data, standing);
+        let shared = LinkState::new(ends, peer.address.clone(), tls, data, standing);
         let (mut lanes, mut intakes) = (Vec::new(), Vec::new());
         for (stream, connection) in connections.into_iter().enumerate() {
             let (inlet, writer) = connection.split();
@@ -265,7 +265,7 @@ impl Link for TcpLink {
             match end {
                 End::Kernel(_) => {}
                 End::Holed(_, holes) => holes.tolerate(tolerance, self.lanes.len()),
-                End::Line(line) => line.tolerate(tolerance, self.lanes.len()),
+                End::HoledStream(line) => line.tolerate(tolerance, self.lanes.len()),
             }
         }
     }

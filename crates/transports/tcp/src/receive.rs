@@ -12,7 +12,7 @@ use thalweg_wire::{FrameHeader, Kind, Range, Ranges, HEADER_BYTES};
 
 use crate::inlet::Inlet;
 use crate::line::Taken;
-use crate::link::Shared;
+use crate::link::LinkState;
 use crate::marks::Marks;
 
 /// What a control message's length may cost before its bytes have come.
@@ -46,7 +46,7 @@ enum State {
 }
 
 impl Intake {
-    pub(crate) fn new(stream: usize, inlet: Inlet, shared: &Shared) -> Self {
+    pub(crate) fn new(stream: usize, inlet: Inlet, shared: &LinkState) -> Self {
         let marks = shared.marks.as_ref().filter(|_| stream == 0).map_or(0, Marks::bytes);
         Self {
             inlet,
@@ -62,7 +62,7 @@ impl Intake {
 
     /// The next control message; `None` when the peer has ended this connection between two frames.
     /// May be dropped at any time and called again.
-    async fn next(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
+    async fn next(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<Option<Bytes>> {
         while !self.finished {
             match &mut self.state {
                 State::Header => self.read_header(sink, shared).await?,
@@ -89,7 +89,7 @@ impl Intake {
     }
 
     /// Waits for the chunks that were sent before the message that has come.
-    async fn wait_for_chunks(&mut self, shared: &Shared) -> Result<()> {
+    async fn wait_for_chunks(&mut self, shared: &LinkState) -> Result<()> {
         let Some(marks) = shared.marks.as_ref().filter(|_| self.stream == 0) else { return Ok(()) };
         let (before, _) = self.header.split_at(marks.bytes());
         marks.reached(before).await.map_err(|cut| {
@@ -99,7 +99,7 @@ impl Intake {
         })
     }
 
-    async fn read_header(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+    async fn read_header(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
         shared.check_open(RECEIVE)?;
         while self.have < self.header.len() {
             let got = self.inlet.read(&mut self.header[self.have..]).await;
@@ -140,7 +140,7 @@ impl Intake {
         Ok(())
     }
 
-    async fn read_chunk(&mut self, sink: &dyn Sink, shared: &Shared) -> Result<()> {
+    async fn read_chunk(&mut self, sink: &dyn Sink, shared: &LinkState) -> Result<()> {
         let length = match &self.state {
             State::Chunk(header, _) | State::Unwanted(header) => header.length(),
             State::Header | State::Control(..) | State::Ahead(_) => return Ok(()),
@@ -198,7 +198,7 @@ async fn read_control(
     header: &FrameHeader,
     buffer: &mut Vec<u8>,
     have: &mut usize,
-    shared: &Shared,
+    shared: &LinkState,
 ) -> Result<()> {
     while *have < header.length() {
         if *have == buffer.len() {
@@ -213,7 +213,7 @@ async fn read_control(
 }
 
 /// The next control message of a link; chunks go to `sink` meanwhile, from all connections at once.
-pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Result<Bytes> {
+pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &LinkState) -> Result<Bytes> {
     shared.check_open(RECEIVE)?;
     let next = async {
         match intakes {
@@ -242,7 +242,7 @@ pub(crate) async fn receive(intakes: &mut [Intake], sink: &dyn Sink, shared: &Sh
 
 /// A connection that has ended between frames waits for the others: they may still hold what the peer
 /// sent before it closed the link.
-async fn first(intakes: &mut [Intake], sink: &dyn Sink, shared: &Shared) -> Result<Option<Bytes>> {
+async fn first(intakes: &mut [Intake], sink: &dyn Sink, shared: &LinkState) -> Result<Option<Bytes>> {
     let mut all: FuturesUnordered<_> = intakes.iter_mut().map(|intake| intake.next(sink, shared)).collect();
     while let Some(next) = all.next().await {
         if let Some(message) = next? {
@@ -278,7 +278,7 @@ mod tests {
     async fn a_length_that_lies_costs_little() {
         let (mut peer, ours) = tokio::io::duplex(2 * FIRST_GRANT);
         let (reader, _) = tokio::io::split(Box::new(ours) as Box<dyn Duplex>);
-        let shared = Shared::new(Vec::new(), "a liar".into(), false, false, Standing::new([]));
+        let shared = LinkState::new(Vec::new(), "a liar".into(), false, false, Standing::new([]));
         let mut intake = Intake::new(0, Inlet::Tls(reader), &shared);
         let header = ChunkHeader {
             job: 0,

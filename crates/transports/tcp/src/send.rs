@@ -13,7 +13,7 @@ use thalweg_wire::{FrameHeader, HEADER_BYTES, MAX_CHUNK, MAX_CONTROL};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::link::Shared;
+use crate::link::LinkState;
 use crate::marks::Marks;
 
 pub(crate) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
@@ -23,7 +23,7 @@ pub(crate) type Lane = Arc<Mutex<Writer>>;
 
 /// A frame being written. Dropped half-way it breaks the link: the peer could not tell where the next begins.
 struct Frame<'a> {
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<LinkState>,
     /// The connection's place in the link.
     stream: usize,
     writer: Option<OwnedMutexGuard<Writer>>,
@@ -114,7 +114,7 @@ impl Drop for Frame<'_> {
 
 /// What `written` comes to, or an error once the peer has ended the connection.
 async fn until_hung_up(
-    shared: &Shared,
+    shared: &LinkState,
     stream: usize,
     written: impl Future<Output = std::io::Result<()>>,
 ) -> std::io::Result<()> {
@@ -127,7 +127,7 @@ async fn until_hung_up(
 
 /// The next frame on connection `stream`, once it is free.
 async fn begin<'a>(
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<LinkState>,
     lanes: &[Lane],
     stream: usize,
     operation: &'static str,
@@ -139,7 +139,7 @@ async fn begin<'a>(
 }
 
 /// Sends one control message.
-pub(crate) async fn control(shared: &Arc<Shared>, lanes: &[Lane], message: Bytes) -> Result<()> {
+pub(crate) async fn control(shared: &Arc<LinkState>, lanes: &[Lane], message: Bytes) -> Result<()> {
     let operation = "send control";
     if message.len() > MAX_CONTROL as usize {
         let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
@@ -154,7 +154,7 @@ pub(crate) async fn control(shared: &Arc<Shared>, lanes: &[Lane], message: Bytes
 }
 
 /// Sends the chunks of an update, each on the connection that is free first.
-pub(crate) async fn update(shared: &Arc<Shared>, lanes: &[Lane], update: &Outgoing) -> Result<SendReport> {
+pub(crate) async fn update(shared: &Arc<LinkState>, lanes: &[Lane], update: &Outgoing) -> Result<SendReport> {
     if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
         let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
         return Err(Error::new(ErrorKind::Unsupported, "send update", context).mend("set a smaller chunk"));
@@ -172,7 +172,7 @@ pub(crate) async fn update(shared: &Arc<Shared>, lanes: &[Lane], update: &Outgoi
 }
 
 async fn stripe(
-    shared: &Arc<Shared>,
+    shared: &Arc<LinkState>,
     lanes: &[Lane],
     stream: usize,
     update: &Outgoing,

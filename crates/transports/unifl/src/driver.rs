@@ -33,7 +33,7 @@ const GROUP: u32 = 0;
 /// A new connection, and its remote address.
 pub(crate) type Newcomer = (Handle, String);
 
-pub(crate) struct Shared {
+pub(crate) struct DriverState {
     core: Mutex<Core>,
     began: Instant,
     wake: EventFd,
@@ -56,7 +56,7 @@ pub(crate) struct Core {
     full: u64,
 }
 
-impl Shared {
+impl DriverState {
     /// Starts the thread that drives the endpoint. After the last connection has ended, it closes the routes;
     /// then the receiver is closed.
     pub(crate) fn start(
@@ -218,7 +218,7 @@ impl Shared {
 
 impl Core {
     /// A packet from the device.
-    fn take_in(&mut self, shared: &Arc<Shared>, bytes: &[u8]) {
+    fn take_in(&mut self, shared: &Arc<DriverState>, bytes: &[u8]) {
         let Some((vnet, packet)) = bytes.split_first_chunk::<HEADER>() else { return };
         let now = shared.now();
         let mut touched = Vec::new();
@@ -234,7 +234,13 @@ impl Core {
         self.after(now, &touched);
     }
 
-    fn happened(&mut self, shared: &Arc<Shared>, flow: FlowId, what: What<'_>, touched: &mut Vec<FlowId>) {
+    fn happened(
+        &mut self,
+        shared: &Arc<DriverState>,
+        flow: FlowId,
+        what: What<'_>,
+        touched: &mut Vec<FlowId>,
+    ) {
         if let What::Connected(agreed) = what {
             return self.connected(shared, flow, &agreed);
         }
@@ -256,7 +262,7 @@ impl Core {
         }
     }
 
-    fn connected(&mut self, shared: &Arc<Shared>, flow: FlowId, agreed: &Agreed) {
+    fn connected(&mut self, shared: &Arc<DriverState>, flow: FlowId, agreed: &Agreed) {
         let now = shared.now();
         let Some(place) = self.newcomers.as_ref().and_then(|newcomers| newcomers.try_reserve().ok()) else {
             // Too many at a time. A refused client may try again.

@@ -35,15 +35,15 @@ mod linux {
     use tokio::sync::oneshot;
 
     use super::*;
+    use crate::driver::DriverState;
     pub(crate) use crate::driver::Newcomer;
-    use crate::driver::Shared;
     use crate::route::Way;
 
     /// The kernel fills in the number.
     const NAME: &str = "unifl%d";
 
     pub(crate) struct Front {
-        shared: Arc<Shared>,
+        shared: Arc<DriverState>,
         gone: oneshot::Receiver<()>,
     }
 
@@ -77,7 +77,7 @@ mod linux {
         let endpoint = Endpoint::new(config, [number(first), number(second)]);
         let device = Device::new(NAME).map_err(|e| explain(&e))?;
         let way = Way::open(device.name(), at.ip(), at.port()).await.map_err(|e| explain(&e))?;
-        let started = Shared::start(endpoint, device, way, (limits, full), newcomers);
+        let started = DriverState::start(endpoint, device, way, (limits, full), newcomers);
         started.map(|(shared, gone)| Front { shared, gone }).map_err(|e| explain(&e))
     }
 
@@ -94,7 +94,7 @@ mod other {
     use std::io;
     use std::task::{Context, Poll};
 
-    use thalweg_tcp::line::{Line, Taken};
+    use thalweg_tcp::line::{HoledStream, Taken};
     use thalweg_transport::Counters;
 
     use super::*;
@@ -105,7 +105,7 @@ mod other {
     pub(crate) type Newcomer = (Nobody, String);
     pub(crate) struct Nobody(std::convert::Infallible);
 
-    impl Line for Nobody {
+    impl HoledStream for Nobody {
         fn frames(&self, _: u64, _: Option<thalweg_transport::Sealed>) {
             match self.0 {}
         }

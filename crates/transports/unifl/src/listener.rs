@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use thalweg_masking::Rate;
 use thalweg_sockets::door::turned_out;
-use thalweg_tcp::line::{Line, Lines};
+use thalweg_tcp::line::{HoledStream, HoledStreams};
 use thalweg_tcp::Tcp;
 use thalweg_transport::{
     Address, Error, ErrorKind, Guest, Listener, Lobby, Options, Origin, Pending, Result, Transport,
@@ -52,7 +52,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
     let kernel = Tcp.listen(&as_tcp(address), &inner(options)).await?;
     let address = Address { port: kernel.address().port, ..address.clone() };
     let (newcomers, new) = mpsc::channel(MAX_NEW);
-    let lines = Lines::new(&inner(options))?;
+    let lines = HoledStreams::new(&inner(options))?;
     let front = match at(&address).await {
         _ if options.tls.is_some() && options.sealed.is_none() => Err(UNSEALED.to_owned()),
         Err(error) => Err(error.to_string()),
@@ -108,7 +108,7 @@ async fn at(address: &Address) -> Result<SocketAddr> {
 
 /// Runs the handshake of each new connection in a task of its own.
 async fn admit(
-    lines: Lines,
+    lines: HoledStreams,
     mut new: mpsc::Receiver<Newcomer>,
     ready: mpsc::Sender<Pending>,
     options: Options,
@@ -141,8 +141,8 @@ fn origin(from: &str) -> Origin {
 
 /// Hands over the link that is pending, or why there is none.
 async fn shake(
-    lines: Lines,
-    line: impl Line + 'static,
+    lines: HoledStreams,
+    line: impl HoledStream + 'static,
     from: String,
     guest: Option<Guest>,
     limit: Duration,

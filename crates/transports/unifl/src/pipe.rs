@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use thalweg_masking::{Ended, Excess, FlowId};
-use thalweg_tcp::line::{Line, Taken};
+use thalweg_tcp::line::{HoledStream, Taken};
 use thalweg_transport::{Counters, Sealed};
 use thalweg_wire::{Range, Tolerance};
 
 use crate::buffer::Buffer;
 use crate::content::{Permits, Watch};
-use crate::driver::Shared;
+use crate::driver::DriverState;
 use crate::proxy::Caller;
 use crate::settings::Limits;
 
@@ -204,16 +204,16 @@ fn too_lossy(excess: &Excess, tensor: Option<&str>) -> io::Error {
 /// The link's end of a pipe. Dropping it ends the flow.
 pub(crate) struct Handle {
     pipe: Arc<Pipe>,
-    shared: Arc<Shared>,
+    shared: Arc<DriverState>,
 }
 
 impl Handle {
-    pub(crate) fn new(pipe: Arc<Pipe>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(pipe: Arc<Pipe>, shared: Arc<DriverState>) -> Self {
         Self { pipe, shared }
     }
 }
 
-impl Line for Handle {
+impl HoledStream for Handle {
     fn frames(&self, start: u64, sealed: Option<Sealed>) {
         self.pipe.inside().watch.frames(start, sealed);
     }

@@ -26,9 +26,9 @@ use thalweg_messages::{Carrier, Event, Letter, Mailbox, MemberId, Message, Natur
 use thalweg_transport::{Address, Error, Lobby, Origin, Peer, Result};
 use tokio::sync::watch;
 
-use crate::ffi::Part;
+use crate::ffi::MessagePart;
 use crate::kernel;
-use crate::lines::{Line, Lines};
+use crate::lines::{PartySocket, PartySockets};
 use crate::open::Watched;
 use crate::peers::{Peers, IN_A_ROW};
 use crate::socket::Socket;
@@ -44,8 +44,8 @@ pub(crate) fn topic(member: MemberId) -> Vec<u8> {
 }
 
 /// What a message takes on the wire: frames' flags and lengths (ZMTP's RFC 37), and CURVE's part.
-fn wire(overhead: u64, parts: &[Part]) -> u64 {
-    let frame = |part: &Part| {
+fn wire(overhead: u64, parts: &[MessagePart]) -> u64 {
+    let frame = |part: &MessagePart| {
         let length = part.bytes().len() as u64 + overhead;
         length + if length > 255 { 9 } else { 2 }
     };
@@ -74,8 +74,8 @@ pub(crate) struct Sockets {
     pub input: Watched,
     pub output: Option<Watched>,
     /// A member's line to the listener, and the listener's to members, where there are any.
-    pub line: Option<Line>,
-    pub lines: Option<Arc<Lines>>,
+    pub line: Option<PartySocket>,
+    pub lines: Option<Arc<PartySockets>>,
     /// The listener's second port.
     pub port: u16,
     /// A member's connection that it writes to.
@@ -117,7 +117,7 @@ impl ZmqCarrier {
     }
 
     /// What a message takes on the wire; REQ and REP have an empty part before it.
-    fn wire(&self, parts: &[Part]) -> u64 {
+    fn wire(&self, parts: &[MessagePart]) -> u64 {
         let delimiter = if self.sockets.pattern == Pattern::ReqRep { 2 + self.sockets.overhead } else { 0 };
         wire(self.sockets.overhead, parts) + delimiter
     }
@@ -173,10 +173,10 @@ impl ZmqCarrier {
     }
 
     /// What is there to read. A REQ asks for it first, and a REP answers with nothing.
-    fn read(&self) -> io::Result<Option<Vec<Part>>> {
+    fn read(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let (socket, lockstep) = (&self.sockets.input.socket, self.sockets.pattern == Pattern::ReqRep);
         if lockstep && self.sockets.member.is_some() && !self.asked.load(Ordering::Relaxed) {
-            if !socket.send(&mut [Part::copy_of(&[])?])? {
+            if !socket.send(&mut [MessagePart::copy_of(&[])?])? {
                 return Ok(None); // its connection has ended
             }
             self.asked.store(true, Ordering::Relaxed);
@@ -185,7 +185,7 @@ impl ZmqCarrier {
         if lockstep && found.is_some() {
             self.asked.store(false, Ordering::Relaxed);
             if self.sockets.member.is_none() {
-                socket.send(&mut [Part::copy_of(&[])?])?;
+                socket.send(&mut [MessagePart::copy_of(&[])?])?;
             }
         }
         Ok(found)
@@ -197,10 +197,10 @@ impl ZmqCarrier {
     }
 
     /// Sends a message, and says what it takes on the wire.
-    async fn send(&self, to: Mailbox, mut parts: Vec<Part>) -> Result<u64> {
+    async fn send(&self, to: Mailbox, mut parts: Vec<MessagePart>) -> Result<u64> {
         let mut sent = self.wire(&parts);
         if let Some(envelope) = self.envelope(to) {
-            let envelope = Part::copy_of(&[&envelope]).map_err(|e| self.fail(PUBLISH, &e))?;
+            let envelope = MessagePart::copy_of(&[&envelope]).map_err(|e| self.fail(PUBLISH, &e))?;
             // A ROUTER's is for itself, and does not go out.
             if self.sockets.pattern != Pattern::Router {
                 sent += wire(self.sockets.overhead, slice::from_ref(&envelope));
@@ -225,7 +225,7 @@ impl ZmqCarrier {
         }
     }
 
-    async fn hand_over(&self, to: Mailbox, mut parts: Vec<Part>) -> io::Result<()> {
+    async fn hand_over(&self, to: Mailbox, mut parts: Vec<MessagePart>) -> io::Result<()> {
         let nobody = || io::Error::from(io::ErrorKind::HostUnreachable);
         match (&self.sockets.line, &self.sockets.lines, to) {
             (Some(line), ..) => line.send(parts).await,
@@ -258,7 +258,8 @@ impl Carrier for ZmqCarrier {
     }
 
     async fn publish(&self, to: Mailbox, message: Message<'_>) -> Result<u64> {
-        let joined = Part::copy_of(&[message.head, message.body]).map_err(|e| self.fail(PUBLISH, &e))?;
+        let joined =
+            MessagePart::copy_of(&[message.head, message.body]).map_err(|e| self.fail(PUBLISH, &e))?;
         self.send(to, vec![joined]).await
     }
 
@@ -267,7 +268,7 @@ impl Carrier for ZmqCarrier {
     }
 
     async fn publish_shared(&self, to: Mailbox, head: &[u8], body: Arc<Vec<u8>>) -> Result<u64> {
-        let parts = Part::copy_of(&[head]).and_then(|head| Ok(vec![head, Part::shared(body)?]));
+        let parts = MessagePart::copy_of(&[head]).and_then(|head| Ok(vec![head, MessagePart::shared(body)?]));
         self.send(to, parts.map_err(|e| self.fail(PUBLISH, &e))?).await
     }
 
@@ -376,14 +377,14 @@ async fn either(output: Option<&Watched>) {
 }
 
 /// What comes on a line is for whoever sends on it; here it is about its connection.
-async fn ended(line: Option<&Line>) {
+async fn ended(line: Option<&PartySocket>) {
     match line {
         None => std::future::pending().await,
         Some(line) => line.watched.monitor.came().await,
     }
 }
 
-async fn lines_changed(lines: Option<&Arc<Lines>>) {
+async fn lines_changed(lines: Option<&Arc<PartySockets>>) {
     match lines {
         None => std::future::pending().await,
         Some(lines) => lines.changed.notified().await,

@@ -6,7 +6,7 @@ use thalweg_messages::MemberId;
 use thalweg_transport::{Error, ErrorKind};
 
 use crate::carrier::ZmqCarrier;
-use crate::ffi::Part;
+use crate::ffi::MessagePart;
 use crate::joining::{ports_text, PORT, SUBSCRIBED};
 use crate::kernel;
 use crate::monitor::Happened;
@@ -112,7 +112,7 @@ impl ZmqCarrier {
                 lines.ports(MemberId(id), self.visitors.origin(Place::Output, descriptor)).ok()
             });
             let told = ports.map(ports_text).unwrap_or_default();
-            reception.socket.send(&mut [Part::copy_of(&[&told])?])?;
+            reception.socket.send(&mut [MessagePart::copy_of(&[&told])?])?;
         }
         Ok(())
     }
@@ -133,7 +133,9 @@ impl ZmqCarrier {
                 self.peers().wrote_to(MemberId(id), part.source());
                 part.source().iter().for_each(|descriptor| self.visitors.heard(Place::Output, *descriptor));
                 let told = [PORT, self.sockets.port.to_string().as_bytes()].concat();
-                output.socket.send(&mut [Part::copy_of(&[topic])?, Part::copy_of(&[&told])?])?;
+                output
+                    .socket
+                    .send(&mut [MessagePart::copy_of(&[topic])?, MessagePart::copy_of(&[&told])?])?;
             }
         }
         Ok(())

@@ -242,15 +242,15 @@ impl RawSocket {
     }
 
     /// Sends a part without waiting; taken on success only.
-    pub(crate) fn send(&mut self, part: &mut Part, more: bool) -> io::Result<()> {
+    pub(crate) fn send(&mut self, part: &mut MessagePart, more: bool) -> io::Result<()> {
         let flags = if more { DONT_WAIT | SEND_MORE } else { DONT_WAIT };
         // SAFETY: socket and message live. On success libzmq has taken the content and left an empty message.
         checked(unsafe { raw::zmq_msg_send(&raw mut *part.0, self.0.as_ptr(), flags) })
     }
 
     /// Receives a part without waiting.
-    pub(crate) fn receive(&mut self) -> io::Result<Part> {
-        let mut part = Part::empty();
+    pub(crate) fn receive(&mut self) -> io::Result<MessagePart> {
+        let mut part = MessagePart::empty();
         // SAFETY: socket and message live, and the message is initialised.
         checked(unsafe { raw::zmq_msg_recv(&raw mut *part.0, self.0.as_ptr(), DONT_WAIT) })?;
         Ok(part)
@@ -286,14 +286,14 @@ pub(crate) fn watch(socket: &mut RawSocket) -> io::Result<AsyncFd<Bell>> {
 }
 
 /// A part of a message. It lies where it is, since libzmq may keep what is in it.
-pub(crate) struct Part(Box<raw::Msg>);
+pub(crate) struct MessagePart(Box<raw::Msg>);
 
 // SAFETY: a message belongs to one thread at a time; its content is shared by counting, atomically.
-unsafe impl Send for Part {}
+unsafe impl Send for MessagePart {}
 // SAFETY: all that is done through a shared reference is to read.
-unsafe impl Sync for Part {}
+unsafe impl Sync for MessagePart {}
 
-impl Part {
+impl MessagePart {
     fn empty() -> Self {
         let mut part = Self(Box::new(raw::Msg([0; 64])));
         // SAFETY: room for a message, which this initialises; it cannot fail (zmq_msg_init(3)).
@@ -374,13 +374,13 @@ impl Part {
     }
 }
 
-impl AsRef<[u8]> for Part {
+impl AsRef<[u8]> for MessagePart {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
     }
 }
 
-impl Drop for Part {
+impl Drop for MessagePart {
     fn drop(&mut self) {
         // SAFETY: it was initialised, and is closed here and nowhere else.
         unsafe { raw::zmq_msg_close(&raw mut *self.0) };

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thalweg_messages::MemberId;
 
-use crate::ffi::Part;
+use crate::ffi::MessagePart;
 use crate::socket::Socket;
 
 /// How long until a member asks again at a reception that has no room.
@@ -45,7 +45,7 @@ pub(crate) async fn subscribed(socket: &Socket) -> io::Result<()> {
 /// nothing while it has no room, as long as others are still leaving: it is asked again.
 pub(crate) async fn ports(reception: &Socket, member: MemberId) -> io::Result<(u16, u16)> {
     loop {
-        reception.send(&mut [Part::copy_of(&[&member.0])?])?;
+        reception.send(&mut [MessagePart::copy_of(&[&member.0])?])?;
         let told = answer(reception).await?;
         if !told.is_empty() {
             return read_ports(&told).ok_or_else(|| io::Error::other("the server tells no ports"));

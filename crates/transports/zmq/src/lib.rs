@@ -32,7 +32,7 @@ use crate::carrier::{topic, Sockets, ZmqCarrier, GROUP};
 use crate::ffi::Kind;
 use crate::joining::{ports, second_port, subscribed};
 use crate::keys::Keys;
-use crate::lines::{Line, Lines};
+use crate::lines::{PartySocket, PartySockets};
 use crate::open::{bind, connect};
 
 /// Most bytes of a message, which both ends refuse beyond.
@@ -222,7 +222,7 @@ async fn listen(
         made.output = Some(std::mem::replace(&mut made.input, input));
         made.port = place.port();
         if pattern != Pattern::PubSub {
-            made.lines = Some(Arc::new(Lines::new(writing, place, options, keys)));
+            made.lines = Some(Arc::new(PartySockets::new(writing, place, options, keys)));
         }
     }
     Ok(ZmqCarrier::new(made, options.lobby.clone()))
@@ -254,7 +254,7 @@ async fn dial(
             let (reception, _) = connect(Kind::Req, address, options, &keys, &member.0, &[]).await?;
             let (up, down) = in_time(pattern, address, options, ports(&reception.socket, member)).await?;
             let (out, writing) = connect(saying, &there(up), options, &keys, &member.0, &[]).await?;
-            line = Some(Line::new(saying, out));
+            line = Some(PartySocket::new(saying, out));
             (connect(told, &there(down), options, &keys, &member.0, &[]).await?.0, writing)
         }
     };

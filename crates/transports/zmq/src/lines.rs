@@ -17,7 +17,7 @@ use thalweg_messages::MemberId;
 use thalweg_transport::{Guest, Options, Origin};
 use tokio::sync::Notify;
 
-use crate::ffi::{Kind, Part};
+use crate::ffi::{Kind, MessagePart};
 use crate::keys::Keys;
 use crate::open::{bind_at, Watched};
 
@@ -27,14 +27,14 @@ const MOST_SILENT: usize = 128;
 const DESCRIPTORS: usize = 4;
 
 /// A socket that this end writes to one party with: a PUSH, a REQ or a REP.
-pub(crate) struct Line {
+pub(crate) struct PartySocket {
     pub watched: Watched,
     push: bool,
     /// Whether it is this end's turn: always a PUSH's; a REQ's unless an answer is due; a REP's once it was asked.
     turn: tokio::sync::Mutex<bool>,
 }
 
-impl Line {
+impl PartySocket {
     pub(crate) fn new(kind: Kind, watched: Watched) -> Self {
         Self { watched, push: kind == Kind::Push, turn: tokio::sync::Mutex::new(kind != Kind::Rep) }
     }
@@ -43,7 +43,7 @@ impl Line {
     ///
     /// # Errors
     /// [`io::ErrorKind::NotConnected`] once the line is closed.
-    pub(crate) async fn send(&self, mut parts: Vec<Part>) -> io::Result<()> {
+    pub(crate) async fn send(&self, mut parts: Vec<MessagePart>) -> io::Result<()> {
         let socket = &self.watched.socket;
         let mut turn = self.turn.lock().await;
         while !*turn {
@@ -61,7 +61,7 @@ impl Line {
 }
 
 /// What a listener has of them: the reception, and a line to each member.
-pub(crate) struct Lines {
+pub(crate) struct PartySockets {
     kind: Kind,
     reading: SocketAddr,
     options: Options,
@@ -79,14 +79,14 @@ struct Open {
 
 /// A line, and where it is bound.
 struct Given {
-    line: Arc<Line>,
+    line: Arc<PartySocket>,
     port: u16,
     /// Until its member is admitted, a place in the lobby for each descriptor.
     guests: Vec<Guest>,
     admitted: bool,
 }
 
-impl Lines {
+impl PartySockets {
     /// Lines of this kind, at the address of the socket that reads what all members say.
     pub(crate) fn new(kind: Kind, reading: SocketAddr, options: &Options, keys: Keys) -> Self {
         let (options, changed) = (options.clone(), Arc::default());
@@ -98,7 +98,7 @@ impl Lines {
     }
 
     /// The line to a member.
-    pub(crate) fn to(&self, member: MemberId) -> Option<Arc<Line>> {
+    pub(crate) fn to(&self, member: MemberId) -> Option<Arc<PartySocket>> {
         self.open().lines.get(&member).map(|given| given.line.clone())
     }
 
@@ -106,7 +106,7 @@ impl Lines {
         self.open().lines.contains_key(&member)
     }
 
-    pub(crate) fn all(&self) -> Vec<(MemberId, Arc<Line>)> {
+    pub(crate) fn all(&self) -> Vec<(MemberId, Arc<PartySocket>)> {
         self.open().lines.iter().map(|(member, given)| (*member, given.line.clone())).collect()
     }
 
@@ -127,7 +127,7 @@ impl Lines {
         let mut open = self.open();
         open.lines.insert(
             member,
-            Given { line: Arc::new(Line::new(self.kind, watched)), port, guests, admitted: false },
+            Given { line: Arc::new(PartySocket::new(self.kind, watched)), port, guests, admitted: false },
         );
         open.silent.push_back(member);
         if open.silent.len() > MOST_SILENT {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use thalweg_messages::{Event, Mailbox, MemberId};
 use thalweg_transport::Error;
 
-use crate::ffi::Part;
+use crate::ffi::MessagePart;
 
 /// Messages read before what happened to connections is told, if there is no end to them.
 pub(crate) const IN_A_ROW: u32 = 256;
@@ -30,7 +30,7 @@ pub(crate) struct Known {
 
 impl Peers {
     /// Whether a message is over the connection that the member's have come over before.
-    pub(crate) fn knows(&self, member: MemberId, message: &Part) -> bool {
+    pub(crate) fn knows(&self, member: MemberId, message: &MessagePart) -> bool {
         message.source().is_some_and(|descriptor| self.reading.get(&descriptor) == Some(&member))
     }
 
@@ -39,7 +39,7 @@ impl Peers {
         self.reading.iter().filter(move |(_, id)| **id == member).map(|(descriptor, _)| *descriptor)
     }
 
-    pub(crate) fn heard(&mut self, member: MemberId, message: &Part) {
+    pub(crate) fn heard(&mut self, member: MemberId, message: &MessagePart) {
         if self.leaving.contains(&member) {
             return; // what was sent before its connection ended
         }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-use crate::ffi::{watch, Bell, Opt, Part, RawSocket, POLL_IN};
+use crate::ffi::{watch, Bell, MessagePart, Opt, RawSocket, POLL_IN};
 
 /// Parts of a message that are kept: whom it is from or for, its head, its body. More are dropped.
 const PARTS: usize = 3;
@@ -28,7 +28,7 @@ pub(crate) struct With {
     pub also: Option<Arc<Notify>>,
 }
 
-struct Shared {
+struct SocketState {
     raw: Mutex<Option<RawSocket>>,
     with: With,
     /// Something came, or what else is waited for.
@@ -36,7 +36,7 @@ struct Shared {
     closing: Notify,
 }
 
-impl Shared {
+impl SocketState {
     fn raw(&self) -> MutexGuard<'_, Option<RawSocket>> {
         self.raw.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -57,7 +57,7 @@ impl Shared {
 /// Waits for the descriptor. It goes before the socket does, which closes it.
 struct Watch {
     bell: AsyncFd<Bell>,
-    shared: Arc<Shared>,
+    shared: Arc<SocketState>,
 }
 
 impl Watch {
@@ -82,7 +82,7 @@ impl Watch {
 }
 
 /// A socket. Dropped, it is closed.
-pub(crate) struct Socket(Arc<Shared>);
+pub(crate) struct Socket(Arc<SocketState>);
 
 fn gone() -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, "the socket is closed")
@@ -93,7 +93,7 @@ impl Socket {
     pub(crate) fn new(mut raw: RawSocket, with: With) -> io::Result<Self> {
         let bell = watch(&mut raw)?;
         let (input, closing) = (Notify::new(), Notify::new());
-        let shared = Arc::new(Shared { raw: Mutex::new(Some(raw)), with, input, closing });
+        let shared = Arc::new(SocketState { raw: Mutex::new(Some(raw)), with, input, closing });
         tokio::spawn(Watch { bell, shared: shared.clone() }.run());
         shared.wake(); // what came before anybody watched
         Ok(Self(shared))
@@ -101,7 +101,7 @@ impl Socket {
 
     /// Sends a message of a few parts, which are taken on success only. Whether it could: there may be nobody to send it
     /// to, but there is always room.
-    pub(crate) fn send(&self, parts: &mut [Part]) -> io::Result<bool> {
+    pub(crate) fn send(&self, parts: &mut [MessagePart]) -> io::Result<bool> {
         let mut guard = self.0.raw();
         let raw = guard.as_mut().ok_or_else(gone)?;
         let sent = send(raw, parts);
@@ -110,7 +110,7 @@ impl Socket {
     }
 
     /// A message that is there: its first parts. Whoever receives goes on until there is none.
-    pub(crate) fn try_receive(&self) -> io::Result<Option<Vec<Part>>> {
+    pub(crate) fn try_receive(&self) -> io::Result<Option<Vec<MessagePart>>> {
         let mut guard = self.0.raw();
         receive(guard.as_mut().ok_or_else(gone)?)
     }
@@ -127,7 +127,7 @@ impl Socket {
     }
 }
 
-fn send(raw: &mut RawSocket, parts: &mut [Part]) -> io::Result<bool> {
+fn send(raw: &mut RawSocket, parts: &mut [MessagePart]) -> io::Result<bool> {
     let count = parts.len();
     for (index, part) in parts.iter_mut().enumerate() {
         match raw.send(part, index + 1 < count) {
@@ -139,7 +139,7 @@ fn send(raw: &mut RawSocket, parts: &mut [Part]) -> io::Result<bool> {
     Ok(true)
 }
 
-fn receive(raw: &mut RawSocket) -> io::Result<Option<Vec<Part>>> {
+fn receive(raw: &mut RawSocket) -> io::Result<Option<Vec<MessagePart>>> {
     let mut parts = Vec::with_capacity(PARTS);
     loop {
         match raw.receive() {

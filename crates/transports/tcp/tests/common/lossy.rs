@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use thalweg_sockets::door::{self, Doorkeeper};
 use thalweg_sockets::socket::Socket;
-use thalweg_tcp::line::{Line, Lines, Taken};
+use thalweg_tcp::line::{HoledStream, HoledStreams, Taken};
 use thalweg_tcp::Tcp;
 use thalweg_transport::{
     Address, Capabilities, Counters, Guest, Link, Listener, Options, Pending, Result, Sealed, Transport,
@@ -56,7 +56,7 @@ impl Transport for Lossy {
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
-        let lines = Lines::new(options)?;
+        let lines = HoledStreams::new(options)?;
         let keeper = Keeper { lines, script: self.0.clone(), limit: options.connect_timeout() };
         Ok(Box::new(door::open(address, options, keeper).await?))
     }
@@ -67,7 +67,7 @@ impl Transport for Lossy {
 }
 
 struct Keeper {
-    lines: Lines,
+    lines: HoledStreams,
     script: Script,
     limit: Duration,
 }
@@ -173,7 +173,7 @@ impl Inside {
     }
 }
 
-impl Line for LossyLine {
+impl HoledStream for LossyLine {
     fn frames(&self, start: u64, sealed: Option<Sealed>) {
         let head = sealed.map_or(0, |sealed| sealed.head);
         let inside = &mut *self.inside.lock().unwrap();

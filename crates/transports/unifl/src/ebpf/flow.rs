@@ -11,7 +11,7 @@ use thalweg_masking::{clock_unit, Control, Rate, Sample};
 use thalweg_tcp::line::{Hole, Holes};
 use thalweg_wire::{FrameHeader, Kind, Tolerance};
 
-use super::layout::{self, Frames, Key, Seen, Wish};
+use super::layout::{self, FlowReport, Frames, Key, Wish};
 use super::programs::Programs;
 use crate::content::first;
 use crate::settings::Limits;
@@ -142,7 +142,7 @@ impl Flow {
 
 impl Inside {
     /// An RTT sample without timestamps: a window of data takes at least a round trip.
-    fn round(&mut self, seen: &Seen, now: Time) -> Option<Time> {
+    fn round(&mut self, seen: &FlowReport, now: Time) -> Option<Time> {
         let next = (seen.right_edge.max(seen.high) + 1, now);
         let (mark, since) = *self.round.get_or_insert(next);
         if seen.stamped || seen.high < mark {
@@ -152,7 +152,7 @@ impl Inside {
         Some(now.saturating_sub(since))
     }
 
-    fn steer(&mut self, sample: &Sample, seen: &Seen) {
+    fn steer(&mut self, sample: &Sample, seen: &FlowReport) {
         self.control.arrived(sample);
         self.wish.window = window(&*self.control);
         if let Some(rtt) = sample.rtt.map(|rtt| rtt.as_micros() as u64).filter(|&rtt| rtt > 0) {
@@ -184,7 +184,7 @@ impl Frames {
 }
 
 /// The sample for the rate controller.
-fn sample(seen: &Seen, segment: u32) -> Sample {
+fn sample(seen: &FlowReport, segment: u32) -> Sample {
     Sample {
         now: Duration::ZERO,
         delivered: seen.delivered,
@@ -198,7 +198,7 @@ fn sample(seen: &Seen, segment: u32) -> Sample {
 }
 
 /// Whether the update has lost no more than `refuse` allows.
-fn bearable(limits: &Limits, seen: &Seen) -> io::Result<()> {
+fn bearable(limits: &Limits, seen: &FlowReport) -> io::Result<()> {
     let of = seen.high.saturating_sub(seen.frames.update_from);
     let lost = seen.update_lost;
     if seen.frames.update_from > 0 && lost as f64 > limits.refuse * of as f64 {

@@ -137,7 +137,7 @@ impl Wish {
 
 /// State of a flow, as the programs report it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct FlowReport {
     /// One past the highest offset.
     pub high: u64,
     /// Right edge of the window that was advertised last.
@@ -162,7 +162,7 @@ pub(super) struct Seen {
     pub way: Option<i64>,
 }
 
-impl Seen {
+impl FlowReport {
     pub(super) fn read(words: &Words) -> Self {
         let (clock, stamp) = split(words[17]);
         let measures: [[u64; 3]; 2] = [[words[18], words[19], words[20]], [words[21], words[22], words[23]]];
@@ -248,15 +248,15 @@ mod tests {
     fn measures_are_those_of_the_newest_two_spans() {
         let mut words = Handshake { first: 7, scale: 2, largest: 1460 }.flow();
         assert_eq!(split(words[0]), (0, 7));
-        let seen = Seen::read(&words);
+        let seen = FlowReport::read(&words);
         assert_eq!((seen.trip, seen.way, seen.frames.head), (None, None, PREAMBLE));
         words[17] = join(u32::MAX, 4);
         (words[18], words[19], words[20]) = (100, 40_000, UNKNOWN);
         (words[21], words[22], words[23]) = (99, 39_000, (-5_i64).cast_unsigned());
-        let seen = Seen::read(&words);
+        let seen = FlowReport::read(&words);
         assert_eq!((seen.ticks, seen.trip, seen.way), (5, Some(39_000), Some(-5)));
         words[18] = 101;
-        assert_eq!(Seen::read(&words).trip, Some(40_000), "what is older does not count");
+        assert_eq!(FlowReport::read(&words).trip, Some(40_000), "what is older does not count");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use thalweg_masking::Rate;
 use thalweg_sockets::door::{self, Doorkeeper};
-use thalweg_tcp::line::{Holes, Lines};
+use thalweg_tcp::line::{HoledStreams, Holes};
 use thalweg_transport::{Address, Guest, Listener, Options, Pending, Result};
 use tokio::net::TcpStream;
 
@@ -47,8 +47,13 @@ pub(crate) async fn listen(
         Err(why) => return Ok(Err(why)),
     };
     let limit = options.connect_timeout();
-    let keeper =
-        Keeper { programs: programs.clone(), limits, rate: rate.clone(), lines: Lines::new(options)?, limit };
+    let keeper = Keeper {
+        programs: programs.clone(),
+        limits,
+        rate: rate.clone(),
+        lines: HoledStreams::new(options)?,
+        limit,
+    };
     let door = door::open(address, options, keeper).await?;
     let port = door.address().port.unwrap_or(at.port());
     Ok(programs.serve(port).map(|()| Box::new(door) as Box<dyn Listener>))
@@ -59,7 +64,7 @@ struct Keeper {
     programs: Arc<Programs>,
     limits: Limits,
     rate: Rate,
-    lines: Lines,
+    lines: HoledStreams,
     limit: Duration,
 }
 

@@ -12,11 +12,11 @@ use thalweg_ebpf::aya::programs::tc::TcAttachOptions;
 use thalweg_ebpf::aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use thalweg_ebpf::aya::Ebpf;
 use thalweg_masking::Time;
-use thalweg_masking::{Group, Share};
+use thalweg_masking::{Group, GroupRate};
 use thalweg_tcp::line::Hole;
 use thalweg_wire::Ranges;
 
-use super::layout::{self, Critical, Handshake, Key, Opening, Seen, Wish, Wished, Words};
+use super::layout::{self, Critical, FlowReport, Handshake, Key, Opening, Wish, Wished, Words};
 use crate::route::{self, Interface};
 
 /// Reading takes the flow's lock (BPF_F_LOCK).
@@ -113,12 +113,12 @@ impl Programs {
     }
 
     /// The state of a connection, and its holes from that number on: at least all that it counts.
-    pub(super) fn look(&self, key: &Key, next: u64) -> io::Result<(Seen, Vec<Hole>)> {
+    pub(super) fn look(&self, key: &Key, next: u64) -> io::Result<(FlowReport, Vec<Hole>)> {
         let mut attached = self.attached();
         let Some(attached) = attached.as_mut() else { return Err(io::ErrorKind::NotConnected.into()) };
         let words = attached.flows.get(key, LOCKED);
         let words = words.map_err(|e| io::Error::other(format!("eBPF: {}", explain(&e))))?;
-        let seen = Seen::read(&words);
+        let seen = FlowReport::read(&words);
         let holes = attached.holes(key, next, seen.holes);
         let lost = || io::Error::other("eBPF: a hole was counted and not told");
         holes.map(|holes| (seen, holes)).ok_or_else(lost)
@@ -142,7 +142,7 @@ impl Programs {
     }
 
     /// Publishes the rate of a connection, and returns what the flows on the path have in common.
-    pub(super) fn share(&self, now: Time, member: u32, own: Share) -> Option<Share> {
+    pub(super) fn share(&self, now: Time, member: u32, own: GroupRate) -> Option<GroupRate> {
         self.group().publish(now, member, own)
     }
 }
@@ -222,7 +222,7 @@ impl Attached {
     /// Whether a connection that was closed here is not closed by both ends yet.
     fn lingers(&self) -> bool {
         self.left.iter().any(|(key, since)| {
-            let flow = self.flows.get(key, LOCKED).map(|words| Seen::read(&words));
+            let flow = self.flows.get(key, LOCKED).map(|words| FlowReport::read(&words));
             since.elapsed() < LINGER && flow.is_ok_and(|seen| seen.holes > 0 && !seen.ended)
         })
     }

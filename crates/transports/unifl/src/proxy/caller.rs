@@ -5,12 +5,12 @@ use std::net::Shutdown;
 use std::task::{ready, Context, Poll};
 
 use socket2::SockRef;
-use thalweg_tcp::line::{Line, Taken};
+use thalweg_tcp::line::{HoledStream, Taken};
 use thalweg_transport::Counters;
 use tokio::net::TcpStream;
 
 /// What a proxy needs of a connection, beside what a link needs.
-pub(crate) trait Caller: Line {
+pub(crate) trait Caller: HoledStream {
     /// Closes our direction. What was put before still goes out, and what comes is still taken.
     fn finish(&self);
 
@@ -27,7 +27,7 @@ pub(crate) trait Caller: Line {
 /// A kernel connection: no holes.
 pub(super) struct Direct(pub TcpStream);
 
-impl Line for Direct {
+impl HoledStream for Direct {
     fn poll_take(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<Taken>> {
         loop {
             ready!(self.0.poll_read_ready(cx))?;

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const SOCKET: &str = "unix:";
 
 /// A line to write.
-pub(super) struct Line {
+pub(super) struct MapEntry {
     pub text: String,
     /// Whether it must be written.
     pub needed: bool,
@@ -32,7 +32,7 @@ pub(super) struct Line {
 }
 
 pub(super) struct Map {
-    lines: mpsc::Sender<Line>,
+    lines: mpsc::Sender<MapEntry>,
     socket: Option<PathBuf>,
 }
 
@@ -84,7 +84,7 @@ impl Map {
 
     async fn put(&self, text: String, needed: bool) -> Option<oneshot::Receiver<io::Result<()>>> {
         let (written, told) = oneshot::channel();
-        self.lines.send(Line { text, needed, written }).await.ok().map(|()| told)
+        self.lines.send(MapEntry { text, needed, written }).await.ok().map(|()| told)
     }
 }
 
@@ -110,7 +110,7 @@ fn open_file(path: &Path) -> io::Result<File> {
 }
 
 /// Starts a thread that writes, since writing may block.
-fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<Line>) -> io::Result<()> {
+fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<MapEntry>) -> io::Result<()> {
     let thread = std::thread::Builder::new().name("thalweg-holes".into());
     thread.spawn(move || {
         while let Some(line) = lines.blocking_recv() {
@@ -123,7 +123,7 @@ fn start(mut to: impl Write + Send + 'static, mut lines: mpsc::Receiver<Line>) -
 }
 
 #[cfg(not(unix))]
-fn attend(_: &Path, _: mpsc::Receiver<Line>) -> io::Result<()> {
+fn attend(_: &Path, _: mpsc::Receiver<MapEntry>) -> io::Result<()> {
     Err(io::Error::other("this system has no Unix sockets"))
 }
 

@@ -53,12 +53,12 @@ pub struct Proxy {
     kernel: TcpListener,
     new: mpsc::Receiver<Newcomer>,
     front: Option<Front>,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     most: usize,
 }
 
 /// Shared by all connections.
-struct Shared {
+struct ProxyState {
     to: String,
     servers: Vec<SocketAddr>,
     align: u64,
@@ -89,7 +89,7 @@ impl Proxy {
         let map = Map::open(&settings.holes).await?;
         let (newcomers, new) = mpsc::channel(WAITING);
         let (front, why) = in_front(at, config, limits, newcomers, settings.plain).await?;
-        let shared = Shared {
+        let shared = ProxyState {
             to: settings.to,
             servers,
             align: settings.align,
@@ -209,7 +209,7 @@ async fn in_front(
     }
 }
 
-impl Shared {
+impl ProxyState {
     /// Serves one connection.
     async fn serve<C: Caller>(
         self: Arc<Self>,

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
-use super::map::Line;
+use super::map::MapEntry;
 
 /// Most readers at a time. Further ones wait.
 const MOST: usize = 16;
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Listens at `path`, and writes lines to all readers, until all senders of lines are gone.
-pub(super) fn attend(path: &Path, lines: mpsc::Receiver<Line>) -> io::Result<()> {
+pub(super) fn attend(path: &Path, lines: mpsc::Receiver<MapEntry>) -> io::Result<()> {
     tokio::spawn(spread(bind(path)?, lines));
     Ok(())
 }
@@ -41,7 +41,7 @@ fn is_left_over(path: &Path) -> bool {
     is_socket && answer.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-async fn spread(listener: UnixListener, mut lines: mpsc::Receiver<Line>) {
+async fn spread(listener: UnixListener, mut lines: mpsc::Receiver<MapEntry>) {
     let mut readers = Vec::new();
     loop {
         tokio::select! {
@@ -62,7 +62,7 @@ async fn welcome<A>(readers: &mut Vec<UnixStream>, reader: io::Result<(UnixStrea
     }
 }
 
-async fn write(listener: &UnixListener, readers: &mut Vec<UnixStream>, mut line: Line) {
+async fn write(listener: &UnixListener, readers: &mut Vec<UnixStream>, mut line: MapEntry) {
     to_all(readers, line.text.as_bytes()).await;
     while line.needed && readers.is_empty() {
         tokio::select! {
