@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from thalweg.errors import AppError, PlanError
 from thalweg.flower.run import FlowerResult, plan_of, run
 from thalweg.record import Record
-from thalweg.ui.progress import Lines
+from thalweg.ui.progress import LineProgress
 
 APPS = Path(__file__).parent / "apps"
 LIMIT = 90.0
@@ -31,7 +31,7 @@ ROUND = ["round", "seconds", "communication_seconds", "replies", "errors", "fold
 def ran(name: str, place: Path, run_config: str = "", **overrides: Any) -> FlowerResult:
     """Run an app of the tests; in this process, if no transport is named."""
     said = {"transport.url": "memory", "record.folder": str(place), **overrides}
-    return run(plan_of(APPS / name, said, [run_config]), Lines())
+    return run(plan_of(APPS / name, said, [run_config]), LineProgress())
 
 
 def over(url: str, **more: Any) -> dict[str, Any]:
