@@ -130,6 +130,8 @@ pub struct Rate {
     /// The same in the rounds of a sample, the loss rate of late samples, each of a round or more, and the least of them.
     sampled: (u64, u64),
     losses: VecDeque<f64>,
+    /// A queue was seen in this sample.
+    crowded: bool,
     path_loss: f64,
     /// The smoothed loss rate.
     lossy: f64,
@@ -165,6 +167,7 @@ impl Rate {
             counted: (0, 0),
             sampled: (0, 0),
             losses: VecDeque::new(),
+            crowded: false,
             path_loss: 0.0,
             lossy: 0.0,
             most_made_up: None,
@@ -345,7 +348,8 @@ impl Rate {
     }
 
     /// Takes a sample of the loss rate. What all samples of one cycle show is the path's: in some of them the sender was
-    /// slower than the path, so slowing down does not lessen it.
+    /// slower than the path, so slowing down does not lessen it. While a queue is seen, nothing is known: it may be
+    /// others who fill it.
     fn see_loss(&mut self) {
         let (came, lost) = std::mem::take(&mut self.counted);
         self.lossy = (3.0 * self.lossy + lost as f64 / ((came + lost) as f64).max(1.0)) / 4.0;
@@ -356,6 +360,9 @@ impl Rate {
             return;
         }
         self.sampled = (0, 0);
+        if std::mem::take(&mut self.crowded) {
+            return; // the queue may have overflowed, whoever fills it
+        }
         let share = lost as f64 / (came + lost) as f64;
         // The least of several samples is below the mean by about their deviation.
         let error = (share * (1.0 - share) / packets).sqrt();
@@ -426,6 +433,7 @@ impl Rate {
             true => (self.queued.saturating_add(1), 0),
             false => (0, self.calm.saturating_add(1)),
         };
+        self.crowded |= self.queued >= QUEUED;
     }
 
     /// A path that has become slower than the rates that are still valid: the queue they fill makes rounds so long that

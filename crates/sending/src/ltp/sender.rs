@@ -14,8 +14,9 @@ use crate::{Belief, Delivery, Heard, Pacer, Rate, Stamp, Trips, Waits};
 const PROBE_BYTES: u32 = 64;
 /// Initial window in packets. TCP begins with 10 (RFC 6928) and retransmits whatever that loses.
 const INITIAL: u64 = 32;
-/// The greatest share of what is sent that makes up for the path's loss.
-const MADE_UP: f64 = 0.8;
+/// The greatest share of what is sent that makes up for the path's loss. A sender that finds a short queue full of
+/// others' packets cannot tell their loss from the path's: so it sends at most twice what arrives.
+const MADE_UP: f64 = 0.5;
 
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

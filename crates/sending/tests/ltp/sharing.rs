@@ -1,5 +1,6 @@
 //! Several senders on one link: the incast of a round.
 
+use thalweg_linkmodel::Shape;
 use thalweg_sending::ltp::Rule;
 use thalweg_sending::Time;
 
@@ -21,5 +22,22 @@ fn eight_senders_end_at_nearly_the_same_time() {
         let (first, last) = ends.iter().fold((f64::MAX, 0.0_f64), |(a, b), &e| (a.min(e), b.max(e)));
         assert!(last < 1.35 * ideal, "{last} s of {ideal}: {ends:?}");
         assert!(first > 0.5 * last, "{ends:?}");
+    }
+}
+
+/// Where a tenth is lost whatever the senders do, nobody is left behind. Where the queue holds a quarter of the path, those
+/// that begin last find it full: they take the others' loss for the path's, but within bounds.
+#[test]
+fn the_slowest_of_eight_is_near_the_mean() {
+    let short = Shape { queue_bytes: Some(125_000), ..link(40.0, 0.0) };
+    for (shape, times, sent) in [(link(40.0, 0.1), 1.3, 1.3), (short, 1.7, 2.0)] {
+        let mut world = World::between(&shape, &link(40.0, 0.0), &[Rule::default(); 8], 5);
+        (0..8).for_each(|party| world.begin(party, 4 * CHUNKS, |_| false));
+        world.run(Time::from_secs(60));
+        let ends: Vec<f64> = world.parties.iter().map(|p| p.ended.unwrap().0.as_secs_f64()).collect();
+        let (mean, last) = (ends.iter().sum::<f64>() / 8.0, ends.iter().copied().fold(0.0, f64::max));
+        let packets: u64 = world.parties.iter().map(|party| party.packets).sum();
+        assert!(last < times * mean, "{last} s of {mean} s on average: {ends:?}");
+        assert!(packets as f64 / f64::from(8 * 4 * CHUNKS) < sent, "{packets} packets");
     }
 }
