@@ -17,6 +17,7 @@ from benches.goals import goals
 from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
+from benches.paths import paths
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
 from benches.tasks import tasks
@@ -56,6 +57,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "bounds": transports.bounds,
     "footprint": transports.memory,
     "peers": transports.peers,
+    "paths": paths,
 }
 
 
