@@ -139,6 +139,32 @@ def test_the_same_tensors_move_once(server: TaskServer, members: Members) -> Non
     assert max(moved[1:]) < 10_000, moved
 
 
+def test_a_mean_is_of_the_tensors_that_results_have_and_is_sent_on(server: TaskServer, members: Members) -> None:
+    def work(task: Given) -> Any:
+        if not task.tensors:
+            return None, {"0": np.full(3, task.head, np.float32), "1": np.array([1.5])}, float(task.head)
+        return {name: array.tolist() for name, array in task.tensors.items()}
+
+    members.add("anna", work)
+    server.wait(1, LIMIT)
+    task = server.send(2, reduce="mean", returns={"0": ("F32", [3]), "1": ("F64", [1])})
+    assert task.replies()["anna"].done
+    mean = task.mean_tensors()
+    np.testing.assert_array_equal(task.mean()["0"], [2, 2, 2])
+    assert server.send(None, mean).replies()["anna"].head == {"0": [2, 2, 2], "1": [1.5]}
+    with pytest.raises(ValueError, match="read-only"):
+        mean["0"][0] = 1
+
+
+def test_an_arena_is_sent_as_it_is(server: TaskServer, members: Members) -> None:
+    members.add("anna", lambda task: task.tensors["w"].tolist())
+    server.wait(1, LIMIT)
+    arena = Tensors({"w": np.arange(3)}).arena
+    sent = Tensors.of(arena)
+    assert sent.arena is arena
+    assert server.send(None, sent).replies()["anna"].head == [0, 1, 2]
+
+
 def test_whoever_fails_is_away_or_late_has_a_state_and_a_reason(server: TaskServer, members: Members) -> None:
     release = threading.Event()
 

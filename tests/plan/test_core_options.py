@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from thalweg import _core
 from thalweg.plan import Plan
+from thalweg.plan.options import OF_TASKS
 from thalweg.sections.marks import Key, keys
 
 # Options of the core that no key of a plan has: trust, the job's number, what an emulated network is like, and what
@@ -104,3 +105,10 @@ def choices() -> Iterator[tuple[str, set[str]]]:
 @pytest.mark.parametrize(("path", "words"), list(choices()))
 def test_a_plan_takes_the_words_that_the_core_takes(path: str, words: set[str]) -> None:
     assert expected(at(path, NEVER)) == words
+
+
+def test_a_server_of_tasks_is_told_what_it_takes() -> None:
+    with pytest.raises(_core.CoreError) as caught:
+        _core.TaskServer(URL, json.dumps({NEVER: 1}))
+    taken = set(re.findall("`([^`]+)`", str(caught.value).partition("expected ")[2]))
+    assert taken & expected({NEVER: 1}) == OF_TASKS, "all that it has in common with a server of rounds"
