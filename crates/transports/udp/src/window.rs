@@ -26,7 +26,7 @@ const INITIAL: u64 = 16;
 /// to be seen.
 const MADE_UP: f64 = 0.4;
 /// Between two reports the queue may change by so much, which is no jitter.
-const UNSTEADY: Duration = Duration::from_millis(32);
+const UNSTEADY: Duration = Duration::from_millis(25);
 /// A report is asked for so many times in each window.
 const REPORTS: u64 = 8;
 /// Datagrams that were asked to be reported and that we remember.
