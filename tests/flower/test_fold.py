@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -34,7 +35,7 @@ from flwr.serverapp.strategy import (
 from tests.flower.network import LIMIT, Answer, network
 from thalweg.apps import seed_all
 from thalweg.flower import fold
-from thalweg.flower.fold import Slots
+from thalweg.flower.fold import Replies, Slots
 from thalweg.flower.grid import Came, Sent
 from thalweg.flower.records import Folded
 
@@ -320,6 +321,35 @@ def test_folded_arrays_have_names_and_shapes_and_no_values() -> None:
         strategy._check_and_log_replies = check
         assert fold.weighted_key(strategy) is None, "of its own attribute nothing is known"
         assert kept is not None
+
+
+class Keeping(FedAvg):
+    """Keeps the replies of each round, and looks at those of the round before."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep = keep
+        self.kept: list[Any] = []
+        self.seen: list[tuple[int, int]] = []
+
+    def configure_train(self, server_round: int, *given: Any) -> Any:
+        gc.collect()
+        alive = sum(isinstance(one, Replies) and len(one) > 0 for one in gc.get_objects())
+        self.seen.append((alive, len(self.kept[-1]) if self.kept else 0))
+        return super().configure_train(server_round, *given)
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        if self.keep:
+            self.kept.append(replies)
+        return super().aggregate_train(server_round, replies)
+
+
+@pytest.mark.parametrize(("keep", "seen"), [(True, [(0, 0), (2, 2), (3, 2)]), (False, [(0, 0), (1, 0), (1, 0)])])
+def test_replies_are_freed_but_for_those_that_a_strategy_keeps(keep: bool, seen: list[tuple[int, int]]) -> None:
+    strategy = Keeping(keep)
+    trained(lambda: strategy, (train, train))
+    # Those of the last evaluation are freed when the next messages go out.
+    assert strategy.seen == seen
 
 
 def test_outside_of_a_run_flowers_code_is_as_it_was() -> None:

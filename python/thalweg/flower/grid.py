@@ -255,9 +255,11 @@ class ThalwegGrid(Grid):
         anybody else has, such as a strategy of one's own, is left as it is.
         """
         freed, contents = 0, []
+        # What Python counts for a list that only another list names; how it counts differs between its releases.
+        alone = [Replies()]
+        unnamed = sys.getrefcount(alone[0])
         for at in range(len(self._given)):
-            # Named by this list, by the loop's variable and, while it is looked at, by a call.
-            if sys.getrefcount(self._given[at]) <= 3:
+            if sys.getrefcount(self._given[at]) <= unnamed + 1:  # the loop's variable names it
                 freed += sum(map(_kept_bytes, self._given[at]))
                 contents += [weakref.ref(reply.content) for reply in self._given[at] if reply.has_content()]
                 self._given[at].clear()
