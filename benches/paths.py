@@ -1,8 +1,8 @@
 """Bad paths: jitter, packets that overtake others, bursts and much loss. ltp and udp beside tcp with BBR, by turns.
 
 One client receives a model and sends an update over a path that loses on its way up only. A run counts as failed if it
-has not ended in time. With 70 % loss the loss begins when the parties have met, since nothing else is measured than
-what they do then. Run as root: the network is emulated at packet level.
+has not ended in time. 70 % loss begins 5 s after the network, when the parties have met: the handshake is TCP's.
+Run as root: the network is emulated at packet level.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ROADS: Final = {
     "20 Mbit/s, 200 ms, 20 %": Road('rate = "20mbit"\nrtt = "200ms"\nup = { loss = "20%" }', "4MiB", 60, LOSSY),
     "20 Mbit/s, 400 ms, 40 %": Road('rate = "20mbit"\nrtt = "400ms"\nup = { loss = "40%" }', "4MiB", 60, 0.6),
     "20 Mbit/s, 400 ms, 70 % once they have met": Road(
-        'rate = "20mbit"\nrtt = "400ms"\n[[network.changes]]\nat = "100ms"\nlink = "*"\ndirection = "up"\nloss = "70%"',
+        'rate = "20mbit"\nrtt = "400ms"\n[[network.changes]]\nat = "5s"\nlink = "*"\ndirection = "up"\nloss = "70%"',
         "4MiB",
         60,
         ways=("ltp", "udp"),
