@@ -40,6 +40,7 @@ NEEDED: dict[str, Sequence[str]] = {
     "lab status": (),
     "lab set": ("client-1", "loss=1%"),
     "lab down": (),
+    "flower data": ("an-app",),
     "flower run": ("an-app",),
     "flower server": ("an-app",),
     "flower client": ("an-app", "tcp://127.0.0.1:1"),

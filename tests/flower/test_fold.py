@@ -334,7 +334,7 @@ class Keeping(FedAvg):
 
     def configure_train(self, server_round: int, *given: Any) -> Any:
         gc.collect()
-        alive = sum(isinstance(one, Replies) and len(one) > 0 for one in gc.get_objects())
+        alive = sum(type(one) is Replies and len(one) > 0 for one in gc.get_objects())
         self.seen.append((alive, len(self.kept[-1]) if self.kept else 0))
         return super().configure_train(server_round, *given)
 
