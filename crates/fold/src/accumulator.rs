@@ -49,14 +49,21 @@ impl Precision {
     }
 }
 
-/// What stands in for an element that nobody sent.
+/// What `finish` does with the values of the model that it writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Repair {
-    /// The global model's own value stays.
+    /// An element that nobody sent keeps its value.
     #[default]
     KeepLocal,
-    /// Zero.
+    /// An element that nobody sent becomes zero.
     Zero,
+    /// The model is one more contribution, in place: of an element whose contributions weigh `W`, its own value weighs
+    /// `1 - W`, exactly. The result is `sum + (1 - W) * own`; integers take the maximum, and an element that nobody sent
+    /// keeps its value. Contributions that weigh more than 1 are divided by their weight, and the own value has none.
+    ///
+    /// This is how a node of a graph mixes (decentralized SGD): a neighbour's missing chunk counts for the node's own. The
+    /// sums have the own values in them afterwards.
+    Complement,
 }
 
 /// The weighted sums of one round's updates, for one layout.
@@ -273,6 +280,9 @@ impl Accumulator {
             return Err(self.no_part(0, global));
         }
         self.check_part(Range::new(0, self.layout.bytes()))?;
+        if repair == Repair::Complement {
+            self.check_own(0, global)?;
+        }
         self.finish_part(0, global, repair)
     }
 
@@ -309,9 +319,33 @@ impl Accumulator {
         Ok(())
     }
 
+    /// Whether this part of the own model may be added by [`Repair::Complement`]: every element is finite, and there is room
+    /// for it in the sums. One of the parts that [`Accumulator::parts`] gives.
+    ///
+    /// # Errors
+    /// As [`Accumulator::check`] and [`Accumulator::check_part`], and [`FoldError::Sums`] of exact sums that are too large.
+    pub fn check_own(&self, offset: u64, own: &[u8]) -> Result<(), FoldError> {
+        let range = Range::new(offset, offset.saturating_add(own.len() as u64));
+        self.is_part(range)?;
+        // The own model weighs 1 at most.
+        self.check(offset, own, 1.0)?;
+        for piece in pieces(&[(range, own)]) {
+            let magnitude = self.own_magnitude(piece.offset, piece.bytes);
+            let room = self.lock(piece.index)?.has_room_for_own(magnitude);
+            room.map_err(|full| no_room(piece.index, full))?;
+        }
+        Ok(())
+    }
+
+    /// What exact sums are accounted for the own model's elements, which were judged before.
+    fn own_magnitude(&self, offset: u64, own: &[u8]) -> u64 {
+        Weight::new(1.0, false).ok().flatten().map_or(0, |one| self.magnitude(offset, own, one).unwrap_or(0))
+    }
+
     /// [`Accumulator::finish`] for bytes `offset..` of the update only, so that several threads may share the work:
     /// one part each of those that [`Accumulator::parts`] gives. The summaries add up by [`Summary::merge`]. It writes
-    /// what the sums come to: [`Accumulator::check_part`] says beforehand, of all parts, whether that is a model.
+    /// what the sums come to: [`Accumulator::check_part`] says beforehand, of all parts, whether that is a model, and for
+    /// [`Repair::Complement`] [`Accumulator::check_own`].
     ///
     /// # Errors
     /// [`FoldError::Part`] if the part does not begin and end at stripes' ends, [`FoldError::Poisoned`] if a thread
@@ -322,7 +356,11 @@ impl Accumulator {
         let mut summary = Summary::new(&self.layout);
         for (index, piece) in parts_of(range) {
             let out = &mut part[(piece.start - offset) as usize..(piece.end - offset) as usize];
-            self.lock(index)?.finish(self.level, out, repair, &mut summary);
+            let mut stripe = self.lock(index)?;
+            if repair == Repair::Complement {
+                stripe.complement(self.level, out, self.own_magnitude(piece.start, out));
+            }
+            stripe.finish(self.level, out, repair, &mut summary);
         }
         Ok(summary)
     }

@@ -127,10 +127,17 @@ impl Sum {
     }
 
     fn write(&self, dtype: Dtype, element: &mut [u8], repair: Repair) {
+        if repair == Repair::Complement && self.weight > 0.0 {
+            let mut with_own = *self;
+            // Of an integer the own value counts whatever it weighs.
+            let rest = (1.0 - self.weight).max(if dtype.is_float() { 0.0 } else { 1.0 });
+            with_own.add(dtype, element, rest);
+            return with_own.write(dtype, element, Repair::KeepLocal);
+        }
         match (self.largest, repair) {
             (Some(bits), _) => element.copy_from_slice(&bits.to_le_bytes()[..element.len()]),
             (None, _) if self.weight > 0.0 => encode(dtype, self.total / self.weight, element),
-            (None, Repair::KeepLocal) => (),
+            (None, Repair::KeepLocal | Repair::Complement) => (),
             (None, Repair::Zero) => element.fill(0),
         }
     }

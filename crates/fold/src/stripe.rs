@@ -181,6 +181,25 @@ impl Stripe {
         }
     }
 
+    /// Whether there is room for the own model's values, up to `magnitude`, wherever anything came.
+    pub(crate) fn has_room_for_own(&self, magnitude: u64) -> Result<(), Full> {
+        let fits = |part: Weighted| part.magnitude.saturating_add(magnitude) <= exact::MOST;
+        if magnitude == 0 || self.weights.covered().all(fits) {
+            Ok(())
+        } else {
+            Err(Full::Sums)
+        }
+    }
+
+    /// Adds the own model, the stripe's bytes of it, wherever anything came: with what is missing there to a weight of 1.
+    pub(crate) fn complement(&mut self, level: Level, own: &[u8], magnitude: u64) {
+        let came: Vec<Weighted> = self.weights.covered().collect();
+        for part in came {
+            let weight = Weight::missing_to_one(&part);
+            self.fold(level, part.bytes.clone(), &own[part.bytes], weight, magnitude);
+        }
+    }
+
     /// The first element whose mean is not finite: its tensor, its first byte in the stripe, and the mean.
     pub(crate) fn not_finite(&self, level: Level) -> Option<(usize, usize, f64)> {
         self.weights.covered().find_map(|part| {
@@ -208,7 +227,7 @@ impl Stripe {
                         let cells = segment.place.cells(self.memory.bytes());
                         cells.write_mean(level, segment.dtype, element, out, weight);
                     }
-                    Repair::KeepLocal => (),
+                    Repair::KeepLocal | Repair::Complement => (),
                     Repair::Zero => out.fill(0),
                 }
             }

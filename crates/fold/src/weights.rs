@@ -21,7 +21,8 @@ pub const MAX_CONTRIBUTIONS: u32 = 1 << 22;
 /// [`MIN_WEIGHT`] and [`MAX_WEIGHT`] in units.
 pub(crate) const MIN_UNITS: u128 = 1 << 30;
 pub(crate) const MAX_UNITS: u128 = 1 << 100;
-const UNITS: f64 = (1_u64 << 60) as f64;
+const ONE_UNITS: u128 = 1 << 60;
+const UNITS: f64 = ONE_UNITS as f64;
 
 /// The weight of one contribution, in integer units and as the multiplier.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,6 +45,12 @@ impl Weight {
         let weight = if single { f64::from(weight as f32) } else { weight };
         let units = (weight * UNITS).round() as u128;
         Ok(Some(Self { value: value_of(units), units }))
+    }
+
+    /// What is missing to a weight of 1, exactly; 0 if nothing is.
+    pub(crate) fn missing_to_one(part: &Weighted) -> Self {
+        let units = ONE_UNITS.saturating_sub(part.units);
+        Self { value: value_of(units), units }
     }
 }
 
