@@ -9,14 +9,20 @@
 //! transfer   one parcel on one link, in either direction: offer, grant, chunks, holes, ask again, mend, end, resume
 //! star       federated averaging in rounds, on these two
 //! tasks      heads and tensors to named members, and their results, on these two
+//! graph      nodes that average with their neighbours, without a server, on these two
 //! ```
 #![forbid(unsafe_code)]
 
+mod graph;
 mod session;
 mod star;
 mod tasks;
 mod transfer;
 
+pub use graph::{
+    Exchange, ExchangeState, Mixing, Neighbour, Node, NodeAction, NodeConfig, NodePlace, NodeStep, Taken,
+    Waiting,
+};
 pub use session::{Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic};
 pub use star::{
     Choice, Client, Credits, Ending, Fanout, Gather, Outcome, Partial, Participation, Place, Round,

@@ -92,7 +92,8 @@ pub enum Control {
         #[serde(deserialize_with = "text::reason")]
         reason: String,
     },
-    /// The round or task of this number is over; whatever belongs to it is late.
+    /// The round or task of this number is over; whatever belongs to it is late. Nodes of a graph say it when they meet: the
+    /// first round that both may have in common is a later one.
     Closed {
         /// The parcel's number.
         parcel: u32,
@@ -163,6 +164,8 @@ pub enum Purpose {
     Rounds,
     /// They are given tasks, and answer each with a result.
     Tasks,
+    /// They are neighbours in a graph, and average their models with each other.
+    Graph,
 }
 
 /// What a client that comes back still has in hand.
@@ -183,6 +186,19 @@ pub enum Holding {
         /// The round.
         round: u32,
     },
+    /// A model of its own, as a node of a graph.
+    Node(Alike),
+}
+
+/// What all nodes of a graph must have alike, besides the layout. Each is the start of a digest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Alike {
+    /// Of the plan's sections that all nodes share.
+    pub plan: u64,
+    /// Of the graph.
+    pub graph: u64,
+    /// Of the model that training starts from; `None` if it is not to be compared.
+    pub start: Option<u64>,
 }
 
 /// What the server tells a client it lets in.
@@ -322,6 +338,17 @@ mod tests {
                 stand_in: Some(StandIn::Last),
                 spread: Some(4),
                 allowances: vec![Allowance { tensor: 0, budget: 50_000, refuse: 1_000_000 }],
+            }),
+            Control::Hello(Hello {
+                version: 6,
+                name: "node-1".into(),
+                instance: 1,
+                nonce: [4; 32],
+                proof: None,
+                layout: None,
+                holding: Holding::Node(Alike { plan: 1, graph: u64::MAX, start: Some(2) }),
+                clock: 0,
+                purpose: Purpose::Graph,
             }),
             Control::Grant { parcel: 1, wanted: holes },
             Control::Offer(Parcel {

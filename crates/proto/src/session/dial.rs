@@ -129,6 +129,10 @@ impl<P> Dial<P> {
         self.actions.pop_front()
     }
 
+    pub fn has_action(&self) -> bool {
+        !self.actions.is_empty()
+    }
+
     pub fn act(&mut self, action: ClientAction<P>) {
         self.actions.push_back(action);
     }

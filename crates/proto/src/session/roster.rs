@@ -677,5 +677,6 @@ fn other_purpose(ours: Purpose) -> &'static str {
             "this server runs rounds of federated averaging; connect to it as a client, not for tasks"
         }
         Purpose::Tasks => "this server gives tasks; connect to it with thalweg.TaskClient",
+        Purpose::Graph => "this is a node of a graph; only its neighbours connect to it, with thalweg node",
     }
 }

@@ -57,7 +57,7 @@ impl Server {
                 self.roster.send(link, Control::Closed { parcel: *round }); // or it would keep what it has of it
                 self.start_over(now, sender, None);
             }
-            Holding::Nothing => self.start_over(now, sender, None),
+            Holding::Nothing | Holding::Node(_) => self.start_over(now, sender, None),
         }
     }
 

@@ -1,0 +1,455 @@
+//! How neighbours meet: who dials, who is let in, what both must have alike, and what it means that a link ends.
+
+use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Proof, Purpose, Refusal, Welcome};
+
+use super::node::{Neighbour, Node, NodeAction, NodeStep};
+use super::peer::{Peer, Way};
+use crate::session::{Action, ClientAction, ClientConfig, Dial, Heard, LinkId, Traffic};
+use crate::{micros, Span, Time};
+
+/// A neighbour is dialled for as long as the node lives.
+const PATIENCE: Time = Time::from_secs(100 * 365 * 24 * 3600);
+
+impl Node {
+    /// Gets to know a neighbour; returns its place. The lower name dials: if that is ours, the neighbour's place is what is
+    /// dialled, and its actions are there ([`Node::poll_dial`]). `seed` spreads the retries.
+    ///
+    /// # Errors
+    /// For a name that nobody can have, or our own.
+    pub fn meet(&mut self, name: &str, seed: u64) -> Result<(usize, bool), String> {
+        if name == self.config.name {
+            return Err(format!("{name:?} is this node itself; give each node a name of its own"));
+        }
+        if let Some(place) = self.peers.iter().position(|peer| peer.name == name) {
+            return Ok((place, false));
+        }
+        let place = self.peers.len();
+        let dials = self.config.name.as_str() < name;
+        let way = if dials {
+            thalweg_wire::text::check_name(name)?;
+            let config = ClientConfig {
+                name: self.config.name.clone(),
+                instance: self.config.instance,
+                layout: Some(self.config.layout.hash()),
+                patience: PATIENCE,
+            };
+            Way::Dialled(Box::new(Dial::new(config, Purpose::Graph, seed)))
+        } else {
+            let number = self.roster.reserve(name)?;
+            self.numbers.insert(number, place);
+            Way::Accepted(number)
+        };
+        self.peers.push(Peer::new(name, way));
+        Ok((place, dials))
+    }
+
+    /// The link of a neighbour that dials, if it has one.
+    pub(super) fn link_of(&self, place: usize) -> Option<LinkId> {
+        match self.peers[place].way {
+            Way::Accepted(number) => self.roster.link_of(number),
+            Way::Dialled(_) => None,
+        }
+    }
+
+    pub(super) fn dial(&mut self, place: usize) -> Option<&mut Dial<()>> {
+        match &mut self.peers.get_mut(place)?.way {
+            Way::Dialled(dial) => Some(dial),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    pub(super) fn dial_act(&mut self, place: usize, action: ClientAction<()>) {
+        if let Some(dial) = self.dial(place) {
+            dial.act(action);
+        }
+    }
+
+    /// Says something to a neighbour that is there.
+    pub(super) fn tell(&mut self, place: usize, message: Control) {
+        if !self.peers[place].met {
+            return;
+        }
+        match self.link_of(place) {
+            Some(link) => self.roster.send(link, message),
+            None => {
+                if let Some(dial) = self.dial(place) {
+                    dial.send(message);
+                }
+            }
+        }
+    }
+
+    fn met(&mut self, place: usize, ordered: bool) {
+        let said = self.round;
+        let peer = &mut self.peers[place];
+        (peer.met, peer.ordered, peer.said) = (true, ordered, said);
+        peer.from = said.saturating_add(1);
+        (peer.sending, peer.acknowledged) = (0, 0);
+        peer.out.forget();
+        let name = peer.name.clone();
+        self.tell(place, Control::Closed { parcel: said });
+        self.roster.want(NodeStep::Met { peer: name });
+    }
+
+    fn lost(&mut self, now: Time, place: usize, reason: &str) {
+        let peer = &mut self.peers[place];
+        if !std::mem::take(&mut peer.met) {
+            return;
+        }
+        peer.out.forget();
+        peer.sending = 0;
+        for arrival in peer.arrivals.values_mut() {
+            arrival.incoming.stop();
+        }
+        let (peer, reason) = (peer.name.clone(), reason.to_owned());
+        self.roster.want(NodeStep::Left { peer, reason });
+        self.advance(now);
+    }
+
+    /// A neighbour says something of models.
+    fn neighbour_says(&mut self, now: Time, place: usize, message: Control) {
+        match message {
+            Control::Grant { parcel, wanted } => self.granted(place, parcel, &wanted),
+            Control::End { parcel, .. } => self.ended(now, place, parcel),
+            Control::Received { parcel, .. } => {
+                let peer = &mut self.peers[place];
+                peer.acknowledged = peer.acknowledged.max(parcel.min(peer.sending));
+            }
+            Control::Closed { parcel } => {
+                let peer = &mut self.peers[place];
+                peer.from = peer.from.max(parcel.saturating_add(1));
+                self.advance(now);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Links that were accepted.
+impl Node {
+    /// Whether the node at the other end has been let in, and not out again.
+    pub fn is_member(&self, link: LinkId) -> bool {
+        self.roster.member_at(link).is_some()
+    }
+
+    /// Whether there is something to do for links that were accepted, or for the node itself.
+    pub fn has_action(&self) -> bool {
+        self.roster.has_action()
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<NodeAction> {
+        self.roster.poll_action()
+    }
+
+    /// A link was accepted. `nonce` must be fresh random bytes.
+    pub fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
+        self.roster.open(now, link, nonce, ordered);
+    }
+
+    /// What the link's counters say now.
+    pub fn observe(&mut self, link: LinkId, traffic: Traffic) {
+        self.roster.observe(link, traffic);
+    }
+
+    /// Nothing gets through on this link at the moment, for no fault of its peer.
+    pub fn held(&mut self, now: Time, link: LinkId) {
+        self.roster.held(now, link);
+    }
+
+    /// A message has come on a link that was accepted.
+    pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
+        if self.roster.link(link).is_none() {
+            return;
+        }
+        self.roster.heard(now, link);
+        let place = self.resolve(Neighbour::Link(link));
+        match (place, message) {
+            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
+            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
+            (Some(_), Control::Ping { clock, received }) => self.roster.ping(now, link, clock, received),
+            (Some(_), Control::Bye { reason }) => {
+                self.drop_link(now, link, &format!("left: {reason}"));
+                self.roster.close(link);
+            }
+            (Some(_), Control::Hello(_)) => {
+                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection");
+            }
+            (Some(_), Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. }) => {
+                self.refuse(now, link, Refusal::Protocol, "this message is for whoever was dialled to send");
+            }
+            (Some(place), message) => self.neighbour_says(now, place, message),
+        }
+    }
+
+    fn hello(&mut self, now: Time, link: LinkId, hello: &Hello) {
+        let layout = self.config.layout.hash();
+        let admissible = self.roster.admissible(link, hello, Some(layout));
+        let admissible = admissible
+            .and_then(|()| self.expected(hello))
+            .and_then(|place| self.config.alike.check(&hello.holding, &hello.name).map(|()| place));
+        let place = match admissible {
+            Ok(place) => place,
+            Err((code, reason)) => {
+                let grave = matches!(code, Refusal::Layout | Refusal::Job) && self.expected(hello).is_ok();
+                self.turn_away(&hello.name, &reason, grave);
+                return self.refuse(now, link, code, &reason);
+            }
+        };
+        if let Some(old) = self.link_of(place) {
+            self.drop_link(now, old, "it connected anew");
+            self.roster.close(old);
+        }
+        let (sender, _) = self.roster.enrol(now, link, hello);
+        let welcome = Welcome {
+            sender,
+            job: self.config.job,
+            layout: (*self.config.layout).clone(),
+            chunk: self.config.chunk,
+            heartbeat: micros(self.roster.heartbeat()),
+            liveness: micros(self.config.liveness),
+            stand_in: None,
+            spread: None,
+            allowances: Vec::new(),
+        };
+        self.roster.send(link, Control::Welcome(welcome));
+        let ordered = self.roster.link(link).is_some_and(|served| served.session.ordered);
+        self.met(place, ordered);
+    }
+
+    /// The place of whoever says Hello, if it is a neighbour that dials.
+    fn expected(&self, hello: &Hello) -> Result<usize, (Refusal, String)> {
+        let name = &hello.name;
+        let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
+        // It may be that we have not met our neighbours yet: whoever comes may come again.
+        place.ok_or_else(|| {
+            let reason = format!(
+                "{name:?} is no neighbour that {:?} expects to dial it; check the graph and the names of both",
+                self.config.name
+            );
+            (Refusal::Name, reason)
+        })
+    }
+
+    /// Says once that somebody was not let in, however often it comes again.
+    fn turn_away(&mut self, name: &str, reason: &str, grave: bool) {
+        let said = (name.to_owned(), reason.to_owned());
+        if self.turned_away.as_ref() != Some(&said) {
+            self.turned_away = Some(said);
+            self.roster.want(NodeStep::Refused { peer: name.into(), reason: reason.into(), grave });
+        }
+    }
+
+    pub(super) fn look_at_links(&mut self, now: Time) {
+        for link in self.roster.due(now) {
+            if let Err(reason) = self.roster.look(now, link) {
+                self.refuse(now, link, Refusal::Liveness, &reason);
+            }
+        }
+    }
+
+    fn refuse(&mut self, now: Time, link: LinkId, code: Refusal, reason: &str) {
+        self.roster.send(link, Control::Refused { code, reason: reason.into() });
+        self.drop_link(now, link, reason);
+        self.roster.close(link);
+    }
+
+    /// A link that was accepted has ended.
+    pub fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
+        self.drop_link(now, link, reason);
+    }
+
+    fn drop_link(&mut self, now: Time, link: LinkId, reason: &str) {
+        let Some(dropped) = self.roster.drop_link(link, reason) else { return };
+        let place = dropped.member.and_then(|number| self.numbers.get(&number).copied());
+        if let Some(place) = place {
+            self.lost(now, place, &dropped.reason);
+        }
+    }
+
+    /// The node leaves: whoever dialled it is told, and nobody is let in any more. Those it dials are told by
+    /// [`Node::dial_leave`].
+    pub fn finish(&mut self, now: Time, reason: &str) {
+        self.roster.finish(reason);
+        for link in self.roster.links() {
+            self.roster.act(Action::Cancel { link, parcel: None });
+            self.roster.send(link, Control::Bye { reason: reason.into() });
+            self.drop_link(now, link, &format!("this node has left: {reason}"));
+            self.roster.close(link);
+        }
+    }
+
+    /// A neighbour's process has ended for good: that ends its link.
+    pub fn forget(&mut self, now: Time, name: &str, why: &str) {
+        let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
+        if let Some(link) = place.and_then(|place| self.link_of(place)) {
+            self.drop_link(now, link, why);
+            self.roster.close(link);
+        }
+    }
+
+    /// Neighbours that were here and are not, each with why its link ended and whether it left for good.
+    pub fn departed(&self) -> impl Iterator<Item = (&str, &str, bool)> {
+        self.roster.departed()
+    }
+}
+
+/// Neighbours that are dialled, by place.
+impl Node {
+    /// Places of those for whom there is something to do.
+    pub fn dials_waiting(&self) -> Vec<usize> {
+        let waiting = |peer: &Peer| matches!(&peer.way, Way::Dialled(dial) if dial.has_action());
+        let places = self.peers.iter().enumerate();
+        places.filter(|(_, peer)| waiting(peer)).map(|(place, _)| place).collect()
+    }
+
+    /// The next thing to do for a neighbour that is dialled.
+    pub fn poll_dial(&mut self, place: usize) -> Option<ClientAction<()>> {
+        self.dial(place)?.poll_action()
+    }
+
+    /// The link is up. `nonce` must be fresh random bytes.
+    pub fn dial_connected(&mut self, now: Time, place: usize, nonce: Nonce, ordered: bool) {
+        if let Some(dial) = self.dial(place) {
+            dial.connected(now, nonce, ordered);
+        }
+    }
+
+    /// It could not be reached.
+    pub fn dial_unreachable(&mut self, now: Time, place: usize, reason: &str, may_retry: bool) {
+        if let Some(dial) = self.dial(place) {
+            dial.unreachable(now, reason, may_retry);
+        }
+    }
+
+    /// The link has ended.
+    pub fn dial_closed(&mut self, now: Time, place: usize, reason: &str) {
+        if let Some(dial) = self.dial(place) {
+            dial.closed(now, reason);
+            self.lost(now, place, reason);
+        }
+    }
+
+    /// Nothing gets through at the moment, for no fault of the neighbour.
+    pub fn dial_held(&mut self, now: Time, place: usize) {
+        if let Some(dial) = self.dial(place) {
+            dial.held(now);
+        }
+    }
+
+    /// The proof is made, or none was wanted.
+    pub fn dial_proven(&mut self, now: Time, place: usize, proof: Option<Proof>) {
+        let holding = Holding::Node(self.config.alike);
+        if let Some(dial) = self.dial(place) {
+            dial.proven(now, proof, holding);
+        }
+    }
+
+    /// The nonce of this connection, for the proof.
+    pub fn dial_nonce(&self, place: usize) -> Option<Nonce> {
+        match &self.peers.get(place)?.way {
+            Way::Dialled(dial) => dial.nonce(),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    /// What the neighbour said when it let us in.
+    pub fn dial_welcome(&self, place: usize) -> Option<&Welcome> {
+        match &self.peers.get(place)?.way {
+            Way::Dialled(dial) => dial.welcome(),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    /// Whether nothing more will happen with this neighbour.
+    pub fn dial_is_done(&self, place: usize) -> bool {
+        match self.peers.get(place).map(|peer| &peer.way) {
+            Some(Way::Dialled(dial)) => dial.is_done(),
+            _ => true,
+        }
+    }
+
+    /// Leaves this neighbour for good.
+    pub fn dial_leave(&mut self, place: usize, reason: &str) {
+        if let Some(dial) = self.dial(place) {
+            dial.leave(reason);
+            self.peers[place].met = false;
+        }
+    }
+
+    /// A message has come from a neighbour that is dialled.
+    pub fn dial_control(&mut self, now: Time, place: usize, message: Control) {
+        let farewell = match &message {
+            Control::Bye { reason } | Control::Refused { reason, .. } => Some(format!("left: {reason}")),
+            _ => None,
+        };
+        let (job, layout) = (self.config.job, self.config.layout.hash());
+        let Some(dial) = self.dial(place) else { return };
+        match dial.control(now, message) {
+            Heard::Nothing | Heard::Lost => {
+                if let Some(reason) = farewell {
+                    self.lost(now, place, &reason);
+                }
+            }
+            Heard::Welcomed => {
+                let ordered = dial.is_ordered();
+                let same = dial.welcome().is_some_and(|w| w.job == job && w.layout.hash() == layout);
+                if same {
+                    return self.met(place, ordered);
+                }
+                dial.act(ClientAction::Close);
+                let reason =
+                    "the neighbour has another job or layout; start both with the same plan and model";
+                dial.finish(Err(reason.into()));
+            }
+            Heard::Message(message) => self.neighbour_says(now, place, message),
+        }
+    }
+
+    /// Our model was sent to a neighbour that is dialled.
+    pub fn dial_sent(&mut self, now: Time, place: usize, round: u32, outcome: Result<Span, String>) {
+        if self.resolve(Neighbour::Dialled(place)).is_some() {
+            self.was_sent(now, place, round, outcome);
+        }
+    }
+
+    /// When [`Node::dial_timeout`] wants to be called at the latest.
+    pub fn dial_poll_timeout(&self, place: usize) -> Option<Time> {
+        match &self.peers.get(place)?.way {
+            Way::Dialled(dial) => dial.poll_timeout(),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    /// Time has passed.
+    pub fn dial_timeout(&mut self, now: Time, place: usize) {
+        let Some(dial) = self.dial(place) else { return };
+        if let Err(reason) = dial.timeout(now) {
+            self.dial_closed(now, place, &reason);
+        }
+    }
+}
+
+/// Whether two nodes may average, as far as the digests say.
+trait Agrees {
+    fn check(&self, theirs: &Holding, name: &str) -> Result<(), (Refusal, String)>;
+}
+
+impl Agrees for Alike {
+    fn check(&self, theirs: &Holding, name: &str) -> Result<(), (Refusal, String)> {
+        let Holding::Node(theirs) = theirs else {
+            return Err((Refusal::Protocol, format!("{name:?} does not say what it is a node of")));
+        };
+        let start = self.start.zip(theirs.start).is_some_and(|(ours, theirs)| ours != theirs);
+        let (what, mend) = if self.plan != theirs.plan {
+            ("plan", "start all nodes with the same plan")
+        } else if self.graph != theirs.graph {
+            ("graph", "give all nodes the same graph, with the same seed")
+        } else if start {
+            ("initial model", "start all nodes from the same weights, with the same seed")
+        } else {
+            return Ok(());
+        };
+        Err((Refusal::Job, format!("{name:?} has another {what} than this node; {mend}")))
+    }
+}

@@ -1,0 +1,18 @@
+//! Decentralized averaging on a graph: each node trains a model of its own and mixes it with its neighbours' (D-PSGD).
+//!
+//! There is one link an edge, which carries models both ways; the lower name dials. Models are pushed: chunks describe
+//! themselves, and an End says that no more come. A node is at one iteration at a time. Chunks of earlier ones are late;
+//! those of the next few are kept, so that nobody waits for whoever is a little behind.
+//!
+//! ```text
+//! begin --> training --ready--> waiting --Mix--> mixing --mixed--> idle
+//! ```
+
+mod exchange;
+mod meeting;
+mod node;
+mod peer;
+mod timing;
+
+pub use node::{Mixing, Neighbour, Node, NodeAction, NodeConfig, NodeStep, Taken, Waiting};
+pub use peer::{Exchange, Outcome as ExchangeState, Place as NodePlace};

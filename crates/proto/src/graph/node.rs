@@ -1,0 +1,511 @@
+//! A node: at which iteration it is, whom it averages with, and for whom it waits.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use thalweg_wire::control::{Alike, Control, Purpose};
+use thalweg_wire::{Layout, Range, Ranges};
+
+use super::peer::{Exchange, Outcome, Peer};
+use super::timing::Pace;
+use crate::session::{Action, Admission, ClientAction, LinkId, Roster, SessionConfig};
+use crate::transfer::{Outgoing, Rule};
+use crate::Time;
+
+/// Most neighbours, ever.
+const MAX_NEIGHBOURS: u32 = 1 << 16;
+
+/// For what of its neighbours' models a node waits, once its own is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Waiting {
+    /// For all of them, whole; what is lost is asked for again.
+    All,
+    /// For nothing: what is there counts.
+    None,
+    /// For the first bytes of each, but no longer than this.
+    FirstChunk(Time),
+    /// Until each is whole, or its sender says that this is all, but no longer than this; `None`: as long as was measured to
+    /// be worth it.
+    Deadline(Option<Time>),
+}
+
+/// What does not change while a node lives.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// Its name, unique in the graph.
+    pub name: String,
+    /// Random, once a process.
+    pub instance: u64,
+    /// The job's number, in every chunk.
+    pub job: u64,
+    /// The layout of all models.
+    pub layout: Arc<Layout>,
+    /// Bytes of payload in a chunk.
+    pub chunk: u32,
+    /// Least time without progress that ends a link.
+    pub liveness: Time,
+    /// What is waited for.
+    pub waiting: Waiting,
+    /// How many iterations after this one are taken in before it is over.
+    pub ahead: u32,
+    /// What all nodes must have alike.
+    pub alike: Alike,
+}
+
+/// An iteration that is over: mix what came into the own model, then tell [`Node::mixed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mixing {
+    /// The iteration.
+    pub round: u32,
+    /// The node has come back: its own model counts for nothing where anything came, and was not sent.
+    pub fresh: bool,
+    /// A deadline ended the waiting.
+    pub timed_out: bool,
+    /// How long was to be waited at most.
+    pub limit: Option<Time>,
+}
+
+/// What a node asks of its driver, besides messages and models to be sent.
+#[derive(Debug)]
+pub enum NodeStep {
+    /// Mix.
+    Mix(Mixing),
+    /// What came of iterations before this one is needed no longer.
+    Forget {
+        /// The first iteration that is still needed.
+        below: u32,
+    },
+    /// A neighbour is there.
+    Met {
+        /// Its name.
+        peer: String,
+    },
+    /// A neighbour's link has ended.
+    Left {
+        /// Its name.
+        peer: String,
+        /// Why.
+        reason: String,
+    },
+    /// Somebody was not let in.
+    Refused {
+        /// What name it gave.
+        peer: String,
+        /// Why.
+        reason: String,
+        /// It is a neighbour with another model, plan, graph or start: they never will average.
+        grave: bool,
+    },
+}
+
+/// What the accepted links of a node ask of its driver.
+pub type NodeAction = Action<NodeStep>;
+
+/// Who sent something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Neighbour {
+    /// Whoever is at the other end of a link that was accepted.
+    Link(LinkId),
+    /// A neighbour that is dialled, by its place ([`Node::meet`]).
+    Dialled(usize),
+}
+
+/// What is new of a chunk that has come, to be added to the sums of its iteration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Taken {
+    /// Whose it is, by place.
+    pub peer: usize,
+    /// The iteration.
+    pub round: u32,
+    /// The sender's weight.
+    pub weight: f64,
+    /// What to add.
+    pub fresh: Vec<Range>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Between two iterations.
+    Idle,
+    Training,
+    Waiting,
+    Mixing,
+}
+
+/// The state machine of a node.
+pub struct Node {
+    pub(super) config: NodeConfig,
+    pub(super) rule: Rule,
+    pub(super) roster: Roster<(), (), NodeStep>,
+    pub(super) peers: Vec<Peer>,
+    /// Places of those that dial, by their numbers among the members.
+    pub(super) numbers: BTreeMap<u32, usize>,
+    pub(super) stage: Stage,
+    /// The iteration that was begun last, 0 before the first.
+    pub(super) round: u32,
+    begun: Time,
+    /// Whom it averages with in this iteration, by place, and in the next if that is not the same.
+    weights: BTreeMap<usize, f64>,
+    then: Option<BTreeMap<usize, f64>>,
+    pub(super) pace: Pace,
+    limit: Option<Time>,
+    deadline: Option<Time>,
+    fresh: bool,
+    completed: bool,
+    /// Chunks that were too early, and that were of another job or layout or could not be added, since the last report.
+    pub(super) early: u64,
+    pub(super) bad: u64,
+    pub(super) turned_away: Option<(String, String)>,
+}
+
+impl Node {
+    /// A node that has met nobody.
+    pub fn new(config: NodeConfig, admission: Box<dyn Admission>) -> Self {
+        let sessions = SessionConfig {
+            job: config.job,
+            purpose: Purpose::Graph,
+            liveness: config.liveness,
+            max_members: MAX_NEIGHBOURS,
+        };
+        let stands_in = config.waiting != Waiting::All;
+        Self {
+            config,
+            rule: Rule { stands_in, tolerance: Arc::default() },
+            roster: Roster::new(sessions, admission),
+            peers: Vec::new(),
+            numbers: BTreeMap::new(),
+            stage: Stage::Idle,
+            round: 0,
+            begun: Time::ZERO,
+            weights: BTreeMap::new(),
+            then: None,
+            pace: Pace::default(),
+            limit: None,
+            deadline: None,
+            fresh: false,
+            completed: false,
+            early: 0,
+            bad: 0,
+            turned_away: None,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.config.layout.bytes()
+    }
+
+    pub(super) fn waits_for_all(&self) -> bool {
+        self.config.waiting == Waiting::All
+    }
+
+    /// The first iteration whose chunks are taken in.
+    pub(super) fn low(&self) -> u32 {
+        match self.stage {
+            Stage::Training | Stage::Waiting => self.round,
+            Stage::Idle | Stage::Mixing => self.round.saturating_add(1),
+        }
+    }
+
+    /// The last one. While an iteration is mixed it still has its sums, so there are never more of them.
+    pub(super) fn top(&self) -> u32 {
+        let first = if self.stage == Stage::Mixing { self.round } else { self.low() };
+        first.saturating_add(self.config.ahead)
+    }
+
+    /// A neighbour's weight in an iteration, as far as is known.
+    pub(super) fn weight(&self, peer: usize, round: u32) -> Option<f64> {
+        let weights = match &self.then {
+            _ if round == self.round => &self.weights,
+            None => &self.weights,
+            Some(then) if round == self.round.saturating_add(1) => then,
+            Some(_) => return None,
+        };
+        weights.get(&peer).copied()
+    }
+
+    fn places(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
+        let mut places = BTreeMap::new();
+        for (name, weight) in weights {
+            let place = self.peers.iter().position(|peer| peer.name == *name);
+            let place =
+                place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))?;
+            if !(weight.is_finite() && *weight > 0.0) {
+                return Err(format!("{weight} is no weight of {name:?}; leave out who counts for nothing"));
+            }
+            places.insert(place, *weight);
+        }
+        Ok(places)
+    }
+
+    /// An iteration begins: the model is trained, and then averaged with these neighbours' by these weights. `then`: those of
+    /// the next iteration, for what comes of it early; `None`: the same.
+    ///
+    /// # Errors
+    /// If another iteration is not over, the number does not rise, or somebody was not met.
+    pub fn begin(
+        &mut self,
+        now: Time,
+        round: u32,
+        weights: &[(String, f64)],
+        then: Option<&[(String, f64)]>,
+    ) -> Result<(), String> {
+        if self.stage != Stage::Idle {
+            return Err(format!("iteration {} is not over; call ready and wait first", self.round));
+        }
+        if round <= self.round {
+            let next = self.round.saturating_add(1);
+            return Err(format!("iteration {round} is over; go on with {next} or a later one"));
+        }
+        let weights = self.places(weights)?;
+        let then = then.map(|then| self.places(then)).transpose()?;
+        (self.weights, self.then) = (weights, then);
+        (self.stage, self.begun) = (Stage::Training, now);
+        self.go_to(now, round);
+        Ok(())
+    }
+
+    /// The node is at this iteration: what came of earlier ones is forgotten, and what ended too early to be looked at is now.
+    fn go_to(&mut self, now: Time, round: u32) {
+        self.round = round;
+        for peer in &mut self.peers {
+            peer.arrivals.retain(|&of, _| of >= round);
+        }
+        self.roster.want(NodeStep::Forget { below: round });
+        for place in self.weights.keys().copied().collect::<Vec<_>>() {
+            self.look_again(now, place);
+        }
+    }
+
+    /// Before the own model of the next iteration takes the place of the last: what of that is still being sent is stopped,
+    /// unless all neighbours wait for it. [`Node::is_hushed`] says when nobody does.
+    pub fn hush(&mut self) {
+        if self.waits_for_all() {
+            return;
+        }
+        for place in 0..self.peers.len() {
+            if self.peers[place].out.is_sending() {
+                self.cancel(place);
+            }
+            self.peers[place].out.forget();
+        }
+    }
+
+    /// Whether nothing of the last own model is on its way.
+    pub fn is_out(&self) -> bool {
+        self.peers.iter().filter(|peer| peer.met).all(|peer| !peer.out.is_sending())
+    }
+
+    /// Whether no neighbour needs the last own model any more.
+    pub fn is_hushed(&self) -> bool {
+        !self.waits_for_all()
+            || self.peers.iter().filter(|peer| peer.met).all(|peer| {
+                // That all was sent does not do: what came before it had begun this iteration it has to ask for.
+                peer.acknowledged >= peer.sending && !peer.out.is_sending() && !peer.out.is_granted()
+            })
+    }
+
+    /// The model is trained, and a copy of it can be sent. Returns the number it is sent under: `round`, or a later one if the
+    /// neighbours are further.
+    ///
+    /// # Errors
+    /// If this iteration was not begun.
+    pub fn ready(&mut self, now: Time, round: u32) -> Result<u32, String> {
+        if self.stage != Stage::Training || round != self.round {
+            return Err(format!("iteration {round} is not being trained; begin it first"));
+        }
+        let number = self.number(round);
+        if number > round {
+            self.fresh |= !self.completed;
+            self.go_to(now, number);
+        }
+        self.stage = Stage::Waiting;
+        self.pace.ready(now, number, now.saturating_sub(self.begun));
+        self.limit = match self.config.waiting {
+            Waiting::All | Waiting::None => None,
+            Waiting::FirstChunk(limit) | Waiting::Deadline(Some(limit)) => Some(limit),
+            Waiting::Deadline(None) => {
+                let lags = self.awaited().map(|place| &self.peers[place].lag);
+                Some(self.pace.limit(lags).unwrap_or(self.config.liveness))
+            }
+        };
+        self.deadline = self.limit.map(|limit| now.saturating_add(limit));
+        if self.fresh {
+            self.pass(number);
+        } else {
+            self.send_to_all(number);
+        }
+        self.advance(now);
+        Ok(number)
+    }
+
+    /// Under what number to send. Where most neighbours are further, what we send under ours would be late for them: we take
+    /// the number that they send next. A node that comes back begins with the first number that it may have in common with
+    /// its neighbours.
+    fn number(&self, round: u32) -> u32 {
+        if self.then.is_some() {
+            return round; // another number would be another graph
+        }
+        let met = || self.weights.keys().map(|&place| &self.peers[place]).filter(|peer| peer.met);
+        let most = |mut numbers: Vec<u32>| {
+            numbers.sort_unstable_by(|a, b| b.cmp(a));
+            numbers.get(numbers.len() / 2).copied().unwrap_or(0)
+        };
+        let common = || met().map(|peer| peer.from);
+        match self.config.waiting {
+            Waiting::All => common().max().unwrap_or(0).max(round),
+            _ if !self.completed => most(common().collect()).max(round),
+            Waiting::Deadline(_) => {
+                let theirs = most(met().map(|peer| peer.newest).collect());
+                if theirs > round {
+                    theirs.saturating_add(1)
+                } else {
+                    round
+                }
+            }
+            Waiting::None | Waiting::FirstChunk(_) => round,
+        }
+    }
+
+    /// Sends nothing of this iteration, and says so: the model of whoever comes back is of old.
+    fn pass(&mut self, number: u32) {
+        for place in self.weights.keys().copied().collect::<Vec<_>>() {
+            self.tell(place, Control::Closed { parcel: number });
+        }
+    }
+
+    fn send_to_all(&mut self, number: u32) {
+        let wanted = Ranges::full(self.bytes());
+        let mut links = Vec::new();
+        let mut places: Vec<usize> = self.weights.keys().copied().collect();
+        // Were the order the same everywhere, many would send to the same node first.
+        let first = places.partition_point(|&place| self.peers[place].name < self.config.name);
+        places.rotate_left(first);
+        for place in places {
+            let link = self.link_of(place);
+            let peer = &mut self.peers[place];
+            if !peer.met {
+                continue;
+            }
+            (peer.out, peer.sending) = (Outgoing::pushed(), number);
+            match link {
+                Some(link) => links.push(link),
+                None => {
+                    self.dial_act(place, ClientAction::SendParcel { parcel: number, wanted: wanted.clone() })
+                }
+            }
+        }
+        if !links.is_empty() {
+            self.roster.act(Action::SendParcel { links, parcel: number, wanted });
+        }
+    }
+
+    /// Places of the neighbours for which it waits in this iteration.
+    fn awaited(&self) -> impl Iterator<Item = usize> + '_ {
+        let round = self.round;
+        self.weights.keys().copied().filter(move |&place| {
+            let peer = &self.peers[place];
+            peer.met && peer.from <= round
+        })
+    }
+
+    /// Looks whether the waiting is over.
+    pub(super) fn advance(&mut self, now: Time) {
+        if self.stage != Stage::Waiting {
+            return;
+        }
+        let round = self.round;
+        let done = match self.config.waiting {
+            Waiting::None => true,
+            Waiting::FirstChunk(_) => self
+                .awaited()
+                .all(|place| self.peers[place].is_heard(round) || self.peers[place].is_over(round)),
+            Waiting::All | Waiting::Deadline(_) => {
+                self.awaited().all(|place| self.peers[place].is_over(round))
+            }
+        };
+        if done || self.deadline.is_some_and(|at| now >= at) {
+            (self.stage, self.deadline) = (Stage::Mixing, None);
+            let (fresh, limit) = (self.fresh, self.limit);
+            self.roster.want(NodeStep::Mix(Mixing { round, fresh, timed_out: !done, limit }));
+        }
+    }
+
+    /// The iteration's sums were mixed into the own model. Returns each neighbour's part in it.
+    pub fn mixed(&mut self) -> Vec<Exchange> {
+        if self.stage != Stage::Mixing {
+            return Vec::new();
+        }
+        let (round, expected) = (self.round, self.bytes());
+        let weights = self.weights.clone();
+        let exchange = |(&place, &weight): (&usize, &f64)| {
+            let peer = &mut self.peers[place];
+            let arrival = peer.arrivals.remove(&round);
+            let came = arrival.as_ref().map(|arrival| arrival.incoming.came());
+            let bytes = came.map_or(0, |came| came.bytes());
+            let outcome = match bytes {
+                _ if bytes == expected && came.is_some() => Outcome::Whole,
+                0 if !peer.met => Outcome::Away,
+                0 => Outcome::Nothing,
+                _ => Outcome::Part,
+            };
+            let (duplicates, corrupt) = came.map_or((0, 0), |came| came.faults());
+            Exchange {
+                peer: peer.name.clone(),
+                weight,
+                bytes,
+                expected,
+                chunks: arrival.as_ref().map_or(0, |arrival| arrival.chunks),
+                duplicates,
+                corrupt,
+                late: std::mem::take(&mut peer.late),
+                span: came.and_then(|came| came.span()).map(|span| (span.start, span.end)),
+                newest: peer.newest,
+                outcome,
+            }
+        };
+        let exchanges: Vec<Exchange> = weights.iter().map(exchange).collect();
+        self.fresh &= exchanges.iter().all(|exchange| exchange.bytes == 0);
+        (self.stage, self.completed) = (Stage::Idle, true);
+        exchanges
+    }
+
+    /// Chunks that were too early, and chunks that were bad, since the last call.
+    pub fn dropped(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.early), std::mem::take(&mut self.bad))
+    }
+
+    /// The iteration that was begun last, 0 before the first.
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
+    /// Names of the neighbours that are there.
+    pub fn connected_clients(&self) -> impl Iterator<Item = &str> {
+        self.peers.iter().filter(|peer| peer.met).map(|peer| peer.name.as_str())
+    }
+
+    /// How many neighbours are there.
+    pub fn connected_count(&self) -> usize {
+        self.peers.iter().filter(|peer| peer.met).count()
+    }
+
+    /// When [`Node::timeout`] wants to be called at the latest.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let settles = self.peers.iter().filter_map(Peer::settles_at);
+        settles.chain(self.roster.next_timer()).chain(self.deadline).min()
+    }
+
+    /// Time has passed.
+    pub fn timeout(&mut self, now: Time) {
+        self.look_at_links(now);
+        for place in 0..self.peers.len() {
+            let arrivals = self.peers[place].arrivals.iter();
+            let settled =
+                arrivals.filter(|(_, a)| !a.over && a.incoming.settle().is_some_and(|at| now >= at));
+            for round in settled.map(|(&round, _)| round).collect::<Vec<_>>() {
+                self.conclude(now, place, round);
+            }
+        }
+        self.advance(now);
+    }
+}

@@ -1,0 +1,154 @@
+//! What a node knows of one neighbour.
+
+use std::collections::BTreeMap;
+
+use crate::session::Dial;
+use crate::transfer::{Incoming, Outgoing};
+use crate::Time;
+
+/// Where a neighbour's chunk goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Place {
+    /// Nowhere: late, too early, a duplicate, or of nobody that is averaged with.
+    Nothing,
+    /// Into the sums of this iteration, with this weight.
+    Fold {
+        /// The iteration.
+        round: u32,
+        /// The neighbour's weight.
+        weight: f64,
+    },
+}
+
+/// How far a neighbour's model of an iteration came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it.
+    Whole,
+    /// Part of it.
+    Part,
+    /// Nothing, though the neighbour was there.
+    Nothing,
+    /// Nothing, for the neighbour was not there.
+    Away,
+}
+
+/// One neighbour's part in an iteration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Exchange {
+    /// Its name.
+    pub peer: String,
+    /// Its weight.
+    pub weight: f64,
+    /// Bytes of its model that came.
+    pub bytes: u64,
+    /// Bytes that a whole model has.
+    pub expected: u64,
+    /// Chunks that were used.
+    pub chunks: u64,
+    /// Chunks that came more than once.
+    pub duplicates: u64,
+    /// Chunks that came damaged.
+    pub corrupt: u64,
+    /// Its chunks that were late since the last report, of whatever iteration.
+    pub late: u64,
+    /// When its first and its last byte came.
+    pub span: Option<(Time, Time)>,
+    /// The latest iteration of which it has sent anything.
+    pub newest: u32,
+    /// How far it came.
+    pub outcome: Outcome,
+}
+
+/// A neighbour's model of one iteration, on its way in.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub incoming: Incoming,
+    pub chunks: u64,
+    /// Nothing more is waited for: it is whole, or its sender has said that this is all.
+    pub over: bool,
+}
+
+impl Arrival {
+    pub fn new(bytes: u64, ordered: bool) -> Self {
+        let mut incoming = Incoming::new(bytes);
+        incoming.begin(ordered);
+        Self { incoming, chunks: 0, over: false }
+    }
+}
+
+/// How a neighbour is reached.
+#[derive(Debug)]
+pub(super) enum Way {
+    /// It dials: its number among the members.
+    Accepted(u32),
+    /// We dial.
+    Dialled(Box<Dial<()>>),
+}
+
+/// A neighbour.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub name: String,
+    pub way: Way,
+    /// Its link is up, and the one who was dialled has let the other in.
+    pub met: bool,
+    pub ordered: bool,
+    /// What we said of ourselves when we met: the iteration that was begun last.
+    pub said: u32,
+    /// The first iteration for which it is waited.
+    pub from: u32,
+    /// The latest iteration of which it has sent anything, and of which it has said that this is all.
+    pub newest: u32,
+    pub ended: u32,
+    pub arrivals: BTreeMap<u32, Arrival>,
+    /// Our model on its way to it, and of which iteration.
+    pub out: Outgoing,
+    pub sending: u32,
+    /// The latest of our models that it has whole.
+    pub acknowledged: u32,
+    pub lag: super::timing::Lag,
+    pub late: u64,
+}
+
+impl Peer {
+    pub fn new(name: &str, way: Way) -> Self {
+        Self {
+            name: name.into(),
+            way,
+            met: false,
+            ordered: false,
+            said: 0,
+            from: 1,
+            newest: 0,
+            ended: 0,
+            arrivals: BTreeMap::new(),
+            out: Outgoing::default(),
+            sending: 0,
+            acknowledged: 0,
+            lag: super::timing::Lag::default(),
+            late: 0,
+        }
+    }
+
+    /// Whether nothing more comes of its model of this iteration.
+    pub fn is_over(&self, round: u32) -> bool {
+        self.arrivals.get(&round).is_some_and(|arrival| arrival.over)
+    }
+
+    /// Whether anything has come of its model of this iteration.
+    pub fn is_heard(&self, round: u32) -> bool {
+        self.arrivals.get(&round).is_some_and(|arrival| arrival.incoming.came().bytes() > 0)
+    }
+
+    /// Its model of this iteration, on its way in.
+    pub fn arrival(&mut self, round: u32, bytes: u64) -> &mut Arrival {
+        let ordered = self.ordered;
+        self.arrivals.entry(round).or_insert_with(|| Arrival::new(bytes, ordered))
+    }
+
+    /// When chunks no longer trail behind an End.
+    pub fn settles_at(&self) -> Option<Time> {
+        self.arrivals.values().filter(|arrival| !arrival.over).filter_map(|a| a.incoming.settle()).min()
+    }
+}

@@ -1,0 +1,226 @@
+//! Nodes of a graph over a network in virtual time: whatever it does to chunks and links, every node goes on, and what
+//! it mixes are weights that sum to 1.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod fuzz;
+mod world;
+
+use common::{Path, MS, SECOND};
+use thalweg_proto::{Time, Waiting};
+use world::{complete, line, ring, World};
+
+const WAITS: [Waiting; 5] = [
+    Waiting::All,
+    Waiting::None,
+    Waiting::FirstChunk(Time::from_millis(400)),
+    Waiting::Deadline(Some(Time::from_millis(400))),
+    Waiting::Deadline(None),
+];
+
+fn lossy() -> Path {
+    Path {
+        ordered: false,
+        jitter: 20 * MS,
+        loss: 0.2,
+        duplicate: 0.1,
+        corrupt: 0.02,
+        separate: true,
+        ..Path::PERFECT
+    }
+}
+
+#[test]
+fn all_is_the_reference_whatever_the_network_does() {
+    for (edges, nodes) in [(ring(5), 5), (complete(4), 4), (line(3), 3)] {
+        for (number, path) in [Path::PERFECT, lossy()].into_iter().enumerate() {
+            let mut world = World::new(7, nodes, &edges, Waiting::All);
+            world.path = path;
+            world.run_until("ten iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 10));
+            let expected = world.reference(10);
+            for (party, expected) in world.parties.iter().zip(&expected) {
+                let found = &party.after[&10];
+                let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(off < 1e-12, "{off} at {} of path {number}", party.name);
+                assert!(party.reports.iter().all(|report| report.whole && !report.timed_out));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_came_before_a_node_had_begun_is_asked_for() {
+    for rest in [50, 60, 80, 200, 3000] {
+        let mut world = World::new(11, 4, &ring(4), Waiting::All);
+        world.parties[2].rest = Time::from_millis(rest);
+        world.run_until("five iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 5));
+        assert!(world.parties.iter().all(|party| party.reports.iter().all(|report| report.whole)), "{rest}");
+    }
+}
+
+#[test]
+fn every_wait_goes_on_and_keeps_models_between_the_least_and_the_most() {
+    for seed in 0..4 {
+        for waiting in WAITS {
+            for (edges, nodes) in [(ring(6), 6), (line(4), 4), (complete(5), 5)] {
+                let mut world = World::new(seed, nodes, &edges, waiting);
+                world.path = lossy();
+                let (least, most) = world.extremes();
+                world.run_until("20 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 20));
+                for party in &world.parties {
+                    let inside = party.model.iter().all(|v| (least - 1e-9..=most + 1e-9).contains(v));
+                    assert!(inside, "{waiting:?}: weights do not sum to 1 at {}", party.name);
+                    assert_eq!(party.numbers.windows(2).filter(|w| w[0] >= w[1]).count(), 0, "numbers rise");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_all_have_alike_stays_as_it_is() {
+    for waiting in WAITS {
+        let mut world = World::new(3, 6, &ring(6), waiting);
+        world.path = lossy();
+        world.parties.iter_mut().for_each(|party| party.model.fill(0.7));
+        world.run_until("20 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 20));
+        for party in &world.parties {
+            assert!(party.model.iter().all(|v| (v - 0.7).abs() < 1e-12), "{waiting:?}");
+        }
+    }
+}
+
+#[test]
+fn a_node_alone_goes_on() {
+    for waiting in WAITS {
+        let mut world = World::new(1, 1, &[], waiting);
+        let before = world.parties[0].model.clone();
+        world.run_until("5 iterations", 10 * SECOND, |w| w.parties[0].done() >= 5);
+        assert_eq!(world.parties[0].model, before, "nothing came: nothing changes");
+    }
+}
+
+#[test]
+fn the_others_go_on_when_a_node_dies_at_any_point() {
+    for waiting in WAITS {
+        for point in 0..40 {
+            let mut world = World::new(point, 4, &ring(4), waiting);
+            world.path = if point % 2 == 0 { Path::PERFECT } else { lossy() };
+            world.run_until("all have met", 60 * SECOND, World::all_met);
+            world.pass(Time::from_millis(13 * point));
+            world.kill(1);
+            let before: Vec<u32> = world.parties.iter().map(|p| p.done()).collect();
+            world.run_until("ten more iterations of the others", 600 * SECOND, |w| {
+                [0, 2, 3].iter().all(|&i| w.parties[i].done() >= before[i] + 10)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_node_that_hangs_is_let_go_by_liveness() {
+    for waiting in [Waiting::All, Waiting::Deadline(None)] {
+        let mut world = World::new(5, 4, &ring(4), waiting);
+        world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
+        world.parties[2].hangs = true;
+        let before = world.parties[1].done();
+        world.run_until("20 more", 120 * SECOND, |w| w.parties[1].done() >= before + 20);
+    }
+}
+
+#[test]
+fn one_that_comes_back_is_heard_again_and_takes_its_neighbours_models() {
+    for waiting in [Waiting::All, Waiting::Deadline(None), Waiting::Deadline(Some(400 * MS))] {
+        let mut world = World::new(9, 4, &ring(4), waiting);
+        world.run_until("5 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 5));
+        world.kill(3);
+        let at = world.parties[0].done();
+        world.run_until("20 without it", 600 * SECOND, |w| w.parties[0].done() >= at + 20);
+        world.restart(3);
+        world.parties[3].model.fill(1e6);
+        let at = world.parties[0].done();
+        world.run_until("it is heard by both neighbours", 600 * SECOND, |w| {
+            let heard =
+                |i: usize| w.parties[i].reports.iter().skip(at as usize).any(|r| r.heard.contains(&3));
+            heard(0) && heard(2) && w.parties[3].done() > 3
+        });
+        let back = &world.parties[3];
+        assert!(back.reports.iter().any(|report| report.fresh && !report.heard.is_empty()), "{waiting:?}");
+        assert!(back.numbers[0] > 20, "it skips to its neighbours' number");
+        let most = back.model.iter().fold(0.0_f64, |most, v| most.max(v.abs()));
+        assert!(most < 1e5, "{waiting:?}: its old model is forgotten, {most}");
+    }
+}
+
+#[test]
+fn a_slow_node_is_heard_and_costs_at_most_one_more_iteration() {
+    let mut world = World::new(2, 6, &complete(6), Waiting::Deadline(None));
+    world.parties.iter_mut().for_each(|party| party.train = 100 * MS);
+    world.parties[5].train = 2000 * MS;
+    world.run_until("100 iterations", 600 * SECOND, |w| w.parties[0].done() >= 100);
+    let fast = &world.parties[0];
+    let took = (fast.mixed_at[99] - fast.mixed_at[49]) / 50;
+    assert!(took <= 200 * MS, "an iteration of the others takes {took:?}");
+    let heard = fast.reports.iter().filter(|report| report.heard.contains(&5)).count();
+    let slow = &world.parties[5];
+    assert!(slow.done() >= 4, "{}", slow.done());
+    assert!(heard + 2 >= slow.done() as usize, "{heard} of its {} models were heard", slow.done());
+    assert!(slow.reports.iter().all(|report| !report.fresh));
+}
+
+#[test]
+fn a_broken_link_is_made_anew() {
+    for waiting in WAITS {
+        let mut world = World::new(4, 3, &ring(3), waiting);
+        for _ in 0..20 {
+            world.pass(37 * MS);
+            world.cut_one();
+        }
+        let before: Vec<u32> = world.parties.iter().map(|p| p.done()).collect();
+        world.run_until("all go on together", 300 * SECOND, |w| {
+            w.parties.iter().zip(&before).all(|(p, &b)| p.done() >= b + 10) && w.all_met()
+        });
+    }
+}
+
+#[test]
+fn other_plans_graphs_starts_and_layouts_are_refused_by_name() {
+    type Change = fn(&mut thalweg_proto::NodeConfig);
+    let changes: [(&str, Change); 4] = [
+        ("plan", |c| c.alike.plan = 9),
+        ("graph", |c| c.alike.graph = 9),
+        ("initial model", |c| c.alike.start = Some(9)),
+        ("layout", |c| c.layout = world::layout(17)),
+    ];
+    for (word, change) in changes {
+        let mut world = World::changed(1, 2, &[(0, 1)], Waiting::All, 0, change);
+        world.pass(5 * SECOND);
+        let said = world.parties[1].refused.join(" ");
+        assert!(said.contains(word), "{word}: {said}");
+        assert!(!world.all_met());
+        let told = world.parties[0].finished.join(" ");
+        assert!(told.contains(word), "the one that dialled hears it too: {told}");
+    }
+}
+
+#[test]
+fn strangers_are_turned_away_and_may_come_again() {
+    let mut world = World::new(1, 3, &[(0, 2)], Waiting::All);
+    world.meet_only(1, 2);
+    world.pass(SECOND);
+    assert!(world.parties[2].refused.iter().any(|said| said.contains("no neighbour")));
+    world.meet_only(2, 1);
+    world.run_until("it is let in", 60 * SECOND, |w| w.parties[1].node.connected_count() == 1);
+}
+
+#[test]
+fn a_thousand_nodes() {
+    let mut world = World::new(1, 1000, &ring(1000), Waiting::All);
+    world.run_until("two iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 2));
+    let expected = world.reference(2);
+    let off = |party: &world::Party, expected: &[f64]| {
+        party.after[&2].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+    };
+    assert!(world.parties.iter().zip(&expected).all(|(party, expected)| off(party, expected) < 1e-12));
+}
