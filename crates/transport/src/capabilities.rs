@@ -25,6 +25,8 @@ pub struct Capabilities {
     pub encrypted: bool,
     /// An unmodified kernel TCP stack suffices at the sender.
     pub sender_unmodified: bool,
+    /// Both ends are alike: what is lost or masked in one direction may be in the other.
+    pub symmetric: bool,
     /// Peers on other machines can be reached.
     pub remote: bool,
     /// The congestion control can be chosen.

@@ -74,7 +74,13 @@ impl Transport for Memory {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { reliable: true, ordered: true, max_chunk: MAX_CHUNK, ..Capabilities::default() }
+        Capabilities {
+            reliable: true,
+            ordered: true,
+            symmetric: true,
+            max_chunk: MAX_CHUNK,
+            ..Capabilities::default()
+        }
     }
 
     async fn listen(&self, address: &Address, options: &Options) -> Result<Box<dyn Listener>> {

@@ -88,6 +88,7 @@ impl Post for AmqpPost {
             fan_out: true,
             broker: true,
             encrypted: true,
+            symmetric: true,
             sender_unmodified: true,
             remote: true,
             congestion: cfg!(target_os = "linux"),

@@ -68,6 +68,7 @@ impl Transport for Grpc {
             reliable: true,
             ordered: true,
             encrypted: true,
+            symmetric: true,
             sender_unmodified: true,
             remote: true,
             congestion: cfg!(target_os = "linux"),

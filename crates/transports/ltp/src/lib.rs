@@ -49,6 +49,7 @@ impl Transport for Ltp {
             settled: true,
             datagrams: true,
             encrypted: true,
+            symmetric: true,
             remote: true,
             retransmissions: true,
             max_chunk: CHUNK,

@@ -73,6 +73,7 @@ impl Post for Mqtt {
             fan_out: true,
             broker: true,
             encrypted: true,
+            symmetric: true,
             sender_unmodified: true,
             remote: true,
             congestion: true,

@@ -53,6 +53,7 @@ impl Transport for Tcp {
             ordered: true,
             zero_copy: true,
             encrypted: true,
+            symmetric: true,
             sender_unmodified: true,
             remote: true,
             congestion: cfg!(target_os = "linux"),

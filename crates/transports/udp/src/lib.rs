@@ -76,6 +76,7 @@ impl Transport for Udp {
             settled: true,
             datagrams: true,
             encrypted: true,
+            symmetric: true,
             remote: true,
             max_chunk: MAX_CHUNK,
             preferred_chunk: CHUNK,

@@ -58,7 +58,14 @@ impl Transport for Unifl {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { reliable: false, zero_copy: false, retransmissions: false, ..Tcp.capabilities() }
+        // Only the listening end masks.
+        Capabilities {
+            reliable: false,
+            symmetric: false,
+            zero_copy: false,
+            retransmissions: false,
+            ..Tcp.capabilities()
+        }
     }
 
     fn settings(&self) -> &'static [Setting] {

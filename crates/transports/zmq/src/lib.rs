@@ -146,6 +146,7 @@ impl Post for ZmqPost {
             reliable: true,
             ordered: true,
             encrypted: true,
+            symmetric: true,
             sender_unmodified: true,
             remote: true,
             congestion: cfg!(target_os = "linux"),
