@@ -5,11 +5,17 @@ use std::thread::{self, ScopedJoinHandle};
 use thalweg_fold::{Accumulator, FoldError, Repair, Summary};
 use thalweg_wire::Range;
 
+/// Models that are smaller are finished by the caller alone: starting threads takes longer.
+const ALONE: u64 = 4 << 20;
+
 /// Whether the sums come to a model: all means are finite.
 ///
 /// # Errors
 /// The first mean that is not, or why the sums cannot be read.
 pub(crate) fn check_means(sums: &Accumulator) -> Result<(), String> {
+    if let [part] = parts(sums)[..] {
+        return sums.check_part(part).map_err(|error| error.to_string());
+    }
     thread::scope(|scope| {
         let check = |part: Range| scope.spawn(move || sums.check_part(part));
         let workers: Vec<_> = parts(sums).into_iter().map(check).collect();
@@ -22,6 +28,9 @@ pub(crate) fn check_means(sums: &Accumulator) -> Result<(), String> {
 /// # Errors
 /// Why the sums cannot be read.
 pub(crate) fn take_mean(sums: &Accumulator, model: &mut [u8], repair: Repair) -> Result<Summary, String> {
+    if parts(sums).len() == 1 {
+        return sums.finish_part(0, model, repair).map_err(|error| error.to_string());
+    }
     let mut rest = model;
     thread::scope(|scope| {
         let mut workers = Vec::new();
@@ -48,6 +57,9 @@ pub(crate) fn nothing() -> Summary {
 }
 
 fn parts(sums: &Accumulator) -> Vec<Range> {
+    if sums.layout().bytes() < ALONE {
+        return sums.parts(1);
+    }
     sums.parts(thread::available_parallelism().map_or(1, usize::from))
 }
 

@@ -4,7 +4,7 @@ use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Proof, Purpos
 
 use super::node::{Neighbour, Node, NodeAction, NodeStep};
 use super::peer::{Peer, Way};
-use crate::session::{Action, ClientAction, ClientConfig, Dial, Heard, LinkId, Traffic};
+use crate::session::{Action, ClientAction, ClientConfig, Dial, Heard, LinkId, Said, Traffic};
 use crate::{micros, Span, Time};
 
 /// A neighbour is dialled for as long as the node lives.
@@ -159,26 +159,22 @@ impl Node {
 
     /// A message has come on a link that was accepted.
     pub fn control(&mut self, now: Time, link: LinkId, message: Control) {
-        if self.roster.link(link).is_none() {
-            return;
-        }
-        self.roster.heard(now, link);
-        let place = self.resolve(Neighbour::Link(link));
-        match (place, message) {
-            (None, Control::Hello(hello)) => self.hello(now, link, &hello),
-            (None, _) => self.refuse(now, link, Refusal::Protocol, "the first message must be a Hello"),
-            (Some(_), Control::Ping { clock, received }) => self.roster.ping(now, link, clock, received),
-            (Some(_), Control::Bye { reason }) => {
+        match self.roster.control(now, link, message) {
+            Said::Nothing => {}
+            Said::Hello(hello) => self.hello(now, link, &hello),
+            Said::Senseless(why) => self.refuse(now, link, Refusal::Protocol, why),
+            Said::Message(_, Control::Bye { reason }) => {
                 self.drop_link(now, link, &format!("left: {reason}"));
                 self.roster.close(link);
             }
-            (Some(_), Control::Hello(_)) => {
-                self.refuse(now, link, Refusal::Protocol, "a second Hello on one connection");
-            }
-            (Some(_), Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. }) => {
+            Said::Message(_, Control::Challenge(_) | Control::Welcome(_) | Control::Refused { .. }) => {
                 self.refuse(now, link, Refusal::Protocol, "this message is for whoever was dialled to send");
             }
-            (Some(place), message) => self.neighbour_says(now, place, message),
+            Said::Message(number, message) => {
+                if let Some(place) = self.numbers.get(&number).copied() {
+                    self.neighbour_says(now, place, message);
+                }
+            }
         }
     }
 

@@ -22,6 +22,20 @@ use crate::{lock, random, registry, ClientOptions, Error};
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
 const TASKS_PATIENCE: Duration = Duration::from_millis(200);
 
+/// What chunks say of their sender, as the server said it.
+pub(crate) struct KnownAs {
+    pub job: u64,
+    pub sender: u32,
+    /// Bytes of payload in a chunk.
+    pub chunk: u32,
+}
+
+impl From<&Welcome> for KnownAs {
+    fn from(welcome: &Welcome) -> Self {
+        Self { job: welcome.job, sender: welcome.sender, chunk: welcome.chunk }
+    }
+}
+
 /// A machine that dials.
 pub(crate) trait DialerMachine: Send + 'static {
     /// What only this machine asks for.
@@ -35,7 +49,7 @@ pub(crate) trait DialerMachine: Send + 'static {
     fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, retransmissions: Option<u64>);
     fn proven(&mut self, now: Time, proof: Option<Proof>);
     fn nonce(&self) -> Option<Nonce>;
-    fn welcome(&self) -> Option<&Welcome>;
+    fn known_as(&self) -> Option<KnownAs>;
     fn is_done(&self) -> bool;
     fn leave(&mut self, reason: &str);
     fn poll_action(&mut self) -> Option<ClientAction<Self::Wanted>>;
@@ -73,8 +87,8 @@ macro_rules! dialer_machine {
             fn nonce(&self) -> Option<Nonce> {
                 <$machine>::nonce(self)
             }
-            fn welcome(&self) -> Option<&Welcome> {
-                <$machine>::welcome(self)
+            fn known_as(&self) -> Option<$crate::engine::KnownAs> {
+                <$machine>::welcome(self).map($crate::engine::KnownAs::from)
             }
             fn is_done(&self) -> bool {
                 <$machine>::is_done(self)
@@ -129,6 +143,8 @@ pub(crate) struct DialOptions {
     pub name: String,
     /// Random, once a process.
     pub instance: u64,
+    /// When its clock began.
+    pub started: Instant,
 }
 
 impl DialOptions {
@@ -145,7 +161,8 @@ impl DialOptions {
         let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
         let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);
-        Ok(Self { address, transport, options: options.transport, token, name: name.into(), instance })
+        let (options, started) = (options.transport, Instant::now());
+        Ok(Self { address, transport, options, token, name: name.into(), instance, started })
     }
 }
 
@@ -180,7 +197,7 @@ impl<P: DialerPolicy> Dialer<P> {
         let dialer = Arc::new(Self {
             machine: Mutex::new(machine),
             policy,
-            started: Instant::now(),
+            started: to.started,
             to,
             connection: Mutex::default(),
             generations: Mutex::default(),
@@ -232,6 +249,13 @@ impl<P: DialerPolicy> Dialer<P> {
 
     fn outbox(&self) -> Option<Outbox> {
         lock(&self.connection).as_ref().map(|connection| connection.outbox.clone())
+    }
+
+    /// Closes the link, which is made anew.
+    pub fn close_link(&self) {
+        if let Some(outbox) = self.outbox() {
+            outbox.close();
+        }
     }
 
     /// Nothing of the job can go on, for this reason.
@@ -335,8 +359,8 @@ impl<P: DialerPolicy> Dialer<P> {
         let (job, sender, chunk) = {
             let machine = lock(&self.machine);
             link.tolerate(&P::tolerance(&machine));
-            let welcome = machine.welcome().ok_or("not joined")?;
-            (welcome.job, welcome.sender, welcome.chunk)
+            let known = machine.known_as().ok_or("not joined")?;
+            (known.job, known.sender, known.chunk)
         };
         let lent = P::lend(self, parcel)?;
         let cancel = Cancel::default();

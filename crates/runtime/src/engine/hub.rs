@@ -142,6 +142,8 @@ pub(crate) struct HubOptions {
     pub transport: Options,
     pub secret: Option<String>,
     pub token: Option<String>,
+    /// When its clock began.
+    pub started: Instant,
 }
 
 /// A parcel, or part of one, on its way to a group.
@@ -186,6 +188,19 @@ impl<P: HubPolicy> Hub<P> {
         machine: impl FnOnce(Box<dyn Admission>) -> P::Machine,
         policy: P,
     ) -> Result<Arc<Self>, Error> {
+        Self::start_with(transport, address, options, |gate| (machine(gate), policy))
+    }
+
+    /// [`Hub::start`] of a machine and a policy that share something.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn start_with(
+        transport: &Arc<dyn Transport>,
+        address: &Address,
+        options: HubOptions,
+        made: impl FnOnce(Box<dyn Admission>) -> (P::Machine, P),
+    ) -> Result<Arc<Self>, Error> {
         let peers = Peers::default();
         let gate = Gate::new(&options, address.is_local(), peers.clone())?;
         let crew = Crew::new()?;
@@ -194,10 +209,11 @@ impl<P: HubPolicy> Hub<P> {
         let listener: Arc<dyn Listener> =
             crew.handle().block_on(transport.listen(address, &listening))?.into();
         let notice = listener.notice();
+        let (machine, policy) = made(Box::new(gate));
         let hub = Arc::new(Self {
-            machine: Mutex::new(machine(Box::new(gate))),
+            machine: Mutex::new(machine),
             policy,
-            started: Instant::now(),
+            started: options.started,
             job: options.job,
             chunk: options.chunk,
             tolerance: options.tolerance,
@@ -332,6 +348,12 @@ impl<P: HubPolicy> Hub<P> {
     /// The congestion control of the links, all of which are made with the same options.
     pub fn congestion(&self) -> Option<String> {
         lock(&self.links).values().next().and_then(|outbox| outbox.link().counters().congestion)
+    }
+
+    /// Bytes sent and received on the links that there are.
+    pub fn traffic(&self) -> (u64, u64) {
+        let counters = lock(&self.links).values().map(|outbox| outbox.link().counters()).collect::<Vec<_>>();
+        counters.iter().fold((0, 0), |(sent, received), c| (sent + c.sent, received + c.received))
     }
 
     /// Closes the links to which anything is being sent.

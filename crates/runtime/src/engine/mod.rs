@@ -20,7 +20,7 @@ mod notes;
 mod outbox;
 mod turned_away;
 
-pub(crate) use self::dialer::{dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy};
+pub(crate) use self::dialer::{dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs};
 pub(crate) use self::hub::{hub_machine, Hub, HubMachine, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
 

@@ -8,7 +8,7 @@ use thalweg_arena::Arena;
 use thalweg_proto as proto;
 use thalweg_proto::{ClientAction, ClientConfig, RoundStep, Span, Time, Verdict};
 use thalweg_transport::Sink;
-use thalweg_wire::control::{Control, Nonce, Proof, StandIn, Welcome};
+use thalweg_wire::control::{Control, Nonce, Proof, StandIn};
 use thalweg_wire::{Layout, Ranges, Spread, Tolerance};
 
 use super::client_sink::ClientSink;

@@ -76,6 +76,7 @@ impl Server {
             transport: options.transport.clone(),
             secret: options.secret.clone(),
             token: options.token.clone(),
+            started: Instant::now(),
         };
         let reducer = Arc::new(Inline::new(layout.clone(), model.clone(), &options));
         let keep = options.partial == crate::PartialRule::Keep;

@@ -7,7 +7,7 @@ use thalweg_arena::Arena;
 use thalweg_proto as proto;
 use thalweg_proto::{Answer, ClientAction, ClientConfig, Span, TaskStep, TaskVerdict, Time};
 use thalweg_transport::Sink;
-use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
+use thalweg_wire::control::{Control, Nonce, Proof};
 use thalweg_wire::Layout;
 
 use super::sinks::TaskSink;

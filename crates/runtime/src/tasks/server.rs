@@ -116,6 +116,7 @@ impl TaskServer {
             transport: options.transport.clone(),
             secret: options.secret.clone(),
             token: options.token.clone(),
+            started: Instant::now(),
         };
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
         let tasks = Tasks { store: Store::new(options.memory, folder), open: Mutex::default(), options };

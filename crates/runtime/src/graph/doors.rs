@@ -1,0 +1,331 @@
+//! What the links of a node share, and what of its machine each kind of link sees.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::time::Instant;
+
+use serde_json::{json, Value};
+use thalweg_arena::Arena;
+use thalweg_proto as proto;
+use thalweg_proto::{Action, ClientAction, LinkId, Mixing, Neighbour, NodeStep, Span, Time, Traffic};
+use thalweg_transport::Sink;
+use thalweg_wire::control::{Control, Nonce, Proof};
+use thalweg_wire::Layout;
+
+use super::mixing::Slots;
+use super::sink::NodeSink;
+use crate::engine::{Dialer, DialerMachine, DialerPolicy, Hub, HubMachine, HubPolicy, KnownAs, Lent};
+use crate::lock;
+
+/// Most events that wait to be taken; then the oldest are dropped.
+const EVENTS: usize = 1000;
+
+/// The hub and the dialers of a node.
+pub(crate) type NodeHub = Hub<Listening>;
+pub(crate) type NodeDialer = Dialer<Dialling>;
+
+/// Everything that the links of a node share.
+pub(crate) struct Shared {
+    node: Mutex<proto::Node>,
+    started: Instant,
+    pub layout: Arc<Layout>,
+    pub slots: Slots,
+    /// Held while a chunk is marked and added; whoever has held all of it knows that nothing of an iteration that is over is
+    /// still being added.
+    pub folding: RwLock<()>,
+    /// What is sent: a copy of the own model, so that training and mixing wait for no slow neighbour.
+    pub copy: Arena,
+    /// Of which iteration the copy is.
+    pub copied: AtomicU32,
+    pub mix: Mutex<Option<Mixing>>,
+    /// Why some neighbour will never average with us, until somebody is told.
+    pub refused: Mutex<Option<String>>,
+    events: Mutex<VecDeque<Value>>,
+    hub: OnceLock<Weak<NodeHub>>,
+    dialers: Mutex<BTreeMap<usize, Weak<NodeDialer>>>,
+}
+
+impl Shared {
+    pub fn new(node: proto::Node, started: Instant, layout: Arc<Layout>, slots: Slots, copy: Arena) -> Self {
+        Self {
+            node: Mutex::new(node),
+            started,
+            layout,
+            slots,
+            folding: RwLock::default(),
+            copy,
+            copied: AtomicU32::new(0),
+            mix: Mutex::default(),
+            refused: Mutex::default(),
+            events: Mutex::default(),
+            hub: OnceLock::new(),
+            dialers: Mutex::default(),
+        }
+    }
+
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    pub fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    pub fn listens(&self, hub: &Arc<NodeHub>) {
+        _ = self.hub.set(Arc::downgrade(hub));
+    }
+
+    pub fn dials(&self, place: usize, dialer: &Arc<NodeDialer>) {
+        lock(&self.dialers).insert(place, Arc::downgrade(dialer));
+    }
+
+    /// Tells the machine something; whoever then has to do something is woken.
+    pub fn tell<T>(&self, what: impl FnOnce(&mut proto::Node) -> T) -> T {
+        let mut node = lock(&self.node);
+        let result = what(&mut node);
+        let (own, dials) = (node.has_action(), node.dials_waiting());
+        drop(node);
+        if own {
+            if let Some(hub) = self.hub.get().and_then(Weak::upgrade) {
+                hub.wake();
+            }
+        }
+        if !dials.is_empty() {
+            let dialers = lock(&self.dialers);
+            let waiting = dials.iter().filter_map(|place| dialers.get(place)).filter_map(Weak::upgrade);
+            let waiting: Vec<_> = waiting.collect();
+            drop(dialers);
+            waiting.iter().for_each(|dialer| dialer.wake());
+        }
+        result
+    }
+
+    /// Looks at the machine, which has nothing to do after that.
+    pub fn look<T>(&self, what: impl FnOnce(&proto::Node) -> T) -> T {
+        what(&self.node())
+    }
+
+    fn node(&self) -> MutexGuard<'_, proto::Node> {
+        lock(&self.node)
+    }
+
+    /// Waits until nothing of iterations that are over is being added any more.
+    pub fn settle_folding(&self) {
+        drop(self.folding.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub fn event(&self, kind: &str, peer: &str, text: &str) {
+        let mut events = lock(&self.events);
+        if events.len() >= EVENTS {
+            events.pop_front();
+        }
+        let at = self.now().as_secs_f64();
+        events.push_back(json!({ "at": at, "kind": kind, "peer": peer, "text": text }));
+    }
+
+    pub fn take_events(&self) -> Vec<Value> {
+        lock(&self.events).drain(..).collect()
+    }
+
+    fn lend(&self, parcel: u32) -> Result<Lent, String> {
+        if self.copied.load(Ordering::Acquire) != parcel {
+            return Err(format!("the model of iteration {parcel} is no longer there"));
+        }
+        let bytes = self.copy.lend(self.copy.range()).map_err(|busy| busy.to_string())?;
+        Ok(Lent { bytes, layout: self.layout.hash() })
+    }
+
+    /// Somebody who waits is to look again.
+    pub fn announce(&self) {
+        if let Some(hub) = self.hub.get().and_then(Weak::upgrade) {
+            hub.announce();
+        }
+    }
+
+    /// A neighbour and we never will average.
+    fn refuse(&self, reason: &str) {
+        *lock(&self.refused) = Some(reason.into());
+        self.announce();
+    }
+}
+
+/// The links that were accepted, and the node itself.
+pub(crate) struct Listening(pub Arc<Shared>);
+
+/// The machine, as the hub sees it. All links have one clock.
+pub(crate) struct Accepted(pub Arc<Shared>);
+
+impl HubMachine for Accepted {
+    type Wanted = NodeStep;
+
+    fn connected(&mut self, now: Time, link: LinkId, nonce: Nonce, ordered: bool) {
+        self.0.tell(|node| node.connected(now, link, nonce, ordered));
+    }
+    fn observe(&mut self, link: LinkId, traffic: Traffic) {
+        self.0.node().observe(link, traffic);
+    }
+    fn control(&mut self, now: Time, link: LinkId, message: Control) {
+        self.0.tell(|node| node.control(now, link, message));
+    }
+    fn closed(&mut self, now: Time, link: LinkId, reason: &str) {
+        self.0.tell(|node| node.closed(now, link, reason));
+    }
+    fn held(&mut self, now: Time, link: LinkId) {
+        self.0.tell(|node| node.held(now, link));
+    }
+    fn sent(&mut self, now: Time, link: LinkId, parcel: u32, outcome: Result<Span, String>) {
+        self.0.tell(|node| node.sent(now, link, parcel, outcome));
+    }
+    fn is_member(&self, link: LinkId) -> bool {
+        self.0.look(|node| node.is_member(link))
+    }
+    fn poll_action(&mut self) -> Option<Action<NodeStep>> {
+        self.0.node().poll_action()
+    }
+    fn poll_timeout(&self) -> Option<Time> {
+        self.0.look(proto::Node::poll_timeout)
+    }
+    fn timeout(&mut self, now: Time) {
+        self.0.tell(|node| node.timeout(now));
+    }
+    fn finish(&mut self, now: Time, reason: &str) {
+        self.0.tell(|node| node.finish(now, reason));
+    }
+    fn forget(&mut self, now: Time, client: &str, why: &str) {
+        self.0.tell(|node| node.forget(now, client, why));
+    }
+    fn connected_count(&self) -> usize {
+        self.0.look(proto::Node::connected_count)
+    }
+    fn clients(&self) -> Vec<String> {
+        self.0.look(|node| node.connected_clients().map(String::from).collect())
+    }
+    fn away(&self) -> Vec<(String, String, bool)> {
+        let owned = |(name, reason, gone): (&str, &str, bool)| (name.into(), reason.into(), gone);
+        self.0.look(|node| node.departed().map(owned).collect())
+    }
+}
+
+impl HubPolicy for Listening {
+    type Machine = Accepted;
+
+    fn perform(hub: &Arc<NodeHub>, wanted: NodeStep) {
+        let shared = &hub.policy.0;
+        match wanted {
+            NodeStep::Mix(mixing) => *lock(&shared.mix) = Some(mixing),
+            NodeStep::Forget { below } => {
+                shared.settle_folding();
+                shared.slots.free_below(below);
+            }
+            NodeStep::Met { peer } => shared.event("met", &peer, "is there"),
+            NodeStep::Left { peer, reason } => shared.event("left", &peer, &reason),
+            NodeStep::Refused { peer, reason, grave } => {
+                shared.event("refused", &peer, &reason);
+                if grave {
+                    shared.refuse(&reason);
+                }
+            }
+        }
+    }
+
+    fn lend(&self, parcel: u32) -> Result<Lent, String> {
+        self.0.lend(parcel)
+    }
+
+    fn sink(hub: &Arc<NodeHub>, link: LinkId, _ordered: bool) -> Box<dyn Sink> {
+        Box::new(NodeSink::new(hub.policy.0.clone(), Neighbour::Link(link)))
+    }
+}
+
+/// The link to a neighbour that is dialled.
+pub(crate) struct Dialling {
+    pub shared: Arc<Shared>,
+    pub place: usize,
+    pub name: String,
+}
+
+/// The machine, as the dialer of a neighbour sees it.
+pub(crate) struct Dialled {
+    pub shared: Arc<Shared>,
+    pub place: usize,
+}
+
+impl DialerMachine for Dialled {
+    type Wanted = ();
+
+    fn connected(&mut self, now: Time, nonce: Nonce, ordered: bool) {
+        self.shared.tell(|node| node.dial_connected(now, self.place, nonce, ordered));
+    }
+    fn unreachable(&mut self, now: Time, reason: &str, may_retry: bool) {
+        self.shared.tell(|node| node.dial_unreachable(now, self.place, reason, may_retry));
+    }
+    fn control(&mut self, now: Time, message: Control) {
+        self.shared.tell(|node| node.dial_control(now, self.place, message));
+        self.shared.announce(); // whoever waits to send may go on
+    }
+    fn closed(&mut self, now: Time, reason: &str) {
+        self.shared.tell(|node| node.dial_closed(now, self.place, reason));
+        self.shared.announce();
+    }
+    fn held(&mut self, now: Time) {
+        self.shared.tell(|node| node.dial_held(now, self.place));
+    }
+    fn sent(&mut self, parcel: u32, outcome: Result<Span, String>, _retransmissions: Option<u64>) {
+        let now = self.shared.now();
+        self.shared.tell(|node| node.dial_sent(now, self.place, parcel, outcome));
+        self.shared.announce();
+    }
+    fn proven(&mut self, now: Time, proof: Option<Proof>) {
+        self.shared.tell(|node| node.dial_proven(now, self.place, proof));
+    }
+    fn nonce(&self) -> Option<Nonce> {
+        self.shared.look(|node| node.dial_nonce(self.place))
+    }
+    fn known_as(&self) -> Option<KnownAs> {
+        self.shared.look(|node| node.dial_welcome(self.place).map(KnownAs::from))
+    }
+    fn is_done(&self) -> bool {
+        self.shared.look(|node| node.dial_is_done(self.place))
+    }
+    fn leave(&mut self, reason: &str) {
+        self.shared.tell(|node| node.dial_leave(self.place, reason));
+    }
+    fn poll_action(&mut self) -> Option<ClientAction<()>> {
+        self.shared.node().poll_dial(self.place)
+    }
+    fn poll_timeout(&self) -> Option<Time> {
+        self.shared.look(|node| node.dial_poll_timeout(self.place))
+    }
+    fn timeout(&mut self, now: Time) {
+        self.shared.tell(|node| node.dial_timeout(now, self.place));
+    }
+}
+
+impl DialerPolicy for Dialling {
+    type Machine = Dialled;
+
+    fn perform(_dialer: &Arc<NodeDialer>, (): ()) {}
+
+    fn joined(_dialer: &Arc<NodeDialer>) {}
+
+    fn finished(dialer: &Arc<NodeDialer>, outcome: Result<String, String>) {
+        let Dialling { shared, name, .. } = &dialer.policy;
+        match outcome {
+            Ok(reason) => shared.event("note", name, &format!("is dialled no longer: {reason}")),
+            Err(reason) => {
+                shared.event("refused", name, &reason);
+                shared.refuse(&format!("{name}: {reason}"));
+            }
+        }
+    }
+
+    fn lend(dialer: &Arc<NodeDialer>, parcel: u32) -> Result<Lent, String> {
+        dialer.policy.shared.lend(parcel)
+    }
+
+    fn sink(dialer: &Arc<NodeDialer>, _ordered: bool) -> Box<dyn Sink> {
+        let Dialling { shared, place, .. } = &dialer.policy;
+        Box::new(NodeSink::new(shared.clone(), Neighbour::Dialled(*place)))
+    }
+}

@@ -1,0 +1,103 @@
+//! The sums of the iterations that are open, and how they are mixed into the own model.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use thalweg_fold::{Accumulator, Precision, Repair};
+use thalweg_wire::{Layout, Ranges};
+
+use super::options::MixingRule;
+use crate::lock;
+use crate::mean::{check_means, take_mean};
+
+#[derive(Default)]
+struct Places {
+    used: BTreeMap<u32, Arc<Accumulator>>,
+    /// Kept, since fresh pages cost more to touch than a model costs to receive.
+    free: Vec<Arc<Accumulator>>,
+}
+
+/// Sums, one for each iteration of which anything came.
+pub(crate) struct Slots {
+    layout: Arc<Layout>,
+    precision: Precision,
+    places: Mutex<Places>,
+}
+
+impl Slots {
+    pub fn new(layout: Arc<Layout>, precision: Precision) -> Self {
+        Self { layout, precision, places: Mutex::default() }
+    }
+
+    /// The sums of an iteration.
+    pub fn of(&self, round: u32) -> Arc<Accumulator> {
+        let mut places = lock(&self.places);
+        if let Some(sums) = places.used.get(&round) {
+            return sums.clone();
+        }
+        let sums =
+            places.free.pop().unwrap_or_else(|| Arc::new(Accumulator::new(self.layout.clone(), self.precision)));
+        places.used.insert(round, sums.clone());
+        sums
+    }
+
+    /// The sums of an iteration, if anything came of it.
+    pub fn known(&self, round: u32) -> Option<Arc<Accumulator>> {
+        lock(&self.places).used.get(&round).cloned()
+    }
+
+    /// Forgets what came of earlier iterations, of which nothing is being added any more.
+    pub fn free_below(&self, round: u32) {
+        let mut places = lock(&self.places);
+        let later = places.used.split_off(&round);
+        for (_, sums) in std::mem::replace(&mut places.used, later) {
+            sums.reset();
+            places.free.push(sums);
+        }
+    }
+}
+
+/// Mixes what came into the own model; returns the mean weight that this had, over the model's bytes. `fresh`: it counts for
+/// nothing where anything came. `own`: its weight, if it is not what is missing to 1.
+///
+/// # Errors
+/// Why the sums come to no model, or that the own one is not finite. The model is unchanged then.
+pub(crate) fn mix(
+    sums: &Accumulator,
+    model: &mut [u8],
+    rule: MixingRule,
+    own: f64,
+    fresh: bool,
+) -> Result<f64, String> {
+    let words = |error: thalweg_fold::FoldError| error.to_string();
+    let total = model.len().max(1) as f64;
+    let mut given = 0.0;
+    let mut came = Ranges::new();
+    for (bytes, weight) in sums.weights().map_err(words)? {
+        let share = match rule {
+            _ if fresh => 1.0,
+            MixingRule::Complement => weight.min(1.0),
+            MixingRule::Renormalise => weight / (weight + own),
+        };
+        given += bytes.len() as f64 * share;
+        came.insert(bytes);
+    }
+    let repair = match rule {
+        _ if fresh => Repair::KeepLocal,
+        MixingRule::Complement => Repair::Complement,
+        MixingRule::Renormalise => {
+            for range in came.iter() {
+                let bytes = &model[range.start as usize..range.end as usize];
+                sums.check(range.start, bytes, own).map_err(words)?;
+            }
+            sums.fold_ranges(model, &came, own).map_err(words)?;
+            Repair::KeepLocal
+        }
+    };
+    check_means(sums)?;
+    if repair == Repair::Complement {
+        sums.check_own(0, model).map_err(|error| format!("of the own model, {error}"))?;
+    }
+    take_mean(sums, model, repair)?;
+    Ok(1.0 - given / total)
+}

@@ -1,0 +1,458 @@
+//! A node: listens, dials, sends its model and mixes its neighbours' into it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{json, Value};
+use thalweg_arena::Arena;
+use thalweg_fold::{MAX_WEIGHT, MIN_WEIGHT};
+use thalweg_proto as proto;
+use thalweg_proto::{Exchange, ExchangeState, Mixing, Time};
+use thalweg_transport::Address;
+use thalweg_wire::text::check_name;
+use thalweg_wire::Layout;
+
+use super::doors::{Accepted, Dialled, Dialling, Listening, NodeDialer, NodeHub, Shared};
+use super::mixing::{mix, Slots};
+use super::options::{MixingRule, NodeOptions, WaitRule};
+use crate::engine::{goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_PATIENCE};
+use crate::options::{seconds, Layers, DEFAULT_CHUNK};
+use crate::{lock, random, registry, Error};
+
+/// How long a sender may hold on to the last model before its link is closed, and how long what is being sent may take when
+/// the node leaves.
+const LOAN_PATIENCE: Duration = Duration::from_secs(2);
+const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Neighbours' weights by name.
+type Weights = BTreeMap<String, f64>;
+
+/// What was noted of the iteration that is under way.
+#[derive(Default)]
+struct Under {
+    asked: u32,
+    begun: Time,
+    ready: Time,
+    own: f64,
+    traffic: (u64, u64),
+}
+
+/// A node of a graph.
+pub struct Node {
+    shared: Arc<Shared>,
+    hub: Arc<NodeHub>,
+    dialers: Mutex<BTreeMap<usize, Arc<NodeDialer>>>,
+    arena: Arena,
+    name: String,
+    chunk: u32,
+    instance: u64,
+    options: NodeOptions,
+    under: Mutex<Under>,
+    closed: Mutex<bool>,
+}
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::new("options", "start node", what)
+}
+
+fn out_of_order(what: impl Into<String>) -> Error {
+    Error::new("round", "run iteration", what)
+}
+
+impl Node {
+    /// Listens at `address`. The arena holds the own model.
+    ///
+    /// # Errors
+    /// What the transport says of the address, or which option is impossible.
+    pub fn start(
+        arena: Arena,
+        layout: Layout,
+        name: &str,
+        address: &str,
+        options: NodeOptions,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        check_name(name).map_err(bad)?;
+        let address = Address::parse(address)?;
+        let emulate = options.layers.emulate.as_ref().map(|emulate| emulate.of_client(name));
+        let layers = Layers { emulate, ..options.layers.clone() };
+        let transport = registry::transport_for(&address, &options.transport, &layers, options.seed)?;
+        let capabilities = transport.capabilities();
+        if !capabilities.symmetric {
+            return Err(bad(format!(
+                "{} treats its two ends differently, and nodes are all alike; use tcp, udp, ltp, zmq or grpc",
+                transport.name()
+            )));
+        }
+        let chunk = capabilities.chunk(options.chunk, DEFAULT_CHUNK);
+        let layout = Arc::new(layout);
+        let instance = u64::from_le_bytes(random()?);
+        let config = proto::NodeConfig {
+            name: name.into(),
+            instance,
+            job: options.job,
+            layout: layout.clone(),
+            chunk,
+            liveness: seconds(options.liveness),
+            waiting: options.waiting(),
+            ahead: options.ahead,
+            alike: options.alike(),
+        };
+        let slots = Slots::new(layout.clone(), options.precision.into());
+        let copy = Arena::new(layout.bytes())?;
+        let started = Instant::now();
+        let hub_options = HubOptions {
+            job: options.job,
+            chunk,
+            tolerance: Arc::default(),
+            transport: options.transport.clone(),
+            secret: options.secret.clone(),
+            token: options.token.clone(),
+            started,
+        };
+        let hub = Hub::start_with(&transport, &address, hub_options, |gate| {
+            let machine = proto::Node::new(config, gate);
+            let shared = Arc::new(Shared::new(machine, started, layout, slots, copy));
+            (Accepted(shared.clone()), Listening(shared))
+        })?;
+        let shared = hub.policy.0.clone();
+        shared.listens(&hub);
+        let (dialers, under, closed) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let name = name.into();
+        Ok(Self { shared, hub, dialers, arena, name, chunk, instance, options, under, closed })
+    }
+
+    fn open(&self) -> Result<(), Error> {
+        if *lock(&self.closed) {
+            return Err(Error::new("closed", "use node", "the node is closed"));
+        }
+        Ok(())
+    }
+
+    /// Where it listens, with the port that the system chose.
+    pub fn address(&self) -> String {
+        self.hub.address()
+    }
+
+    /// Gets to know neighbours: names and addresses. Those with a higher name are dialled.
+    ///
+    /// # Errors
+    /// For a name or an address that cannot be.
+    pub fn meet(&self, neighbours: &BTreeMap<String, String>) -> Result<(), Error> {
+        self.open()?;
+        for (name, url) in neighbours {
+            let to = if self.name < *name {
+                let to = DialOptions::new(url, &self.name, self.options.of_dialer())?;
+                Some(DialOptions { instance: self.instance, started: self.shared.started(), ..to })
+            } else {
+                None
+            };
+            let seed = self.options.seed ^ u64::from_le_bytes(random()?);
+            let (place, dials) = self.shared.tell(|node| node.meet(name, seed)).map_err(bad)?;
+            if let Some(to) = to.filter(|_| dials) {
+                let machine = Dialled { shared: self.shared.clone(), place };
+                let policy = Dialling { shared: self.shared.clone(), place, name: name.clone() };
+                let dialer = Dialer::start(to, machine, policy)?;
+                self.shared.dials(place, &dialer);
+                dialer.wake();
+                lock(&self.dialers).insert(place, dialer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Names of the neighbours that are there.
+    pub fn connected(&self) -> Vec<String> {
+        self.hub.clients()
+    }
+
+    /// Why some neighbour never will average with this node; said once.
+    fn refused(&self) -> Option<Error> {
+        let reason = lock(&self.shared.refused).take()?;
+        Some(Error::new("refused", "average with neighbours", reason))
+    }
+
+    /// Waits until `count` neighbours are there, the time is over, or `go_on` says no. Returns how many are.
+    ///
+    /// # Errors
+    /// `refused` if one of them never will be.
+    pub fn gather(
+        &self,
+        count: usize,
+        limit: Option<Duration>,
+        go_on: GoOn<'_>,
+    ) -> Result<usize, Error> {
+        self.open()?;
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        loop {
+            if let Some(refused) = self.refused() {
+                return Err(refused);
+            }
+            let there = self.shared.look(proto::Node::connected_count);
+            let over = deadline.is_some_and(|at| Instant::now() >= at);
+            if there >= count || over || !goes_on(go_on) {
+                return Ok(there);
+            }
+            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let enough = || {
+                let enough = self.shared.look(proto::Node::connected_count) >= count;
+                (enough || lock(&self.shared.refused).is_some()).then_some(())
+            };
+            _ = self.hub.wait_for(left.min(CALLER_PATIENCE), enough);
+        }
+    }
+
+    /// Takes the own weight out of a round's, and sees that the others can be.
+    fn split(&self, mut weights: Weights) -> Result<(f64, Vec<(String, f64)>), Error> {
+        let own = weights.remove(&self.name);
+        let possible = |weight: f64| (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight);
+        if let Some((name, weight)) = weights.iter().find(|(_, weight)| !possible(**weight)) {
+            return Err(out_of_order(format!("{weight} is no weight of {name:?}; use one of 2^-30 to 2^40")));
+        }
+        let own = match (self.options.mixing, own) {
+            (MixingRule::Renormalise, Some(own)) if possible(own) => own,
+            (MixingRule::Renormalise, _) => {
+                let what = format!("renormalise needs the own weight too; give one for {:?}", self.name);
+                return Err(out_of_order(what));
+            }
+            (MixingRule::Complement, Some(_)) => {
+                return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
+            }
+            (MixingRule::Complement, None) => {
+                let sum: f64 = weights.values().sum();
+                if sum > 1.0 + 1e-6 {
+                    return Err(out_of_order(format!(
+                        "the neighbours' weights sum to {sum}, and leave nothing for the own model; at most 1"
+                    )));
+                }
+                0.0
+            }
+        };
+        Ok((own, weights.into_iter().collect()))
+    }
+
+    /// An iteration begins, with these neighbours and weights; `then`: those of the next, `None` if they are the same.
+    ///
+    /// # Errors
+    /// `round` if another is not over, the number does not rise, or a weight cannot be.
+    pub fn begin(&self, round: u32, weights: Weights, then: Option<Weights>) -> Result<(), Error> {
+        self.open()?;
+        let (own, weights) = self.split(weights)?;
+        let then = then.map(|then| self.split(then)).transpose()?.map(|(_, then)| then);
+        let now = self.shared.now();
+        let begun = self.shared.tell(|node| node.begin(now, round, &weights, then.as_deref()));
+        begun.map_err(out_of_order)?;
+        let traffic = lock(&self.under).traffic;
+        *lock(&self.under) = Under { asked: round, begun: now, ready: now, own, traffic };
+        Ok(())
+    }
+
+    /// The model in the arena is trained: a copy of it is sent. Returns the number it is sent under.
+    ///
+    /// # Errors
+    /// `round` if that iteration was not begun, `interrupted` if `go_on` said no, `refused`.
+    pub fn ready(&self, round: u32, go_on: GoOn<'_>) -> Result<u32, Error> {
+        self.open()?;
+        if let Some(refused) = self.refused() {
+            return Err(refused);
+        }
+        self.shared.tell(proto::Node::hush);
+        while self
+            .hub
+            .wait_for(CALLER_PATIENCE, || self.shared.look(|n| n.is_hushed()).then_some(()))
+            .is_none()
+        {
+            if !goes_on(go_on) {
+                return Err(Error::new("interrupted", "send model", "interrupted"));
+            }
+        }
+        {
+            let mut copy = self.writable_copy()?;
+            copy.copy_from_slice(&self.arena.lend(self.arena.range())?);
+        }
+        let now = self.shared.now();
+        let number = self.shared.tell(|node| {
+            let number = node.ready(now, round)?;
+            self.shared.copied.store(number, Ordering::Release);
+            Ok(number)
+        });
+        lock(&self.under).ready = now;
+        number.map_err(|what: String| out_of_order(what))
+    }
+
+    /// The copy that is sent, to write to. A link that still holds on to the last one after a while is closed.
+    fn writable_copy(&self) -> Result<thalweg_arena::Claim, Error> {
+        let copy = &self.shared.copy;
+        if let Ok(claim) = copy.claim_within(copy.range(), LOAN_PATIENCE) {
+            return Ok(claim);
+        }
+        self.hub.close_senders();
+        lock(&self.dialers).values().for_each(|dialer| dialer.close_link());
+        Ok(copy.claim_within(copy.range(), LOAN_PATIENCE * 2)?)
+    }
+
+    /// Waits as the options say, mixes what came into the arena, and returns the report as JSON; `None` if the time was over
+    /// first, or `go_on` said no.
+    ///
+    /// # Errors
+    /// `round` if that iteration was not sent, or comes to no model; `refused`.
+    pub fn wait(
+        &self,
+        round: u32,
+        limit: Option<Duration>,
+        go_on: GoOn<'_>,
+    ) -> Result<Option<String>, Error> {
+        self.open()?;
+        if self.shared.look(proto::Node::round) != round
+            || self.shared.copied.load(Ordering::Acquire) != round
+        {
+            return Err(out_of_order(format!("iteration {round} was not sent; call ready first")));
+        }
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let mixing = loop {
+            if let Some(refused) = self.refused() {
+                return Err(refused);
+            }
+            let left = deadline.map_or(CALLER_PATIENCE, |at| at.saturating_duration_since(Instant::now()));
+            let taken = self.hub.wait_for(left.min(CALLER_PATIENCE), || lock(&self.shared.mix).take());
+            if let Some(mixing) = taken {
+                break mixing;
+            }
+            if deadline.is_some_and(|at| Instant::now() >= at) || !goes_on(go_on) {
+                return Ok(None);
+            }
+        };
+        self.mix(mixing).map(Some)
+    }
+
+    fn mix(&self, mixing: Mixing) -> Result<String, Error> {
+        self.shared.settle_folding();
+        let over = self.shared.now();
+        let own = lock(&self.under).own;
+        let mixed = match self.shared.slots.known(mixing.round) {
+            None => Ok(1.0),
+            Some(sums) => {
+                let model = self.arena.claim_within(self.arena.range(), LOAN_PATIENCE);
+                let rule = self.options.mixing;
+                model
+                    .map_err(|e| e.to_string())
+                    .and_then(|mut model| mix(&sums, &mut model, rule, own, mixing.fresh))
+            }
+        };
+        self.shared.slots.free_below(mixing.round.saturating_add(1));
+        let (exchanges, dropped) = self.shared.tell(|node| (node.mixed(), node.dropped()));
+        let weight = mixed.map_err(|reason| {
+            let what = format!("iteration {} gives no model: {reason}", mixing.round);
+            Error::new("round", "mix", what)
+        })?;
+        Ok(self.report(&mixing, &exchanges, dropped, weight, over).to_string())
+    }
+
+    fn report(
+        &self,
+        mixing: &Mixing,
+        exchanges: &[Exchange],
+        (early, bad): (u64, u64),
+        own_weight: f64,
+        over: Time,
+    ) -> Value {
+        let traffic = self.traffic();
+        let mixed = self.shared.now();
+        let mut under = lock(&self.under);
+        let before = std::mem::replace(&mut under.traffic, traffic);
+        let names = |which: &dyn Fn(&Exchange) -> bool| -> Vec<&str> {
+            exchanges.iter().filter(|e| which(e)).map(|e| e.peer.as_str()).collect()
+        };
+        let sum = |of: &dyn Fn(&Exchange) -> u64| exchanges.iter().map(of).sum::<u64>();
+        let ready = under.ready.as_secs_f64();
+        let of_neighbour = |e: &Exchange| {
+            let state = match e.outcome {
+                ExchangeState::Whole => "whole",
+                ExchangeState::Part => "part",
+                ExchangeState::Nothing => "nothing",
+                ExchangeState::Away => "away",
+            };
+            json!({
+                "peer": e.peer, "weight": e.weight, "bytes": e.bytes, "expected": e.expected, "chunks": e.chunks,
+                "duplicates": e.duplicates, "corrupt": e.corrupt, "late_chunks": e.late,
+                "first_seconds": e.span.map(|(first, _)| first.as_secs_f64() - ready),
+                "last_seconds": e.span.map(|(_, last)| last.as_secs_f64() - ready),
+                "newest": e.newest, "state": state,
+            })
+        };
+        let model = self.shared.layout.bytes().div_ceil(u64::from(self.chunk.max(1)));
+        json!({
+            "round": mixing.round,
+            "next": mixing.round.saturating_add(1),
+            "skipped": mixing.round - under.asked.min(mixing.round),
+            "wait": match self.options.wait {
+                WaitRule::All => "all",
+                WaitRule::None => "none",
+                WaitRule::FirstChunk => "first-chunk",
+                WaitRule::Deadline => "deadline",
+            },
+            "timed_out": mixing.timed_out,
+            "limit_seconds": mixing.limit.map(|limit| limit.as_secs_f64()),
+            "heard": names(&|e| e.bytes > 0),
+            "whole": names(&|e| e.outcome == ExchangeState::Whole),
+            "connected": self.connected(),
+            "bytes_used": sum(&|e| e.bytes),
+            "bytes_expected": sum(&|e| e.expected),
+            "chunks_used": sum(&|e| e.chunks),
+            "chunks_expected": model * exchanges.len() as u64,
+            "own_weight": own_weight,
+            "fresh": mixing.fresh,
+            "begin_at": under.begun.as_secs_f64(),
+            "ready_at": ready,
+            "mixed_at": mixed.as_secs_f64(),
+            "wait_seconds": over.saturating_sub(under.ready).as_secs_f64(),
+            "mix_seconds": mixed.saturating_sub(over).as_secs_f64(),
+            "bytes_sent": traffic.0.saturating_sub(before.0),
+            "bytes_received": traffic.1.saturating_sub(before.1),
+            "late_chunks": sum(&|e| e.late),
+            "early_dropped": early,
+            "bad_chunks": bad,
+            "exchanges": exchanges.iter().map(of_neighbour).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Bytes sent and received on the links that there are.
+    fn traffic(&self) -> (u64, u64) {
+        let dialers = lock(&self.dialers);
+        let dialled = dialers.values().filter_map(|dialer| dialer.link()).map(|link| link.counters());
+        dialled.fold(self.hub.traffic(), |(sent, received), c| (sent + c.sent, received + c.received))
+    }
+
+    /// What happened since the last call, as a JSON list.
+    pub fn events(&self) -> String {
+        for text in self.hub.take_notes() {
+            self.shared.event("note", "", &text);
+        }
+        Value::Array(self.shared.take_events()).to_string()
+    }
+
+    /// Leaves for good, once what is being sent is out, or after a while. Idempotent.
+    pub fn close(&self, reason: &str) {
+        if std::mem::replace(&mut *lock(&self.closed), true) {
+            return;
+        }
+        let deadline = Instant::now() + FAREWELL_PATIENCE;
+        let out = || self.shared.look(|node| node.is_out() && node.is_hushed()).then_some(());
+        while self.hub.wait_for(CALLER_PATIENCE, out).is_none() && Instant::now() < deadline {}
+        let dialers = std::mem::take(&mut *lock(&self.dialers));
+        std::thread::scope(|scope| {
+            for dialer in dialers.values() {
+                scope.spawn(|| dialer.close(reason));
+            }
+        });
+        self.hub.close(reason);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.close("the node has stopped");
+    }
+}

@@ -1,0 +1,61 @@
+//! Where neighbours' chunks go: into the sums of their iteration.
+
+use std::sync::{Arc, PoisonError};
+
+use thalweg_proto::{Neighbour, NodePlace};
+use thalweg_transport::{Sink, Target};
+use thalweg_wire::{ChunkHeader, WireError};
+
+use super::doors::Shared;
+use crate::engine::{part, Scratch};
+
+/// The sink of one link.
+pub(crate) struct NodeSink {
+    shared: Arc<Shared>,
+    who: Neighbour,
+    scratch: Scratch,
+}
+
+impl NodeSink {
+    pub fn new(shared: Arc<Shared>, who: Neighbour) -> Self {
+        Self { shared, who, scratch: Scratch::default() }
+    }
+
+    /// Adds what is new of a chunk.
+    fn take(&self, chunk: &ChunkHeader, bytes: &[u8]) {
+        let shared = &self.shared;
+        let _folding = shared.folding.read().unwrap_or_else(PoisonError::into_inner);
+        let taken = shared.tell(|node| node.stored(shared.now(), self.who, chunk, true));
+        let Some(taken) = taken else { return };
+        let sums = shared.slots.of(taken.round);
+        for range in taken.fresh {
+            let bytes = part(chunk, bytes, range);
+            let judged = sums.check(range.start, bytes, taken.weight);
+            let folded = judged.and_then(|()| sums.fold(range.start, bytes, taken.weight));
+            let ok = folded.is_ok_and(|folded| folded == range);
+            shared.tell(|node| node.folded(shared.now(), taken.peer, taken.round, &[range], ok));
+        }
+    }
+}
+
+impl Sink for NodeSink {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        match self.shared.tell(|node| node.place(self.shared.now(), self.who, chunk)) {
+            NodePlace::Nothing => None,
+            NodePlace::Fold { .. } => Some(self.scratch.take(chunk.length as usize)),
+        }
+    }
+
+    fn progress(&self, bytes: u64) {
+        self.shared.tell(|node| node.progress(self.shared.now(), self.who, bytes));
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        if outcome.is_ok() {
+            self.take(chunk, target.bytes());
+        } else {
+            self.shared.tell(|node| node.stored(self.shared.now(), self.who, chunk, false));
+        }
+        self.scratch.give_back(target);
+    }
+}

@@ -1,0 +1,267 @@
+//! Nodes of a graph over the transports that need nothing else on the machine.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use common::{count, fill, floats, layout, LIMIT};
+use serde_json::{json, Value};
+use thalweg_arena::Arena;
+use thalweg_runtime::Node;
+use thalweg_wire::Layout;
+
+const ADDRESSES: [&str; 6] = [
+    "memory://graph:0",
+    "tcp://127.0.0.1:0",
+    "udp://127.0.0.1:0",
+    "ltp://127.0.0.1:0",
+    "zmq://127.0.0.1:0",
+    "grpc://127.0.0.1:0",
+];
+
+fn node(layout: &Layout, name: &str, address: &str, options: &Value) -> (Node, Arena) {
+    let arena = Arena::new(layout.bytes()).unwrap();
+    let options = serde_json::from_value(options.clone()).unwrap();
+    (Node::start(arena.clone(), layout.clone(), name, address, options).unwrap(), arena)
+}
+
+/// A ring of nodes that have met; node `i` is filled with `i`.
+fn ring(layout: &Layout, nodes: usize, address: &str, options: &Value) -> Vec<(Node, Arena, Vec<String>)> {
+    let name = |i: usize| format!("n{}", i % nodes);
+    let all: Vec<_> = (0..nodes).map(|i| node(layout, &name(i), address, options)).collect();
+    let urls: BTreeMap<String, String> = (0..nodes).map(|i| (name(i), all[i].0.address())).collect();
+    let ring = all.into_iter().enumerate().map(|(i, (node, arena))| {
+        fill(&arena, layout, i as f32, i as i64);
+        let neighbours = vec![name(i + nodes - 1), name(i + 1)];
+        let known = neighbours.iter().map(|n| (n.clone(), urls[n].clone())).collect();
+        node.meet(&known).unwrap();
+        (node, arena, neighbours)
+    });
+    let ring: Vec<_> = ring.collect();
+    for (node, _, neighbours) in &ring {
+        assert_eq!(node.gather(neighbours.len(), Some(LIMIT), None).unwrap(), neighbours.len());
+    }
+    ring
+}
+
+fn iterate(node: &Node, round: u32, weights: &BTreeMap<String, f64>) -> Value {
+    node.begin(round, weights.clone(), None).unwrap();
+    let number = node.ready(round, None).unwrap();
+    let report = node.wait(number, Some(LIMIT), None).unwrap();
+    serde_json::from_str(&report.expect("it waits in vain")).unwrap()
+}
+
+/// Runs so many iterations on a thread each, and leaves. Returns the reports.
+fn run(ring: Vec<(Node, Arena, Vec<String>)>, rounds: u32, own: Option<f64>) -> Vec<(Arena, Vec<Value>)> {
+    let waiting = Arc::new(Mutex::new(()));
+    let threads: Vec<JoinHandle<(Arena, Vec<Value>)>> = ring
+        .into_iter()
+        .enumerate()
+        .map(|(i, (node, arena, neighbours))| {
+            let waiting = waiting.clone();
+            std::thread::spawn(move || {
+                drop(waiting.lock());
+                let mut weights: BTreeMap<String, f64> = neighbours.into_iter().map(|n| (n, 0.25)).collect();
+                weights.extend(own.map(|own| (format!("n{i}"), own)));
+                let (mut round, mut reports) = (1, Vec::new());
+                while round <= rounds {
+                    let report = iterate(&node, round, &weights);
+                    round = report["next"].as_u64().unwrap() as u32;
+                    reports.push(report);
+                }
+                node.close("done");
+                (arena, reports)
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// What node `i` of a ring has after mixing with 1/4, 1/2, 1/4.
+fn expected(nodes: usize, rounds: u32) -> Vec<f64> {
+    let mut models: Vec<f64> = (0..nodes).map(|i| i as f64).collect();
+    for _ in 0..rounds {
+        let of = |i: usize| models[i % nodes];
+        models = (0..nodes).map(|i| 0.25 * of(i + nodes - 1) + 0.5 * of(i) + 0.25 * of(i + 1)).collect();
+    }
+    models
+}
+
+#[test]
+fn a_ring_mixes_over_every_transport() {
+    for address in ADDRESSES {
+        for precision in ["f32", "exact"] {
+            let layout = layout(200_000);
+            let options = json!({ "precision": precision, "plan": "p", "graph": "ring", "start": null });
+            let done = run(ring(&layout, 4, address, &options), 6, None);
+            for (i, (arena, reports)) in done.iter().enumerate() {
+                let model = floats(arena, &layout);
+                let right = expected(4, 6)[i] as f32;
+                assert!(model.iter().all(|v| (v - right).abs() < 1e-5), "{address} {right} {}", model[0]);
+                assert_eq!(count(arena, &layout), 3, "counters take the maximum");
+                for report in reports {
+                    assert_eq!(report["bytes_used"], 2 * layout.bytes(), "{address} {report}");
+                    assert_eq!(report["whole"].as_array().unwrap().len(), 2, "{address} {report}");
+                    assert!((report["own_weight"].as_f64().unwrap() - 0.5).abs() < 1e-6, "{report}");
+                    assert_eq!(report["chunks_used"], report["chunks_expected"], "{address} {report}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_other_waits_and_the_mean_of_what_came() {
+    for address in ADDRESSES {
+        for wait in [
+            json!({ "wait": "none" }),
+            json!({ "wait": "first-chunk", "deadline": 5.0 }),
+            json!({ "wait": "deadline", "deadline": 5.0 }),
+            json!({ "wait": "deadline" }),
+            json!({ "wait": "deadline", "mixing": "renormalise" }),
+        ] {
+            let layout = layout(50_000);
+            let own = (wait["mixing"] == "renormalise").then_some(0.5);
+            let done = run(ring(&layout, 4, address, &wait), 8, own);
+            for (arena, reports) in &done {
+                let model = floats(arena, &layout);
+                assert!(model.iter().all(|v| (-1e-4..=3.0001).contains(v)), "{address} {wait}");
+                assert!(reports.iter().all(|report| report["bad_chunks"] == 0), "{address} {wait}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lost_chunks_are_asked_for_again_or_count_for_the_own_model() {
+    let layout = layout(200_000);
+    let fault = json!({ "fault": { "seed": 3, "loss": 0.2 } });
+    let (all, deadline) = (json!({ "layers": fault }), json!({ "layers": fault, "wait": "deadline" }));
+    let done = run(ring(&layout, 4, "tcp://127.0.0.1:0", &all), 4, None);
+    for (i, (arena, _)) in done.iter().enumerate() {
+        let right = expected(4, 4)[i] as f32;
+        assert!(floats(arena, &layout).iter().all(|v| (v - right).abs() < 1e-5));
+    }
+    let done = run(ring(&layout, 4, "udp://127.0.0.1:0", &deadline), 8, None);
+    let reports = || done.iter().flat_map(|(_, reports)| reports);
+    assert!(reports().any(|report| report["bytes_used"].as_u64() < report["bytes_expected"].as_u64()));
+    for (arena, _) in &done {
+        assert!(floats(arena, &layout).iter().all(|v| (-1e-4..=3.0001).contains(v)));
+    }
+}
+
+#[test]
+fn a_node_alone_and_one_whose_neighbour_is_gone_go_on() {
+    let layout = layout(1000);
+    let (alone, arena) = node(&layout, "alone", "tcp://127.0.0.1:0", &json!({}));
+    fill(&arena, &layout, 2.0, 2);
+    let report = iterate(&alone, 1, &BTreeMap::new());
+    assert_eq!((&report["heard"], &report["own_weight"]), (&json!([]), &json!(1.0)));
+    assert_eq!(floats(&arena, &layout), vec![2.0; 1000]);
+
+    let mut ring = ring(&layout, 3, "tcp://127.0.0.1:0", &json!({}));
+    let (gone, ..) = ring.remove(1);
+    gone.close("it leaves");
+    drop(gone);
+    let done = run_named(ring);
+    for reports in done {
+        assert_eq!(reports.last().unwrap()["heard"].as_array().unwrap().len(), 1);
+        let states: Vec<&Value> =
+            reports.last().unwrap()["exchanges"].as_array().unwrap().iter().map(|e| &e["state"]).collect();
+        assert!(states.contains(&&json!("away")) && states.contains(&&json!("whole")), "{states:?}");
+    }
+}
+
+fn run_named(ring: Vec<(Node, Arena, Vec<String>)>) -> Vec<Vec<Value>> {
+    let threads = ring.into_iter().map(|(node, _arena, neighbours)| {
+        std::thread::spawn(move || {
+            let weights = neighbours.into_iter().map(|n| (n, 0.25)).collect();
+            let reports = (1..=5).map(|round| iterate(&node, round, &weights)).collect();
+            node.close("done");
+            reports
+        })
+    });
+    threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+#[test]
+fn what_differs_is_said_at_both_ends() {
+    for (key, value, word) in
+        [("plan", "b", "plan"), ("graph", "b", "graph"), ("start", "b", "initial model")]
+    {
+        let layout = layout(100);
+        let options = json!({ "plan": "a", "graph": "a", "start": "a" });
+        let (one, _) = node(&layout, "a", "tcp://127.0.0.1:0", &options);
+        let mut other = options.clone();
+        other[key] = json!(value);
+        let (two, _) = node(&layout, "b", "tcp://127.0.0.1:0", &other);
+        one.meet(&BTreeMap::from([("b".into(), two.address())])).unwrap();
+        two.meet(&BTreeMap::from([("a".into(), one.address())])).unwrap();
+        for node in [&one, &two] {
+            let refused = node.gather(1, Some(LIMIT), None).unwrap_err();
+            assert_eq!(refused.kind(), "refused");
+            assert!(refused.to_string().contains(word), "{refused}");
+            assert!(node.events().contains("refused"));
+        }
+    }
+}
+
+#[test]
+fn impossible_options_say_what_they_may_be() {
+    let layout = layout(100);
+    for (options, word) in [
+        (json!({ "wait": "first-chunk" }), "deadline"),
+        (json!({ "deadline": 1.0 }), "leave it out"),
+        (json!({ "ahead": 17 }), "16"),
+        (json!({ "chunk": 3 }), "64"),
+        (json!({ "liveness": 0.0 }), "0.1"),
+    ] {
+        let arena = Arena::new(layout.bytes()).unwrap();
+        let options = serde_json::from_value(options).unwrap();
+        let error = Node::start(arena, layout.clone(), "a", "tcp://127.0.0.1:0", options).err().unwrap();
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    let arena = Arena::new(layout.bytes()).unwrap();
+    let options = serde_json::from_value(json!({})).unwrap();
+    let error = Node::start(arena, layout.clone(), "a", "unifl://127.0.0.1:0", options).err().unwrap();
+    assert!(error.to_string().contains("nodes are all alike"), "{error}");
+    let (node, _) = node(&layout, "a", "tcp://127.0.0.1:0", &json!({}));
+    assert!(node.meet(&BTreeMap::from([("a".into(), String::new())])).is_err());
+    assert!(node
+        .begin(1, BTreeMap::from([("b".into(), 0.5)]), None)
+        .unwrap_err()
+        .to_string()
+        .contains("met"));
+    assert!(node.ready(1, None).unwrap_err().to_string().contains("begin"));
+    assert!(node.wait(1, None, None).unwrap_err().to_string().contains("ready"));
+}
+
+#[test]
+fn a_model_that_is_not_finite_is_dropped_by_others_and_refused_at_home() {
+    let layout = layout(1000);
+    let ring = ring(&layout, 3, "tcp://127.0.0.1:0", &json!({}));
+    fill(&ring[0].1, &layout, f32::NAN, 0);
+    let threads: Vec<_> = ring
+        .into_iter()
+        .map(|(node, arena, neighbours)| {
+            let layout = layout.clone();
+            std::thread::spawn(move || {
+                let weights = neighbours.into_iter().map(|n| (n, 0.25)).collect();
+                node.begin(1, weights, None).unwrap();
+                node.ready(1, None).unwrap();
+                let report = node.wait(1, Some(LIMIT), None);
+                let said = report.map(|report| report.expect("it waits in vain"));
+                (said.map_err(|e| e.to_string()), floats(&arena, &layout)[0])
+            })
+        })
+        .collect();
+    let done: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(done[0].0.as_ref().unwrap_err().contains("not finite"), "{done:?}");
+    for (report, value) in &done[1..] {
+        let report: Value = serde_json::from_str(report.as_ref().unwrap()).unwrap();
+        assert!(value.is_finite() && report["bad_chunks"] != 0, "{report}");
+    }
+}
