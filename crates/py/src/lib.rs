@@ -19,6 +19,7 @@ mod errors;
 mod functions;
 mod lab;
 mod layout;
+mod node;
 mod proxy;
 mod server;
 mod tasks;
@@ -43,6 +44,8 @@ mod _core {
     use crate::lab::{enter_namespace, Lab};
     #[pymodule_export]
     use crate::layout::Layout;
+    #[pymodule_export]
+    use crate::node::Node;
     #[pymodule_export]
     use crate::proxy::Proxy;
     #[pymodule_export]

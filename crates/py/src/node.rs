@@ -1,0 +1,101 @@
+//! `Node`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use thalweg_runtime as runtime;
+
+use crate::arena::Arena;
+use crate::errors::{core_error, raise};
+use crate::{interruptibly, Signals};
+
+/// One node of a graph: it listens from when it is made, and dials its neighbours once it has met them.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Node {
+    inner: runtime::Node,
+}
+
+fn limit(timeout: Option<f64>) -> Option<Duration> {
+    timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default())
+}
+
+fn weights(json: &str) -> PyResult<BTreeMap<String, f64>> {
+    serde_json::from_str(json)
+        .map_err(|e| core_error("round", &format!("read weights: {e}; give {{name: weight}}")))
+}
+
+#[pymethods]
+impl Node {
+    /// Listens at `listen`, a URL, as `name`; `config` is a JSON object of options. The arena holds the own model.
+    #[new]
+    fn new(py: Python<'_>, arena: &Arena, name: &str, listen: &str, config: &str) -> PyResult<Self> {
+        let (memory, layout) = (arena.arena.clone(), arena.layout.clone());
+        let (name, listen, config) = (name.to_owned(), listen.to_owned(), config.to_owned());
+        // A broker may take its time, and so may the search for a name.
+        let inner = interruptibly(py, move || {
+            runtime::Node::start(memory, layout, &name, &listen, serde_json::from_str(&config)?)
+        })?;
+        Ok(Self { inner })
+    }
+
+    /// Where it listens, with the port that the system chose.
+    #[getter]
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+
+    /// Gets to know neighbours, a JSON object of names and URLs. Those with a higher name are dialled.
+    fn meet(&self, py: Python<'_>, neighbours: &str) -> PyResult<()> {
+        let neighbours: BTreeMap<String, String> = serde_json::from_str(neighbours)
+            .map_err(|e| core_error("options", &format!("read neighbours: {e}; give {{name: url}}")))?;
+        py.detach(|| self.inner.meet(&neighbours)).map_err(raise)
+    }
+
+    /// Waits until `count` neighbours are connected or `timeout` seconds are over; returns how many are.
+    fn gather(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<usize> {
+        let signals = Signals::default();
+        let there = py.detach(|| self.inner.gather(count, limit(timeout), || signals.none()));
+        signals.raise()?;
+        there.map_err(raise)
+    }
+
+    /// Names of the neighbours that are connected, as a JSON list.
+    fn connected(&self) -> String {
+        serde_json::to_string(&self.inner.connected()).unwrap_or_else(|_| "[]".into())
+    }
+
+    /// An iteration begins. `weights`: JSON object of neighbours and weights; `then`: those of the next one, None if they
+    /// are the same.
+    fn begin(&self, round: u32, weights: &str, then: Option<&str>) -> PyResult<()> {
+        let then = then.map(self::weights).transpose()?;
+        self.inner.begin(round, self::weights(weights)?, then).map_err(raise)
+    }
+
+    /// The model in the arena is trained: sends a copy of it. Returns the number it is sent under.
+    fn ready(&self, py: Python<'_>, round: u32) -> PyResult<u32> {
+        let signals = Signals::default();
+        let number = py.detach(|| self.inner.ready(round, || signals.none()));
+        signals.raise()?;
+        number.map_err(raise)
+    }
+
+    /// Waits as the options say, and mixes what came into the arena. Returns the report as JSON; None if `timeout` seconds
+    /// were over first.
+    fn wait(&self, py: Python<'_>, round: u32, timeout: Option<f64>) -> PyResult<Option<String>> {
+        let signals = Signals::default();
+        let report = py.detach(|| self.inner.wait(round, limit(timeout), || signals.none()));
+        signals.raise()?;
+        report.map_err(raise)
+    }
+
+    /// What happened since the last call, as a JSON list.
+    fn events(&self) -> String {
+        self.inner.events()
+    }
+
+    /// Leaves for good, once what is being sent is out.
+    fn close(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.inner.close(reason));
+    }
+}
