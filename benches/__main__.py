@@ -14,6 +14,7 @@ from benches.common import FOLDER, MIB, Figure
 from benches.crowd import crowds, many_clients
 from benches.folding import fold
 from benches.goals import goals
+from benches.graph import graph
 from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
@@ -45,6 +46,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "flower": flower.small,
     "flower-large": flower.large,
     "flower-accuracy": flower.accuracy,
+    "graph": graph,
     "control": control,
     "lab": lab,
     "masking": masking,

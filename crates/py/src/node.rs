@@ -1,23 +1,18 @@
 //! `Node`.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
-use crate::{interruptibly, Signals};
+use crate::{interruptibly, limit, list, waiting};
 
 /// One node of a graph: it listens from when it is made, and dials its neighbours once it has met them.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Node {
     inner: runtime::Node,
-}
-
-fn limit(timeout: Option<f64>) -> Option<Duration> {
-    timeout.map(|t| Duration::try_from_secs_f64(t).unwrap_or_default())
 }
 
 fn weights(json: &str) -> PyResult<BTreeMap<String, f64>> {
@@ -54,15 +49,12 @@ impl Node {
 
     /// Waits until `count` neighbours are connected or `timeout` seconds are over; returns how many are.
     fn gather(&self, py: Python<'_>, count: usize, timeout: Option<f64>) -> PyResult<usize> {
-        let signals = Signals::default();
-        let there = py.detach(|| self.inner.gather(count, limit(timeout), || signals.none()));
-        signals.raise()?;
-        there.map_err(raise)
+        waiting(py, |go_on| self.inner.gather(count, limit(timeout), go_on))?.map_err(raise)
     }
 
     /// Names of the neighbours that are connected, as a JSON list.
     fn connected(&self) -> String {
-        serde_json::to_string(&self.inner.connected()).unwrap_or_else(|_| "[]".into())
+        list(serde_json::to_string(&self.inner.connected()))
     }
 
     /// An iteration begins. `weights`: JSON object of neighbours and weights; `then`: those of the next one, None if they
@@ -74,19 +66,13 @@ impl Node {
 
     /// The model in the arena is trained: sends a copy of it. Returns the number it is sent under.
     fn ready(&self, py: Python<'_>, round: u32) -> PyResult<u32> {
-        let signals = Signals::default();
-        let number = py.detach(|| self.inner.ready(round, || signals.none()));
-        signals.raise()?;
-        number.map_err(raise)
+        waiting(py, |go_on| self.inner.ready(round, go_on))?.map_err(raise)
     }
 
     /// Waits as the options say, and mixes what came into the arena. Returns the report as JSON; None if `timeout` seconds
     /// were over first.
     fn wait(&self, py: Python<'_>, round: u32, timeout: Option<f64>) -> PyResult<Option<String>> {
-        let signals = Signals::default();
-        let report = py.detach(|| self.inner.wait(round, limit(timeout), || signals.none()));
-        signals.raise()?;
-        report.map_err(raise)
+        waiting(py, |go_on| self.inner.wait(round, limit(timeout), go_on))?.map_err(raise)
     }
 
     /// What happened since the last call, as a JSON list.

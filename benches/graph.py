@@ -1,0 +1,133 @@
+"""Nodes of a graph: one exchange of LeNet's bytes, beside plain TCP; memory by degree; many nodes in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from itertools import pairwise
+from typing import Any
+
+from benches.common import FOLDER, MIB, Figure, Spread, note
+from benches.neighbour import LIMIT, name, neighbours
+from thalweg import _core
+
+LENET = 359_336  # bytes: 89,834 values
+NODES = 16
+
+
+def exchange(kind: str, url: str, work: tuple[int, int, int], config: str = "{}") -> list[dict[str, Any]]:
+    """Run a process a node; what each of them says in the end. ``work``: degree, bytes of a model, exchanges."""
+    command = [sys.executable, "-m", "benches.neighbour", kind, url]
+    numbers = [str(n) for n in (NODES, *work)]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen([*command, str(place), *numbers, config], cwd=FOLDER, stdin=pipe, stdout=pipe, text=True)
+        for place in range(NODES)
+    ]
+    try:
+        addresses = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+        for process in processes:
+            if process.stdin:
+                process.stdin.write(json.dumps(addresses) + "\n")
+                process.stdin.flush()
+        return [json.loads(process.stdout.readline()) for process in processes if process.stdout]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+
+
+def of_all(said: list[dict[str, Any]]) -> list[float]:
+    return [seconds for one in said for seconds in one["seconds"]]
+
+
+def beside_tcp(turns: int = 3, rounds: int = 30) -> list[Figure]:
+    """LeNet to three neighbours and theirs back, in turns with plain TCP and numpy."""
+    note(f"{NODES} processes exchange {LENET} bytes with 3 neighbours, beside plain TCP")
+    kinds = {
+        "raw": ("raw", "-", "{}"),
+        "tcp": ("thalweg", "tcp://127.0.0.1:0", "{}"),
+        "udp": ("thalweg", "udp://127.0.0.1:0", '{"wait": "deadline", "deadline": 1.0}'),
+    }
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    last: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(turns):
+        for kind, (how, url, config) in kinds.items():
+            last[kind] = exchange(how, url, (3, LENET, rounds), config)
+            seconds[kind] += of_all(last[kind])
+    spread = {kind: Spread.of(values) for kind, values in seconds.items()}
+    figures = []
+    for kind, most, times in (("tcp", 0.012, 2.5), ("udp", 0.020, None)):
+        median, ratio = spread[kind].median, spread[kind].median / spread["raw"].median
+        used = min(one["used"] for one in last[kind])
+        sent = max(one["sent"] for one in last[kind])
+        value = f"{spread[kind].text(1e3)} ms, plain TCP {spread['raw'].text(1e3)} ms, ratio {ratio:.2f}"
+        value += f"; {used:.3f} of the chunks used, {sent:.3f} bytes sent for one of a model"
+        limit = f"{most * 1e3:.0f} ms" + (f" and {times} times plain TCP" if times else "")
+        reached = median <= most and (times is None or ratio <= times)
+        details = {"seconds": vars(spread[kind]), "raw_seconds": vars(spread["raw"]), "used": used, "sent": sent}
+        figures.append(
+            Figure(f"LeNet, {NODES} processes, 3-regular, {kind}, one exchange", value, limit, reached, details)
+        )
+    return figures
+
+
+def memory(size: int = 32 * MIB) -> list[Figure]:
+    """How much more memory a node's process takes for its exchanges than for its own model."""
+    figures = []
+    for degree in (3, 15):
+        note(f"memory of nodes with {degree} neighbours, {size // MIB} MiB a model")
+        said = exchange("thalweg", "tcp://127.0.0.1:0", (degree, size, 3))
+        most = max(one["more_bytes"] for one in said)
+        # The arena itself is touched by the first exchange, so it is among what is more.
+        limit = 4 * size + 4 * MIB
+        label = f"memory of a node, {degree} neighbours, model of {size // MIB} MiB"
+        value, said_limit = f"{most / MIB:.0f} MiB", f"{limit // MIB} MiB (4 models + 4 MiB)"
+        figures.append(Figure(label, value, said_limit, most <= limit, {"more_bytes": most, "limit": limit}))
+    return figures
+
+
+def in_one_process(nodes: int = 256, size: int = 64 << 10, rounds: int = 5) -> Figure:
+    """A ring of nodes, each driven by a thread of this process."""
+    label = f"{nodes} nodes in one process, {size >> 10} KiB, ring, one iteration"
+    note(label)
+    layout = _core.Layout([("w", "F32", [size // 4])])
+    made = [_core.Node(_core.Arena(layout), name(n), "tcp://127.0.0.1:0", "{}") for n in range(nodes)]
+    others = [neighbours(n, nodes, 2) for n in range(nodes)]
+    for node, of_node in zip(made, others, strict=True):
+        node.meet(json.dumps({name(n): made[n].address for n in of_node}))
+    for node in made:
+        node.gather(2, LIMIT)
+    marks: list[list[float]] = [[] for _ in made]
+    failed: list[int] = []
+
+    def run(place: int) -> None:
+        weights = json.dumps({name(n): 1 / 3 for n in others[place]})
+        for number in range(1, rounds + 1):
+            made[place].begin(number, weights, None)
+            if made[place].wait(made[place].ready(number), LIMIT) is None:
+                failed.append(place)
+            marks[place].append(time.perf_counter())
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(nodes)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for node in made:
+        node.close("done")
+    if failed:
+        raise RuntimeError(f"{len(failed)} nodes waited in vain")
+    ends = [started, *(max(mark[number] for mark in marks) for number in range(rounds))]
+    seconds = Spread.of([after - before for before, after in pairwise(ends)])
+    return Figure(label, f"{seconds.text(1.0, 2)} s", "1 s", seconds.median <= 1.0, {"seconds": vars(seconds)})
+
+
+def graph() -> list[Figure]:
+    """All figures of nodes on a graph."""
+    return [*beside_tcp(), *memory(), in_one_process()]

@@ -1,0 +1,124 @@
+"""One node of a measurement: a thalweg node, or the plainest TCP that does the same work.
+
+python -m benches.neighbour thalweg|raw URL PLACE NODES DEGREE BYTES ROUNDS [CONFIG]
+
+Prints its address; reads all addresses as a JSON list; exchanges a model of BYTES with its neighbours ROUNDS times;
+prints a JSON object with the seconds of each exchange and what its process took.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from benches.worker import receive_exactly
+from thalweg import _core
+
+LIMIT = 60.0
+
+
+def neighbours(place: int, nodes: int, degree: int) -> list[int]:
+    """Those beside it on a ring, then those one further; of an odd degree also the one opposite."""
+    near = [(place + sign * step) % nodes for step in range(1, degree // 2 + 1) for sign in (-1, 1)]
+    return sorted({*near, *([(place + nodes // 2) % nodes] if degree % 2 else [])})
+
+
+def name(place: int) -> str:
+    return f"n{place:03}"
+
+
+def say(value: object) -> None:
+    print(json.dumps(value), flush=True)
+
+
+def timed(rounds: int, exchange: Callable[[int], int]) -> list[float]:
+    """Seconds of each exchange, the first of which only warms up. Each gives the number of the next."""
+    seconds, number = [], 1
+    while number <= rounds + 1:
+        started = time.perf_counter()
+        number = exchange(number)
+        seconds.append(time.perf_counter() - started)
+    return seconds[1:]
+
+
+def thalweg(url: str, config: str, place: int, others: list[int], work: tuple[int, int]) -> dict[str, object]:
+    size, rounds = work
+    arena = _core.Arena(_core.Layout([("w", "F32", [size // 4])]))
+    node = _core.Node(arena, name(place), url, config)
+    say(node.address)
+    urls = json.loads(sys.stdin.readline())
+    node.meet(json.dumps({name(n): urls[n] for n in others}))
+    if node.gather(len(others), LIMIT) != len(others):
+        raise RuntimeError("not all neighbours are there")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    weights = json.dumps({name(n): 1 / (len(others) + 1) for n in others})
+    reports = []
+
+    def exchange(number: int) -> int:
+        node.begin(number, weights, None)
+        report = node.wait(node.ready(number), LIMIT)
+        if report is None:
+            raise RuntimeError("waited in vain")
+        reports.append(json.loads(report))
+        following: int = reports[-1]["next"]
+        return following
+
+    seconds = timed(rounds, exchange)
+    node.close("done")
+    used = sum(report["bytes_used"] for report in reports) / sum(report["bytes_expected"] for report in reports)
+    sent = sum(report["bytes_sent"] for report in reports) / len(reports) / (len(others) * size)
+    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    return {"seconds": seconds, "used": used, "sent": sent, "more_bytes": more}
+
+
+def raw(place: int, others: list[int], size: int, rounds: int) -> dict[str, object]:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=len(others))
+    say(listener.getsockname()[1])
+    ports = json.loads(sys.stdin.readline())
+    peers = [socket.create_connection(("127.0.0.1", ports[n])) for n in others if n > place]
+    peers += [listener.accept()[0] for n in others if n < place]
+    for peer in peers:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    own, weight = np.zeros(size // 4, np.float32), np.float32(1 / (len(others) + 1))
+    came = [np.empty_like(own) for _ in peers]
+    lock = threading.Lock()
+
+    def exchange(number: int) -> int:
+        total = own * weight
+
+        def take(peer: socket.socket, into: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
+            receive_exactly(peer, memoryview(into).cast("B"))
+            with lock:
+                np.add(total, into * weight, out=total)
+
+        threads = [threading.Thread(target=take, args=pair) for pair in zip(peers, came, strict=True)]
+        threads += [threading.Thread(target=peer.sendall, args=(own.tobytes(),)) for peer in peers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        own[:] = total
+        return number + 1
+
+    return {"seconds": timed(rounds, exchange), "used": 1.0, "sent": 1.0, "more_bytes": 0}
+
+
+def main() -> None:
+    kind, url = sys.argv[1:3]
+    place, nodes, degree, size, rounds = map(int, sys.argv[3:8])
+    others = neighbours(place, nodes, degree)
+    if kind == "raw":
+        say(raw(place, others, size, rounds))
+    else:
+        say(thalweg(url, sys.argv[8], place, others, (size, rounds)))
+
+
+if __name__ == "__main__":
+    main()
