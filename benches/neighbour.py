@@ -94,7 +94,7 @@ def raw(place: int, others: list[int], size: int, rounds: int) -> dict[str, obje
         total = own * weight
 
         def take(peer: socket.socket, into: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
-            receive_exactly(peer, memoryview(into).cast("B"))
+            receive_exactly(peer, into.data.cast("B"))
             with lock:
                 np.add(total, into * weight, out=total)
 
