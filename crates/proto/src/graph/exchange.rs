@@ -105,6 +105,7 @@ impl Node {
             return;
         }
         if !ok {
+            arrival.chunks = arrival.chunks.saturating_sub(1);
             return self.over(now, place, round); // it would not be better if it came again
         }
         if arrival.incoming.came().is_whole() && !arrival.incoming.came().is_folding() {
