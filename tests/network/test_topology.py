@@ -8,6 +8,7 @@ import pytest
 
 from thalweg.errors import PlanError
 from thalweg.network import spec
+from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
 from thalweg.network.spec import Spec
 from thalweg.sections.network import NetworkSection
@@ -219,3 +220,20 @@ def test_too_many_clients_are_refused() -> None:
 
 def test_the_server_may_be_among_the_names() -> None:
     assert ends(network(["server", "a"])) == {"a": ("a", "server")}
+
+
+def test_peers_exchange_through_a_switch_or_over_links_of_their_own() -> None:
+    names = ["node-1", "node-2", "node-3"]
+    star = spec.build(names, NetworkSection.model_validate({"rate": 1_000_000}), peers=True)
+    assert {(link.a, link.b) for link in star.links} == {*((name, "switch") for name in names), ("server", "switch")}
+    paths = routes(star)
+    assert [hop[0].name for hop in paths["node-1", "node-2"]] == ["node-1", "node-2"]
+    mesh = spec.build(names, NetworkSection.model_validate({"rate": 1_000_000, "topology": "mesh"}), peers=True)
+    assert [hop[0].name for hop in routes(mesh)["node-2", "node-3"]] == ["node-2_node-3"]
+    assert {name for pair in star.connected for name in pair} == set(names)
+
+
+def test_peers_need_no_way_to_a_server() -> None:
+    section = NetworkSection.model_validate({"rate": 1_000_000, "topology": "bottleneck"})
+    with pytest.raises(PlanError, match="leads to a server, and a job on a graph has none"):
+        spec.build(["a", "b"], section, peers=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from thalweg.errors import PlanError
 from thalweg.network.spec import Spec
+from thalweg.network.topology import SERVER
 from thalweg.sections.network import NetworkSection
 
 
@@ -29,8 +30,9 @@ def check(network: NetworkSection) -> None:
 
 def layers(spec: Spec) -> dict[str, Any]:
     """Return the core's layer for a star: ``up`` and ``down`` of most links, and ``clients`` that have others."""
-    ways = {link.name: {"up": link.ab.table(), "down": link.ba.table()} for link in spec.links}
-    most = Counter((link.ab, link.ba) for link in spec.links).most_common(1)[0][0]
+    own = [link for link in spec.links if link.a != SERVER]  # of peers the server has one as well, which is idle
+    ways = {link.name: {"up": link.ab.table(), "down": link.ba.table()} for link in own}
+    most = Counter((link.ab, link.ba) for link in own).most_common(1)[0][0]
     common = {"up": most[0].table(), "down": most[1].table()}
     others = {name: way for name, way in ways.items() if way != common}
     return {"seed": spec.seed, **common, **({"clients": others} if others else {})}

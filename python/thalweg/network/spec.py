@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Final
 
 from thalweg.errors import PlanError
@@ -81,6 +82,8 @@ class Spec:
     mtu: int = MTU
     # The host of a broker, if it has one of its own.
     broker: str | None = None
+    # Whether clients exchange with each other, and not with the server.
+    peers: bool = False
 
     @property
     def clients(self) -> list[str]:
@@ -94,7 +97,9 @@ class Spec:
 
     @property
     def connected(self) -> list[tuple[str, str]]:
-        """The pairs of hosts that exchange updates, server or broker first."""
+        """The pairs of hosts that exchange updates, server or broker first; of peers some, with each in a pair."""
+        if self.peers:
+            return list(pairwise(self.clients))
         hubs = [SERVER] if self.broker is None else [SERVER, self.broker]
         pairs = [(hub, client) for hub in hubs for client in self.clients]
         return pairs if self.broker is None else [*pairs, (SERVER, self.broker)]
@@ -152,13 +157,13 @@ class Spec:
         return later
 
 
-def build(names: Sequence[str], network: NetworkSection, seed: int = 0) -> Spec:
+def build(names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers: bool = False) -> Spec:
     """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
 
-    ``seed`` counts besides the section's own.
+    ``seed`` counts besides the section's own. With ``peers`` clients exchange with each other.
     """
     mixed = _mixed(seed, network.seed)
-    made = layout(network, [name for name in names if name != SERVER])
+    made = layout(network, [name for name in names if name != SERVER], peers=peers)
     links = tuple(
         Link(w.name, w.a, w.b, w.keys.up.shape(mixed, w.name), w.keys.down.shape(mixed, w.name)) for w in made.wires
     )
@@ -172,6 +177,7 @@ def build(names: Sequence[str], network: NetworkSection, seed: int = 0) -> Spec:
         topology=network.topology,
         profile=network.profile,
         broker=None if network.broker is None else BROKER,
+        peers=peers,
     )
     sysctls = settings(network.tcp, buffer_bytes(bare))
     limits = _limits(network, links)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import combinations
 from typing import Final
@@ -18,6 +18,8 @@ from thalweg.sections.network import LinkSection, NetworkSection
 SERVER: Final = "server"
 BOTTLENECK: Final = "bottleneck"
 BROKER: Final = "broker"
+# Topologies in which clients can exchange with each other.
+PEERS: Final = ("star", "mesh")
 SWITCH: Final = "switch"
 MOST_LINKS: Final = 10_000
 # As the core has it: each is a namespace.
@@ -80,11 +82,22 @@ def pair_of_profile(name: str) -> Pair:
     return IDEAL.with_section(profiles.load(name).link, f"the profile {name!r}")
 
 
-def layout(section: NetworkSection, clients: Sequence[str]) -> Layout:
-    """Return the topology of a plan's [network] for clients of these names. Raises PlanError."""
+def layout(section: NetworkSection, clients: Sequence[str], *, peers: bool = False) -> Layout:
+    """Return the topology of a plan's [network] for clients of these names. Raises PlanError.
+
+    With ``peers`` clients exchange with each other and not with the server, whose host is then idle: a star has a
+    switch in the middle, a mesh a link for each pair.
+    """
     _check_names(section, clients)
     common = IDEAL.with_section(section, "[network]")
+    if peers and section.topology not in PEERS:
+        raise PlanError(
+            f"a {section.topology} leads to a server, and a job on a graph has none",
+            f"Take network.topology = '{PEERS[0]}' or '{PEERS[1]}'",
+        )
     made = _MAKERS[section.topology](section, clients, common)
+    if peers:
+        made = _switched(made)
     _check_unique("hosts or switches", (*made.hosts, *made.switches))
     _check_unique("links", [wire.name for wire in made.wires])
     if len(made.wires) > MOST_LINKS:
@@ -137,6 +150,14 @@ def _graph(section: NetworkSection, clients: Sequence[str], common: Pair) -> Lay
 
 
 _MAKERS: Final = {"star": _star, "bottleneck": _bottleneck, "dumbbell": _dumbbell, "mesh": _mesh, "graph": _graph}
+
+
+def _switched(made: Layout) -> Layout:
+    """Return a topology whose links to the server lead to a switch, and the server's own as well."""
+    if SWITCH in made.switches:
+        return made
+    wires = [replace(wire, b=SWITCH) if wire.b == SERVER else wire for wire in made.wires]
+    return Layout(made.hosts, (*wires, Wire(SERVER, SERVER, SWITCH, IDEAL, steady=True)), (*made.switches, SWITCH))
 
 
 def _hub(section: NetworkSection) -> str:
