@@ -217,6 +217,25 @@ def test_every_sample_is_used_once_an_epoch_and_small_rests_join_the_batch_befor
     assert sorted(index for part in cut(23, 4, 2) for index in part) == list(range(23))
 
 
+def test_steps_are_batches_over_as_many_passes_as_they_take() -> None:
+    def cut(steps: int | None, epochs: int) -> list[list[int]]:
+        settings = LocalSGD(batch=2, learning_rate=1, momentum=0, epochs=epochs, seed=0, steps=steps)
+        generator = torch.Generator().manual_seed(1)
+        return [part.tolist() for part in local_sgd._all_batches(5, settings, generator)]
+
+    assert [len(part) for part in cut(7, 1)] == [2, 2, 1, 2, 2, 1, 2]
+    assert cut(6, 1) == cut(None, 2)
+    assert cut(2, 1) == cut(None, 1)[:2]
+
+
+def test_local_steps_train_on_so_many_batches() -> None:
+    metrics = [
+        one.train(one.model(), blank([0, 0, 1, 1, 2]), {"round": 1})[1]
+        for one in (app(model="lenet", batch=2, local_steps=6), app(model="lenet", batch=2, local_epochs=2))
+    ]
+    assert metrics[0] == metrics[1]
+
+
 def test_a_resnet_trains_although_one_sample_would_be_left_over() -> None:
     one = app(model="resnet18", batch=2)
     data = one.train_data().subset(np.arange(3))
@@ -267,6 +286,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"seed": 1 << 63}, PlanError, r"Give 0 to 9223372036854775807"),
     ({"batch": 0}, PlanError, "batch is 0"),
     ({"local_epochs": 0}, PlanError, "local_epochs is 0"),
+    ({"local_steps": 0}, PlanError, "local_steps is 0"),
     ({"threads": 0}, PlanError, "threads is 0"),
     ({"learning_rate": 0.0}, PlanError, r"learning_rate is 0\.0\. Give a positive number"),
     ({"learning_rate": float("nan")}, PlanError, "learning_rate is nan"),

@@ -64,7 +64,7 @@ def test_degrees(word: str, nodes: int, degrees: list[int]) -> None:
 @pytest.mark.parametrize(
     ("word", "nodes", "cause", "mend"),
     [
-        ("ring", 1, "nobody to exchange with", "at least two clients"),
+        ("ring", 1, "nobody to exchange with", "at least two nodes"),
         ("3-regular", 3, "cannot be 3-regular", "1-regular to 2-regular"),
         ("3-regular", 5, "no whole number", "Take 4-regular, or an even number of clients"),
         ("1-regular", 4, "falls into pairs", "2-regular or more"),

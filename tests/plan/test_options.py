@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from thalweg import _core
 from thalweg.plan import Plan
-from thalweg.plan.options import client_options, seal, server_options
+from thalweg.plan.options import client_options, node_options, seal, server_options
 
 
 def test_options_follow_from_the_plan() -> None:
@@ -69,3 +71,42 @@ def test_a_login_comes_from_its_file(tmp_path: Path) -> None:
     transport = client_options(plan, {}, seed=0)["transport"]
     assert transport["login"] == {"user": "ada", "password": "pass:word"}
     assert transport["own"] == {"qos": 1}
+
+
+def test_options_of_a_node_follow_from_the_plan() -> None:
+    plan = Plan.loads(
+        """
+        [job]
+        graph = "ring"
+        seed = 7
+        wait = "first-chunk"
+        deadline = 0.4
+        ahead = 3
+        liveness = 2.0
+        [transport]
+        client_congestion = ["reno", "cubic"]
+        chunk = "64KiB"
+        [aggregation]
+        weights = "renormalise"
+        precision = "f64"
+        [layers.fault]
+        loss = 0.5
+        """
+    )
+    trust = {"token": "t", "own_token": "o", "tls": {"authority": "a"}}
+    options = node_options(plan, trust, number=2, job=5, digests={"plan": "p", "graph": "g", "start": "s"})
+    assert options["transport"] == {"congestion": "cubic", "streams": 1, "tls": {"authority": "a"}}
+    assert (options["seed"], options["job"], options["chunk"], options["liveness"]) == (9, 5, 65536, 2.0)
+    assert (options["wait"], options["deadline"], options["ahead"]) == ("first-chunk", 0.4, 3)
+    assert (options["mixing"], options["precision"]) == ("renormalise", "f64")
+    assert (options["token"], options["own_token"]) == ("t", "o")
+    assert (options["plan"], options["graph"], options["start"]) == ("p", "g", "s")
+    assert options["layers"]["fault"]["loss"] == 0.5
+    assert "secret" not in options
+
+
+def test_the_core_takes_all_options_of_a_node() -> None:
+    plan = Plan.loads("[job]\ngraph = 'ring'\nwait = 'deadline'\nahead = 2\n[layers]\nthrottle = '4g'")
+    options = node_options(plan, {"token": "00" * 32, "own_token": "00" * 32}, number=1, job=1, digests={"plan": "p"})
+    node = _core.Node(_core.Arena(_core.Layout([("w", "F32", [4])])), "a", "tcp://127.0.0.1:0", json.dumps(options))
+    node.close("it was only looked at")

@@ -10,10 +10,13 @@ from thalweg.errors import PlanError
 from thalweg.plan import Plan, check_transport
 
 ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
+ALL |= {"broker": False, "symmetric": True}
 NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False}
 REGISTRY: list[dict[str, Any]] = [
     {"name": "river", "available": True, "reason": None, "capabilities": ALL, "settings": []},
     {"name": "pond", "available": True, "reason": None, "capabilities": NONE, "settings": []},
+    {"name": "weir", "available": True, "reason": None, "capabilities": {**ALL, "symmetric": False}, "settings": []},
+    {"name": "mill", "available": True, "reason": None, "capabilities": {**ALL, "broker": True}, "settings": []},
     {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL, "settings": []},
     {
         "name": "lock",
@@ -37,6 +40,7 @@ def plan(url: str, **overrides: object) -> Plan:
 def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("river", transport__congestion="reno", transport__streams=4, security__tls="on"), REGISTRY)
     check_transport(plan("pond"), REGISTRY)
+    check_transport(plan("river", job__graph="ring"), REGISTRY)
     check_transport(plan("river", network="wan"), REGISTRY)
     check_transport(plan("pond", network="none"), REGISTRY)
     own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
@@ -55,6 +59,9 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("pond", transport__streams=2), "transport.streams"),
         (plan("pond", security__tls="on"), "security.tls"),
         (plan("pond", network="wan"), "crosses no network"),
+        (plan("pond", job__graph="ring"), "stays within one process"),
+        (plan("mill", job__graph="ring"), "goes through a broker"),
+        (plan("weir", job__graph="ring"), "ends of a link over 'weir' are not alike"),
         (plan("pond", transport__options__gates=1), "no options of its own"),
         (plan("lock", transport__options__speed=1), "Known: gates, mode, shut, leak"),
         (plan("lock", transport__options__gates=5), "a whole number from 1 to 4"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Protocol, TypeVar
 
-from thalweg.algorithms import fedavg
+from thalweg.algorithms import dpsgd, fedavg
 from thalweg.errors import PlanError
 
-__all__ = ["ALGORITHMS", "Algorithm", "find"]
+__all__ = ["ALGORITHMS", "ON_GRAPHS", "Algorithm", "find"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,15 @@ class Algorithm:
     rounds: Drive
 
 
-ALGORITHMS: Final = {one.name: one for one in (Algorithm("fedavg", fedavg.MEANING, fedavg.SOURCE, fedavg.rounds),)}
+# The one of jobs with a graph.
+ON_GRAPHS: Final = "dpsgd"
+ALGORITHMS: Final = {
+    one.name: one
+    for one in (
+        Algorithm("fedavg", fedavg.MEANING, fedavg.SOURCE, fedavg.rounds),
+        Algorithm(ON_GRAPHS, dpsgd.MEANING, dpsgd.SOURCE, dpsgd.rounds),
+    )
+}
 
 
 def find(name: str) -> Algorithm:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,11 @@ EVALUATION_BATCH: Final = 100
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """Settings of one client's training in one round. ``seed`` decides the order, the crops and the dropout."""
+    """Settings of one client's training in one round. ``seed`` decides the order, the crops and the dropout.
+
+    It trains on ``steps`` batches if that is given, with as many passes over the data as that takes, else in ``epochs``
+    passes.
+    """
 
     batch: int
     learning_rate: float
@@ -33,6 +38,7 @@ class LocalSGD:
     epochs: int
     seed: int
     minimum_batch: int = 1
+    steps: int | None = None
 
 
 class MomentumSGD:
@@ -64,7 +70,7 @@ class MomentumSGD:
 def train(model: nn.Module, data: Dataset, settings: LocalSGD) -> tuple[int, dict[str, float]]:
     """Train ``model`` on ``data`` and return (samples in ``data``, metrics).
 
-    The optimiser, with its momentum, starts afresh. Metrics are means over all samples and epochs, each taken
+    The optimiser, with its momentum, starts afresh. Metrics are means over all samples trained on, each taken
     before the step its batch caused: ``loss`` (cross-entropy) and ``train_accuracy`` (0..1).
     Raises DataError if ``data`` is smaller than the smallest batch the model can train on.
     """
@@ -75,19 +81,18 @@ def train(model: nn.Module, data: Dataset, settings: LocalSGD) -> tuple[int, dic
         )
     optimiser = MomentumSGD(model.parameters(), settings.learning_rate, settings.momentum)
     generator = torch.Generator().manual_seed(settings.seed)
-    loss_sum, correct = 0.0, 0
+    loss_sum, correct, seen = 0.0, 0, 0
     model.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        for _ in range(settings.epochs):
-            for chosen in _batches(len(data), settings, generator):
-                images = prepare(data, data.images[chosen], generator)
-                labels = torch.from_numpy(data.labels[chosen])
-                batch_loss, batch_correct = _step(model, optimiser, images, labels)
-                loss_sum += batch_loss * len(chosen)
-                correct += batch_correct
+        for chosen in _all_batches(len(data), settings, generator):
+            images = prepare(data, data.images[chosen], generator)
+            labels = torch.from_numpy(data.labels[chosen])
+            batch_loss, batch_correct = _step(model, optimiser, images, labels)
+            loss_sum += batch_loss * len(chosen)
+            correct += batch_correct
+            seen += len(chosen)
     optimiser.drop_gradients()
-    seen = len(data) * settings.epochs
     return len(data), {"loss": loss_sum / seen, "train_accuracy": correct / seen}
 
 
@@ -110,6 +115,12 @@ def evaluate(model: nn.Module, data: Dataset) -> dict[str, float]:
             correct += _count_correct(logits, labels)
     model.train(was_training)
     return {"accuracy": correct / len(data), "loss": loss_sum / len(data)}
+
+
+def _all_batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
+    """Yield the batches of a round: those of all epochs, or the first ``steps`` of as many epochs as that takes."""
+    epochs = range(settings.epochs) if settings.steps is None else count()
+    yield from islice((chosen for _ in epochs for chosen in _batches(samples, settings, generator)), settings.steps)
 
 
 def _batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:

@@ -26,7 +26,7 @@ class ImageApp:
     """One party's view of the job: FedComm's training (section IV.A) on its own part of the data.
 
     The defaults are FedComm's: SGD with momentum 0.9 that starts afresh each round, learning rate 0.01 and a tenth
-    of it in rounds after ``decay_round``, batches of 100, one local epoch.
+    of it in rounds after ``decay_round``, batches of 100, one local epoch, or ``local_steps`` batches instead.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class ImageApp:
         decay_round: int = 50,
         decay: float = 0.1,
         local_epochs: int = 1,
+        local_steps: int | None = None,
         threads: int | None = None,
     ) -> None:
         """Note the settings; nothing is loaded yet.
@@ -76,6 +77,7 @@ class ImageApp:
         self._decay_round = _at_least("decay_round", decay_round, 0)
         self._decay = _positive("decay", decay)
         self._local_epochs = _at_least("local_epochs", local_epochs, 1)
+        self._local_steps = None if local_steps is None else _at_least("local_steps", local_steps, 1)
         self._threads = None if threads is None else _at_least("threads", threads, 1)
         self._loaded: tuple[Dataset, Dataset] | None = None
 
@@ -107,6 +109,7 @@ class ImageApp:
             learning_rate=self.learning_rate(number),
             momentum=self._momentum,
             epochs=self._local_epochs,
+            steps=self._local_steps,
             seed=self._round_seed(number),
             minimum_batch=self._spec.minimum_batch,
         )

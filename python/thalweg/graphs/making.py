@@ -23,18 +23,9 @@ def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
 
     Of those that the seed draws, ``draw`` numbers the graphs of one seed. Raises PlanError for what cannot be.
     """
-    if nodes < 2:
-        raise PlanError(f"a graph of {nodes} node has nobody to exchange with", "Give at least two clients")
+    check(word, nodes)
     if word.kind == "file":
         return edges.read(Path(word.path or ""), nodes)
-    if word.kind in _CHECKS:
-        _CHECKS[word.kind](word, nodes)
-    most = expected_edges(word, nodes)
-    if most > MOST_EDGES:
-        raise PlanError(
-            f"the graph {word.text} of {nodes} nodes has some {most:,.0f} edges, over {MOST_EDGES:,}",
-            "Take fewer nodes, or a graph with fewer edges as 3-regular",
-        )
     for state in _states(seed, draw):
         graph = _MAKERS[word.kind](word, nodes, state)
         if graph.is_connected:
@@ -42,6 +33,21 @@ def make(word: Word, nodes: int, seed: int, draw: int = 0) -> Graph:
     raise PlanError(
         f"none of {DRAWS} graphs {word.text} of {nodes} nodes was connected", "Take a larger K or P, or fewer nodes"
     )
+
+
+def check(word: Word, nodes: int) -> None:
+    """Refuse, before anything is drawn, a graph that cannot have so many nodes. Raises PlanError."""
+    if nodes < 2:
+        raise PlanError(f"a graph of {nodes} node has nobody to exchange with", "Give at least two nodes")
+    if word.kind in _CHECKS:
+        _CHECKS[word.kind](word, nodes)
+    # Nodes of a graph that changes are linked with all that they may meet.
+    most = nodes * (nodes - 1) / 2 if word.dynamic else expected_edges(word, nodes)
+    if most > MOST_EDGES:
+        raise PlanError(
+            f"the graph {word.text} of {nodes} nodes has some {most:,.0f} edges, over {MOST_EDGES:,}",
+            "Take fewer nodes, or a graph with fewer edges as 3-regular",
+        )
 
 
 def expected_edges(word: Word, nodes: int) -> float:

@@ -31,13 +31,19 @@ def metropolis(exchange: Exchange) -> Matrix:
     """
     import numpy as np
 
-    degrees = [len(sources) for sources in exchange.hears]
-    weights = np.zeros((len(degrees), len(degrees)))
-    for node, sources in enumerate(exchange.hears):
-        for source in sources:
-            weights[node, source] = 1.0 / (1 + max(degrees[node], degrees[source]))
-    np.fill_diagonal(weights, 1.0 - weights.sum(axis=1))
+    nodes = len(exchange.sends)
+    weights = np.zeros((nodes, nodes))
+    for node in range(nodes):
+        for source, weight in metropolis_row(exchange, node).items():
+            weights[node, source] = weight
     return weights
+
+
+def metropolis_row(exchange: Exchange, node: int) -> dict[int, float]:
+    """Return the weights of one node: of those that it hears, and its own, which is what these leave."""
+    sources = exchange.hears[node]
+    found = {source: 1.0 / (1 + max(len(sources), len(exchange.hears[source]))) for source in sources}
+    return {**found, node: 1.0 - sum(found.values())}
 
 
 def effective(rule: Rule, exchange: Exchange, delivered: NDArray[np.bool_]) -> Matrix:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Final
 
 from thalweg.graphs import making
@@ -58,6 +59,12 @@ class Schedule:
         if self.word.dynamic:
             return None
         return len(making.offsets(self.nodes)) if self.word.kind == "one-peer" else 1
+
+    def digest(self) -> str:
+        """Return a digest, in hex, that is the same where all iterations are: of another graph it is another."""
+        first = self._first.sends
+        said = repr((self.word.text if self.word.path is None else "file", self.nodes, self._seed, first))
+        return sha256(said.encode()).hexdigest()
 
     def at(self, iteration: int) -> Exchange:
         """Return the exchange of ``iteration``, from 1."""

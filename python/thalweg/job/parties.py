@@ -289,7 +289,8 @@ def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any
         **told,
         "model": plan.model.name,
         "data": plan.data.model_dump(include={"name", "partition", "samples"}, exclude_none=True),
-        "training": plan.training.model_dump(exclude={*computing.KEYS, "threads"}),
+        # What is not said is left out: clients of a version that does not know such a key take the plan as before.
+        "training": plan.training.model_dump(exclude={*computing.KEYS, "threads"}, exclude_none=True),
     }
 
 

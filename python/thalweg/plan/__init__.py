@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from thalweg import models
+from thalweg import algorithms, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
+from thalweg.graphs import mixing
 from thalweg.plan import combinations
 from thalweg.plan.combinations import check_transport
 from thalweg.sections import (
@@ -43,6 +46,7 @@ LARGEST_FILE: Final = 1 << 20
 _MAY_DIFFER: Final = (
     "job.rounds",
     "job.deadline",
+    "job.test_every",
     "job.grace",
     "job.liveness",
     "transport",
@@ -56,6 +60,15 @@ _MAY_DIFFER: Final = (
     "training.threads",
     "aggregation.staging",
 )
+# What all nodes of a job on a graph must have alike: keys of other sections may differ from machine to machine.
+_COMMON: Final[Any] = {
+    "job": {"rounds", "clients", "graph", "seed", "wait"},
+    "model": True,
+    "data": True,
+    "training": True,
+    "algorithm": True,
+    "aggregation": True,
+}
 
 
 def _app_of(value: Any) -> Any:
@@ -93,10 +106,21 @@ class Plan(Section):
     def _count_hosts(cls, given: Any) -> Any:
         """Hosts that are listed need not be counted."""
         hosts = given.get("hosts") if isinstance(given, dict) else None
-        listed = hosts.get("clients") if isinstance(hosts, dict) else None
+        listed = hosts.get("clients") or hosts.get("nodes") if isinstance(hosts, dict) else None
         job = given.get("job", {}) if isinstance(given, dict) else None
         if isinstance(listed, (dict, list)) and listed and isinstance(job, dict) and "clients" not in job:
             return {**given, "job": {**job, "clients": len(listed)}}
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_algorithm(cls, given: Any) -> Any:
+        """Name the algorithm of a job with a graph, for there is one."""
+        job = given.get("job") if isinstance(given, dict) else None
+        on_graph = isinstance(job, dict) and job.get("graph") is not None
+        chosen = given.get("algorithm", {}) if on_graph else None
+        if isinstance(chosen, dict) and "name" not in chosen:
+            return {**given, "algorithm": {**chosen, "name": algorithms.ON_GRAPHS}}
         return given
 
     @model_validator(mode="after")
@@ -173,6 +197,30 @@ class Plan(Section):
         return self.url.partition("://")[0]
 
     @property
+    def members(self) -> list[str]:
+        """Names of the clients of a run on this machine, or of a graph's nodes by place."""
+        if self.job.graph is None:
+            return [f"client-{number}" for number in range(1, self.job.clients + 1)]
+        return list(self.hosts.nodes or ()) or [f"node-{number}" for number in range(1, self.job.clients + 1)]
+
+    @property
+    def wait(self) -> str:
+        """What a graph's nodes wait for."""
+        return self.job.wait or "all"
+
+    @property
+    def weights(self) -> mixing.Rule:
+        """The rule of a graph's mixing weights."""
+        return self.aggregation.weights or "metropolis"
+
+    def tests(self, iteration: int) -> bool:
+        """Whether a graph's nodes evaluate their models after this iteration."""
+        every, last = self.job.test_every, self.job.rounds
+        if every == 0 or self.is_payload:
+            return False
+        return iteration == last or (every is not None and iteration % every == 0)
+
+    @property
     def chosen(self) -> int | None:
         """Number of clients that are chosen for each round; None where all take part."""
         asked = self.job.choose
@@ -194,6 +242,11 @@ class Plan(Section):
         """Rounds between checkpoints, 0 for none."""
         every = self.record.checkpoint_every
         return every if every is not None else int(not self.is_payload)
+
+    def digest(self) -> str:
+        """Return a digest, in hex, of what all nodes of a job must have alike."""
+        common = self.model_dump(include=_COMMON, exclude={"data": {"root"}, "training": {"threads"}})
+        return sha256(json.dumps(common, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: Plan) -> list[str]:
         """Return the keys in which ``other`` would be another experiment, each as ``key: ours, theirs``."""

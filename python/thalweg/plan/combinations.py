@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
+from thalweg.plan import on_graphs
 from thalweg.transports import links
 
 if TYPE_CHECKING:
@@ -28,12 +29,14 @@ def check(plan: Plan) -> None:
     algorithms.find(plan.algorithm.name)
     _app(plan)
     _names(plan)
+    _training(plan)
     _payload(plan)
     _round(plan)
     _aggregation(plan)
     _repair(plan)
     _seal(plan)
     _hosts(plan)
+    on_graphs.check(plan)
     _network(plan)
     _stress(plan)
 
@@ -53,6 +56,7 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
     if not entry["available"]:
         raise PlanError(f"the transport {name!r} is not available: {entry['reason']}", "Choose another transport")
     can = entry["capabilities"]
+    on_graphs.check_transport(plan, can)
     asked = {
         "a congestion control": (plan.transport.congestion is not None, can["congestion"], "transport.congestion"),
         "the clients' congestion control": (
@@ -138,6 +142,14 @@ def _names(plan: Plan) -> None:
         models.find(plan.model.name)
         data.find(plan.data.name)
         data.parse_partition(plan.data.partition)
+
+
+def _training(plan: Plan) -> None:
+    if plan.training.local_steps is not None and plan.training.local_epochs != 1:
+        raise PlanError(
+            "training.local_steps and training.local_epochs both say how long a client trains in a round",
+            "Remove one of them",
+        )
 
 
 def _payload(plan: Plan) -> None:
@@ -251,7 +263,7 @@ def _network(plan: Plan) -> None:
             f"network.tcp.congestion makes all connections {everybody}, and [transport] asks for {min(asked)}",
             "Remove one of them, or make them agree",
         )
-    hosts = (plan.hosts.server, *(plan.hosts.clients or {}).values())
+    hosts = (plan.hosts.server, *(plan.hosts.clients or {}).values(), *(plan.hosts.nodes or {}).values())
     far = next((host for host in hosts if host is not None and not _is_loopback(host)), None)
     if far is not None:
         raise PlanError(
@@ -280,12 +292,14 @@ def _stress(plan: Plan) -> None:
     stress = plan.stress
     if stress is None:
         return
-    clients = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    clients = plan.members
+    known = [*clients] if plan.job.graph is not None else ["server", *clients]
     for party in stress.parties or ():
-        if party not in ("server", *clients):
-            near = get_close_matches(party, ["server", *clients], n=1)
+        if party not in known:
+            near = get_close_matches(party, known, n=1)
             guess = f"Did you mean {near[0]!r}? " if near else ""
-            raise PlanError(f"stress.parties names {party!r}", f"{guess}Known: server, client-1 to {clients[-1]}")
+            first = "" if plan.job.graph is not None else "server, "
+            raise PlanError(f"stress.parties names {party!r}", f"{guess}Known: {first}{clients[0]} to {clients[-1]}")
     if stress.cpu is None and stress.cpu_quota is None and stress.network is None:
         raise PlanError("[stress] says no stress", "Give cpu, cpu_quota or network, or remove [stress]")
     under = stress.parties or clients

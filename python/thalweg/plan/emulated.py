@@ -16,8 +16,7 @@ def network_of(plan: Plan) -> Spec:
     """Return the network of a plan. Raises PlanError if it has none, or one that cannot be."""
     if plan.network is None:
         raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")
-    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
-    return spec.build(names, plan.network, plan.job.seed)
+    return spec.build(plan.members, plan.network, plan.job.seed, peers=plan.job.graph is not None)
 
 
 def message_layers(plan: Plan) -> dict[str, Any]:

@@ -23,6 +23,14 @@ OF_TASKS: Final = frozenset(
     ["transport", "layers", "seed", "secret", "token", "job", "chunk", "liveness", "grace", "precision", "staging"]
 )
 
+# Rules of mixing -> how the core mends what is missing.
+MIXING: Final[Mapping[str, str]] = {
+    "metropolis": "complement",
+    "paper": "complement",
+    "renormalise": "renormalise",
+    "symmetric": "symmetric",
+}
+
 
 def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the core's options of a server; ``trust`` has ``tls``, ``secret`` or ``token``, ``login``.
@@ -47,6 +55,31 @@ def client_options(
 ) -> dict[str, Any]:
     """Return the core's options of a client that has the server's plan at hand, as those of ``thalweg run``."""
     return {**_core(plan, trust, emulate, client=True), "token": trust.get("token"), "seed": seed}
+
+
+def node_options(
+    plan: Plan,
+    trust: Mapping[str, Any],
+    *,
+    number: int,
+    job: int,
+    digests: Mapping[str, str],
+    emulate: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the core's options of a node of a graph.
+
+    ``trust`` has ``tls``, what it shows where it dials (``own_token``), and what it asks of those that dial (``secret``
+    or ``token``). ``number`` is its place from 1, ``job`` that of the job, ``digests`` are of what all nodes must have
+    alike: ``plan``, ``graph`` and ``start``.
+    """
+    options = _core(plan, trust, emulate, client=True)
+    options |= {key: trust.get(key) for key in ("secret", "token", "own_token")}
+    if plan.transport.client_congestion:
+        options["transport"]["congestion"] = plan.transport.congestion_of(number - 1)
+    options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}
+    options |= {"liveness": plan.job.liveness, "precision": plan.precision, "wait": plan.wait}
+    options |= {"deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": MIXING[plan.weights], **digests}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def seal(plan: Plan) -> dict[str, Any]:

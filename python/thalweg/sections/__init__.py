@@ -11,7 +11,7 @@ from thalweg.sections.marks import Core, Option, Words
 from thalweg.ui.units import LARGEST, RATE_FORM, SIZE_FORM, TIME_FORM, parse_rate, parse_seconds, parse_size
 
 BOTH: Final = ("run", "server")
-ALL: Final = (*BOTH, "client")
+ALL: Final = (*BOTH, "client", "node")
 # The commands that run a job on this machine; those of Flower apps that start a server, and all of them.
 RUNS: Final = ("run", "flower run")
 FLOWER: Final = ("flower run", "flower server")
@@ -69,14 +69,40 @@ class JobSection(Section):
     """How many rounds with how many clients, and when a round ends."""
 
     rounds: Annotated[int, Option(of=BOTH)] = Field(
-        5, ge=1, le=2**32 - 1, description="rounds of the job (FedComm section III.C step 3)"
+        5,
+        ge=1,
+        le=2**32 - 1,
+        description="rounds of the job (FedComm section III.C step 3); on a graph, iterations",
     )
     clients: Annotated[
         int,
         Core("expected"),
         Option(of=BOTH),
         Option(of=FLOWER, help="Nodes that take part; without it as many as the app's own federation has."),
-    ] = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A)")
+    ] = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A); on a graph, nodes")
+    graph: Annotated[Text | None, Option(metavar="GRAPH")] = Field(
+        None,
+        description="learn without a server, each node with its neighbours on a graph: ring, K-regular, torus, star, "
+        "full, small-world:K,P, random:P, exponential, one-peer or file:PATH; with ,dynamic behind a random one it is "
+        "drawn anew each iteration",
+    )
+    wait: Annotated[Literal["all", "none", "first-chunk", "deadline"] | None, Option()] = Field(
+        None,
+        description="what a node of a graph waits for before it averages. all: its neighbours' whole models "
+        "(algorithm 1 of the udp-dpsgd paper); none: nothing (algorithm 2); first-chunk: something of each, or the "
+        "deadline (algorithm 3); deadline: all, or the deadline, which adapts without a number; without it all",
+    )
+    ahead: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="iterations that chunks of a faster neighbour are kept, each in a model's memory; without it 1",
+    )
+    test_every: int | None = Field(
+        None,
+        ge=0,
+        description="iterations between evaluations of each node's model, 0 for none; without it the last iteration",
+    )
     choose: Annotated[Part | None, Core()] = Field(
         None,
         description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "
@@ -89,7 +115,9 @@ class JobSection(Section):
         None, ge=1, description="updates that a round needs at least; without it, every client that is still there"
     )
     deadline: Annotated[Seconds | None, Core(), Option()] = Field(
-        None, description="seconds after which a round ends with those that are in"
+        None,
+        description="seconds after which a round ends with those that are in; on a graph, seconds after its own "
+        "training that a node waits",
     )
     grace: Annotated[Seconds, Core()] = Field(
         10.0, description="seconds that a client whose link broke has to come back in a round"
@@ -189,7 +217,10 @@ class TrainingSection(Section):
     decay_round: int = Field(50, ge=0, description="last round with the full learning rate")
     decay: float = Field(0.1, gt=0, allow_inf_nan=False, description="factor of the learning rate after it")
     local_epochs: int = Field(1, ge=1, description="passes over a client's data in a round")
-    threads: Annotated[int | None, Option(of=("client", "flower run", "flower client"))] = Field(
+    local_steps: int | None = Field(
+        None, ge=1, description="batches that a client trains on in a round, instead of local_epochs"
+    )
+    threads: Annotated[int | None, Option(of=("client", "node", "flower run", "flower client"))] = Field(
         None, ge=1, description="threads of a client; without it, its share of the cores"
     )
     compute: Annotated[Time | None, Option(metavar="TIME")] = Field(
@@ -203,7 +234,7 @@ class TrainingSection(Section):
 class AlgorithmSection(Section):
     """How clients and server learn together. Keys of one algorithm alone have their place here."""
 
-    name: Text = Field("fedavg", description="name of an algorithm, as fedavg")
+    name: Text = Field("fedavg", description="fedavg, or dpsgd, which is that of a job with a graph")
 
 
 class TransportSection(Section):
@@ -220,7 +251,7 @@ class TransportSection(Section):
     congestion: Annotated[
         Text | None,
         Core("transport.congestion", client=True),
-        Option(of=("run", "client", "flower run", "flower client")),
+        Option(of=("run", "client", "node", "flower run", "flower client")),
     ] = Field(None, description="congestion control as cubic, reno, bbr; without it the system's")
     client_congestion: Annotated[list[Text], Field(min_length=1)] | None = Field(
         None, description="of the clients of `thalweg run`, dealt out in turn; without it congestion"
@@ -267,6 +298,13 @@ class AggregationSection(Section):
     )
     deterministic: Annotated[bool, Option(of=("run", *FLOWER))] = Field(
         False, description="the same bits whatever the order of arrival"
+    )
+    weights: Annotated[Literal["metropolis", "paper", "renormalise", "symmetric"] | None, Option()] = Field(
+        None,
+        description="with what weight a node of a graph takes its neighbours' models. metropolis: 1 / (1 + the larger "
+        "degree), its own chunk in place of one that is missing; paper: likewise by the neighbours heard (udp-dpsgd "
+        "section 3.5.2); renormalise: those that came, scaled to 1; symmetric: chunks that came both ways; without it "
+        "metropolis",
     )
     staging: Annotated[Size | None, Core()] = Field(
         None, description="bytes for whole updates that wait to be folded; without it two updates, or 64MiB if more"
@@ -379,12 +417,15 @@ class HostsSection(Section):
     clients: Annotated[dict[Text, Text], BeforeValidator(_numbered)] | None = Field(
         None, description="table name = host, or a list of hosts, whose names are then client-1, client-2 and so on"
     )
+    nodes: Annotated[dict[Text, Text], Words("table")] | None = Field(
+        None, description="of a job with a graph: table name = host:port, where each node listens, in the graph's order"
+    )
 
 
 class RecordSection(Section):
     """What a run leaves behind."""
 
-    folder: Annotated[Text, Option("record", of=(*BOTH, *FLOWER), metavar="DIR")] = Field(
+    folder: Annotated[Text, Option("record", of=(*BOTH, "node", *FLOWER), metavar="DIR")] = Field(
         "runs", description="folder that gets a new folder for each run"
     )
     checkpoint_every: int | None = Field(

@@ -1,0 +1,192 @@
+"""What a job with a graph cannot have, and what only it can: each refused with what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import algorithms, graphs
+from thalweg.errors import PlanError
+from thalweg.graphs import making, mixing
+
+if TYPE_CHECKING:
+    from thalweg.graphs import Schedule
+    from thalweg.plan import Plan
+
+# Keys of jobs with a graph, and how to give them a meaning.
+OWN: Final = ("job.wait", "job.ahead", "job.test_every", "aggregation.weights", "hosts.nodes")
+# Keys of jobs with a server -> why a graph has no use for them.
+STARS: Final[Mapping[str, str]] = {
+    "job.choose": "all nodes take part in each iteration",
+    "job.enough": "nobody counts updates; job.wait says what a node waits for",
+    "job.grace": "a node does not wait for one that is gone",
+    "transport.fanout": "no model goes to all",
+    "transport.gather": "each node receives from its neighbours alone",
+    "aggregation.partial": "what came of a model is always used; aggregation.weights says how",
+    "aggregation.deterministic": "what is lost and late decides the mean",
+    "aggregation.staging": "models are folded as they come",
+    "hosts.server": "there is no server; hosts.nodes says where nodes listen",
+    "hosts.clients": "there are no clients; hosts.nodes says where nodes listen",
+    "record.checkpoint_every": "check-points of its nodes' models are not there yet",
+}
+# Sections likewise.
+SECTIONS: Final[Mapping[str, str]] = {
+    "repair": "aggregation.weights says what stands in for a chunk that is missing",
+}
+# Ways to wait that a deadline ends.
+TIMED: Final = ("first-chunk", "deadline")
+
+
+def check(plan: Plan) -> None:
+    """Refuse what cannot be together, whatever the machine. Raises PlanError."""
+    if plan.job.graph is None:
+        _check_star(plan)
+        return
+    _check_keys(plan)
+    _check_waiting(plan)
+    _check_graph(plan, plan.job.graph)
+    _check_hosts(plan)
+
+
+def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
+    """Refuse a transport, of which ``can`` has the capabilities, that a graph's links cannot have. Raises PlanError."""
+    if plan.job.graph is None:
+        return
+    if not can["remote"]:
+        raise PlanError(
+            f"the transport {plan.scheme!r} stays within one process, and each node of a graph is one",
+            "Take another transport, as tcp",
+        )
+    if can["broker"]:
+        raise PlanError(
+            f"the transport {plan.scheme!r} goes through a broker, and a graph's nodes connect to each other",
+            "Take another transport, as tcp",
+        )
+    if not can["symmetric"]:
+        raise PlanError(
+            f"the ends of a link over {plan.scheme!r} are not alike, and a node of a graph is at either",
+            "Take a transport that is symmetric, as tcp or ltp",
+        )
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    """Draw the graph of a plan that has one. Raises PlanError if it cannot be, or its weights cannot be on it."""
+    text = plan.job.graph
+    if text is None:
+        raise PlanError("the plan has no graph", "Give job.graph, as ring or 3-regular")
+    schedule = graphs.schedule(text, plan.job.clients, plan.job.seed)
+    if plan.weights == "symmetric":
+        raise PlanError("symmetric weights are not there yet", "Take metropolis or renormalise")
+    if plan.weights == "paper" and len(set(schedule.links.degrees)) > 1:
+        raise PlanError(
+            f"the paper's weights are there for regular graphs alone, and in {text} degrees differ",
+            "Take metropolis, which is the same where all neighbours are heard, or a graph as 3-regular",
+        )
+    if schedule.word.kind == "one-peer":
+        raise PlanError("one-peer graphs are not there yet", "Take exponential, or 3-regular,dynamic")
+    return schedule
+
+
+def graph_line(plan: Plan, schedule: Schedule) -> str:
+    """Say what a plan's graph is like."""
+    degrees = [len(sources) for sources in schedule.at(1).hears]
+    least, most = min(degrees), max(degrees)
+    gap = mixing.gap(schedule)
+    words = [f"graph {plan.job.graph}: {schedule.nodes} nodes", f"{len(schedule.links.edges)} links"]
+    words += [f"degree {least}" if least == most else f"degrees {least} to {most}"]
+    return ", ".join([*words, *([] if gap is None else [f"spectral gap {gap:.3f}"])])
+
+
+def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> dict[str, Any]:
+    """Return what a record's manifest says of a job on a graph."""
+    return {
+        "address": address,
+        "tls": tls,
+        "bound": {"source": "not known for jobs on a graph"},
+        "graph": {
+            "word": plan.job.graph,
+            "nodes": plan.members,
+            "edges": [list(edge) for edge in schedule.links.edges],
+            "spectral_gap": mixing.gap(schedule),
+        },
+    }
+
+
+def given(plan: Plan, path: str) -> bool:
+    """Whether a plan says anything but the default of a section's key, as ``job.choose``."""
+    section, _, key = path.partition(".")
+    found = getattr(plan, section)
+    return bool(getattr(found, key) != type(found).model_fields[key].default)
+
+
+def _check_star(plan: Plan) -> None:
+    for path in OWN:
+        if given(plan, path):
+            raise PlanError(
+                f"{path} is of a job with a graph, and this one has a server", f"Give job.graph, or remove {path}"
+            )
+    if plan.algorithm.name == algorithms.ON_GRAPHS:
+        raise PlanError(f"{plan.algorithm.name} needs a graph", "Give job.graph, as ring or 3-regular")
+
+
+def _check_keys(plan: Plan) -> None:
+    if plan.algorithm.name != algorithms.ON_GRAPHS:
+        raise PlanError(
+            f"a job with a graph cannot have the algorithm {plan.algorithm.name}",
+            f"Remove algorithm.name, which is then {algorithms.ON_GRAPHS}, or job.graph",
+        )
+    for path, why in STARS.items():
+        if given(plan, path):
+            raise PlanError(f"{path} means nothing on a graph: {why}", f"Remove {path}, or job.graph")
+    for section, why in SECTIONS.items():
+        found = getattr(plan, section)
+        if found != type(found)():
+            raise PlanError(f"[{section}] means nothing on a graph: {why}", f"Remove [{section}], or job.graph")
+    if plan.layers.seal is not None:
+        raise PlanError("layers.seal is for updates to a server", "Remove [layers.seal]; security.tls encrypts links")
+
+
+def _check_waiting(plan: Plan) -> None:
+    deadline = plan.job.deadline
+    if deadline is not None and plan.wait not in TIMED:
+        raise PlanError(
+            f"job.wait is {plan.wait}, which no deadline ends", "Remove job.deadline, or take job.wait = 'deadline'"
+        )
+    if deadline is None and plan.wait == "first-chunk":
+        raise PlanError(
+            "job.wait = first-chunk needs a deadline, for of a model that was lost no chunk comes",
+            "Give job.deadline, as 0.4 in the udp-dpsgd paper",
+        )
+
+
+def _check_graph(plan: Plan, text: str) -> None:
+    word = graphs.parse(text)
+    # A file that a plan names may be on another machine: what is in it is looked at when it runs.
+    if word.kind != "file":
+        making.check(word, plan.job.clients)
+    if word.kind == "one-peer" and plan.weights == "symmetric":
+        raise PlanError(
+            "symmetric weights use what went both ways, and on a one-peer graph models go one way",
+            "Take metropolis or renormalise, or the graph exponential",
+        )
+
+
+def _check_hosts(plan: Plan) -> None:
+    named = plan.hosts.nodes
+    if plan.url.rpartition(":")[2] != "0":
+        raise PlanError(
+            f"transport.url is {plan.url}, and each node listens on a port of its own",
+            f"Give transport.url = {plan.scheme!r}; hosts.nodes says where nodes of several machines listen",
+        )
+    if named is None:
+        return
+    if len(named) != plan.job.clients:
+        raise PlanError(
+            f"[hosts.nodes] names {len(named)} nodes where job.clients is {plan.job.clients}",
+            "Make them agree, or leave job.clients out",
+        )
+    for name, host in named.items():
+        if "://" in host or not host.rpartition(":")[2].isdecimal():
+            raise PlanError(
+                f"[hosts.nodes] has {host!r} for {name}, where host:port belongs", "Write it as 10.0.0.7:7070"
+            )
