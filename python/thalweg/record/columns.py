@@ -1,4 +1,4 @@
-"""Columns of Arrow tables from Python's values.
+"""Columns of a record's tables: what they are, and Arrow's arrays of Python's values.
 
 ``pyarrow.array`` and ``Table.from_pylist`` import pandas wherever that is installed: 50 MB and half a second at the end
 of each run, for nothing that is used.
@@ -6,11 +6,23 @@ of each run, for nothing that is used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
+
+# A line of the journal, and a row of a table.
+Entry: TypeAlias = Mapping[str, Any]
+Row: TypeAlias = dict[str, Any]
+
+
+class Column(NamedTuple):
+    """A column: its name, its Arrow type, what it holds (times in seconds). Any value may be null."""
+
+    name: str
+    type: str
+    meaning: str
 
 
 def array_of(values: Sequence[Any], kind: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from thalweg.errors import PlanError, RecordError
 from thalweg.record import samples
 from thalweg.record.folder import Record
-from thalweg.record.tables import JOURNALED, TABLES, read_table, rows, write_parquet
+from thalweg.record.tables import TABLES, read_table, rows, write_parquet
 from thalweg.ui import strict_json
 
 
@@ -106,24 +106,24 @@ def _or(value: float | None, other: float | None) -> float | None:
 
 def _parquet(record: Record, output: Path | None) -> list[Path]:
     folder = _folder(record, output)
-    write_parquet(folder, record.rounds())
+    write_parquet(folder, record.rounds(), record.journaled)
     for name in _written(record):
         if folder != record.path:
             shutil.copy(record.path / f"{name}.parquet", folder)
     # A run that was killed, or goes on, has only lines of them.
     sampled = [samples.NAME] if samples.write(record.path, folder) else []
-    return [folder / f"{name}.parquet" for name in (*JOURNALED, *_written(record), *sampled)]
+    return [folder / f"{name}.parquet" for name in (*record.journaled, *_written(record), *sampled)]
 
 
 def _written(record: Record) -> list[str]:
     """Return the tables that the run wrote at its end, besides the journal's."""
-    names = [name for name in TABLES if name not in JOURNALED and (record.path / f"{name}.parquet").exists()]
+    names = [name for name in TABLES if name not in record.journaled and (record.path / f"{name}.parquet").exists()]
     return [name for name in names if name != samples.NAME or not (record.path / samples.FILE).exists()]
 
 
 def _tables(record: Record) -> dict[str, Iterable[dict[str, Any]]]:
     """Return the rows of all tables that there are; those of the journal are read from it as one goes."""
-    found: dict[str, Iterable[dict[str, Any]]] = {name: rows(name, record.rounds()) for name in JOURNALED}
+    found: dict[str, Iterable[dict[str, Any]]] = {name: rows(name, record.rounds()) for name in record.journaled}
     found |= {name: read_table(record.path, name) for name in _written(record)}
     if (record.path / samples.FILE).exists():
         found[samples.NAME] = chain.from_iterable(samples.batches(record.path))

@@ -8,6 +8,9 @@
 ``transfers.parquet``       a row a round, client and direction
 ``losses.parquet``          a row a round, client, direction and tensor of which something was missing
 ``participants.parquet``    a row a round and client
+``iterations.parquet``      of a job on a graph, instead of these three: a row an iteration and node
+``exchanges.parquet``       likewise: a row an iteration, node and neighbour
+``evaluations.parquet``     likewise: a row an evaluation of a node's model
 ``parties.parquet``         a row a party
 ``links.parquet``           a row a direction of an emulated link, if there was a network
 ``queues.parquet``          its queues over time; while the run goes on ``queues.jsonl``
@@ -33,6 +36,7 @@ from thalweg.machine.grace import is_hurried
 from thalweg.plan import Plan
 from thalweg.record import checkpoint, tables
 from thalweg.record import samples as queues
+from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
 from thalweg.record.log import Log
 
@@ -72,6 +76,11 @@ class Record:
         return map(tables.restored, read(self.path / JOURNAL))
 
     @property
+    def journaled(self) -> tuple[str, ...]:
+        """The tables that follow from the journal of this job."""
+        return tables.journaled(graph=self.plan.job.graph is not None)
+
+    @property
     def entries(self) -> list[dict[str, Any]]:
         """The rounds so far, all at once: a run of thousands takes tens of megabytes."""
         return list(self.rounds())
@@ -94,7 +103,7 @@ class RunRecord(Record):
         except RecordError:
             self._journal.close()
             raise
-        self._written: dict[str, list[tables.Row]] = {}
+        self._written: dict[str, list[Row]] = {}
 
     @classmethod
     def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
@@ -176,7 +185,7 @@ class RunRecord(Record):
         except OSError as error:
             raise RecordError(f"cannot write {self.path / MANIFEST}: {error.strerror}", "Make room") from error
 
-    def table(self, name: str, rows: Sequence[tables.Row]) -> None:
+    def table(self, name: str, rows: Sequence[Row]) -> None:
         """Have ``parties`` or ``links`` written when the run ends."""
         self._written[name] = list(rows)
 
@@ -204,7 +213,7 @@ class RunRecord(Record):
             self.close()
 
     def _write_tables(self) -> None:
-        tables.write_parquet(self.path, self.rounds())
+        tables.write_parquet(self.path, self.rounds(), self.journaled)
         for name, rows in self._written.items():
             tables.write_table(self.path, name, [rows])
         queues.finish(self.path)

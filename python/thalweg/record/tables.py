@@ -1,33 +1,22 @@
 """The tables of a record: their columns, and how a round's journal entry becomes rows.
 
-Four are made from the journal. Of the others ``parties`` is written when a run ends, ``links`` and ``queues`` when
-one ends that had an emulated network.
+Those that ``journaled`` names are made from the journal. Of the others ``parties`` is written when a run ends,
+``links`` and ``queues`` when one ends that had an emulated network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 from thalweg.apps.metrics import checked_usage, evaluated
-from thalweg.record.columns import array_of
+from thalweg.record import nodes
+from thalweg.record.columns import Column, Entry, Row, array_of
 from thalweg.ui import strict_json
 from thalweg.ui.strict_json import number
-
-Entry: TypeAlias = Mapping[str, Any]
-Row: TypeAlias = dict[str, Any]
-
-
-class Column(NamedTuple):
-    """A column: its name, its Arrow type, what it holds (times in seconds). Any value may be null."""
-
-    name: str
-    type: str
-    meaning: str
-
 
 ROUNDS: Final = (
     Column("round", "uint32", "number of the round, from 1"),
@@ -53,6 +42,16 @@ ROUNDS: Final = (
     Column("expected", "uint32", "clients that were expected"),
     Column("complete", "bool", "whether all expected updates count whole"),
     Column("fold", "string", "JSON object of what the aggregation did"),
+    Column(
+        "drift",
+        "float64",
+        "on a graph, by how much mixing moved the mean of all models, as a fraction of that mean's norm; from sketches",
+    ),
+    Column(
+        "disagreement",
+        "float64",
+        "on a graph, root mean square distance of the models from their mean after mixing, likewise",
+    ),
 )
 TRANSFERS: Final = (
     Column("round", "uint32", "number of the round"),
@@ -147,6 +146,7 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
     "transfers": TRANSFERS,
     "losses": LOSSES,
     "participants": PARTICIPANTS,
+    **nodes.TABLES,
     "parties": PARTIES,
     "links": LINKS,
     "queues": QUEUES,
@@ -155,8 +155,14 @@ TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
 SERVER: Final = "server"
 # Rows of a table that are in memory at a time: a row group of the file.
 GROUP: Final = 2_000
-# Those that follow from the journal, whenever one wants them.
+# Those that follow from the journal, whenever one wants them: of a job with a server, and of one with a graph.
 JOURNALED: Final = ("rounds", "transfers", "losses", "participants")
+ON_GRAPHS: Final = ("rounds", *nodes.TABLES)
+
+
+def journaled(*, graph: bool) -> tuple[str, ...]:
+    """Return the tables that follow from the journal of a job with a server, or with a graph."""
+    return ON_GRAPHS if graph else JOURNALED
 
 
 def entry(outcome: Mapping[str, Any], evaluation: Mapping[str, Any], evaluation_seconds: float | None) -> Row:
@@ -248,13 +254,13 @@ def rows(table: str, entries: Iterable[Entry]) -> Iterator[Row]:
             yield {column.name: row.get(column.name) for column in TABLES[table]}
 
 
-def write_parquet(folder: Path, entries: Iterable[Entry]) -> None:
+def write_parquet(folder: Path, entries: Iterable[Entry], names: Sequence[str] = JOURNALED) -> None:
     """Write the tables that follow from the journal to ``folder``, in one pass over it. Raises OSError.
 
     Memory does not grow with the number of entries.
     """
     with ExitStack() as stack:
-        writers = {name: stack.enter_context(_writing(folder, name)) for name in JOURNALED}
+        writers = {name: stack.enter_context(_writing(folder, name)) for name in names}
         for entry in entries:
             for name, write in writers.items():
                 write(rows(name, [entry]))
@@ -354,4 +360,5 @@ _MAKERS: Final[Mapping[str, Callable[[Entry], list[Row]]]] = {
     "transfers": _transfers,
     "losses": _losses,
     "participants": _participants,
+    **nodes.MAKERS,
 }

@@ -1,0 +1,201 @@
+"""The tables of a job on a graph, and the journal's entry of one iteration of all nodes.
+
+A node says of each iteration what it did, what the core reports of its waiting and mixing, and a sketch of its model
+before and after. An entry has the reports of all nodes that were in that iteration, and what they come to together.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.graphs import measures
+from thalweg.record.columns import Column, Entry, Row
+from thalweg.ui import strict_json
+from thalweg.ui.strict_json import number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+ITERATIONS: Final = (
+    Column("round", "uint32", "number of the iteration, from 1"),
+    Column("node", "string", "name of the node"),
+    Column("begin", "float64", "when it began to train, on the run's clock; of a node on another machine, on its own"),
+    Column("ready", "float64", "when it had trained and began to send"),
+    Column("mixed", "float64", "when its model was the mean of its own and its neighbours'"),
+    Column("seconds", "float64", "from begin to mixed"),
+    Column("train_seconds", "float64", "from begin to ready"),
+    Column("exchange_seconds", "float64", "from ready to mixed"),
+    Column("wait_seconds", "float64", "of these, that it waited for its neighbours"),
+    Column("mix_seconds", "float64", "of these, that it computed the mean"),
+    Column("skipped", "uint32", "iterations that it left out before this one, being behind most of its neighbours"),
+    Column("timed_out", "bool", "whether a deadline ended its waiting"),
+    Column("limit_seconds", "float64", "how long it would have waited at most; null without a deadline"),
+    Column("neighbours", "uint32", "how many models it was to get"),
+    Column("heard", "uint32", "neighbours of whose model something came"),
+    Column("whole", "uint32", "neighbours whose whole model came"),
+    Column("connected", "uint32", "neighbours that it was connected to"),
+    Column("chunks_used", "uint64", "chunks of neighbours that are in its mean"),
+    Column("chunks_expected", "uint64", "chunks that its neighbours' models have"),
+    Column("bytes_used", "uint64", "bytes of these models that are in its mean"),
+    Column("bytes_expected", "uint64", "bytes that these models have"),
+    Column("own_weight", "float64", "mean weight that its own model had, 0 to 1"),
+    Column("fresh", "bool", "whether it came back, and took the mean of its neighbours alone"),
+    Column("bytes_sent", "uint64", "on all its links since the iteration before, headers included"),
+    Column("bytes_received", "uint64", "likewise"),
+    Column("late_chunks", "uint64", "chunks that came for an iteration that was over"),
+    Column("early_dropped", "uint64", "chunks that came for an iteration further ahead than is kept"),
+    Column("bad_chunks", "uint64", "chunks that were not finite, or of another layout or job"),
+    Column("samples", "uint64", "samples of its own that it trains on"),
+    Column("metrics", "string", "JSON object of what its app reported; NaN, Infinity and -Infinity are strings"),
+)
+EXCHANGES: Final = (
+    Column("round", "uint32", "number of the iteration"),
+    Column("node", "string", "the node that received"),
+    Column("neighbour", "string", "the node that sent"),
+    Column("weight", "float64", "the weight of a chunk that came"),
+    Column("state", "string", "whole, part, nothing, or away: not connected"),
+    Column("bytes", "uint64", "of the neighbour's model that came in time"),
+    Column("expected", "uint64", "bytes of that model"),
+    Column("chunks", "uint64", "chunks that came in time"),
+    Column("duplicates", "uint64", "chunks that came more than once"),
+    Column("corrupt", "uint64", "chunks that came damaged"),
+    Column("late_chunks", "uint64", "chunks that came for an iteration that was over"),
+    Column("first_seconds", "float64", "when the first chunk came, after the node was ready; negative before"),
+    Column("last_seconds", "float64", "when the last chunk came, likewise"),
+    Column("newest", "uint32", "latest iteration of which something of this neighbour had come"),
+)
+EVALUATIONS: Final = (
+    Column("round", "uint32", "number of the iteration after which the model was evaluated"),
+    Column("node", "string", "name of the node"),
+    Column("at", "float64", "when, on the run's clock"),
+    Column("accuracy", "float64", "of its model on the test set, 0 to 1"),
+    Column("loss", "float64", "mean cross-entropy of its model on the test set"),
+    Column("seconds", "float64", "that the evaluation took"),
+)
+TABLES: Final[Mapping[str, tuple[Column, ...]]] = {
+    "iterations": ITERATIONS,
+    "exchanges": EXCHANGES,
+    "evaluations": EVALUATIONS,
+}
+# Of a node's line: its sketches are for the entry's two numbers, and are not kept.
+SKETCHES: Final = ("before", "after")
+
+
+def entry(iteration: int, lines: Mapping[str, Mapping[str, Any]], expected: int) -> Row:
+    """Return the journal's entry of an iteration from the lines of its nodes, of ``expected`` in all.
+
+    It has the keys of a round of a job with a server, so that whatever reads rounds reads it: times are means over
+    nodes, bytes are sums, accuracy and loss are means over the nodes that evaluated.
+    """
+    kept = {name: _node(line) for name, line in lines.items()}
+    tested = [line["evaluation"] for line in lines.values() if line.get("evaluation")]
+    nodes = list(kept.values())
+    return {
+        "round": iteration,
+        "accuracy": _mean(test.get("accuracy") for test in tested),
+        "loss": _mean(test.get("loss") for test in tested),
+        "seconds": _mean(node["seconds"] for node in nodes),
+        "communication_seconds": _mean(node["exchange_seconds"] for node in nodes),
+        "compute_seconds": _mean(node["train_seconds"] for node in nodes),
+        "fedcomm_seconds": None,
+        "fedcomm_communication_seconds": None,
+        "evaluation_seconds": _mean(test["seconds"] for test in tested),
+        "bytes_down": sum(node["bytes_received"] for node in nodes),
+        "bytes_up": sum(node["bytes_sent"] for node in nodes),
+        "participants": len(nodes),
+        "expected": expected,
+        "complete": len(nodes) == expected and all(node["whole"] == node["neighbours"] for node in nodes),
+        "fold": None,
+        **_together(lines),
+        "clients": [],
+        "transfers": [],
+        "nodes": kept,
+    }
+
+
+def packed(sketch: NDArray[np.float64]) -> str:
+    """Return a sketch as text that ``unpacked`` reads: little-endian float64 in base64."""
+    return base64.b64encode(sketch.astype("<f8").tobytes()).decode()
+
+
+def unpacked(text: str) -> NDArray[np.float64]:
+    """Return the sketch in a text. Raises ValueError if it is none."""
+    import numpy as np
+
+    values = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f8")
+    if values.shape != (measures.PLACES,):
+        raise ValueError(f"a sketch has {measures.PLACES} values, not {values.size}")
+    return values
+
+
+def _node(line: Mapping[str, Any]) -> Row:
+    """Return what is kept of a node's line: its report's lists as counts, its times on the run's clock."""
+    report = line["report"]
+    shift = line["clock"]
+    begin, ready, mixed = (report[f"{name}_at"] + shift for name in ("begin", "ready", "mixed"))
+    row = {column.name: report.get(column.name) for column in ITERATIONS}
+    row |= {"begin": begin, "ready": ready, "mixed": mixed, "seconds": mixed - begin}
+    row |= {"train_seconds": ready - begin, "exchange_seconds": mixed - ready}
+    row |= {name: len(report[name]) for name in ("heard", "whole", "connected")}
+    row |= {"neighbours": len(report["exchanges"]), "skipped": line["skipped"]}
+    row |= {"samples": line["samples"], "metrics": line["metrics"]}
+    tested = line.get("evaluation")
+    row["evaluation"] = None
+    if tested:
+        row["evaluation"] = {name: tested.get(name) for name in ("accuracy", "loss", "seconds")}
+        row["evaluation"]["at"] = tested["at"] + shift
+    row["exchanges"] = report["exchanges"]
+    return row
+
+
+def _together(lines: Mapping[str, Mapping[str, Any]]) -> Row:
+    """Return drift and disagreement of the nodes that were in an iteration.
+
+    Both are None for a node alone, and if a model is not finite.
+    """
+    import numpy as np
+
+    if len(lines) < 2:  # one node has nobody to differ from
+        return {"drift": None, "disagreement": None}
+    before, after = (np.stack([unpacked(line[name]) for line in lines.values()]) for name in SKETCHES)
+    found = {"drift": measures.drift(before, after), "disagreement": measures.disagreement(after)}
+    return {name: value if np.isfinite(value) else None for name, value in found.items()}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _iterations(entry: Entry) -> list[Row]:
+    return [
+        {**node, "round": entry["round"], "node": name, "metrics": strict_json.dumps(node["metrics"], sort_keys=True)}
+        for name, node in entry["nodes"].items()
+    ]
+
+
+def _exchanges(entry: Entry) -> list[Row]:
+    return [
+        {**exchange, "round": entry["round"], "node": name, "neighbour": exchange["peer"]}
+        for name, node in entry["nodes"].items()
+        for exchange in node["exchanges"]
+    ]
+
+
+def _evaluations(entry: Entry) -> list[Row]:
+    return [
+        {**{key: number(value) for key, value in node["evaluation"].items()}, "round": entry["round"], "node": name}
+        for name, node in entry["nodes"].items()
+        if node["evaluation"]
+    ]
+
+
+MAKERS: Final[Mapping[str, Callable[[Entry], list[Row]]]] = {
+    "iterations": _iterations,
+    "exchanges": _exchanges,
+    "evaluations": _evaluations,
+}
