@@ -12,6 +12,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.errors import RecordError
+from thalweg.report import graphs
 from thalweg.report.charts import GREY, colour
 from thalweg.report.details import COLOUR_OF
 from thalweg.report.series import KINDS, distinct_rates, groups, links_over_time, round_times, thinned, timeline
@@ -93,6 +94,8 @@ def _figures(runs: Sequence[Run], numbers: Sequence[Numbers]) -> Iterator[tuple[
     for number, run in enumerate(runs, 1):
         place = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
         yield f"timeline{place}", lambda figure, run=run: _timeline(figure, run)  # type: ignore[misc]
+        if numbers[number - 1]["graph"] is not None:
+            yield f"graph{place}", lambda figure, of=numbers[number - 1]["graph"]: _graph(figure, of)  # type: ignore[misc]
         yield f"links{place}", lambda figure, run=run: _links(figure, run)  # type: ignore[misc]
 
 
@@ -279,6 +282,21 @@ def _timeline(figure: Figure, run: Run) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(_clock(shown.note))
     _legend(figure, axes, columns=4)
+
+
+def _graph(figure: Figure, of: Numbers) -> None:
+    """Draw a graph, slow nodes red (udp-dpsgd, figure 3)."""
+    figure.set_figheight(WIDTH)
+    drawn = figure.add_subplot()
+    places, slow = graphs.positions(len(of["nodes"]), of["edges"]), set(of["slow"])
+    for a, b in of["edges"]:
+        drawn.plot(*zip(places[a], places[b], strict=True), color=GREY, linewidth=0.6, zorder=0)
+    for place, node in zip(places, of["nodes"], strict=False):
+        shade = graphs.RED if node["node"] in slow else graphs.BLUE
+        drawn.scatter(*place, s=40, color=shade, label="slow" if node["node"] in slow else None)
+        drawn.annotate(_name(node["node"], TICK), place, (0, 5), textcoords="offset points", ha="center", fontsize=5)
+    drawn.set_axis_off()
+    drawn.margins(0.12)
 
 
 def _clock(note: str | None) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.apps.metrics import checked_usage
 from thalweg.plan.bound import Bound
+from thalweg.report.graphs import graph
 from thalweg.report.source import Row, Run, json_object
 from thalweg.sections.network import LinkSection
 from thalweg.transports import links
@@ -66,6 +67,7 @@ def numbers(run: Run) -> dict[str, Any]:
             "kernel": run.manifest.get("kernel"),
         },
         "thalweg": {"version": build.get("version"), "commit": build.get("commit")},
+        "graph": graph(run),
         "each_round": each,
         "links": [link(row) for row in run.links],
         "parties": parties(run),
@@ -170,6 +172,12 @@ def network_of(plan: Plan) -> str:
 
 
 def _network(plan: Plan, said: Mapping[str, Any], *, local: bool = True) -> str:
+    """Return what the links were, and the graph on them, if there was one."""
+    links_of = _links(plan, said, local=local)
+    return links_of if plan.job.graph is None else f"{links_of}, graph {plan.job.graph}"
+
+
+def _links(plan: Plan, said: Mapping[str, Any], *, local: bool) -> str:
     if said:
         words = [str(said["profile"])] if said.get("profile") else []
         words = words + _set(plan) or ["own values"]

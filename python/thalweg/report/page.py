@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
-from thalweg.report import charts, details, tables
+from thalweg.report import charts, details, graphs, tables
 from thalweg.report.cells import Cell, Lost, cells, verdicts
 from thalweg.report.charts import Chart
 from thalweg.report.series import MOST_POINTS, thinned
@@ -26,10 +26,12 @@ class Page:
 
     def __init__(self) -> None:
         self.parts: list[str] = []
+        self.sections: list[str] = []
         self.charts: list[dict[str, Any]] = []
 
     def section(self, name: str, title: str, about: str) -> None:
         """Begin a section."""
+        self.sections.append(name)
         self.parts.append(f'<h2 id="{name}">{escaped(title)}</h2>\n<p class="muted">{about}</p>')
 
     def chart(self, chart: Chart) -> None:
@@ -67,6 +69,7 @@ def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]], lost: Sequen
     """Return the page of ``runs``, whose numbers are ``numbers``, and of runs that were ``lost``."""
     made = Page()
     _answer(made, numbers, lost)
+    _graphs(made, runs, numbers)
     _compare(made, runs, numbers)
     made.section("timeline", "Timeline", TIMELINE)
     made.each(runs, {run.label: NO_TRANSFERS for run in runs if not run.transfers}, details.timeline_chart)
@@ -93,6 +96,21 @@ def _answer(made: Page, numbers: Sequence[Mapping[str, Any]], lost: Sequence[Los
     made.chart(charts.communication_time(numbers))
     made.parts.append(tables.cells([cell.table() for cell in found]))
     made.notes(f"{cell.transport}, {cell.place}: {why}" for cell in found for why in _failures(cell))
+
+
+def _graphs(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]]) -> None:
+    """Say of jobs on a graph which nodes are slow, and draw where they are."""
+    found = {run.label: of["graph"] for run, of in zip(runs, numbers, strict=True) if of["graph"] is not None}
+    if not found:
+        return
+    made.section("graph", "Graph", GRAPH)
+    for label, one in found.items():
+        where = f"{escaped(label)}: " if len(runs) > 1 else ""
+        made.parts.append(f'<p class="verdict">{where}{escaped(one["sentence"])}.</p>')
+    whys = {run.label: NO_GRAPH for run in runs if run.label not in found}
+    made.each(runs, whys, lambda run, _count: graphs.chart(found[run.label]))
+    for label, one in found.items():
+        made.parts += tables.nodes(label if len(runs) > 1 else None, one["nodes"])
 
 
 def _failures(cell: Cell) -> list[str]:
@@ -136,7 +154,7 @@ def _document(made: Page, numbers: Sequence[Mapping[str, Any]]) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{_policy(library, script)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{escaped(title)}</title>\n<style>\n{_file('page.css')}</style>\n</head>\n<body>",
-            f"<header><h1>{escaped(title)}</h1>\n<nav>{_NAVIGATION}</nav></header>\n<main>",
+            f"<header><h1>{escaped(title)}</h1>\n<nav>{_navigation(made)}</nav></header>\n<main>",
             *(part for part in made.parts if part),
             "</main>\n<noscript><p>The plots need JavaScript; the tables do not.</p></noscript>",
             f'<script type="application/json" id="numbers">{embedded(shown)}</script>',
@@ -157,16 +175,22 @@ def _file(name: str) -> str:
     return resources.files("thalweg.report").joinpath(name).read_text("utf-8")
 
 
-_NAVIGATION: Final = " ".join(
-    f'<a href="#{name}">{name.capitalize()}</a>'
-    for name in ("answer", "summary", "accuracy", "communication", "rounds", "timeline", "links", "parties")
-)
+def _navigation(made: Page) -> str:
+    """Return links to the page's sections."""
+    return " ".join(f'<a href="#{name}">{name.capitalize()}</a>' for name in made.sections)
+
+
 MOST_VERDICTS: Final = 12
 ANSWER: Final = (
     "Communication: time of a round in which at least one update was under way. Bars: median over rounds; whiskers: "
     "least and most; short lines: the lower bound. Transports are compared by runs; two are too close to call if "
     "chance alone would often make them differ as much."
 )
+GRAPH: Final = (
+    "Red: nodes whose own training takes much longer than that of the median node. Times are medians over a node's "
+    "iterations; exchange is from the end of its training to the new model."
+)
+NO_GRAPH: Final = "it has a server, and no graph"
 SUMMARY: Final = (
     "Times and goodput are medians over rounds, with the least and the most. Goodput is the updates' bytes by the "
     "time in which at least one was under way; the share is the lower bound of that time by the time."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from thalweg.errors import RecordError
 from thalweg.record import Record
-from thalweg.record.tables import JOURNALED, ends_of, rows, schema
+from thalweg.record.tables import ends_of, rows, schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,12 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "links": ("link", "direction"),
     "queues": ("seconds", "link", "direction", "queue_bytes", "bytes_out"),
     "parties": ("party",),
+    "iterations": ("round", "node"),
+    "exchanges": ("round", "node", "neighbour"),
+    "evaluations": ("round", "node"),
 }
+# Those that a run writes at its end; the others follow from its journal.
+WRITTEN: Final = ("links", "queues", "parties")
 _NAMES: Final = ("link", "direction")
 _SAMPLED: Final = ("seconds", "queue_bytes", "bytes_out", "rate")
 
@@ -66,6 +71,10 @@ class Run:
     links: Sequence[Row]
     parties: Sequence[Row]
     samples: Sequence[Samples]
+    # Of a job on a graph; else empty.
+    iterations: Sequence[Row] = ()
+    exchanges: Sequence[Row] = ()
+    evaluations: Sequence[Row] = ()
 
     @property
     def status(self) -> str:
@@ -110,9 +119,10 @@ def read_run(path: Path) -> Run:
     manifest = finite(record.manifest)
     if not isinstance(manifest, dict):
         raise RecordError(f"{path / 'manifest.json'} is damaged: it is no object", "Restore it from a copy")
-    journaled = {name: _journaled(record, manifest, name).to_pylist() for name in JOURNALED}
+    journaled: dict[str, list[Row]] = {name: [] for name in KEYS if name not in WRITTEN}
+    journaled |= {name: _journaled(record, manifest, name).to_pylist() for name in record.journaled}
     journaled["transfers"] = [_with_ends(row) for row in journaled["transfers"]]
-    written = {name: _written(path, name) for name in ("links", "parties")}
+    written = {name: _written(path, name) for name in WRITTEN if name != "queues"}
     return Run(
         label=path.resolve().name,
         path=path,

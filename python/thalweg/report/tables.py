@@ -11,7 +11,7 @@ from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 Numbers = Mapping[str, Any]
 MOST_ROWS: Final = 256
-WORDS: Final = frozenset({"link", "from", "to", "nominal", "party", "congestion control", "stress", "network"})
+WORDS: Final = frozenset({"node", "link", "from", "to", "nominal", "party", "congestion control", "stress", "network"})
 UNKNOWN: Final = "-"
 
 
@@ -85,6 +85,17 @@ LINKS: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("late, 99 %", lambda row: seconds(row["lateness_p99"])),
     ("nominal", lambda row: shape(row["nominal"])),
 )
+NODES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
+    ("node", lambda row: word(row["node"])),
+    ("neighbours", lambda row: count(row["degree"])),
+    ("iterations", lambda row: count(row["iterations"])),
+    ("training", lambda row: seconds(row["train_seconds"])),
+    ("exchange", lambda row: seconds(row["exchange_seconds"])),
+    ("chunks used", lambda row: share(row["chunks_used"])),
+    ("ended by a deadline", lambda row: count(row["timed_out"])),
+    ("iterations skipped", lambda row: count(row["skipped"])),
+    ("finished at", lambda row: seconds(row["finished"])),
+)
 PARTIES: Final[tuple[tuple[str, Callable[[Numbers], str]], ...]] = (
     ("party", lambda row: word(row["party"])),
     ("CPU", lambda row: seconds(row.get("cpu_seconds"))),
@@ -133,6 +144,11 @@ def links(label: str | None, rows: Sequence[Numbers]) -> list[str]:
 def parties(label: str | None, rows: Sequence[Numbers]) -> list[str]:
     """Return what the parties of a run used, if it is known."""
     return _titled(label, PARTIES, rows)
+
+
+def nodes(label: str | None, rows: Sequence[Numbers]) -> list[str]:
+    """Return what each node of a graph did."""
+    return _titled(label, NODES, rows)
 
 
 def _titled(

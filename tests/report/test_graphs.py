@@ -1,0 +1,121 @@
+"""Reports of jobs on a graph: who is slow, what that costs, and where it is drawn."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.record.lines import NODES, line
+from tests.report.records import facts, make
+from thalweg.advise.evidence import gather
+from thalweg.plan import Plan
+from thalweg.record.nodes import entry
+from thalweg.record.tables import ON_GRAPHS, write_parquet
+from thalweg.report import report
+from thalweg.report.graphs import chart, graph, positions
+from thalweg.report.source import read_run
+
+
+def record(folder: Path, training: Mapping[str, float], *, parquet: bool = True, edges: Any = None) -> Path:
+    """Write the record of two iterations of a ring of three."""
+    folder.mkdir(parents=True)
+    plan = Plan.of({"job": {"graph": "ring", "clients": 3, "rounds": 2}, "model": {"name": "lenet"}})
+    (folder / "plan.toml").write_text(plan.to_toml())
+    said = {"word": "ring", "nodes": list(NODES), "spectral_gap": 1.0, "edges": edges or [[0, 1], [0, 2], [1, 2]]}
+    (folder / "manifest.json").write_text(json.dumps({**facts(lab=False), "graph": said}))
+    entries = [
+        entry(number, {node: line(number, node, train=training[node], wait=0.2) for node in NODES}, 3)
+        for number in (1, 2)
+    ]
+    (folder / "journal.jsonl").write_text("".join(json.dumps(one) + "\n" for one in entries))
+    if parquet:
+        write_parquet(folder, entries, ON_GRAPHS)
+    return folder
+
+
+EVEN = dict.fromkeys(NODES, 1.0)
+ONE_SLOW = {**EVEN, "node-2": 20.0}
+
+
+def test_a_slow_node_is_named_with_what_it_costs(tmp_path: Path) -> None:
+    found = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
+    assert found is not None
+    assert found["slow"] == ["node-2"]
+    assert found["sentence"] == (
+        "node-2 is slow: 20.0 times the training of the median node; "
+        "their neighbours exchange for 210.0 ms an iteration"
+    )
+    by_name = {node["node"]: node for node in found["nodes"]}
+    assert (by_name["node-2"]["train_seconds"], by_name["node-2"]["degree"]) == (20.0, 2)
+    # It ends 19 s after both of its neighbours, which end together.
+    assert found["finish_gap_seconds"] == {
+        "mean": pytest.approx(38 / 3), "median": pytest.approx(9.5), "min": pytest.approx(9.5),
+        "max": pytest.approx(19.0),
+    }  # fmt: skip
+    assert found["chunks_used"] == 1
+    assert (found["drift"], found["disagreement"]) == (0, 0)
+
+
+def test_nodes_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
+    found = graph(read_run(record(tmp_path / "run", {**EVEN, "node-3": 1.2}, parquet=False)))
+    assert found is not None
+    assert found["slow"] == []
+    assert found["sentence"] == "no node is much slower than the others: they train 1.00 s to 1.20 s an iteration"
+
+
+def test_the_graph_is_drawn_with_slow_nodes_in_red(tmp_path: Path) -> None:
+    found = graph(read_run(record(tmp_path / "run", ONE_SLOW)))
+    assert found is not None
+    lines, nodes, slow = chart(found).traces
+    assert len(lines["x"]) == 9
+    assert nodes["text"] == ["node-1", "node-3"]
+    assert (slow["text"], slow["name"]) == (["node-2"], "slow nodes")
+    assert slow["marker"]["color"] != nodes["marker"]["color"]
+
+
+def test_nodes_have_their_places_each_time() -> None:
+    edges = [(0, 1), (1, 2)]
+    assert positions(3, edges) == positions(3, edges)
+    assert len(set(positions(3, edges))) == 3
+    assert len(positions(500, edges)) == 500
+
+
+def test_the_page_says_first_who_is_slow_and_figures_show_it(tmp_path: Path) -> None:
+    folder = record(tmp_path / "run", ONE_SLOW)
+    said = report([folder], tmp_path / "page.html", tmp_path / "figures")
+    text = (tmp_path / "page.html").read_text()
+    assert '<a href="#graph">Graph</a>' in text
+    assert re.search(r'<p class="verdict">node-2 is slow: 20\.0 times[^<]*\.</p>', text)
+    assert '<th scope="row">node-2</th>' in text
+    assert said["runs"][0]["graph"]["slow"] == ["node-2"]
+    assert {"graph.png", "graph.svg"} <= {Path(path).name for path in said["figures"]}
+    assert said["runs"][0]["rounds"] == 2
+
+
+def test_a_job_with_a_server_has_no_graph(tmp_path: Path) -> None:
+    star, ring = make(tmp_path / "star"), record(tmp_path / "ring", EVEN)
+    report([star], tmp_path / "one.html")
+    assert '<a href="#graph">' not in (tmp_path / "one.html").read_text()
+    said = report([star, ring], tmp_path / "two.html")
+    assert [run["graph"] is None for run in said["runs"]] == [True, False]
+    assert {cell["network"] for cell in said["cells"]} == {"wifi, 2 clients", "loopback, graph ring, 3 clients"}
+    assert "it has a server, and no graph" in (tmp_path / "two.html").read_text()
+
+
+def test_a_damaged_graph_is_no_reason_to_fail(tmp_path: Path) -> None:
+    odd = [[0, 1], [0, 99], [-1, 0], ["a", "b"], [True, 1], 7]
+    found = graph(read_run(record(tmp_path / "run", EVEN, edges=odd)))
+    assert found is not None
+    assert found["edges"] == [(0, 1)]
+
+
+def test_a_graphs_exchanges_are_no_evidence_for_rounds(tmp_path: Path) -> None:
+    record(tmp_path / "runs" / "ring", EVEN)
+    found, left_out = gather([tmp_path / "runs"])
+    assert found == []
+    assert list(left_out.values()) == ["it has no server, and exchanges of its nodes are no rounds"]
