@@ -95,8 +95,9 @@ impl Authority {
     }
 
     /// A certificate for `name` (its common name), for the `hosts` (names or addresses), good for `days`
-    /// days from now; with 0 or less it has expired already. A `server` certificate serves servers only, any
-    /// other clients only; its key has the secret key for CURVE behind it.
+    /// days from now; with 0 or less it has expired already. A `server` certificate serves servers only; its key
+    /// has the secret key for CURVE behind it. Any other serves clients, and with `hosts` nodes of a graph, which
+    /// dial and listen.
     ///
     /// # Errors
     /// [`PkiError::Certificate`] for a name, host or number of days that cannot be.
@@ -105,9 +106,11 @@ impl Authority {
         let mut params = common(name, hosts, days)?;
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        let purpose =
-            if server { ExtendedKeyUsagePurpose::ServerAuth } else { ExtendedKeyUsagePurpose::ClientAuth };
-        params.extended_key_usages = vec![purpose];
+        params.extended_key_usages = match (server, hosts) {
+            (true, _) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            (false, []) => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            (false, _) => vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth],
+        };
         let key = KeyPair::generate().map_err(failed)?;
         let certificate = params.signed_by(&key, &self.issuer).map_err(failed)?.pem();
         let curve = if server { self.curve.as_str() } else { "" };
@@ -190,6 +193,12 @@ mod tests {
         parsed(&client, |c| {
             let purpose = c.extended_key_usage().unwrap().unwrap().value;
             assert!(purpose.client_auth && !purpose.server_auth);
+        });
+        let node = authority.issue("anna", &hosts, 5, false).unwrap();
+        parsed(&node, |c| {
+            assert_eq!(c.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 3);
+            let purpose = c.extended_key_usage().unwrap().unwrap().value;
+            assert!(purpose.client_auth && purpose.server_auth);
         });
         assert_eq!(format!("{client:?} {authority:?}"), "Identity(..) Authority(..)");
     }

@@ -43,17 +43,25 @@ def issue(
     name: Annotated[str, typer.Argument(help="Name of the client.")],
     *,
     folder: Folder = Path("pki"),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address by which others reach it, repeatable: for a node of a graph."),
+    ] = None,
     days: Days = 365,
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the files; else that of --dir.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a client's token, certificate and key."""
+    """Make a client's token, certificate and key, or with --host those of a node of a graph."""
     with output(as_json=as_json) as emit:
         from thalweg.transports import pki
 
-        certificate, key, token = pki.issue(folder, name, days, to)
+        certificate, key, token = pki.issue(folder, name, days, to, host or ())
         emit({"certificate": str(certificate), "key": str(key), "token": str(token), "days": days})
-    if not as_json:
+    if not as_json and host:
+        files = ", ".join(path.name for path in (certificate, key, folder / pki.AUTHORITY))
+        typer.echo(f"copy {files} to the node's machine, over a channel you trust; there:")
+        typer.echo(f"  thalweg node PLAN --name {name} --ca ca.crt --cert {certificate.name} --key {key.name}")
+    elif not as_json:
         typer.echo(f"copy {token} to the client's machine, over a channel you trust; there:")
         typer.echo(f"  thalweg client tcp://SERVER:7070 --token-file {token.name}")
         typer.echo("for a server that asks for certificates copy the other two as well:")

@@ -94,6 +94,42 @@ def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict
     return {"token": token, "tls": server_tls}, {"token": token, "tls": client_tls}
 
 
+def mutual_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
+    """Return the trust of all nodes of one run on this machine, made for this run alone.
+
+    ``token`` is what a node asks of those that dial it, ``own_token`` what it shows where it dials; under ``tls`` it
+    has one certificate for both.
+    """
+    from thalweg import _core
+
+    token = _core.pki_secret()
+    trust: dict[str, Any] = {"token": token, "own_token": token}
+    if not uses_tls(chosen, url):
+        return trust
+    authority, key = _core.pki_authority("thalweg run", 1)
+    certificate, own_key = _core.pki_issue(authority, key, "node", ["127.0.0.1", "::1", "localhost"], 1, False)
+    identity = {"certificate": certificate, "key": own_key}
+    tls = {"authority": authority, "identity": identity, "require_client": False, "server_name": "localhost"}
+    return {**trust, "tls": tls}
+
+
+def node_trust(
+    url: str, authority: str | None, identity: Mapping[str, str] | None, tls: str = "auto"
+) -> dict[str, Any]:
+    """Return the trust of a node that listens at ``url``, on several machines: certificates on both ends of each link.
+
+    ``authority`` and ``identity`` are PEM. Raises LinkError if others can reach ``url`` and there are none.
+    """
+    if identity is not None and authority is not None and tls != "off":
+        return {"tls": {"authority": authority, "identity": identity, "require_client": True}}
+    if is_local(url) and tls != "on":
+        return {}
+    raise LinkError(
+        f"{url} can be reached from other machines, and nothing says who this node is and whom it may trust",
+        "Run `thalweg pki issue NAME --host HOST`, and give --ca, --cert and --key",
+    )
+
+
 def login(path: Path | None) -> dict[str, str] | None:
     """Return ``{"user", "password"}`` from the one line of a file, user:password. Raises LinkError."""
     if path is None:

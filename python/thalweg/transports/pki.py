@@ -55,9 +55,11 @@ def init(folder: Path, hosts: Sequence[str], days: int) -> list[Path]:
     return [_write(folder / name, content) for name, content in zip(names, contents, strict=True)]
 
 
-def issue(folder: Path, name: str, days: int, output: Path | None = None) -> list[Path]:
+def issue(folder: Path, name: str, days: int, output: Path | None = None, hosts: Sequence[str] = ()) -> list[Path]:
     """Make a client's certificate, key and token in ``output`` (``folder``); return the files.
 
+    With ``hosts``, names and addresses by which others reach it, the certificate is for listening as well, as nodes of
+    a graph do.
     Raises PlanError if one is there already, or ``folder`` was not made by ``init``.
     """
     if not _NAME.fullmatch(name):
@@ -70,7 +72,7 @@ def issue(folder: Path, name: str, days: int, output: Path | None = None) -> lis
     target = output or folder
     paths = [target / f"{name}.crt", target / f"{name}.key", target / f"{name}.token"]
     _refuse_existing(paths, "Take another name, or use what is there")
-    certificate, key = _core.pki_issue(authority, read(folder / AUTHORITY_KEY), name, [], days, False)
+    certificate, key = _core.pki_issue(authority, read(folder / AUTHORITY_KEY), name, list(hosts), days, False)
     token = Token(name, _core.pki_token(secret, name), authority)
     _make_folder(target)
     return [_write(path, content) for path, content in zip(paths, [certificate, key, token.text()], strict=True)]
