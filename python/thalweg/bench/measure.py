@@ -65,7 +65,7 @@ def _wire(run: Run, each: Iterable[Numbers]) -> tuple[int | None, str | None]:
 
 
 def _clients(run: Run) -> frozenset[str]:
-    return frozenset(f"client-{number}" for number in range(1, run.plan.job.clients + 1))
+    return frozenset(run.plan.members)
 
 
 def _by_kind(run: Run, key: str, join: Any) -> dict[str, Any]:

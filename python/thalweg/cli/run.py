@@ -18,7 +18,7 @@ def command(
 ) -> None:
     """Run a job on this machine.
 
-    The server is this process, each client one of its own.
+    The server is this process, each client one of its own; with --graph there is no server, and each node is one.
     """
     with output(as_json=as_json) as emit:
         from thalweg.job.run import run

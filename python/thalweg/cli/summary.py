@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.job.attendance import sentences
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from thalweg.flower.run import FlowerResult
+    from thalweg.job.graph_result import GraphResult
     from thalweg.job.host import Result
     from thalweg.plan.bound import Bound
 
@@ -85,7 +86,29 @@ def _payload_bytes(entry: Mapping[str, Any], direction: str) -> int:
     return sum(transfer["bytes"] for transfer in entry["transfers"] if transfer["direction"] == direction)
 
 
-def network_line(result: Result | FlowerResult) -> str | None:
+def graph_summary(result: GraphResult) -> Table:
+    """Return what a job on a graph came to, a line each: spreads as mean, median and standard deviation."""
+    table = terminal.table("", "mean", "median", "std", right=True)
+    for name, spread in (("iteration", result.seconds), ("exchange", result.exchange_seconds)):
+        if spread is not None:
+            table.add_row(name, *(format_seconds(spread[key]) for key in ("mean", "median", "std")))
+    if result.accuracy is not None:
+        mean, deviation = (f"{100 * result.accuracy[key]:.2f} %" for key in ("mean", "std"))
+        table.add_row("accuracy", mean, "-", deviation)
+    return table
+
+
+def graph_lines(result: GraphResult) -> Iterator[str]:
+    """Yield the sentences below that table."""
+    used = "" if result.chunks_used is None else f", {100 * result.chunks_used:.3g} % of the chunks used"
+    nodes = result.plan.job.clients
+    yield f"{result.iterations} iterations of {nodes} nodes: {format_bytes(result.bytes_sent)} sent{used}"
+    if result.drift is not None and result.disagreement is not None:
+        yield f"drift {result.drift:.2g} an iteration, disagreement {result.disagreement:.2g} at the end"
+    yield from (f"{name} is gone: {why}" for name, why in result.gone.items())
+
+
+def network_line(result: Result | FlowerResult | GraphResult) -> str | None:
     """Say at which level links were emulated, and why not at that of packets; None if they were not."""
     if result.plan.network is None:
         return None
@@ -93,9 +116,18 @@ def network_line(result: Result | FlowerResult) -> str | None:
     return f"emulated at {level}" + (f", because {result.emulation_reason}" if result.emulation_reason else "")
 
 
-def show(result: Result) -> None:
+def show(result: Result | GraphResult) -> None:
     """Print the table and where the record is."""
+    from thalweg.job.graph_result import GraphResult
+
     console = terminal.console()
+    if isinstance(result, GraphResult):
+        console.print(graph_summary(result))
+        network = network_line(result)
+        for line in (*graph_lines(result), *([] if network is None else [f"network: {network}"])):
+            console.print(line, soft_wrap=True)
+        console.print(f"record: {result.record.path}", soft_wrap=True)
+        return
     console.print(summary(result.record.rounds(), result.bound, network_line(result)))
     for line in sentences(result.absent, result.rounds):
         console.print(line, soft_wrap=True)

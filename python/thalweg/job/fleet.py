@@ -26,6 +26,8 @@ END_SECONDS: Final = 10.0
 WORKER: Final = "thalweg.job.worker"
 # Called from a thread of its own with a client that has ended, and why.
 OnEnd = Callable[[str, str], None]
+# Called from a thread of its own with what a process says while it works.
+OnLine = Callable[[str, dict[str, Any]], None]
 # What a client does by its orders; it has somebody to tell what happens.
 Work = Callable[[Mapping[str, Any], Callable[[str], None]], None]
 
@@ -88,14 +90,23 @@ class Fleet:
     """The clients of a run. They are processes, or threads where the transport does not leave the process."""
 
     def __init__(
-        self, log: Path, on_end: OnEnd, *, in_process: bool = False, work: Work | None = None, program: str = WORKER
+        self,
+        log: Path,
+        on_end: OnEnd,
+        *,
+        in_process: bool = False,
+        work: Work | None = None,
+        program: str = WORKER,
+        on_line: OnLine | None = None,
     ) -> None:
         """Note where clients log and who hears of their end. Nothing is started.
 
-        A client does ``work`` by its orders: in a process that runs the module ``program``, or in a thread.
+        A client does ``work`` by its orders: in a process that runs the module ``program``, or in a thread. With
+        ``on_line`` processes can be told more than their order, and what they say meanwhile is heard.
         """
         self._log = log
         self._on_end = on_end
+        self._on_line = on_line
         self._in_process = in_process
         self._work, self._program = work or take_orders, program
         self.members: list[Member] = []
@@ -108,6 +119,12 @@ class Fleet:
             member = self._thread(name, order) if self._in_process else self._process(name, order)
             self.members.append(member)
             member.thread.start()
+
+    def tell(self, name: str, message: Mapping[str, Any]) -> None:
+        """Send a process a line of JSON. One that has ended hears nothing."""
+        member = next(member for member in self.members if member.name == name)
+        if member.process is not None:
+            _write(member.process.stdin, message)
 
     def check(self) -> None:
         """Raise RoundError if a client has ended before the first round, with its own reason."""
@@ -161,7 +178,9 @@ class Fleet:
                 start_new_session=True,
             )
         # The order is smaller than a pipe's buffer, so this cannot block.
-        _give(process.stdin, order)
+        _write(process.stdin, order)
+        if self._on_line is None:
+            _close(process.stdin)
         member = Member(name, threading.Thread(target=lambda: self._watch(member), daemon=True), process)
         return member
 
@@ -170,10 +189,19 @@ class Fleet:
         if process is None or process.stdout is None:
             return
         with process.stdout as stream:
-            member.report = _parse(stream.read())
+            for line in stream:
+                self._heard(member, _parse(line))
         code = process.wait()
+        _close(process.stdin)
         said = member.report.get("error", {}).get("cause")
         self._ended(member, None if code == 0 else said or _how(code))
+
+    def _heard(self, member: Member, said: dict[str, Any]) -> None:
+        """Hand on what a process says while it works; what says no ``say`` are its last words."""
+        if "say" not in said:
+            member.report = said or member.report
+        elif self._on_line is not None:
+            self._on_line(member.name, said)
 
     def _thread(self, name: str, order: Mapping[str, Any]) -> Member:
         member = Member(name, threading.Thread(target=lambda: self._take_part(member, order), daemon=True))
@@ -217,19 +245,27 @@ def client_threads(plan_threads: int | None, clients: int) -> int:
     return plan_threads or max(1, machine.cores() // clients)
 
 
-def _give(stream: IO[bytes] | None, order: Mapping[str, Any]) -> None:
-    # A client that has ended already cannot take its order; whoever watches it says why.
-    with suppress(BrokenPipeError):
+def _write(stream: IO[bytes] | None, message: Mapping[str, Any]) -> None:
+    # A process that has ended already cannot take it; whoever watches it says why.
+    with suppress(OSError, ValueError):
         if stream is not None:
-            with stream:
-                stream.write(json.dumps(order).encode())
+            stream.write(json.dumps(message).encode() + b"\n")
+            stream.flush()
 
 
-def _parse(output: bytes) -> dict[str, Any]:
-    """Return the client's last words; none if it was killed before it could say them."""
-    lines = output.splitlines()
-    report = json.loads(lines[-1]) if lines and lines[-1].startswith(b"{") else {}
-    return report if isinstance(report, dict) else {}
+def _close(stream: IO[bytes] | None) -> None:
+    with suppress(OSError):
+        if stream is not None:
+            stream.close()
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return what a process says in a line; nothing for what is no object, as an app's own output."""
+    try:
+        said = json.loads(line) if line.startswith(b"{") else {}
+    except ValueError:  # the rest of a line whose process was killed
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _how(code: int) -> str:

@@ -14,6 +14,7 @@ from thalweg import _core, algorithms, apps
 from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
+from thalweg.job.ending import end_badly
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.plan import check_transport
@@ -249,15 +250,9 @@ def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) ->
 
 
 def _end_badly(host: Host, error: BaseException) -> None:
-    interrupted = not isinstance(error, Exception)
-    status = "interrupted" if interrupted else "failed"
+    status = "failed" if isinstance(error, Exception) else "interrupted"
     host.server.close(f"the job was {status}")
-    try:
-        host.record.log(status if interrupted else f"failed: {error}")
-        host.record.note(reason=None if interrupted else str(error))
-        host.record.finish(status)
-    except RecordError as second:
-        host.progress.note(f"the record is not complete: {second}")
+    end_badly(host.record, host.progress.note, error)
     done = host.record.checkpoint_round
     if done is not None:
         host.progress.note(f"to go on after round {done}: thalweg run --resume {host.record.path}")

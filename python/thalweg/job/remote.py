@@ -43,6 +43,11 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             f"[{asked[0]}] is of jobs on one machine, whose links and clients are its own",
             f"Start it with `thalweg run`, or remove [{asked[0]}]",
         )
+    if plan.job.graph is not None:
+        raise PlanError(
+            "a job on a graph has no server",
+            "Start `thalweg node PLAN --name NAME` on each machine, or remove job.graph",
+        )
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume) as host:

@@ -19,12 +19,13 @@ from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 
 if TYPE_CHECKING:
+    from thalweg.job.graph_result import GraphResult
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
 
 
-def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result:
-    """Run a job on this machine and return what it came to.
+def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result | GraphResult:
+    """Run a job on this machine, one with a graph as ``thalweg.job.on_graph`` does, and return what it came to.
 
     With ``resume`` it goes on from that record's checkpoint. Raises PlanError, DataError, ModelError, LabError or
     BrokerError before a client is started, LabError if an emulated network fails, RecordError, RoundError or CoreError
@@ -33,7 +34,11 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
         folder = plan.app.object.removeprefix(apps.FLOWER)
         raise PlanError(f"{plan.app.object} is a Flower app", f"Run it with: thalweg flower run {folder}")
-    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    if plan.job.graph is not None:
+        from thalweg.job import on_graph
+
+        return on_graph.run(plan, progress, resume=resume)
+    names = plan.members
     in_process = not registry.can(plan.scheme)["remote"]
     check_transport(plan, registry.transports())
     # In a network of its own the server is as much among itself as on loopback.

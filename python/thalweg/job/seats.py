@@ -107,19 +107,33 @@ class Sharing:
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
         """Limit PyTorch's threads, if this process has PyTorch at all, and train."""
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(self._threads())
+        limit(self._threads())
         return self._party.train(config)
+
+
+def limit(threads: int) -> None:
+    """Let PyTorch, if this process has it at all, train with so many threads."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(threads)
+
+
+def share_of(seat: Seat, threads: int | None, note: Callable[[str], None]) -> Callable[[], int] | None:
+    """Return what says how many threads the next training has: so many, or the seat's share; None: the environment."""
+    if threads is not None:
+        return lambda: threads
+    if os.environ.get(CHOSEN):
+        return None
+    if seat.why_alone is not None:
+        note(f"{seat.why_alone}; training with all cores, --threads says otherwise")
+    return seat.threads
 
 
 def sharing(maker: PartyMaker, seat: Seat, threads: int | None, note: Callable[[str], None]) -> PartyMaker:
     """Return a maker of parties that train with so many threads, as the environment says, or with the seat's share."""
-    if threads is None and os.environ.get(CHOSEN):
+    share = share_of(seat, threads, note)
+    if share is None:
         return maker
-    if threads is None and seat.why_alone is not None:
-        note(f"{seat.why_alone}; training with all cores, --threads says otherwise")
-    share = seat.threads if threads is None else lambda: threads
     return lambda config, arena: Sharing(maker(config, arena), share)
 
 

@@ -70,6 +70,18 @@ class Session:
         host, _, port = authority.rpartition(":")
         return f"{scheme}://{self.address(SERVER, v6=host.startswith('['))}:{port or 0}"
 
+    def listening(self, party: str) -> str:
+        """Return where a node of a graph listens: at its address in the lab if there is one, on any port."""
+        scheme, _, authority = self.plan.url.partition("://")
+        host = authority.rpartition(":")[0]
+        where = host if self.lab is None else self.address(party, v6=host.startswith("["))
+        return f"{scheme}://{where}:0"
+
+    @property
+    def parties(self) -> list[str]:
+        """The run's parties: its clients and their server, which a job on a graph does not have."""
+        return [*self.names] if self.plan.job.graph is not None else [SERVER, *self.names]
+
     def address(self, party: str, *, v6: bool = False) -> str:
         """Return a party's address in the lab, an IPv6 one in brackets."""
         if self.lab is None:
@@ -142,7 +154,7 @@ class Session:
             self._sampler.join()
         own = {"cpu_seconds": machine.cpu_seconds() - self._cpu, "peak_rss_bytes": machine.peak_rss_bytes()}
         known = {SERVER: own, **reports}
-        parties = dict.fromkeys((SERVER, *self.names, *reports))
+        parties = dict.fromkeys((*self.parties, *reports))
         record.table("parties", [self._party(party, known.get(party, {}), status) for party in parties])
         if self.lab is not None:
             record.table("links", self._links(status))

@@ -1,6 +1,6 @@
 """A client process of ``thalweg run``: ``python -m thalweg.job.worker``.
 
-It reads one JSON object from standard input, so that no secret stands on a command line, and ends with one on
+It reads one line of JSON from standard input, so that no secret stands on a command line, and ends with one on
 standard output: ``{"peak_rss_bytes", "cpu_seconds"}``, and ``{"error": {"cause", "mend"}}`` if it failed. It never
 outlives its parent. ``place`` in the order says which network namespace and which cgroup it goes to before anything
 else.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def main(find: Callable[[], Work]) -> int:
     """Do the work that ``find`` returns, which may be slow to import. Returns the exit code."""
-    spec = json.load(sys.stdin)
+    spec = json.loads(sys.stdin.readline())
     die_with(spec["parent"])
     # Ctrl-C in a terminal reaches the parent, which ends its clients in good order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

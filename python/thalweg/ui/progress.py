@@ -61,6 +61,22 @@ def round_line(entry: Mapping[str, Any], rounds: int) -> str:
     )
 
 
+def iteration_line(entry: Mapping[str, Any], rounds: int) -> str:
+    """Return an iteration of all nodes of a graph in one line, from the journal's entry."""
+    nodes = list(entry["nodes"].values())
+    quality = "" if entry["accuracy"] is None else f"accuracy {100 * entry['accuracy']:.2f} %, "
+    if not quality and entry["loss"] is not None:
+        quality = f"loss {entry['loss']:.4g}, "
+    expected = sum(node["chunks_expected"] for node in nodes)
+    used = 100 * sum(node["chunks_used"] for node in nodes) / expected if expected else 100.0
+    apart = "" if entry["disagreement"] is None else f", disagreement {entry['disagreement']:.2g}"
+    return (
+        f"iteration {entry['round']}/{rounds}: {quality}{format_seconds(entry['seconds'])} "
+        f"(exchange {format_seconds(entry['communication_seconds'])}), {format_bytes(entry['bytes_up'])} sent, "
+        f"{used:.3g} % of chunks, {entry['participants']} of {entry['expected']} nodes{apart}"
+    )
+
+
 def missing_words(entry: Mapping[str, Any]) -> list[str]:
     """Return what did not come of a round's updates and models, as ``10 % missing``; nothing if all of it came."""
     found = []

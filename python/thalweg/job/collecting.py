@@ -1,0 +1,43 @@
+"""From what nodes say of their iterations to the record's entries, one for each iteration when all are through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from thalweg.record.nodes import entry
+
+
+class Collector:
+    """Holds the lines of iterations that some node has yet to finish: as many as the slowest is behind the fastest."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._expected = len(names)
+        # What each node that still works has finished.
+        self._reached = dict.fromkeys(names, 0)
+        self._waiting: dict[int, dict[str, Mapping[str, Any]]] = {}
+
+    def add(self, node: str, line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Take a node's line; yield entries of iterations that no node is in any more, in order."""
+        number = int(line["number"])
+        self._waiting.setdefault(number, {})[node] = line
+        if node in self._reached:
+            self._reached[node] = number
+        yield from self._finished()
+
+    def gone(self, node: str) -> Iterator[dict[str, Any]]:
+        """Wait for a node no longer: it is done, or gone. Yield entries as ``add`` does."""
+        self._reached.pop(node, None)
+        yield from self._finished()
+
+    @property
+    def working(self) -> list[str]:
+        """The nodes that still work."""
+        return list(self._reached)
+
+    def _finished(self) -> Iterator[dict[str, Any]]:
+        least = min(self._reached.values(), default=None)
+        for number in sorted(self._waiting):
+            if least is not None and number > least:
+                return
+            yield entry(number, self._waiting.pop(number), self._expected)

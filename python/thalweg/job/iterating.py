@@ -1,0 +1,172 @@
+"""A node's way through a job: begin, train, send, wait, mix, again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thalweg import algorithms
+from thalweg.apps.metrics import evaluated, returned
+from thalweg.graphs import mixing
+from thalweg.record.nodes import packed
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from thalweg.graphs import Exchange, Schedule
+    from thalweg.job.peer import Peer
+
+# A node's neighbours in an iteration, each with its weight, as the core takes them.
+Weights = Mapping[str, float]
+
+
+class CoreNode(Protocol):
+    """What of the core's node an iteration needs."""
+
+    def begin(self, round: int, weights: str, then: str | None) -> None: ...  # noqa: A002 - the core's own word
+    def ready(self, round: int) -> int: ...  # noqa: A002
+    def wait(self, round: int, timeout: float | None) -> str | None: ...  # noqa: A002
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A node's weights of each iteration: of one graph, of several by turns, or of one that is drawn."""
+
+    by_turns: Sequence[Weights] = ()
+    drawn: Callable[[int], Weights] | None = None
+
+    def at(self, iteration: int) -> Weights:
+        """Return the weights of ``iteration``, from 1."""
+        if self.drawn is not None:
+            return self.drawn(iteration)
+        return self.by_turns[(iteration - 1) % len(self.by_turns)]
+
+    @property
+    def changes(self) -> bool:
+        """Whether iterations differ."""
+        return self.drawn is not None or len(self.by_turns) > 1
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One iteration of one node.
+
+    ``report`` is the core's: times in seconds of the node's clock, what came of whom (docs/reference/outcome.md).
+    ``evaluation`` has ``accuracy``, ``loss``, ``seconds``, ``at`` and all ``metrics``, or is None. ``before`` and
+    ``after`` are sketches of the model around mixing, shape (64,).
+    """
+
+    number: int
+    report: Mapping[str, Any]
+    samples: int
+    metrics: Mapping[str, Any]
+    evaluation: Mapping[str, Any] | None
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+
+    def line(self, clock: float) -> dict[str, Any]:
+        """Return what the record keeps of it; ``clock`` is added to the node's times."""
+        return {
+            "number": self.number,
+            "report": self.report,
+            "clock": clock,
+            "skipped": self.report["skipped"],
+            "samples": self.samples,
+            "metrics": self.metrics,
+            "evaluation": self.evaluation,
+            "before": packed(self.before),
+            "after": packed(self.after),
+        }
+
+
+def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rule) -> Turns:
+    """Return the turns of node ``me``, whose place in the graph is that among ``names``."""
+    place = names.index(me)
+
+    def weights(iteration: int) -> Weights:
+        return weights_of(schedule.at(iteration), names, place, rule)
+
+    if schedule.period is None:
+        return Turns(drawn=weights)
+    return Turns([weights(iteration) for iteration in range(1, schedule.period + 1)])
+
+
+def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixing.Rule) -> Weights:
+    """Return the Metropolis-Hastings weights of one node's neighbours.
+
+    To scale what came to a sum of 1, the core has to know the node's own weight, under its own name.
+    """
+    row = mixing.metropolis_row(exchange, place)
+    return {names[node]: weight for node, weight in row.items() if node != place or rule == "renormalise"}
+
+
+def iterate(
+    node: CoreNode,
+    peer: Peer,
+    turns: Turns,
+    rounds: int,
+    *,
+    config: Callable[[int], Mapping[str, Any]],
+    tests: Callable[[int], bool],
+    first: int = 1,
+) -> Iterator[Iteration]:
+    """Run iterations ``first`` to ``rounds`` and yield each as it ends; some may be skipped, as the core says.
+
+    ``config`` is what training is told, ``tests`` whether the model is evaluated after an iteration. Raises CoreError
+    if a neighbour refuses this node, MetricsError for what is no metric, and what the app raises.
+    """
+    now = [first]
+
+    def numbers() -> Iterable[int]:
+        while now[0] <= rounds:
+            yield now[0]
+
+    def step(number: int) -> Iteration:
+        done = _step(node, peer, turns, number, config=config(number), tests=tests)
+        now[0] = int(done.report["next"])
+        return done
+
+    return algorithms.find(algorithms.ON_GRAPHS).rounds(step, numbers())
+
+
+def _step(
+    node: CoreNode,
+    peer: Peer,
+    turns: Turns,
+    number: int,
+    *,
+    config: Mapping[str, Any],
+    tests: Callable[[int], bool],
+) -> Iteration:
+    then = json.dumps(turns.at(number + 1)) if turns.changes else None
+    node.begin(number, json.dumps(turns.at(number)), then)
+    samples, metrics = peer.train(config)
+    sent = node.ready(number)
+    # While its copy is on the way.
+    before = peer.sketch()
+    report: dict[str, Any] = json.loads(_waited(node, sent))
+    mixed = time.monotonic()
+    after = peer.sketch()
+    evaluation = _evaluation(peer, report, mixed) if tests(sent) else None
+    return Iteration(sent, report, samples, returned("train", metrics), evaluation, before, after)
+
+
+def _waited(node: CoreNode, number: int) -> str:
+    while True:
+        report = node.wait(number, None)
+        if report is not None:
+            return report
+
+
+def _evaluation(peer: Peer, report: Mapping[str, Any], mixed: float) -> dict[str, Any] | None:
+    begin = time.monotonic()
+    metrics = returned("evaluate", peer.evaluate())
+    end = time.monotonic()
+    if not metrics:
+        return None
+    at = report["mixed_at"] + end - mixed
+    return {**evaluated(metrics), "seconds": end - begin, "at": at, "metrics": metrics}
