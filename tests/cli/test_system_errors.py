@@ -27,6 +27,7 @@ NEEDED: dict[str, Sequence[str]] = {
     "server": (),
     "client": ("tcp://127.0.0.1:1",),
     "doctor": (),
+    "node": ("plan.toml", "--name", "anna"),
     "transports": (),
     "export": ("a-record",),
     "report": ("a-record",),

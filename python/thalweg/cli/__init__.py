@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from thalweg.cli import advise, bench, client, doctor, export, flower, lab, pki, run, server, transports, unifl
+from thalweg.cli import advise, bench, client, doctor, export, flower, lab, node, pki, run, server, transports, unifl
 from thalweg.cli import report as report_command
 from thalweg.cli.plans import PlanCommand
 from thalweg.errors import AppError, ThalwegError
@@ -136,6 +136,7 @@ def _options(
 app.command("run", cls=PlanCommand)(run.command)
 app.command("server", cls=PlanCommand)(server.command)
 app.command("client", cls=PlanCommand)(client.command)
+app.command("node", cls=PlanCommand)(node.command)
 app.command("doctor")(doctor.command)
 app.command("transports")(transports.command)
 app.command("export")(export.command)
