@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg
     from thalweg.errors import ThalwegError
+    from thalweg.nodes import Node, Step, dpsgd
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
     from thalweg.tensors.arena import Arena, layout_of
@@ -17,15 +18,18 @@ __all__ = [
     "Arena",
     "Client",
     "Given",
+    "Node",
     "Plan",
     "Reply",
     "Round",
     "Server",
+    "Step",
     "Task",
     "TaskClient",
     "TaskServer",
     "Tensors",
     "ThalwegError",
+    "dpsgd",
     "fedavg",
     "layout_of",
 ]
@@ -36,15 +40,18 @@ _HOMES = {
     "Arena": "tensors.arena",
     "Client": "api",
     "Given": "tasks",
+    "Node": "nodes",
     "Plan": "plan",
     "Reply": "tasks",
     "Round": "api",
     "Server": "api",
+    "Step": "nodes",
     "Task": "tasks",
     "TaskClient": "tasks",
     "TaskServer": "tasks",
     "Tensors": "tasks",
     "ThalwegError": "errors",
+    "dpsgd": "nodes",
     "fedavg": "api",
     "layout_of": "tensors.arena",
 }

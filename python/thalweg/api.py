@@ -22,7 +22,6 @@ from thalweg.apps.metrics import Intake
 from thalweg.errors import PlanError
 from thalweg.job.attendance import Attendance
 from thalweg.tensors.binding import bind
-from thalweg.tensors.choosing import Choice
 from thalweg.tensors.watching import Watch
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ class Server:
             "aggregation": {"partial": partial, "deterministic": deterministic},
             "security": {} if pki is None else {"pki": str(pki)},
             "app": name_of(app),
-            "model": {} if (words := own_tensors(app, tensors)) is None else {"tensors": words},
+            "model": {} if (words := apps.own_tensors(app, tensors)) is None else {"tensors": words},
             "record": {} if record is None else {"folder": str(record)},
         }
         plan = Plan.of(table, "the server's arguments")
@@ -261,7 +260,7 @@ class Client:
         trust = links.remote_trust(url, token, None, None, "auto")
         options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
         self.app, self.name, self.data = app, name, data
-        self._bound = bind(app.model(), own_tensors(app, tensors))
+        self._bound = bind(app.model(), apps.own_tensors(app, tensors))
         self.model, self.arena = self._bound.model, self._bound.arena
         self._core = _core.Client(url, name, json.dumps(options), self.arena.core)
 
@@ -302,11 +301,3 @@ def fedavg(
     server.expect(rounds)
     numbers = range(server.number + 1, server.number + rounds + 1)
     yield from algorithms.find("fedavg").rounds(lambda _: server.advance(config, data=data), numbers)
-
-
-def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | None:
-    """Return which tensors travel: those that are asked for, else those that the app says; None for all.
-
-    Raises ModelError for what is no pattern.
-    """
-    return Choice(getattr(app, "tensors", None) if tensors is None else tensors).words or None

@@ -122,6 +122,16 @@ def client_data(app: Any, part: Part | None) -> Any:
     return ask(app.train_data, "train_data()") if hasattr(app, "train_data") else None
 
 
+def own_tensors(app: Any, tensors: str | Sequence[str] | None) -> list[str] | None:
+    """Return which tensors travel: those that are asked for, else those that the app says; None for all.
+
+    Raises ModelError for what is no pattern.
+    """
+    from thalweg.tensors.choosing import Choice
+
+    return Choice(getattr(app, "tensors", None) if tensors is None else tensors).words or None
+
+
 def evaluates(app: Any) -> bool:
     """Return whether a server can evaluate an app by itself: it has ``test_data`` and ``evaluate``."""
     return all(callable(getattr(app, hook, None)) for hook in ("test_data", "evaluate"))

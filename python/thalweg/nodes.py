@@ -1,0 +1,206 @@
+"""Decentralized learning in a few lines: ``Node`` and ``dpsgd`` around an app of one's own.
+
+Each node trains its own model on its own data and averages with its neighbours. There is no server.
+docs/how-to/decentralized.md shows them at work.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from thalweg import _core, apps
+from thalweg.errors import LinkError, PlanError
+from thalweg.job.iterating import Turns, iterate
+from thalweg.job.peer import peer_of_app
+from thalweg.tensors.binding import bind
+
+if TYPE_CHECKING:
+    from thalweg.job.iterating import Iteration
+
+_log = logging.getLogger("thalweg")
+# Seconds of a try to gather neighbours, after which what happened meanwhile is logged.
+SLICE: Final = 0.5
+_NONE: Final[Mapping[str, float]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration of a node: its number, what the app says of the mixed model, and what the core reports of it.
+
+    ``report`` has what came of each neighbour, bytes, and times in seconds of the node's clock
+    (docs/reference/outcome.md).
+    """
+
+    number: int
+    metrics: Mapping[str, Any]
+    samples: int
+    report: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def heard(self) -> list[str]:
+        """Names of the neighbours of whose model something came in time."""
+        return list(self.report["heard"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole model of every neighbour is in the mean."""
+        return len(self.report["whole"]) == len(self.report["exchanges"])
+
+
+class Node:
+    """A node of a graph. Use it as a context manager, or close it."""
+
+    def __init__(
+        self,
+        app: Any,
+        *,
+        name: str,
+        listen: str = "tcp://127.0.0.1:0",
+        data: Any = None,
+        wait: Literal["all", "none", "first-chunk", "deadline"] = "all",
+        deadline: float | None = None,
+        mixing: Literal["complement", "renormalise"] = "complement",
+        seed: int = 0,
+        tensors: str | Sequence[str] | None = None,
+        ca: Path | str | None = None,
+        cert: Path | str | None = None,
+        key: Path | str | None = None,
+    ) -> None:
+        """Listen at ``listen`` with the model of ``app`` (``thalweg.App``); nobody is dialled before ``meet``.
+
+        Without ``data`` the app's ``train_data()`` is asked for it. ``wait`` says what an iteration waits for before it
+        averages, ``deadline`` how many seconds at most after the own training; ``wait="deadline"`` without a number
+        adapts. With ``mixing="complement"`` the own chunk stands in for one that is missing, with ``renormalise`` what
+        came is scaled to a sum of 1. All nodes must have the same ``seed``: their models begin alike. ``ca``, ``cert``
+        and ``key`` are PEM files of ``thalweg pki issue NAME --host HOST``, needed beyond this machine. Raises
+        PlanError, LinkError, ModelError, CoreError.
+        """
+        from thalweg.transports import links, pki
+
+        if (cert is None) != (key is None):
+            raise PlanError("a certificate and its key go together", "Give both cert and key, or neither")
+        identity = None
+        if cert is not None and key is not None:
+            identity = {"certificate": pki.read(Path(cert)), "key": pki.read(Path(key))}
+        trust = links.node_trust(listen, None if ca is None else pki.read(Path(ca)), identity)
+        self.app, self.name, self.seed = app, name, seed
+        if data is None and hasattr(app, "train_data"):
+            data = apps.ask(app.train_data, "train_data()")
+        self._data = data
+        self._bound = bind(apps.model_of(app, seed), apps.own_tensors(app, tensors))
+        self.model, self.arena = self._bound.model, self._bound.arena
+        self._peer = peer_of_app(app, self._bound, self._data, seed=seed, note=_log.warning)
+        options = {
+            "transport": {"tls": trust.get("tls")},
+            "seed": seed,
+            "wait": wait,
+            "deadline": deadline,
+            "mixing": mixing,
+            "start": self._peer.checksum(),
+        }
+        self._mixing = mixing
+        self._core = _core.Node(self.arena.core, name, listen, json.dumps(options))
+        self._weights: dict[str, float] = {}
+        #: The last iteration that is done.
+        self.number = 0
+
+    @property
+    def address(self) -> str:
+        """The URL that neighbours connect to, with the port that the system chose."""
+        return self._core.address
+
+    @property
+    def connected(self) -> list[str]:
+        """Names of the neighbours that are connected."""
+        names: list[str] = json.loads(self._core.connected())
+        return names
+
+    def meet(self, neighbours: Mapping[str, str], weights: Mapping[str, float] = _NONE) -> None:
+        """Name the neighbours, each with its URL; they must name this node too. Called again, it adds more.
+
+        ``weights`` are those with which their models are taken, in all at most 1. Without them each has 1 / (1 + number
+        of neighbours), which is Metropolis-Hastings where all nodes have as many; else give 1 / (1 + the larger number
+        of both). Raises PlanError for a weight that cannot be.
+        """
+        unknown = sorted(set(weights) - set(neighbours))
+        if unknown:
+            raise PlanError(f"there is a weight of {unknown[0]!r}, who is no neighbour", "Give weights of those met")
+        names = [*self._weights, *(name for name in neighbours if name not in self._weights)]
+        usual = {name: 1.0 / (1 + len(names)) for name in names}
+        chosen = {**(self._weights if weights else usual), **dict(weights)}
+        chosen = {name: chosen.get(name, usual[name]) for name in names}
+        if min(chosen.values(), default=1.0) <= 0 or sum(chosen.values()) > 1 + 1e-9:
+            raise PlanError("the weights of a node's neighbours are more than 0, and in all at most 1", "Correct them")
+        self._weights = chosen
+        self._core.meet(json.dumps(dict(neighbours)))
+
+    def gather(self, patience: float = 60.0) -> None:
+        """Wait until all neighbours are connected. Raises LinkError if they are not after ``patience`` seconds."""
+        end = time.monotonic() + patience
+        while self._core.gather(len(self._weights), SLICE) < len(self._weights):
+            self._tell()
+            if time.monotonic() > end:
+                away = sorted(set(self._weights) - set(self.connected))
+                raise LinkError(f"{self.name} has not met {', '.join(away)} after {patience:g} s", "Start them first")
+
+    def iterations(self, rounds: int, data: Any, every: int) -> Iterator[Iteration]:
+        """Run so many iterations and yield each; ``dpsgd`` is what this is for."""
+        peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
+        own = {self.name: 1.0 - sum(self._weights.values())} if self._mixing == "renormalise" else {}
+        last = self.number + rounds
+
+        def config(number: int) -> dict[str, Any]:
+            return {"round": number, "rounds": last, "node": self.name, "seed": self.seed}
+
+        for done in iterate(
+            self._core,
+            peer,
+            Turns([{**self._weights, **own}]),
+            last,
+            config=config,
+            tests=lambda number: data is not None and (number == last or number % every == 0),
+            first=self.number + 1,
+        ):
+            self.number = done.number
+            self._tell()
+            yield done
+
+    def _tell(self) -> None:
+        """Log what happened to the links."""
+        for event in json.loads(self._core.events()):
+            _log.info("%s: %s %s %s", self.name, event["kind"], event["peer"], event["text"])
+
+    def close(self, reason: str = "the node is done") -> None:
+        """Leave for good; what is still on the way to neighbours is sent first. Idempotent."""
+        self._core.close(reason)
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from thalweg.job.farewell import reason
+
+        self.close("the node is done" if error is None else reason(error))
+
+
+def dpsgd(node: Node, rounds: int, *, data: Any = None, every: int = 1, patience: float = 60.0) -> Iterator[Step]:
+    """Run iterations of decentralized SGD (Lian et al. 2017) on a node and yield each as it ends.
+
+    Waits first until all its neighbours are connected. With ``data`` the app evaluates the mixed model on it after
+    every ``every`` iterations and after the last. A node that is far behind leaves iterations out. Raises LinkError if
+    a neighbour is not there after ``patience`` seconds, CoreError if one refuses this node, and what training raises.
+    """
+    if every < 1 or rounds < 1:
+        raise PlanError(f"dpsgd has rounds = {rounds} and every = {every}", "Give 1 or more")
+    node.gather(patience)
+    for done in node.iterations(rounds, data, every):
+        yield Step(done.number, (done.evaluation or {}).get("metrics", {}), done.samples, done.report)

@@ -1,0 +1,129 @@
+"""The API of nodes: models of one's own that are averaged with neighbours', and the example."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from thalweg import Node, Step, _core, dpsgd
+from thalweg.errors import LinkError, PlanError
+from thalweg.graphs import mixing, schedule
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "decentralized.py"
+
+
+class Arrays:
+    """A model of three numbers; training adds the node's own to each."""
+
+    def model(self) -> dict[str, Any]:
+        return {"w": np.zeros(3, dtype=np.float32)}
+
+    def train(self, model: dict[str, Any], data: float, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        model["w"] += data
+        return 1, {"round": config["round"]}
+
+    def evaluate(self, model: dict[str, Any], data: float) -> dict[str, float]:
+        return {"off": float(abs(model["w"] - data).max())}
+
+
+def run(nodes: list[Node], rounds: int, **more: Any) -> dict[str, list[Step]]:
+    """What each node's iterations come to; all run at the same time and are closed."""
+    steps: dict[str, list[Step]] = {node.name: [] for node in nodes}
+
+    def work(node: Node) -> None:
+        with node:
+            steps[node.name] += dpsgd(node, rounds, **more)
+
+    threads = [threading.Thread(target=work, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return steps
+
+
+def test_models_are_what_the_reference_says() -> None:
+    names = ["a", "b", "c", "d"]
+    nodes = [Node(Arrays(), name=name, data=float(at)) for at, name in enumerate(names)]
+    star = schedule("star", 4, 0).at(1)
+    for at, node in enumerate(nodes):
+        row = mixing.metropolis_row(star, at)
+        weights = {names[other]: weight for other, weight in row.items() if other != at}
+        node.meet({name: nodes[names.index(name)].address for name in weights}, weights)
+    steps = run(nodes, 3, data=0.0)
+    models = np.zeros(4)
+    matrix = mixing.metropolis(star)
+    for number in (1, 2, 3):
+        models = matrix @ (models + np.arange(4))
+        for at, name in enumerate(names):
+            step = steps[name][number - 1]
+            assert step.number == number
+            assert step.metrics["off"] == pytest.approx(abs(models[at]), rel=1e-5)
+            assert step.complete
+    assert sorted(steps["a"][0].heard) == ["b", "c", "d"]
+    assert steps["b"][0].heard == ["a"]
+    np.testing.assert_allclose([node.model["w"][0] for node in nodes], models, rtol=1e-5)
+
+
+def test_neighbours_have_equal_weights_unless_others_are_given() -> None:
+    nodes = [Node(Arrays(), name=name, data=float(at)) for at, name in enumerate("ab")]
+    nodes[0].meet({"b": nodes[1].address})
+    nodes[1].meet({"a": nodes[0].address})
+    steps = run(nodes, 2, data=0.0, every=2)
+    assert [bool(step.metrics) for step in steps["a"]] == [False, True]
+    assert [step.report["exchanges"][0]["weight"] for step in steps["a"]] == [0.5, 0.5]
+    np.testing.assert_allclose(nodes[0].model["w"], 1.0)
+
+
+def test_a_node_alone_trains_alone() -> None:
+    with Node(Arrays(), name="a", data=1.0) as node:
+        assert [step.number for step in dpsgd(node, 3)] == [1, 2, 3]
+        assert [step.number for step in dpsgd(node, 2)] == [4, 5]
+        np.testing.assert_allclose(node.model["w"], 5.0)
+
+
+def test_nodes_that_do_not_begin_alike_refuse_each_other() -> None:
+    class Other(Arrays):
+        def model(self) -> dict[str, Any]:
+            return {"w": np.ones(3, dtype=np.float32)}
+
+    with Node(Arrays(), name="a", data=1.0) as one, Node(Other(), name="b", data=1.0) as other:
+        one.meet({"b": other.address})
+        other.meet({"a": one.address})
+        with pytest.raises(_core.CoreError, match="start"):
+            list(dpsgd(one, 1))
+
+
+def test_who_is_not_there_is_named() -> None:
+    with Node(Arrays(), name="b", data=1.0) as node:
+        node.meet({"a": ""})
+        with pytest.raises(LinkError, match="b has not met a after 0"):
+            list(dpsgd(node, 1, patience=0))
+
+
+@pytest.mark.parametrize("weights", [{"b": 0.0}, {"b": 0.7, "c": 0.7}, {"x": 0.1}])
+def test_weights_that_cannot_be_are_refused(weights: dict[str, float]) -> None:
+    with Node(Arrays(), name="a", data=1.0) as node, pytest.raises(PlanError, match="weight"):
+        node.meet({"b": "tcp://127.0.0.1:1", "c": "tcp://127.0.0.1:1"}, weights)
+
+
+def test_beyond_this_machine_a_node_needs_certificates() -> None:
+    with pytest.raises(LinkError, match="nothing says who this node is"):
+        Node(Arrays(), name="a", listen="tcp://0.0.0.0:0", data=1.0)
+    with pytest.raises(PlanError, match="go together"):
+        Node(Arrays(), name="a", data=1.0, cert="a.crt")
+
+
+def test_the_example_learns() -> None:
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6
+    assert all("iteration 10: loss 0.0000" in line for line in lines[1::2])
