@@ -1,0 +1,272 @@
+"""Jobs on a graph, each node in a process of its own: they learn, and go on without one that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Program, Start, why_no_lab
+from thalweg.record import Record
+from thalweg.record.tables import ON_GRAPHS, read_table
+from thalweg.report import report
+from thalweg.transports import pki
+
+pytestmark = pytest.mark.e2e
+
+DIGITS = ("--model", "lenet", "--data", "digits")
+PAYLOAD = ("--model", "payload:256KiB")
+
+
+def run(start: Start, *words: str) -> dict[str, Any]:
+    """What ``thalweg run --json`` says of a job on a graph."""
+    code, out, err = start("run", "--record", "runs", "--json", *words).end()
+    assert code == 0, err
+    said: dict[str, Any] = json.loads(out)
+    return said
+
+
+def nodes_of(program: Program) -> list[int]:
+    """The ids of its node processes, in the order they were started."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            try:
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (path / "cmdline").read_bytes()
+            except OSError:
+                continue  # it has ended meanwhile
+            if parent == program.process.pid and b"thalweg.job.node" in command:
+                found.append(int(path.name))
+    return sorted(found)
+
+
+def wait_for_end(processes: list[int]) -> None:
+    """Wait until processes have ended, however long that takes."""
+    for process in processes:
+        with suppress(ProcessLookupError):  # it has ended already
+            descriptor = os.pidfd_open(process)
+            select.select([descriptor], [], [])
+            os.close(descriptor)
+
+
+def test_sixteen_processes_learn_digits(start: Start, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        "[job]\ngraph = '3-regular'\nclients = 16\nrounds = 4\ntest_every = 2\n"
+        "[training]\nlocal_steps = 12\nbatch = 16\nlearning_rate = 0.01\n"
+    )
+    said = run(start, str(plan), *DIGITS)
+    assert (said["graph"], said["nodes"], said["iterations"]) == ("3-regular", 16, 4)
+    # Each has trained on 48 batches of 16, from 94 samples of its own.
+    assert said["accuracy"]["mean"] > 0.7
+    assert said["chunks_used"] == 1.0
+    # Weights whose columns sum to 1 move the mean by rounding alone.
+    assert said["drift"] < 1e-5
+    assert 0 < said["disagreement"] < 0.5
+    folder = tmp_path / said["record"]
+    assert {path.stem for path in folder.glob("*.parquet")} == {*ON_GRAPHS, "parties"}
+    assert len(read_table(folder, "iterations")) == 16 * 4
+    assert len(read_table(folder, "exchanges")) == 16 * 4 * 3
+    assert sorted({row["round"] for row in read_table(folder, "evaluations")}) == [2, 4]
+    assert len(Record(folder).manifest["graph"]["edges"]) == 24
+    assert {row["party"] for row in read_table(folder, "parties")} == {f"node-{n}" for n in range(1, 17)}
+    shown = report([folder], tmp_path / "page.html")
+    assert len(shown["runs"][0]["graph"]["nodes"]) == 16
+
+
+@pytest.mark.parametrize("transport", ["tcp", "udp", "ltp", "zmq", "grpc"])
+def test_every_link_carries_a_model_each_way_in_each_iteration(start: Start, tmp_path: Path, transport: str) -> None:
+    said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "3", "--transport", transport, *PAYLOAD)
+    exchanges = read_table(tmp_path / said["record"], "exchanges")
+    assert {(row["round"], row["node"], row["neighbour"]) for row in exchanges} == {
+        (number, f"node-{a}", f"node-{b}") for number in (1, 2, 3) for a in (1, 2, 3) for b in (1, 2, 3) if a != b
+    }
+    assert {(row["state"], row["bytes"], row["weight"]) for row in exchanges} == {("whole", 256 << 10, 1 / 3)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--wait", "none"),
+        ("--wait", "deadline"),
+        ("--wait", "first-chunk", "--deadline", "5"),
+        ("--weights", "renormalise"),
+        ("--tls", "on"),
+        ("--network", "rate=1gbit,rtt=2ms", "--emulator", "message"),
+    ],
+    ids=" ".join,
+)
+def test_other_ways_come_to_their_end(start: Start, words: tuple[str, ...]) -> None:
+    said = run(start, "--graph", "3-regular", "--clients", "4", "--rounds", "3", *PAYLOAD, *words)
+    assert said["iterations"] >= 1
+    # All begin alike and nobody trains: whatever is lost, each has the mean of equal models.
+    assert said["disagreement"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_graph_that_is_drawn_anew_meets_others_each_time(start: Start, tmp_path: Path) -> None:
+    said = run(start, "--graph", "2-regular,dynamic", "--clients", "6", "--rounds", "6", *PAYLOAD)
+    met: dict[int, set[str]] = {}
+    for row in read_table(tmp_path / said["record"], "exchanges"):
+        if row["node"] == "node-1":
+            met.setdefault(row["round"], set()).add(row["neighbour"])
+    assert all(len(names) == 2 for names in met.values())
+    assert len({frozenset(names) for names in met.values()}) > 1
+
+
+def test_neighbours_go_on_without_a_node_that_is_killed(start: Start, tmp_path: Path) -> None:
+    program = start("run", "--record", "runs", "--json", "--graph", "ring", "--clients", "4", "--rounds", "150",
+                    "--compute", "20ms", *PAYLOAD)  # fmt: skip
+    program.until("iteration 3/150")
+    os.kill(nodes_of(program)[1], signal.SIGKILL)
+    program.until("is gone: killed by signal 9")
+    code, out, err = program.end()
+    assert code == 0, err
+    said = json.loads(out)
+    assert said["iterations"] == 150
+    rows = read_table(tmp_path / said["record"], "iterations")
+    last = [row for row in rows if row["round"] == 150]
+    assert len(last) == 3
+    (gone,) = Record(tmp_path / said["record"]).manifest["gone"]
+    beside = [row for row in read_table(tmp_path / said["record"], "exchanges") if row["neighbour"] == gone]
+    assert {row["state"] for row in beside if row["round"] == 150} == {"away"}
+
+
+def test_neighbours_go_on_while_a_node_is_paused(start: Start, tmp_path: Path) -> None:
+    program = start("run", "--record", "runs", "--json", "--graph", "ring", "--clients", "4", "--rounds", "100",
+                    "--wait", "deadline", "--compute", "10ms", *PAYLOAD)  # fmt: skip
+    program.until("iteration 3/100")
+    paused, *others = nodes_of(program)
+    os.kill(paused, signal.SIGSTOP)
+    wait_for_end(others)
+    os.kill(paused, signal.SIGCONT)
+    code, out, err = program.end()
+    assert code == 0, err
+    rows = read_table(tmp_path / json.loads(out)["record"], "iterations")
+    finished = [row["node"] for row in rows if row["round"] == 100]
+    assert len(finished) == 4, "it goes on alone when it comes back"
+    # Those that were not paused left nothing out.
+    assert sorted(sum(row["node"] == node for row in rows) for node in set(finished))[1:] == [100] * 3
+
+
+def test_a_run_of_which_a_node_cannot_begin_says_why(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("class App:\n    def model(self):\n        raise ValueError('no model today')\n"
+                                     "    def train(self, model, data, config):\n        return 1, {}\n")  # fmt: skip
+    code, out, err = start("run", "--record", "runs", "--json", "--graph", "ring", "--app", "app.py:App").end()
+    assert code == 1
+    assert "no model today" in json.loads(out)["error"]["cause"]
+    assert "could not take part" in err
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "bad.edges").write_text("4\n0 1\n1 1\n")
+    for words, cause in (
+        (("--graph", "file:bad.edges"), "line 3 of bad.edges is a loop"),
+        (("--graph", "ring", "--transport", "unifl"), "are not alike"),
+        (("--graph", "3-regular", "--clients", "5"), "cannot be 3-regular"),
+    ):
+        code, out, _ = start("run", "--record", "runs", "--json", *words).end()
+        assert code == 2
+        assert cause in json.loads(out)["error"]["cause"]
+    assert not (tmp_path / "runs").exists()
+
+
+NODES = ("anna", "berta", "clara")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens at."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def plan_of_nodes(folder: Path, *, name: str = "plan.toml", rounds: int = 3) -> Path:
+    ports = (folder / "ports").read_text().splitlines()
+    hosts = "".join(f'{node} = "127.0.0.1:{port}"\n' for node, port in zip(NODES, ports, strict=True))
+    plan = folder / name
+    plan.write_text(
+        f"[job]\ngraph = 'ring'\nrounds = {rounds}\n[model]\nname = 'payload:64KiB'\n[hosts.nodes]\n{hosts}"
+    )
+    return plan
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Path:
+    """A plan of three nodes whose certificates are beside it."""
+    (tmp_path / "ports").write_text("\n".join(map(str, free_ports(3))))
+    pki.init(tmp_path / "pki", ["localhost"], 1)
+    for node in NODES:
+        pki.issue(tmp_path / "pki", node, 1, hosts=["127.0.0.1"])
+    return plan_of_nodes(tmp_path)
+
+
+def node(start: Start, plan: Path, name: str, *, shows: str | None = None) -> Program:
+    """Start a node with its certificate, or with that of another."""
+    whose = shows or name
+    return start("node", plan.name, "--name", name, "--json", "--ca", "pki/ca.crt", "--cert", f"pki/{whose}.crt",
+                 "--key", f"pki/{whose}.key", "--patience", "60")  # fmt: skip
+
+
+def test_nodes_on_their_own_meet_under_mutual_tls(start: Start, guarded: Path, tmp_path: Path) -> None:
+    programs = {name: node(start, guarded, name) for name in NODES}
+    for name, program in programs.items():
+        code, out, err = program.end()
+        assert code == 0, err
+        said = json.loads(out)
+        assert (said["name"], said["nodes"], said["iterations"], said["chunks_used"]) == (name, 3, 3, 1.0)
+        assert said["drift"] is said["disagreement"] is None
+        record = Record(tmp_path / said["record"])
+        assert (record.manifest["node"], record.manifest["tls"]) == (name, True)
+        heard = {row["neighbour"] for row in read_table(record.path, "exchanges")}
+        assert heard == set(NODES) - {name}
+
+
+def test_a_node_with_the_certificate_of_another_is_refused(start: Start, guarded: Path) -> None:
+    # Of two the one with the higher name listens, and compares the certificate with the name that is said.
+    node(start, guarded, "clara").until("waiting for anna, berta")
+    code, out, err = node(start, guarded, "berta", shows="anna").end()
+    assert code != 0
+    assert 'the certificate is for "anna", the client says it is "berta"' in json.loads(out)["error"]["cause"], err
+
+
+def test_a_node_with_another_plan_is_refused(start: Start, guarded: Path, tmp_path: Path) -> None:
+    first = node(start, guarded, "anna")
+    first.until("waiting for berta, clara")
+    code, out, err = node(start, plan_of_nodes(tmp_path, name="other.toml", rounds=9), "berta").end()
+    assert code != 0
+    assert "has another plan than this node" in json.loads(out)["error"]["cause"], err
+
+
+def test_beyond_this_machine_a_node_needs_certificates(start: Start, guarded: Path) -> None:
+    code, out, _ = start("node", guarded.name, "--name", "anna", "--listen", "tcp://0.0.0.0:0", "--json").end()
+    assert code != 0
+    assert "nothing says who this node is" in json.loads(out)["error"]["cause"]
+
+
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "there is a lab")
+@pytest.mark.parametrize(("topology", "link"), [("star", "node-1"), ("mesh", "node-1_node-2")])
+def test_links_of_an_emulated_network_carry_the_exchanges(
+    start: Start, tmp_path: Path, topology: str, link: str
+) -> None:
+    words = ("--network", "rate=100mbit,rtt=4ms", "--topology", topology, "--emulator", "packet")
+    said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "4", *PAYLOAD, *words)
+    record = Record(tmp_path / said["record"])
+    assert record.manifest["emulation"] == "packet level"
+    # In a star a node's link carries what it sends to two neighbours, in a mesh each has a link of its own.
+    least = 4 * (256 << 10) * (2 if topology == "star" else 1)
+    rows = {(row["link"], row["direction"]): row for row in read_table(record.path, "links")}
+    for direction in ("ab", "ba"):
+        assert least <= rows[link, direction]["bytes_out"] < 1.3 * least
+    assert rows["server" if topology == "star" else "node-1", "ab"]["bytes_out"] < 10_000
+    parties = {row["party"]: row for row in read_table(record.path, "parties")}
+    assert set(parties) == {"node-1", "node-2", "node-3"}
