@@ -5,11 +5,13 @@
 //! engine     links, outboxes, lending, reading, the clock: drives any machine, on one tokio runtime a process
 //! star       rounds: staging, folding, mending, the mean; a client's arena
 //! tasks      tasks and their results
+//! graph      nodes that average with their neighbours
 //! ```
 #![forbid(unsafe_code)]
 
 mod engine;
 mod error;
+mod graph;
 mod mean;
 mod options;
 pub mod probe;
@@ -21,6 +23,7 @@ mod tensors;
 
 pub use engine::GoOn;
 pub use error::Error;
+pub use graph::{MixingRule, Node, NodeOptions, WaitRule};
 pub use options::{ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions};
 pub use proxy::Proxy;
 pub use registry::{registry, transport_for, Entry};

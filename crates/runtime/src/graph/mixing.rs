@@ -35,8 +35,10 @@ impl Slots {
         if let Some(sums) = places.used.get(&round) {
             return sums.clone();
         }
-        let sums =
-            places.free.pop().unwrap_or_else(|| Arc::new(Accumulator::new(self.layout.clone(), self.precision)));
+        let sums = places
+            .free
+            .pop()
+            .unwrap_or_else(|| Arc::new(Accumulator::new(self.layout.clone(), self.precision)));
         places.used.insert(round, sums.clone());
         sums
     }

@@ -178,12 +178,7 @@ impl Node {
     ///
     /// # Errors
     /// `refused` if one of them never will be.
-    pub fn gather(
-        &self,
-        count: usize,
-        limit: Option<Duration>,
-        go_on: GoOn<'_>,
-    ) -> Result<usize, Error> {
+    pub fn gather(&self, count: usize, limit: Option<Duration>, go_on: GoOn<'_>) -> Result<usize, Error> {
         self.open()?;
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
