@@ -49,7 +49,8 @@ class Orders:
 
     plan: Plan
     schedule: Schedule
-    trust: Mapping[str, Any]
+    # By name.
+    trusts: Mapping[str, Mapping[str, Any]]
     session: Session
     job: int = field(default_factory=lambda: secrets.randbits(63))
 
@@ -58,7 +59,7 @@ class Orders:
         plan, turns = self.plan, turns_of(self.schedule, self.plan.members, name, self.plan.weights)
         digests = {"plan": plan.digest(), "graph": self.schedule.digest()}
         options = node_options(
-            plan, self.trust, number=number, job=self.job, digests=digests, emulate=self.session.layers
+            plan, self.trusts[name], number=number, job=self.job, digests=digests, emulate=self.session.layers
         )
         return {
             "name": name,
@@ -184,15 +185,17 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
         raise PlanError("a job on a graph cannot be resumed yet", "Start it anew, without --resume")
     check_transport(plan, registry.transports())
     schedule = schedule_of(plan)
-    trust = links.mutual_trust(plan.security, plan.url)
+    trusts = links.mutual_trust(plan.security, plan.url, plan.members)
     progress.note(graph_line(plan, schedule))
     with session(plan, plan.members, progress.note) as network:
-        record = RunRecord.create(plan, {**facts_of(plan, schedule, plan.url, tls="tls" in trust), **network.facts()})
+        record = RunRecord.create(
+            plan, {**facts_of(plan, schedule, plan.url, tls=links.uses_tls(plan.security, plan.url)), **network.facts()}
+        )
         progress.note(f"record: {record.path}")
         course = Course(plan, schedule, network, record, progress)
         with recording(record, progress):
             try:
-                course.meet(Orders(plan, schedule, trust, network))
+                course.meet(Orders(plan, schedule, trusts, network))
                 record.note(**course.facts)
                 course.go()
             finally:

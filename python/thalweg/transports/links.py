@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,23 +94,26 @@ def local_trust(chosen: SecuritySection, url: str) -> tuple[dict[str, Any], dict
     return {"token": token, "tls": server_tls}, {"token": token, "tls": client_tls}
 
 
-def mutual_trust(chosen: SecuritySection, url: str) -> dict[str, Any]:
-    """Return the trust of all nodes of one run on this machine, made for this run alone.
+def mutual_trust(chosen: SecuritySection, url: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the trust of each node of one run on this machine, made for this run alone.
 
     ``token`` is what a node asks of those that dial it, ``own_token`` what it shows where it dials; under ``tls`` it
-    has one certificate for both.
+    has one certificate for both, in its own name.
     """
     from thalweg import _core
 
     token = _core.pki_secret()
-    trust: dict[str, Any] = {"token": token, "own_token": token}
+    common = {"token": token, "own_token": token}
     if not uses_tls(chosen, url):
-        return trust
+        return dict.fromkeys(names, common)
     authority, key = _core.pki_authority("thalweg run", 1)
-    certificate, own_key = _core.pki_issue(authority, key, "node", ["127.0.0.1", "::1", "localhost"], 1, False)
-    identity = {"certificate": certificate, "key": own_key}
-    tls = {"authority": authority, "identity": identity, "require_client": False, "server_name": "localhost"}
-    return {**trust, "tls": tls}
+    trusts = {}
+    for name in names:
+        certificate, own_key = _core.pki_issue(authority, key, name, ["127.0.0.1", "::1", "localhost"], 1, False)
+        identity = {"certificate": certificate, "key": own_key}
+        tls = {"authority": authority, "identity": identity, "require_client": False, "server_name": "localhost"}
+        trusts[name] = {**common, "tls": tls}
+    return trusts
 
 
 def node_trust(
