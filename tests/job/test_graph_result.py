@@ -63,3 +63,12 @@ def test_the_summary_says_who_is_gone(result: GraphResult) -> None:
 def test_the_spread_of_nothing_is_none() -> None:
     assert spread([]) is None
     assert spread([1.0, 2.0, 6.0]) == {"mean": 3.0, "median": 2.0, "std": pytest.approx(14**0.5 / 3**0.5)}
+
+
+def test_disagreement_is_that_of_the_last_iteration_with_several_nodes(tmp_path: Path) -> None:
+    plan = Plan.of({"job": {"graph": "ring", "clients": 3, "rounds": 2}, "record": {"folder": str(tmp_path)}})
+    record = RunRecord.create(plan, {})
+    record.append(entry(1, {"node-1": line(1, "node-1", value=1.0), "node-2": line(1, "node-2", value=3.0)}, 3))
+    record.append(entry(2, {"node-1": line(2, "node-1")}, 3))
+    assert GraphResult.of(plan, record, {}, {}, None).disagreement == pytest.approx(0.5)
+    record.close()

@@ -60,7 +60,8 @@ class GraphResult:
             expected += sum(node["chunks_expected"] for node in nodes)
             sent += entry["bytes_up"]
             drifts.extend([] if entry["drift"] is None else [entry["drift"]])
-            disagreement = entry["disagreement"]
+            # Of an iteration that one node alone was in, there is none.
+            disagreement = disagreement if entry["disagreement"] is None else entry["disagreement"]
             found = [node["evaluation"].get("accuracy") for node in nodes if node["evaluation"]]
             accuracy = spread([one for one in found if one is not None], "mean", "std") or accuracy
         peaks = [report["peak_rss_bytes"] for report in reports.values() if report.get("peak_rss_bytes")]
