@@ -82,7 +82,10 @@ def memory(size: int = 32 * MIB) -> list[Figure]:
     for degree in (3, 15):
         note(f"memory of nodes with {degree} neighbours, {size // MIB} MiB a model")
         said = exchange("thalweg", "tcp://127.0.0.1:0", (degree, size, 3))
-        most = max(one["more_bytes"] for one in said)
+        taken = [one["more_bytes"] for one in said]
+        if None in taken:
+            raise RuntimeError("the system does not say how much memory a process takes")
+        most = max(taken)
         # The arena itself is touched by the first exchange, so it is among what is more.
         limit = 4 * size + 4 * MIB
         label = f"memory of a node, {degree} neighbours, model of {size // MIB} MiB"

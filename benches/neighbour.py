@@ -9,7 +9,6 @@ prints a JSON object with the seconds of each exchange and what its process took
 from __future__ import annotations
 
 import json
-import resource
 import socket
 import sys
 import threading
@@ -20,6 +19,7 @@ import numpy as np
 
 from benches.worker import receive_exactly
 from thalweg import _core
+from thalweg.machine import peak_rss_bytes
 
 LIMIT = 60.0
 
@@ -57,7 +57,7 @@ def thalweg(url: str, config: str, place: int, others: list[int], work: tuple[in
     node.meet(json.dumps({name(n): urls[n] for n in others}))
     if node.gather(len(others), LIMIT) != len(others):
         raise RuntimeError("not all neighbours are there")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_rss_bytes()
     weights = json.dumps({name(n): 1 / (len(others) + 1) for n in others})
     reports = []
 
@@ -74,7 +74,8 @@ def thalweg(url: str, config: str, place: int, others: list[int], work: tuple[in
     node.close("done")
     used = sum(report["bytes_used"] for report in reports) / sum(report["bytes_expected"] for report in reports)
     sent = sum(report["bytes_sent"] for report in reports) / len(reports) / (len(others) * size)
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    after = peak_rss_bytes()
+    more = None if before is None or after is None else after - before
     return {"seconds": seconds, "used": used, "sent": sent, "more_bytes": more}
 
 
