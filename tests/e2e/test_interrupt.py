@@ -97,7 +97,8 @@ def opened() -> Iterator[list[Terminal]]:
         (["client", "tcp://127.0.0.1:1"], "joining"),
         (["bench", "plan.toml"], "bench: "),
         (["bench", "plan.toml"], "[1/9]"),
-        pytest.param(["lab", "exec", "--network", "lan", "--", "sh", "-c", "echo here >&2; sleep 600"], "here",
+        # `exec`, since dash loses a Ctrl-C that comes while it starts another program, and waits for that.
+        pytest.param(["lab", "exec", "--network", "lan", "--", "sh", "-c", "echo here >&2; exec sleep 600"], "here",
                      marks=LAB),
         (["doctor", "--serve", "tcp://127.0.0.1:0"], "answering"),
     ],
