@@ -33,6 +33,25 @@ class FlowerCommand(PlanCommand):
     group: ClassVar[str] = "flower"
 
 
+def _play(
+    context: typer.Context, folder: Path, run_config: RunConfig, option: Options, *, as_json: bool, elsewhere: bool
+) -> None:
+    """Run an app's ServerApp here and print the result. Its nodes join from ``elsewhere``, or this command starts them."""
+    with output(as_json=as_json) as emit:
+        from thalweg.flower import run as flower
+        from thalweg.transports import registry
+        from thalweg.ui.progress import progress_on_stderr
+
+        own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
+        plan, progress = flower.plan_of(folder, given(context) | own, run_config or ()), progress_on_stderr()
+        result = flower.serve(plan, plan.url, progress) if elsewhere else flower.run(plan, progress)
+        emit(result.table())
+    if not as_json:
+        from thalweg.cli.summary import show_flower
+
+        show_flower(result)
+
+
 @app.command("run", cls=FlowerCommand)
 def run(
     context: typer.Context,
@@ -46,19 +65,7 @@ def run(
 
     Its ServerApp runs in this process, its nodes in others; messages between them take any transport.
     """
-    with output(as_json=as_json) as emit:
-        from thalweg.flower.run import plan_of
-        from thalweg.flower.run import run as run_app
-        from thalweg.transports import registry
-        from thalweg.ui.progress import progress_on_stderr
-
-        own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
-        result = run_app(plan_of(folder, given(context) | own, run_config or ()), progress_on_stderr())
-        emit(result.table())
-    if not as_json:
-        from thalweg.cli.summary import show_flower
-
-        show_flower(result)
+    _play(context, folder, run_config, option, as_json=as_json, elsewhere=False)
 
 
 @app.command("server", cls=FlowerCommand)
@@ -74,19 +81,7 @@ def server(
 
     They come by themselves with `thalweg flower client`; the app begins when all are here.
     """
-    with output(as_json=as_json) as emit:
-        from thalweg.flower.run import plan_of, serve
-        from thalweg.transports import registry
-        from thalweg.ui.progress import progress_on_stderr
-
-        own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
-        plan = plan_of(folder, given(context) | own, run_config or ())
-        result = serve(plan, plan.url, progress_on_stderr())
-        emit(result.table())
-    if not as_json:
-        from thalweg.cli.summary import show_flower
-
-        show_flower(result)
+    _play(context, folder, run_config, option, as_json=as_json, elsewhere=True)
 
 
 @app.command("client", cls=FlowerCommand)
