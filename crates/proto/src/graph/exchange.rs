@@ -46,7 +46,7 @@ impl Node {
         Some((place, round, weight))
     }
 
-    /// Something came of a neighbour's iteration: no more comes of its earlier ones.
+    /// A neighbour has sent something of an iteration, so it sends no more of its earlier ones.
     fn heard_of(&mut self, now: Time, place: usize, round: u32) {
         if round > self.peers[place].newest {
             self.peers[place].newest = round;
@@ -106,7 +106,7 @@ impl Node {
         }
         if !ok {
             arrival.chunks = arrival.chunks.saturating_sub(1);
-            return self.over(now, place, round); // it would not be better if it came again
+            return self.over(now, place, round); // a retransmission would have the same values
         }
         if arrival.incoming.came().is_whole() && !arrival.incoming.came().is_folding() {
             return self.over(now, place, round);
@@ -124,7 +124,7 @@ impl Node {
             if let Some(lag) = self.pace.lag(now, round) {
                 self.peers[place].lag.note(round, lag);
             }
-            // Whoever waits until we have it need not.
+            // The neighbour may wait for this acknowledgement, although its model is late.
             return self.acknowledge(now, place, round);
         }
         if round > self.top() || self.weight(place, round).is_none() {
@@ -137,8 +137,8 @@ impl Node {
         }
     }
 
-    /// Looks at what a neighbour sent of iterations that are taken in now: of what was too early when it came, and of what it
-    /// has left behind, no more comes by itself.
+    /// Looks at a neighbour's models of the iterations that are accepted now. It concludes those that the neighbour ended
+    /// before we accepted them, and those of iterations that the neighbour has left.
     pub(super) fn look_again(&mut self, now: Time, place: usize) {
         let (low, top, bytes) = (self.low(), self.top(), self.bytes());
         let (newest, ended) = (self.peers[place].newest, self.peers[place].ended);
@@ -155,20 +155,20 @@ impl Node {
         }
     }
 
-    /// Either a neighbour's model is here, or what has to come is asked for.
+    /// Ends the wait for a neighbour's model if it is complete; else asks for the missing ranges.
     pub(super) fn conclude(&mut self, now: Time, place: usize, round: u32) {
         let left_behind = self.peers[place].newest > round;
         let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
         match arrival.incoming.conclude(now, &self.rule) {
             Step::Wait => {}
-            // It has gone on and has these bytes no more.
+            // The neighbour has gone on and no longer has these bytes.
             Step::Ask(_) if left_behind => self.over(now, place, round),
             Step::Ask(wanted) => self.tell(place, Control::Grant { parcel: round, wanted }),
             Step::Here(_) => self.over(now, place, round),
         }
     }
 
-    /// Nothing more of a neighbour's model of an iteration is waited for.
+    /// Stops waiting for a neighbour's model of an iteration.
     fn over(&mut self, now: Time, place: usize, round: u32) {
         let lag = self.pace.lag(now, round).unwrap_or_default();
         let peer = &mut self.peers[place];
@@ -218,7 +218,7 @@ impl Node {
         if peer.sending != round || !peer.out.is_sending() {
             return; // of a link or an iteration that is over
         }
-        // Of what was cut short the receiver asks for the rest, if it needs it.
+        // If sending was cut short, the receiver asks for the rest, if it needs that.
         let span = outcome.unwrap_or(Span { start: now, end: now });
         let sent = Interval { start: micros(span.start), end: micros(span.end) };
         for _ in 0..peer.out.sent() {

@@ -1,4 +1,4 @@
-//! How neighbours meet: who dials, who is let in, what both must have alike, and what it means that a link ends.
+//! How neighbours connect: who dials, who is let in, what both must have in common, and what happens when a link ends.
 
 use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Proof, Purpose, Refusal, Welcome};
 
@@ -11,8 +11,8 @@ use crate::{micros, Span, Time};
 const PATIENCE: Time = Time::from_secs(100 * 365 * 24 * 3600);
 
 impl Node {
-    /// Gets to know a neighbour; returns its place. The lower name dials: if that is ours, the neighbour's place is what is
-    /// dialled, and its actions are there ([`Node::poll_dial`]). `seed` spreads the retries.
+    /// Adds a neighbour. Returns its place, and whether this node dials it: the lower name dials. The actions for a
+    /// neighbour that is dialled come from [`Node::poll_dial`]. `seed` spreads the retries.
     ///
     /// # Errors
     /// For a name that nobody can have, or our own.
@@ -217,7 +217,7 @@ impl Node {
     fn expected(&self, hello: &Hello) -> Result<usize, (Refusal, String)> {
         let name = &hello.name;
         let place = self.roster.named(name).and_then(|number| self.numbers.get(&number).copied());
-        // It may be that we have not met our neighbours yet: whoever comes may come again.
+        // This node may not have met that neighbour yet, so the refusal is one after which the peer tries again.
         place.ok_or_else(|| {
             let reason = format!(
                 "{name:?} is no neighbour that {:?} expects to dial it; check the graph and the names of both",
@@ -227,7 +227,7 @@ impl Node {
         })
     }
 
-    /// Says once that somebody was not let in, however often it comes again.
+    /// Reports a refused peer once, however often it tries again.
     fn turn_away(&mut self, name: &str, reason: &str, grave: bool) {
         let said = (name.to_owned(), reason.to_owned());
         if self.turned_away.as_ref() != Some(&said) {

@@ -20,12 +20,12 @@ const MAX_NEIGHBOURS: u32 = 1 << 16;
 pub enum Waiting {
     /// For all of them, whole; what is lost is asked for again.
     All,
-    /// For nothing: what is there counts.
+    /// For nothing: the node mixes with what has arrived.
     None,
     /// For the first bytes of each, but no longer than this.
     FirstChunk(Time),
-    /// Until each is whole, or its sender says that this is all, but no longer than this; `None`: as long as was measured to
-    /// be worth it.
+    /// Until each model is whole or its sender has ended it, but no longer than this. With `None` the limit follows from
+    /// the measured lags of the neighbours.
     Deadline(Option<Time>),
 }
 
@@ -46,18 +46,18 @@ pub struct NodeConfig {
     pub liveness: Time,
     /// What is waited for.
     pub waiting: Waiting,
-    /// How many iterations after this one are taken in before it is over.
+    /// How many iterations beyond the current one the node accepts chunks of.
     pub ahead: u32,
     /// What all nodes must have alike.
     pub alike: Alike,
 }
 
-/// An iteration that is over: mix what came into the own model, then tell [`Node::mixed`].
+/// The waiting of an iteration is over: the driver mixes the sums into the own model, then calls [`Node::mixed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mixing {
     /// The iteration.
     pub round: u32,
-    /// The node has come back: its own model counts for nothing where anything came, and was not sent.
+    /// The node has come back with an old model. It was not sent, and has weight 0 where a neighbour's bytes arrived.
     pub fresh: bool,
     /// A deadline ended the waiting.
     pub timed_out: bool,
@@ -70,7 +70,7 @@ pub struct Mixing {
 pub enum NodeStep {
     /// Mix.
     Mix(Mixing),
-    /// What came of iterations before this one is needed no longer.
+    /// Drop the sums of earlier iterations.
     Forget {
         /// The first iteration that is still needed.
         below: u32,
@@ -93,7 +93,7 @@ pub enum NodeStep {
         peer: String,
         /// Why.
         reason: String,
-        /// It is a neighbour with another model, plan, graph or start: they never will average.
+        /// It is a neighbour whose layout, plan, graph or initial model differs, so a new attempt will fail as well.
         grave: bool,
     },
 }
@@ -110,7 +110,7 @@ pub enum Neighbour {
     Dialled(usize),
 }
 
-/// What is new of a chunk that has come, to be added to the sums of its iteration.
+/// The new bytes of a chunk, which the driver adds to the sums of the chunk's iteration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Taken {
     /// Whose it is, by place.
@@ -198,7 +198,7 @@ impl Node {
         self.config.waiting == Waiting::All
     }
 
-    /// The first iteration whose chunks are taken in.
+    /// The first iteration whose chunks the node accepts.
     pub(super) fn low(&self) -> u32 {
         match self.stage {
             Stage::Training | Stage::Waiting => self.round,
@@ -206,7 +206,8 @@ impl Node {
         }
     }
 
-    /// The last one. While an iteration is mixed it still has its sums, so there are never more of them.
+    /// The last iteration whose chunks the node accepts. An iteration keeps its sums while it is mixed, so it counts here:
+    /// there are never more than `ahead` + 1 sums.
     pub(super) fn top(&self) -> u32 {
         let first = if self.stage == Stage::Mixing { self.round } else { self.low() };
         first.saturating_add(self.config.ahead)
@@ -237,8 +238,8 @@ impl Node {
         Ok(places)
     }
 
-    /// An iteration begins: the model is trained, and then averaged with these neighbours' by these weights. `then`: those of
-    /// the next iteration, for what comes of it early; `None`: the same.
+    /// Begins an iteration: the node trains, then averages with these neighbours by these weights. `then` has the weights of
+    /// the next iteration, for its chunks that arrive early; `None` means the same weights.
     ///
     /// # Errors
     /// If another iteration is not over, the number does not rise, or somebody was not met.
@@ -264,7 +265,7 @@ impl Node {
         Ok(())
     }
 
-    /// The node is at this iteration: what came of earlier ones is forgotten, and what ended too early to be looked at is now.
+    /// Moves to an iteration: drops what arrived of earlier ones, and handles Ends that arrived before their iteration.
     fn go_to(&mut self, now: Time, round: u32) {
         self.round = round;
         for peer in &mut self.peers {
@@ -276,8 +277,8 @@ impl Node {
         }
     }
 
-    /// Before the own model of the next iteration takes the place of the last: what of that is still being sent is stopped,
-    /// unless all neighbours wait for it. [`Node::is_hushed`] says when nobody does.
+    /// Stops sending the last own model, before the next one replaces it. With [`Waiting::All`] it does nothing, because
+    /// neighbours still wait for that model; [`Node::is_hushed`] says when none does.
     pub fn hush(&mut self) {
         if self.waits_for_all() {
             return;
@@ -290,7 +291,7 @@ impl Node {
         }
     }
 
-    /// Whether nothing of the last own model is on its way.
+    /// Whether the last own model has been sent to all neighbours.
     pub fn is_out(&self) -> bool {
         self.peers.iter().filter(|peer| peer.met).all(|peer| !peer.out.is_sending())
     }
@@ -304,8 +305,8 @@ impl Node {
             })
     }
 
-    /// The model is trained, and a copy of it can be sent. Returns the number it is sent under: `round`, or a later one if the
-    /// neighbours are further.
+    /// The own model is trained and may be sent. Returns the iteration it is sent under: `round`, or a later one if most
+    /// neighbours are ahead.
     ///
     /// # Errors
     /// If this iteration was not begun.
@@ -338,9 +339,9 @@ impl Node {
         Ok(number)
     }
 
-    /// Under what number to send. Where most neighbours are further, what we send under ours would be late for them: we take
-    /// the number that they send next. A node that comes back begins with the first number that it may have in common with
-    /// its neighbours.
+    /// The iteration to send under. If most neighbours are ahead, chunks under our own number would be late for them, so the
+    /// node takes the number that they send next. A node that comes back takes the first number that its neighbours have not
+    /// begun.
     fn number(&self, round: u32) -> u32 {
         if self.then.is_some() {
             return round; // another number would be another graph
@@ -366,7 +367,7 @@ impl Node {
         }
     }
 
-    /// Sends nothing of this iteration, and says so: the model of whoever comes back is of old.
+    /// Tells neighbours that this node sends no model in this iteration: it has come back, and its model is old.
     fn pass(&mut self, number: u32) {
         for place in self.weights.keys().copied().collect::<Vec<_>>() {
             self.tell(place, Control::Closed { parcel: number });
@@ -377,7 +378,7 @@ impl Node {
         let wanted = Ranges::full(self.bytes());
         let mut links = Vec::new();
         let mut places: Vec<usize> = self.weights.keys().copied().collect();
-        // Were the order the same everywhere, many would send to the same node first.
+        // With the same order at all nodes, many would send to one node at the same time (incast).
         let first = places.partition_point(|&place| self.peers[place].name < self.config.name);
         places.rotate_left(first);
         for place in places {

@@ -9,7 +9,7 @@ use crate::Time;
 /// Where a neighbour's chunk goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Place {
-    /// Nowhere: late, too early, a duplicate, or of nobody that is averaged with.
+    /// Nowhere: it is late, too early, a duplicate, or not from a neighbour of this iteration.
     Nothing,
     /// Into the sums of this iteration, with this weight.
     Fold {
@@ -94,11 +94,11 @@ pub(super) struct Peer {
     /// Its link is up, and the one who was dialled has let the other in.
     pub met: bool,
     pub ordered: bool,
-    /// What we said of ourselves when we met: the iteration that was begun last.
+    /// The iteration that this node had begun last when the link came up, as told to the neighbour.
     pub said: u32,
-    /// The first iteration for which it is waited.
+    /// The first iteration in which this node waits for it.
     pub from: u32,
-    /// The latest iteration of which it has sent anything, and of which it has said that this is all.
+    /// The latest iteration of which it has sent anything, and the latest that it has ended.
     pub newest: u32,
     pub ended: u32,
     pub arrivals: BTreeMap<u32, Arrival>,

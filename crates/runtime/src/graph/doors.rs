@@ -136,14 +136,14 @@ impl Shared {
         Ok(Lent { bytes, layout: self.layout.hash() })
     }
 
-    /// Somebody who waits is to look again.
+    /// Wakes the callers that wait, so that they look again.
     pub fn announce(&self) {
         if let Some(hub) = self.hub.get().and_then(Weak::upgrade) {
             hub.announce();
         }
     }
 
-    /// A neighbour and we never will average.
+    /// Notes why a neighbour cannot average with this node.
     fn refuse(&self, reason: &str) {
         *lock(&self.refused) = Some(reason.into());
         self.announce();

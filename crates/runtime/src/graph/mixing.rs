@@ -59,8 +59,8 @@ impl Slots {
     }
 }
 
-/// Mixes what came into the own model; returns the mean weight that this had, over the model's bytes. `fresh`: it counts for
-/// nothing where anything came. `own`: its weight, if it is not what is missing to 1.
+/// Mixes the sums into the own model. Returns the own model's weight, averaged over its bytes. With `fresh` that weight is 0
+/// wherever a neighbour's bytes arrived. `own` is the weight to use; without it, 1 minus the weights that arrived.
 ///
 /// # Errors
 /// Why the sums come to no model, or that the own one is not finite. The model is unchanged then.

@@ -21,8 +21,8 @@ use crate::engine::{goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error};
 
-/// How long a sender may hold on to the last model before its link is closed, and how long what is being sent may take when
-/// the node leaves.
+/// How long a link may take to release the last model before the node closes it, and how long the node waits when it leaves
+/// for models that are still being sent.
 const LOAN_PATIENCE: Duration = Duration::from_secs(2);
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -199,7 +199,7 @@ impl Node {
         }
     }
 
-    /// Takes the own weight out of a round's, and sees that the others can be.
+    /// Separates the own weight from the neighbours', and checks those.
     fn split(&self, mut weights: Weights) -> Result<(f64, Vec<(String, f64)>), Error> {
         let own = weights.remove(&self.name);
         let possible = |weight: f64| (MIN_WEIGHT..=MAX_WEIGHT).contains(&weight);
@@ -277,7 +277,7 @@ impl Node {
         number.map_err(|what: String| out_of_order(what))
     }
 
-    /// The copy that is sent, to write to. A link that still holds on to the last one after a while is closed.
+    /// Returns the buffer that is sent from, writable. Closes links that do not release the last model in time.
     fn writable_copy(&self) -> Result<thalweg_arena::Claim, Error> {
         let copy = &self.shared.copy;
         if let Ok(claim) = copy.claim_within(copy.range(), LOAN_PATIENCE) {

@@ -1,8 +1,9 @@
-//! Control messages as datagrams too, for paths on which the control connection hardly gets on: TCP waits ever longer after
-//! each loss, so with 70 % loss a message takes minutes.
+//! Control messages as datagrams too, for paths with much loss. TCP doubles its retransmission timeout after each loss (RFC
+//! 6298), so at 70 % loss a message on the control connection takes minutes.
 //!
-//! A message that the peer is not known to have is repeated as a datagram. It has the number that it has on the control
-//! connection, and the receiver takes it from whichever comes first. What it has taken it says in a datagram of its own.
+//! The sender repeats each message as a datagram until the peer acknowledges it. The datagram has the message's number on
+//! the control connection. The receiver takes the message from whichever of the two arrives first, and acknowledges in a
+//! datagram of its own.
 //!
 //! | byte | field | |
 //! |---|---|---|
