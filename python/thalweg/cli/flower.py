@@ -36,7 +36,7 @@ class FlowerCommand(PlanCommand):
 def _play(
     context: typer.Context, folder: Path, run_config: RunConfig, option: Options, *, as_json: bool, elsewhere: bool
 ) -> None:
-    """Run an app's ServerApp here and print the result. Its nodes join from ``elsewhere``, or this command starts them."""
+    """Run an app's ServerApp and print the result. Its nodes join from ``elsewhere``, or this command starts them."""
     with output(as_json=as_json) as emit:
         from thalweg.flower import run as flower
         from thalweg.transports import registry
