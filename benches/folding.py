@@ -33,29 +33,30 @@ def numpy_best() -> float:
     return min(times)
 
 
+def _example(name: str, *arguments: str) -> dict[str, Any]:
+    """What one of the core's own benches says."""
+    command = ["cargo", "run", "--release", "--quiet", "-p", "thalweg-fold", "--example", name, "--", *arguments]
+    said: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=FOLDER).stdout)
+    return said
+
+
 def fold() -> list[Figure]:
     """Runs the core's own bench and NumPy alternately."""
     note("fold of 232 MB (builds the bench first)")
-    command = [
-        "cargo",
-        "run",
-        "--release",
-        "--quiet",
-        "-p",
-        "thalweg-fold",
-        "--example",
-        "fold_bench",
-        "--",
-        "232",
-        "3",
-    ]
     results: list[dict[str, Any]] = []
     numpy_seconds: list[float] = []
     for _ in range(7):
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=FOLDER)
-        results.append(json.loads(done.stdout))
+        results.append(_example("fold_bench", "232", "3"))
         numpy_seconds.append(numpy_best())
-    return _figures(results, numpy_seconds)
+    return [*_figures(results, numpy_seconds), together()]
+
+
+def together() -> Figure:
+    """Eight queued updates in one pass, against one after the other."""
+    result = _example("many_bench", "232", "7")
+    ratio, singly, jointly = (result[name] for name in ("ratio", "one_by_one_ms", "one_pass_ms"))
+    text = f"{jointly:.0f} ms, one by one {singly:.0f} ms, ratio {ratio:.2f}"
+    return Figure("eight queued updates of 232 MB in one pass, against one by one", text, "0.8", ratio <= 0.8, result)
 
 
 def _figures(results: list[dict[str, Any]], numpy_seconds: list[float]) -> list[Figure]:

@@ -7,8 +7,8 @@ use fearless_simd::Level;
 use thalweg_wire::{Layout, Range, Ranges, Tensor};
 
 use crate::memory::{LentMemory, Memory};
-use crate::stripe::{Full, Stripe};
-use crate::weights::Weight;
+use crate::stripe::Stripe;
+use crate::weights::{Full, Weight};
 use crate::{exact, finite, Defect, FoldError, Summary, EXACT_MAX_PRODUCT};
 
 /// Bytes of the update in one stripe, the unit of locking. A multiple of all element sizes and of the alignment of
@@ -78,6 +78,8 @@ pub enum Repair {
 pub struct Accumulator {
     layout: Arc<Layout>,
     precision: Precision,
+    /// What of updates it sums up; all but for [`Accumulator::within_part`].
+    part: Range,
     pub(crate) level: Level,
     pub(crate) stripes: Vec<Mutex<Stripe>>,
 }
@@ -90,7 +92,8 @@ impl Accumulator {
             let Ok(stripe) = Stripe::new(&layout, precision, start, length, own);
             Mutex::new(stripe)
         });
-        Self { stripes: stripes.collect(), layout, precision, level: Level::new() }
+        let part = Range::new(0, layout.bytes());
+        Self { stripes: stripes.collect(), layout, precision, part, level: Level::new() }
     }
 
     /// [`Accumulator::new`] whose sums lie in memory that is lent: shared with another process, say. `cut` is asked for the
@@ -103,16 +106,36 @@ impl Accumulator {
     pub fn within(
         layout: Arc<Layout>,
         precision: Precision,
+        cut: impl FnMut(usize) -> Option<LentMemory>,
+    ) -> Result<Self, FoldError> {
+        let all = Range::new(0, layout.bytes());
+        Self::within_part(layout, precision, all, cut)
+    }
+
+    /// [`Accumulator::within`] that sums up one part of updates only: the work of one of several processes, each of which
+    /// has a part of its own of all updates. A part begins and ends at ends of stripes; it takes
+    /// [`Accumulator::bytes_needed_of`] bytes, and what lies beyond it is out of range.
+    ///
+    /// # Errors
+    /// As [`Accumulator::within`]; [`FoldError::Part`] if there is no such part.
+    pub fn within_part(
+        layout: Arc<Layout>,
+        precision: Precision,
+        part: Range,
         mut cut: impl FnMut(usize) -> Option<LentMemory>,
     ) -> Result<Self, FoldError> {
+        is_part(part, layout.bytes())?;
         let stripes = stripes_of(&layout).map(|(start, length)| {
+            if !(part.start..part.end).contains(&start) {
+                return Ok(Mutex::new(Stripe::absent(length)));
+            }
             let mut lent = |bytes| match bytes {
                 0 => Ok(Memory::zeroed(0)), // nothing but padding
                 _ => Memory::lent(cut(bytes), bytes),
             };
             Stripe::new(&layout, precision, start, length, &mut lent).map(Mutex::new)
         });
-        Ok(Self { stripes: stripes.collect::<Result<_, _>>()?, layout, precision, level: Level::new() })
+        Ok(Self { stripes: stripes.collect::<Result<_, _>>()?, layout, precision, part, level: Level::new() })
     }
 
     /// The layout of the updates.
@@ -123,6 +146,11 @@ impl Accumulator {
     /// What floats are summed up in.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+
+    /// What of updates it sums up.
+    pub fn part(&self) -> Range {
+        self.part
     }
 
     /// Bytes of memory the sums take, once they were written to.
@@ -212,7 +240,7 @@ impl Accumulator {
                 let magnitude = self.magnitude(range.start, bytes, weight)?;
                 let mut stripe = self.lock(index)?;
                 let place = in_stripe(part);
-                stripe.has_room(&place, magnitude, 0).map_err(|full| no_room(index, full))?;
+                stripe.weights.has_room(&place, magnitude, 0).map_err(|full| no_room(index, full))?;
                 stripe.fold(self.level, place, bytes, weight, magnitude);
                 return Ok(());
             }
@@ -241,6 +269,9 @@ impl Accumulator {
         if self.precision != other.precision {
             let (ours, theirs) = (self.precision.name(), other.precision.name());
             return Err(FoldError::Precision { ours, theirs });
+        }
+        if self.part != other.part {
+            return Err(FoldError::Layout(format!("{:?} here and {:?} there", self.part, other.part)));
         }
         self.both(other, |index, ours, theirs| {
             ours.has_room_for(|| theirs.weights.covered()).map_err(|full| no_room(index, full))
@@ -366,19 +397,24 @@ impl Accumulator {
     }
 
     fn is_part(&self, range: Range) -> Result<(), FoldError> {
-        let at_border = |at: u64| at.is_multiple_of(STRIPE_BYTES) || at == self.layout.bytes();
-        if !at_border(range.start) || !at_border(range.end) || range.end > self.layout.bytes() {
-            let (offset, found, bytes) = (range.start, range.len(), self.layout.bytes());
-            return Err(FoldError::Part { offset, found, bytes });
-        }
-        Ok(())
+        let within = range.is_empty() || range.intersect(self.part) == range;
+        is_part(range, self.layout.bytes())?;
+        within.then_some(()).ok_or(FoldError::Part {
+            offset: range.start,
+            found: range.len(),
+            bytes: self.layout.bytes(),
+        })
     }
 
-    /// Cuts the update into at most `count` parts of about the same size for [`Accumulator::finish_part`].
+    /// Cuts the update, or the part of it that is summed up, into at most `count` parts of about the same size for
+    /// [`Accumulator::finish_part`].
     pub fn parts(&self, count: usize) -> Vec<Range> {
-        let stripes = (self.stripes.len() as u64).div_ceil(count.max(1) as u64).max(1);
-        let starts = (0..self.layout.bytes()).step_by((stripes * STRIPE_BYTES) as usize);
-        starts.map(|s| Range::new(s, (s + stripes * STRIPE_BYTES).min(self.layout.bytes()))).collect()
+        cut(self.part, count)
+    }
+
+    /// Cuts updates of a layout into at most `count` parts of about the same size for [`Accumulator::within_part`].
+    pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
+        cut(Range::new(0, layout.bytes()), count)
     }
 
     /// Forgets all contributions, for the next round. Takes microseconds: memory stays and is not touched.
@@ -395,9 +431,9 @@ impl Accumulator {
     }
 
     /// `offset..offset + length` less the elements that it cuts.
-    fn whole(&self, offset: u64, length: u64) -> Result<Range, FoldError> {
+    pub(crate) fn whole(&self, offset: u64, length: u64) -> Result<Range, FoldError> {
         let bytes = self.layout.bytes();
-        let end = offset.checked_add(length).filter(|&end| end <= bytes);
+        let end = offset.checked_add(length).filter(|&end| self.part.start <= offset && end <= self.part.end);
         let end = end.ok_or(FoldError::OutOfRange { offset, length, bytes })?;
         let start = self.element_border(offset, u64::div_ceil);
         let end = self.element_border(end, |at, size| at / size);
@@ -417,7 +453,7 @@ impl Accumulator {
     }
 
     /// `None` for 0: such a contribution changes nothing.
-    fn weight(&self, weight: f64) -> Result<Option<Weight>, FoldError> {
+    pub(crate) fn weight(&self, weight: f64) -> Result<Option<Weight>, FoldError> {
         Weight::new(weight, self.precision == Precision::F32)
     }
 
@@ -454,7 +490,7 @@ impl Accumulator {
     }
 
     /// What exact sums have to be accounted for these elements; 0 for other sums, whose elements are not looked at.
-    fn magnitude(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<u64, FoldError> {
+    pub(crate) fn magnitude(&self, offset: u64, bytes: &[u8], weight: Weight) -> Result<u64, FoldError> {
         if self.precision != Precision::Exact {
             return Ok(0);
         }
@@ -471,15 +507,34 @@ impl Accumulator {
             magnitudes.push(magnitude);
             let made = if pending.0 == piece.index { pending.1 } else { 0 };
             let stripe = self.lock(piece.index)?;
-            stripe.has_room(&piece.place, magnitude, made).map_err(|full| no_room(piece.index, full))?;
+            stripe
+                .weights
+                .has_room(&piece.place, magnitude, made)
+                .map_err(|full| no_room(piece.index, full))?;
             pending = (piece.index, made + stripe.weights.splits(&piece.place));
         }
         Ok(magnitudes)
     }
 
-    fn no_part(&self, offset: u64, part: &[u8]) -> FoldError {
+    pub(crate) fn no_part(&self, offset: u64, part: &[u8]) -> FoldError {
         FoldError::Part { offset, found: part.len() as u64, bytes: self.layout.bytes() }
     }
+}
+
+/// Whether a range begins and ends at ends of stripes of an update of so many bytes.
+fn is_part(range: Range, bytes: u64) -> Result<(), FoldError> {
+    let at_border = |at: u64| at.is_multiple_of(STRIPE_BYTES) || at == bytes;
+    if at_border(range.start) && at_border(range.end) && range.end <= bytes {
+        return Ok(());
+    }
+    Err(FoldError::Part { offset: range.start, found: range.len(), bytes })
+}
+
+/// Cuts a range that begins at a stripe's start into at most `count` ranges of about as many stripes.
+fn cut(all: Range, count: usize) -> Vec<Range> {
+    let stripes = all.len().div_ceil(STRIPE_BYTES).div_ceil(count.max(1) as u64).max(1);
+    let starts = (all.start..all.end).step_by((stripes * STRIPE_BYTES) as usize);
+    starts.map(|s| Range::new(s, (s + stripes * STRIPE_BYTES).min(all.end))).collect()
 }
 
 /// First byte and length of each stripe of a layout.

@@ -1,10 +1,10 @@
 //! Sums that travel: written out as bytes with their weights, and merged from bytes that anybody may have sent.
 
-use thalweg_wire::{checksum_after, Layout};
+use thalweg_wire::{checksum_after, Layout, Range};
 
 use crate::accumulator::{in_stripe, no_room, parts_of, stripes_of, unpoisoned, STRIPE_BYTES};
 use crate::memory::Memory;
-use crate::stripe::segments;
+use crate::stripe::{segments, Stripe};
 use crate::sums::{Sums, SumsHead, WeightRun};
 use crate::weights::Weighted;
 use crate::{Accumulator, FoldError, Precision};
@@ -32,7 +32,13 @@ impl Accumulator {
 
     /// Bytes that [`Accumulator::within`] needs for a layout in a precision.
     pub fn bytes_needed(layout: &Layout, precision: Precision) -> u64 {
-        stripes_of(layout).map(|(start, length)| segments(layout, precision, start, length).1 as u64).sum()
+        Self::bytes_needed_of(layout, precision, Range::new(0, layout.bytes()))
+    }
+
+    /// Bytes that [`Accumulator::within_part`] needs for a part that begins and ends at ends of stripes.
+    pub fn bytes_needed_of(layout: &Layout, precision: Precision, part: Range) -> u64 {
+        let stripes = stripes_of(layout).filter(|(start, _)| (part.start..part.end).contains(start));
+        stripes.map(|(start, length)| segments(layout, precision, start, length).1 as u64).sum()
     }
 
     /// Bytes of the cells that this accumulator exports.
@@ -97,7 +103,7 @@ impl Accumulator {
     /// contributions can make it; [`FoldError::Sums`], [`FoldError::Contributions`] or [`FoldError::Fragmented`] if there
     /// is no room for them. Nothing was added then. [`FoldError::Poisoned`] if a thread panicked while folding.
     pub fn merge_sums(&self, head: &SumsHead, cells: &[u8]) -> Result<(), FoldError> {
-        self.is_of(head, cells)?;
+        self.is_of(head, cells.len() as u64)?;
         let parts = self.by_stripe(head.runs())?;
         let mut sum = 0;
         let mut scratch = Memory::zeroed(0);
@@ -119,7 +125,32 @@ impl Accumulator {
         })
     }
 
-    fn is_of(&self, head: &SumsHead, cells: &[u8]) -> Result<(), FoldError> {
+    /// Takes the sums that another process has left in the memory that was lent to this accumulator: `head` says what they
+    /// are ([`Accumulator::head`]). What was folded here before is forgotten. Nobody may write there any more.
+    ///
+    /// # Errors
+    /// As [`Accumulator::merge_sums`]; nothing is taken then, and what was folded here before stays.
+    pub fn adopt(&self, head: &SumsHead) -> Result<(), FoldError> {
+        self.is_of(head, self.cells_bytes())?;
+        if head.checksum().is_some() {
+            return Err(FoldError::Damaged("they are of sums that were written out"));
+        }
+        let parts = self.by_stripe(head.runs())?;
+        for (index, parts) in parts.iter().enumerate() {
+            let stripe = self.lock(index)?;
+            let room = Stripe::absent(stripe.weights.length() as u64).has_room_for(|| parts.iter().cloned());
+            room.map_err(|full| no_room(index, full))?;
+            stripe.judge(self.level, parts, stripe.cells(), self.precision().limit())?;
+        }
+        for (index, parts) in parts.iter().enumerate() {
+            let mut stripe = self.lock(index)?;
+            stripe.weights.clear();
+            parts.iter().for_each(|part| stripe.weights.merge(part));
+        }
+        Ok(())
+    }
+
+    fn is_of(&self, head: &SumsHead, cells: u64) -> Result<(), FoldError> {
         let (ours, theirs) = (self.layout().hash(), head.layout());
         if ours != theirs {
             return Err(FoldError::Layout(format!("hash {ours} here and {theirs} there")));
@@ -129,7 +160,7 @@ impl Accumulator {
             return Err(FoldError::Precision { ours, theirs });
         }
         let bytes = self.cells_bytes();
-        match [head.cells(), cells.len() as u64].into_iter().find(|&found| found != bytes) {
+        match [head.cells(), cells].into_iter().find(|&found| found != bytes) {
             Some(found) => Err(FoldError::Cells { found, bytes }),
             None => Ok(()),
         }
@@ -139,7 +170,7 @@ impl Accumulator {
     fn by_stripe(&self, runs: &[WeightRun]) -> Result<Vec<Vec<Weighted>>, FoldError> {
         let mut parts = vec![Vec::new(); self.stripes.len()];
         for run in runs {
-            if run.bytes.end > self.layout().bytes() || self.layout().cut_by(run.bytes).is_some() {
+            if run.bytes.intersect(self.part()) != run.bytes || self.layout().cut_by(run.bytes).is_some() {
                 return Err(FoldError::Damaged(
                     "a range of weight ends beyond the layout or within an element",
                 ));

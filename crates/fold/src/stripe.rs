@@ -7,11 +7,8 @@ use thalweg_wire::{Dtype, Layout};
 
 use crate::cells::{Place, SUMS_ALIGN};
 use crate::memory::Memory;
-use crate::weights::{Weight, Weighted, Weights};
+use crate::weights::{Full, Weight, Weighted, Weights, MAX_RUNS};
 use crate::{exact, FoldError, Precision, Repair, Summary};
-
-/// Most separately weighted pieces a stripe keeps account of; chunks cut at multiples of 64 bytes need half.
-pub const MAX_RUNS: usize = 4096;
 
 /// The part of a tensor that lies in the stripe.
 #[derive(Debug)]
@@ -28,17 +25,6 @@ impl Segment {
     fn element(&self, at: usize) -> usize {
         (at - self.bytes.start) / self.dtype.size() as usize
     }
-}
-
-/// Why a stripe cannot take a contribution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Full {
-    /// Its account of weights would have too many runs.
-    Runs,
-    /// Its exact sums might overflow.
-    Sums,
-    /// It could not tell how much came.
-    Contributions,
 }
 
 #[derive(Debug)]
@@ -63,6 +49,11 @@ impl Stripe {
         Ok(Self { segments, memory: cut(bytes)?, weights: Weights::new(length as usize) })
     }
 
+    /// A stripe that is summed up elsewhere.
+    pub(crate) fn absent(length: u64) -> Self {
+        Self { segments: Vec::new(), memory: Memory::zeroed(0), weights: Weights::new(length as usize) }
+    }
+
     /// The sums, as they lie in memory.
     pub(crate) fn cells(&self) -> &[u8] {
         self.memory.bytes()
@@ -75,20 +66,6 @@ impl Stripe {
 
     pub(crate) fn memory(&self) -> usize {
         size_of_val(self.segments.as_slice()) + self.cells_bytes()
-    }
-
-    /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when `pending`
-    /// borders more will have been made before.
-    pub(crate) fn has_room(&self, bytes: &Range<usize>, magnitude: u64, pending: usize) -> Result<(), Full> {
-        let count = self.weights.count() + pending;
-        if count + 2 > MAX_RUNS && count + self.weights.splits(bytes) > MAX_RUNS {
-            return Err(Full::Runs);
-        }
-        let fits = |part: Weighted| part.magnitude.saturating_add(magnitude) <= exact::MOST;
-        if magnitude > 0 && !self.weights.within(bytes.clone()).all(fits) {
-            return Err(Full::Sums);
-        }
-        Ok(())
     }
 
     /// Whether there is room for all that another accumulator's stripe of the same bytes has, given as it lies there.

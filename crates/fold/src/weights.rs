@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use thalweg_wire as wire;
 
-use crate::{sums, FoldError};
+use crate::{exact, sums, FoldError};
 
 /// Least weight other than 0.
 pub const MIN_WEIGHT: f64 = 1.0 / (1_u64 << 30) as f64;
@@ -56,6 +56,20 @@ impl Weight {
 
 pub(crate) fn value_of(units: u128) -> f64 {
     units as f64 / UNITS
+}
+
+/// Most separately weighted pieces a stripe keeps account of; chunks cut at multiples of 64 bytes need half.
+pub const MAX_RUNS: usize = 4096;
+
+/// Why a stripe cannot take a contribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// Its account of weights would have too many runs.
+    Runs,
+    /// Its exact sums might overflow.
+    Sums,
+    /// It could not tell how much came.
+    Contributions,
 }
 
 /// Neighbouring bytes with the same weight, up to `end`.
@@ -112,7 +126,7 @@ impl Weighted {
 }
 
 /// The weights of bytes `0..length` of a stripe.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Weights {
     /// Rising, the last one ends at the length; never empty.
     runs: Vec<Run>,
@@ -138,6 +152,20 @@ impl Weights {
         let end = self.length();
         self.runs.clear();
         self.runs.push(Run { end, contributions: 0, units: 0, magnitude: 0 });
+    }
+
+    /// Whether there is room for a contribution to `bytes` of values up to `magnitude`, weighted, when `pending`
+    /// borders more will have been made before.
+    pub(crate) fn has_room(&self, bytes: &Range<usize>, magnitude: u64, pending: usize) -> Result<(), Full> {
+        let count = self.count() + pending;
+        if count + 2 > MAX_RUNS && count + self.splits(bytes) > MAX_RUNS {
+            return Err(Full::Runs);
+        }
+        let fits = |part: Weighted| part.magnitude.saturating_add(magnitude) <= exact::MOST;
+        if magnitude > 0 && !self.within(bytes.clone()).all(fits) {
+            return Err(Full::Sums);
+        }
+        Ok(())
     }
 
     /// How many runs more there would be with borders at both ends of `bytes`.

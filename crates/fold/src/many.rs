@@ -1,0 +1,139 @@
+//! Several updates in one pass: each stripe's sums are read and written once for all of them.
+
+use thalweg_wire::{Range, Ranges};
+
+use crate::accumulator::{in_stripe, no_room, parts_of};
+use crate::weights::Weight;
+use crate::{Accumulator, FoldError};
+
+/// One of several updates that are folded together.
+#[derive(Debug, Clone, Copy)]
+pub struct Contribution<'a> {
+    /// A whole update.
+    pub bytes: &'a [u8],
+    /// What came of it; the rest may hold anything. An element that is cut is left out.
+    pub came: &'a Ranges,
+    /// Its weight; with 0 it changes nothing.
+    pub weight: f64,
+}
+
+/// Why nothing of several updates was folded.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("update {update} of those folded together: {error}")]
+pub struct Refusal {
+    /// Number of the update that cannot be folded, from 0; without it the others may be.
+    pub update: usize,
+    /// What is wrong with it.
+    #[source]
+    pub error: FoldError,
+}
+
+/// What of one update lies in one stripe.
+struct Piece<'a> {
+    update: usize,
+    place: std::ops::Range<usize>,
+    bytes: &'a [u8],
+    weight: Weight,
+    magnitude: u64,
+}
+
+/// An update that weighs something, and what of it is whole elements.
+struct Judged<'a> {
+    update: usize,
+    bytes: &'a [u8],
+    came: Vec<Range>,
+    weight: Weight,
+}
+
+impl Accumulator {
+    /// Adds bytes `range` of several updates, all of them or, where one is refused, none. It does what
+    /// [`Accumulator::fold_ranges`] does of one after the other, to the bit, but goes stripe by stripe: the sums of a stripe
+    /// stay in the cache until all updates were added to it. Of exact sums, whose values have to be judged first, the
+    /// updates are read twice.
+    ///
+    /// # Errors
+    /// As [`Accumulator::fold_ranges`], with the number of the update that is refused.
+    pub fn fold_many(&self, updates: &[Contribution<'_>], range: Range) -> Result<(), Refusal> {
+        let judged = self.judge_many(updates, range)?;
+        let stripes: Vec<usize> = parts_of(range).map(|(index, _)| index).collect();
+        let mut cursors = vec![0; judged.len()];
+        let mut all = Vec::with_capacity(stripes.len());
+        for &index in &stripes {
+            all.push(self.pieces_of(index, &judged, &mut cursors)?);
+        }
+        for (&index, pieces) in stripes.iter().zip(all) {
+            if pieces.is_empty() {
+                continue;
+            }
+            let mut stripe = self.lock(index).map_err(|error| Refusal { update: 0, error })?;
+            for Piece { place, bytes, weight, magnitude, .. } in pieces {
+                stripe.fold(self.level, place, bytes, weight, magnitude);
+            }
+        }
+        Ok(())
+    }
+
+    /// The updates' weights, and which whole elements of `range` came of them.
+    fn judge_many<'a>(&self, updates: &[Contribution<'a>], range: Range) -> Result<Vec<Judged<'a>>, Refusal> {
+        let mut judged = Vec::with_capacity(updates.len());
+        for (update, of) in updates.iter().enumerate() {
+            let refused = |error| Refusal { update, error };
+            if of.bytes.len() as u64 != self.layout().bytes() {
+                return Err(refused(self.no_part(0, of.bytes)));
+            }
+            let Some(weight) = self.weight(of.weight).map_err(refused)? else { continue };
+            let mut came = Vec::with_capacity(of.came.count());
+            for part in of.came.iter() {
+                let part = part.intersect(range);
+                if !part.is_empty() {
+                    came.push(self.whole(part.start, part.len()).map_err(refused)?);
+                }
+            }
+            came.retain(|part| !part.is_empty());
+            judged.push(Judged { update, bytes: of.bytes, came, weight });
+        }
+        Ok(judged)
+    }
+
+    /// What of the updates lies in a stripe, once it is seen that all of it can be added. `cursors` says how far each
+    /// update's ranges lie behind already.
+    fn pieces_of<'a>(
+        &self,
+        index: usize,
+        judged: &[Judged<'a>],
+        cursors: &mut [usize],
+    ) -> Result<Vec<Piece<'a>>, Refusal> {
+        let end = (index as u64 + 1) * crate::STRIPE_BYTES;
+        let stripe = Range::new(end - crate::STRIPE_BYTES, end);
+        let mut pieces = Vec::with_capacity(judged.len());
+        for (of, cursor) in judged.iter().zip(cursors) {
+            while let Some(part) = of.came.get(*cursor).filter(|part| part.start < end) {
+                let here = part.intersect(stripe);
+                let bytes = &of.bytes[here.start as usize..here.end as usize];
+                let magnitude = self.magnitude(here.start, bytes, of.weight);
+                let magnitude = magnitude.map_err(|error| Refusal { update: of.update, error })?;
+                let (update, place, weight) = (of.update, in_stripe(here), of.weight);
+                pieces.push(Piece { update, place, bytes, weight, magnitude });
+                if part.end > end {
+                    break;
+                }
+                *cursor += 1;
+            }
+        }
+        self.have_room(index, &pieces)?;
+        Ok(pieces)
+    }
+
+    /// Whether a stripe has room for these pieces, one after the other.
+    fn have_room(&self, index: usize, pieces: &[Piece<'_>]) -> Result<(), Refusal> {
+        let Some(first) = pieces.first() else { return Ok(()) };
+        let stripe = self.lock(index).map_err(|error| Refusal { update: first.update, error })?;
+        let mut weights = stripe.weights.clone();
+        for piece in pieces {
+            let room = weights.has_room(&piece.place, piece.magnitude, 0);
+            room.map_err(|full| Refusal { update: piece.update, error: no_room(index, full) })?;
+            weights.add(piece.place.clone(), piece.weight, piece.magnitude);
+        }
+        Ok(())
+    }
+}
