@@ -333,3 +333,16 @@ def test_part_of_the_training_set_is_drawn_by_the_seed_and_cut_among_the_clients
     assert len(app(samples=200).test_data()) == len(app().test_data())
     with pytest.raises(DataError, match=r"data\.samples at most 1438"):
         app(samples=1439).train_data()
+
+
+def test_part_of_the_test_set_is_the_same_for_every_party() -> None:
+    whole, server, client = (
+        app().test_data(),
+        app(test_samples=50).test_data(),
+        app(test_samples=50, client=1).test_data(),
+    )
+    assert len(server) == len(client) == 50 < len(whole)
+    assert (server.images == client.images).all()
+    assert len(app(test_samples=50).train_data()) == len(app().train_data())
+    with pytest.raises(DataError, match=r"data\.test_samples at most 359"):
+        app(test_samples=360).test_data()

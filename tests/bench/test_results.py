@@ -91,6 +91,11 @@ def test_the_least_a_job_needs() -> None:
     assert least(emulated.merge({"network.emulator": "none"})) == 0
 
 
+def test_a_job_on_a_graph_has_no_bound_and_can_be_benched() -> None:
+    text = "[job]\ngraph = 'ring'\nrounds = 3\n[model]\nname = 'payload:1MiB'\n[training]\ncompute = 0.5\n"
+    assert least(Plan.loads(text + "[network]\nrate = '8mbit'")) == pytest.approx(1.5)
+
+
 def test_estimates_follow_what_was_measured() -> None:
     plan = {"job": {"clients": 1, "rounds": 1}, "model": {"name": "payload:1MB"}}
     made = Matrix.of(BenchPlan.of({"base": plan, "matrix": {"layers.throttle": ["8mbit", "4mbit", "80mbit"]}}))

@@ -153,6 +153,13 @@ def test_any_network_is_one_the_core_can_take(text: str, topology: str, clients:
     assert json.loads(made.text())["links"]
 
 
+def test_packets_have_the_size_that_the_plan_says() -> None:
+    made = build("up.rate=8mbit,down.rate=4mbit", limiter="device", mtu=9000)
+    assert made.table()["mtu"] == 9000
+    # A limiter lets at least two packets pass at once.
+    assert {host.egress.burst_bytes for host in made.hosts if host.egress} == {18_000}
+
+
 def test_a_limiter_on_the_device_is_the_hosts_and_not_the_links() -> None:
     made = build("up.rate=8mbit,up.queue=50000B,down.rate=4mbit,loss=1%", limiter="device", limiter_burst=1600)
     table = made.table()

@@ -40,6 +40,7 @@ class ImageApp:
         seed: int,
         data_root: str | None,
         samples: int | None = None,
+        test_samples: int | None = None,
         batch: int = 100,
         learning_rate: float = 0.01,
         momentum: float = 0.9,
@@ -52,9 +53,9 @@ class ImageApp:
         """Note the settings; nothing is loaded yet.
 
         ``client`` is 0..clients-1, or None for a server, whose training data are the whole set. ``data_root`` is the
-        folder of the data set. ``samples`` of the training set are used, drawn by the seed; None takes all of it.
-        ``threads`` is the number of PyTorch's threads, for the whole process; None leaves
-        it as it is. Raises ModelError, DataError or PlanError for a setting that cannot work.
+        folder of the data set. ``samples`` of the training set and ``test_samples`` of the test set are used, drawn by
+        the seed; None takes all of it. ``threads`` is the number of PyTorch's threads, for the whole process; None
+        leaves it as it is. Raises ModelError, DataError or PlanError for a setting that cannot work.
         """
         self._spec = models.find(model)
         self._data = datasets.find(data)
@@ -69,6 +70,7 @@ class ImageApp:
         self._seed = seed
         self._root = None if data_root is None else Path(data_root)
         self._samples = None if samples is None else _at_least("samples", samples, 1)
+        self._test_samples = None if test_samples is None else _at_least("test_samples", test_samples, 1)
         self._batch = _at_least("batch", batch, 1)
         self._learning_rate = _positive("learning_rate", learning_rate)
         if not 0.0 <= momentum < 1.0:
@@ -131,6 +133,9 @@ class ImageApp:
             train, test = datasets.load(self._data, root=self._root)
             if self._samples is not None:
                 train = train.subset(datasets.drawn(len(train), self._samples, self._seed))
+            if self._test_samples is not None:
+                chosen = datasets.drawn(len(test), self._test_samples, self._seed, key="data.test_samples")
+                test = test.subset(chosen)
             if self._client is not None:
                 parts = datasets.partition(train.labels, self._clients, self._partition, self._seed)
                 train = train.subset(parts[self._client])

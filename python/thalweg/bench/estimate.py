@@ -22,11 +22,14 @@ def update_bytes(plan: Plan) -> int | None:
 def least(plan: Plan) -> float:
     """Return the seconds that a job's links need for its updates, and a payload's computation.
 
-    Raises PlanError if a file that its network names cannot be read.
+    Of a job on a graph what its links need is not known, and left out. Raises PlanError if a file that its network
+    names cannot be read.
     """
     size, clients = update_bytes(plan) or 0, plan.participants
     each = 0.0
-    if plan.network is not None and plan.network.emulator != "none":
+    if plan.job.graph is not None:
+        each = 0.0
+    elif plan.network is not None and plan.network.emulator != "none":
         from thalweg.network import bound
         from thalweg.plan.emulated import network_of
 

@@ -88,9 +88,12 @@ def stratified_split(labels: Labels, test_fraction: float, seed: int) -> tuple[L
     return train.astype(np.int64), test.astype(np.int64)
 
 
-def drawn(count: int, wanted: int, seed: int) -> Labels:
-    """Return ``wanted`` of the indices 0..count-1 (int64), drawn by ``seed``, in their order. Raises DataError."""
+def drawn(count: int, wanted: int, seed: int, *, key: str = "data.samples") -> Labels:
+    """Return ``wanted`` of the indices 0..count-1 (int64), drawn by ``seed``, in their order.
+
+    Raises DataError that names the plan's ``key``.
+    """
     if wanted > count:
-        raise DataError(f"{wanted} samples are wanted of {count}", f"Make data.samples at most {count}")
+        raise DataError(f"{wanted} samples are wanted of {count}", f"Make {key} at most {count}")
     order = np.random.default_rng((seed, count)).permutation(count)
     return np.sort(order[:wanted]).astype(np.int64)

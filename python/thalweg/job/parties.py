@@ -248,6 +248,7 @@ def image_settings(plan: Any) -> dict[str, Any]:
         "data": plan.data.name,
         "partition": plan.data.partition,
         "samples": plan.data.samples,
+        "test_samples": plan.data.test_samples,
         "data_root": plan.data.root,
         "clients": plan.job.clients,
         "seed": plan.job.seed,

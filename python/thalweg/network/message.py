@@ -8,7 +8,7 @@ from typing import Any
 from thalweg.errors import PlanError
 from thalweg.network.spec import Spec
 from thalweg.network.topology import SERVER
-from thalweg.sections.network import NetworkSection
+from thalweg.sections.network import MTU, NetworkSection
 
 
 def check(network: NetworkSection) -> None:
@@ -19,6 +19,7 @@ def check(network: NetworkSection) -> None:
         "[[network.changes]]": bool(network.changes),
         "[network.trace]": network.trace is not None,
         "limiter = 'device'": network.limiter == "device",
+        f"mtu = {network.mtu}": network.mtu != MTU,
     }
     for what, wanted in asked.items():
         if wanted:

@@ -176,6 +176,7 @@ def build(names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers
         changes=changes,
         topology=network.topology,
         profile=network.profile,
+        mtu=network.mtu,
         broker=None if network.broker is None else BROKER,
         peers=peers,
     )
@@ -197,19 +198,19 @@ def _limits(network: NetworkSection, links: Sequence[Link]) -> dict[str, Egress]
     ends = [(end, shape) for link in links for end, shape in ((link.a, link.ab), (link.b, link.ba))]
     alone = Counter(end for end, _ in ends)
     return {
-        end: _egress(end, shape, shape.rate, network.limiter_burst)
+        end: _egress(end, shape, shape.rate, network)
         for end, shape in ends
         if alone[end] == 1 and shape.rate is not None
     }
 
 
-def _egress(host: str, shape: Shape, rate: int, burst: int | None) -> Egress:
+def _egress(host: str, shape: Shape, rate: int, network: NetworkSection) -> Egress:
     if shape.queue_packets is not None:
         raise PlanError(
             f"the device of {host!r} has a queue of packets, and its limiter counts bytes",
             "Give network.queue a size, as 256KiB",
         )
-    at_once = burst or max(2 * MTU, round(rate / 8 * LIMITER_SECONDS))
+    at_once = network.limiter_burst or max(2 * network.mtu, round(rate / 8 * LIMITER_SECONDS))
     waiting = shape.queue_bytes or max(SHORTEST_QUEUE, round(rate / 8 * QUEUE_SECONDS))
     if not MOST_LIMITED >= waiting >= at_once:
         raise PlanError(

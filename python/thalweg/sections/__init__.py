@@ -206,6 +206,7 @@ class DataSection(Section):
     samples: int | None = Field(
         None, ge=1, description="samples of the training set that are used, drawn by the seed; without it all"
     )
+    test_samples: int | None = Field(None, ge=1, description="samples of the test set that are used, likewise")
 
 
 class TrainingSection(Section):

@@ -262,6 +262,9 @@ class NetworkSection(LinkSection):
         description="a host of its own for the run's broker, and its link, which is unlimited where no key says "
         "otherwise; without the table the broker is on the server's host",
     )
+    mtu: int = Field(
+        MTU, ge=1280, le=65_535, description="most bytes of a packet on every link; 65535 is about that of a loopback"
+    )
     switches: list[Name] | None = Field(None, description="names of a graph's switches")
     links: list[GraphLinkSection] | None = Field(None, description="links of a graph, on top of the keys of all")
     changes: list[ChangeSection] | None = Field(None, description="changes over time")
