@@ -13,6 +13,7 @@ is what of a cell is meant: ``seconds`` of communication if it says none, or ano
 ``rises``    they rise
 ``level``    the largest along ``along`` is at most ``factor`` times the least
 ``above``    each of ``of``'s is more than the paper's ``value``, or our ``least``, in the unit it is written with
+``about``    each of ``of``'s agrees with the paper's ``value``, in the unit it is written with; as ``ratio``
 ``even``     Jain's index of each of ``of``'s is at least 0.9
 ``close``    the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
 ``worse``    the last accuracy of ``of`` is less than that of ``to``
@@ -45,6 +46,17 @@ NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "lost": (100.0, " %"),
     "queue_seconds": (1e3, " ms"),
     "jain": (1.0, ""),
+    "exchange_mean": (1e3, " ms"),
+    "exchange_median": (1e3, " ms"),
+    "exchange_std": (1e3, " ms"),
+    "used": (100.0, " %"),
+    "timeouts": (100.0, " %"),
+    "gap_mean": (1.0, " s"),
+    "last": (1.0, " nodes"),
+    "reached": (100.0, " %"),
+    "reached_std": (100.0, " points"),
+    "tested_loss": (1.0, ""),
+    "finish_seconds": (1.0, " s"),
 }
 
 
@@ -167,6 +179,12 @@ def _above(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     return Verdict(all(one * factor > least for one in found), _words(claim, found))
 
 
+def _about(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+    found = _each(cells, claim["of"], _number(claim))
+    factor, _ = NUMBERS[_number(claim)]
+    return Verdict(all(_agrees(one * factor, claim["value"]) for one in found), _words(claim, found))
+
+
 def _even(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     found = _each(cells, claim["of"], "jain")
     return Verdict(min(found) >= EVEN, ", ".join(f"{one:.3f}" for one in found))
@@ -185,6 +203,7 @@ _KINDS: Final[Mapping[str, Callable[[Claim, Sequence[Cell]], Verdict]]] = {
     "rises": _rises,
     "level": _level,
     "above": _above,
+    "about": _about,
     "even": _even,
     "close": _close,
     "worse": _worse,

@@ -26,7 +26,7 @@ ROOT: Final = Path(__file__).parent
 FULL: Final = "full"
 
 
-Kind = Literal["bars", "lines", "flows", "timelines", "accuracy"]
+Kind = Literal["bars", "lines", "flows", "timelines", "accuracy", "boxes", "learning"]
 # By kind of figure: the keys that it needs, and those that it can have besides.
 _KEYS: Final[Mapping[Kind, tuple[set[str], set[str]]]] = {
     "bars": ({"along"}, {"panels"}),
@@ -34,6 +34,8 @@ _KEYS: Final[Mapping[Kind, tuple[set[str], set[str]]]] = {
     "flows": (set(), set()),
     "timelines": (set(), set()),
     "accuracy": ({"panels"}, set()),
+    "boxes": (set(), {"panels"}),
+    "learning": (set(), {"panels", "graph"}),
 }
 
 
@@ -43,12 +45,13 @@ class Plot(Section):
     kind: Kind = Field(description="how: see the functions of these names in plots.py")
     along: str | None = Field(None, description="axis of the matrix whose labels are along the x-axis")
     panels: str | None = Field(None, description="axis of the matrix that has a panel for each label")
+    graph: str | None = Field(None, description="case whose graph is drawn too, with the nodes that finished last")
     last: str | None = Field(None, description="axis of the matrix of which only the last label is drawn")
 
     @model_validator(mode="after")
     def _keys_of_its_kind(self) -> Plot:
         needed, optional = _KEYS[self.kind]
-        given = {key for key in ("along", "panels") if getattr(self, key) is not None}
+        given = {key for key in ("along", "panels", "graph") if getattr(self, key) is not None}
         if missing := sorted(needed - given):
             raise ValueError(f"a plot of kind {self.kind!r} needs {' and '.join(missing)}")
         if unused := sorted(given - needed - optional):
@@ -73,7 +76,7 @@ class Experiment(Section):
 
     title: str = Field(description="what is measured")
     source: str = Field(description="paper, section and figure")
-    quantity: Literal["communication", "accuracy", "goodput"] = Field(description="what the figure shows")
+    quantity: Literal["communication", "accuracy", "goodput", "iterations"] = Field(description="what the figure shows")
     plot: Plot = Field(description="how the figure is drawn")
     watch: bool = Field(False, description="whether the kernel's senders are looked at meanwhile")
     rivals: int = Field(0, ge=0, le=64, description="other TCP streams from client-1, if senders are watched")

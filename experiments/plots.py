@@ -1,4 +1,4 @@
-"""Figures in the papers' form, from what was measured: bars of time or goodput, lines of accuracy or goodput."""
+"""Figures in the papers' form, from what was measured: bars, lines, boxes and curves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from experiments import graph_plots
 from experiments.measured import Cell
 from experiments.plan import Plot
 from thalweg.report.charts import colour
@@ -76,6 +77,10 @@ def draw(
         return lines(cells, title, file, along=along, shown=shown)
     if plot.kind == "accuracy":
         return accuracy(cells, title, file, panels=panels)
+    if plot.kind == "boxes":
+        return boxes(cells, title, file, panels=plot.panels)
+    if plot.kind == "learning":
+        return learning(cells, title, file, panels=plot.panels, graph=plot.graph)
     return (flows if plot.kind == "flows" else timelines)(cells, title, file)
 
 
@@ -202,6 +207,40 @@ def accuracy(cells: Sequence[Cell], title: str, file: Path, *, panels: str) -> l
         axis.set_title(panel, fontsize=8)
         axis.set_xlabel("round")
     axes[0].set_ylabel("accuracy, %")
+    return _save(figure, axes[0], file)
+
+
+def boxes(cells: Sequence[Cell], title: str, file: Path, *, panels: str | None) -> list[Path]:
+    """Draw the exchanges of each case as boxes, a panel for each label of ``panels``. Returns the files."""
+    parts = [""] if panels is None else labels(cells, panels)
+    figure, axes = _figure(parts, title, ALONE if panels is None else PANEL)
+    for axis, panel in zip(axes, parts, strict=True):
+        graph_plots.boxes(axis, [cell for cell in cells if panels is None or cell.labels[panels] == panel])
+        axis.set_title(panel, fontsize=8)
+    axes[0].set_ylabel("exchange, ms")
+    return _save(figure, axes[0], file)
+
+
+def learning(cells: Sequence[Cell], title: str, file: Path, *, panels: str | None, graph: str | None) -> list[Path]:
+    """Draw accuracy over time, a panel a label of ``panels``; without one, losses and accuracy. Returns the files.
+
+    The graph of the case ``graph`` is drawn beside them.
+    """
+    parts = labels(cells, panels) if panels is not None else [shown[0] for shown in graph_plots.CURVES]
+    figure, axes = _figure([*parts, *([] if graph is None else [graph])], title)
+    if panels is None:
+        for axis, shown in zip(axes, graph_plots.CURVES, strict=False):
+            graph_plots.curves(axis, cells, shown)
+    else:
+        for axis, panel in zip(axes, parts, strict=False):
+            chosen = [cell for cell in cells if cell.labels[panels] == panel]
+            graph_plots.curves(axis, chosen, graph_plots.OVER_TIME, titled=False)
+            axis.set_title(panel, fontsize=8)
+        axes[0].set_ylabel(graph_plots.OVER_TIME[0])
+    one = None if graph is None else _one(cells, {"case": graph})
+    if one is not None and one.numbers.get("graph"):
+        graph_plots.network(axes[-1], one.numbers["graph"])
+        axes[-1].set_title(f"{graph}: last of their neighbours", fontsize=8)
     return _save(figure, axes[0], file)
 
 

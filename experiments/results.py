@@ -29,6 +29,25 @@ AMONG: Final = (
     ("rivals", 1e-6, "rivals together, Mbit/s"),
     ("jain", 1.0, "Jain's index"),
 )
+# Of jobs on graphs, in the same form.
+ITERATIONS: Final = (
+    ("exchange_mean", 1e3, "ms, mean"),
+    ("exchange_median", 1e3, "median"),
+    ("exchange_std", 1e3, "std"),
+    ("iteration_mean", 1e3, "with training, ms"),
+    ("used", 100.0, "% of chunks used"),
+    ("timeouts", 100.0, "% ended by a deadline"),
+    ("sent", 1.0, "bytes sent / models"),
+    ("others", 1.0, "cores others used"),
+)
+LEARNED: Final = (
+    ("reached", 100.0, "accuracy, %"),
+    ("reached_std", 100.0, "std over nodes"),
+    ("tested_loss", 1.0, "test loss"),
+    ("finish_seconds", 1.0, "after, s"),
+    ("drift", 1.0, "drift"),
+    ("disagreement", 1.0, "disagreement"),
+)
 SEEN: Final = {True: "yes", False: "no", None: "not measured"}
 
 
@@ -110,6 +129,19 @@ def _goodputs(modes: dict[str, list[Cell]]) -> str:
     return _table([*(["mode"] if len(modes) > 1 else []), *axes, *(words for _, _, words in columns)], rows)
 
 
+def _iterations(modes: dict[str, list[Cell]]) -> str:
+    learned = any(cell.numbers.get("curve") for cells in modes.values() for cell in cells)
+    columns = (*ITERATIONS[:-1], *(LEARNED if learned else ()), ITERATIONS[-1])
+    axes = list(next(iter(modes.values()))[0].labels)
+    rows = []
+    for mode, cells in modes.items():
+        for cell in cells:
+            shown = [_number(cell.numbers.get(key), factor) for key, factor, _ in columns]
+            shown[0] = shown[0] if "exchange_mean" in cell.numbers else cell.numbers["status"]
+            rows.append([mode, *(cell.labels[axis] for axis in axes), *shown])
+    return _table(["mode", *axes, *(words for _, _, words in columns)], rows)
+
+
 def _number(value: float | None, factor: float) -> str:
     return "-" if value is None else f"{factor * value:.4g}"
 
@@ -132,6 +164,7 @@ _TABLES: Final[Mapping[str, Callable[[dict[str, list[Cell]]], str]]] = {
     "communication": _times,
     "accuracy": _accuracies,
     "goodput": _goodputs,
+    "iterations": _iterations,
 }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from experiments import claims, goodput, measured, plots, senders
+from experiments import claims, goodput, iterations, load, measured, plots, senders
 from experiments.plan import ROOT, Experiment
 from thalweg.bench import Matrix
 from thalweg.bench.driver import Bench
@@ -17,6 +17,11 @@ from thalweg.bench.show import progress_on_stderr
 from thalweg.report.text import commit_words, is_dirty
 
 OUT: Final = ROOT / "out"
+# By quantity: what else is read from the runs' records.
+_MORE: Final[Mapping[str, Callable[[Iterable[Mapping[str, Any]], Path], dict[int, measured.Table]]]] = {
+    "goodput": goodput.by_cell,
+    "iterations": iterations.by_cell,
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,11 @@ def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> measur
     found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
     going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
     folder = going_on or Folder.create(place, mode, plan)
-    way = senders.watched(experiment.rivals) if experiment.watch else execute
+    on_graphs = experiment.quantity == "iterations"
+    way = senders.watched(experiment.rivals) if experiment.watch else load.measured if on_graphs else execute
     results = Bench(folder, matrix).run(progress_on_stderr(), retry=True, execute=way)
-    more = goodput.by_cell(results["runs"], folder.path) if experiment.quantity == "goodput" else None
-    return measured.of_bench(results, more)
+    of_cells = _MORE.get(experiment.quantity)
+    return measured.of_bench(results, None if of_cells is None else of_cells(results["runs"], folder.path))
 
 
 def draw(name: str, numbers: Path, folder: Path) -> list[Path]:

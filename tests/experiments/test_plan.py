@@ -18,7 +18,7 @@ from thalweg.errors import PlanError
 ALL = names()
 STUDIES = sorted({name.partition("/")[0] for name in ALL})
 # How the requirements' lines on each paper begin.
-PREFIX = {"fedcomm": "F-", "unifl": "U-"}
+PREFIX = {"fedcomm": "F-", "unifl": "U-", "udp-dpsgd": "D-"}
 
 
 def matrix(name: str, mode: str, scale: str) -> Matrix:
@@ -27,6 +27,18 @@ def matrix(name: str, mode: str, scale: str) -> Matrix:
 
 def made_up(name: str, value: float) -> dict[str, Any]:
     return {name: value, f"{name}_by_run": [value]}
+
+
+def on_graph(number: int) -> dict[str, Any]:
+    """Numbers of a job on a graph of three nodes."""
+    keys = ("exchange_mean", "exchange_std", "timeouts", "gap_mean", "last", "reached_std", "tested_loss")
+    points = [{"round": at, "seconds": 2.0 * at, "accuracy": 0.1 * at, "accuracy_std": 0.01} for at in (1, 2)]
+    return {
+        **dict.fromkeys((*keys, "finish_seconds"), float(number)),
+        "box": [0.01, 0.02, 0.03, 0.04, 0.05],
+        "curve": [{**point, "loss": 2.0, "loss_std": 0.1, "train_loss": None} for point in points],
+        "graph": {"edges": [[0, 1], [1, 2]], "last": [1]},
+    }
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -71,6 +83,7 @@ def test_a_figure_is_drawn_along_axes_that_are_there(name: str) -> None:
     experiment = Experiment.load(name)
     axes = experiment.axes(next(iter(experiment.modes)), "full")
     assert {experiment.plot.along, experiment.plot.panels, experiment.plot.last} <= {None, *axes}
+    assert experiment.plot.graph in (None, *axes["case"])
 
 
 @pytest.mark.parametrize(
@@ -81,6 +94,7 @@ def test_a_figure_is_drawn_along_axes_that_are_there(name: str) -> None:
         ({"kind": "accuracy"}, "'accuracy' needs panels"),
         ({"kind": "lines", "along": "network", "panels": "model"}, "'lines' has no panels"),
         ({"kind": "flows", "along": "network"}, "'flows' has no along"),
+        ({"kind": "boxes", "graph": "udp"}, "'boxes' has no graph"),
     ],
 )
 def test_a_plot_with_keys_that_are_not_of_its_kind_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -125,6 +139,7 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
             numbers = {**made_up("seconds", number), **made_up("goodput", 1e6 * number)}
             numbers |= {"bound_seconds": number / 2, "ceiling": 2e6 * number, "lost": 0.2, "jain": 0.5, "clients": 2}
             numbers |= {"flows": {"client-1": 1e6 * number, "client-2": 2e6 * number}, "share": 0.5}
+            numbers |= on_graph(number)
             numbers |= {"timeline": {name: [1.0, 2.0] for name in ("seconds", "cwnd", "in_flight", "window")}}
             cells.append({"labels": dict(cell.settings), "accuracy": [0.1, 0.1 + number / 1000], **numbers})
         parts[mode] = {"cells": cells}

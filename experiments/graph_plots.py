@@ -1,0 +1,73 @@
+"""Figures of jobs on graphs: box plots of exchanges, curves of learning, and the graph with the nodes that end last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from experiments.measured import Cell
+from thalweg.report.charts import colour
+from thalweg.report.graphs import positions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# What a panel of curves shows: its title, the keys of a point along x and y, their words, and y's factor.
+Panel = tuple[str, str, str, str, float]
+CURVES: Final[Sequence[Panel]] = (
+    ("training loss", "round", "train_loss", "iteration", 1.0),
+    ("test loss", "round", "loss", "iteration", 1.0),
+    ("accuracy, %", "round", "accuracy", "iteration", 100.0),
+    ("accuracy, %", "seconds", "accuracy", "seconds", 100.0),
+)
+OVER_TIME: Final = CURVES[-1]
+SHADE: Final = 0.15
+BOX_WIDTH: Final = 0.6
+
+
+def boxes(axis: Axes, cells: Sequence[Cell]) -> None:
+    """Draw the exchanges of each case as a box with its median, mean and whiskers."""
+    known = [cell for cell in cells if cell.numbers.get("box")]
+    names = ("whislo", "q1", "med", "q3", "whishi")
+    stats = [
+        {**dict(zip(names, (1e3 * one for one in cell.numbers["box"]), strict=True)),
+         "mean": 1e3 * cell.numbers["exchange_mean"], "fliers": [], "label": cell.labels["case"]}
+        for cell in known
+    ]  # fmt: skip
+    axis.bxp(stats, showfliers=False, showmeans=True, widths=BOX_WIDTH)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("")
+    axis.tick_params(axis="x", rotation=30)
+
+
+def curves(axis: Axes, cells: Sequence[Cell], panel: Panel, *, titled: bool = True) -> None:
+    """Draw what each case learned, a line a case, with a standard deviation over nodes each way."""
+    title, along, key, words, factor = panel
+    for at, cell in enumerate(cells):
+        points = [point for point in cell.numbers.get("curve", ()) if point[key] is not None]
+        xs = [point[along] for point in points]
+        ys = [factor * point[key] for point in points]
+        axis.plot(xs, ys, label=cell.labels["case"], color=colour(at))
+        if points and f"{key}_std" in points[0]:
+            far = [factor * point[f"{key}_std"] for point in points]
+            low, high = ([y + sign * d for y, d in zip(ys, far, strict=True)] for sign in (-1, 1))
+            axis.fill_between(xs, low, high, color=colour(at), alpha=SHADE, linewidth=0)
+    axis.set_xlabel(words)
+    if titled:
+        axis.set_title(title, fontsize=8)
+
+
+def network(axis: Axes, found: dict[str, Any]) -> None:
+    """Draw a graph; the nodes that finished after all their neighbours are red."""
+    nodes = 1 + max(max(edge) for edge in found["edges"])
+    places = positions(nodes, [(a, b) for a, b in found["edges"]])
+    for a, b in found["edges"]:
+        axis.plot(*zip(places[a], places[b], strict=True), color="grey", linewidth=0.6, zorder=1)
+    last = set(found["last"])
+    hues = ["red" if node in last else "white" for node in range(nodes)]
+    xs, ys = zip(*places, strict=True)
+    axis.scatter(xs, ys, c=hues, edgecolors="black", s=40, zorder=2)
+    for node, place in enumerate(places):
+        axis.annotate(str(node), place, ha="center", va="center", fontsize=5)
+    axis.set_axis_off()

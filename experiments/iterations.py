@@ -1,0 +1,185 @@
+"""The iterations of a job on a graph, from the records of a bench's runs.
+
+An exchange is what udp-dpsgd calls an iteration (section 4.3.2): from the end of training until the model is the mean.
+
+=====================  =========================================================================================
+``exchange_mean``      mean seconds of an exchange, over all iterations of all nodes
+``exchange_median``    their median
+``exchange_std``       their standard deviation
+``iteration_mean``     mean seconds of an iteration with its training, without evaluation
+``used``               share of the neighbours' chunks that are in the means
+``timeouts``           share of iterations that a deadline ended
+``sent``               bytes on all links, over the bytes of the models that they carried
+``gap_mean``           of nodes that finished after all their neighbours: mean seconds by which these were earlier
+``gap_std``            and the standard deviation, ``gap_median``, ``gap_min``, ``gap_max``
+``last``               how many such nodes there are; no two of them are neighbours
+``drift``              mean over iterations of how far mixing moved the mean of all models, over its norm
+``disagreement``       distance of the models from their mean after the last iteration, likewise
+``reached``            accuracy of the nodes' models in the last evaluation, mean over nodes
+``reached_std``        its standard deviation over nodes
+``tested_loss``        cross-entropy on the test set, likewise
+``finish_seconds``     when that evaluation ended, on the run's clock, mean over nodes
+``others``             cores that other programs kept busy meanwhile
+``box``                of the exchanges: least, quartiles and greatest, whiskers within 1.5 quartile distances
+``curve``              of each evaluation: ``round``, ``seconds``, ``accuracy``, ``loss``, both ``_std``, ``train_loss``
+``graph``              ``edges`` between node numbers from 0, and the nodes that finished ``last``
+=====================  =========================================================================================
+
+Scalars are medians over runs; ``box``, ``curve`` and ``graph`` are the first run's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from experiments import load
+from experiments.measured import Table, middle, rounded
+from thalweg.report.numbers import divided
+from thalweg.report.source import Row, Run, json_object, read_run
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Kept of one run, since a median of them means nothing.
+OF_ONE: Final = ("box", "curve", "graph")
+# Kept of each run, so that figures can show how far these are apart.
+SPREAD: Final = ("exchange_mean", "exchange_median", "used")
+QUARTILES: Final = (0, 25, 50, 75, 100)
+WHISKER: Final = 1.5
+
+
+def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]:
+    """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
+    found: dict[int, list[Table]] = defaultdict(list)
+    for run in runs:
+        if run["status"] == "complete" and run["record"]:
+            noted = folder / "cells" / f"{Path(run['record']).name}{load.SUFFIX}"
+            others = json.loads(noted.read_text())["others"] if noted.is_file() else None
+            found[run["cell"]].append({**of_run(read_run(folder / run["record"])), "others": others})
+    return {cell: joined(tables) for cell, tables in found.items()}
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return one cell's numbers from those of its runs."""
+    found: Table = {name: middle(table[name] for table in tables) for name in tables[0] if name not in OF_ONE}
+    found |= {name: tables[0][name] for name in OF_ONE}
+    return {**found, **{f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}}
+
+
+def of_run(run: Run) -> Table:
+    """Return the numbers of one run."""
+    import numpy as np
+
+    exchanges = np.array([row["exchange_seconds"] for row in run.iterations])
+    curve = curve_of(run)
+    end: Mapping[str, Any] = curve[-1] if curve else {}
+    edges = [(a, b) for a, b in run.manifest.get("graph", {}).get("edges", [])]
+    names = list(run.manifest.get("graph", {}).get("nodes", []))
+    last, gaps = gaps_of(names, edges, run.iterations)
+    carried = sum(row["bytes_expected"] or 0 for row in run.iterations)
+    return {
+        "exchange_mean": float(exchanges.mean()),
+        "exchange_median": float(np.median(exchanges)),
+        "exchange_std": float(exchanges.std()),
+        "iteration_mean": float(np.mean([row["seconds"] for row in run.iterations])),
+        "used": divided(_sum(run.iterations, "chunks_used"), _sum(run.iterations, "chunks_expected")),
+        "timeouts": divided(_sum(run.iterations, "timed_out"), len(run.iterations)),
+        "sent": divided(_sum(run.iterations, "bytes_sent"), carried),
+        **_spread("gap", np.array(gaps)),
+        "last": len(last),
+        "drift": _mean(row["drift"] for row in run.rounds),
+        "disagreement": next(
+            (row["disagreement"] for row in reversed(run.rounds) if row["disagreement"] is not None), None
+        ),
+        "reached": end.get("accuracy"),
+        "reached_std": end.get("accuracy_std"),
+        "tested_loss": end.get("loss"),
+        "finish_seconds": end.get("seconds"),
+        "box": [rounded(value) for value in box(exchanges)],
+        "curve": curve,
+        "graph": {"edges": [list(edge) for edge in edges], "last": [names.index(name) for name in last]},
+    }
+
+
+def curve_of(run: Run) -> list[Table]:
+    """Return what each evaluation found, over the nodes, and their training's loss in that iteration."""
+    tested: dict[int, list[Row]] = defaultdict(list)
+    trained: dict[int, list[float]] = defaultdict(list)
+    for row in run.evaluations:
+        tested[row["round"]].append(row)
+    for row in run.iterations:
+        loss = json_object(row["metrics"]).get("loss")
+        if row["round"] in tested and isinstance(loss, float):
+            trained[row["round"]].append(loss)
+    found = []
+    for number, rows in sorted(tested.items()):
+        point: Table = {"round": number, "seconds": _mean(row["at"] for row in rows)}
+        for key in ("accuracy", "loss"):
+            point |= {key: _mean(row[key] for row in rows), f"{key}_std": _std(row[key] for row in rows)}
+        point["train_loss"] = _mean(trained[number])
+        found.append({key: value if key == "round" else rounded(value) for key, value in point.items()})
+    return found
+
+
+def gaps_of(
+    names: Sequence[str], edges: Iterable[tuple[int, int]], rows: Iterable[Row]
+) -> tuple[list[str], list[float]]:
+    """Return the nodes that finished after all their neighbours, and by how many seconds after each of these."""
+    ends: dict[str, float] = {}
+    for row in rows:
+        ends[row["node"]] = max(row["mixed"], ends.get(row["node"], row["mixed"]))
+    around: dict[str, list[str]] = defaultdict(list)
+    for a, b in edges:
+        around[names[a]].append(names[b])
+        around[names[b]].append(names[a])
+    last, gaps = [], []
+    for name, end in ends.items():
+        behind = [end - ends[other] for other in around[name] if other in ends]
+        if behind and min(behind) > 0:
+            last.append(name)
+            gaps += behind
+    return last, gaps
+
+
+def box(values: NDArray[np.float64]) -> list[float]:
+    """Return the lower whisker, the quartiles and the upper whisker of ``values``, shape (n,), n at least 1."""
+    import numpy as np
+
+    _, low, middle_one, high, _ = np.percentile(values, QUARTILES)
+    far = WHISKER * (high - low)
+    inside = values[(values >= low - far) & (values <= high + far)]
+    return [float(one) for one in (inside.min(), low, middle_one, high, inside.max())]
+
+
+def _spread(name: str, values: NDArray[np.float64]) -> Table:
+    import numpy as np
+
+    ways: Mapping[str, Callable[[NDArray[np.float64]], Any]] = {
+        "mean": np.mean,
+        "std": np.std,
+        "median": np.median,
+        "min": np.min,
+        "max": np.max,
+    }
+    return {f"{name}_{way}": float(of(values)) if values.size else None for way, of in ways.items()}
+
+
+def _sum(rows: Iterable[Row], key: str) -> int:
+    return sum(row[key] or 0 for row in rows)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _std(values: Iterable[float | None]) -> float | None:
+    import numpy as np
+
+    known = [value for value in values if value is not None]
+    return float(np.std(known)) if known else None

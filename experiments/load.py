@@ -1,0 +1,49 @@
+"""How busy other programs keep the machine while a run goes on: the cores that they used, on average.
+
+All cores' time that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg.bench.process import execute
+
+SUFFIX: Final = ".load.json"
+STAT: Final = Path("/proc/stat")
+# Columns of its first line (proc_stat(5)): all are time that some program took, but for idle and iowait.
+IDLE: Final = (3, 4)
+# user, nice, system, idle, iowait, irq, softirq and steal; guests are counted in user.
+COLUMNS: Final = 8
+
+
+def measured(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+    """Run a plan as ``process.execute`` does; what others took of the machine goes to ``NAME.load.json`` beside it."""
+    began, busy, own = time.monotonic(), _busy(), _own()
+    said = execute(plan, log, limit)
+    seconds, busy, own = time.monotonic() - began, _busy() - busy, _own() - own
+    cores = {"others": max(0.0, busy - own) / seconds, "own": own / seconds, "cores": os.cpu_count()}
+    log.with_name(log.stem + SUFFIX).write_text(json.dumps(cores))
+    return said
+
+
+def busy_seconds(text: str, ticks: int) -> float:
+    """Return the seconds that all cores together were busy, from the text of ``/proc/stat``."""
+    values = [int(word) for word in text.split("\n", 1)[0].split()[1 : COLUMNS + 1]]
+    return sum(value for column, value in enumerate(values) if column not in IDLE) / ticks
+
+
+def _busy() -> float:
+    return busy_seconds(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
+
+
+def _own() -> float:
+    """Return the CPU time of all processes that this one has started, and theirs, that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
