@@ -12,6 +12,7 @@ from benches import flower, masked, transports
 from benches.beside import beside
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import crowds, many_clients
+from benches.deciding import deciding
 from benches.folding import fold
 from benches.goals import goals
 from benches.graph import graph
@@ -48,6 +49,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "flower-accuracy": flower.accuracy,
     "graph": graph,
     "control": control,
+    "deciding": deciding,
     "lab": lab,
     "masking": masking,
     "goals": goals,

@@ -1,0 +1,190 @@
+//! A threshold autoscaler as Knative's, for the systems to compare with: it sees how many requests are under way, and
+//! nothing of the hierarchy.
+//!
+//! Rules and numbers are those of Knative Serving's default autoscaler (KPA): a stable window of 60 s, a panic window of
+//! 6 s that counts once it asks for twice the instances that are ready, a target of 70 % of what an instance may have
+//! under way, decisions every 2 s, and 30 s of grace before the last instance ends.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Time;
+
+/// Its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Knobs {
+    /// Time between decisions.
+    pub tick: Duration,
+    /// Window of the calm average.
+    pub stable: Duration,
+    /// Window of the average in a panic.
+    pub panic: Duration,
+    /// How many times the ready instances the short window has to ask for to begin a panic, in per cent.
+    pub threshold: u32,
+    /// Share of `concurrency` that an instance should have under way, in per cent.
+    pub target: u32,
+    /// Requests that an instance may have under way.
+    pub concurrency: u32,
+    /// How long the last instance stays without requests.
+    pub grace: Duration,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        let at = Duration::from_secs;
+        let (tick, stable, panic, grace) = (at(2), at(60), at(6), at(30));
+        Self { tick, stable, panic, threshold: 200, target: 70, concurrency: 2, grace }
+    }
+}
+
+/// Why there are to be so many instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Why {
+    /// The average of the stable window asks for them.
+    Stable,
+    /// A request came while there was no instance.
+    FromZero,
+    /// The short window asks for so many more that they come at once, and none ends meanwhile.
+    Panic,
+    /// Nothing has been under way for the stable window; the last instance waits out its grace.
+    Grace,
+    /// Nothing for longer than that.
+    Idle,
+}
+
+/// The autoscaler of one function.
+#[derive(Debug)]
+pub struct Autoscaler {
+    knobs: Knobs,
+    /// Requests under way over time: from each moment on, so many.
+    steps: VecDeque<(Time, u32)>,
+    /// When the last panic began or was renewed, and the most instances asked for in it.
+    panicking: Option<(Time, u32)>,
+    idle_since: Option<Time>,
+}
+
+impl Autoscaler {
+    /// One of a function that nobody has asked for yet.
+    pub fn new(knobs: Knobs) -> Self {
+        Self { knobs, steps: VecDeque::from([(Time::ZERO, 0)]), panicking: None, idle_since: None }
+    }
+
+    /// From `now` on, so many requests are under way. Times must not go back.
+    pub fn observe(&mut self, now: Time, under_way: u32) {
+        let start = now.saturating_sub(self.knobs.stable);
+        // The last step before the window says what was under way when it began.
+        while self.steps.get(1).is_some_and(|&(at, _)| at <= start) {
+            self.steps.pop_front();
+        }
+        self.steps.push_back((now, under_way));
+    }
+
+    /// How many instances there are to be, and why. `ready` are those that there are.
+    pub fn decide(&mut self, now: Time, ready: u32) -> (u32, Why) {
+        let (stable, short) = (self.wanted(now, self.knobs.stable), self.wanted(now, self.knobs.panic));
+        let current = self.instances(u128::from(self.steps.back().map_or(0, |&(_, under_way)| under_way)), 1);
+        if ready == 0 && current > 0 {
+            self.idle_since = None;
+            return (current, Why::FromZero);
+        }
+        if u64::from(short) * 100 >= u64::from(self.knobs.threshold) * u64::from(ready.max(1)) {
+            let most = self.panicking.map_or(0, |(_, most)| most);
+            self.panicking = Some((now, most.max(short).max(ready)));
+        } else if self.panicking.is_some_and(|(since, _)| now.saturating_sub(since) >= self.knobs.stable) {
+            self.panicking = None;
+        }
+        if let Some((_, most)) = self.panicking {
+            return (most, Why::Panic);
+        }
+        if stable > 0 {
+            self.idle_since = None;
+            return (stable, Why::Stable);
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        match ready > 0 && now.saturating_sub(since) < self.knobs.grace {
+            true => (1, Why::Grace),
+            false => (0, Why::Idle),
+        }
+    }
+
+    /// Instances for the average of a window: requests under way times nanoseconds, over the window.
+    fn wanted(&self, now: Time, window: Duration) -> u32 {
+        let start = now.saturating_sub(window);
+        let ends = self.steps.iter().skip(1).map(|&(at, _)| at).chain([now]);
+        let area = self.steps.iter().zip(ends).map(|(&(at, under_way), end)| {
+            u128::from(under_way) * end.min(now).saturating_sub(at.max(start)).as_nanos()
+        });
+        // A window is no longer than the function has existed, as Knative's.
+        self.instances(area.sum(), window.min(now).as_nanos().max(1))
+    }
+
+    /// ceil(area / time / (target * concurrency)).
+    fn instances(&self, area: u128, time: u128) -> u32 {
+        let each = u128::from(self.knobs.target.max(1)) * u128::from(self.knobs.concurrency.max(1));
+        u32::try_from((area * 100).div_ceil(each * time)).unwrap_or(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Time {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn the_first_request_starts_instances_at_once() {
+        let mut scaler = Autoscaler::new(Knobs::default());
+        assert_eq!(scaler.decide(at(10), 0), (0, Why::Idle));
+        scaler.observe(at(10), 4);
+        assert_eq!(scaler.decide(at(10), 0), (3, Why::FromZero), "ceil(4 / (0.7 * 2))");
+    }
+
+    #[test]
+    fn a_burst_is_a_panic_in_which_nothing_ends() {
+        let mut scaler = Autoscaler::new(Knobs::default());
+        scaler.observe(at(100), 2);
+        assert_eq!(scaler.decide(at(160), 2), (2, Why::Stable), "2 / 1.4, rounded up");
+        scaler.observe(at(160), 14);
+        assert_eq!(scaler.decide(at(166), 2), (10, Why::Panic), "14 for 6 s");
+        scaler.observe(at(166), 0);
+        assert_eq!(scaler.decide(at(200), 10), (10, Why::Panic));
+        assert_eq!(
+            scaler.decide(at(226), 10).1,
+            Why::Grace,
+            "60 s after the burst, with nothing left in the window"
+        );
+    }
+
+    #[test]
+    fn a_rise_shows_in_the_stable_window_only_bit_by_bit() {
+        let mut scaler = Autoscaler::new(Knobs::default());
+        scaler.observe(at(0), 14);
+        scaler.observe(at(600), 21);
+        assert_eq!(scaler.decide(at(602), 10).0, 11, "(58 * 14 + 2 * 21) / 60 / 1.4");
+        assert_eq!(scaler.decide(at(660), 11).0, 15);
+    }
+
+    #[test]
+    fn the_last_instance_ends_after_its_grace() {
+        let mut scaler = Autoscaler::new(Knobs::default());
+        scaler.observe(at(0), 1);
+        scaler.observe(at(10), 0);
+        assert_eq!(scaler.decide(at(60), 1), (1, Why::Stable));
+        assert_eq!(scaler.decide(at(70), 1), (1, Why::Grace));
+        assert_eq!(scaler.decide(at(99), 1), (1, Why::Grace));
+        assert_eq!(scaler.decide(at(100), 1), (0, Why::Idle));
+    }
+
+    #[test]
+    fn what_is_older_than_the_window_is_forgotten() {
+        let mut scaler = Autoscaler::new(Knobs::default());
+        (0..10_000).for_each(|second| scaler.observe(at(second), 1));
+        assert!(scaler.steps.len() <= 62);
+    }
+}

@@ -1,0 +1,85 @@
+//! How many updates a node can aggregate at once: MC, from measurements (appendix E).
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::{Load, UPDATE};
+
+/// What was measured at one arrival rate.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Updates a second; k.
+    pub rate: f64,
+    /// Seconds that one takes on average, its waiting included; E.
+    pub seconds: f64,
+}
+
+/// Why measurements say nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Useless {
+    /// There are too few to see a rise.
+    #[error("fewer than two arrival rates were measured; measure at least two, of which the first leaves the node idle")]
+    TooFew,
+    /// Rates or times are not positive, or rates do not rise.
+    #[error("arrival rates must rise and times be positive; measure again in rising order")]
+    Unordered,
+}
+
+/// Where a node's capacity was found.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Knee {
+    /// MC = k' * E', rounded down, at least one update.
+    pub capacity: Load,
+    /// The measurement that it is taken from.
+    pub at: Measured,
+    /// By how much the time rose there over that of the idle node.
+    pub rise: f64,
+    /// Whether the time rose by `significant`. If not, no rate overloaded the node, and it can do more than this.
+    pub overloaded: bool,
+}
+
+/// Finds MC: the rate is raised step by step, until the time of an update is `significant` times that of the lowest rate.
+pub fn knee(measured: &[Measured], significant: f64) -> Result<Knee, Useless> {
+    let [first, .., last] = measured else { return Err(Useless::TooFew) };
+    let positive = measured.iter().all(|one| one.rate > 0.0 && one.seconds > 0.0);
+    let finite = measured.iter().all(|one| one.rate.is_finite() && one.seconds.is_finite());
+    if !positive || !finite || measured.windows(2).any(|pair| pair[0].rate >= pair[1].rate) {
+        return Err(Useless::Unordered);
+    }
+    let rise = |one: &Measured| one.seconds / first.seconds;
+    let found = measured.iter().skip(1).find(|&one| rise(one) >= significant);
+    let at = found.unwrap_or(last);
+    // The product of finite numbers may be infinite; `as` then gives the largest load.
+    let capacity = ((at.rate * at.seconds) as Load).saturating_mul(UPDATE).max(UPDATE);
+    Ok(Knee { capacity, at: *at, rise: rise(at), overloaded: found.is_some() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(rows: &[(f64, f64)]) -> Vec<Measured> {
+        rows.iter().map(|&(rate, seconds)| Measured { rate, seconds }).collect()
+    }
+
+    #[test]
+    fn the_capacity_is_rate_times_time_where_the_time_rises() {
+        let rows = measured(&[(1.0, 0.5), (10.0, 0.5), (20.0, 0.6), (25.0, 0.8), (30.0, 2.0)]);
+        let found = knee(&rows, 1.5).unwrap();
+        assert_eq!((found.capacity, found.at.rate, found.overloaded), (20_000, 25.0, true));
+    }
+
+    #[test]
+    fn a_node_that_was_never_overloaded_is_said_to_be_so() {
+        let found = knee(&measured(&[(1.0, 0.5), (8.0, 0.5)]), 1.5).unwrap();
+        assert_eq!((found.capacity, found.overloaded), (4_000, false));
+    }
+
+    #[test]
+    fn measurements_that_say_nothing_are_refused() {
+        assert_eq!(knee(&measured(&[(1.0, 0.5)]), 1.5), Err(Useless::TooFew));
+        assert_eq!(knee(&measured(&[(2.0, 0.5), (1.0, 0.5)]), 1.5), Err(Useless::Unordered));
+        assert_eq!(knee(&measured(&[(1.0, 0.0), (2.0, 0.5)]), 1.5), Err(Useless::Unordered));
+        assert_eq!(knee(&measured(&[(1.0, f64::NAN), (2.0, 0.5)]), 1.5), Err(Useless::Unordered));
+    }
+}

@@ -1,0 +1,30 @@
+//! Whether a node is there, by when it was heard last (section 3).
+
+use std::time::Duration;
+
+use crate::Time;
+
+/// How long a node has been silent, if that is too long. A node that was heard "later than now" is there.
+pub fn lost(now: Time, heard: Time, silence: Duration) -> Option<Duration> {
+    let silent = now.saturating_sub(heard);
+    (silent > silence).then_some(silent)
+}
+
+/// When a node that was heard at `heard` would count as lost: a timer for whoever waits.
+pub fn deadline(heard: Time, silence: Duration) -> Time {
+    heard.saturating_add(silence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_lost_only_after_the_whole_silence() {
+        let at = Duration::from_secs;
+        assert_eq!(lost(at(20), at(10), at(10)), None);
+        assert_eq!(lost(at(21), at(10), at(10)), Some(at(11)));
+        assert_eq!(lost(at(5), at(10), at(1)), None);
+        assert_eq!(deadline(at(10), at(10)), at(20));
+    }
+}

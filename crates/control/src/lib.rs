@@ -1,0 +1,41 @@
+//! The control plane of aggregation trees, without IO or clock: which node a client sends to, how many workers a node
+//! needs, who is the top, when to scale.
+//!
+//! Every decision is a function of the time, the state and the configuration, and comes with its reasons:
+//! [`decide`] returns `(Plan, Reason)`. [`simulate`] drives the same decisions in virtual time.
+//!
+//! The source is LIFL (Qi et al. 2024), sections 5.1 to 5.4 and appendix E.
+
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod autoscaler;
+pub mod capacity;
+mod config;
+mod decide;
+mod estimate;
+pub mod heartbeat;
+mod hierarchy;
+mod placement;
+mod reason;
+pub mod reuse;
+mod state;
+mod top;
+
+pub use config::{Config, Policy, Scaling, Split, Timing, TopPolicy};
+pub use decide::decide;
+pub use estimate::smoothed;
+pub use hierarchy::{leaves_for, Shape};
+pub use placement::Placer;
+pub use reason::{Because, Reason};
+pub use state::{Client, Node, NodeTree, Plan, State, Top};
+pub use top::share;
+
+/// Time since some fixed moment, on a monotonic clock. The caller says what time it is.
+pub type Time = std::time::Duration;
+
+/// How much a node holds or can hold at once, in thousandths of an update: integers, so that every machine decides alike.
+pub type Load = u64;
+
+/// The load of one update.
+pub const UPDATE: Load = 1000;
