@@ -156,6 +156,31 @@ def test_neighbours_go_on_while_a_node_is_paused(start: Start, tmp_path: Path) -
     assert sorted(sum(row["node"] == node for row in rows) for node in set(finished))[1:] == [100] * 3
 
 
+def test_a_node_that_is_twenty_times_slower_is_heard_and_holds_up_nobody(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import numpy as np\nfrom thalweg.apps.computing import compute\n\n"
+        "class App:\n"
+        "    def __init__(self, slow):\n        self.slow = slow\n"
+        "    def model(self):\n        return {'w': np.zeros(1000, dtype=np.float32)}\n"
+        "    def client_data(self, name, **part):\n        return name\n"
+        "    def train(self, model, data, config):\n"
+        "        compute({'compute': 0.4 if data == self.slow else 0.02})\n        return 1, {}\n"
+    )
+    (tmp_path / "plan.toml").write_text(
+        "[job]\ngraph = '3-regular'\nclients = 6\nrounds = 100\nwait = 'deadline'\n"
+        "[app]\nobject = 'app.py:App'\noptions = { slow = 'node-3' }\n"
+    )
+    record = tmp_path / run(start, "plan.toml")["record"]
+    rows = read_table(record, "iterations")
+    mine = {f"node-{n}": [row for row in rows if row["node"] == f"node-{n}"] for n in range(1, 7)}
+    slow = mine.pop("node-3")
+    # It takes its neighbours' numbers, so that they use its models, and they wait for it only now and then.
+    assert 3 <= len(slow) < 50 < sum(row["skipped"] for row in slow)
+    heard = {row["round"] for row in read_table(record, "exchanges") if row["neighbour"] == "node-3" and row["bytes"]}
+    assert len(heard) >= len(slow) // 2
+    assert all(len(of_node) > 80 for of_node in mine.values())
+
+
 def test_a_run_of_which_a_node_cannot_begin_says_why(start: Start, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text("class App:\n    def model(self):\n        raise ValueError('no model today')\n"
                                      "    def train(self, model, data, config):\n        return 1, {}\n")  # fmt: skip

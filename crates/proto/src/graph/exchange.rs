@@ -34,6 +34,7 @@ impl Node {
         }
         let (round, low, top) = (chunk.round, self.low(), self.top());
         self.heard_of(now, place, round);
+        self.peers[place].course.note(now, round, chunk.range());
         if round < low {
             self.peers[place].late += 1;
             return None;
@@ -49,11 +50,28 @@ impl Node {
     /// A neighbour has sent something of an iteration, so it sends no more of its earlier ones.
     fn heard_of(&mut self, now: Time, place: usize, round: u32) {
         if round > self.peers[place].newest {
+            self.judge(place, self.peers[place].newest);
             self.peers[place].newest = round;
             if self.low() < round {
                 self.look_again(now, place);
                 self.advance(now);
             }
+        }
+    }
+
+    /// Measures the lag of an update whose sender went on before it had sent all of it. That it ended early must not count
+    /// as if it had come early: a node would wait less, and then end its own updates earlier, and so on.
+    fn judge(&mut self, place: usize, round: u32) {
+        let peer = &self.peers[place];
+        if round == 0 || peer.ended >= round || peer.lag.knows(round) {
+            return;
+        }
+        let lag = match peer.course.complete_at(round, self.bytes()) {
+            Some(at) => self.pace.lag(at, round),
+            None => peer.lag.mean(),
+        };
+        if let Some(lag) = lag {
+            self.peers[place].lag.note(round, lag);
         }
     }
 
@@ -225,6 +243,7 @@ impl Node {
             self.tell(place, Control::End { parcel: round, sent, retransmissions: None });
         }
         self.send_next(place);
+        self.advance(now);
     }
 
     pub(super) fn cancel(&mut self, place: usize) {

@@ -324,6 +324,8 @@ impl Node {
         self.limit = match self.config.waiting {
             Waiting::All | Waiting::None => None,
             Waiting::FirstChunk(limit) | Waiting::Deadline(Some(limit)) => Some(limit),
+            // What came before the first own update says nothing of how long later ones take.
+            Waiting::Deadline(None) if !self.completed => Some(self.config.liveness),
             Waiting::Deadline(None) => {
                 let lags = self.awaited().map(|place| &self.peers[place].lag);
                 Some(self.pace.limit(lags).unwrap_or(self.config.liveness))
@@ -424,7 +426,10 @@ impl Node {
                 self.awaited().all(|place| self.peers[place].is_over(round))
             }
         };
-        if done || self.deadline.is_some_and(|at| now >= at) {
+        let late = self.deadline.is_some_and(|at| now >= at);
+        // The next model replaces this one, and ends what is still being sent of it: give it the same time.
+        let leaves = matches!(self.config.waiting, Waiting::Deadline(_)) && !self.is_out();
+        if late || (done && !leaves) {
             (self.stage, self.deadline) = (Stage::Mixing, None);
             let (fresh, limit) = (self.fresh, self.limit);
             self.roster.want(NodeStep::Mix(Mixing { round, fresh, timed_out: !done, limit }));

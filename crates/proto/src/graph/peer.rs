@@ -108,6 +108,7 @@ pub(super) struct Peer {
     /// The latest of our models that it has whole.
     pub acknowledged: u32,
     pub lag: super::timing::Lag,
+    pub course: super::timing::Course,
     pub late: u64,
 }
 
@@ -127,6 +128,7 @@ impl Peer {
             sending: 0,
             acknowledged: 0,
             lag: super::timing::Lag::default(),
+            course: super::timing::Course::default(),
             late: 0,
         }
     }

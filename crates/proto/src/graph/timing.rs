@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use thalweg_wire::Range;
+
 use crate::Time;
 
 /// What a limit is at least: timers and schedulers are no finer.
 const LEAST: Time = Time::from_millis(10);
+/// How many times as long as the part that came the rest of an update is taken to need, at most.
+const MOST_AHEAD: f64 = 16.0;
 /// Own updates whose times are kept, for neighbours' updates that come late.
 const KEPT: usize = 64;
 
@@ -38,9 +42,54 @@ impl Lag {
         self.smoothed.map(|(mean, _)| mean)
     }
 
+    /// Whether this iteration was measured, or a later one.
+    pub fn knows(&self, round: u32) -> bool {
+        round <= self.measured
+    }
+
     /// By when it has come almost always.
     fn bound(&self) -> Option<Time> {
         self.smoothed.map(|(mean, deviation)| mean + deviation * 4)
+    }
+}
+
+/// How far the latest update of a neighbour has come, whether its chunks are used or late.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Course {
+    round: u32,
+    first: Time,
+    last: Time,
+    /// Bytes of the first chunk, and the end of the chunk that lies furthest behind: they come in order, roughly.
+    opening: u64,
+    reach: u64,
+}
+
+impl Course {
+    /// A chunk of an iteration has come.
+    pub fn note(&mut self, now: Time, round: u32, range: Range) {
+        if round > self.round {
+            *self = Self { round, first: now, last: now, opening: range.len(), reach: range.end };
+        } else if round == self.round {
+            (self.last, self.reach) = (now, self.reach.max(range.end));
+        }
+    }
+
+    /// When an update of `total` bytes would have been complete, if its sender had not stopped in the middle. `None` if too
+    /// little came to say.
+    pub fn complete_at(&self, round: u32, total: u64) -> Option<Time> {
+        if round != self.round {
+            return None;
+        }
+        let left = total.saturating_sub(self.reach);
+        if left == 0 {
+            return Some(self.last);
+        }
+        let came = self.reach.saturating_sub(self.opening);
+        if came == 0 || self.last == self.first {
+            return None;
+        }
+        let times = (left as f64 / came as f64).min(MOST_AHEAD);
+        Some(self.last + (self.last - self.first).mul_f64(times))
     }
 }
 
@@ -67,14 +116,19 @@ impl Pace {
     }
 
     /// How long to wait after the own update: until all have come almost always, but no longer than twice what half of them
-    /// take, and one own iteration. `None` as long as nothing was measured.
+    /// take, and one own iteration. Half of them coming almost always is waited for in any case: where lags vary much and
+    /// training takes no time, twice their mean would cut off what is only unlucky. `None` as long as nothing was measured.
     pub fn limit<'a>(&self, lags: impl Iterator<Item = &'a Lag>) -> Option<Time> {
         let known: Vec<(Time, Time)> = lags.filter_map(|lag| Some((lag.mean()?, lag.bound()?))).collect();
         let most = known.iter().map(|(_, bound)| *bound).max()?;
-        let mut means: Vec<Time> = known.iter().map(|(mean, _)| *mean).collect();
-        means.sort_unstable();
-        let median = means[(means.len() - 1) / 2];
-        Some(most.min(median * 2 + self.own.unwrap_or_default()).max(LEAST))
+        let half = |mut times: Vec<Time>| {
+            times.sort_unstable();
+            times[(times.len() - 1) / 2]
+        };
+        let mean = half(known.iter().map(|(mean, _)| *mean).collect());
+        let bound = half(known.iter().map(|(_, bound)| *bound).collect());
+        let cap = bound.max(mean * 2) + self.own.unwrap_or_default();
+        Some(most.min(cap).max(LEAST))
     }
 }
 
@@ -113,6 +167,21 @@ mod tests {
         lag.note(3, 900 * MS);
         lag.note(2, 900 * MS);
         assert_eq!(lag.mean(), Some(10 * MS));
+    }
+
+    #[test]
+    fn an_update_that_was_cut_short_is_measured_as_if_whole() {
+        let mut course = Course::default();
+        for n in 0..5 {
+            course.note((10 + n) * MS, 1, Range::new(u64::from(n) * 10, u64::from(n) * 10 + 10));
+        }
+        assert_eq!(course.complete_at(1, 50), Some(14 * MS));
+        assert_eq!(course.complete_at(1, 100), Some(19 * MS), "a millisecond for ten bytes");
+        assert_eq!(course.complete_at(2, 100), None);
+        course.note(20 * MS, 2, Range::new(0, 10));
+        assert_eq!(course.complete_at(2, 100), None, "one chunk does not say how fast they come");
+        course.note(30 * MS, 1, Range::new(90, 100));
+        assert_eq!(course.complete_at(1, 100), None, "only the latest is followed");
     }
 
     #[test]

@@ -359,6 +359,14 @@ impl Network {
         }
     }
 
+    /// What this end sends begins so much later.
+    pub fn hold_up(&mut self, now: Time, link: LinkId, from: End, time: Time) {
+        if let Some(wire) = self.links.get_mut(&link) {
+            let pipe = wire.pipe(from);
+            pipe.free = pipe.free.max(now) + time;
+        }
+    }
+
     /// This end hears that the link is over; what it was sending fails.
     pub fn shut(&mut self, now: Time, link: LinkId, end: End) {
         self.drop_jobs(now, link, end, |_| true, "the link is closed");

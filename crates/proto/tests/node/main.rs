@@ -170,6 +170,30 @@ fn a_slow_node_is_heard_and_costs_at_most_one_more_iteration() {
 }
 
 #[test]
+fn without_training_the_adaptive_limit_waits_for_whole_models() {
+    let unordered = Path { ordered: false, separate: true, jitter: 4 * MS, ..Path::PERFECT };
+    for (rate, delay) in [(10_000_000, Time::from_micros(100)), (300_000, MS), (30_000, 20 * MS)] {
+        for path in [Path::PERFECT, unordered, Path { loss: 0.2, ..unordered }] {
+            for (edges, nodes) in [(ring(6), 6), (complete(5), 5)] {
+                let mut world = World::new(3, nodes, &edges, Waiting::Deadline(None));
+                world.path = Path { rate, delay, ..path };
+                world.hiccup = 30 * MS;
+                world.parties.iter_mut().for_each(|party| party.train = Time::from_micros(100));
+                world
+                    .run_until("200 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 200));
+                let late = world.parties.iter().flat_map(|party| &party.reports[100..]);
+                let (count, used) = late.fold((0.0, 0.0), |(n, sum), r| (n + 1.0, sum + r.used));
+                let share = used / count;
+                assert!(
+                    share >= 0.85 * (1.0 - path.loss),
+                    "{share} used of {nodes} nodes at {rate}, {path:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn a_broken_link_is_made_anew() {
     for waiting in WAITS {
         let mut world = World::new(4, 3, &ring(3), waiting);

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use thalweg_proto::{
-    Action, ClientAction, Exchange, ExchangeState, LinkId, Neighbour, Node, NodeConfig, NodePlace, NodeStep,
-    Time, Waiting,
+    Action, ClientAction, Exchange, ExchangeState, LinkId, Mixing, Neighbour, Node, NodeConfig, NodePlace,
+    NodeStep, Time, Waiting,
 };
 use thalweg_wire::control::{Alike, Control};
 use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};
 
 use super::common::network::{Event, Frame, Network};
-use super::common::{Doors, End, Path, JOB, SECOND};
+use super::common::{Doors, End, Path, Rng, JOB, SECOND};
 
 const ELEMENTS: u64 = 200;
 const CHUNK: u32 = 128;
@@ -42,6 +42,8 @@ pub struct Report {
     pub whole: bool,
     pub fresh: bool,
     pub timed_out: bool,
+    /// Share of the neighbours' bytes that were used.
+    pub used: f64,
 }
 
 /// A node, its driver and its application.
@@ -92,6 +94,8 @@ pub struct World {
     pub now: Time,
     pub net: Network,
     pub path: Path,
+    /// Up to how much later than it is told to a node begins to send, now and then: its process has no processor.
+    pub hiccup: Time,
     pub parties: Vec<Party>,
     config: Vec<NodeConfig>,
     edges: Vec<(usize, usize)>,
@@ -120,6 +124,7 @@ impl World {
             now: Time::ZERO,
             net: Network::new(seed),
             path: Path::PERFECT,
+            hiccup: Time::ZERO,
             parties: Vec::new(),
             config: Vec::new(),
             edges: edges.to_vec(),
@@ -495,6 +500,16 @@ impl World {
         }
     }
 
+    /// How much later than it is told to a node begins to send its model of an iteration, to all neighbours alike.
+    fn late(&self, index: usize, round: u32) -> Time {
+        let mut rng = Rng::new((index as u64) << 32 | u64::from(round));
+        if rng.chance(0.3) {
+            rng.time(self.hiccup)
+        } else {
+            Time::ZERO
+        }
+    }
+
     fn perform(&mut self, index: usize, action: Action<NodeStep>) {
         let now = self.now;
         match action {
@@ -504,7 +519,9 @@ impl World {
             Action::SendParcel { links, parcel, wanted } => {
                 let group = self.net.group();
                 let frames = self.parties[index].frames(parcel, &wanted, 0);
+                let late = self.late(index, parcel);
                 for link in links {
+                    self.net.hold_up(now, link, End::Server, late);
                     self.net.send_update(now, link, End::Server, group, parcel, frames.clone().into());
                 }
             }
@@ -521,8 +538,10 @@ impl World {
                 let exchanges = party.mix(mixing.round, mixing.fresh);
                 let heard = exchanges.iter().filter(|e| e.bytes > 0).map(|e| number(&e.peer)).collect();
                 let whole = exchanges.iter().all(|e| e.outcome == ExchangeState::Whole);
-                let (fresh, timed_out) = (mixing.fresh, mixing.timed_out);
-                party.reports.push(Report { heard, whole, fresh, timed_out });
+                let sum = |of: fn(&Exchange) -> u64| exchanges.iter().map(of).sum::<u64>() as f64;
+                let used = sum(|e| e.bytes) / sum(|e| e.expected).max(1.0);
+                let Mixing { fresh, timed_out, .. } = mixing;
+                party.reports.push(Report { heard, whole, fresh, timed_out, used });
                 party.mixed_at.push(now);
                 party.after.insert(mixing.round, party.model.clone());
                 let next = mixing.round + 1;
@@ -551,7 +570,9 @@ impl World {
                 let sender = self.parties[index].node.dial_welcome(place).map_or(0, |w| w.sender);
                 let frames = self.parties[index].frames(parcel, &wanted, sender);
                 let group = self.net.group();
+                let late = self.late(index, parcel);
                 if let Some(link) = link {
+                    self.net.hold_up(now, link, End::Client, late);
                     self.net.send_update(now, link, End::Client, group, parcel, frames.into());
                 }
             }
