@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import textwrap
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,17 @@ def test_strategies_are_made_as_folding_takes_them_to_be() -> None:
         assert kind is FedAvg or "super().aggregate_train(" in source, "it takes the mean by FedAvg's"
     assert {"grid", "num_rounds", "evaluate_fn", "timeout"} <= set(inspect.signature(Strategy.start).parameters)
     assert "grid.send_and_receive(" in inspect.getsource(Strategy.start)
+
+
+def test_flowers_loop_of_rounds_reads_the_initial_arrays_only_before_the_first_round() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.serverapp.strategy import Strategy
+
+    function = ast.parse(textwrap.dedent(inspect.getsource(Strategy.start))).body[0]
+    (loop,) = [node for node in ast.walk(function) if isinstance(node, ast.For) and "num_rounds" in ast.dump(node.iter)]
+    late = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and node.id == "initial_arrays" and node.lineno >= loop.lineno
+    ]
+    assert not late, "fold.Loop frees them when the second round trains from others"

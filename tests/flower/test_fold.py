@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,7 +38,7 @@ from thalweg.apps import seed_all
 from thalweg.flower import fold
 from thalweg.flower.fold import Replies, Slots
 from thalweg.flower.grid import Came, Sent
-from thalweg.flower.records import Folded
+from thalweg.flower.records import Folded, View
 
 ROUNDS = 3
 NODES = 4
@@ -132,6 +133,14 @@ def trained(
         result = make().start(grid=grid, initial_arrays=start_arrays(), num_rounds=rounds)
     arrays = {name: array.numpy() for name, array in result.arrays.items()}
     return arrays, result.train_metrics_clientapp, watcher.folds
+
+
+def train_floats(message: Message, context: Context) -> Message:
+    """Send back the arrays as they came, changed by one."""
+    if message.metadata.message_type != "train":
+        return Message(RecordDict({"m": MetricRecord({"num-examples": 2})}), reply_to=message)
+    arrays = ArrayRecord({name: Array(array.numpy() + 1) for name, array in message.content["arrays"].items()})
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
 
 
 STRATEGIES: dict[str, tuple[Callable[[], Strategy], bool]] = {
@@ -350,6 +359,50 @@ def test_replies_are_freed_but_for_those_that_a_strategy_keeps(keep: bool, seen:
     trained(lambda: strategy, (train, train))
     # Those of the last evaluation are freed when the next messages go out.
     assert strategy.seen == seen
+
+
+class Comparing(FedAvg):
+    """Keeps the arrays that the first training began with."""
+
+    first: ArrayRecord | None = None
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Any:
+        self.first = self.first or arrays
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_initial_arrays_are_freed_but_for_those_that_a_strategy_keeps(
+    folds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "WORTH_A_SEARCH", 0)
+    given = ArrayRecord({"w": Array(np.ones((30, 5), np.float32)), "bias": Array(np.zeros(5))})
+    begun: list[weakref.ref[Array]] = []
+    alive = []
+
+    def look(number: int, arrays: ArrayRecord) -> None:
+        if number == 0:
+            begun.append(weakref.ref(arrays["w"]))
+        alive.append(begun[0]() is not None)
+
+    keeping = Comparing()
+    for strategy in (FedAvg(), keeping):
+        begun.clear()
+        with network((train_floats,) * 2) as found, fold.installed():
+            strategy.start(found.grid(folds=folds), given, num_rounds=3, evaluate_fn=look)
+    assert alive == [True, True, False, False, True, True, True, True]
+    assert keeping.first is not None
+    np.testing.assert_array_equal(keeping.first["w"].numpy(), given["w"].numpy())
+
+
+def test_the_mean_of_collected_replies_is_kept_as_it_is_summed_up() -> None:
+    with network((train_floats,) * 3) as found, fold.installed():
+        given = ArrayRecord({"w": Array(np.ones((30, 5), np.float32))})
+        result = FedAvg().start(found.grid(folds=False), given, num_rounds=1)
+        mine = Array(np.ones(3))
+    assert isinstance(result.arrays["w"], View)
+    assert type(mine) is Array, "arrays of others are Flower's"
+    assert result.arrays["w"].numpy().flags.writeable
 
 
 def test_outside_of_a_run_flowers_code_is_as_it_was() -> None:

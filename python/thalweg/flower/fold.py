@@ -9,11 +9,12 @@ to be one of Flower's own. All others get their replies whole.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -21,11 +22,13 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from thalweg.flower.records import Folded, Values, View, values_of
+from thalweg.flower.records import Folded, Values, View, averaging, housed, size_of, values_of
 
 if TYPE_CHECKING:
     from thalweg.tasks import Tensors
 
+#: Bytes of arrays that are worth the time that a search of Python's objects takes.
+WORTH_A_SEARCH: Final = 32 << 20
 #: Bytes of integers up to which they take part in a mean as float64, which may have eight times as many.
 MOST_INTEGERS: Final = 1 << 20
 #: Weights that the core takes, but 0.
@@ -145,10 +148,39 @@ class Loop:
 
     def __init__(self, strategy: Strategy, rounds: int | None) -> None:
         self.strategy, self.rounds = strategy, rounds
+        self._arguments: tuple[Any, ...] = ()
+        self._initial: ArrayRecord | None = None
         #: What the server's own evaluation came to, by round; 0 is before the first.
         self.server_metrics: dict[int, Mapping[str, Any]] = {}
         #: Flower's result, when the loop has ended.
         self.result: Any = None
+
+    def run(self, given: inspect.BoundArguments) -> Any:
+        """Run the loop with these arguments, and large initial arrays in a record that no one but the loop has."""
+        initial = given.arguments.get("initial_arrays")
+        if isinstance(initial, ArrayRecord) and sum(map(size_of, initial.values())) >= WORTH_A_SEARCH:
+            own = housed(initial)
+            if own is not initial:
+                self._initial = given.arguments["initial_arrays"] = own
+        self._arguments, keywords = given.args, given.kwargs
+        given.arguments.clear()
+        del given, initial
+        self.result = _START(*self._arguments, **keywords)
+        return self.result
+
+    def trains(self, content: RecordDict) -> None:
+        """Free the initial arrays when training goes on from others.
+
+        The loop's variables name them to its end, but it reads them no more (tests/flower/test_compat.py). Nothing is
+        freed if any other object has them, such as a strategy that compares models with them.
+        """
+        initial, arrays = self._initial, _only(content, ArrayRecord)
+        if initial is None or arrays is None or arrays is initial:
+            return
+        self._initial = None
+        gc.collect(1)  # messages that are gone already
+        if all(one is self._arguments or _names_only(one) for one in gc.get_referrers(initial)):
+            initial.clear()
 
     def tapped(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for the server's own evaluation whose results are kept here too."""
@@ -160,6 +192,12 @@ class Loop:
             return found
 
         return tap
+
+
+def _names_only(holder: object) -> bool:
+    """Whether an object is a call of the loop, or of what runs it here."""
+    codes = (_START.__code__, Loop.run.__code__, Loop.trains.__code__)
+    return isinstance(holder, FrameType) and holder.f_code in codes
 
 
 class Looped(Protocol):
@@ -221,15 +259,16 @@ def _start(self: Strategy, grid: Any, *args: Any, **given: Any) -> Any:
     loop = Loop(self, rounds if isinstance(rounds, int) else None)
     if bound.arguments.get("evaluate_fn") is not None:
         bound.arguments["evaluate_fn"] = loop.tapped(bound.arguments["evaluate_fn"])
+    del args, given  # or they would keep the initial arrays
     with looping(loop):
-        loop.result = _START(*bound.args, **bound.kwargs)
-    return loop.result
+        return loop.run(bound)
 
 
 def _aggregate_train(self: FedAvg, server_round: int, replies: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
     mean = getattr(replies, "mean", None)
     if not isinstance(mean, Mean):
-        return _ORIGINAL(self, server_round, replies)
+        with averaging():
+            return _ORIGINAL(self, server_round, replies)
     valid, _ = self._check_and_log_replies(replies, is_train=True)
     arrays = merged(valid, mean, self.weighted_by_key)
     return arrays, self.train_metrics_aggr_fn([reply.content for reply in valid], self.weighted_by_key)

@@ -25,7 +25,8 @@ from thalweg import _core
 from thalweg.flower import compat, fold, records
 from thalweg.flower.client import message_id, node_id, seconds_of
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
-from thalweg.flower.records import HeadError, Packed, View
+from thalweg.flower.records import HeadError, Packed
+from thalweg.machine import heap
 from thalweg.tasks import Reply, Task, TaskServer, Tensors
 
 #: Of Flower's error codes those that a server gives.
@@ -35,8 +36,6 @@ NODE_UNAVAILABLE: Final = 5
 CRASHED: Final = 8
 #: Seconds between two looks at what else may have happened while a caller waits.
 SLICE: Final = 0.2
-#: Bytes of arrays that are worth the time that Python's search for cycles takes.
-WORTH_COLLECTING: Final = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -208,17 +207,16 @@ class ThalwegGrid(Grid):
         # No name for the frame: it would keep all replies alive in a cycle.
         loop = self._loop() if fold.sends_rounds(sys._getframe(1).f_code) else None  # noqa: SLF001 - CPython's, documented
         sending = list(messages)
+        del messages
         if loop is not None:
             self._free_replies()
         trains = all(message.metadata.message_type.partition(".")[0] == "train" for message in sending)
+        if loop is not None and trains and sending and sending[0].has_content():
+            loop.trains(sending[0].content)
         key = fold.weighted_key(loop.strategy) if self._folds and loop is not None and trains else None
         ids, groups = self._push(sending, key, loop)
         for group in groups:
-            while not group.over and (deadline is None or time.monotonic() < deadline):
-                self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
-                self._look()
-            if group.slots is not None and not group.over:
-                self._end(group)
+            self._await(group, deadline)
         if self._watcher is not None:
             for group in groups:
                 self._watcher.waited(group.sent, time.monotonic())
@@ -265,12 +263,14 @@ class ThalwegGrid(Grid):
                 self._given[at].clear()
                 self._given[at].mean = None
         self._given.clear()
-        if freed >= WORTH_COLLECTING:
+        if freed >= fold.WORTH_A_SEARCH:
             # RecordDict.array_records leaves each reply in a cycle. A search of all objects takes a tenth of a second;
             # most often the replies are young enough for a shorter one.
             gc.collect(1)
             if any(content() is not None for content in contents):
                 gc.collect()
+            # glibc keeps freed arrays of less than 32 MiB, up to a whole model of them.
+            heap.trim()
 
     def close(self) -> None:
         """Want no more replies."""
@@ -364,6 +364,14 @@ class ThalwegGrid(Grid):
     def _waiting(self, one: str) -> _Open | None:
         with self._lock:
             return self._open.get(one)
+
+    def _await(self, group: _Group, deadline: float | None) -> None:
+        """Take in all replies of a group, or those that come in time; then a mean is closed."""
+        while not group.over and (deadline is None or time.monotonic() < deadline):
+            self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
+            self._look()
+        if group.slots is not None and not group.over:
+            self._end(group)
 
     def _drain(self, group: _Group, seconds: float) -> None:
         """Take in the replies of a group that are there; wait for the first of them at most so many seconds."""
@@ -535,7 +543,7 @@ def _kept_bytes(message: Message) -> int:
     """Return the bytes of a reply's arrays."""
     found = message.content.values() if message.has_content() else ()
     arrays = (array for record in found if isinstance(record, ArrayRecord) for array in record.values())
-    return sum(array.values.nbytes for array in arrays if isinstance(array, View) and array.values is not None)
+    return sum(map(records.size_of, arrays))
 
 
 def _home(sources: Sequence[Any]) -> Tensors | None:

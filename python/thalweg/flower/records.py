@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -69,7 +71,13 @@ class View(Array):
 
     def numpy(self) -> Values:
         values = self.values
-        return super().numpy() if values is None else values.copy(order="K")
+        if values is None:
+            made: Values = super().numpy()
+            return made
+        # Flower's mean only reads it.
+        shown: Values = values.view() if _averaging.now else values.copy(order="K")
+        shown.flags.writeable = not _averaging.now
+        return shown
 
     @property
     def data(self) -> bytes:
@@ -93,6 +101,54 @@ class View(Array):
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class _Averaging(threading.local):
+    """Whether Flower's own mean of arrays is being taken in this thread."""
+
+    now = False
+
+
+_averaging: Final = _Averaging()
+_INIT: Final = Array.__init__
+_FROM_ARRAYS: Final = vars(ArrayRecord)["from_array_dict"]
+
+
+@contextmanager
+def averaging() -> Iterator[None]:
+    """Let Flower's own mean read arrays that came without a copy, and keep its sums instead of ``.npy`` bytes of them.
+
+    The sums are new arrays that nobody else has. Other threads, such as nodes in this process, see no difference.
+    """
+    _averaging.now = True
+    Array.__init__ = _init  # type: ignore[method-assign]
+    ArrayRecord.from_array_dict = classmethod(_from_arrays)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        _averaging.now = False
+        Array.__init__ = _INIT  # type: ignore[method-assign]
+        ArrayRecord.from_array_dict = _FROM_ARRAYS  # type: ignore[method-assign]
+
+
+def _init(self: Array, *args: Any, **given: Any) -> None:
+    """Take a sum as it is."""
+    if _averaging.now and not given and len(args) == 1 and isinstance(args[0], np.ndarray) and travels(args[0].dtype):
+        self.__class__ = View
+        View.__init__(self, args[0])  # type: ignore[arg-type]
+    else:
+        _INIT(self, *args, **given)
+
+
+def _from_arrays(cls: type[ArrayRecord], /, array_dict: dict[str, Array], **given: Any) -> ArrayRecord:
+    """Put sums into a record as they are."""
+    if not (_averaging.now and all(isinstance(array, View) for array in array_dict.values())):
+        made: ArrayRecord = _FROM_ARRAYS.__get__(None, cls)(array_dict, **given)
+        return made
+    record = ArrayRecord()
+    for name, array in array_dict.items():
+        record[name] = array
+    return record
 
 
 class Folded(Array):
@@ -127,7 +183,8 @@ class Packed:
 
     records: Any
     body: list[Values] = field(default_factory=list)
-    #: For each tensor what says that it is the same as in another message: immutable bytes, or where it lies.
+    #: For each tensor what says that it is the same as in another message: bytes or values that nobody changes, or
+    #: where it lies.
     sources: list[Any] = field(default_factory=list)
 
     def tensors(self) -> dict[str, Values]:
@@ -157,6 +214,14 @@ def values_of(array: Array) -> Values | None:
         return None
     fits = travels(values.dtype) and values.ndim <= _MOST_DIMENSIONS
     return values if fits and data.startswith(header) else None
+
+
+def size_of(array: Array) -> int:
+    """Return about how many bytes an array has in memory, without making any."""
+    if isinstance(array, Folded):
+        return 0
+    values = array.values if isinstance(array, View) else None
+    return len(array.data) if values is None else values.nbytes
 
 
 def travels(dtype: np.dtype[Any]) -> bool:
@@ -213,7 +278,7 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
         if not values.size:  # no tensor: a body of no bytes is no body
             items.append([name, "empty", values.dtype.name, list(values.shape), *fields[:2]])
             continue
-        source = array.place if isinstance(array, View) else array.data
+        source = (array.place or array.values) if isinstance(array, View) else array.data
         # A tensor lies row by row; of an array that lies column by column the transposed one does.
         across = not values.flags.c_contiguous
         number = packed.add(values.T if across else values, source)
@@ -228,6 +293,24 @@ def _coded(value: Any, packed: Packed) -> Any:
             return {"tensor": packed.add(np.frombuffer(value, np.uint8), value)}
         return {"bytes": base64.b64encode(value).decode()}
     return [_coded(one, packed) for one in value] if isinstance(value, list) else value
+
+
+def housed(record: ArrayRecord) -> ArrayRecord:
+    """Return a record of the same arrays in one buffer, from which they are sent without a copy.
+
+    It is the record itself if one of its arrays does not travel as a tensor that lies row by row.
+    """
+    from thalweg.tasks import Tensors
+
+    values = {str(at): values_of(array) for at, array in enumerate(record.values())}
+    fits = {at: one for at, one in values.items() if one is not None and one.size and one.flags.c_contiguous}
+    if not fits or len(fits) < len(values):
+        return record
+    tensors = Tensors(fits)
+    made = ArrayRecord()
+    for (name, array), at in zip(record.items(), fits, strict=True):
+        made[name] = View(tensors[at], (array.dtype, tuple(array.shape)), (tensors, at))
+    return made
 
 
 def unpack(records: Any, tensors: Mapping[str, Values], home: Tensors | None = None) -> RecordDict:

@@ -77,6 +77,8 @@ struct Open {
 pub(crate) struct Tasks {
     pub store: Store,
     open: Mutex<HashMap<u32, Open>>,
+    /// Sums of a task that was released, for the next one with the same layout of results.
+    spare_sums: Mutex<Option<Arc<Accumulator>>>,
     options: TaskServerOptions,
 }
 
@@ -119,7 +121,8 @@ impl TaskServer {
             started: Instant::now(),
         };
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
-        let tasks = Tasks { store: Store::new(options.memory, folder), open: Mutex::default(), options };
+        let store = Store::new(options.memory, folder);
+        let tasks = Tasks { store, open: Mutex::default(), spare_sums: Mutex::default(), options };
         let machine = |gate| proto::TaskServer::new(config, gate);
         Ok(Self { hub: Hub::start(&transport, &address, hub, machine, tasks)? })
     }
@@ -164,8 +167,7 @@ impl TaskServer {
             return Err(Error::new("options", "open task", "a deadline is seconds, not negative"));
         }
         let layout = task.tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
-        let precision = hub.policy.options.precision.into();
-        let sums = task.fold.as_ref().map(|layout| Arc::new(Accumulator::new(layout.clone(), precision)));
+        let sums = task.fold.as_ref().map(|layout| hub.policy.sums(layout));
         let plan = TaskPlan {
             head: task.head,
             layout,
@@ -262,7 +264,10 @@ impl TaskServer {
         let mut open = lock(&self.hub.policy.open);
         // One that is still open is removed when it closes.
         if open.get(&task).is_some_and(|task| task.closed) {
-            open.remove(&task);
+            let sums = open.remove(&task).and_then(|task| task.fold);
+            if let Some(sums) = sums.filter(|sums| Arc::strong_count(sums) == 1) {
+                *lock(&self.hub.policy.spare_sums) = Some(sums);
+            }
         } else if let Some(task) = open.get_mut(&task) {
             (task.fold, task.replies, task.released) = (None, VecDeque::new(), true);
         }
@@ -333,6 +338,9 @@ impl HubPolicy for Tasks {
                 let mut open = lock(&policy.open);
                 if let Some(task) = open.get_mut(&task) {
                     (task.tensors, task.closed) = (None, true);
+                    if task.fold.is_some() {
+                        policy.store.free_spare();
+                    }
                 }
                 open.retain(|_, task| !(task.closed && task.released));
                 drop(open);
@@ -354,6 +362,16 @@ impl HubPolicy for Tasks {
 }
 
 impl Tasks {
+    /// Empty sums for results of a layout: those of an earlier task if they have the same.
+    fn sums(&self, layout: &Arc<Layout>) -> Arc<Accumulator> {
+        let spare = lock(&self.spare_sums).take();
+        if let Some(sums) = spare.filter(|sums| sums.layout().difference(layout).is_none()) {
+            sums.reset();
+            return sums;
+        }
+        Arc::new(Accumulator::new(layout.clone(), self.options.precision.into()))
+    }
+
     /// Judges a chunk of a result that is to be folded, while its bytes are in the cache. A chunk that cuts an element
     /// leaves the judgement to [`fold_result`].
     pub fn judge(&self, chunk: &ChunkHeader, bytes: &[u8], weight: impl FnOnce() -> Option<f64>) {
@@ -381,7 +399,9 @@ fn fold(hub: &Arc<TaskHub>, task: u32, sender: u32, weight: f64) {
         // Whatever happens, the task hears what came of it.
         let folding = AssertUnwindSafe(|| fold_result(sums.as_deref(), kept.as_ref(), weight));
         let outcome = catch_unwind(folding).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
-        drop(kept);
+        if let Some(kept) = kept {
+            hub.policy.store.keep_spare(kept);
+        }
         let outcome = outcome.map_err(|reason| format!("sent a result that cannot be folded: {reason}"));
         lock(&hub.machine).folded(hub.now(), task, sender, outcome);
         hub.wake();

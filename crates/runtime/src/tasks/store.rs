@@ -48,12 +48,12 @@ pub(crate) struct Kept {
     pub arena: Arena,
     /// Of a result that is to be folded.
     pub verdict: Verdict,
-    _share: Option<Share>,
+    share: Option<Share>,
 }
 
 impl Kept {
     fn new(arena: Arena, share: Option<Share>) -> Self {
-        Self { arena, verdict: Verdict::default(), _share: share }
+        Self { arena, verdict: Verdict::default(), share }
     }
 }
 
@@ -63,12 +63,14 @@ pub(crate) struct Store {
     used: Arc<AtomicU64>,
     folder: PathBuf,
     results: Mutex<HashMap<(u32, u32), Kept>>,
+    /// The memory of a result that was folded, for the next one: fresh pages cost more than the bytes that fill them.
+    spare: Mutex<Option<Kept>>,
 }
 
 impl Store {
     /// Holds `budget` bytes in memory, and more in files without a name in `folder`.
     pub fn new(budget: u64, folder: PathBuf) -> Self {
-        Self { budget, used: Arc::default(), folder, results: Mutex::default() }
+        Self { budget, used: Arc::default(), folder, results: Mutex::default(), spare: Mutex::default() }
     }
 
     /// A range of a result of `total` bytes to write to; `None` while it is being written, or without memory: the
@@ -85,6 +87,10 @@ impl Store {
     }
 
     fn room(&self, bytes: u64) -> Option<Kept> {
+        // One of another size is freed here, so that it takes nothing of the budget.
+        if let Some(kept) = lock(&self.spare).take().filter(|kept| kept.arena.len() == bytes) {
+            return Some(kept);
+        }
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
         let share = Share { used: self.used.clone(), bytes };
         if before == 0 || before.saturating_add(bytes) <= self.budget {
@@ -106,6 +112,18 @@ impl Store {
     /// Takes a result out.
     pub fn take(&self, task: u32, sender: u32) -> Option<Kept> {
         lock(&self.results).remove(&(task, sender))
+    }
+
+    /// Keeps the memory of a result that was folded for the next result of its size.
+    pub fn keep_spare(&self, kept: Kept) {
+        if kept.share.is_some() {
+            *lock(&self.spare) = Some(Kept { verdict: Verdict::default(), ..kept });
+        }
+    }
+
+    /// Frees the memory that is kept for the next result.
+    pub fn free_spare(&self) {
+        *lock(&self.spare) = None;
     }
 
     /// Bytes in memory.
@@ -135,6 +153,26 @@ mod tests {
         }
         assert_eq!(store.used(), 0);
         assert!(store.take(1, 0).is_none());
+    }
+
+    #[test]
+    fn the_memory_of_a_folded_result_takes_the_next_one_of_its_size() {
+        let store = Store::new(100, std::env::temp_dir());
+        store.claim(1, 1, 64, Range::new(0, 64)).unwrap().fill(7);
+        let kept = store.take(1, 1).unwrap();
+        let place = kept.arena.as_ptr();
+        store.keep_spare(kept);
+        assert_eq!(store.used(), 64);
+        drop(store.claim(1, 2, 64, Range::new(0, 64)).unwrap());
+        assert_eq!(store.used(), 64);
+        let kept = store.take(1, 2).unwrap();
+        assert_eq!(kept.arena.as_ptr(), place);
+        store.keep_spare(kept);
+        drop(store.claim(1, 3, 96, Range::new(0, 96)).unwrap());
+        assert_eq!(store.used(), 96, "memory of another size was freed");
+        store.keep_spare(store.take(1, 3).unwrap());
+        store.free_spare();
+        assert_eq!(store.used(), 0);
     }
 
     #[test]
