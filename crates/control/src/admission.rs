@@ -95,6 +95,11 @@ impl Root {
         lost
     }
 
+    /// Admissions that nobody has drawn.
+    pub fn left(&self) -> u32 {
+        self.left
+    }
+
     /// Updates that are counted now.
     pub fn counted(&self) -> u32 {
         (self.pending.len() + self.kept.len()) as u32

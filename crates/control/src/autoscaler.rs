@@ -17,10 +17,13 @@ use crate::Time;
 #[serde(default, deny_unknown_fields)]
 pub struct Knobs {
     /// Time between decisions.
+    #[serde(with = "crate::seconds")]
     pub tick: Duration,
     /// Window of the calm average.
+    #[serde(with = "crate::seconds")]
     pub stable: Duration,
     /// Window of the average in a panic.
+    #[serde(with = "crate::seconds")]
     pub panic: Duration,
     /// How many times the ready instances the short window has to ask for to begin a panic, in per cent.
     pub threshold: u32,
@@ -29,6 +32,7 @@ pub struct Knobs {
     /// Requests that an instance may have under way.
     pub concurrency: u32,
     /// How long the last instance stays without requests.
+    #[serde(with = "crate::seconds")]
     pub grace: Duration,
 }
 

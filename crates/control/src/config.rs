@@ -85,8 +85,10 @@ pub struct Config {
     /// Weight of history in the estimate of the queue, in thousandths; the paper's alpha.
     pub history: u32,
     /// How often hierarchies are planned anew.
+    #[serde(with = "crate::seconds")]
     pub every: Duration,
     /// How long a node may be silent before it counts as lost.
+    #[serde(with = "crate::seconds")]
     pub silence: Duration,
 }
 

@@ -19,6 +19,8 @@ mod hierarchy;
 mod placement;
 mod reason;
 pub mod reuse;
+mod seconds;
+pub mod simulate;
 mod state;
 mod top;
 

@@ -1,11 +1,11 @@
 //! What a decision is made from, and what it is.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::{Load, Time, UPDATE};
 
 /// A node as the control plane knows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     /// The most it can hold at once; the paper's MC.
     pub capacity: Load,
@@ -22,7 +22,7 @@ pub struct Node {
 }
 
 /// A client that is selected for the next round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
     /// The node that it sent to last.
     pub home: Option<u32>,
@@ -39,7 +39,7 @@ impl Default for Client {
 }
 
 /// What the control plane knows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     /// All nodes; everything else names them by their place here.
     pub nodes: Vec<Node>,
@@ -63,6 +63,7 @@ pub struct Plan {
     /// Whether hierarchies are planned anew by this decision.
     pub planned: bool,
     /// When to plan hierarchies next.
+    #[serde(with = "crate::seconds")]
     pub next: Time,
 }
 

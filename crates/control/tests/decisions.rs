@@ -233,6 +233,8 @@ prop_compose! {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// No client goes to a node that is lost or serves another group; who can have a node has one; counts agree; the
     /// same state gives the same decision.
     #[test]

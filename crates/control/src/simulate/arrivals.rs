@@ -1,0 +1,112 @@
+//! When clients' updates are in their nodes' queues, and which of them count.
+
+use std::collections::VecDeque;
+
+use thalweg_dice::Dice;
+
+use super::costs::at_rate;
+use super::Scenario;
+use crate::admission::{Answer, Root};
+use crate::Time;
+
+/// An update that counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Arrival {
+    /// When it is whole and counted.
+    pub at: Time,
+    /// Its node.
+    pub node: u32,
+    /// Its client.
+    pub client: u32,
+}
+
+/// All updates of a round that count, in order, and how often nodes drew admissions.
+pub fn counted(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) -> (Vec<Arrival>, u32) {
+    admitted(scenario, received(scenario, round, open, homes))
+}
+
+/// When each client's update is whole at its node: drawn within the spread, then one after the other over the node's
+/// link for clients.
+fn received(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) -> Vec<Arrival> {
+    let mut dice = Dice::new(&[scenario.seed, u64::from(round)]);
+    let first = open.saturating_add(scenario.between);
+    let sent =
+        (0..).zip(homes).map(|(client, home)| (client, home, first + scenario.spread.mul_f64(dice.unit())));
+    let mut arrivals: Vec<Arrival> =
+        sent.filter_map(|(client, home, at)| home.map(|node| Arrival { at, node, client })).collect();
+    arrivals.sort_unstable();
+    let mut free = vec![Time::ZERO; scenario.nodes.len()];
+    for arrival in &mut arrivals {
+        let node = arrival.node as usize;
+        let taking = at_rate(scenario.bytes.saturating_mul(8), scenario.nodes[node].ingress.unwrap_or(0));
+        arrival.at = arrival.at.max(free[node]) + taking;
+        free[node] = arrival.at;
+    }
+    arrivals.sort_unstable();
+    arrivals
+}
+
+/// Lets the root admit as many as the goal. Nodes give back what they hold for clients that will not come any more;
+/// updates that found no admission wait for these.
+fn admitted(scenario: &Scenario, arrivals: Vec<Arrival>) -> (Vec<Arrival>, u32) {
+    let mut desk = Desk::new(scenario, &arrivals);
+    let (mut counted, mut waiting) = (Vec::new(), VecDeque::new());
+    for arrival in arrivals {
+        desk.coming[arrival.node as usize] -= 1;
+        if desk.admits(&arrival) {
+            counted.push(arrival);
+        } else {
+            waiting.push_back(arrival);
+        }
+        desk.give_back(arrival.node);
+        while desk.root.left() > 0 {
+            let Some(one) = waiting.pop_front() else { break };
+            desk.admits(&one);
+            desk.give_back(one.node);
+            counted.push(Arrival { at: arrival.at, ..one });
+        }
+        if desk.root.reached() {
+            break;
+        }
+    }
+    (counted, desk.draws)
+}
+
+/// The nodes' side of admissions.
+struct Desk {
+    root: Root,
+    /// Admissions that each node holds.
+    held: Vec<u32>,
+    /// Updates that each node still expects.
+    coming: Vec<u32>,
+    draws: u32,
+}
+
+impl Desk {
+    fn new(scenario: &Scenario, arrivals: &[Arrival]) -> Self {
+        let nodes = scenario.nodes.len();
+        let mut coming = vec![0; nodes];
+        arrivals.iter().for_each(|arrival| coming[arrival.node as usize] += 1);
+        Self { root: Root::new(scenario.goal(), nodes as u32), held: vec![0; nodes], coming, draws: 0 }
+    }
+
+    /// Whether an update counts now; its node draws admissions if it has none.
+    fn admits(&mut self, arrival: &Arrival) -> bool {
+        let held = &mut self.held[arrival.node as usize];
+        if *held == 0 {
+            *held += self.root.draw(arrival.node);
+            self.draws += 1;
+        }
+        let counts = self.root.count(arrival.node, arrival.client.into()) == Answer::Counted;
+        *held -= u32::from(counts);
+        counts
+    }
+
+    /// A node gives back what it holds beyond the updates that it expects.
+    fn give_back(&mut self, node: u32) {
+        let (held, coming) = (&mut self.held[node as usize], self.coming[node as usize]);
+        let spare = held.saturating_sub(coming);
+        self.root.give_back(node, spare);
+        *held -= spare;
+    }
+}

@@ -1,0 +1,126 @@
+//! What a node has: cores that work off jobs, workers, and a link to the other nodes.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::NodeSpec;
+use crate::autoscaler::{Autoscaler, Knobs};
+use crate::reuse::Role;
+use crate::Time;
+
+/// What a core does.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Work {
+    /// Folds inputs of a task.
+    Fold { task: usize, inputs: u32 },
+    /// Moves an input to each of these tasks.
+    Move { to: Range2 },
+    /// Moves a node's sums out to its link.
+    Out { node: u32 },
+    /// Starts a worker.
+    Start { worker: usize },
+}
+
+/// Tasks from the first to before the second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Range2(pub usize, pub usize);
+
+impl From<Range2> for Range<usize> {
+    fn from(Range2(start, end): Range2) -> Self {
+        start..end
+    }
+}
+
+/// What a worker is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    Starting,
+    Idle,
+    Busy,
+    Ended,
+}
+
+#[derive(Debug)]
+pub struct Worker {
+    pub role: Role,
+    pub standing: Standing,
+    pub since: Time,
+}
+
+#[derive(Debug)]
+pub struct Machine {
+    /// Cores that do nothing.
+    cores: u32,
+    /// Jobs that wait for a core.
+    jobs: VecDeque<(Work, Duration)>,
+    pub workers: Vec<Worker>,
+    /// Workers that do nothing, in the order in which they finished.
+    pub idle: Vec<usize>,
+    /// Tasks that wait for a worker, by role.
+    pub waiting: [VecDeque<usize>; 3],
+    pub scalers: [Autoscaler; 3],
+    /// Most leaves that there are to be.
+    pub leaves: u32,
+    /// Bits a second to and from other nodes; 0 for no limit.
+    pub rate: u64,
+    /// Sums that wait for the link, in the order in which they are to go.
+    pub outbox: VecDeque<Transfer>,
+    pub is_sending: bool,
+    pub is_receiving: bool,
+}
+
+/// Sums, or a share of them, on their way to the top's tasks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Transfer {
+    pub from: u32,
+    pub node: u32,
+    pub to: Range2,
+    pub bytes: u64,
+}
+
+impl Machine {
+    pub fn new(spec: &NodeSpec, knobs: Knobs) -> Self {
+        Self {
+            cores: spec.cores.max(1),
+            jobs: VecDeque::new(),
+            workers: Vec::new(),
+            idle: Vec::new(),
+            waiting: Default::default(),
+            scalers: [Autoscaler::new(knobs), Autoscaler::new(knobs), Autoscaler::new(knobs)],
+            leaves: 0,
+            rate: spec.rate,
+            outbox: VecDeque::new(),
+            is_sending: false,
+            is_receiving: false,
+        }
+    }
+
+    /// Takes a job. Returns it if a core begins it now.
+    pub fn submit(&mut self, work: Work, lasting: Duration) -> Option<(Work, Duration)> {
+        if self.cores == 0 {
+            self.jobs.push_back((work, lasting));
+            return None;
+        }
+        self.cores -= 1;
+        Some((work, lasting))
+    }
+
+    /// A core has finished. Returns what it begins next.
+    pub fn next(&mut self) -> Option<(Work, Duration)> {
+        let next = self.jobs.pop_front();
+        self.cores += u32::from(next.is_none());
+        next
+    }
+
+    /// Workers of a role that have not ended.
+    pub fn count(&self, role: Role) -> u32 {
+        self.workers.iter().filter(|worker| worker.role == role && worker.standing != Standing::Ended).count()
+            as u32
+    }
+
+    /// Roles of the idle workers.
+    pub fn idle_roles(&self) -> Vec<Role> {
+        self.idle.iter().map(|&worker| self.workers[worker].role).collect()
+    }
+}
