@@ -102,6 +102,10 @@ pub struct Stats {
     pub acknowledged: u64,
     /// Bytes that the rate controller allows in flight.
     pub window: u64,
+    /// Delivery rate in bytes a second, as the rate controller knows it; 0 if it does not.
+    pub rate: f64,
+    /// Whether the sender seems to be in slow start.
+    pub ramping: bool,
     /// Right edge of the window, as advertised.
     pub right_edge: u64,
     /// Bytes to the client that are not acknowledged.

@@ -25,6 +25,7 @@ mod outgoing;
 mod parts;
 mod settings;
 mod sink;
+pub mod trace;
 
 pub use address::Address;
 pub use capabilities::Capabilities;

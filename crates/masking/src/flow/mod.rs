@@ -403,6 +403,8 @@ impl Flow {
             highest: self.stream.highest(),
             acknowledged: self.stream.acknowledged(),
             window: self.control.window(),
+            rate: self.control.share().rate,
+            ramping: self.control.ramping(),
             right_edge: self.right_edge,
             unacknowledged: self.out.unacknowledged(),
             rtt: self.rtt,

@@ -505,6 +505,7 @@ impl Sender {
         let Some(transfer) = self.transfer.take() else { return };
         self.blocks.give_up();
         let (again, repair, missing) = (transfer.again, self.repaired, transfer.missing());
+        self.waits = Waits::Idle;
         self.ended = Some(Ended { transfer: transfer.id, why, again, repair, missing });
     }
 

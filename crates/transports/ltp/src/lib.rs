@@ -20,11 +20,11 @@ mod send;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{Address, Capabilities, Link, Listener, Options, Result, Setting, Transport};
 use thalweg_udp::connect::connect;
 use thalweg_udp::hello::{self, Dialect, Ends};
 use thalweg_udp::listener::listen;
-use thalweg_udp::trace::Trace;
 
 use crate::link::LtpLink;
 use crate::options::SETTINGS;
@@ -74,7 +74,8 @@ impl Transport for Ltp {
 }
 
 fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
-    let trace = Trace::open(&options.own.read(SETTINGS)?, &ends.inner.peer().address)?;
+    let trace =
+        TraceFile::open(&options.own.read(SETTINGS)?)?.map(|file| file.of(&ends.inner.peer().address));
     Ok(Arc::new(LtpLink::new(ends, options::read(options)?, trace)))
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_transport::trace::Trace;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::Lane;
-use thalweg_udp::trace::Trace;
 use thalweg_wire::Tolerance;
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use thalweg_sending::ltp::Rule;
+use thalweg_transport::trace::TRACE;
 use thalweg_transport::{Chosen, Error, ErrorKind, Kind, Options, Result, Setting, Share};
 use thalweg_udp::secure::CIPHER;
-use thalweg_udp::trace::TRACE;
 use thalweg_wire::{Range, Ranges};
 
 /// The longest deadline: a day.

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use thalweg_sending::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
+use thalweg_transport::trace::Trace;
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use thalweg_udp::said::{Pauses, Word};
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
-use thalweg_udp::trace::Trace;
 use thalweg_udp::window::OVERHEAD;
 use thalweg_wire::Range;
 use tokio::sync::{mpsc, oneshot};
@@ -187,7 +187,7 @@ impl Driver {
 
     fn note(&mut self) {
         if let Some(trace) = self.trace.as_mut().filter(|_| self.current.is_some()) {
-            trace.note(|| self.machine.believes());
+            trace.note(|at| self.machine.believes().json(at));
         }
     }
 
@@ -233,6 +233,9 @@ impl Driver {
     fn conclude(&mut self) {
         let Some(ended) = self.machine.poll_ended() else { return };
         let Some(Current { order, wire, started }) = self.current.take() else { return };
+        if let Some(trace) = &mut self.trace {
+            trace.end(|at| self.machine.believes().json(at));
+        }
         self.stats.again.fetch_add(ended.again, Relaxed);
         let sizes =
             lock(&order.lent).as_ref().map(|update| (update.chunks().len() as u64, update.payload_bytes()));
@@ -259,7 +262,6 @@ impl Driver {
             // A link that is never blocked lets others run after each batch.
             tokio::task::yield_now().await;
             self.hear();
-            self.note();
         }
     }
 

@@ -7,7 +7,7 @@
 //! sent again here: the session asks for what is missing. A [window](window) bounds what is under way. With TLS the
 //! control connection is encrypted and each datagram [sealed](secure).
 //!
-//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`], [`said`], [`trace`] and [`shared`] know nothing of
+//! [`connect`], [`listener`], [`hello`], [`socket`], [`secure`], [`deliver`], [`turns`], [`said`] and [`shared`] know nothing of
 //! windows and reports: another transport over datagrams is made of them too.
 #![forbid(unsafe_code)]
 
@@ -28,20 +28,19 @@ pub mod secure;
 mod send;
 pub mod shared;
 pub mod socket;
-pub mod trace;
 pub mod turns;
 pub mod window;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use thalweg_transport::trace::{TraceFile, TRACE};
 use thalweg_transport::{
     Address, Capabilities, Kind, Link, Listener, Options, Result, Setting, Settings, Transport,
 };
 
 use crate::hello::{Dialect, Ends};
 use crate::link::UdpLink;
-use crate::trace::Trace;
 
 /// Bytes of payload in a chunk unless somebody says otherwise: with all headers it fits an Ethernet frame, under
 /// IPv6 too, and it is a multiple of 64 as chunks are.
@@ -51,7 +50,7 @@ pub const MAX_CHUNK: u32 = 60 << 10;
 
 pub(crate) const SETTINGS: &[Setting] = &[
     secure::CIPHER,
-    trace::TRACE,
+    TRACE,
     Setting {
         name: "paced",
         kind: Kind::Flag { default: true },
@@ -101,7 +100,7 @@ impl Transport for Udp {
 
 fn link(ends: Ends, options: &Options) -> Result<Arc<dyn Link>> {
     let chosen = options.own.read(SETTINGS)?;
-    let trace = Trace::open(&chosen, &ends.inner.peer().address)?;
+    let trace = TraceFile::open(&chosen)?.map(|file| file.of(&ends.inner.peer().address));
     Ok(Arc::new(UdpLink::new(ends, chosen.flag("paced"), trace)))
 }
 

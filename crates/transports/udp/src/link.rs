@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use thalweg_transport::trace::Trace;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use tokio::sync::{mpsc, Mutex};
 use tokio::task::AbortHandle;
@@ -15,7 +16,6 @@ use crate::receive::Reports;
 use crate::send::{self, Sender};
 use crate::shared::Shared;
 use crate::socket::Lane;
-use crate::trace::Trace;
 use crate::Udp;
 
 /// Control messages that wait to be received; beyond that they wait in the kernel.

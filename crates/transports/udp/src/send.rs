@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use thalweg_transport::trace::Trace;
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
 use tokio::sync::Mutex;
 use tokio::time::sleep_until;
@@ -15,7 +16,6 @@ use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
 use crate::said::{Pauses, Word};
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
-use crate::trace::Trace;
 use crate::window::{cost, Permit, Window, MOST_PATIENCE};
 use crate::MAX_CHUNK;
 
@@ -82,8 +82,9 @@ impl Sender {
         loop {
             self.hear(shared, true);
             let permit = self.window.permit(Instant::now());
-            if let Some(trace) = &mut self.trace {
-                trace.note(|| self.window.believes());
+            // What it waits for is worth a line, not each batch.
+            if let Some(trace) = self.trace.as_mut().filter(|_| !matches!(permit, Permit::Now(_))) {
+                trace.note(|at| self.window.believes().json(at));
             }
             match permit {
                 Permit::Now(room) => return room,
@@ -97,6 +98,12 @@ impl Sender {
                     }
                 }
             }
+        }
+    }
+
+    fn end_trace(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.end(|at| self.window.believes().json(at));
         }
     }
 
@@ -226,6 +233,7 @@ async fn send_all(shared: &Shared, sender: &Mutex<Sender>, update: &Outgoing) ->
         (next, wire) = (next + chunks, wire + bytes as u64);
         if next == update.chunks().len() {
             sender.window.idle();
+            sender.end_trace();
         }
         drop(sender);
         // A link that is never held up leaves room for the others, batch by batch.

@@ -214,6 +214,7 @@ impl Window {
     /// There is nothing to send, though something may be sent.
     pub(crate) fn idle(&mut self) {
         self.delivery.idle(self.under_way());
+        self.waits = Waits::Idle;
     }
 
     /// We have asked for a report.

@@ -13,9 +13,11 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use thalweg_masking::Time;
 use thalweg_masking::{Agreed, Endpoint, FlowId, Offload, What};
+use thalweg_transport::trace::{Trace, TraceFile};
 use thalweg_tun::{Device, HEADER};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::believed;
 use crate::pipe::{End, Handle, Pipe};
 use crate::route::Way;
 use crate::settings::Limits;
@@ -48,6 +50,8 @@ pub(crate) struct Core {
     pub(crate) endpoint: Endpoint,
     device: Device,
     pipes: HashMap<FlowId, Arc<Pipe>>,
+    trace: Option<TraceFile>,
+    traces: HashMap<FlowId, Trace>,
     /// Flows on which a caller waits to send.
     blocked: Vec<FlowId>,
     packet: Vec<u8>,
@@ -63,13 +67,15 @@ impl DriverState {
         endpoint: Endpoint,
         device: Device,
         way: Way,
-        (limits, full): (Limits, u64),
+        (limits, trace, full): (Limits, Option<TraceFile>, u64),
         newcomers: mpsc::Sender<Newcomer>,
     ) -> io::Result<(Arc<Self>, oneshot::Receiver<()>)> {
         let core = Core {
             endpoint,
             device,
             pipes: HashMap::new(),
+            trace,
+            traces: HashMap::new(),
             blocked: Vec::new(),
             packet: Vec::new(),
             newcomers: Some(newcomers),
@@ -271,13 +277,23 @@ impl Core {
         let pipe = Arc::new(Pipe::new(flow, shared.limits));
         place.send((Handle::new(pipe.clone(), shared.clone()), agreed.tuple.remote.to_string()));
         self.pipes.insert(flow, pipe);
+        if let Some(trace) = &self.trace {
+            self.traces.insert(flow, trace.of(&agreed.tuple.remote.to_string()));
+        }
         self.endpoint.join(now, flow, GROUP);
         self.endpoint.admit(now, flow, shared.limits.buffer);
+    }
+
+    fn note(&mut self, flow: FlowId) {
+        if let Some((trace, stats)) = self.traces.get_mut(&flow).zip(self.endpoint.stats(flow)) {
+            trace.note(|at| believed::json(at, &stats));
+        }
     }
 
     /// Updates what may be lost, for flows with new data.
     fn after(&mut self, now: Time, touched: &[FlowId]) {
         for &flow in touched {
+            self.note(flow);
             let Some(pipe) = self.pipes.get(&flow) else { continue };
             let permits = pipe.survey();
             if permits.is_empty() {
@@ -332,5 +348,6 @@ impl Core {
 
     pub(crate) fn forget(&mut self, flow: FlowId) {
         self.pipes.remove(&flow);
+        self.traces.remove(&flow);
     }
 }

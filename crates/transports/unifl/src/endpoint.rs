@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use thalweg_masking::Config;
+use thalweg_transport::trace::TraceFile;
 use tokio::sync::mpsc;
 
 use crate::settings::Limits;
@@ -17,12 +18,13 @@ pub(crate) async fn open(
     at: SocketAddr,
     config: Config,
     limits: Limits,
+    trace: Option<TraceFile>,
     newcomers: mpsc::Sender<Newcomer>,
 ) -> Result<Front, String> {
     #[cfg(target_os = "linux")]
-    return linux::open(at, config, limits, newcomers).await;
+    return linux::open(at, config, limits, trace, newcomers).await;
     #[cfg(not(target_os = "linux"))]
-    return other::open(at, config, limits, newcomers);
+    return other::open(at, config, limits, trace, newcomers);
 }
 
 #[cfg(target_os = "linux")]
@@ -63,6 +65,7 @@ mod linux {
         at: SocketAddr,
         config: Config,
         limits: Limits,
+        trace: Option<TraceFile>,
         newcomers: mpsc::Sender<Newcomer>,
     ) -> Result<Front, String> {
         if at.ip().is_loopback() {
@@ -77,7 +80,7 @@ mod linux {
         let endpoint = Endpoint::new(config, [number(first), number(second)]);
         let device = Device::new(NAME).map_err(|e| explain(&e))?;
         let way = Way::open(device.name(), at.ip(), at.port()).await.map_err(|e| explain(&e))?;
-        let started = DriverState::start(endpoint, device, way, (limits, full), newcomers);
+        let started = DriverState::start(endpoint, device, way, (limits, trace, full), newcomers);
         started.map(|(shared, gone)| Front { shared, gone }).map_err(|e| explain(&e))
     }
 
@@ -163,6 +166,7 @@ mod other {
         _: SocketAddr,
         _: Config,
         _: Limits,
+        _: Option<TraceFile>,
         _: mpsc::Sender<Newcomer>,
     ) -> Result<Front, String> {
         Err("there are no TUN devices on this system".into())

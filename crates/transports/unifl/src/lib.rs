@@ -18,6 +18,8 @@
 #![forbid(unsafe_code)]
 
 #[cfg(target_os = "linux")]
+mod believed;
+#[cfg(target_os = "linux")]
 mod buffer;
 #[cfg(target_os = "linux")]
 mod content;

@@ -9,6 +9,7 @@ use thalweg_masking::Rate;
 use thalweg_sockets::door::turned_out;
 use thalweg_tcp::line::{HoledStream, HoledStreams};
 use thalweg_tcp::Tcp;
+use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{
     Address, Error, ErrorKind, Guest, Listener, Lobby, Options, Origin, Pending, Result, Transport,
 };
@@ -42,9 +43,10 @@ struct Unifl {
 /// Listens. If loss cannot be masked, the listener is tcp and says why.
 pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<dyn Listener>> {
     let (limits, config) = settings::read(options)?;
+    let trace = settings::trace(options)?;
     let refused = match settings::backend(options)? {
         Backend::Tun => None,
-        Backend::Ebpf => match compact(address, options, limits, &config.rate).await? {
+        Backend::Ebpf => match compact(address, options, limits, trace.clone(), &config.rate).await? {
             Ok(listener) => return Ok(listener),
             Err(why) => Some(why),
         },
@@ -56,7 +58,7 @@ pub(crate) async fn listen(address: &Address, options: &Options) -> Result<Box<d
     let front = match at(&address).await {
         _ if options.tls.is_some() && options.sealed.is_none() => Err(UNSEALED.to_owned()),
         Err(error) => Err(error.to_string()),
-        Ok(at) => endpoint::open(at, config, limits, newcomers).await,
+        Ok(at) => endpoint::open(at, config, limits, trace, newcomers).await,
     };
     let (sender, ready) = mpsc::channel(MAX_READY);
     let (front, notice) = match front {
@@ -79,6 +81,7 @@ async fn compact(
     address: &Address,
     options: &Options,
     limits: Limits,
+    trace: Option<TraceFile>,
     rate: &Rate,
 ) -> Result<std::result::Result<Box<dyn Listener>, String>> {
     if options.tls.is_some() {
@@ -88,7 +91,7 @@ async fn compact(
         Ok(at) => at,
         Err(error) => return Ok(Err(error.to_string())),
     };
-    crate::ebpf::listen(address, at, &inner(options), limits, rate).await
+    crate::ebpf::listen(address, at, &inner(options), limits, trace, rate).await
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -96,6 +99,7 @@ async fn compact(
     _: &Address,
     _: &Options,
     _: Limits,
+    _: Option<TraceFile>,
     _: &Rate,
 ) -> Result<std::result::Result<Box<dyn Listener>, String>> {
     Ok(Err("there is no eBPF on this system".into()))

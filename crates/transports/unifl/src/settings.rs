@@ -2,6 +2,7 @@
 
 use thalweg_masking::Time;
 use thalweg_masking::{Config, PaperSettings, Rate, Reorder};
+use thalweg_transport::trace::{TraceFile, TRACE};
 use thalweg_transport::{Chosen, Kind, Options, Result, Setting, Share};
 
 pub(crate) const SETTINGS: &[Setting] = &[
@@ -40,6 +41,7 @@ pub(crate) const SETTINGS: &[Setting] = &[
         kind: Kind::Number { default: 50, least: 1, most: 10_000 },
         meaning: "most milliseconds, and else a quarter of the round trip, after which it does so too",
     },
+    TRACE,
 ];
 
 /// Default of `receive_buffer`: bytes of a connection that wait to be read or for a retransmission. At 700
@@ -111,6 +113,11 @@ pub(crate) fn backend(options: &Options) -> Result<Backend> {
         "ebpf" => Backend::Ebpf,
         _ => Backend::Tun,
     })
+}
+
+/// The trace that the options name, if they do.
+pub(crate) fn trace(options: &Options) -> Result<Option<TraceFile>> {
+    TraceFile::open(&options.own.read(SETTINGS)?)
 }
 
 fn rate(chosen: &Chosen) -> Rate {

@@ -50,6 +50,26 @@ fn no_more_is_masked_than_the_budget_has() {
 }
 
 #[test]
+fn a_trace_says_what_the_receiver_believed() {
+    let file = std::env::temp_dir().join(format!("thalweg-unifl-trace-{}", std::process::id()));
+    let options = json!({"budget": 0.05, "trace": file}).to_string();
+    if send(0.01, &options, 1).is_none() {
+        return;
+    }
+    let lines = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = lines.last().unwrap();
+    assert!(
+        lines[0]["phase"] == "starting" && last["window"].as_u64() > lines[0]["window"].as_u64(),
+        "{last}"
+    );
+    assert!(last["delivered"].as_u64() > Some(UPDATE / 2) && last["lost"].as_u64() > Some(0), "{last}");
+    assert!(last["rtt_min"].as_f64() > Some(0.0) && last["delivery_rate"].as_f64() > Some(0.0), "{last}");
+}
+
+#[test]
 fn more_than_is_bearable_ends_the_link() {
     let Some((came, _)) = send(0.05, r#"{"refuse": 0.01}"#, 1) else { return };
     assert!(came.message.is_err(), "{:?}", came.message);

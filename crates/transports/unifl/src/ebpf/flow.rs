@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thalweg_masking::Time;
-use thalweg_masking::{clock_unit, Control, Rate, Sample};
+use thalweg_masking::{clock_unit, Control, Rate, Sample, Stats};
 use thalweg_tcp::line::{Hole, Holes};
+use thalweg_transport::trace::Trace;
 use thalweg_wire::{FrameHeader, Kind, Tolerance};
 
 use super::layout::{self, FlowReport, Frames, Key, Wish};
 use super::programs::Programs;
+use crate::believed;
 use crate::content::first;
 use crate::settings::Limits;
 
@@ -44,6 +46,7 @@ struct Inside {
     /// The reader's position in the frames, and how far the programs have followed them.
     frames: Frames,
     followed: u64,
+    trace: Option<Trace>,
 }
 
 impl Flow {
@@ -54,6 +57,7 @@ impl Flow {
         (remote, local): (SocketAddr, SocketAddr),
         limits: Limits,
         rate: &Rate,
+        trace: Option<Trace>,
     ) -> Option<Self> {
         static MEMBERS: AtomicU32 = AtomicU32::new(0);
         let key = layout::key(remote, local);
@@ -79,6 +83,7 @@ impl Flow {
             round: None,
             frames: Frames::default(),
             followed: u64::MAX,
+            trace,
         };
         let member = MEMBERS.fetch_add(1, Ordering::Relaxed);
         Some(Self { programs: programs.clone(), key, member, segment, limits, inside: Mutex::new(inside) })
@@ -105,6 +110,7 @@ impl Holes for Flow {
             let sample = sample(&seen, self.segment);
             let rtt = sample.rtt.or(round);
             inside.steer(&Sample { now, share, rtt, ..sample }, &seen);
+            inside.note(&seen);
         }
         if inside.wish != before {
             self.programs.wish(self.key, &inside.wish)?;
@@ -150,6 +156,20 @@ impl Inside {
         }
         self.round = Some(next);
         Some(now.saturating_sub(since))
+    }
+
+    fn note(&mut self, seen: &FlowReport) {
+        let Some(trace) = &mut self.trace else { return };
+        let stats = Stats {
+            delivered: seen.delivered,
+            missing: seen.masked,
+            window: self.control.window(),
+            rate: self.control.share().rate,
+            ramping: self.control.ramping(),
+            rtt: Some(Time::from_micros(self.wish.trip)).filter(|trip| !trip.is_zero()),
+            ..Stats::default()
+        };
+        trace.note(|at| believed::json(at, &stats));
     }
 
     fn steer(&mut self, sample: &Sample, seen: &FlowReport) {

@@ -21,6 +21,7 @@ use async_trait::async_trait;
 use thalweg_masking::Rate;
 use thalweg_sockets::door::{self, Doorkeeper};
 use thalweg_tcp::line::{HoledStreams, Holes};
+use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{Address, Guest, Listener, Options, Pending, Result};
 use tokio::net::TcpStream;
 
@@ -37,6 +38,7 @@ pub(crate) async fn listen(
     at: SocketAddr,
     options: &Options,
     limits: Limits,
+    trace: Option<TraceFile>,
     rate: &Rate,
 ) -> Result<std::result::Result<Box<dyn Listener>, String>> {
     if at.ip().is_loopback() {
@@ -50,6 +52,7 @@ pub(crate) async fn listen(
     let keeper = Keeper {
         programs: programs.clone(),
         limits,
+        trace,
         rate: rate.clone(),
         lines: HoledStreams::new(options)?,
         limit,
@@ -63,6 +66,7 @@ pub(crate) async fn listen(
 struct Keeper {
     programs: Arc<Programs>,
     limits: Limits,
+    trace: Option<TraceFile>,
     rate: Rate,
     lines: HoledStreams,
     limit: Duration,
@@ -78,7 +82,9 @@ impl Doorkeeper for Keeper {
     ) -> Result<Option<Pending>> {
         // Where the programs did not see it come, it is an ordinary connection.
         let local = stream.local_addr().ok();
-        let flow = local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate));
+        let trace = self.trace.as_ref().map(|file| file.of(&from.to_string()));
+        let flow =
+            local.and_then(|local| Flow::open(&self.programs, (from, local), self.limits, &self.rate, trace));
         let holes = flow.map(|flow| Arc::new(flow) as Arc<dyn Holes>);
         self.lines.admit_socket(stream, holes, from.to_string(), guest, self.limit).await
     }

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_masking::Config;
+use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{Error, ErrorKind, Options, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -76,6 +77,7 @@ impl Proxy {
     /// the proxy must not be plain.
     pub async fn open(settings: ProxySettings, events: mpsc::Sender<String>) -> Result<Self> {
         let (limits, config) = settings.read()?;
+        let trace = settings.trace()?;
         let servers = settings.servers().await?;
         let at = settings.listen_at().await?;
         let failed = |error| Error::io(OPEN, at, &error);
@@ -88,7 +90,7 @@ impl Proxy {
         }
         let map = Map::open(&settings.holes).await?;
         let (newcomers, new) = mpsc::channel(WAITING);
-        let (front, why) = in_front(at, config, limits, newcomers, settings.plain).await?;
+        let (front, why) = in_front(at, config, limits, trace, newcomers, settings.plain).await?;
         let shared = ProxyState {
             to: settings.to,
             servers,
@@ -195,10 +197,11 @@ async fn in_front(
     at: SocketAddr,
     config: Config,
     limits: Limits,
+    trace: Option<TraceFile>,
     newcomers: mpsc::Sender<Newcomer>,
     plain: bool,
 ) -> Result<(Option<Front>, Option<String>)> {
-    match endpoint::open(at, config, limits, newcomers).await {
+    match endpoint::open(at, config, limits, trace, newcomers).await {
         Ok(front) => Ok((Some(front), None)),
         Err(why) if plain => Ok((None, Some(why))),
         Err(why) => {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use thalweg_masking::Config;
 use thalweg_sockets::socket::resolve;
+use thalweg_transport::trace::TraceFile;
 use thalweg_transport::{Address, Error, ErrorKind, Options, Result, Settings};
 
 use super::cut::MOST_UNIT;
@@ -81,6 +82,14 @@ impl ProxySettings {
         let (limits, config) = settings::read(&options)?;
         let limits = Limits { content: Content::Plain { reliable: self.reliable }, ..limits };
         Ok((limits, Config { fin_wait: EVER, idle: self.patience()?, ..config }))
+    }
+
+    /// The trace that the options name, if they do.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`](thalweg_transport::ErrorKind::System) if it cannot be opened.
+    pub(super) fn trace(&self) -> Result<Option<TraceFile>> {
+        settings::trace(&Options { own: self.own.clone(), ..Options::default() })
     }
 
     fn patience(&self) -> Result<Option<Duration>> {
