@@ -11,7 +11,9 @@ from thalweg.ui.output import Json, output
 
 
 def command(
-    records: Annotated[list[Path], typer.Argument(metavar="RECORD...", help="Folders of runs' records.")],
+    records: Annotated[
+        list[Path], typer.Argument(metavar="RECORD...", help="Folders of runs' records, and files of traces.")
+    ],
     *,
     out: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("report.html"),
     figures: Annotated[
@@ -19,7 +21,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare records on one page that works offline; with --figures also draw figures for a paper."""
+    """Compare records and draw traces on one page that works offline; with --figures also figures for a paper."""
     with output(as_json=as_json) as emit:
         from thalweg.report import report
 

@@ -1,4 +1,4 @@
-"""A report of one or more records: a page that stands alone, and figures for a paper."""
+"""A report of one or more records or traces: a page that stands alone, and figures for a paper."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ def report(
 ) -> dict[str, Any]:
     """Write the page of ``records`` to ``out`` and, if asked for, figures to the folder ``figures``.
 
-    ``lost`` are runs that failed before they left a record. Return what was written, what was left out and why, the
-    verdicts, and the numbers of each cell and run: sizes in bytes, times in seconds. Raises RecordError or PlanError if
-    a record cannot be read, RecordError if something cannot be written.
+    Files among ``records`` are traces. ``lost`` are runs that failed before they left a record. Return what was
+    written, what was left out and why, the verdicts, the numbers of each cell and run, and those of traced links: sizes
+    in bytes, times in seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if something
+    cannot be written.
     """
     from thalweg.report.cells import cells, verdicts
     from thalweg.report.page import page
+    from thalweg.report.traces import read_traces
 
-    runs = read_runs(records)
+    links = [link for path in dict.fromkeys(records) if path.is_file() for link in read_traces(path)]
+    runs = read_runs([path for path in records if not path.is_file()])
     found = [numbers(run) for run in runs]
     by_cell = cells(found, lost)
-    _write(out, page(runs, found, lost))
+    _write(out, page(runs, found, lost, links))
     written: list[Path] = []
     left_out: dict[str, str] = {}
-    if figures is not None:
+    if figures is not None and runs:
         from thalweg.report.figures import draw
 
         written, left_out = draw(runs, found, figures)
@@ -48,6 +51,7 @@ def report(
         "verdicts": [{"network": place, **one.table()} for place, one in verdicts(by_cell).items()],
         "cells": [cell.table() for cell in by_cell],
         "runs": found,
+        "traces": [link.numbers() for link in links],
     }
 
 

@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
-from thalweg.report import charts, details, graphs, tables
+from thalweg.report import charts, details, graphs, tables, traces
 from thalweg.report.cells import Cell, Lost, cells, verdicts
 from thalweg.report.charts import Chart
 from thalweg.report.series import MOST_POINTS, thinned
 from thalweg.report.source import Run
 from thalweg.report.tables import facts, links, parties
 from thalweg.report.text import embedded, escaped
+from thalweg.report.traces import LinkTrace
 
 # Timelines and links are drawn for so many runs; tables and comparisons have all of them.
 MOST_RUNS: Final = 12
@@ -65,9 +66,22 @@ class Page:
         self.notes([*_reasons(whys), *([f"{rest} more runs are not drawn"] if rest > 0 else [])])
 
 
-def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]], lost: Sequence[Lost] = ()) -> str:
-    """Return the page of ``runs``, whose numbers are ``numbers``, and of runs that were ``lost``."""
+def page(
+    runs: Sequence[Run],
+    numbers: Sequence[Mapping[str, Any]],
+    lost: Sequence[Lost] = (),
+    links: Sequence[LinkTrace] = (),
+) -> str:
+    """Return the page of ``runs`` with their ``numbers``, of runs that were ``lost``, and of traced ``links``."""
     made = Page()
+    if runs or lost:
+        _runs(made, runs, numbers, lost)
+    if links:
+        _traces(made, links)
+    return _document(made, numbers, links)
+
+
+def _runs(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]], lost: Sequence[Lost]) -> None:
     _answer(made, numbers, lost)
     _graphs(made, runs, numbers)
     _compare(made, runs, numbers)
@@ -81,7 +95,19 @@ def page(runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]], lost: Sequen
     for run, of in zip(runs, numbers, strict=True):
         made.parts += parties(run.label if len(runs) > 1 else None, of["parties"])
     made.notes(_reasons({run["label"]: NO_PARTIES for run in numbers if not run["parties"]}))
-    return _document(made, numbers)
+
+
+def _traces(made: Page, links: Sequence[LinkTrace]) -> None:
+    made.section("traces", "Traces", TRACES)
+    made.parts.append(traces.summary([link.numbers() for link in links]))
+    since = traces.started(links)
+    for place, link in enumerate(links[:MOST_RUNS]):
+        name = f"{link.file}: to {link.peer}, link {link.link}"
+        made.parts.append(f"<details{'' if place else ' open'}><summary>{escaped(name)}</summary>")
+        made.chart(traces.chart(link, since[link.file]))
+        made.parts.append("</details>")
+    rest = len(links) - MOST_RUNS
+    made.notes([f"{rest} more links are not drawn"] if rest > 0 else [])
 
 
 def _answer(made: Page, numbers: Sequence[Mapping[str, Any]], lost: Sequence[Lost]) -> None:
@@ -141,12 +167,13 @@ def _reasons(whys: Mapping[str, str]) -> list[str]:
     return [f"{label}: {why}" for label, why in whys.items()]
 
 
-def _document(made: Page, numbers: Sequence[Mapping[str, Any]]) -> str:
+def _document(made: Page, numbers: Sequence[Mapping[str, Any]], links: Sequence[LinkTrace]) -> str:
     from plotly.offline import get_plotlyjs
 
     library, script = get_plotlyjs(), _file("page.js")
     shown = [{**run, "each_round": thinned(run["each_round"], MOST_POINTS)} for run in numbers]
     models = ", ".join(dict.fromkeys(str(run["model"]) for run in numbers))
+    models = models or ", ".join(dict.fromkeys(link.file for link in links))
     title = f"thalweg: {models}" + (f", {len(numbers)} runs" if len(numbers) > 1 else "")
     return "\n".join(
         [
@@ -213,5 +240,9 @@ LINKS: Final = (
     "Dashed: the rate it was set to."
 )
 PARTIES: Final = "What each party used in the whole run."
+TRACES: Final = (
+    "What each end believed about its path while updates passed. A link is one end of a connection; those over which "
+    "most was delivered come first."
+)
 NO_TRANSFERS: Final = "no transfer was recorded"
 NO_PARTIES: Final = "the record has no table of its parties, and no client said what it used"
