@@ -22,6 +22,7 @@ pub mod reuse;
 mod seconds;
 pub mod simulate;
 mod state;
+pub mod tag;
 mod top;
 
 pub use config::{Config, Policy, Scaling, Split, Timing, TopPolicy};
@@ -29,7 +30,7 @@ pub use decide::decide;
 pub use estimate::smoothed;
 pub use hierarchy::{leaves_for, Shape};
 pub use placement::Placer;
-pub use reason::{Because, Reason};
+pub use reason::{Because, Reason, Told};
 pub use state::{Client, Node, NodeTree, Plan, State, Top};
 pub use top::share;
 

@@ -11,30 +11,98 @@ use crate::{Load, Policy, Time, UPDATE};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Reason(pub Vec<Because>);
 
+impl Reason {
+    /// Each reason as data and in words.
+    pub fn told(&self) -> Vec<Told<'_>> {
+        self.0.iter().map(|because| Told { because, text: because.to_string() }).collect()
+    }
+}
+
+/// A reason with its words.
+#[derive(Debug, Serialize)]
+pub struct Told<'a> {
+    #[serde(flatten)]
+    because: &'a Because,
+    text: String,
+}
+
 /// One reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 #[allow(missing_docs)] // the words below say what each is
 pub enum Because {
-    Lost { node: u32, silent: Duration },
+    Lost {
+        node: u32,
+        #[serde(with = "crate::seconds")]
+        silent: Duration,
+    },
     NoNodes,
-    NoNodeForGroup { group: u32, clients: u32 },
-    Kept { clients: u32 },
-    NoLongerFit { clients: u32 },
-    Homeless { clients: u32 },
-    Placed { clients: u32, nodes: u32, policy: Policy },
-    Overflow { clients: u32, nodes: u32, room: Load },
-    NotYet { next: Time },
-    Single { node: u32, queue: Load },
-    Leaves { node: u32, queue: Load, estimate: Load, inputs: u32, leaves: u32 },
-    Capped { node: u32, wanted: u32, workers: u32 },
-    Ranges { node: u32, workers: u32 },
-    Fixed { node: u32, workers: u32 },
-    Autoscaled { node: u32 },
-    OneNode { node: u32 },
-    FirstFinished { nodes: u32 },
-    Dedicated { node: u32 },
-    Sharded { nodes: u32 },
+    NoNodeForGroup {
+        group: u32,
+        clients: u32,
+    },
+    Kept {
+        clients: u32,
+    },
+    NoLongerFit {
+        clients: u32,
+    },
+    Homeless {
+        clients: u32,
+    },
+    Placed {
+        clients: u32,
+        nodes: u32,
+        policy: Policy,
+    },
+    Overflow {
+        clients: u32,
+        nodes: u32,
+        room: Load,
+    },
+    NotYet {
+        #[serde(with = "crate::seconds")]
+        next: Time,
+    },
+    Single {
+        node: u32,
+        queue: Load,
+    },
+    Leaves {
+        node: u32,
+        queue: Load,
+        estimate: Load,
+        inputs: u32,
+        leaves: u32,
+    },
+    Capped {
+        node: u32,
+        wanted: u32,
+        workers: u32,
+    },
+    Ranges {
+        node: u32,
+        workers: u32,
+    },
+    Fixed {
+        node: u32,
+        workers: u32,
+    },
+    Autoscaled {
+        node: u32,
+    },
+    OneNode {
+        node: u32,
+    },
+    FirstFinished {
+        nodes: u32,
+    },
+    Dedicated {
+        node: u32,
+    },
+    Sharded {
+        nodes: u32,
+    },
 }
 
 /// A load in updates: 20, or 17.5.

@@ -196,7 +196,7 @@ fn what_cannot_be_is_refused() {
         s.groups = vec![0, 1];
         s.nodes.iter_mut().for_each(|node| node.group = Some(0));
     });
-    assert!(alone.to_string().starts_with("round 1: only 2 of 4 updates have a node; "), "{alone}");
+    assert!(alone.to_string().starts_with("round 1: only 2 of 4 updates have a node ("), "{alone}");
     assert!(alone.to_string().contains("2 clients of group 1 without a node"), "{alone}");
 }
 

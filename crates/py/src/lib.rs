@@ -23,6 +23,7 @@ mod node;
 mod proxy;
 mod server;
 mod tasks;
+mod tree;
 
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -52,6 +53,8 @@ mod _core {
     use crate::server::Server;
     #[pymodule_export]
     use crate::tasks::{TaskClient, TaskServer};
+    #[pymodule_export]
+    use crate::tree::{tree_plan, tree_schema, tree_simulate, tree_system};
     /// Most bytes of JSON that are kept of the metrics of an update.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;

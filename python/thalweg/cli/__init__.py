@@ -11,7 +11,22 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from thalweg.cli import advise, bench, client, doctor, export, flower, lab, node, pki, run, server, transports, unifl
+from thalweg.cli import (
+    advise,
+    bench,
+    client,
+    doctor,
+    export,
+    flower,
+    lab,
+    node,
+    pki,
+    run,
+    server,
+    transports,
+    tree,
+    unifl,
+)
 from thalweg.cli import report as report_command
 from thalweg.cli.plans import PlanCommand
 from thalweg.errors import AppError, ThalwegError
@@ -147,6 +162,7 @@ app.add_typer(pki.app, name="pki")
 app.add_typer(lab.app, name="lab")
 app.add_typer(unifl.app, name="unifl")
 app.add_typer(flower.app, name="flower")
+app.add_typer(tree.app, name="tree")
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ from thalweg.sections import (
 )
 from thalweg.sections.marks import Core, Option
 from thalweg.sections.network import NetworkSection, StressSection
+from thalweg.sections.trees import NodesSection, TreeSection
 
 __all__ = ["FaultLayer", "Plan", "check_transport"]
 
@@ -100,6 +101,8 @@ class Plan(Section):
     ] = Field(None)
     stress: StressSection | None = Field(None)
     record: RecordSection = Field(default_factory=RecordSection)
+    tree: TreeSection | None = Field(None)
+    nodes: NodesSection | None = Field(None)
 
     @model_validator(mode="before")
     @classmethod

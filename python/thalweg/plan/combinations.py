@@ -46,6 +46,12 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
 
     ``registry`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
     """
+    for section in ("tree", "nodes"):
+        if getattr(plan, section) is not None:
+            raise PlanError(
+                f"[{section}] is of aggregation trees, which cannot be run yet",
+                f"Remove [{section}], or look at the tree with `thalweg tree plan` and `thalweg tree simulate`",
+            )
     known = {entry["name"]: entry for entry in registry}
     name = plan.scheme
     if name not in known:

@@ -16,6 +16,8 @@ ALL: Final = (*BOTH, "client", "node")
 RUNS: Final = ("run", "flower run")
 FLOWER: Final = ("flower run", "flower server")
 FLOWER_ALL: Final = (*FLOWER, "flower client")
+# The commands that look at aggregation trees.
+TREES: Final = ("tree plan", "tree simulate")
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -68,7 +70,7 @@ class Section(BaseModel):
 class JobSection(Section):
     """How many rounds with how many clients, and when a round ends."""
 
-    rounds: Annotated[int, Option(of=BOTH)] = Field(
+    rounds: Annotated[int, Option(of=(*BOTH, *TREES))] = Field(
         5,
         ge=1,
         le=2**32 - 1,
@@ -77,7 +79,7 @@ class JobSection(Section):
     clients: Annotated[
         int,
         Core("expected"),
-        Option(of=BOTH),
+        Option(of=(*BOTH, *TREES)),
         Option(of=FLOWER, help="Nodes that take part; without it as many as the app's own federation has."),
     ] = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A); on a graph, nodes")
     graph: Annotated[Text | None, Option(metavar="GRAPH")] = Field(
@@ -108,7 +110,7 @@ class JobSection(Section):
         description="clients that take part in a round, or their share, chosen anew for each by the seed (UniFL "
         "section 4.1.1); without it all",
     )
-    seed: Annotated[int, Core(client=True), Option(of=("run", *FLOWER))] = Field(
+    seed: Annotated[int, Core(client=True), Option(of=("run", *FLOWER, *TREES))] = Field(
         0, ge=0, lt=2**63, description="seed of everything random"
     )
     enough: Annotated[int | None, Core(), Option()] = Field(
@@ -130,7 +132,7 @@ class JobSection(Section):
 class ModelSection(Section):
     """What is trained, or moved."""
 
-    name: Annotated[Text, Option("model")] = Field(
+    name: Annotated[Text, Option("model", of=("run", *TREES))] = Field(
         "vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained"
     )
     tensors: Annotated[Patterns | None, Option(of=ALL, metavar="PATTERN")] = Field(

@@ -17,7 +17,7 @@ pub struct Costs {
     /// Reading updates while they are folded.
     pub fold: u64,
     /// Reading and writing the sums, once a pass of up to eight updates.
-    pub pass: u64,
+    pub sums: u64,
     /// Handing an object over by a note.
     #[serde(with = "crate::seconds")]
     pub hand_over: Duration,
@@ -39,7 +39,7 @@ impl Default for Costs {
     fn default() -> Self {
         Self {
             fold: 13_100_000_000,
-            pass: 22_500_000_000,
+            sums: 22_500_000_000,
             hand_over: Duration::from_micros(20),
             socket: 3_300_000_000,
             broker: 840_000_000,
@@ -59,7 +59,7 @@ pub fn at_rate(bytes: u64, rate: u64) -> Duration {
 impl Costs {
     /// One pass that folds so many inputs of this size.
     pub fn folding(&self, inputs: u32, bytes: u64) -> Duration {
-        at_rate(bytes.saturating_mul(inputs.into()), self.fold) + at_rate(bytes, self.pass)
+        at_rate(bytes.saturating_mul(inputs.into()), self.fold) + at_rate(bytes, self.sums)
     }
 
     /// How many of those that wait one pass takes.

@@ -81,7 +81,12 @@ impl<'a> Engine<'a> {
         let (arrivals, draws) = counted(self.scenario, round, self.now, &plan.homes);
         if arrivals.len() as u32 != self.scenario.goal() {
             let (placed, goal) = (plan.homes.iter().flatten().count() as u32, self.scenario.goal());
-            return Err(Impossible::Placement { round, placed, goal, reasons: reason.to_string() });
+            return Err(Impossible::Placement {
+                round,
+                placed,
+                goal,
+                reasons: reason.to_string().replace('\n', ", "),
+            });
         }
         self.open(round, &plan, &arrivals, draws);
         while self.round.done.is_none() {

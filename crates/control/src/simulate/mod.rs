@@ -144,7 +144,7 @@ pub enum Impossible {
         mend: &'static str,
     },
     /// No update can be counted.
-    #[error("round {round}: only {placed} of {goal} updates have a node; {reasons}")]
+    #[error("round {round}: only {placed} of {goal} updates have a node ({reasons}); give every group a node that serves it")]
     Placement {
         /// The round.
         round: u32,

@@ -1,0 +1,113 @@
+"""The sections of an aggregation tree and of its nodes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from thalweg.sections import TREES, Fraction, Rate, Section, Text, Time
+from thalweg.sections.marks import Option
+
+
+class AutoscalerSection(Section):
+    """The threshold autoscaler of the systems to compare with; without a key, Knative's number."""
+
+    tick: Time | None = Field(None, description="time between decisions; else 2s")
+    stable: Time | None = Field(None, description="window of the calm average; else 60s")
+    panic: Time | None = Field(None, description="window of the average in a panic; else 6s")
+    threshold: int | None = Field(
+        None, ge=1, le=100_000, description="per cent of the ready workers at which a panic begins; else 200"
+    )
+    target: int | None = Field(
+        None, ge=1, le=100, description="per cent of a leaf's inputs that a worker should have under way; else 70"
+    )
+    grace: Time | None = Field(None, description="time that the last worker stays without work; else 30s")
+
+
+class CostsSection(Section):
+    """What things cost in `thalweg tree simulate`. Without a key, a measurement on a machine of two cores (0046)."""
+
+    fold: int | None = Field(None, ge=1, description="bytes a second of updates that are folded; else 13100000000")
+    sums: int | None = Field(
+        None,
+        ge=1,
+        description="bytes a second of sums read and written, once a pass of up to 8 updates; else 22500000000",
+    )
+    hand_over: Time | None = Field(None, description="time of a note from process to process; else 20us")
+    socket: int | None = Field(None, ge=1, description="bytes a second from process to process; else 3300000000")
+    broker: int | None = Field(None, ge=1, description="bytes a second through a broker; else 840000000")
+    side: int | None = Field(None, ge=1, description="bytes a second through a side process; else 3300000000")
+    warm_start: Time | None = Field(None, description="start of a worker from its template; else 1.3ms")
+    cold_start: Time | None = Field(None, description="start of a worker as a new process; else 100ms")
+
+
+class TreeSection(Section):
+    """How updates are aggregated by a tree of nodes. Only `thalweg tree` reads it so far."""
+
+    system: Annotated[Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=TREES)] = Field(
+        "lifl", description="the system whose switches count where a key below is not given (LIFL section 6)"
+    )
+    placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=TREES)] = Field(
+        None, description="how a client gets its node: the fullest that has room, the emptiest, or the first with room"
+    )
+    split: Annotated[Literal["clients", "ranges"], Option(of=TREES)] = Field(
+        "ranges",
+        description="how a node's workers divide its updates. clients: leaves fold whole updates, and a middle their "
+        "sums; ranges: each worker folds its own bytes of all updates",
+    )
+    top: Annotated[Literal["first-finished", "dedicated", "sharded"], Option(of=TREES)] = Field(
+        "first-finished",
+        description="where the nodes' sums meet: at the first to finish, at one without clients, or at each for its "
+        "share of the bytes",
+    )
+    timing: Annotated[Literal["eager", "lazy"] | None, Option(of=TREES)] = Field(
+        None, description="whether workers fold what is there at once, or everything when the last input is there"
+    )
+    scaling: Annotated[Literal["hierarchy", "fixed", "knative"] | None, Option(of=TREES)] = Field(
+        None, description="what decides how many workers there are: the planned hierarchy, nothing, or an autoscaler"
+    )
+    reuse: bool | None = Field(None, description="whether an idle worker takes over the next level's work")
+    start: Literal["template", "cold", "always"] | None = Field(
+        None, description="how workers come to be: forked, started anew, or always there"
+    )
+    data_plane: Literal["pool", "sockets", "broker"] | None = Field(
+        None, description="how updates get from process to process on a node"
+    )
+    side_process: bool | None = Field(None, description="whether a side process mediates what a worker gets and sends")
+    levels: Literal["tree", "flat"] | None = Field(
+        None, description="whether a node has leaves and a middle, or one aggregator"
+    )
+    keep: bool = Field(True, description="whether clients stay at their node while they fit")
+    inputs: int = Field(2, ge=1, le=100_000, description="updates for each leaf; the paper's I")
+    workers: Annotated[int, Option(of=TREES)] = Field(
+        1, ge=1, le=10_000, description="most leaves of a node; with ranges or fixed scaling its workers"
+    )
+    history: Fraction = Field(0.7, description="weight of history in the estimate of a node's queue (section 5.2)")
+    every: Time = Field(120.0, description="time between plans of the hierarchies")
+    silence: Time = Field(10.0, description="time without a word after which a node counts as lost")
+    goal: Annotated[int | None, Option(of=TREES)] = Field(
+        None, ge=1, description="updates that end a round, where more clients take part than are needed; without it all"
+    )
+    between: Time = Field(10.0, description="of a simulation: from the opening of a round to the first update")
+    spread: Annotated[Time, Option(of=TREES, metavar="TIME")] = Field(
+        0.0, description="of a simulation: time within which clients finish, evenly; 0 means all at once"
+    )
+    tag: Annotated[Text | None, Option(of=TREES, metavar="FILE")] = Field(
+        None, description="file with a schema of Flame (a Topology Abstraction Graph), whose groups the tree gets"
+    )
+    costs: CostsSection | None = Field(None)
+    autoscaler: AutoscalerSection | None = Field(None)
+
+
+class NodesSection(Section):
+    """The machines of an aggregation tree."""
+
+    count: Annotated[int, Option("nodes", of=TREES)] = Field(5, ge=1, le=1000, description="nodes (section 6.1)")
+    capacity: int = Field(20, ge=1, le=1_000_000, description="updates that a node can hold at once; the paper's MC")
+    cores: int = Field(2, ge=1, le=10_000, description="cores of a node")
+    link: Rate | None = Field(None, description="bits a second between nodes, in each direction; without it no limit")
+    client_link: Rate | None = Field(None, description="bits a second from clients to a node; without it no limit")
+    groups: list[Text] | None = Field(
+        None, description="groups that nodes serve, dealt out in turn; without it those of the schema"
+    )

@@ -1,0 +1,91 @@
+"""Aggregation trees: what the control plane decides for a plan, and what that comes to in virtual time."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, models
+from thalweg.errors import PlanError
+from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.trees import tags
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+__all__ = ["planned", "scenario", "simulated"]
+
+# Thousandths of an update: the control plane decides in integers.
+UPDATE: Final = 1000
+# Keys of [tree] that go over the switches of its system, and keys that are the control plane's policies.
+SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement", "timing", "reuse", "start")
+POLICIES: Final = ("keep", "split", "top", "inputs", "workers", "every", "silence")
+
+
+def scenario(plan: Plan) -> dict[str, Any]:
+    """Return what the core is told of a plan. Raises PlanError (ModelError) for what cannot be."""
+    if plan.app is not None:
+        raise PlanError(
+            f"the size of an update of {plan.app.object} is known only when it runs",
+            "Name a model of the same size: model.name = 'payload:SIZE'",
+        )
+    tree, nodes = plan.tree or TreeSection(), plan.nodes or NodesSection()
+    if tree.goal is not None and tree.goal > plan.participants:
+        raise PlanError(
+            f"tree.goal is {tree.goal}, and {plan.participants} clients take part", "Make it at most that many"
+        )
+    groups = tags.groups(tree, nodes)
+    size = plan.payload or models.find(plan.model.name).layout_bytes
+    told = {
+        "nodes": [_node(nodes, place, groups) for place in range(nodes.count)],
+        "clients": plan.participants,
+        "groups": list(range(len(groups.clients))),
+        "goal": tree.goal,
+        "bytes": size,
+        "rounds": plan.job.rounds,
+        "between": tree.between,
+        "spread": tree.spread,
+        "seed": plan.job.seed,
+        "config": {key: getattr(tree, key) for key in POLICIES} | {"history": round(tree.history * 1000)},
+        "switches": switches(tree),
+    }
+    own = {"costs": tree.costs, "autoscaler": tree.autoscaler}
+    return told | {key: section.model_dump(exclude_none=True) for key, section in own.items() if section is not None}
+
+
+def switches(tree: TreeSection) -> dict[str, Any]:
+    """Return the switches of a tree's system, with those that the plan gives over them."""
+    own = {key: getattr(tree, key) for key in SWITCHES if getattr(tree, key) is not None}
+    return {**json.loads(_core.tree_system(tree.system)), **own}
+
+
+def planned(plan: Plan) -> dict[str, Any]:
+    """Return what the control plane would do first, and why."""
+    told = scenario(plan)
+    found = json.loads(_core.tree_plan(json.dumps(told)))
+    homes = found["plan"].pop("homes")
+    return {**_named(plan, told), "plan": found["plan"], "homeless": homes.count(None), "reasons": found["reasons"]}
+
+
+def simulated(plan: Plan) -> dict[str, Any]:
+    """Return what came of each round in virtual time."""
+    told = scenario(plan)
+    rounds = json.loads(_core.tree_simulate(json.dumps(told)))
+    return {**_named(plan, told), "simulated": True, "accepted": False, "rounds": rounds}
+
+
+def _named(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
+    """Return what a result is of."""
+    keys = ("clients", "goal", "switches", "config")
+    system = (plan.tree or TreeSection()).system
+    return {"system": system, "update_bytes": told["bytes"], "nodes": len(told["nodes"]), **{k: told[k] for k in keys}}
+
+
+def _node(nodes: NodesSection, place: int, groups: tags.Groups) -> dict[str, Any]:
+    return {
+        "capacity": nodes.capacity * UPDATE,
+        "cores": nodes.cores,
+        "rate": nodes.link or 0,
+        "ingress": nodes.client_link,
+        "group": groups.of_node(place),
+    }

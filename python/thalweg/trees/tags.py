@@ -1,0 +1,90 @@
+"""Flame's schemas (Topology Abstraction Graphs): which groups of clients there are, and which nodes serve them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from thalweg import _core
+from thalweg.errors import PlanError
+from thalweg.sections.trees import NodesSection, TreeSection
+
+LARGEST_FILE: Final = 1 << 20
+# Clients, aggregators on nodes, the top.
+LEVELS: Final = 3
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Labels of the clients' groups, and for each node in turn the place of its group; none means all serve all."""
+
+    clients: tuple[str, ...] = ()
+    nodes: tuple[int, ...] = ()
+
+    def of_node(self, place: int) -> int | None:
+        """Return the group of a node, as a place among the clients' groups."""
+        return self.nodes[place % len(self.nodes)] if self.nodes else None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a schema as a tree of roles: ``name``, ``roles`` and ``channels``. Raises PlanError."""
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise PlanError(f"cannot read the schema {path}: {error.strerror}", "Give the path of a JSON file") from error
+    if len(content) > LARGEST_FILE:
+        raise PlanError(f"{path} has more than {LARGEST_FILE} bytes", "Give the path of a schema")
+    try:
+        tree: dict[str, Any] = json.loads(_core.tree_schema(content.decode()))
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{path} is not text in UTF-8", "Save it as UTF-8") from error
+    except _core.CoreError as error:
+        cause, _, mend = str(error).rpartition("; ")
+        raise PlanError(f"{path}, {cause}", mend) from None
+    return tree
+
+
+def groups(tree: TreeSection, nodes: NodesSection) -> Groups:
+    """Return the groups of a plan. Raises PlanError for a schema or groups that cannot be placed on its nodes."""
+    if tree.tag is None:
+        labels = tuple(dict.fromkeys(nodes.groups or ()))
+        _check_count(labels, nodes)
+        return Groups(labels, tuple(labels.index(label) for label in nodes.groups or ()))
+    schema = read(Path(tree.tag))
+    _check_levels(tree.tag, schema)
+    found = schema["channels"][0]["groups"]
+    labels = tuple(group["label"] for group in found)
+    served = tuple(dict.fromkeys(nodes.groups or labels))
+    for group in found:
+        if group["label"] not in served:
+            raise PlanError(
+                f"{tree.tag}, line {group['line']}: no node serves the group {group['label']!r}",
+                f"Add it to nodes.groups, which has {', '.join(served)}, or remove nodes.groups",
+            )
+    for label in served:
+        if label not in labels:
+            known = f"Known: {', '.join(labels)}" if labels else "The schema has no groups: remove nodes.groups"
+            raise PlanError(f"nodes.groups names {label!r}, which is no group of {tree.tag}", known)
+    _check_count(nodes.groups or labels, nodes, tree.tag)
+    return Groups(labels, tuple(labels.index(label) for label in nodes.groups or labels))
+
+
+def _check_levels(path: str, schema: dict[str, Any]) -> None:
+    top = schema["roles"][-1]
+    if top["level"] >= LEVELS:
+        raise PlanError(
+            f"{path}, line {top['line']}: {top['name']!r} is {top['level']} channels above the clients, and trees have "
+            f"clients, nodes and a top so far",
+            "Remove a level of aggregators",
+        )
+
+
+def _check_count(labels: tuple[str, ...] | list[str], nodes: NodesSection, path: str = "nodes.groups") -> None:
+    if len(labels) > nodes.count:
+        raise PlanError(
+            f"{path} has {len(labels)} groups for {nodes.count} nodes, and each needs a node of its own",
+            f"Give nodes.count = {len(labels)}, or fewer groups",
+        )
