@@ -1,0 +1,118 @@
+//! Workers: who gets one, who starts one, what the autoscaler does.
+
+use super::super::machine::{Standing, Work, Worker};
+use super::super::Start;
+use super::{Engine, Event};
+use crate::reuse::{source, Role, Source};
+use crate::Scaling;
+
+impl Engine<'_> {
+    /// Finds a worker for a task, or lets it wait.
+    pub(super) fn ask(&mut self, at: usize) {
+        let (node, role) = (self.round.tasks[at].node, self.round.tasks[at].role);
+        let machine = &self.machines[node as usize];
+        let is_scaled = self.config.scaling == Scaling::Knative;
+        match source(role, &machine.idle_roles(), self.config.reuse && !is_scaled) {
+            Source::Idle { place } => self.assign(at, place),
+            Source::Reused { place } => {
+                self.round.outcome.reused += 1;
+                self.assign(at, place);
+            }
+            Source::Start => {
+                let enough = match role {
+                    Role::Leaf => machine.count(Role::Leaf) >= machine.leaves.max(1),
+                    Role::Middle => self.config.reuse && machine.count(Role::Leaf) > 0,
+                    Role::Top => false,
+                };
+                self.machines[node as usize].waiting[role as usize].push_back(at);
+                if is_scaled {
+                    self.autoscale(node, role);
+                } else if !enough {
+                    self.start(node, role);
+                }
+            }
+        }
+    }
+
+    pub(super) fn assign(&mut self, at: usize, place: usize) {
+        let task = &mut self.round.tasks[at];
+        let machine = &mut self.machines[task.node as usize];
+        let worker = machine.idle.remove(place);
+        (machine.workers[worker].standing, machine.workers[worker].role) = (Standing::Busy, task.role);
+        task.worker = Some(worker);
+        self.pump(at);
+    }
+
+    pub(super) fn start(&mut self, node: u32, role: Role) {
+        let machine = &mut self.machines[node as usize];
+        let worker = machine.workers.len();
+        machine.workers.push(Worker { role, standing: Standing::Starting, since: self.now });
+        self.round.outcome.aggregators_created += 1;
+        match self.scenario.switches.start {
+            Start::Always => self.started(node, worker),
+            start => self.submit(node, Work::Start { worker }, self.costs().starting(start)),
+        }
+    }
+
+    pub(super) fn started(&mut self, node: u32, worker: usize) {
+        if self.machines[node as usize].workers[worker].standing == Standing::Starting {
+            self.rest(node, worker);
+        }
+    }
+
+    /// A worker has nothing to do: it takes what waits. Leaves come first: higher levels wait for their sums.
+    pub(super) fn rest(&mut self, node: u32, worker: usize) {
+        let machine = &mut self.machines[node as usize];
+        machine.workers[worker].standing = Standing::Idle;
+        machine.idle.push(worker);
+        let role = machine.workers[worker].role;
+        let is_free = self.config.reuse && self.config.scaling != Scaling::Knative;
+        let roles = if is_free { vec![Role::Leaf, Role::Middle, Role::Top] } else { vec![role] };
+        for wanted in roles {
+            let machine = &mut self.machines[node as usize];
+            if let Some(task) = machine.waiting[wanted as usize].pop_front() {
+                let place = machine.idle.len() - 1;
+                self.round.outcome.reused += u32::from(wanted != role);
+                self.assign(task, place);
+                break;
+            }
+        }
+    }
+
+    pub(super) fn end_idle(&mut self, node: u32, role: Role) {
+        let now = self.now;
+        let machine = &mut self.machines[node as usize];
+        let Some(place) = machine.idle.iter().rposition(|&worker| machine.workers[worker].role == role)
+        else {
+            return;
+        };
+        let worker = machine.idle.remove(place);
+        machine.workers[worker].standing = Standing::Ended;
+        let lived = now.saturating_sub(machine.workers[worker].since.max(self.round.open));
+        self.round.outcome.worker_seconds += lived;
+    }
+
+    pub(super) fn tick(&mut self) {
+        for node in 0..self.machines.len() as u32 {
+            [Role::Leaf, Role::Middle, Role::Top].into_iter().for_each(|role| self.autoscale(node, role));
+        }
+        self.after(self.scenario.autoscaler.tick, Event::Tick);
+    }
+
+    pub(super) fn autoscale(&mut self, node: u32, role: Role) {
+        let under_way: u32 = self
+            .round
+            .tasks
+            .iter()
+            .filter(|task| task.node == node && task.role == role && task.asked && !task.is_done())
+            .map(|task| task.goal - task.done)
+            .sum();
+        let machine = &mut self.machines[node as usize];
+        let there = machine.count(role);
+        let scaler = &mut machine.scalers[role as usize];
+        scaler.observe(self.now, under_way);
+        let (wanted, _) = scaler.decide(self.now, there);
+        (there..wanted).for_each(|_| self.start(node, role));
+        (wanted..there).for_each(|_| self.end_idle(node, role));
+    }
+}
