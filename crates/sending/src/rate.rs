@@ -29,6 +29,9 @@ const LOOKING: Time = Time::from_millis(200);
 const FULL_ROUNDS: u8 = 3;
 /// Acknowledgements in a row that must show a queue, or none (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
+/// The window of a [fast start](Rate::starting_fast) is at least so many times what a round trip has carried. At twice that, eight senders that begin at
+/// once behind a queue of a quarter BDP lose a quarter more of each other's packets.
+const GROWTH: f64 = 1.75;
 /// Rounds for which a queue must last: late acknowledgements of a busy host look like a queue (RFC 9406,
 /// CSS_ROUNDS).
 const CHECKED: u64 = 2;
@@ -116,7 +119,10 @@ pub struct Rate {
     shakes: Time,
     jitter: Time,
     smooth: Time,
-    /// Start-up: the reference rate, and rounds in which the rate has not risen.
+    /// Start-up: the most bytes that a round trip has carried, whether jitter was known when it last looked for a queue, the
+    /// reference rate, and rounds in which the rate has not risen.
+    carried: u64,
+    jittery: bool,
     reached: f64,
     plateau: u8,
     queued: u8,
@@ -136,6 +142,8 @@ pub struct Rate {
     /// The smoothed loss rate.
     lossy: f64,
     most_made_up: Option<f64>,
+    /// How many times what a round trip has carried the window of start-up is, at least.
+    growth: f64,
     unsteady: Time,
 }
 
@@ -158,6 +166,8 @@ impl Rate {
             shakes: Time::ZERO,
             jitter: Time::ZERO,
             smooth: Time::ZERO,
+            carried: 0,
+            jittery: false,
             reached: 0.0,
             plateau: 0,
             queued: 0,
@@ -171,6 +181,7 @@ impl Rate {
             path_loss: 0.0,
             lossy: 0.0,
             most_made_up: None,
+            growth: 0.0,
             unsteady: UNSTEADY,
         }
     }
@@ -180,6 +191,12 @@ impl Rate {
     #[must_use]
     pub fn making_up(self, most: f64) -> Self {
         Self { most_made_up: Some(most), ..self }
+    }
+
+    /// Starts faster, and overflows short queues by more: for senders that retransmit what is lost there.
+    #[must_use]
+    pub fn starting_fast(self) -> Self {
+        Self { growth: GROWTH, ..self }
     }
 
     /// RTT samples may vary by so much without jitter of the path. For senders that take few samples, between which a queue
@@ -221,7 +238,8 @@ impl Rate {
         let mut rate = self.rates.front()?.1;
         if matches!(self.mode, Mode::Starting | Mode::Checking(_)) {
             // A few small messages do not show what the path carries, and must not slow down what follows.
-            rate = rate.max((self.initial * self.full) as f64 / base.as_secs_f64());
+            let carried = if self.growth > 0.0 { self.carried } else { 0 };
+            rate = rate.max((self.initial * self.full).max(carried) as f64 / base.as_secs_f64());
         }
         let gain = match self.mode {
             Mode::Starting => STARTING,
@@ -319,13 +337,15 @@ impl Rate {
         self.counted = (self.counted.0 + came, self.counted.1 + lost);
         self.see_jitter(heard.trip);
         self.see_queue(heard.trip);
+        self.see_carried(heard);
         if let Some(measured) = heard.measured {
             self.delivered_at(measured);
         }
         let aged = heard.trip.is_some_and(|trip| self.tripped(heard.now, trip));
         match self.mode {
             Mode::Starting => self.starting(heard, new_round),
-            Mode::Checking(_) if self.calm >= QUEUED => self.mode = Mode::Starting,
+            // What looked like a queue was jitter, if that is seen only now.
+            Mode::Checking(_) if self.calm >= QUEUED || self.found_jitter() => self.mode = Mode::Starting,
             Mode::Checking(until) if self.round >= until => self.mode = Mode::Draining,
             Mode::Checking(_) => {}
             Mode::Draining | Mode::Cruising(..) if aged => {
@@ -436,6 +456,17 @@ impl Rate {
         self.crowded |= self.queued >= QUEUED;
     }
 
+    /// What a round trip carries. Of a flight that took long to send, the delivery rate says less than the path carries: by
+    /// that alone the window would grow by half in a round trip. What waited in a queue does not count.
+    fn see_carried(&mut self, heard: &Heard) {
+        let (Some(trip), Some(base), Some(measured)) = (heard.trip, self.base, heard.measured) else {
+            return;
+        };
+        let usual = self.smooth.clamp(base, base + self.held_up());
+        let share = (usual.as_secs_f64() / trip.as_secs_f64().max(1e-6)).min(1.0);
+        self.carried = self.carried.max(((heard.delivered - measured.before) as f64 * share) as u64);
+    }
+
     /// A path that has become slower than the rates that are still valid: the queue they fill makes rounds so long that
     /// [`ROUNDS`] of them would take seconds. Forgets all rates but that of the last round.
     fn see_slow_path(&mut self, trip: Option<Time>) {
@@ -457,6 +488,7 @@ impl Rate {
             }
         }
         let jitter = !self.held_up().is_zero();
+        self.jittery = jitter;
         let more = self.losses.back().map_or(0.0, |late| late - self.path_loss);
         let full = if jitter && more > OVERFLOW { 1 } else { FULL_ROUNDS };
         if self.plateau >= full {
@@ -464,6 +496,11 @@ impl Rate {
         } else if self.queued >= QUEUED && self.reached > 0.0 && !jitter {
             self.mode = Mode::Checking(self.round + CHECKED);
         }
+    }
+
+    /// Whether the path has jitter that was not known before start-up saw a queue.
+    fn found_jitter(&self) -> bool {
+        !self.jittery && !self.held_up().is_zero()
     }
 
     fn cruising(&mut self, heard: &Heard, phase: usize, since: Time) {
@@ -489,7 +526,9 @@ impl Rate {
             Mode::Starting => {
                 // Twice the BDP doubles the rate, and overshoots by a queue of one round trip at most.
                 let most = self.target(1.0).zip(self.holds()).map(|(target, holds)| target.max(2 * holds));
-                (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full))
+                let follows =
+                    (self.window + acknowledged).min(most.unwrap_or(u64::MAX).max(self.initial * self.full));
+                follows.max((self.growth * self.carried as f64) as u64)
             }
             Mode::Draining | Mode::Cruising(..) => {
                 // Falls to the target at once; rises by what is delivered.
@@ -576,6 +615,31 @@ mod tests {
         }
         assert_eq!(rate.mode, Mode::Starting);
         assert_eq!(rate.pace(), Some(STARTING * 32.0 * 1_400.0 / 0.04));
+    }
+
+    #[test]
+    fn a_queue_that_turns_out_to_be_jitter_does_not_end_the_start() {
+        let mut rate = checking();
+        for n in 0..20_u32 {
+            let trip = if n % 2 == 0 { 60 } else { 160 };
+            rate.heard(&heard((60 + n) * MS, 2e6, trip * MS, 0));
+        }
+        assert_eq!(rate.mode, Mode::Starting);
+    }
+
+    /// A flight that took a round trip to send: its delivery rate is half of what the path carried.
+    #[test]
+    fn a_flight_that_took_long_to_send_does_not_slow_down_the_start() {
+        let mut rate = Rate::new(1_400, 32).starting_fast();
+        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
+        let long = Heard { delivered: 100_000, ..heard(120 * MS, 1.25e6, 40 * MS, 0) };
+        rate.heard(&long);
+        assert_eq!(rate.window(), (GROWTH * 100_000.0) as u64);
+        // What a queue held does not count.
+        let mut rate = Rate::new(1_400, 32).starting_fast();
+        rate.heard(&heard(40 * MS, 1e6, 40 * MS, 0));
+        rate.heard(&Heard { delivered: 100_000, trip: Some(400 * MS), ..long });
+        assert!(rate.carried < 50_000, "{}", rate.carried);
     }
 
     #[test]

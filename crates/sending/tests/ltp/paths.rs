@@ -76,6 +76,7 @@ fn row(path: &Path) -> String {
         wasted += party.packets.saturating_sub(u64::from(path.chunks) + world.lost + world.full);
         full += world.full;
     }
+    assert_eq!(seconds.len() as u64, SEEDS, "{}: a sender never ends", path.name);
     let rate = path.there.rate.expect("every path has one") as f64;
     let ideal = f64::from(path.chunks * (PAYLOAD + AROUND)) * 8.0 / rate + 2.0 * path.there.delay;
     let mean = seconds.iter().fold(0.0, |sum, at| sum + at) / seconds.len().max(1) as f64;
