@@ -14,7 +14,20 @@ from typer.testing import CliRunner
 from thalweg.cli import app
 
 HEAVY = ("torch", "pyarrow", "pydantic", "numpy", "sklearn", "rich")
-COMMANDS = ("run", "server", "client", "pki", "doctor", "transports", "export", "lab", "bench", "advise", "unifl")
+COMMANDS = (
+    "run",
+    "server",
+    "client",
+    "pki",
+    "doctor",
+    "transports",
+    "export",
+    "lab",
+    "bench",
+    "advise",
+    "tree",
+    "unifl",
+)
 PROXY = ["unifl", "proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]
 
 

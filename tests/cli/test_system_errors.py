@@ -45,6 +45,8 @@ NEEDED: dict[str, Sequence[str]] = {
     "flower run": ("an-app",),
     "flower server": ("an-app",),
     "flower client": ("an-app", "tcp://127.0.0.1:1"),
+    "tree plan": (),
+    "tree simulate": (),
     "unifl proxy": ("--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"),
 }
 ERRORS: list[tuple[Exception, str, str]] = [
@@ -187,7 +189,7 @@ def test_what_stands_behind_two_dashes_is_another_programs() -> None:
 
 def test_shells_can_complete_commands() -> None:
     assert invoke("--help")[1].count("-completion") == 2
-    environment = {**os.environ, "_THALWEG_COMPLETE": "complete_bash", "COMP_WORDS": "thalweg tr", "COMP_CWORD": "1"}
+    environment = {**os.environ, "_THALWEG_COMPLETE": "complete_bash", "COMP_WORDS": "thalweg tra", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "thalweg"], env=environment, capture_output=True, text=True, check=False
     )
