@@ -270,6 +270,8 @@ impl Window {
 
 #[cfg(test)]
 mod tests {
+    use thalweg_dice::Dice;
+
     use super::*;
     use crate::recorded;
 
@@ -289,6 +291,11 @@ mod tests {
         began: Instant,
         /// How long the queue may be; what comes beyond it is lost.
         holds: Duration,
+        /// Each way takes up to so much less or more, drawn anew for each report. Order is kept.
+        jitter: Duration,
+        /// The share of datagrams that are lost at random.
+        loss: f64,
+        dice: Dice,
     }
 
     impl Path {
@@ -306,6 +313,9 @@ mod tests {
                 late: None,
                 began,
                 holds: Duration::MAX,
+                jitter: Duration::ZERO,
+                loss: 0.0,
+                dice: Dice::new(&[7]),
             }
         }
 
@@ -331,7 +341,7 @@ mod tests {
             let asks = self.window.wants_report(position);
             self.window.sent_to(self.now, position, &[position][..usize::from(asks)]);
             let fits = self.free.saturating_duration_since(self.now) <= self.holds;
-            if fits && !(position / FULL).is_multiple_of(lost) {
+            if fits && !(position / FULL).is_multiple_of(lost) && !self.dice.hits(self.loss) {
                 self.came += FULL;
             }
             if fits {
@@ -339,11 +349,16 @@ mod tests {
                 self.queued = self.free - self.now;
             }
             if asks {
+                let [there, back] = [self.way(delay), self.way(delay)];
                 let read = self
-                    .at_work(self.free + delay)
-                    .max(self.reports.back().map_or(self.free, |r| r.0 - delay));
-                self.reports.push_back((read + delay, position, self.came));
+                    .at_work(self.free + there)
+                    .max(self.reports.back().map_or(self.free, |r| r.0 - back));
+                self.reports.push_back((read + back, position, self.came));
             }
+        }
+
+        fn way(&mut self, delay: Duration) -> Duration {
+            delay + self.jitter.mul_f64(2.0 * self.dice.unit()) - self.jitter
         }
 
         fn run(&mut self, time: Duration, rate: f64, delay: Duration, lost: u64) -> (f64, Duration) {
@@ -511,6 +526,45 @@ mod tests {
             sent / rate * 100.0,
             queued.as_secs_f64() * 1e3,
         )
+    }
+
+    /// The bad paths of `ltp`'s table, as far as a sender that resends nothing knows them: what arrived, and what was sent.
+    #[test]
+    fn bad_paths_are_as_in_the_table() {
+        let mut table = String::from(
+            "One sender with always something to send over a bad path whose queue holds 100 ms. Seconds 5 to 14; what arrived\n\
+             and what was sent as shares of the link's rate. Loss is random, in front of the queue.\n\n\
+             Mbit/s  rtt ms  jitter ms  loss %  arrived %  sent %  path loss %\n",
+        );
+        for (megabits, rtt, jitter, loss) in [
+            (20.0, 200, 0, 0.0),
+            (20.0, 200, 50, 0.0),
+            (20.0, 200, 0, 0.2),
+            (20.0, 400, 0, 0.4),
+            (20.0, 400, 0, 0.7),
+            (50.0, 40, 0, 0.1),
+            (250.0, 80, 0, 0.003),
+        ] {
+            let (rate, delay) = (megabits * 1e6 / 8.0, rtt * MS / 2);
+            let mut path = Path::new(64 << 20);
+            (path.holds, path.jitter, path.loss) = (100 * MS, jitter * MS, loss);
+            path.run(4_000 * MS, rate, delay, 0);
+            let before = path.window.sent();
+            let (reached, _) = path.run(10_000 * MS, rate, delay, 0);
+            let sent = (path.window.sent() - before) as f64 / 10.0;
+            let believed = path.window.believes().path_loss;
+            table.push_str(&format!(
+                "{megabits:>6} {rtt:>7} {jitter:>10} {:>7.1} {:>10.1} {:>7.1} {:>12.1}\n",
+                100.0 * loss,
+                100.0 * reached / rate,
+                100.0 * sent / rate,
+                100.0 * believed,
+            ));
+        }
+        recorded::assert_recorded(
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/snapshots/bad-paths.txt"),
+            &table,
+        );
     }
 
     /// Behaviour under loss as a table under version control. `THALWEG_REWRITE=1 cargo test -p thalweg-udp --lib table`
