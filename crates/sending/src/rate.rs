@@ -46,6 +46,8 @@ const FLOOR: u64 = 4;
 const MADE_UP: f64 = 0.1;
 /// Start-up ends, on a path whose jitter hides a queue, when a round without growth lost so much more than the path does.
 const OVERFLOW: f64 = 0.05;
+/// Start-up begins again if the path loses so much more than when it ended.
+const WORSE: f64 = 0.3;
 /// Signs of reordering after each of which the minimum RTT is looked for anew.
 const SIGNS: u8 = 8;
 /// RTT samples whose median counts on a path that reorders.
@@ -139,6 +141,8 @@ pub struct Rate {
     /// A queue was seen in this sample.
     crowded: bool,
     path_loss: f64,
+    /// The least path loss since start-up began again.
+    known_loss: f64,
     /// The smoothed loss rate.
     lossy: f64,
     most_made_up: Option<f64>,
@@ -179,6 +183,7 @@ impl Rate {
             losses: VecDeque::new(),
             crowded: false,
             path_loss: 0.0,
+            known_loss: 0.0,
             lossy: 0.0,
             most_made_up: None,
             growth: 0.0,
@@ -391,6 +396,14 @@ impl Rate {
         }
         self.losses.push_back(share + error);
         self.path_loss = self.losses.iter().copied().fold(1.0, f64::min);
+        let known = self.known_loss.min(self.path_loss);
+        self.known_loss = known;
+        if self.growth > 0.0 && self.path_loss > known + WORSE && matches!(self.mode, Mode::Cruising(..)) {
+            // While that loss was not known, the rate fell. A cycle raises it by a quarter: that takes too long.
+            self.known_loss = self.path_loss;
+            (self.mode, self.plateau) = (Mode::Starting, 0);
+            (self.reached, self.carried) = (0.0, 0);
+        }
     }
 
     fn delivered_at(&mut self, measured: Measured) {
@@ -706,6 +719,20 @@ mod tests {
             rate.heard(&Heard { fates, ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends) });
         }
         assert_eq!((rate.path_loss(), rate.flight()), (0.0, rate.window()));
+    }
+
+    #[test]
+    fn start_up_begins_again_once_much_more_is_lost() {
+        let mut rate = cruising().making_up(0.6).starting_fast();
+        let mut modes = Vec::new();
+        for _ in 0..20 {
+            let round = rate.round + 1;
+            let fates = (MANY as u64, 2 * MANY as u64);
+            rate.heard(&Heard { fates, ..heard(40 * MS * round as u32, 1e5, 40 * MS, rate.round_ends) });
+            modes.push(rate.mode == Mode::Starting);
+        }
+        assert!(modes[..6].iter().all(|starting| !starting), "one bad round is no sign: {modes:?}");
+        assert!(modes.contains(&true), "{modes:?}");
     }
 
     /// RTTs of 40 ms and 140 ms by turns.
