@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thalweg import _core
 from thalweg.plan import Plan
-from thalweg.plan.options import client_options, node_options, seal, server_options
+from thalweg.plan.options import client_options, node_options, of_both_ends, server_options
 
 
 def test_options_follow_from_the_plan() -> None:
@@ -56,8 +56,16 @@ def test_sealed_updates_are_an_option_of_both_ends() -> None:
     assert server_options(plan, {})["layers"] == {"seal": sealed}
     assert client_options(plan, {}, seed=4)["layers"] == {"seal": sealed}
     chosen = Plan.loads("[security]\ntls = 'on'\n[layers.seal]\nrecord = 'auto'\nloss = 0.001")
-    assert seal(chosen) == {"seal": {"cipher": "aes-256-gcm", "record": None, "loss": 0.001}}
+    assert of_both_ends(chosen) == {"seal": {"cipher": "aes-256-gcm", "record": None, "loss": 0.001}}
     assert chosen.layers.emulation() == {}
+
+
+def test_compressed_updates_are_an_option_of_both_ends() -> None:
+    plan = Plan.loads("[layers.compress]\nformat = 'int8'")
+    assert server_options(plan, {})["layers"] == client_options(plan, {}, seed=4)["layers"] == of_both_ends(plan)
+    assert of_both_ends(plan) == {"compress": {"format": "int8"}}
+    assert of_both_ends(Plan.loads("[layers.compress]")) == {"compress": {"format": "f16"}}
+    assert plan.layers.emulation() == {}
 
 
 def test_without_enough_one_update_is() -> None:

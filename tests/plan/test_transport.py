@@ -54,6 +54,7 @@ def test_what_a_transport_can_do_is_accepted() -> None:
     [
         (plan("rivr"), "Did you mean 'river'"),
         (plan("canal"), "it is dry"),
+        (plan("weir", layers__compress__format="int8"), "behind a hole a compressed chunk cannot be read"),
         (plan("pond", transport__congestion="reno"), "transport.congestion"),
         (plan("pond", transport__client_congestion=["reno"]), "transport.client_congestion"),
         (plan("pond", transport__streams=2), "transport.streams"),

@@ -99,3 +99,18 @@ def test_views_keep_the_arena_alive() -> None:
     view = np.asarray(_core.Arena(_core.Layout([("x", "F32", [1 << 20])])))
     view[:] = 3
     assert view.sum(dtype=np.int64) == 3 * (4 << 20)
+
+
+@pytest.mark.parametrize(("format_", "bound"), [("f16", 2.0**-11), ("int8", 1 / 127)])
+def test_values_become_those_that_receivers_of_compressed_updates_get(format_: str, bound: float) -> None:
+    generator = np.random.default_rng(3)
+    values = generator.normal(size=1000).astype(np.float32)
+    arena = Arena.bind({"steps": np.arange(9), "weights": values})
+    arena.core.compress(format_)
+    once = arena["weights"].copy()
+    assert 0 < np.abs(once - values).max() <= bound * np.abs(values).max()
+    np.testing.assert_array_equal(arena["steps"], np.arange(9))
+    arena.core.compress(format_)
+    np.testing.assert_array_equal(arena["weights"], once)
+    with pytest.raises(_core.CoreError, match="int4"):
+        arena.core.compress("int4")

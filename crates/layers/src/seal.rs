@@ -14,7 +14,7 @@
 //! then ([`thalweg_transport::Sealed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -29,10 +29,12 @@ use thalweg_transport::{
 use thalweg_wire::{ChunkHeader, Tolerance};
 
 mod opening;
-use opening::{Opening, Progress};
+use opening::Opening;
 
+use crate::buffers::Buffers;
 use crate::nowhere::Nowhere;
-use crate::wrap::{add, nothing};
+use crate::progress::Progress;
+use crate::wrap::{add, nothing, send_instead};
 use crate::{Layer, Links, Side};
 
 /// Bytes before the records of a chunk.
@@ -41,8 +43,6 @@ const PREFACE: usize = 16;
 /// trip after the last of it was sent.
 const BATCH: usize = 1 << 20;
 const ACKNOWLEDGED_BATCH: usize = 16 << 20;
-/// Buffers that a link keeps.
-const SPARE: usize = 4;
 /// Bytes of payload in a segment of TCP over IPv4 with timestamps, at an MTU of 1500.
 const SEGMENT: u32 = 1448;
 const HELLO: &[u8] = b"thalweg seal 1 ";
@@ -152,8 +152,17 @@ impl Links for Sealing {
             (streams.sealer(out), streams.opener(back))
         });
         let record = self.layer.record();
-        let (copied, lost, spare, progress) = Default::default();
-        Arc::new(SealedLink { inner, layer: self.layer.clone(), record, ends, copied, lost, spare, progress })
+        let (copied, lost, buffers, progress) = Default::default();
+        Arc::new(SealedLink {
+            inner,
+            layer: self.layer.clone(),
+            record,
+            ends,
+            copied,
+            lost,
+            buffers,
+            progress,
+        })
     }
 
     async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
@@ -213,7 +222,7 @@ struct SealedLink {
     copied: AtomicU64,
     /// Records that were given up.
     lost: AtomicU64,
-    spare: Mutex<Vec<Vec<u8>>>,
+    buffers: Buffers,
     progress: Mutex<Progress>,
 }
 
@@ -243,17 +252,6 @@ impl SealedLink {
         }
     }
 
-    fn buffer(&self) -> Vec<u8> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
-    }
-
-    fn recycle(&self, buffer: Vec<u8>) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < SPARE {
-            spare.push(buffer);
-        }
-    }
-
     /// Seals a chunk behind those that `out` has; returns its offset and sealed length.
     fn seal(&self, update: &Outgoing, chunk: &ChunkRef, out: &mut Vec<u8>) -> Result<(u64, u32)> {
         let (sealer, _) = self.ends.as_ref().ok_or_else(no_secret)?;
@@ -272,23 +270,12 @@ impl SealedLink {
 
     /// Seals chunks from the `first` on, as many as make a batch.
     fn batch(&self, update: &Outgoing, first: usize) -> Result<Batch> {
-        let (mut out, mut chunks, mut next, most) = (self.buffer(), Vec::new(), first, self.most());
-        out.clear();
+        let (mut out, mut chunks, mut next, most) = (self.buffers.take(), Vec::new(), first, self.most());
         while let Some(chunk) = update.chunks().get(next).filter(|_| next == first || out.len() < most) {
             chunks.push(self.seal(update, chunk, &mut out)?);
             next += 1;
         }
         Ok(Batch { bytes: out.into(), chunks, next })
-    }
-
-    async fn send(&self, update: &Outgoing, sealed: &Outgoing) -> Result<SendReport> {
-        let mut send = self.inner.send_update(sealed);
-        tokio::select! {
-            biased;
-            () = update.cancel().cancelled() => sealed.cancel().cancel(),
-            sent = &mut send => return sent,
-        }
-        send.await
     }
 }
 
@@ -311,11 +298,8 @@ impl Link for SealedLink {
         while next < update.chunks().len() {
             let Batch { bytes, chunks, next: after } = self.batch(update, next)?;
             let sealed = Outgoing::packed(update.id(), bytes.clone(), chunks, Cancel::default());
-            add(&mut report, &self.send(update, &sealed).await?);
-            sealed.cancel().cancel(); // ends its loan of the buffer
-            if let Ok(buffer) = bytes.try_into_mut() {
-                self.recycle(buffer.into());
-            }
+            add(&mut report, &send_instead(&self.inner, update, &sealed).await?);
+            self.buffers.recycle(bytes);
             next = after;
         }
         report.payload = update.payload_bytes();

@@ -138,6 +138,25 @@ pub(crate) fn nothing() -> SendReport {
     SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now }
 }
 
+/// Sends what a layer made of an update, until that is cancelled; then nobody has bytes of it any more.
+pub(crate) async fn send_instead(
+    inner: &Arc<dyn Link>,
+    update: &Outgoing,
+    made: &Outgoing,
+) -> Result<SendReport> {
+    let mut send = inner.send_update(made);
+    let sent = tokio::select! {
+        biased;
+        () = update.cancel().cancelled() => None,
+        sent = &mut send => Some(sent),
+    };
+    made.cancel().cancel(); // ends its loan of the bytes
+    match sent {
+        Some(sent) => sent,
+        None => send.await,
+    }
+}
+
 /// One chunk of an update as an update of its own.
 pub(crate) fn piece(update: &Outgoing, index: usize) -> Outgoing {
     update.with_chunks([update.chunks()[index].clone()])

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use thalweg_conformance::{guests, suite, Factory};
-use thalweg_layers::{Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
+use thalweg_layers::{Compress, Emulate, Fault, Layer, Rate, Seal, Throttle, Trace};
 use thalweg_linkmodel::Shape;
 use thalweg_seal::Suite;
 use thalweg_tcp::Tcp;
@@ -157,6 +157,41 @@ mod seal_over_every_fault {
         let fault = Fault { seed: 11, loss, duplicate, reorder, corrupt, ..Fault::default() };
         let mut factory = sealed(&Seal::default());
         factory.transport = Seal::default().wrap(fault.wrap(Arc::new(Tcp)));
+        factory
+    }
+
+    suite!(stack());
+    guests!(stack());
+}
+
+/// Updates whose layout nobody says: their bytes travel as they are, and the contract holds to the bit.
+mod compress {
+    use super::*;
+    suite!(wrapped(&Compress::default()));
+    guests!(wrapped(&Compress::default()));
+}
+
+mod compress_sealed_links {
+    use super::*;
+
+    fn stack() -> Factory {
+        let mut factory = sealed(&Seal::default());
+        factory.transport = Compress::default().wrap(Seal::default().wrap(Arc::new(Tcp)));
+        factory
+    }
+
+    suite!(stack());
+    guests!(stack());
+}
+
+mod compress_over_every_fault {
+    use super::*;
+
+    fn stack() -> Factory {
+        let (loss, duplicate, reorder, corrupt) = (0.05, 0.05, 0.1, 0.02);
+        let fault = Fault { seed: 11, loss, duplicate, reorder, corrupt, ..Fault::default() };
+        let mut factory = wrapped(&Fault::default());
+        factory.transport = Compress::default().wrap(fault.wrap(Arc::new(Memory)));
         factory
     }
 

@@ -43,6 +43,19 @@ impl Arena {
         format!("Arena({} bytes, layout {})", self.arena.len(), self.layout.hash())
     }
 
+    /// Replaces the float32 values by what the layer `compress` makes of them in this `format`, f16 or int8: those that
+    /// every receiver of this model gets.
+    fn compress(&self, py: Python<'_>, format: &str) -> PyResult<()> {
+        let named = serde_json::from_value::<thalweg_runtime::Format>(format.into());
+        let format = named.map_err(|e| core_error("unsupported", &format!("compress a model: {e}")))?;
+        py.detach(|| {
+            let mut claim = self.arena.claim(self.arena.range()).map_err(|e| e.to_string())?;
+            format.round(&self.layout, &mut claim);
+            Ok(())
+        })
+        .map_err(|reason: String| core_error("memory", &format!("compress a model: {reason}")))
+    }
+
     /// NumPy's array interface: `numpy.asarray(arena)` is a writable view of unsigned bytes that keeps the
     /// arena alive. Views are outside Rust's bookkeeping: train no model while its round is on its way.
     #[getter]

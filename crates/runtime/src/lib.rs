@@ -29,6 +29,7 @@ pub use proxy::Proxy;
 pub use registry::{registry, transport_for, Entry};
 pub use star::{Client, ClientEvent, RepairRule, Server};
 pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
+pub use thalweg_layers::Format;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

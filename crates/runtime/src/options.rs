@@ -106,6 +106,8 @@ pub struct Layers {
     pub emulate: Option<thalweg_layers::Emulate>,
     /// Updates sealed end to end.
     pub seal: Option<thalweg_layers::Seal>,
+    /// Values in fewer bytes.
+    pub compress: Option<thalweg_layers::Compress>,
 }
 
 /// A server's options.

@@ -161,5 +161,9 @@ fn wrap(mut transport: Arc<dyn Transport>, wanted: &Layers, seed: u64) -> Result
         seal.check()?;
         transport = seal.wrap(transport);
     }
+    // What is sealed has no pattern left.
+    if let Some(compress) = &wanted.compress {
+        transport = compress.wrap(transport);
+    }
     Ok(transport)
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash, Range, Ranges};
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, Layout, LayoutHash, Range, Ranges};
 use tokio::sync::Notify;
 
 /// What every chunk of an update says.
@@ -162,6 +162,7 @@ pub struct Outgoing {
     id: UpdateId,
     chunks: Arc<[ChunkRef]>,
     cancel: Cancel,
+    layout: Option<Arc<Layout>>,
 }
 
 impl Outgoing {
@@ -182,7 +183,7 @@ impl Outgoing {
             }
         }
         cancel.hold(bytes);
-        Self { id, chunks: chunks.into(), cancel }
+        Self { id, chunks: chunks.into(), cancel, layout: None }
     }
 
     /// Chunks whose payloads lie one after the other in `bytes`, each with its offset and length (for layers that
@@ -203,7 +204,7 @@ impl Outgoing {
         let total = bytes.len() as u64;
         let chunks = chunks.filter(|chunk| chunk.at.saturating_add(chunk.range.len()) <= total).collect();
         cancel.hold(bytes);
-        Self { id, chunks, cancel }
+        Self { id, chunks, cancel, layout: None }
     }
 
     /// One chunk of the update with other bytes, and the checksum of its own (for layers that do damage).
@@ -215,7 +216,19 @@ impl Outgoing {
             id: self.id,
             chunks: [ChunkRef { at: 0, copy: Arc::default(), ..chunk.clone() }].into(),
             cancel,
+            layout: self.layout.clone(),
         }
+    }
+
+    /// The same, of tensors of this layout (for layers that change values).
+    #[must_use]
+    pub fn of(self, layout: Arc<Layout>) -> Self {
+        Self { layout: Some(layout), ..self }
+    }
+
+    /// Its tensors, if it was said which they are.
+    pub fn layout(&self) -> Option<&Arc<Layout>> {
+        self.layout.as_ref()
     }
 
     /// The same update with other chunks of it, or in another order (for layers).

@@ -17,7 +17,7 @@ from thalweg.job.host import Result, hosting
 from thalweg.job.participant import take_part
 from thalweg.job.parties import Described
 from thalweg.job.roster import Roster
-from thalweg.plan.options import seal
+from thalweg.plan.options import of_both_ends
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, pki
 
@@ -126,7 +126,7 @@ def entrance(membership: Membership, plan: Plan | None = None) -> tuple[str, str
     ``plan`` is that in the membership's target. Raises PlanError, LinkError.
     """
     url = membership.target if plan is None else listen_url(plan)
-    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else seal(plan)
+    token_file, layers = membership.token_file or _token_file(plan), {} if plan is None else of_both_ends(plan)
     token = None if token_file is None else pki.read_token(token_file)
     name = membership.name or (token.name if token else socket.gethostname())
     return url, name, {**_options(membership, url, token), "layers": layers}

@@ -77,6 +77,11 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
         if wanted and not able:
             raise PlanError(f"the transport {name!r} has no choice of {what}", f"Remove {key}, or take another one")
     _options(plan, name, entry["settings"])
+    if plan.layers.compress is not None and not can["symmetric"]:
+        raise PlanError(
+            f"{name} masks holes in what it receives, and behind a hole a compressed chunk cannot be read",
+            "Remove [layers.compress], or take another transport as ltp",
+        )
     if plan.network is not None and plan.network.emulator != "none" and not can["remote"]:
         raise PlanError(
             f"the transport {name!r} stays within one process and crosses no network",

@@ -82,11 +82,10 @@ def node_options(
     return {name: value for name, value in options.items() if value is not None}
 
 
-def seal(plan: Plan) -> dict[str, Any]:
-    """Return the core's options of the layer that seals updates, which both ends must have; empty without one."""
-    if plan.layers.seal is None:
-        return {}
-    return {"seal": plan.layers.seal.model_dump()}
+def of_both_ends(plan: Plan) -> dict[str, Any]:
+    """Return the core's options of the layers that both ends must have: those that seal and compress updates."""
+    layers = {"seal": plan.layers.seal, "compress": plan.layers.compress}
+    return {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
 
 
 def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None, *, client: bool) -> dict[str, Any]:

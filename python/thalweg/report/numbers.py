@@ -144,6 +144,7 @@ def transport_of(plan: Plan, *, tls: bool | None = None) -> str:
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
     words = [plan.scheme, section.congestion or "", "tls" if encrypted else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
+    words += [plan.layers.format or ""]
     words += ["" if plan.layers.seal is None else f"sealed {plan.layers.seal.cipher}"]
     return " ".join(word for word in words if word)
 

@@ -393,6 +393,16 @@ class SealLayer(Section):
     loss: Fraction = Field(0.01, description="loss of segments that is expected")
 
 
+class CompressLayer(Section):
+    """Float32 values of updates in fewer bytes on the way, in both directions. All parties must say the same."""
+
+    format: Literal["f16", "int8"] = Field(
+        "f16",
+        description="f16: half the bytes, an error of at most 2^-11 of a value; int8: a quarter, an error of at most a "
+        "127th of the largest of 256 neighbours",
+    )
+
+
 class LayersSection(Section):
     """Wrappers around the transport; the record says that they were there."""
 
@@ -407,10 +417,18 @@ class LayersSection(Section):
     seal: Annotated[SealLayer | None, Core("layers.seal", client=True)] = Field(
         None, description="table of cipher, record, loss"
     )
+    compress: Annotated[CompressLayer | None, Core("layers.compress", client=True)] = Field(
+        None, description="table of format"
+    )
+
+    @property
+    def format(self) -> str | None:
+        """What float32 values become on the way; None if they stay."""
+        return None if self.compress is None else self.compress.format
 
     def emulation(self) -> dict[str, Any]:
         """Return what of it makes links worse than they are, for a record."""
-        return self.model_dump(exclude_none=True, exclude={"seal"})
+        return self.model_dump(exclude_none=True, exclude={"seal", "compress"})
 
 
 class HostsSection(Section):

@@ -8,6 +8,7 @@ use thalweg_transport::{hand_over, Sink, Target};
 use thalweg_wire::{checksum, ChunkHeader, Range, Ranges, WireError};
 
 use super::{context, SealedLink, PREFACE};
+use crate::progress::Progress;
 
 /// Gives what is opened to the sink behind it.
 pub(super) struct Opening<'a> {
@@ -15,34 +16,11 @@ pub(super) struct Opening<'a> {
     pub sink: &'a dyn Sink,
 }
 
-/// How much of the plaintext the sink has been told of: all of it once a chunk is there, and meanwhile no more.
-#[derive(Default)]
-pub(super) struct Progress {
-    begun: u64,
-    done: u64,
-    told: u64,
-}
-
-impl Progress {
-    fn arrived(&mut self, bytes: u64) -> u64 {
-        let fresh = bytes.min(self.begun.saturating_sub(self.told));
-        self.told += fresh;
-        fresh
-    }
-
-    fn finished(&mut self, bytes: u64) -> u64 {
-        self.done += bytes;
-        let fresh = self.done.saturating_sub(self.told);
-        self.told += fresh;
-        fresh
-    }
-}
-
 impl Opening<'_> {
     fn take(&self, chunk: &ChunkHeader, mut target: Target, holes: &Ranges, damage: Option<WireError>) {
         self.deliver(chunk, target.bytes_mut(), holes, damage);
         if let Target::Scratch(buffer) = target {
-            self.link.recycle(buffer);
+            self.link.buffers.give(buffer);
         }
     }
 
@@ -164,10 +142,8 @@ impl Sink for Opening<'_> {
         // Padding hides how much of the last block is plaintext.
         let padding = if self.link.layer.cipher.is_authenticated() { 0 } else { 15 };
         let plain = self.link.layer.room(chunk.length).saturating_sub(padding);
-        self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begun += u64::from(plain);
-        let mut buffer = self.link.buffer();
-        buffer.resize(chunk.length as usize, 0);
-        Some(Target::Scratch(buffer))
+        self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begin(plain.into());
+        Some(Target::Scratch(self.link.buffers.sized(chunk.length as usize)))
     }
 
     fn begun(&self, chunk: &ChunkHeader) {

@@ -365,8 +365,8 @@ impl<P: DialerPolicy> Dialer<P> {
         let lent = P::lend(self, parcel)?;
         let cancel = Cancel::default();
         *lock(&self.cancel) = (parcel, cancel.clone());
-        let id = UpdateId { job, round: parcel, sender, layout: lent.layout };
-        Ok((link, Outgoing::new(id, lent.bytes, wanted, chunk, cancel)))
+        let id = UpdateId { job, round: parcel, sender, layout: lent.layout.hash() };
+        Ok((link, Outgoing::new(id, lent.bytes, wanted, chunk, cancel).of(lent.layout)))
     }
 
     async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> (Result<Span, String>, Option<u64>) {

@@ -13,7 +13,7 @@ use thalweg_transport::{
     Transport, UpdateId,
 };
 use thalweg_wire::control::{Control, Nonce};
-use thalweg_wire::{LayoutHash, Ranges, Tolerance};
+use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
 use super::admission::{Gate, Peers};
@@ -115,7 +115,7 @@ pub(crate) use hub_machine;
 /// The bytes of a parcel, lent, and their layout.
 pub(crate) struct Lent {
     pub bytes: Bytes,
-    pub layout: LayoutHash,
+    pub layout: Arc<Layout>,
 }
 
 /// What a machine's driver does besides what all drivers do.
@@ -454,9 +454,9 @@ impl<P: HubPolicy> Hub<P> {
             Ok(lent) => lent,
             Err(reason) => return self.report_unsent(&ids, parcel, &reason),
         };
-        let id = UpdateId { job: self.job, round: parcel, sender: 0, layout: lent.layout };
+        let id = UpdateId { job: self.job, round: parcel, sender: 0, layout: lent.layout.hash() };
         let cancel = Cancel::default();
-        let update = Outgoing::new(id, lent.bytes, wanted, self.chunk, cancel.clone());
+        let update = Outgoing::new(id, lent.bytes, wanted, self.chunk, cancel.clone()).of(lent.layout);
         lock(&self.sendings).push(Sending { links: ids, parcel, cancel: cancel.clone() });
         let hub = self.clone();
         self.spawn(async move {

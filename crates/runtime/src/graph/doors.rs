@@ -133,7 +133,7 @@ impl Shared {
             return Err(format!("the model of iteration {parcel} is no longer there"));
         }
         let bytes = self.copy.lend(self.copy.range()).map_err(|busy| busy.to_string())?;
-        Ok(Lent { bytes, layout: self.layout.hash() })
+        Ok(Lent { bytes, layout: self.layout.clone() })
     }
 
     /// Wakes the callers that wait, so that they look again.

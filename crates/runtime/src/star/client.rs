@@ -174,7 +174,7 @@ impl DialerPolicy for Trainer {
         if let Some(seed) = spread {
             bytes = tokio::task::block_in_place(|| policy.spread_out(Spread::new(seed), &layout, &bytes))?;
         }
-        Ok(Lent { bytes, layout: layout.hash() })
+        Ok(Lent { bytes, layout })
     }
 
     fn tolerance(machine: &proto::Client) -> Arc<Tolerance> {

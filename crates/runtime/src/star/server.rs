@@ -211,7 +211,7 @@ impl HubPolicy for Star {
 
     fn lend(&self, _parcel: u32) -> Result<Lent, String> {
         let bytes = self.model.lend(self.model.range()).map_err(|busy| busy.to_string())?;
-        Ok(Lent { bytes, layout: self.layout.hash() })
+        Ok(Lent { bytes, layout: self.layout.clone() })
     }
 
     fn wants_counters(machine: &proto::Server, now: Time) -> bool {

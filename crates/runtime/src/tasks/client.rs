@@ -188,7 +188,7 @@ impl DialerPolicy for Worker {
         let (arena, layout) = answer.ok_or("the result is needed no longer")?;
         // Not the padding that an arena may have behind a layout.
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
-        Ok(Lent { bytes, layout: layout.hash() })
+        Ok(Lent { bytes, layout })
     }
 
     fn sink(dialer: &Arc<TaskDialer>, ordered: bool) -> Box<dyn Sink> {

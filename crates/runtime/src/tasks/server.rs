@@ -353,7 +353,7 @@ impl HubPolicy for Tasks {
         let tensors = lock(&self.open).get(&parcel).and_then(|open| open.tensors.clone());
         let (arena, layout) = tensors.ok_or("the task is over")?;
         let bytes = arena.lend(thalweg_wire::Range::new(0, layout.bytes())).map_err(|e| e.to_string())?;
-        Ok(Lent { bytes, layout: layout.hash() })
+        Ok(Lent { bytes, layout })
     }
 
     fn sink(hub: &Arc<TaskHub>, link: LinkId, ordered: bool) -> Box<dyn Sink> {

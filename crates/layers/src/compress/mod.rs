@@ -1,0 +1,321 @@
+//! Updates in fewer bytes: float32 values travel as float16 or int8, and come out as float32.
+//!
+//! A chunk keeps its job, round, sender, layout and offset. Its payload is the length of what it holds and a checksum (u32,
+//! little-endian), and pieces as [`codec`] has them. The checksum is the CRC-32C of the pieces, and differs from it if
+//! what was compressed had another one than its sender knew. Each chunk is read by itself, so that one that is lost spoils no
+//! other. A chunk whose values cannot be made smaller is sent as several where it would be too long for the transport.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use thalweg_transport::{
+    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport,
+    Sink, Target,
+};
+use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, Tolerance, WireError};
+
+mod codec;
+pub use codec::Format;
+use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
+
+use crate::buffers::Buffers;
+use crate::nowhere::Nowhere;
+use crate::progress::Progress;
+use crate::wrap::{add, nothing, send_instead};
+use crate::{Layer, Links, Side};
+
+/// Bytes that are compressed at a time and sent together.
+const BATCH: usize = 4 << 20;
+const HELLO: &[u8] = b"thalweg compress 1 ";
+
+/// Sends the float32 values of updates in both directions in fewer bytes. Control messages pass as they are.
+///
+/// Both ends must say the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Compress {
+    /// What values become.
+    pub format: Format,
+}
+
+impl Compress {
+    /// Bytes of an update whose values all become smaller, in `room` bytes of payload.
+    fn holds(self, room: u32) -> u32 {
+        let block = 2 + (BLOCK as usize / 4 * self.format.bytes()) as u64;
+        let blocks = u64::from(room).saturating_sub(PREFACE as u64) / block;
+        u32::try_from(blocks * BLOCK).unwrap_or(u32::MAX).clamp(room.min(64), thalweg_wire::MAX_CHUNK)
+    }
+}
+
+impl Layer for Compress {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        let preferred = if inner.preferred_chunk == 0 { 0 } else { self.holds(inner.preferred_chunk) };
+        let max_chunk = self.holds(inner.max_chunk);
+        Capabilities { fan_out: false, zero_copy: false, max_chunk, preferred_chunk: preferred, ..inner }
+    }
+
+    fn links(&self, side: Side) -> Arc<dyn Links> {
+        Arc::new(Compressing { layer: *self, side })
+    }
+}
+
+struct Compressing {
+    layer: Compress,
+    side: Side,
+}
+
+#[async_trait]
+impl Links for Compressing {
+    fn wrap(&self, inner: Arc<dyn Link>, _number: u64) -> Arc<dyn Link> {
+        Arc::new(CompressedLink {
+            inner,
+            layer: self.layer,
+            known: Mutex::default(),
+            copied: AtomicU64::new(0),
+            buffers: Buffers::default(),
+            progress: Mutex::default(),
+        })
+    }
+
+    async fn open(&self, inner: Arc<dyn Link>, number: u64) -> Result<Arc<dyn Link>> {
+        if self.side == Side::Connected {
+            inner.send_control(hello(self.layer)?).await?;
+        } else {
+            agree(self.layer, &inner.receive(&Nowhere).await?)?;
+        }
+        Ok(self.wrap(inner, number))
+    }
+}
+
+/// What the side that connects says first.
+fn hello(layer: Compress) -> Result<Bytes> {
+    let system = |e: serde_json::Error| Error::new(ErrorKind::System, "compress updates", e.to_string());
+    Ok([HELLO, &serde_json::to_vec(&layer).map_err(system)?].concat().into())
+}
+
+fn agree(ours: Compress, message: &[u8]) -> Result<()> {
+    let refuse = |said: String| {
+        let error = Error::new(ErrorKind::Unsupported, "compress updates", said);
+        Err(error.mend("give both ends the same layers.compress"))
+    };
+    let Some(json) = message.strip_prefix(HELLO) else {
+        return refuse("the peer does not compress its updates".into());
+    };
+    match serde_json::from_slice::<Compress>(json) {
+        Ok(theirs) if theirs == ours => Ok(()),
+        Ok(theirs) => refuse(format!("the peer sends {:?}, this end {:?}", theirs.format, ours.format)),
+        Err(error) => refuse(format!("what the peer says: {error}")),
+    }
+}
+
+struct CompressedLink {
+    inner: Arc<dyn Link>,
+    layer: Compress,
+    /// The bytes of the last layout that are no float32 values.
+    known: Mutex<Option<(LayoutHash, Arc<Ranges>)>>,
+    /// Bytes that went through the codec into another buffer.
+    copied: AtomicU64,
+    buffers: Buffers,
+    progress: Mutex<Progress>,
+}
+
+/// Chunks that are sent together.
+#[derive(Default)]
+struct Batch {
+    /// Their payloads, one behind the other.
+    bytes: Vec<u8>,
+    /// Each one's offset in the update, and its length here.
+    chunks: Vec<(u64, u32)>,
+}
+
+impl Batch {
+    /// Begins a chunk whose length is told when it ends.
+    fn begin(&mut self, offset: u64) {
+        self.chunks.push((offset, 0));
+        self.bytes.extend_from_slice(&[0; PREFACE]);
+    }
+
+    /// Ends the chunk that began at `start` of the bytes and holds `held` bytes of the update, whose checksum was wrong
+    /// by `wrong`.
+    fn end(&mut self, start: usize, held: u64, wrong: u32) {
+        let sum = checksum(&self.bytes[start + PREFACE..]) ^ wrong;
+        let preface = [(held as u32).to_le_bytes(), sum.to_le_bytes()].concat();
+        self.bytes[start..start + PREFACE].copy_from_slice(&preface);
+        if let Some(last) = self.chunks.last_mut() {
+            last.1 = (self.bytes.len() - start) as u32;
+        }
+    }
+}
+
+impl CompressedLink {
+    /// What of an update is no float32; all of one whose layout nobody says.
+    fn raw(&self, update: &Outgoing) -> Arc<Ranges> {
+        let Some(layout) = update.layout() else { return Arc::new(Ranges::full(u64::MAX)) };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
+            Some((hash, raw)) if *hash == layout.hash() => raw.clone(),
+            _ => known.insert((layout.hash(), Arc::new(others(layout)))).1.clone(),
+        }
+    }
+
+    /// Writes a chunk behind those that `batch` has, in several where one would be longer than `room`.
+    fn compress(&self, update: &Outgoing, chunk: &ChunkRef, raw: &Ranges, batch: &mut Batch) -> Result<()> {
+        let (header, plain) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+        let wrong = header.payload_checksum ^ checksum(&plain);
+        let room = self.inner.capabilities().max_chunk as usize;
+        let mut start = batch.bytes.len();
+        let mut begin = chunk.range().start;
+        batch.begin(begin);
+        for piece in pieces(chunk.range()) {
+            // A piece that stays as it is must fit a chunk of its own.
+            for part in parts(piece, room) {
+                let at = (part.start - chunk.range().start) as usize;
+                let before = batch.bytes.len();
+                self.layer.format.write(part, &plain[at..at + part.len() as usize], raw, &mut batch.bytes);
+                if batch.bytes.len() - start > room && part.start > begin {
+                    let moved = batch.bytes.split_off(before);
+                    batch.end(start, part.start - begin, wrong);
+                    (start, begin) = (batch.bytes.len(), part.start);
+                    batch.begin(begin);
+                    batch.bytes.extend_from_slice(&moved);
+                }
+            }
+        }
+        batch.end(start, chunk.range().end - begin, wrong);
+        self.copied.fetch_add(plain.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// A piece, or halves of it that fit `room` bytes as they are.
+fn parts(piece: Range, room: usize) -> impl Iterator<Item = Range> {
+    let fits = (room.saturating_sub(PREFACE + 1).max(64) / 64 * 64) as u64;
+    let mut at = piece.start;
+    std::iter::from_fn(move || {
+        let part = Range::new(at, at.saturating_add(fits).min(piece.end));
+        at = part.end;
+        (part.start < part.end).then_some(part)
+    })
+}
+
+#[async_trait]
+impl Link for CompressedLink {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.layer.capabilities(self.inner.capabilities())
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        self.inner.send_control(message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        let (mut report, mut next, raw) = (nothing(), 0, self.raw(update));
+        while next < update.chunks().len() {
+            let mut batch = Batch { bytes: self.buffers.take(), ..Batch::default() };
+            while let Some(chunk) = update.chunks().get(next).filter(|_| batch.bytes.len() < BATCH) {
+                self.compress(update, chunk, &raw, &mut batch)?;
+                next += 1;
+            }
+            let bytes = Bytes::from(batch.bytes);
+            let smaller = Outgoing::packed(update.id(), bytes.clone(), batch.chunks, Cancel::default());
+            add(&mut report, &send_instead(&self.inner, update, &smaller).await?);
+            self.buffers.recycle(bytes);
+        }
+        (report.payload, report.chunks) = (update.payload_bytes(), update.chunks().len() as u64);
+        Ok(report)
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        self.inner.receive(&Reading { link: self, sink }).await
+    }
+
+    fn held(&self) -> Option<String> {
+        self.inner.held()
+    }
+
+    fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        self.inner.tolerate(tolerance);
+    }
+
+    fn admit(&self) {
+        self.inner.admit();
+    }
+
+    fn counters(&self) -> Counters {
+        let inner = self.inner.counters();
+        Counters { copied: inner.copied + self.copied.load(Ordering::Relaxed), ..inner }
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// Gives what was read to the sink behind it.
+struct Reading<'a> {
+    link: &'a CompressedLink,
+    sink: &'a dyn Sink,
+}
+
+impl Reading<'_> {
+    fn tell(&self, progress: impl FnOnce(&mut Progress) -> u64) {
+        let fresh = progress(&mut self.link.progress.lock().unwrap_or_else(PoisonError::into_inner));
+        if fresh > 0 {
+            self.sink.progress(fresh);
+        }
+    }
+
+    fn deliver(&self, chunk: &ChunkHeader, payload: &[u8], damage: Option<WireError>) {
+        // Of a damaged chunk whose pieces make no sense nobody knows what it was.
+        let Some((length, found)) = holds(chunk.offset, payload) else { return };
+        let chunk = ChunkHeader { length, ..*chunk };
+        if let Some(mut target) = self.sink.place(&chunk) {
+            decode(chunk.offset, payload, target.bytes_mut());
+            self.link.copied.fetch_add(u64::from(length), Ordering::Relaxed);
+            let computed = checksum(&payload[PREFACE..]);
+            let right =
+                (computed == found).then_some(()).ok_or(WireError::PayloadChecksum { found, computed });
+            self.sink.stored(&chunk, target, damage.map_or(right, Err));
+        }
+        self.tell(|progress| progress.finished(length.into()));
+    }
+}
+
+impl Sink for Reading<'_> {
+    /// A buffer of its own for all that comes: the sink's place is larger.
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        self.sink.begun(chunk);
+        // At least so much is in it, if nothing became smaller.
+        let most = u64::from(chunk.length).saturating_sub(PREFACE as u64);
+        let plain = most.saturating_sub(most / 64 + 2);
+        self.link.progress.lock().unwrap_or_else(PoisonError::into_inner).begin(plain);
+        Some(Target::Scratch(self.link.buffers.sized(chunk.length as usize)))
+    }
+
+    fn begun(&self, chunk: &ChunkHeader) {
+        self.sink.begun(chunk);
+    }
+
+    fn progress(&self, bytes: u64) {
+        self.tell(|progress| progress.arrived(bytes));
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, mut target: Target, outcome: std::result::Result<(), WireError>) {
+        self.deliver(chunk, target.bytes_mut(), outcome.err());
+        if let Target::Scratch(buffer) = target {
+            self.link.buffers.give(buffer);
+        }
+    }
+
+    /// Nothing of a chunk can be read behind a hole.
+    fn holed(&self, _chunk: &ChunkHeader, _target: Target, _holes: &Ranges) -> Option<Target> {
+        None
+    }
+}
