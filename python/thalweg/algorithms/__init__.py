@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Protocol, TypeVar
 
-from thalweg.algorithms import dpsgd, fedavg
+from thalweg.algorithms import choco, dpsgd, fedavg
 from thalweg.errors import PlanError
 
-__all__ = ["ALGORITHMS", "ON_GRAPHS", "Algorithm", "find"]
+__all__ = ["ALGORITHMS", "FOR_GRAPHS", "ON_GRAPHS", "Algorithm", "find"]
 
 T = TypeVar("T")
 
@@ -34,13 +34,15 @@ class Algorithm:
     rounds: Drive
 
 
-# The one of jobs with a graph.
+# That of jobs with a graph where the plan names none, and all that these can have.
 ON_GRAPHS: Final = "dpsgd"
+FOR_GRAPHS: Final = (ON_GRAPHS, choco.NAME)
 ALGORITHMS: Final = {
     one.name: one
     for one in (
         Algorithm("fedavg", fedavg.MEANING, fedavg.SOURCE, fedavg.rounds),
         Algorithm(ON_GRAPHS, dpsgd.MEANING, dpsgd.SOURCE, dpsgd.rounds),
+        Algorithm(choco.NAME, choco.MEANING, choco.SOURCE, choco.rounds),
     )
 }
 

@@ -32,6 +32,26 @@ class CoreNode(Protocol):
     def wait(self, round: int, timeout: float | None) -> str | None: ...  # noqa: A002
 
 
+class Swap(Protocol):
+    """What travels in the place of the model, and what becomes of what the exchange makes of it."""
+
+    def before(self) -> None:
+        """Put into the arena what is to be sent, after training."""
+
+    def after(self, report: Mapping[str, Any]) -> None:
+        """Put the model back, mixed; the arena has what the exchange came to."""
+
+
+class Models:
+    """D-PSGD: the models themselves travel, and the exchange gives their mean."""
+
+    def before(self) -> None:
+        """Change nothing."""
+
+    def after(self, report: Mapping[str, Any]) -> None:
+        """Change nothing."""
+
+
 @dataclass(frozen=True)
 class Turns:
     """A node's weights of each iteration: of one graph, of several by turns, or of one that is drawn."""
@@ -113,10 +133,12 @@ def iterate(
     config: Callable[[int], Mapping[str, Any]],
     tests: Callable[[int], bool],
     first: int = 1,
+    swap: Swap | None = None,
 ) -> Iterator[Iteration]:
     """Run iterations ``first`` to ``rounds`` and yield each as it ends; some may be skipped, as the core says.
 
-    ``config`` is what training is told, ``tests`` whether the model is evaluated after an iteration. Raises CoreError
+    ``config`` is what training is told, ``tests`` whether the model is evaluated after an iteration, ``swap`` what
+    travels if not the models. Raises CoreError
     if a neighbour refuses this node, MetricsError for what is no metric, and what the app raises.
     """
     now = [first]
@@ -126,7 +148,7 @@ def iterate(
             yield now[0]
 
     def step(number: int) -> Iteration:
-        done = _step(node, peer, turns, number, config=config(number), tests=tests)
+        done = _step(node, peer, turns, number, config=config(number), tests=tests, swap=swap or Models())
         now[0] = int(done.report["next"])
         return done
 
@@ -141,14 +163,16 @@ def _step(
     *,
     config: Mapping[str, Any],
     tests: Callable[[int], bool],
+    swap: Swap,
 ) -> Iteration:
     then = json.dumps(turns.at(number + 1)) if turns.changes else None
     node.begin(number, json.dumps(turns.at(number)), then)
     samples, metrics = peer.train(config)
-    sent = node.ready(number)
-    # While its copy is on the way.
     before = peer.sketch()
+    swap.before()
+    sent = node.ready(number)
     report: dict[str, Any] = json.loads(_waited(node, sent))
+    swap.after(report)
     mixed = time.monotonic()
     after = peer.sketch()
     evaluation = _evaluation(peer, report, mixed) if tests(sent) else None

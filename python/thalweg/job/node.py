@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core
+from thalweg.algorithms import choco
 from thalweg.errors import LinkError
 from thalweg.job import seats
 from thalweg.job.farewell import farewell
@@ -66,9 +67,15 @@ class Standing:
         for event in json.loads(self.node.events()):
             note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # a stranger has no name
 
-    def iterations(self, turns: Turns, threads: Callable[[], int] | None = None) -> Iterator[Iteration]:
-        """Run all iterations and yield each; ``threads`` says how many threads the next training has."""
+    def iterations(
+        self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None
+    ) -> Iterator[Iteration]:
+        """Run all iterations and yield each, with ``gamma`` those of CHOCO-SGD.
+
+        ``threads`` says how many threads the next training has.
+        """
         plan, names = self.plan, self.plan.members
+        swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format)
 
         def config(number: int) -> Mapping[str, Any]:
             if threads is not None:
@@ -82,6 +89,7 @@ class Standing:
             plan.job.rounds,
             config=config,
             tests=plan.tests,
+            swap=swap,
         )
 
 
@@ -128,7 +136,7 @@ def take_part(order: Mapping[str, Any], note: Note) -> None:
         here.meet(_heard("neighbours"), note)
         _say({"say": "met"})
         clock = here.clock - _heard("begin")
-        for done in here.iterations(_turns(plan, order)):
+        for done in here.iterations(_turns(plan, order), order["gamma"]):
             _say({"say": "iteration", **done.line(clock)})
             here.tell(note)
         _say({"say": "done"})

@@ -24,7 +24,7 @@ from thalweg.job.iterating import turns_of
 from thalweg.job.session import Session, session
 from thalweg.machine import grace
 from thalweg.plan import check_transport
-from thalweg.plan.on_graphs import facts_of, graph_line, schedule_of
+from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
 from thalweg.record import RunRecord
 from thalweg.transports import links, registry
@@ -67,6 +67,7 @@ class Orders:
             "url": self.session.listening(name),
             "options": options,
             "turns": None if turns.drawn is not None else list(turns.by_turns),
+            "gamma": gamma_of(plan, self.schedule),
             "threads": None if plan.is_payload else client_threads(plan.training.threads, plan.job.clients),
             "parent": os.getpid(),
             "place": self.session.place(name),

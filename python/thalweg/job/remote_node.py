@@ -16,7 +16,7 @@ from thalweg.job.iterating import turns_of
 from thalweg.job.node import standing
 from thalweg.job.peer import Peer
 from thalweg.plan import check_transport
-from thalweg.plan.on_graphs import facts_of, graph_line, schedule_of
+from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
 from thalweg.record import RunRecord
 from thalweg.record.nodes import entry
@@ -70,7 +70,8 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             progress.note(f"waiting for {', '.join(around)}")
             here.meet({other: f"{plan.scheme}://{hosts[other]}" for other in around}, progress.note, place.patience)
             share = seats.share_of(seat, plan.training.threads, progress.note)
-            for done in here.iterations(turns_of(schedule, plan.members, name, plan.weights), share):
+            turns = turns_of(schedule, plan.members, name, plan.weights)
+            for done in here.iterations(turns, gamma_of(plan, schedule), share):
                 row = entry(done.number, {name: done.line(0.0)}, 1)
                 record.append(row)
                 line = iteration_line(row, plan.job.rounds)

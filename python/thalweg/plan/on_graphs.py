@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import algorithms, graphs
+from thalweg.algorithms import choco
 from thalweg.errors import PlanError
 from thalweg.graphs import making, mixing
 
@@ -87,6 +88,18 @@ def schedule_of(plan: Plan) -> Schedule:
     return schedule
 
 
+def gamma_of(plan: Plan, schedule: Schedule) -> float | None:
+    """Return the step of CHOCO-SGD on a plan's graph; None for another algorithm. Raises PlanError."""
+    if plan.algorithm.name != choco.NAME:
+        return None
+    if schedule.changes:
+        raise PlanError(
+            f"{choco.NAME} sums up what always the same neighbours send, and {plan.job.graph} changes",
+            "Take a graph that does not, or algorithm.name = 'dpsgd'",
+        )
+    return plan.algorithm.gamma or choco.step_size(schedule, plan.layers.format)
+
+
 def graph_line(plan: Plan, schedule: Schedule) -> str:
     """Say what a plan's graph is like."""
     degrees = [len(sources) for sources in schedule.at(1).hears]
@@ -94,7 +107,9 @@ def graph_line(plan: Plan, schedule: Schedule) -> str:
     gap = mixing.gap(schedule)
     words = [f"graph {plan.job.graph}: {schedule.nodes} nodes", f"{len(schedule.links.edges)} links"]
     words += [f"degree {least}" if least == most else f"degrees {least} to {most}"]
-    return ", ".join([*words, *([] if gap is None else [f"spectral gap {gap:.3f}"])])
+    words += [] if gap is None else [f"spectral gap {gap:.3f}"]
+    gamma = gamma_of(plan, schedule)
+    return ", ".join([*words, *([] if gamma is None else [f"gamma {gamma:.3g}"])])
 
 
 def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> dict[str, Any]:
@@ -108,6 +123,7 @@ def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> dict
             "nodes": plan.members,
             "edges": [list(edge) for edge in schedule.links.edges],
             "spectral_gap": mixing.gap(schedule),
+            "gamma": gamma_of(plan, schedule),
         },
     }
 
@@ -125,16 +141,19 @@ def _check_star(plan: Plan) -> None:
             raise PlanError(
                 f"{path} is of a job with a graph, and this one has a server", f"Give job.graph, or remove {path}"
             )
-    if plan.algorithm.name == algorithms.ON_GRAPHS:
+    if plan.algorithm.gamma is not None:
+        raise PlanError("algorithm.gamma is of choco, which needs a graph", "Give job.graph, or remove algorithm.gamma")
+    if plan.algorithm.name in algorithms.FOR_GRAPHS:
         raise PlanError(f"{plan.algorithm.name} needs a graph", "Give job.graph, as ring or 3-regular")
 
 
 def _check_keys(plan: Plan) -> None:
-    if plan.algorithm.name != algorithms.ON_GRAPHS:
+    if plan.algorithm.name not in algorithms.FOR_GRAPHS:
         raise PlanError(
             f"a job with a graph cannot have the algorithm {plan.algorithm.name}",
             f"Remove algorithm.name, which is then {algorithms.ON_GRAPHS}, or job.graph",
         )
+    _check_replicas(plan)
     for path, why in STARS.items():
         if given(plan, path):
             raise PlanError(f"{path} means nothing on a graph: {why}", f"Remove {path}, or job.graph")
@@ -144,6 +163,27 @@ def _check_keys(plan: Plan) -> None:
             raise PlanError(f"[{section}] means nothing on a graph: {why}", f"Remove [{section}], or job.graph")
     if plan.layers.seal is not None:
         raise PlanError("layers.seal is for updates to a server", "Remove [layers.seal]; security.tls encrypts links")
+
+
+def _check_replicas(plan: Plan) -> None:
+    """Refuse what would leave neighbours with another replica of a node's model than it thinks. Raises PlanError."""
+    if plan.algorithm.name != choco.NAME:
+        if plan.algorithm.gamma is not None:
+            raise PlanError(
+                f"algorithm.gamma is of {choco.NAME}, and the algorithm is {plan.algorithm.name}",
+                f"Remove it, or take algorithm.name = {choco.NAME!r}",
+            )
+        return
+    if plan.wait != "all":
+        raise PlanError(
+            f"{choco.NAME} cannot have job.wait = {plan.wait!r}: a difference that is lost is missing for ever",
+            "Remove job.wait, which is then all, or take algorithm.name = 'dpsgd'",
+        )
+    if plan.weights != "metropolis":
+        raise PlanError(
+            f"{choco.NAME} has the weights of the graph, and aggregation.weights is {plan.weights}",
+            "Remove aggregation.weights, or take algorithm.name = 'dpsgd'",
+        )
 
 
 def _check_waiting(plan: Plan) -> None:

@@ -237,7 +237,15 @@ class TrainingSection(Section):
 class AlgorithmSection(Section):
     """How clients and server learn together. Keys of one algorithm alone have their place here."""
 
-    name: Text = Field("fedavg", description="fedavg, or dpsgd, which is that of a job with a graph")
+    name: Text = Field("fedavg", description="fedavg; of a job with a graph dpsgd, as without it, or choco")
+    gamma: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="of choco: how far a model goes towards its neighbours'; without it what the graph's spectral gap "
+        "and layers.compress allow. 1 is DCD-PSGD",
+    )
 
 
 class TransportSection(Section):
