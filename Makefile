@@ -106,8 +106,8 @@ soak: setup ## three thousand rounds over each transport: memory at the end is w
 	@$(PYTHON) -m tests.hostile soak $(ARGS)
 
 .PHONY: flower
-flower: setup ## tests of Flower apps with another release of Flower: make flower RELEASE=1.22.0 (newest, nightly)
-	@$(PYTHON) scripts/test_flower.py $(RELEASE)
+flower: setup ## tests of Flower apps with another release of Flower: make flower RELEASE=1.22.0 (newest, nightly; TESTS=DIR)
+	@$(PYTHON) scripts/test_flower.py $(RELEASE) $(if $(TESTS),--tests $(TESTS))
 
 .PHONY: lock
 lock: setup ## resolve requirements/dev.lock anew

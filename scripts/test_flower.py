@@ -3,11 +3,16 @@
 ``scripts/test_flower.py 1.22.0 1.29.0`` takes these. Without a release it takes the newest that the package index has,
 and ``nightly`` is Flower's build of last night. Each is installed into a folder of its own, which is removed again, and
 runs with the dependencies of the environment.
+
+``--tests DIR``, a checkout of Flower's repository at the same release, also runs Flower's own tests of its strategies,
+with the adapter's patches installed. Flower publishes them in neither its wheels nor its source distributions.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +22,10 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[1]
 NEWEST: Final = "newest"
 NIGHTLY: Final = "nightly"
+#: What Flower's own tests need besides pytest.
+NEEDED: Final = ("parameterized",)
+#: Flower's strategies, in a wheel and, below ``framework/py``, in its repository.
+STRATEGIES: Final = Path("flwr", "serverapp", "strategy")
 
 
 def wanted(release: str) -> str:
@@ -24,23 +33,46 @@ def wanted(release: str) -> str:
     return {NEWEST: "flwr", NIGHTLY: "flwr-nightly"}.get(release, f"flwr=={release}")
 
 
-def tests_pass(release: str) -> bool:
+def tests_pass(release: str, checkout: Path | None) -> bool:
     """Install a release and run the tests with it; say what came out."""
     with tempfile.TemporaryDirectory(prefix="thalweg-flower-") as folder:
         install = ["-m", "uv", "pip", "install", "--quiet", "--no-deps", "--target", folder, wanted(release)]
+        install += NEEDED if checkout else ()
         if subprocess.run([sys.executable, *install], check=False).returncode:
             return False
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((folder, str(ROOT)))}
-        show = "import flwr; print('Flower', flwr.__version__, 'of', flwr.__file__)"
-        subprocess.run([sys.executable, "-c", show], cwd=ROOT, env=environment, check=False)
-        tests = [sys.executable, "-m", "pytest", "-q", "tests/flower"]
-        return subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode == 0
+
+        def python(*words: str) -> bool:
+            return subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=False).returncode == 0
+
+        python("-c", "import flwr; print('Flower', flwr.__version__, 'of', flwr.__file__)")
+        passed = python("-m", "pytest", "-q", "tests/flower")
+        if checkout is None:
+            return passed
+        place = Path(folder) / STRATEGIES
+        for test in flowers_tests(checkout):
+            shutil.copy(test, place)
+        print(f"Flower's own tests of its strategies, of {checkout}", flush=True)
+        # Not with the configuration of this repository: it makes all warnings errors.
+        alone = ("-q", "-c", os.devnull, "--rootdir", folder, "-p", "tests.flower.patched")
+        return python("-m", "pytest", *alone, str(place)) and passed
+
+
+def flowers_tests(checkout: Path) -> list[Path]:
+    """Return Flower's own tests of its strategies. Raises SystemExit if it is no checkout with any."""
+    found = sorted((checkout / "framework" / "py" / STRATEGIES).glob("*_test.py"))
+    if not found:
+        raise SystemExit(f"{checkout} has no tests of strategies; name a checkout of Flower's repository")
+    return found
 
 
 def main() -> int:
     """Test each release; return 1 if any fails."""
-    releases = sys.argv[1:] or [NEWEST]
-    passed = {release: tests_pass(release) for release in releases}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("releases", nargs="*", default=[NEWEST], metavar="RELEASE")
+    parser.add_argument("--tests", type=Path, metavar="DIR", help="a checkout of Flower's repository")
+    given = parser.parse_args()
+    passed = {release: tests_pass(release, given.tests) for release in given.releases}
     for release, good in passed.items():
         print(f"{release}: {'passed' if good else 'FAILED'}")
     return 0 if all(passed.values()) else 1
