@@ -58,3 +58,20 @@ def test_a_cell_runs_the_app_and_is_measured(tmp_path: Path) -> None:
     # Two clients of two messages each, in both directions, in two rounds; evaluations send back no tensors.
     assert numbers["update_bytes"] > 0
     assert numbers["wire_bytes"] > numbers["update_bytes"]
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+def test_a_dry_run_knows_what_an_app_would_send() -> None:
+    from thalweg.bench.estimate import Estimate, least
+    from thalweg.flower.run import plan_of, preview
+
+    plan = plan_of(APPS / "numpy_messages", {"job.clients": 2, "transport.url": "tcp", "network": "wifi"})
+    found = preview(plan)
+    assert (found["rounds"], found["clients"], found["fold"]) == (3, 2, "auto")
+    assert found["update_bytes"] > 0
+    assert found["estimate_seconds"] == least(plan, found["update_bytes"], 3) > 0
+    (cell,) = Matrix.of(BenchPlan.of({"base": {"job": {"clients": 2}}, "matrix": {
+        "app": [MESSAGES], "transport": ["tcp"], "network": ["wifi"],
+    }})).cells  # fmt: skip
+    assert Estimate([cell]).cell(cell.number) == pytest.approx(found["estimate_seconds"])

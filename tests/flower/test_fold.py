@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -36,12 +37,14 @@ from flwr.serverapp.strategy import (
 from tests.flower.network import LIMIT, Answer, network
 from thalweg.apps import seed_all
 from thalweg.flower import fold
+from thalweg.flower.arrays import Folded, View
 from thalweg.flower.fold import Replies, Slots
-from thalweg.flower.grid import Came, Sent
-from thalweg.flower.records import Folded, View
+from thalweg.flower.messages import Came, Sent
 
 ROUNDS = 3
 NODES = 4
+#: Flower's strategies before 1.29 or so raise TypeError for an array without dimensions.
+SCALARS = "np.asarray(" in inspect.getsource(FedAvgM.aggregate_train)
 
 
 class Custom(FedAvg):
@@ -97,7 +100,7 @@ class Rounds:
 def start_arrays() -> ArrayRecord:
     values: dict[str, npt.NDArray[Any]] = {
         "w": np.ones((30, 5), np.float32),
-        "steps": np.array(3, np.int64),
+        "steps": np.array(3 if SCALARS else [3], np.int64),
         "half": np.ones(4, np.float16),
         "bias": np.zeros(5, np.float64),
         "across": np.asfortranarray(np.ones((3, 4), np.float32)),
@@ -169,6 +172,8 @@ STRATEGIES: dict[str, tuple[Callable[[], Strategy], bool]] = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategys_model_is_the_same_folded_and_collected(name: str) -> None:
     make, folds = STRATEGIES[name]
+    if name == "differential privacy" and not SCALARS:
+        pytest.skip("this release of Flower cannot clip arrays of integers")
     ours, our_metrics, folded = trained(make)
     theirs, their_metrics, collected = trained(make, folds=False)
     assert folded == [folds] * ROUNDS
@@ -193,7 +198,7 @@ def test_a_mean_is_by_weight_and_counters_become_floats() -> None:
     first = [np.ones((30, 5), np.float32) + draw.standard_normal((30, 5)) + 1 for draw in draws]
     weights = []
     for draw in draws:
-        for shape in ((), (4,), (5,), (3, 4)):
+        for shape in (() if SCALARS else (1,), (4,), (5,), (3, 4)):
             draw.standard_normal(shape)
         weights.append(int(draw.integers(1, 100)))
     np.testing.assert_allclose(found["w"], np.average(first, axis=0, weights=weights), rtol=1e-5)

@@ -17,15 +17,8 @@ from flwr.serverapp import Grid
 
 from tests.flower.network import LIMIT, Answer, Network, echo, network
 from thalweg.flower import compat
-from thalweg.flower.grid import (
-    CRASHED,
-    MESSAGE_UNAVAILABLE,
-    NODE_UNAVAILABLE,
-    REPLY_UNAVAILABLE,
-    Came,
-    Sent,
-    ThalwegGrid,
-)
+from thalweg.flower.grid import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, REPLY_UNAVAILABLE, ThalwegGrid
+from thalweg.flower.messages import Came, Sent
 
 Open = Callable[..., Network]
 

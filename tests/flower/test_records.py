@@ -19,7 +19,8 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from thalweg.flower import records
-from thalweg.flower.records import Folded, HeadError, View
+from thalweg.flower.arrays import Folded, View
+from thalweg.flower.records import HeadError
 from thalweg.tasks import Tensors
 
 KINDS = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool", "complex64", ">f4", "datetime64[s]", "S3")

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from thalweg.flower import compat
-from thalweg.flower.grid import Came, Sent
+from thalweg.flower.messages import Came, Sent
 from thalweg.flower.rounds import Rounds, under_way
 
 compat.identify(1)

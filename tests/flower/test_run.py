@@ -16,7 +16,8 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from thalweg.errors import AppError, PlanError
-from thalweg.flower.run import FlowerResult, plan_of, run
+from thalweg.flower.hosting import FlowerResult
+from thalweg.flower.run import plan_of, run
 from thalweg.record import Record
 from thalweg.ui.progress import LineProgress
 

@@ -14,6 +14,7 @@ from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
     from thalweg.flower.data import Made
+    from thalweg.plan import Plan
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Run unmodified Flower apps (the extra thalweg[flower])."
@@ -39,17 +40,36 @@ def _play(
     """Run an app's ServerApp and print the result. Its nodes join from ``elsewhere``, or this command starts them."""
     with output(as_json=as_json) as emit:
         from thalweg.flower import run as flower
-        from thalweg.transports import registry
         from thalweg.ui.progress import progress_on_stderr
 
-        own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
-        plan, progress = flower.plan_of(folder, given(context) | own, run_config or ()), progress_on_stderr()
+        plan, progress = _plan(context, folder, run_config, option), progress_on_stderr()
         result = flower.serve(plan, plan.url, progress) if elsewhere else flower.run(plan, progress)
         emit(result.table())
     if not as_json:
         from thalweg.cli.summary import show_flower
 
         show_flower(result)
+
+
+def _preview(context: typer.Context, folder: Path, run_config: RunConfig, option: Options, *, as_json: bool) -> None:
+    """Print what a run of an app would be, and the least that its messages take."""
+    with output(as_json=as_json) as emit:
+        from thalweg.flower import run as flower
+
+        found = flower.preview(_plan(context, folder, run_config, option))
+        emit(found)
+    if not as_json:
+        from thalweg.cli.summary import show_flower_preview
+
+        show_flower_preview(found)
+
+
+def _plan(context: typer.Context, folder: Path, run_config: RunConfig, option: Options) -> Plan:
+    from thalweg.flower import run as flower
+    from thalweg.transports import registry
+
+    own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
+    return flower.plan_of(folder, given(context) | own, run_config or ())
 
 
 @app.command("run", cls=FlowerCommand)
@@ -59,12 +79,22 @@ def run(
     *,
     run_config: RunConfig = None,
     option: Options = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Start no node: run the ServerApp until it sends a message, and print how long that takes.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Run a Flower app on this machine.
 
     Its ServerApp runs in this process, its nodes in others; messages between them take any transport.
     """
+    if dry_run:
+        _preview(context, folder, run_config, option, as_json=as_json)
+        return
     _play(context, folder, run_config, option, as_json=as_json, elsewhere=False)
 
 

@@ -14,7 +14,7 @@ from thalweg.ui.units import format_bytes, format_rate, format_seconds
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from thalweg.flower.run import FlowerResult
+    from thalweg.flower.hosting import FlowerResult
     from thalweg.job.graph_result import GraphResult
     from thalweg.job.host import Result
     from thalweg.plan.bound import Bound
@@ -152,6 +152,20 @@ def show_flower(result: FlowerResult) -> None:
     console = terminal.console()
     console.print(table)
     console.print(f"record: {result.record.path}", soft_wrap=True)
+
+
+def show_flower_preview(found: Mapping[str, Any]) -> None:
+    """Print what a run of a Flower app would be."""
+    console = terminal.console()
+    console.print(
+        f"{found['app']}: {found['clients']} nodes in {found['processes']} processes over {found['transport']}, "
+        f"--fold {found['fold']}"
+    )
+    size, rounds, seconds = found["update_bytes"], found["rounds"], found["estimate_seconds"]
+    console.print(f"rounds: {'the app does not say how many' if rounds is None else rounds}")
+    console.print(f"arrays of a message: {'not known before nodes answer' if size is None else format_bytes(size)}")
+    said = "not known: nothing says how fast the links are" if seconds is None else format_seconds(seconds)
+    console.print(f"links alone, at least: {said}")
 
 
 def _metrics(row: Mapping[str, Any]) -> str:

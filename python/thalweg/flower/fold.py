@@ -22,7 +22,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg, Strategy
 
-from thalweg.flower.records import Folded, Values, View, averaging, housed, size_of, values_of
+from thalweg.flower.arrays import Folded, Values, View, averaging, size_of, values_of
+from thalweg.flower.records import housed
 
 if TYPE_CHECKING:
     from thalweg.tasks import Tensors

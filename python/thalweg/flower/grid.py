@@ -6,28 +6,27 @@ node that has them already, as from the evaluation before, is sent none of them 
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, cast
 
-from flwr.app import ArrayRecord, Error, Message, Metadata, RecordDict
+from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 from thalweg import _core
 from thalweg.flower import compat, fold, records
 from thalweg.flower.client import message_id, node_id, seconds_of
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
-from thalweg.flower.records import HeadError, Packed
-from thalweg.machine import heap
-from thalweg.tasks import Reply, Task, TaskServer, Tensors
+from thalweg.flower.messages import Came, Group, Sent, Waiting, Watcher
+from thalweg.flower.records import HeadError
+from thalweg.flower.shelf import Shelf
+from thalweg.flower.used import UsedReplies
+from thalweg.tasks import Reply, Task, TaskServer
 
 #: Of Flower's error codes those that a server gives.
 MESSAGE_UNAVAILABLE: Final = 3
@@ -36,81 +35,6 @@ NODE_UNAVAILABLE: Final = 5
 CRASHED: Final = 8
 #: Seconds between two looks at what else may have happened while a caller waits.
 SLICE: Final = 0.2
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Messages that went out together: which, to which nodes by name, and when (``time.monotonic``)."""
-
-    number: int
-    message: Message
-    names: Sequence[str]
-    at: float
-    folds: bool
-    #: Flower's own loop of rounds that sent them, if it was that.
-    loop: Loop | None
-
-
-@dataclass(frozen=True)
-class Came:
-    """A reply: to which ``Sent``, from whom, when, as a message for the app, and as a task's reply."""
-
-    sent: Sent
-    name: str
-    at: float
-    message: Message
-    reply: Reply
-    usage: Mapping[str, Any]
-    #: Both ways, as docs/reference/outcome.md has transfers.
-    transfers: Sequence[Mapping[str, Any]]
-
-
-class Watcher(Protocol):
-    """Hears of messages and replies, from several threads."""
-
-    def sent(self, sent: Sent) -> None: ...
-
-    def came(self, came: Came) -> None: ...
-
-    def waited(self, sent: Sent, at: float) -> None: ...
-
-
-@dataclass
-class _Group:
-    """Messages of the same content, which are one task to several nodes."""
-
-    sent: Sent
-    label: str
-    task: Task
-    #: When its messages are of no use any more (``time.monotonic``).
-    expires: float
-    #: The tensors of their mean; None if their replies are not folded.
-    slots: Slots | None
-    #: Weight of what was folded.
-    weight: float = 0.0
-    #: The task, and those that fetch what could not be folded, until all their replies are in.
-    tasks: list[Task] = field(default_factory=list)
-    #: Messages whose reply has not been taken.
-    left: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def over(self) -> bool:
-        """Whether all that can come has come."""
-        return not self.tasks
-
-
-@dataclass
-class _Open:
-    """A message whose reply has not been taken."""
-
-    group: _Group
-    metadata: Metadata
-    message: Message | None = None
-    #: The ways of its parts that have come.
-    transfers: list[dict[str, Any]] = field(default_factory=list)
-    #: When the reply is of no use any more (``time.monotonic``).
-    expires: float = math.inf
 
 
 class ThalwegGrid(Grid):
@@ -140,12 +64,12 @@ class ThalwegGrid(Grid):
         self._run_id = run_id
         self._numbers = count(1)
         self._lock = threading.Lock()
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, Waiting] = {}
         self._names: dict[int, str] = {}
         self._dead: dict[str, str] = {}
-        self._shelf = _Shelf()
+        self._shelf = Shelf()
         self._loops = threading.local()
-        self._given: list[Replies] = []
+        self._used = UsedReplies()
 
     def set_run(self, run: Any) -> None:
         kind = compat.run_class()
@@ -209,7 +133,7 @@ class ThalwegGrid(Grid):
         sending = list(messages)
         del messages
         if loop is not None:
-            self._free_replies()
+            self._used.free()
         trains = all(message.metadata.message_type.partition(".")[0] == "train" for message in sending)
         if loop is not None and trains and sending and sending[0].has_content():
             loop.trains(sending[0].content)
@@ -226,7 +150,7 @@ class ThalwegGrid(Grid):
         found = [self._unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
         replies = Replies([reply for reply in found if reply is not None], self._mean(groups))
         if loop is not None:
-            self._given.append(replies)
+            self._used.add(replies)
             if trains:
                 self._shelf.clear()  # what was trained from is not sent again
         return replies
@@ -240,37 +164,11 @@ class ThalwegGrid(Grid):
             yield
         finally:
             loops.pop()
-            self._given.clear()
+            self._used.forget()
 
     def _loop(self) -> Loop | None:
         loops: list[Loop] = self._loops.__dict__.get("open", [])
         return loops[-1] if loops else None
-
-    def _free_replies(self) -> None:
-        """Empty the lists of replies that Flower's own loop has used already.
-
-        Its variables name them until the next replies come, which would be one model a node more in memory. A list that
-        anybody else has, such as a strategy of one's own, is left as it is.
-        """
-        freed, contents = 0, []
-        # What Python counts for a list that only another list names; how it counts differs between its releases.
-        alone = [Replies()]
-        unnamed = sys.getrefcount(alone[0])
-        for at in range(len(self._given)):
-            if sys.getrefcount(self._given[at]) <= unnamed + 1:  # the loop's variable names it
-                freed += sum(map(_kept_bytes, self._given[at]))
-                contents += [weakref.ref(reply.content) for reply in self._given[at] if reply.has_content()]
-                self._given[at].clear()
-                self._given[at].mean = None
-        self._given.clear()
-        if freed >= fold.WORTH_A_SEARCH:
-            # RecordDict.array_records leaves each reply in a cycle. A search of all objects takes a tenth of a second;
-            # most often the replies are young enough for a shorter one.
-            gc.collect(1)
-            if any(content() is not None for content in contents):
-                gc.collect()
-            # glibc keeps freed arrays of less than 32 MiB, up to a whole model of them.
-            heap.trim()
 
     def close(self) -> None:
         """Want no more replies."""
@@ -288,7 +186,7 @@ class ThalwegGrid(Grid):
 
     def _push(
         self, messages: Sequence[Message], key: str | None, loop: Loop | None
-    ) -> tuple[list[str | None], list[_Group]]:
+    ) -> tuple[list[str | None], list[Group]]:
         """Send messages; return their ids, and the groups that they are sent in. With ``key`` replies may be folded."""
         ids: list[str | None] = [None] * len(messages)
         batches: dict[Any, list[tuple[int, Message, str]]] = {}
@@ -323,7 +221,7 @@ class ThalwegGrid(Grid):
 
     def _send(
         self, batch: Sequence[Message], names: Sequence[str], key: str | None, loop: Loop | None
-    ) -> tuple[_Group, list[str]]:
+    ) -> tuple[Group, list[str]]:
         """Send messages of the same content; return them as a group, and their ids."""
         first, metadata = batch[0], batch[0].metadata
         number = next(self._numbers)
@@ -351,21 +249,21 @@ class ThalwegGrid(Grid):
         returns = None if slots is None else slots.layout()
         reduce: Literal["mean"] | None = None if slots is None else "mean"
         task = self._server.send(head, tensors, to=names, deadline=left, reduce=reduce, returns=returns)
-        group = _Group(sent, label, task, sent.at + left, slots, tasks=[task], left=len(batch))
+        group = Group(sent, label, task, sent.at + left, slots, tasks=[task], left=len(batch))
         ids = [message_id(label, message.metadata.dst_node_id) for message in batch]
         with self._lock:
             for one, message in zip(ids, batch, strict=True):
-                self._open[one] = _Open(group, compat.name(message, one).metadata)
+                self._open[one] = Waiting(group, compat.name(message, one).metadata)
             over = [one for one, waiting in self._open.items() if waiting.group.expires < sent.at]
         for one in over:
             self._drop(one)
         return group, ids
 
-    def _waiting(self, one: str) -> _Open | None:
+    def _waiting(self, one: str) -> Waiting | None:
         with self._lock:
             return self._open.get(one)
 
-    def _await(self, group: _Group, deadline: float | None) -> None:
+    def _await(self, group: Group, deadline: float | None) -> None:
         """Take in all replies of a group, or those that come in time; then a mean is closed."""
         while not group.over and (deadline is None or time.monotonic() < deadline):
             self._drain(group, SLICE if deadline is None else min(SLICE, max(0.0, deadline - time.monotonic())))
@@ -373,7 +271,7 @@ class ThalwegGrid(Grid):
         if group.slots is not None and not group.over:
             self._end(group)
 
-    def _drain(self, group: _Group, seconds: float) -> None:
+    def _drain(self, group: Group, seconds: float) -> None:
         """Take in the replies of a group that are there; wait for the first of them at most so many seconds."""
         if not group.lock.acquire(timeout=seconds):
             return  # another thread does
@@ -385,7 +283,7 @@ class ThalwegGrid(Grid):
         finally:
             group.lock.release()
 
-    def _take_in(self, group: _Group, task: Task, seconds: float) -> bool:
+    def _take_in(self, group: Group, task: Task, seconds: float) -> bool:
         """Take in the replies of a task that are there, and return whether there will be no more."""
         while True:
             try:
@@ -399,7 +297,7 @@ class ThalwegGrid(Grid):
             self._settle(group, task, reply)
             seconds = 0.0
 
-    def _settle(self, group: _Group, task: Task, reply: Reply) -> None:
+    def _settle(self, group: Group, task: Task, reply: Reply) -> None:
         one = message_id(group.label, node_id(self._salt, reply.member))
         waiting = self._waiting(one)
         if waiting is None or reply.state == "cancelled":
@@ -422,7 +320,7 @@ class ThalwegGrid(Grid):
             usage = used if isinstance(used := head.get("usage"), dict) else {}
             self._watcher.came(Came(group.sent, reply.member, now, message, reply, usage, waiting.transfers))
 
-    def _message(self, waiting: _Open, reply: Reply, head: Mapping[str, Any]) -> tuple[Message, float]:
+    def _message(self, waiting: Waiting, reply: Reply, head: Mapping[str, Any]) -> tuple[Message, float]:
         """Return a reply as a message, and for how many seconds it is of use."""
         if reply.done:
             try:
@@ -435,7 +333,7 @@ class ThalwegGrid(Grid):
         codes = {"lost": NODE_UNAVAILABLE if died is None else CRASHED, "late": MESSAGE_UNAVAILABLE}
         return self._error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason), math.inf
 
-    def _metadata(self, waiting: _Open, created: float, ttl: float) -> Metadata:
+    def _metadata(self, waiting: Waiting, created: float, ttl: float) -> Metadata:
         asked = waiting.metadata
         return Metadata(
             run_id=self._run_id,
@@ -449,7 +347,7 @@ class ThalwegGrid(Grid):
             message_type=asked.message_type,
         )
 
-    def _error(self, waiting: _Open, code: int, reason: str) -> Message:
+    def _error(self, waiting: Waiting, code: int, reason: str) -> Message:
         now = time.time()
         left = max(0.0, waiting.metadata.created_at + waiting.metadata.ttl - now)
         return compat.assemble(self._metadata(waiting, now, left), Error(code, reason))
@@ -470,7 +368,7 @@ class ThalwegGrid(Grid):
         reason = "there is no such message: its reply was taken, it has expired, or it was never sent"
         return compat.assemble(metadata, Error(MESSAGE_UNAVAILABLE, reason))
 
-    def _take(self, one: str, waiting: _Open) -> Message | None:
+    def _take(self, one: str, waiting: Waiting) -> Message | None:
         """Return a reply and forget the message; None if there is none yet, or another thread has taken it."""
         with self._lock:
             message = waiting.message
@@ -493,14 +391,14 @@ class ThalwegGrid(Grid):
             waiting.group.task.close()
         return True
 
-    def _end(self, group: _Group) -> None:
+    def _end(self, group: Group) -> None:
         """Let no more replies into a mean."""
         for task in list(group.tasks):
             task.cancel()
         while not group.over:
             self._drain(group, SLICE)
 
-    def _mean(self, groups: Sequence[_Group]) -> Mean | None:
+    def _mean(self, groups: Sequence[Group]) -> Mean | None:
         """Return the mean of what was folded, and free its sums."""
         for group in groups:
             if group.slots is not None:
@@ -508,68 +406,6 @@ class ThalwegGrid(Grid):
                 group.task.close()
                 return mean
         return None
-
-
-class _Shelf:
-    """The tensors that were sent last, so that the same ones are not copied again, nor sent to who has them."""
-
-    def __init__(self) -> None:
-        self._sources: list[Any] = []
-        self._tensors: Tensors | None = None
-        self._lock = threading.Lock()
-
-    def tensors(self, packed: Packed) -> Tensors | None:
-        """Return the tensors to send; None if there are none."""
-        if not packed.body:
-            return None
-        home = _home(packed.sources)
-        if home is not None:
-            self.clear()
-            return home
-        with self._lock:
-            if self._tensors is None or not _same(self._sources, packed.sources) or not _alike(self._tensors, packed):
-                self._sources, self._tensors = [], None  # what is replaced is free before the new one is made
-                self._tensors = Tensors(packed.tensors())
-                self._sources = packed.sources
-            return self._tensors
-
-    def clear(self) -> None:
-        """Forget what was sent last."""
-        with self._lock:
-            self._sources, self._tensors = [], None
-
-
-def _kept_bytes(message: Message) -> int:
-    """Return the bytes of a reply's arrays."""
-    found = message.content.values() if message.has_content() else ()
-    arrays = (array for record in found if isinstance(record, ArrayRecord) for array in record.values())
-    return sum(map(records.size_of, arrays))
-
-
-def _home(sources: Sequence[Any]) -> Tensors | None:
-    """Return the tensors that lie there already, each in its place, with no other among them."""
-    first = sources[0][0] if isinstance(sources[0], tuple) else None
-    if not isinstance(first, Tensors) or len(first) != len(sources):
-        return None
-    there = all(isinstance(one, tuple) and one[0] is first and one[1] == str(at) for at, one in enumerate(sources))
-    return first if there else None
-
-
-def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two lists of sources are of the same immutable bytes, by identity."""
-    return len(ours) == len(theirs) and all(map(_same_one, ours, theirs))
-
-
-def _same_one(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, tuple) and isinstance(theirs, tuple):
-        return ours[0] is theirs[0] and ours[1] == theirs[1]
-    return ours is not None and ours is theirs
-
-
-def _alike(tensors: Tensors, packed: Packed) -> bool:
-    """Whether the same bytes are tensors of the same element types and shapes."""
-    pairs = zip(tensors.values(), packed.body, strict=True)
-    return all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
 
 
 def _content(head: Mapping[str, Any], reply: Reply) -> RecordDict | Error:

@@ -20,7 +20,7 @@ from thalweg.record import entry
 
 if TYPE_CHECKING:
     from thalweg.flower.fold import Loop
-    from thalweg.flower.grid import Came, Sent
+    from thalweg.flower.messages import Came, Sent
 
 #: Metrics that are a model's accuracy or loss, by what apps call them.
 ACCURACIES: Final = ("accuracy", "acc", "eval_accuracy", "eval_acc", "test_accuracy", "test_acc")

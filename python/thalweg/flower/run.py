@@ -4,69 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, flower, machine
-from thalweg.apps import FLOWER, seed_all
-from thalweg.errors import AppError, PlanError, RecordError, ThalwegError
+from thalweg.apps import FLOWER
+from thalweg.errors import PlanError, RecordError
 from thalweg.flower.app import AppFolder, read
+from thalweg.flower.hosting import FlowerResult, Hosting, recorded
 from thalweg.job import seats
 from thalweg.job.attached import Attached, attached
-from thalweg.job.attendance import Attendance
 from thalweg.job.farewell import farewell
 from thalweg.job.fleet import END_SECONDS, Fleet, client_threads
 from thalweg.job.remote import Membership, entrance
 from thalweg.job.session import Session, session
 from thalweg.machine import grace
 from thalweg.plan import check_transport
-from thalweg.plan.bound import Bound
 from thalweg.plan.options import client_options, task_options
-from thalweg.record import RunRecord
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, registry
-from thalweg.ui.progress import round_line
 
 if TYPE_CHECKING:
-    from flwr.serverapp import ServerApp
-
-    from thalweg.flower.grid import ThalwegGrid
-    from thalweg.flower.rounds import Rounds
     from thalweg.plan import Plan
     from thalweg.tasks import TaskServer
     from thalweg.ui.progress import Progress
 
 PROGRAM: Final = "thalweg.flower.worker"
-JOIN_SLICE: Final = 0.2
-#: Keys of a round's row that ``--json`` prints.
-SHOWN: Final = ("round", "seconds", "communication_seconds", "replies", "errors", "folded")
-
-
-@dataclass(frozen=True)
-class FlowerResult:
-    """What a run of a Flower app came to. ``peaks``: each process's peak memory in bytes; None if there is but one."""
-
-    plan: Plan
-    record: RunRecord
-    rows: Sequence[Mapping[str, Any]]
-    metrics: Sequence[Mapping[str, Any]]
-    server_peak: int | None
-    peaks: Sequence[int | None] | None
-    emulation: str = "none"
-    emulation_reason: str | None = None
-
-    def table(self) -> dict[str, Any]:
-        """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
-        return {
-            "rounds": [{key: row[key] for key in SHOWN} for row in self.rows],
-            "metrics": list(self.metrics),
-            "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
-            "record": str(self.record.path),
-        }
 
 
 def plan_of(folder: Path, overrides: Mapping[str, object], run_config: Sequence[str] = ()) -> Plan:
@@ -140,6 +106,34 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
     return host.result(peak, fleet.peaks(), network)
 
 
+def preview(plan: Plan) -> dict[str, Any]:
+    """Return what a run of a plan's Flower app would be, and the seconds that its messages need on its links at least.
+
+    The ServerApp runs until it sends its first message. Raises PlanError, and AppError if it cannot be imported.
+    """
+    from thalweg.bench.estimate import has_known_links, least
+    from thalweg.flower.dry import size_of
+
+    flower.require()
+    found = read(folder_of(plan))
+    check_transport(plan, registry.transports())
+    names = [f"client-{number}" for number in range(1, plan.job.clients + 1)]
+    processes = len(_shares(plan, names))
+    app = plan.app
+    size = size_of(found, {} if app is None else app.options or {}, plan.job.clients, plan.job.seed)
+    known = size.update_bytes is not None and size.rounds is not None and has_known_links(plan)
+    return {
+        "app": str(found.path),
+        "clients": plan.job.clients,
+        "processes": processes,
+        "transport": plan.url,
+        "fold": "auto" if app is None else app.fold or "auto",
+        "rounds": size.rounds,
+        "update_bytes": size.update_bytes,
+        "estimate_seconds": least(plan, size.update_bytes, size.rounds) if known else None,
+    }
+
+
 def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
     """Run a plan's ServerApp at ``url``, for nodes that come by themselves, and return what it came to.
 
@@ -196,155 +190,6 @@ def join(
             core.join()
             done = Node(name, Apps(found.load_client), config, note).serve(TaskClient.over(core, name))
     return {"name": name, "url": url, "messages": done, "peak_rss_bytes": machine.peak_rss_bytes()}
-
-
-class Hosting:
-    """A ServerApp that runs here, over a server of tasks that listens."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        found: AppFolder,
-        server: TaskServer,
-        record: RunRecord,
-        progress: Progress,
-        *,
-        look: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``look`` is called several times a second while the app waits, and may raise."""
-        from thalweg.flower import compat
-        from thalweg.flower.grid import ThalwegGrid
-        from thalweg.flower.rounds import Rounds
-
-        self.plan, self.server, self.record, self.progress = plan, server, record, progress
-        self._app: ServerApp | None = None
-        self.nodes_of: dict[str, list[str]] = {}
-        self._found, self._look = found, look
-        self.attendance = Attendance()
-        # With the same seed nodes have the same ids, and a strategy draws the same of them.
-        drawn = random.Random(plan.job.seed)
-        run_id, salt = drawn.getrandbits(62) | 1, f"{drawn.getrandbits(64):x}"
-        self.config = found.run_config({} if plan.app is None else plan.app.options or {})
-        self.rounds: Rounds = Rounds(self._keep, self._begin, self._tell)
-        folds = plan.app is None or plan.app.fold != "off"
-        compat.identify(run_id)
-        self.grid: ThalwegGrid = ThalwegGrid(
-            server,
-            run_id=run_id,
-            salt=salt,
-            seed=plan.job.seed,
-            config=self.config,
-            folds=folds,
-            watcher=self.rounds,
-            look=self._watch,
-        )
-        self._run_id = run_id
-
-    def load(self) -> ServerApp:
-        """Import the ServerApp. Raises AppError."""
-        self._app = self._found.load_server()
-        return self._app
-
-    def wait(self, look: Callable[[], None]) -> None:
-        """Wait until all nodes are here; ``look`` is called several times a second and may raise."""
-        while self.server.wait(self.plan.job.clients, JOIN_SLICE) < self.plan.job.clients:
-            look()
-
-    def serve(self) -> None:
-        """Run the ServerApp to its end. Raises AppError with what it raised, and what a run ends with."""
-        from flwr.app import Context, RecordDict
-
-        from thalweg.flower import compat, fold
-
-        app = self._app or self.load()
-        seed_all(self.plan.job.seed)
-        context = Context(
-            run_id=self._run_id,
-            node_id=compat.SERVER_NODE,
-            node_config={},
-            state=RecordDict(),
-            run_config=dict(self.config),
-        )
-        seed_all(self.plan.job.seed)
-        try:
-            with fold.installed():
-                app(self.grid, context)
-        except (ThalwegError, _core.CoreError):
-            raise
-        except (Exception, SystemExit) as error:
-            raise AppError(
-                f"the ServerApp raised {type(error).__name__}: {error}",
-                f"Correct {self._found.server}; the traceback is above",
-            ) from error
-        finally:
-            self.rounds.close()
-
-    def result(
-        self, server_peak: int | None, peaks: Sequence[int | None] | None, network: Session | None = None
-    ) -> FlowerResult:
-        """Return what the run came to."""
-        return FlowerResult(
-            plan=self.record.plan,
-            record=self.record,
-            rows=self.rounds.rows,
-            metrics=self.rounds.metrics(),
-            server_peak=server_peak,
-            peaks=peaks,
-            emulation="none" if network is None else network.emulation,
-            emulation_reason=None if network is None else network.reason,
-        )
-
-    def process_ended(self, process: str, why: str) -> None:
-        """Take note that a process has ended: nobody waits for its nodes any more."""
-        for name in self.nodes_of.get(process, [process]):
-            self.progress.note(f"{name} is gone: {why}")
-            with suppress(_core.CoreError, RecordError):  # the run may be ending at this moment
-                self.grid.crashed(name, why)
-                self.record.log(f"{name} is gone: {why}")
-
-    def _tell(self, text: str) -> None:
-        self.progress.note(text)
-        self.record.log(text)
-
-    def _watch(self) -> None:
-        self.progress.observe(self.rounds.state())
-        self._look()
-        grace.end_if_interrupted()
-
-    def _begin(self, number: int) -> None:
-        self.progress.begin(number, self.rounds.expected or number)
-
-    def _keep(self, entry: Mapping[str, Any], row: Mapping[str, Any]) -> None:
-        last = max(self.rounds.expected or 0, row["round"])
-        self.record.append(entry)
-        self.attendance.add(entry["clients"])
-        self.record.log(round_line(entry, last))
-        self.progress.end(entry)
-
-
-@contextmanager
-def recorded(
-    plan: Plan, server: TaskServer, facts: Mapping[str, Any], progress: Progress, *, tls: bool
-) -> Iterator[RunRecord]:
-    """Open the record of a run; at the end say in it how that ended. Raises RecordError."""
-    bound = Bound("not known for a Flower app, whose messages may be of any size")
-    told = {"address": server.address, "tls": tls, "bound": bound.facts(), "flower": flower.require(), **facts}
-    record = RunRecord.create(plan, told)
-    progress.note(f"record: {record.path}")
-    try:
-        yield record
-        done = sum(1 for _ in record.rounds())
-        record.replan(record.plan.merge({"job.rounds": max(1, done)}))
-        record.finish("complete")
-    except BaseException as error:
-        status = "failed" if isinstance(error, Exception) else "interrupted"
-        with suppress(RecordError):
-            record.log(f"{status}: {error}" if isinstance(error, Exception) else status)
-            record.note(reason=str(error) if isinstance(error, Exception) else None)
-            record.finish(status)
-        raise
-    finally:
-        progress.close()
 
 
 @contextmanager

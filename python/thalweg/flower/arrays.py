@@ -1,0 +1,209 @@
+"""Arrays as the adapter has them: views of what came, places of what was folded, and their values without a copy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+
+from thalweg.tensors.arena import ARRAY_TYPES
+
+if TYPE_CHECKING:
+    from thalweg.tasks import Tensors
+
+Values: TypeAlias = npt.NDArray[Any]
+
+NUMPY: Final = "numpy.ndarray"
+_MAGIC: Final = b"\x93NUMPY"
+#: The header of an array of 16 dimensions has less.
+_HEADER: Final = 4096
+#: Most dimensions of a tensor that travels as such.
+MOST_DIMENSIONS: Final = 16
+
+
+class View(Array):
+    """An array that came. Its values lie in an arena; ``.npy`` bytes are made of them only if somebody asks.
+
+    ``numpy()`` copies, since Flower's gives a fresh array each time. ``place`` says as which tensor of which
+    ``Tensors`` the values lie there, so that they can be sent again without a copy.
+    """
+
+    def __init__(
+        self, values: Values, kept: tuple[str, tuple[int, ...]] | None = None, place: tuple[Tensors, str] | None = None
+    ) -> None:
+        dtype, shape = (str(values.dtype), values.shape) if kept is None else kept
+        self.__dict__.update(_values=values, _place=place, dtype=dtype, shape=tuple(shape), stype=NUMPY)
+
+    @property
+    def values(self) -> Values | None:
+        """The values, not to be written to; None once ``data`` was replaced."""
+        values: Values | None = self.__dict__["_values"]
+        return values
+
+    @property
+    def place(self) -> tuple[Tensors, str] | None:
+        """Where the values lie; None if they can no longer be sent from there."""
+        place: tuple[Tensors, str] | None = self.__dict__["_place"]
+        return place
+
+    def numpy(self) -> Values:
+        values = self.values
+        if values is None:
+            made: Values = super().numpy()
+            return made
+        # Flower's mean only reads it.
+        shown: Values = values.view() if _averaging.now else values.copy(order="K")
+        shown.flags.writeable = not _averaging.now
+        return shown
+
+    @property
+    def data(self) -> bytes:
+        values = self.values
+        if values is None:
+            given: bytes = self.__dict__["_data"]
+            return given
+        buffer = BytesIO()
+        np.save(buffer, values, allow_pickle=False)
+        return buffer.getvalue()
+
+    @data.setter
+    def data(self, given: bytes) -> None:
+        self.__dict__.update(_data=given, _values=None, _place=None)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Array):
+            return NotImplemented
+        return (self.dtype, tuple(self.shape), self.stype) == (other.dtype, tuple(other.shape), other.stype) and (
+            self.data == other.data
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _Averaging(threading.local):
+    """Whether Flower's own mean of arrays is being taken in this thread."""
+
+    now = False
+
+
+_averaging: Final = _Averaging()
+_INIT: Final = Array.__init__
+_FROM_ARRAYS: Final = vars(ArrayRecord)["from_array_dict"]
+
+
+@contextmanager
+def averaging() -> Iterator[None]:
+    """Let Flower's own mean read arrays that came without a copy, and keep its sums instead of ``.npy`` bytes of them.
+
+    The sums are new arrays that nobody else has. Other threads, such as nodes in this process, see no difference.
+    """
+    _averaging.now = True
+    Array.__init__ = _init  # type: ignore[method-assign]
+    ArrayRecord.from_array_dict = classmethod(_from_arrays)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        _averaging.now = False
+        Array.__init__ = _INIT  # type: ignore[method-assign]
+        ArrayRecord.from_array_dict = _FROM_ARRAYS  # type: ignore[method-assign]
+
+
+def _init(self: Array, *args: Any, **given: Any) -> None:
+    """Take a sum as it is."""
+    if _averaging.now and not given and len(args) == 1 and isinstance(args[0], np.ndarray) and travels(args[0].dtype):
+        self.__class__ = View
+        View.__init__(self, args[0])  # type: ignore[arg-type]
+    else:
+        _INIT(self, *args, **given)
+
+
+def _from_arrays(cls: type[ArrayRecord], /, array_dict: dict[str, Array], **given: Any) -> ArrayRecord:
+    """Put sums into a record as they are."""
+    if not (_averaging.now and all(isinstance(array, View) for array in array_dict.values())):
+        made: ArrayRecord = _FROM_ARRAYS.__get__(None, cls)(array_dict, **given)
+        return made
+    record = ArrayRecord()
+    for name, array in array_dict.items():
+        record[name] = array
+    return record
+
+
+class Folded(Array):
+    """The place of an array whose values went into the mean when they came, and are nowhere else."""
+
+    def __init__(self, dtype: str, shape: Sequence[int]) -> None:
+        self.__dict__.update(dtype=dtype, shape=tuple(shape), stype=NUMPY)
+
+    @property
+    def data(self) -> bytes:
+        raise RuntimeError(
+            "this client's array was added to the mean when it came, and is gone; run with --fold off to keep each"
+        )
+
+    @data.setter
+    def data(self, given: bytes) -> None:
+        raise AttributeError("a folded array cannot be replaced")
+
+    def numpy(self) -> Values:
+        self.data  # noqa: B018 - it raises
+        raise AssertionError
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folded) and (self.dtype, self.shape) == (other.dtype, other.shape)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def values_of(array: Array) -> Values | None:
+    """Return an array's values without a copy, or None where only its bytes can travel.
+
+    That is so if NumPy's writer would not make exactly these bytes of the values, or of elements that do not travel.
+    """
+    if isinstance(array, View) and array.values is not None:
+        return array.values
+    data = array.data
+    if array.stype != NUMPY or not data.startswith(_MAGIC):
+        return None
+    try:
+        values, header = _parsed(data)
+    except (ValueError, SyntaxError, TypeError, EOFError, UnicodeDecodeError):
+        return None
+    fits = travels(values.dtype) and values.ndim <= MOST_DIMENSIONS
+    return values if fits and data.startswith(header) else None
+
+
+def size_of(array: Array) -> int:
+    """Return about how many bytes an array has in memory, without making any."""
+    if isinstance(array, Folded):
+        return 0
+    values = array.values if isinstance(array, View) else None
+    return len(array.data) if values is None else values.nbytes
+
+
+def travels(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of a type travel as such: numbers of this machine's byte order, and booleans."""
+    return dtype.isnative and dtype.name in ARRAY_TYPES
+
+
+def _parsed(data: bytes) -> tuple[Values, bytes]:
+    """Return the values of ``.npy`` bytes, and the header that NumPy writes for them. Raises ValueError and others."""
+    stream = BytesIO(data[:_HEADER])
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("its header is not of version 1.0")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.hasobject:
+        raise ValueError("it holds objects")
+    start, count = stream.tell(), int(np.prod(shape, dtype=np.int64))
+    if len(data) != start + count * dtype.itemsize:
+        raise ValueError("its bytes are not as many as its header says")
+    flat: Values = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
+    values = flat.reshape(shape, order="F" if fortran else "C")
+    written = BytesIO()
+    np.lib.format.write_array_header_1_0(written, np.lib.format.header_data_from_array_1_0(values))
+    return values, written.getvalue()

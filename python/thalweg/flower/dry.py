@@ -1,0 +1,106 @@
+"""Runs a Flower app's ServerApp without nodes, until it sends its first message: ``python -m thalweg.flower.dry``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+
+from thalweg.apps import seed_all
+from thalweg.flower import compat, fold
+from thalweg.flower.app import AppFolder, read
+from thalweg.flower.arrays import size_of as bytes_of
+from thalweg.flower.sizing import Size
+
+#: What apps call the number of their rounds.
+ROUNDS: Final = "num-server-rounds"
+_log = logging.getLogger("thalweg")
+
+
+class Enough(BaseException):
+    """Ends the app, which may catch any other exception."""
+
+
+class Measuring(Grid):
+    """A grid of nodes that are not there. It notes how large the arrays of messages are, and ends the app."""
+
+    def __init__(self, clients: int, config: Mapping[str, Any]) -> None:
+        self._clients, self._config = clients, dict(config)
+        #: The most bytes of arrays in a message.
+        self.largest = 0
+        #: How many rounds Flower's own loop was to have.
+        self.rounds: int | None = None
+
+    def set_run(self, run: Any) -> None:
+        pass
+
+    @property
+    def run(self) -> Any:
+        return compat.new_run(1, self._config)
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        return list(range(2, 2 + self._clients))
+
+    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
+        for message in messages:
+            arrays = (record for record in message.content.values() if isinstance(record, ArrayRecord))
+            size = sum(bytes_of(array) for record in arrays for array in record.values())
+            self.largest = max(self.largest, size)
+        raise Enough
+
+    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
+        raise Enough
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> NoReturn:
+        self.push_messages(messages)
+
+    @contextmanager
+    def looping(self, loop: fold.Loop) -> Iterator[None]:
+        """Take note of Flower's own loop of rounds."""
+        self.rounds = loop.rounds
+        yield
+
+
+def size_of(found: AppFolder, options: Mapping[str, Any], clients: int, seed: int) -> Size:
+    """Run an app's ServerApp until it sends a message. Raises AppError if it cannot be imported.
+
+    Legacy apps catch what ends them; of those, and of apps that ask a node for the first model, the size is not known.
+    """
+    config = found.run_config(options)
+    compat.identify(1)
+    app, grid = found.load_server(), Measuring(clients, config)
+    seed_all(seed)
+    try:
+        with fold.installed():
+            app(grid, Context(1, compat.SERVER_NODE, {}, RecordDict(), dict(config)))
+    except Enough:
+        pass
+    except Exception as error:  # noqa: BLE001 - what it has sent before is known
+        _log.warning("the ServerApp raised %s: %s", type(error).__name__, error)
+    said = config.get(ROUNDS)
+    configured = said if type(said) is int else None
+    return Size(grid.largest or None, configured if grid.rounds is None else grid.rounds)
+
+
+def main() -> None:
+    """Read an order from standard input, and write the size as the last line."""
+    order = json.load(sys.stdin)
+    size = size_of(read(Path(order["folder"])), order["options"], order["clients"], order["seed"])
+    sys.stdout.write(f"{json.dumps(asdict(size))}\n")
+
+
+if __name__ == "__main__":
+    main()
