@@ -20,7 +20,7 @@ from thalweg.sections import toml
 
 ROOT: Final = Path(__file__).parents[1]
 CRATES: Final = ROOT / "crates"
-PURE: Final = ("control", "dice", "fold", "linkmodel", "masking", "proto", "sending", "wire")
+PURE: Final = ("control", "dice", "fold", "linkmodel", "masking", "pieces", "proto", "sending", "wire")
 # What a pure crate must not name, in words of the standard library and of popular crates.
 IMPURE: Final = {
     r"\b(std|core)::net\b": "sockets",
@@ -40,6 +40,7 @@ UNSAFE: Final = {
     "lab": "the relay's real-time priority",
     "sockets": "two socket options that no safe crate has",
     "tun": "ioctls of a TUN device",
+    "verbs": "libibverbs is C, and opened at run time; devices write to memory by themselves",
     "transports/zmq": "libzmq is C++; what the kernel says of its connections",
 }
 # What transports are made of, and no transport itself: not even the registry names it.

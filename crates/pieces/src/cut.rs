@@ -1,0 +1,144 @@
+//! How long pieces are.
+
+use thalweg_wire::Range;
+
+use crate::Time;
+
+/// The longest piece of an adaptive cut, and of FedRDMA (section 4.1).
+pub const MOST_PIECE: u64 = 4 << 20;
+/// Updates that are shorter need no Link-Enable (section 4.3).
+pub const LINK_ENABLED: u64 = 2 << 20;
+/// Bytes of the header that FedRDMA sends with the data, for the cut.
+const HEADER: u64 = 64;
+/// Where an adaptive cut begins, and its shortest piece.
+const FIRST: u64 = 256 << 10;
+const LEAST: u64 = 64 << 10;
+/// Pieces that last shorter than this at the pace become longer: work requests would cost more than they are worth.
+const SHORT: Time = Time::from_micros(100);
+
+/// How updates are cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Pieces follow the path: see [`Size`].
+    Adaptive,
+    /// FedRDMA: pieces of so many bytes, from the last to the first. With Link-Enable a piece of at most so many bytes
+    /// leaves before all others of a long update.
+    Fixed {
+        /// Bytes of a piece.
+        piece: u64,
+        /// Bytes of the Link-Enable piece; `None` without.
+        link_enable: Option<u64>,
+    },
+    /// All at once.
+    Whole,
+}
+
+/// The length of the next piece of an adaptive cut.
+#[derive(Debug)]
+pub(crate) struct Size(u64);
+
+impl Size {
+    pub(crate) fn new() -> Self {
+        Self(FIRST)
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.0
+    }
+
+    /// A piece has come in time, at `pace` bytes a second.
+    pub(crate) fn in_time(&mut self, pace: f64) {
+        if pace * SHORT.as_secs_f64() > self.0 as f64 {
+            self.0 = (2 * self.0).min(MOST_PIECE);
+        }
+    }
+
+    /// A piece was late by so much that the device must have gone back and sent it again: a shorter one loses less.
+    pub(crate) fn late(&mut self) {
+        self.0 = (self.0 / 2).max(LEAST);
+    }
+}
+
+/// Pieces of `length` bytes in the order in which they are sent: as [`Cut`] says, one for the rest where it adapts.
+///
+/// FedRDMA's pieces end at multiples of their length in header and data together, counted from the header. The data is
+/// contiguous at the receiver, since each piece has its place.
+pub fn cut(length: u64, how: Cut) -> Vec<Range> {
+    let Cut::Fixed { piece, link_enable } = how else {
+        return if length == 0 { Vec::new() } else { vec![Range::new(0, length)] };
+    };
+    let piece = piece.max(HEADER + 1);
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    while start < length {
+        let end = ((start + HEADER) / piece + 1).saturating_mul(piece).saturating_sub(HEADER).min(length);
+        pieces.push(Range::new(start, end));
+        start = end;
+    }
+    pieces.reverse();
+    if let Some(small) = link_enable.filter(|_| length >= LINK_ENABLED) {
+        enable(&mut pieces, small.max(1));
+    }
+    pieces
+}
+
+/// Splits the Link-Enable piece from the first piece that is longer, and puts it in front.
+fn enable(pieces: &mut Vec<Range>, small: u64) {
+    if let Some(first) = pieces.iter_mut().find(|piece| piece.len() > small) {
+        let at = first.end - small;
+        let enable = Range::new(at, first.end);
+        first.end = at;
+        pieces.insert(0, enable);
+    }
+}
+
+/// How many chunks FedRDMA counts for an update (table 3): pieces of header and data, a Link-Enable chunk from 2 MiB on,
+/// and the header's own chunk where there are several.
+pub fn count(length: u64, piece: u64, link_enable: Option<u64>) -> u64 {
+    let base = (length + HEADER).div_ceil(piece.max(1));
+    let enabled = u64::from(link_enable.is_some() && length >= LINK_ENABLED);
+    base + enabled + u64::from(enabled == 1 && base > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: Option<u64> = Some(4096);
+
+    /// The paper's sizes by LoRA rank from 4 to 1024, in MiB, and its numbers of chunks.
+    #[test]
+    fn counts_are_those_of_table_3() {
+        let rows = [(1.1, 1), (2.3, 2), (4.5, 4), (9.0, 5), (18.0, 7), (36.0, 12), (72.0, 21), (144.0, 39)];
+        for (mib, chunks) in rows.into_iter().chain([(288.0, 75)]) {
+            let bytes = (mib * f64::from(1 << 20)) as u64;
+            assert_eq!(count(bytes, MOST_PIECE, MTU), chunks, "{mib} MiB");
+            // What is posted: the pieces, and the commit record as a write of its own.
+            let pieces = cut(bytes, Cut::Fixed { piece: MOST_PIECE, link_enable: MTU }).len() as u64;
+            assert!(pieces + 1 == chunks || pieces == chunks, "{mib} MiB: {pieces} pieces");
+        }
+    }
+
+    #[test]
+    fn fedrdma_begins_small_and_goes_from_the_last_piece_to_the_first() {
+        let length = 10 << 20;
+        let pieces = cut(length, Cut::Fixed { piece: 4 << 20, link_enable: MTU });
+        assert_eq!(pieces[0], Range::new(length - 4096, length));
+        assert!(pieces.windows(2).all(|two| two[1].end == two[0].start));
+        assert_eq!((pieces[3], pieces.len()), (Range::new(0, (4 << 20) - 64), 4));
+        assert_eq!(cut(length, Cut::Whole), [Range::new(0, length)]);
+        assert!([Cut::Whole, Cut::Fixed { piece: 4096, link_enable: MTU }, Cut::Adaptive]
+            .into_iter()
+            .all(|how| cut(0, how).is_empty()));
+    }
+
+    #[test]
+    fn pieces_follow_the_pace_within_their_bounds() {
+        let mut size = Size::new();
+        size.in_time(1.25e9);
+        assert_eq!(size.bytes(), FIRST, "10 Gbit/s: 210 us a piece");
+        (0..9).for_each(|_| size.in_time(1.25e11));
+        assert_eq!(size.bytes(), MOST_PIECE);
+        (0..9).for_each(|_| size.late());
+        assert_eq!(size.bytes(), LEAST);
+    }
+}

@@ -1,0 +1,315 @@
+//! Moves what is granted, piece by piece. Grants, completions and losses come in; work comes out.
+//!
+//! The same machine serves both directions of one-sided transfers: a sender that writes, and then commits each grant by a
+//! record in the receiver's ring; or a receiver that reads, and commits nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use thalweg_wire::Range;
+
+use crate::cut::{cut, Cut};
+use crate::slots::Slots;
+use crate::window::{Flight, Permit, Sent, Window};
+use crate::Time;
+
+/// Pairs that may be lost one after the other while no grant is committed; then the link ends.
+const LOSSES: u32 = 3;
+
+/// How a mover works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// How updates are cut.
+    pub cut: Cut,
+    /// How much is in flight.
+    pub flight: Flight,
+    /// Most pieces in flight; a device's queues are as long.
+    pub pieces: usize,
+    /// Slots for commit records; 0 if nothing is committed.
+    pub slots: usize,
+}
+
+/// Memory of the peer for the bytes of one grant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// Its number, which grows.
+    pub number: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where they lie at the peer.
+    pub address: u64,
+    /// The key to that.
+    pub key: u32,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Move these bytes of the grant.
+    Move(Range),
+    /// Write the commit record into this slot, behind all pieces of the grant.
+    Commit(u32),
+}
+
+/// One work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Job {
+    /// Its number, for [`Mover::handle_done`].
+    pub piece: u64,
+    /// For which grant.
+    pub grant: Grant,
+    /// What to do.
+    pub task: Task,
+}
+
+/// How a work request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// Not done, or nobody knows: the pair is lost.
+    Lost,
+}
+
+/// What to do about a lost pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Make another.
+    Again,
+    /// Three in a row brought nothing: end the link.
+    End,
+}
+
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+enum Commit {
+    Due,
+    Posted,
+    Done,
+}
+
+/// What is left of a grant.
+#[derive(Debug)]
+struct Run {
+    grant: Grant,
+    /// Whether the peer's memory can be reached now.
+    open: bool,
+    todo: VecDeque<Range>,
+    flying: usize,
+    commit: Commit,
+}
+
+impl Run {
+    fn is_over(&self) -> bool {
+        self.todo.is_empty() && self.flying == 0 && self.commit == Commit::Done
+    }
+}
+
+#[derive(Debug)]
+struct Flying {
+    number: u64,
+    task: Task,
+    sent: Sent,
+}
+
+/// Moves the bytes of grants.
+#[derive(Debug)]
+pub struct Mover {
+    config: Config,
+    window: Window,
+    slots: Slots,
+    runs: BTreeMap<u64, Run>,
+    flying: BTreeMap<u64, Flying>,
+    ended: VecDeque<u64>,
+    next_piece: u64,
+    losses: u32,
+}
+
+impl Mover {
+    /// One that has nothing to do yet.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            window: Window::new(config.flight),
+            slots: Slots::new(config.slots),
+            runs: BTreeMap::new(),
+            flying: BTreeMap::new(),
+            ended: VecDeque::new(),
+            next_piece: 0,
+            losses: 0,
+        }
+    }
+
+    /// Bytes that may be in flight at a time.
+    pub fn window(&self) -> u64 {
+        self.window.bytes()
+    }
+
+    /// Bytes of an adaptive cut's next piece.
+    pub fn piece(&self) -> u64 {
+        self.window.size.bytes()
+    }
+
+    /// Bytes in flight.
+    pub fn under_way(&self) -> u64 {
+        self.window.under_way()
+    }
+
+    /// Work requests in flight for the grant.
+    pub fn flying(&self, number: u64) -> usize {
+        self.runs.get(&number).map_or(0, |run| run.flying)
+    }
+
+    /// The peer grants memory. Of a grant whose pair was lost, what is missing follows, into the new place.
+    pub fn handle_grant(&mut self, grant: Grant) {
+        let config = self.config;
+        let run = self.runs.entry(grant.number).or_insert_with(|| Run {
+            grant,
+            open: true,
+            todo: cut(grant.length, config.cut).into(),
+            flying: 0,
+            commit: if config.slots > 0 { Commit::Due } else { Commit::Done },
+        });
+        (run.grant, run.open) = (Grant { length: run.grant.length, ..grant }, true);
+        if run.is_over() {
+            self.ended.push_back(grant.number);
+        }
+    }
+
+    /// The peer has taken what was committed, or will never: the grant is over and its slot is free. Something has come
+    /// of the pair.
+    pub fn handle_taken(&mut self, number: u64) {
+        self.slots.read(number);
+        self.runs.remove(&number);
+        self.losses = 0;
+    }
+
+    /// Nobody wants the bytes of this grant any more. What is in flight stays so until its completion.
+    ///
+    /// Returns whether the record was committed: then the peer takes it nevertheless.
+    pub fn withdraw(&mut self, number: u64) -> bool {
+        let Some(run) = self.runs.get_mut(&number) else { return false };
+        if run.commit == Commit::Posted || (run.commit == Commit::Done && self.config.slots > 0) {
+            return true;
+        }
+        run.todo.clear();
+        run.commit = Commit::Done;
+        run.open = false;
+        if run.flying == 0 {
+            self.runs.remove(&number);
+        }
+        false
+    }
+
+    /// A work request has ended. One that is not known any more, of a pair that was lost before, says nothing.
+    pub fn handle_done(&mut self, now: Time, piece: u64, outcome: Outcome) {
+        let Some(Flying { number, task, sent }) = self.flying.remove(&piece) else { return };
+        match outcome {
+            Outcome::Done => self.window.done(now, sent),
+            Outcome::Lost => self.window.lost(sent),
+        }
+        let Some(run) = self.runs.get_mut(&number) else { return };
+        run.flying -= 1;
+        match (task, outcome) {
+            (Task::Move(_), Outcome::Done) => {}
+            (Task::Move(range), Outcome::Lost) => run.todo.push_front(range),
+            (Task::Commit(_), Outcome::Done) => run.commit = Commit::Done,
+            (Task::Commit(_), Outcome::Lost) => {
+                run.commit = Commit::Due;
+                self.slots.read(number);
+            }
+        }
+        if run.is_over() {
+            self.ended.push_back(number);
+        }
+    }
+
+    /// The pair is lost. What was in flight is to be moved again; nothing moves until [`Self::handle_grant`] says where to.
+    /// The ring at the peer is another one.
+    pub fn handle_lost_pair(&mut self, now: Time) -> Verdict {
+        for piece in self.flying.keys().copied().collect::<Vec<_>>() {
+            self.handle_done(now, piece, Outcome::Lost);
+        }
+        for run in self.runs.values_mut() {
+            run.open = false;
+            // The record that was written may be unread, and is gone with its ring.
+            if run.commit == Commit::Done && self.config.slots > 0 {
+                run.commit = Commit::Due;
+            }
+        }
+        self.ended.clear();
+        self.slots.clear();
+        self.window.restart();
+        self.losses += 1;
+        if self.losses < LOSSES {
+            Verdict::Again
+        } else {
+            Verdict::End
+        }
+    }
+
+    /// The first grant that something can be done for, in order of their numbers.
+    fn ready(&self) -> Option<u64> {
+        let ready = |run: &Run| {
+            // Behind the pieces on the same pair, which keeps the order; one at a time when they have come.
+            let behind = run.todo.is_empty() && run.commit == Commit::Due;
+            let alone = run.flying == 0 || !matches!(self.config.flight, Flight::One(_));
+            run.open && (!run.todo.is_empty() || (behind && alone))
+        };
+        self.runs.iter().find(|(_, run)| ready(run)).map(|(&number, _)| number)
+    }
+
+    /// The next work request.
+    pub fn poll_work(&mut self, now: Time) -> Option<Job> {
+        if self.flying.len() >= self.config.pieces {
+            return None;
+        }
+        let Some(number) = self.ready() else {
+            self.window.idle();
+            return None;
+        };
+        let longest = match self.config.cut {
+            Cut::Adaptive => self.window.size.bytes(),
+            Cut::Fixed { .. } | Cut::Whole => u64::MAX,
+        };
+        let run = self.runs.get_mut(&number)?;
+        let task = if let Some(&whole) = run.todo.front() {
+            let range = Range::new(whole.start, whole.end.min(whole.start.saturating_add(longest)));
+            if self.window.permit(now, range.len()) != Permit::Now {
+                return None;
+            }
+            if range.end == whole.end {
+                run.todo.pop_front();
+            } else {
+                run.todo[0].start = range.end;
+            }
+            Task::Move(range)
+        } else {
+            let slot = self.slots.take(number)?;
+            run.commit = Commit::Posted;
+            Task::Commit(slot)
+        };
+        let bytes = if let Task::Move(range) = task { range.len() } else { 0 };
+        let (piece, grant) = (self.next_piece, run.grant);
+        run.flying += 1;
+        self.next_piece += 1;
+        let sent = self.window.sent(now, bytes);
+        self.flying.insert(piece, Flying { number, task, sent });
+        Some(Job { piece, grant, task })
+    }
+
+    /// When [`Self::poll_work`] has something without anything happening before.
+    pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
+        let number = self.ready().filter(|_| self.flying.len() < self.config.pieces)?;
+        let longest = if self.config.cut == Cut::Adaptive { self.window.size.bytes() } else { u64::MAX };
+        let length = self.runs.get(&number)?.todo.front()?.len().min(longest);
+        match self.window.permit(now, length) {
+            Permit::At(at) => Some(at),
+            Permit::Now => Some(now),
+            Permit::Wait => None,
+        }
+    }
+
+    /// A grant of which all has been moved, and committed if that is done here.
+    pub fn poll_ended(&mut self) -> Option<u64> {
+        self.ended.pop_front()
+    }
+}

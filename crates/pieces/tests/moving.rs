@@ -1,0 +1,210 @@
+//! Both ends of one-sided transfers in virtual time, with completions in any order and pairs that are lost.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use thalweg_dice::Dice;
+use thalweg_pieces::{Config, Cut, Flight, Grant, Job, Mover, Outcome, Task, Verdict};
+use thalweg_wire::Ranges;
+
+const MS: Duration = Duration::from_millis(1);
+
+/// The peer's memory, as a device would write it: which bytes of each grant have been moved, and what is committed.
+#[derive(Default)]
+struct Peer {
+    moved: BTreeMap<u64, Ranges>,
+    /// Bytes that were moved more than once.
+    again: u64,
+    committed: Vec<u64>,
+}
+
+impl Peer {
+    fn take(&mut self, job: &Job) {
+        match job.task {
+            Task::Move(range) => {
+                assert!(range.end <= job.grant.length, "beyond the grant: {job:?}");
+                let fresh: u64 = self
+                    .moved
+                    .entry(job.grant.number)
+                    .or_default()
+                    .insert(range)
+                    .iter()
+                    .map(|r| r.len())
+                    .sum();
+                self.again += range.len() - fresh;
+            }
+            Task::Commit(_) => {
+                let moved = self.moved.get(&job.grant.number).map_or(0, Ranges::bytes);
+                assert_eq!(moved, job.grant.length, "committed before all was there");
+                self.committed.push(job.grant.number);
+            }
+        }
+    }
+}
+
+fn grant(number: u64, length: u64) -> Grant {
+    Grant { number, length, address: number << 32, key: 7 }
+}
+
+fn configs() -> impl Strategy<Value = Config> {
+    let cuts = prop_oneof![
+        Just(Cut::Adaptive),
+        Just(Cut::Whole),
+        (1_000_u64..2_000_000, prop::option::of(Just(4096)))
+            .prop_map(|(piece, link_enable)| Cut::Fixed { piece, link_enable }),
+    ];
+    let flights = prop_oneof![
+        Just(Flight::Window),
+        Just(Flight::All),
+        Just(Flight::One(Duration::ZERO)),
+        Just(Flight::One(MS))
+    ];
+    (cuts, flights, 1_usize..40, 1_usize..5).prop_map(|(cut, flight, pieces, slots)| Config {
+        cut,
+        flight,
+        pieces,
+        slots,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// Completions in any order, a pair lost now and then, a reader that takes its time.
+    #[test]
+    fn every_byte_is_moved_once(
+        config in configs(),
+        lengths in prop::collection::vec(0_u64..5_000_000, 1..8),
+        seed: u64,
+        lossy: bool,
+    ) {
+        let mut dice = Dice::new(&[seed]);
+        let (mut mover, mut peer, mut now) = (Mover::new(config), Peer::default(), Duration::ZERO);
+        let grants: Vec<Grant> = (0..).zip(&lengths).map(|(number, &length)| grant(number, length)).collect();
+        grants.iter().for_each(|&grant| mover.handle_grant(grant));
+        let (mut flying, mut taken, mut lost_bytes, mut losses) = (Vec::<Job>::new(), Vec::new(), 0, 0);
+        for _ in 0..100_000 {
+            if taken.len() == grants.len() {
+                break;
+            }
+            now += Duration::from_micros(50);
+            while let Some(job) = mover.poll_work(now) {
+                let before: u64 = flying.iter().map(bytes).sum();
+                prop_assert!(before == 0 || bytes(&job) == 0 || before + bytes(&job) <= mover.window(), "beyond the window");
+                // A pair keeps the order of what is posted, so a write is there when a later one is.
+                peer.take(&job);
+                flying.push(job);
+                prop_assert!(flying.len() <= config.pieces);
+            }
+            prop_assert_eq!(flying.iter().map(bytes).sum::<u64>(), mover.under_way());
+            if lossy && losses < 2 && dice.hits(0.02) && !flying.is_empty() {
+                losses += 1;
+                // What was not acknowledged is moved again.
+                lost_bytes += flying.drain(..).map(|job| bytes(&job)).sum::<u64>();
+                let verdict = mover.handle_lost_pair(now);
+                peer.committed.retain(|number| taken.contains(number));
+                if verdict == Verdict::Again {
+                    grants.iter().filter(|g| !taken.contains(&g.number)).for_each(|&g| mover.handle_grant(g));
+                }
+            } else if !flying.is_empty() && dice.hits(0.7) {
+                let job = flying.swap_remove(dice.up_to(flying.len() as u64) as usize - 1);
+                mover.handle_done(now, job.piece, Outcome::Done);
+            }
+            while mover.poll_ended().is_some() {}
+            if let Some(&number) = peer.committed.iter().find(|number| !taken.contains(number)).filter(|_| dice.hits(0.3)) {
+                mover.handle_taken(number);
+                taken.push(number);
+            }
+        }
+        prop_assert_eq!(taken.len(), grants.len(), "it has stopped: {:?}", mover);
+        for grant in &grants {
+            prop_assert_eq!(peer.moved.get(&grant.number).map_or(0, Ranges::bytes), grant.length);
+        }
+        // Resuming sends only what is missing.
+        prop_assert!(peer.again <= lost_bytes, "{} bytes again for {} lost", peer.again, lost_bytes);
+    }
+}
+
+fn bytes(job: &Job) -> u64 {
+    if let Task::Move(range) = job.task {
+        range.len()
+    } else {
+        0
+    }
+}
+
+fn window() -> Mover {
+    Mover::new(Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 128, slots: 256 })
+}
+
+#[test]
+fn three_losses_without_progress_end_the_link() {
+    let mut mover = window();
+    mover.handle_grant(grant(1, 1 << 20));
+    assert_eq!([(); 2].map(|()| mover.handle_lost_pair(MS)), [Verdict::Again; 2]);
+    mover.handle_taken(0);
+    assert_eq!([(); 2].map(|()| mover.handle_lost_pair(MS)), [Verdict::Again; 2]);
+    assert_eq!(mover.handle_lost_pair(MS), Verdict::End);
+}
+
+#[test]
+fn nothing_moves_before_a_grant_nor_after_it_was_withdrawn() {
+    let mut mover = window();
+    assert_eq!(mover.poll_work(MS), None);
+    mover.handle_grant(grant(1, 1 << 20));
+    let job = mover.poll_work(MS).unwrap();
+    assert!(!mover.withdraw(1), "it was not committed");
+    assert_eq!((mover.poll_work(MS), mover.flying(1)), (None, 1));
+    mover.handle_done(2 * MS, job.piece, Outcome::Done);
+    assert_eq!((mover.under_way(), mover.flying(1)), (0, 0));
+}
+
+/// A path of so many bytes a second and a round trip: the time that a transfer takes.
+fn transfer(config: Config, bytes: u64, rate: f64, trip: Duration) -> (Duration, usize) {
+    let (mut mover, mut now, mut pipe) = (Mover::new(config), Duration::ZERO, Vec::<(Duration, u64)>::new());
+    mover.handle_grant(grant(1, bytes));
+    let (mut free, mut jobs) = (Duration::ZERO, 0);
+    loop {
+        while let Some(job) = mover.poll_work(now) {
+            free = free.max(now) + Duration::from_secs_f64(self::bytes(&job) as f64 / rate);
+            pipe.push((free + trip, job.piece));
+            jobs += 1;
+        }
+        let next = pipe
+            .first()
+            .map(|&(at, _)| at)
+            .into_iter()
+            .chain(mover.poll_timeout(now).filter(|&at| at > now))
+            .min();
+        now = next.unwrap();
+        while pipe.first().is_some_and(|&(at, _)| at <= now) {
+            let (_, piece) = pipe.remove(0);
+            mover.handle_done(now, piece, Outcome::Done);
+        }
+        if mover.poll_ended().is_some() {
+            return (now, jobs);
+        }
+    }
+}
+
+/// Table 2 at 10 Gbit/s and 20 ms: n (RTT + s/B).
+#[test]
+fn one_piece_at_a_time_takes_a_round_trip_each() {
+    let cut = Cut::Fixed { piece: 4 << 20, link_enable: Some(4096) };
+    let config = Config { cut, flight: Flight::One(Duration::ZERO), pieces: 128, slots: 256 };
+    let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
+    let model = jobs as f64 * 0.02 + f64::from(1 << 30) / 1.25e9;
+    assert!((time.as_secs_f64() / model - 1.0).abs() < 0.001, "{time:?}, not {model}");
+    assert_eq!(jobs, 259, "256 pieces and the header's, Link-Enable, the commit record");
+}
+
+#[test]
+fn a_window_fills_the_path() {
+    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 256, slots: 256 };
+    for (rate, most) in [(1.25e8, 9.7), (1.25e9, 1.2), (1.25e10, 0.31)] {
+        let (time, _) = transfer(config, 1 << 30, rate, 20 * MS);
+        assert!(time.as_secs_f64() < most, "{rate}: {time:?}");
+    }
+}

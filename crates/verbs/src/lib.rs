@@ -1,0 +1,19 @@
+//! RDMA verbs, as far as thalweg needs them: reliable pairs, one-sided writes, and memory that the peer may write to for a
+//! while.
+//!
+//! [`system`] opens libibverbs when the program asks for it: nothing here needs the library, its headers or a device to
+//! build or to load. [`pretend`] is a device without hardware, for tests.
+//!
+//! Memory is safe by ownership. Whatever a device may read or write, the pair owns: bytes until their completion, claims
+//! until the peer's key is invalid or the pair is gone.
+
+mod abi;
+mod device;
+#[cfg(test)]
+mod layouts;
+mod open;
+#[cfg(feature = "pretend")]
+pub mod pretend;
+pub mod system;
+
+pub use device::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Remote, Work, ENDPOINT_BYTES};

@@ -1,0 +1,290 @@
+//! The machine's devices, by libibverbs.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::task::{Context, Poll};
+
+use thalweg_arena::Arena;
+use tokio::io::unix::AsyncFd;
+
+use crate::abi::{self, constant};
+use crate::open::{self, Channel, Domain, Event, Queue};
+use crate::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Work};
+
+/// The port of a device that is used.
+const PORT: u8 = 1;
+/// Work requests of a pair, and parts of memory in one, if the device has as many.
+const WORKS: usize = 512;
+const PARTS: usize = 16;
+/// 4.096 us x 2^16, 0.27 s, until a packet is sent again; seven times in all, as 7 repeats for ever on rxe.
+const TIMEOUT: u8 = 16;
+const RETRIES: u8 = 6;
+const RNR_RETRIES: u8 = 7;
+/// 0.64 ms until one is sent again whose receiver was not ready.
+const RNR_TIMER: u8 = 12;
+const HOPS: u8 = 64;
+
+/// A device of the machine, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Described {
+    /// Its name.
+    pub name: String,
+    /// Its address and limits, or why it cannot be used.
+    pub state: Result<(IpAddr, Limits), Error>,
+}
+
+/// All devices of the machine.
+///
+/// # Errors
+/// [`Error::NoLibrary`], or [`Error::NoDevice`] where the kernel has no verbs at all.
+pub fn devices() -> Result<Vec<Described>, Error> {
+    let described = |name: String| {
+        let state = Domain::open(&name).and_then(|domain| {
+            let (_, gid) = address(&domain, &name, None)?;
+            Ok((IpAddr::V6(gid.into()).to_canonical(), limits(&domain)?))
+        });
+        Described { name, state }
+    };
+    Ok(open::names()?.into_iter().map(described).collect())
+}
+
+/// The device through which `local`, an address of this machine, is reached; any device if none has that address.
+///
+/// # Errors
+/// [`Error::NoLibrary`], [`Error::NoDevice`], [`Error::Refused`].
+pub fn device(local: Option<IpAddr>) -> Result<Arc<dyn Device>, Error> {
+    let mut last = Error::NoDevice("this machine has no RDMA device".into());
+    let mut found = None;
+    for name in open::names()? {
+        match domain(&name).and_then(|domain| System::open(name, domain, local)) {
+            Ok(system) if local.is_some_and(|ip| system.has(ip)) => return Ok(Arc::new(system)),
+            Ok(system) => found = found.or(Some(system)),
+            Err(error) => last = error,
+        }
+    }
+    found.map(|system| Arc::new(system) as Arc<dyn Device>).ok_or(last)
+}
+
+/// The open device of this name: one for the process, so that each arena is registered once.
+fn domain(name: &str) -> Result<Arc<Domain>, Error> {
+    static DOMAINS: Mutex<Option<HashMap<String, Weak<Domain>>>> = Mutex::new(None);
+    let mut domains = DOMAINS.lock().unwrap_or_else(PoisonError::into_inner);
+    let domains = domains.get_or_insert_default();
+    if let Some(domain) = domains.get(name).and_then(Weak::upgrade) {
+        return Ok(domain);
+    }
+    let domain = Arc::new(Domain::open(name)?);
+    domains.insert(name.to_owned(), Arc::downgrade(&domain));
+    Ok(domain)
+}
+
+fn limits(domain: &Domain) -> Result<Limits, Error> {
+    let (device, port) = (domain.attributes()?, domain.port(PORT)?);
+    if port.state != constant::PORT_ACTIVE {
+        return Err(Error::NoDevice("its port is not active".into()));
+    }
+    let bound = |most: i32, wanted: usize| usize::try_from(most).map_or(1, |most| wanted.min(most.max(1)));
+    Ok(Limits {
+        message: port.max_msg_sz.into(),
+        parts: bound(device.max_sge, PARTS),
+        works: bound(device.max_qp_wr.min(device.max_cqe / 2), WORKS),
+        windows: device.device_cap_flags & constant::MEM_WINDOW_2B as u32 != 0 && device.max_mw > 0,
+        mtu: 128 << port.active_mtu.clamp(1, 5),
+    })
+}
+
+/// The place in the port's table of the address by which peers reach us: the one that is `local`, else an IPv4 address of
+/// RoCE v2, else any that is not of the link alone.
+fn address(domain: &Domain, name: &str, local: Option<IpAddr>) -> Result<(u8, [u8; 16]), Error> {
+    let mut best: Option<(u32, u8, [u8; 16])> = None;
+    for index in 0..domain.port(PORT)?.gid_tbl_len.clamp(0, 255) as u8 {
+        let Some(gid) = domain.gid(PORT, index.into()).filter(|gid| gid.iter().any(|&byte| byte != 0)) else {
+            continue;
+        };
+        let ip = Ipv6Addr::from(gid);
+        let types = format!("/sys/class/infiniband/{name}/ports/{PORT}/gid_attrs/types/{index}");
+        let routable = std::fs::read_to_string(types).is_ok_and(|kind| kind.trim() == "RoCE v2");
+        let rank = 8 * u32::from(local == Some(IpAddr::V6(ip).to_canonical()))
+            + 4 * u32::from(routable)
+            + 2 * u32::from(ip.to_ipv4_mapped().is_some())
+            + u32::from(ip.segments()[0] != 0xfe80);
+        if best.is_none_or(|(other, ..)| rank > other) {
+            best = Some((rank, index, gid));
+        }
+    }
+    let none = || Error::NoDevice(format!("{name} has no address"));
+    best.map(|(_, index, gid)| (index, gid)).ok_or_else(none)
+}
+
+struct System {
+    name: String,
+    domain: Arc<Domain>,
+    limits: Limits,
+    index: u8,
+    gid: [u8; 16],
+}
+
+impl System {
+    fn open(name: String, domain: Arc<Domain>, local: Option<IpAddr>) -> Result<Self, Error> {
+        let limits = limits(&domain)?;
+        let (index, gid) = address(&domain, &name, local)?;
+        Ok(Self { name, domain, limits, index, gid })
+    }
+
+    fn has(&self, ip: IpAddr) -> bool {
+        IpAddr::V6(self.gid.into()).to_canonical() == ip
+    }
+}
+
+impl Device for System {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn register(&self, arena: &Arena) -> Result<(), Error> {
+        open::register(&self.domain, self.limits.windows, arena)
+    }
+
+    fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
+        let Limits { works, parts, windows, mtu, .. } = self.limits;
+        let mut queue = Queue::new(&self.domain, windows, (works, parts), notes)?;
+        let mut init = abi::QpAttr::zero();
+        (init.qp_state, init.port_num) = (constant::INIT, PORT);
+        init.qp_access_flags = (constant::LOCAL_WRITE | constant::REMOTE_WRITE | constant::MW_BIND) as u32;
+        queue.modify(init, constant::TO_INIT)?;
+        for _ in 0..notes {
+            queue.expect_note()?;
+        }
+        let endpoint = Endpoint { gid: self.gid, number: queue.number, first: 0, mtu };
+        Ok(Box::new(SystemPair { queue, endpoint, index: self.index, events: None, lost: false }))
+    }
+}
+
+struct SystemPair {
+    events: Option<AsyncFd<Arc<Channel>>>,
+    queue: Queue,
+    endpoint: Endpoint,
+    index: u8,
+    lost: bool,
+}
+
+impl SystemPair {
+    /// Everything that has happened; a failure once.
+    fn take(&mut self, done: &mut Vec<Done>) {
+        for event in self.queue.poll() {
+            match event {
+                Event::Written(id) => done.push(Done::Written(id)),
+                Event::Opened(id, remote) => done.push(Done::Opened(id, remote)),
+                Event::Closed(id, memory) => done.push(Done::Closed(id, memory)),
+                Event::Noted(note) => done.push(Done::Noted(note)),
+                Event::Failed(_) if self.lost => {}
+                Event::Failed(status) => {
+                    self.lost = true;
+                    done.push(Done::Lost(fault(status)));
+                }
+            }
+        }
+    }
+
+    /// Whether the channel has a notice; the context is woken when it has.
+    fn noticed(&mut self, context: &mut Context<'_>) -> std::io::Result<bool> {
+        if self.events.is_none() {
+            self.events = Some(self.queue.notices()?);
+        }
+        let Some(events) = &self.events else { return Ok(false) };
+        match events.poll_read_ready(context) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(guard) => {
+                guard?.clear_ready();
+                self.queue.acknowledge();
+                Ok(true)
+            }
+        }
+    }
+}
+
+fn fault(status: i32) -> Fault {
+    match status {
+        constant::RETRIES | constant::RNR_RETRIES => Fault::Retries,
+        constant::FLUSHED => Fault::Flushed,
+        constant::REMOTE_ACCESS | constant::REMOTE_INVALID => Fault::Access,
+        _ => Fault::Other,
+    }
+}
+
+impl Pair for SystemPair {
+    fn endpoint(&self) -> Endpoint {
+        self.endpoint
+    }
+
+    fn connect(&mut self, peer: &Endpoint) -> Result<(), Error> {
+        let mut ready = abi::QpAttr::zero();
+        ready.qp_state = constant::RTR;
+        ready.path_mtu = (peer.mtu.min(self.endpoint.mtu) / 128).ilog2() as i32;
+        (ready.dest_qp_num, ready.rq_psn) = (peer.number, peer.first);
+        (ready.max_dest_rd_atomic, ready.min_rnr_timer) = (1, RNR_TIMER);
+        let to = &mut ready.ah_attr;
+        (to.is_global, to.port_num, to.sgid_index, to.hop_limit) = (1, PORT, self.index, HOPS);
+        let half = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&peer.gid[at..at + 8]);
+            u64::from_ne_bytes(bytes)
+        };
+        to.dgid = [half(0), half(8)];
+        self.queue.modify(ready, constant::TO_RTR)?;
+        let mut send = abi::QpAttr::zero();
+        (send.qp_state, send.sq_psn) = (constant::RTS, self.endpoint.first);
+        (send.timeout, send.retry_cnt, send.rnr_retry, send.max_rd_atomic) =
+            (TIMEOUT, RETRIES, RNR_RETRIES, 1);
+        self.queue.modify(send, constant::TO_RTS)
+    }
+
+    fn post(&mut self, id: u64, work: Work) -> Result<(), Error> {
+        match work {
+            Work::Write { bytes, to } => self.queue.write(id, bytes, to, None),
+            Work::Note { bytes, to, note } => self.queue.write(id, vec![bytes], to, Some(note)),
+            Work::Open(memory) => self.queue.open(id, memory),
+            Work::Close { key } => self.queue.close(id, key),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, done: &mut Vec<Done>) -> Poll<()> {
+        let before = done.len();
+        loop {
+            self.take(done);
+            if done.len() > before {
+                return Poll::Ready(());
+            }
+            self.queue.arm();
+            // What came before it was armed gives no notice.
+            self.take(done);
+            if done.len() > before {
+                return Poll::Ready(());
+            }
+            match self.noticed(context) {
+                Ok(true) => {}
+                Ok(false) => return Poll::Pending,
+                Err(_) if self.lost => return Poll::Pending,
+                Err(_) => {
+                    self.lost = true;
+                    done.push(Done::Lost(Fault::Other));
+                    return Poll::Ready(());
+                }
+            }
+        }
+    }
+
+    fn peek(&self, key: u32, at: usize, out: &mut [u8]) -> bool {
+        self.queue.peek(key, at, out)
+    }
+
+    fn break_off(&mut self) -> Vec<(u32, Memory)> {
+        self.lost = true;
+        self.queue.break_off()
+    }
+}

@@ -1,0 +1,21 @@
+//! The machine's own devices, if it has any.
+
+use thalweg_verbs::{system, Error};
+
+/// Whatever is missing, it is said with the mend, and nothing crashes.
+#[test]
+fn what_is_missing_is_said_with_the_mend() {
+    match system::devices() {
+        Ok(devices) => println!("devices: {devices:?}"),
+        Err(error) => {
+            println!("none: {error}");
+            let mend = match &error {
+                Error::NoLibrary(_) => "apt install",
+                Error::NoDevice(_) => "rdma link",
+                Error::Locked(_) | Error::Refused(_) => "",
+            };
+            assert!(!mend.is_empty() && error.to_string().contains(mend), "{error:?}");
+            assert!(system::device(None).is_err());
+        }
+    }
+}
