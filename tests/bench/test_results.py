@@ -9,11 +9,12 @@ import pytest
 from tests.bench.cells import Fake, Quiet, bench
 from tests.report.records import UPDATE, make, party, write
 from thalweg.bench import BenchPlan, Matrix
-from thalweg.bench.estimate import Estimate, least
+from thalweg.bench.estimate import Estimate
 from thalweg.bench.measure import measure
 from thalweg.bench.results import KINDS, figures
 from thalweg.bench.show import duration, runs, tables
 from thalweg.plan import Plan
+from thalweg.plan.least import least
 from thalweg.ui import terminal
 
 

@@ -63,8 +63,9 @@ def test_a_cell_runs_the_app_and_is_measured(tmp_path: Path) -> None:
 @pytest.mark.e2e
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 def test_a_dry_run_knows_what_an_app_would_send() -> None:
-    from thalweg.bench.estimate import Estimate, least
+    from thalweg.bench.estimate import Estimate
     from thalweg.flower.run import plan_of, preview
+    from thalweg.plan.least import least
 
     plan = plan_of(APPS / "numpy_messages", {"job.clients": 2, "transport.url": "tcp", "network": "wifi"})
     found = preview(plan)

@@ -13,8 +13,8 @@ from thalweg.advise.condition import Condition, Difference, condition_of, differ
 from thalweg.advise.evidence import Group, Measured
 from thalweg.bench import BenchPlan
 from thalweg.bench import axes as words
-from thalweg.bench.estimate import least, update_bytes
 from thalweg.plan import Plan
+from thalweg.plan.least import least, update_bytes
 from thalweg.report.numbers import spread
 from thalweg.transports import registry
 from thalweg.ui.verdict import FAR, Verdict, verdict

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg.bench.estimate import update_bytes
 from thalweg.errors import PlanError
+from thalweg.plan.least import update_bytes
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from thalweg.advise.condition import Condition, condition_of
-from thalweg.bench.estimate import least
 from thalweg.bench.folder import Folder
 from thalweg.bench.measure import numbers
 from thalweg.errors import RecordError, ThalwegError
 from thalweg.plan import Plan
+from thalweg.plan.least import least
 from thalweg.report.numbers import divided, network, transport, transport_of
 from thalweg.report.source import Run, read_run
 

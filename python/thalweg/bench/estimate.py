@@ -7,46 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from thalweg import models
 from thalweg.bench.matrix import Cell
 from thalweg.flower import sizing
 from thalweg.flower.sizing import Size
 from thalweg.plan import Plan
-
-
-def update_bytes(plan: Plan) -> int | None:
-    """Return the bytes of a plan's update, gaps between tensors included; None if only its model can say."""
-    if plan.app is not None or plan.model.tensors is not None:
-        return None
-    payload = plan.payload
-    return models.find(plan.model.name).layout_bytes if payload is None else payload
-
-
-def least(plan: Plan, size: int | None = None, rounds: int | None = None) -> float:
-    """Return the seconds that a job's links need for its updates, and a payload's computation.
-
-    ``size`` is that of an update in bytes, and ``rounds`` are their number, where the plan does not say it. Of a job
-    on a graph what its links need is not known, and left out. Raises PlanError if a file that its network names cannot
-    be read.
-    """
-    size, clients = size or update_bytes(plan) or 0, plan.participants
-    each = 0.0
-    if plan.job.graph is not None:
-        each = 0.0
-    elif plan.network is not None and plan.network.emulator != "none":
-        from thalweg.network import bound
-        from thalweg.plan.emulated import network_of
-
-        each = bound.seconds(network_of(plan), size, clients)
-    elif plan.layers.throttle is not None:
-        each = 2 * size * 8 / plan.layers.throttle
-    return (each + (plan.training.compute or 0.0)) * (rounds or plan.job.rounds)
-
-
-def has_known_links(plan: Plan) -> bool:
-    """Whether it is known how fast a plan's links are."""
-    emulated = plan.network is not None and plan.network.emulator != "none"
-    return emulated or plan.layers.throttle is not None
+from thalweg.plan.least import has_known_links, least
 
 
 class _Least:

@@ -111,8 +111,8 @@ def preview(plan: Plan) -> dict[str, Any]:
 
     The ServerApp runs until it sends its first message. Raises PlanError, and AppError if it cannot be imported.
     """
-    from thalweg.bench.estimate import has_known_links, least
     from thalweg.flower.dry import size_of
+    from thalweg.plan.least import has_known_links, least
 
     flower.require()
     found = read(folder_of(plan))
