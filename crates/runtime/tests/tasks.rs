@@ -128,6 +128,32 @@ fn whoever_waits_hears_that_it_is_closed() {
     }
 }
 
+/// What a client says when it leaves is queued by another thread than the one that closes its link.
+#[test]
+fn the_words_of_everybody_who_leaves_arrive() {
+    let names: Vec<String> = (0..24).map(|number| format!("c{number}")).collect();
+    for address in ADDRESSES {
+        let server = server(address);
+        let join =
+            |name| TaskClient::start(&server.address(), name, serde_json::from_value(json!({})).unwrap());
+        let clients: Vec<_> = names.iter().map(|name| join(name).unwrap()).collect();
+        assert_eq!(server.wait(names.len(), Some(LIMIT), None), names.len());
+        let number =
+            server.open(task(None, None, &names.iter().map(String::as_str).collect::<Vec<_>>())).unwrap();
+        std::thread::scope(|scope| {
+            for client in &clients {
+                scope.spawn(|| client.close("has to go"));
+            }
+        });
+        for reply in replies(&server, number) {
+            assert_eq!(reply.state, ReplyState::Lost);
+            let reason = reply.reason.unwrap_or_default();
+            assert!(reason.contains("has to go"), "{reason}");
+        }
+        server.close("done");
+    }
+}
+
 #[test]
 fn a_closed_server_leaves_its_address_though_it_is_still_held() {
     let first = server("tcp://127.0.0.1:0");

@@ -314,12 +314,14 @@ impl<P> Dial<P> {
         }
     }
 
-    /// The application leaves for good.
+    /// The application leaves for good. The server closes the link when it hears so.
     pub fn leave(&mut self, reason: &str) {
         if !self.done {
             let reason = plain(reason, MAX_REASON);
-            self.send(Control::Bye { reason: reason.clone() });
-            self.act(ClientAction::Close);
+            // Whoever has said Hello is a member once the server reads it, which may be before the Welcome comes here.
+            let known = self.link.as_ref().is_some_and(|link| link.greeted);
+            let bye = ClientAction::Send(Control::Bye { reason: reason.clone() });
+            self.act(if known { bye } else { ClientAction::Close });
             self.finish(Ok(reason));
         }
     }

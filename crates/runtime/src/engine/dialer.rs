@@ -9,7 +9,7 @@ use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Transpor
 use thalweg_wire::control::{Control, Nonce, Proof, Welcome};
 use thalweg_wire::text::check_name;
 use thalweg_wire::{Ranges, Tolerance};
-use tokio::sync::Notify;
+use tokio::sync::{watch, Notify};
 
 use super::crew::Crew;
 use super::hub::Lent;
@@ -177,11 +177,13 @@ pub(crate) struct Dialer<P: DialerPolicy> {
     pub policy: P,
     started: Instant,
     to: DialOptions,
-    connection: Mutex<Option<Connection>>,
+    connection: watch::Sender<Option<Connection>>,
     generations: Mutex<u64>,
     /// What is being sent, of which parcel.
     cancel: Mutex<(u32, Cancel)>,
     wake: Notify,
+    /// Whether the machine is done and all that it asked for has been performed.
+    driven: watch::Sender<bool>,
     waiting: Mutex<()>,
     changed: Condvar,
     crew: Crew,
@@ -199,10 +201,11 @@ impl<P: DialerPolicy> Dialer<P> {
             policy,
             started: to.started,
             to,
-            connection: Mutex::default(),
+            connection: watch::Sender::new(None),
             generations: Mutex::default(),
             cancel: Mutex::default(),
             wake: Notify::new(),
+            driven: watch::Sender::new(false),
             waiting: Mutex::default(),
             changed: Condvar::new(),
             crew: crew.clone(),
@@ -244,11 +247,11 @@ impl<P: DialerPolicy> Dialer<P> {
     }
 
     pub fn link(&self) -> Option<Arc<dyn Link>> {
-        lock(&self.connection).as_ref().map(|connection| connection.outbox.link().clone())
+        self.connection.borrow().as_ref().map(|connection| connection.outbox.link().clone())
     }
 
     fn outbox(&self) -> Option<Outbox> {
-        lock(&self.connection).as_ref().map(|connection| connection.outbox.clone())
+        self.connection.borrow().as_ref().map(|connection| connection.outbox.clone())
     }
 
     /// Closes the link, which is made anew.
@@ -269,21 +272,19 @@ impl<P: DialerPolicy> Dialer<P> {
         lock(&self.machine).leave(reason);
         self.wake();
         self.crew.handle().block_on(async {
-            let outbox = self.outbox();
             let farewell = async {
-                while !lock(&self.machine).is_done() {
-                    tokio::task::yield_now().await;
-                }
-                // The driver queues the farewell.
-                tokio::task::yield_now().await;
-                if let Some(outbox) = outbox {
-                    outbox.flushed().await;
-                }
+                // The driver queues the farewell, on a thread of its own. An error would mean that it is gone.
+                let _ = self.driven.subscribe().wait_for(|driven| *driven).await;
+                // The server closes the link when it has heard it: if we did, what is still on its way might be lost.
+                let _ = self.connection.subscribe().wait_for(Option::is_none).await;
             };
             let _ = tokio::time::timeout(FAREWELL_PATIENCE, farewell).await;
+            if let Some(link) = self.link() {
+                link.close().await;
+            }
         });
         self.crew.dismiss(TASKS_PATIENCE);
-        *lock(&self.connection) = None;
+        self.connection.send_replace(None);
         // Whoever waits for an event hears that there is none, though the driver may have ended first.
         while let Some(action) = self.next_action() {
             if let ClientAction::Finished(outcome) = action {
@@ -405,7 +406,7 @@ fn attach<P: DialerPolicy>(dialer: &Arc<Dialer<P>>, link: Arc<dyn Link>) -> Resu
         *generations
     };
     let outbox = Outbox::start(&dialer.crew, link.clone());
-    *lock(&dialer.connection) = Some(Connection { generation, outbox });
+    dialer.connection.send_replace(Some(Connection { generation, outbox }));
     lock(&dialer.machine).connected(dialer.now(), nonce, ordered);
     dialer.crew.spawn(read(dialer.clone(), generation, link));
     Ok(())
@@ -436,24 +437,28 @@ async fn read<P: DialerPolicy>(dialer: Arc<Dialer<P>>, generation: u64, link: Ar
     };
     drop(holding); // another link may follow
     link.close().await;
-    let mut connection = lock(&dialer.connection);
-    if connection.as_ref().is_some_and(|c| c.generation == generation) {
-        *connection = None;
-        drop(connection);
+    let was_ours = dialer.connection.send_if_modified(|connection| {
+        connection.take_if(|connection| connection.generation == generation).is_some()
+    });
+    if was_ours {
         lock(&dialer.machine).closed(dialer.now(), &reason);
         dialer.wake();
     }
 }
 
-/// Performs what the machine asks for, in order, and tells it the time.
+/// Performs what the machine asks for, in order, and tells it the time, until it is done.
 async fn drive<P: DialerPolicy>(dialer: Arc<Dialer<P>>) {
     loop {
-        let (actions, timeout) = {
+        let (actions, timeout, done) = {
             let mut machine = lock(&dialer.machine);
             let actions: Vec<_> = std::iter::from_fn(|| machine.poll_action()).collect();
-            (actions, machine.poll_timeout())
+            (actions, machine.poll_timeout(), machine.is_done())
         };
         if actions.is_empty() {
+            if done {
+                dialer.driven.send_replace(true);
+                return;
+            }
             let idle = timeout.map_or(Duration::from_secs(3600), |at| at.saturating_sub(dialer.now()));
             tokio::select! {
                 () = dialer.wake.notified() => {}
