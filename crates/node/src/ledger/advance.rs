@@ -1,0 +1,142 @@
+//! What follows from what the ledger knows.
+
+use super::{Action, Ledger, Order, Update};
+
+impl Ledger {
+    pub(super) fn drop_update(&mut self, sequence: u32, outcome: Result<(), String>) {
+        self.queue.retain(|&waits| waits != sequence);
+        if let Some(update) = self.updates.remove(&sequence) {
+            self.actions.push_back(Action::Release { sequence });
+            if !update.is_done {
+                self.actions.push_back(Action::Done { sequence, outcome });
+            }
+        }
+    }
+
+    pub(super) fn tell(&mut self, worker: usize, order: Order) {
+        let task = self.workers[worker].task;
+        self.actions.push_back(Action::Tell { worker, task, order });
+    }
+
+    pub(super) fn give(&mut self, worker: usize, sequence: u32) {
+        let Some(update) = self.updates.get(&sequence) else { return };
+        let order = Order::Fold { sequence, name: update.name, weight: update.weight };
+        self.workers[worker].given.insert(sequence);
+        self.tell(worker, order);
+    }
+
+    /// Everything that a worker has not committed, in order.
+    pub(super) fn give_again(&mut self, worker: usize) {
+        let is_its = |update: &Update| update.is_given && update.workers.contains(&worker);
+        let all = self.updates.iter().filter(|(_, update)| is_its(update)).map(|(&sequence, _)| sequence);
+        let wanted: Vec<u32> = all.filter(|&sequence| !self.workers[worker].has(sequence)).collect();
+        wanted.into_iter().for_each(|sequence| self.give(worker, sequence));
+    }
+
+    pub(super) fn is_committing(&self) -> bool {
+        self.workers.iter().any(|worker| worker.is_asked || worker.has_committed)
+    }
+
+    pub(super) fn is_folded(&self, update: &Update, sequence: u32) -> bool {
+        update.is_given && update.workers.iter().all(|&worker| self.workers[worker].has(sequence))
+    }
+
+    /// What follows from the state alone.
+    pub(super) fn advance(&mut self) {
+        if self.failed.is_some() {
+            return;
+        }
+        loop {
+            self.finish_updates();
+            if !self.is_commit_due {
+                self.give_queued();
+                self.is_commit_due = self.is_closing;
+            }
+            if !self.is_commit_due || !self.commit() {
+                return;
+            }
+        }
+    }
+
+    pub(super) fn give_queued(&mut self) {
+        while let Some(sequence) = self.queue.pop_front() {
+            let Some(update) = self.updates.get_mut(&sequence) else { continue };
+            update.is_given = true;
+            for worker in update.workers.clone() {
+                if self.workers[worker].is_alive {
+                    self.give(worker, sequence);
+                }
+            }
+        }
+    }
+
+    /// Says of updates that they count, as long as enough slots are left in the pool.
+    pub(super) fn finish_updates(&mut self) {
+        let mut done = self.updates.values().filter(|update| update.is_done).count();
+        let mut fresh = Vec::new();
+        for (&sequence, update) in &self.updates {
+            if update.is_done || !self.is_folded(update, sequence) {
+                continue;
+            }
+            if done >= self.reserve {
+                self.is_commit_due = true;
+                break;
+            }
+            done += 1;
+            fresh.push(sequence);
+        }
+        for sequence in fresh {
+            if let Some(update) = self.updates.get_mut(&sequence) {
+                update.is_done = true;
+                self.actions.push_back(Action::Done { sequence, outcome: Ok(()) });
+            }
+        }
+    }
+
+    /// Has all workers commit once everybody has folded everything. `true` if they all have.
+    pub(super) fn commit(&mut self) -> bool {
+        if !self
+            .updates
+            .iter()
+            .all(|(&sequence, update)| !update.is_given || self.is_folded(update, sequence))
+        {
+            return false;
+        }
+        for worker in 0..self.workers.len() {
+            let of = &mut self.workers[worker];
+            if of.is_alive && !of.is_asked && !of.has_committed {
+                of.is_asked = true;
+                self.tell(worker, Order::Commit);
+            }
+        }
+        if !self.workers.iter().all(|worker| worker.has_committed) {
+            return false;
+        }
+        self.release_committed();
+        true
+    }
+
+    pub(super) fn release_committed(&mut self) {
+        self.commits += 1;
+        let all: Vec<u32> = self.updates.iter().filter(|(_, u)| u.is_given).map(|(&s, _)| s).collect();
+        // A slot is free before anybody is let in who may want it.
+        for &sequence in &all {
+            self.actions.push_back(Action::Release { sequence });
+        }
+        for sequence in all {
+            if self.updates.remove(&sequence).is_some_and(|update| !update.is_done) {
+                self.actions.push_back(Action::Done { sequence, outcome: Ok(()) });
+            }
+        }
+        for worker in &mut self.workers {
+            worker.in_base.clear();
+            worker.has_committed = false;
+        }
+        self.is_commit_due = false;
+        if self.is_closing && self.queue.is_empty() {
+            self.is_closing = false;
+            let bases = self.workers.iter().filter_map(|worker| worker.base.clone()).collect();
+            self.actions.push_back(Action::Closed(Ok(bases)));
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Who was given which update, who has folded it, and what is committed. It decides and does nothing: inputs are what
+//! workers say and what happens to them, outputs are [`Action`]s.
+//!
+//! | step | when |
+//! |---|---|
+//! | an update is given to its workers: all of them ([`Split::Ranges`]) or one ([`Split::Clients`]) | at once, unless a commit is due |
+//! | it is done | all its workers have folded it, and slots of the pool are left for others; else after the next commit |
+//! | a commit is due | an update waits for slots, or the round closes |
+//! | workers are told to commit | everything that was given is folded by everybody: what is committed cannot be taken back |
+//! | objects are released | all workers have committed |
+//! | a worker refuses an update | its workers forget what they have not committed, and are given all but that again |
+//! | a worker dies | its successor has the last commit, and is given all since again |
+
+mod advance;
+mod share;
+mod words;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use share::Share;
+use thalweg_pool::{Key, Name};
+
+pub use words::{Action, Base, Lie, Order, Split};
+
+/// A worker that dies so often without having folded anything meanwhile is not started again in this round.
+const MOST_DEATHS: u32 = 32;
+
+#[derive(Debug)]
+struct Update {
+    name: Name,
+    weight: f64,
+    workers: Vec<usize>,
+    is_given: bool,
+    is_done: bool,
+}
+
+/// The account of one node.
+#[derive(Debug)]
+pub struct Ledger {
+    split: Split,
+    /// Most updates that are done and still lie in the pool.
+    reserve: usize,
+    workers: Vec<Share>,
+    /// Those that lie in the pool.
+    updates: BTreeMap<u32, Update>,
+    queue: VecDeque<u32>,
+    next: u32,
+    round: u32,
+    is_commit_due: bool,
+    is_closing: bool,
+    failed: Option<String>,
+    commits: u64,
+    actions: VecDeque<Action>,
+}
+
+impl Ledger {
+    /// Nothing yet; no worker has started. At most `reserve` updates are done and still lie in the pool.
+    pub fn new(workers: usize, split: Split, reserve: usize) -> Self {
+        let workers = std::iter::repeat_with(Share::default).take(workers.max(1)).collect();
+        Self {
+            split,
+            reserve,
+            workers,
+            updates: BTreeMap::new(),
+            queue: VecDeque::new(),
+            next: 0,
+            round: 0,
+            is_commit_due: false,
+            is_closing: false,
+            failed: None,
+            commits: 0,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// What to do next.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// Number of the round.
+    pub fn round(&self) -> u32 {
+        self.round
+    }
+
+    /// How often all workers have committed.
+    pub fn commits(&self) -> u64 {
+        self.commits
+    }
+
+    /// What a worker has committed.
+    pub fn base(&self, worker: usize) -> Option<&Base> {
+        self.workers[worker].base.as_ref()
+    }
+
+    /// Whether a worker has been told something that it has not answered.
+    pub fn is_awaited(&self, worker: usize) -> bool {
+        let worker = &self.workers[worker];
+        worker.is_alive && (!worker.given.is_empty() || worker.is_asked)
+    }
+
+    /// Whether a worker that has died should be started again in this round.
+    pub fn is_wanted(&self, worker: usize) -> bool {
+        self.workers[worker].deaths <= MOST_DEATHS
+    }
+
+    /// An update is in the pool; returns its number.
+    pub fn add(&mut self, name: Name, weight: f64) -> u32 {
+        let sequence = self.next;
+        self.next += 1;
+        let workers = self.assigned();
+        let update = Update { name, weight, workers, is_given: false, is_done: false };
+        self.updates.insert(sequence, update);
+        if let Some(why) = self.failed.clone() {
+            self.drop_update(sequence, Err(why));
+            return sequence;
+        }
+        self.queue.push_back(sequence);
+        self.advance();
+        sequence
+    }
+
+    /// Who is to fold the next update.
+    fn assigned(&mut self) -> Vec<usize> {
+        let all = 0..self.workers.len();
+        let chosen: Vec<usize> = match self.split {
+            Split::Ranges => all.collect(),
+            Split::Clients => {
+                let load = |&worker: &usize| {
+                    let own = self.updates.values().filter(|update| update.workers == [worker]);
+                    (own.count(), self.workers[worker].assigned)
+                };
+                all.min_by_key(load).into_iter().collect()
+            }
+        };
+        chosen.iter().for_each(|&worker| self.workers[worker].assigned += 1);
+        chosen
+    }
+
+    /// A worker's process runs. It was set up in a round with what [`Ledger::base`] said.
+    pub fn started(&mut self, worker: usize, round: u32) {
+        let of = &mut self.workers[worker];
+        of.is_alive = true;
+        of.forget();
+        if round != self.round {
+            self.tell(worker, Order::Begin);
+        }
+        self.give_again(worker);
+        self.advance();
+    }
+
+    /// A worker's process has ended.
+    pub fn died(&mut self, worker: usize) {
+        let of = &mut self.workers[worker];
+        of.is_alive = false;
+        of.forget();
+        of.deaths += 1;
+        if !self.is_wanted(worker) {
+            self.fail(format!("worker {worker} died {MOST_DEATHS} times without having folded anything"));
+        }
+    }
+
+    /// A worker has added an update to its sums.
+    ///
+    /// # Errors
+    /// [`Lie`] if it was given no such update.
+    pub fn folded(&mut self, worker: usize, task: u32, sequence: u32, key: Key) -> Result<(), Lie> {
+        let of = &mut self.workers[worker];
+        if of.task != task || !of.is_alive {
+            return Ok(());
+        }
+        let update = self.updates.get(&sequence).filter(|update| update.name.key == key);
+        if update.is_none() || !of.given.remove(&sequence) {
+            return Err(Lie("that it folded an update that it was not given"));
+        }
+        of.folded.insert(sequence);
+        of.deaths = 0;
+        self.advance();
+        Ok(())
+    }
+
+    /// A worker cannot add an update to its sums, and has not.
+    ///
+    /// # Errors
+    /// [`Lie`] if it was given no such update.
+    pub fn refused(&mut self, worker: usize, task: u32, sequence: u32, why: &str) -> Result<(), Lie> {
+        let of = &mut self.workers[worker];
+        if of.task != task || !of.is_alive {
+            return Ok(());
+        }
+        if !of.given.contains(&sequence) {
+            return Err(Lie("that it refuses an update that it was not given"));
+        }
+        let Some(update) = self.updates.get(&sequence) else { return Ok(()) };
+        // It counts already, and may be in another worker's base: it cannot be taken back.
+        if update.is_done || self.is_committing() {
+            self.fail(format!("an update that counts already cannot be added again: {why}"));
+            return Ok(());
+        }
+        let workers = update.workers.clone();
+        self.drop_update(sequence, Err(why.into()));
+        for worker in workers {
+            if !self.workers[worker].is_alive {
+                continue;
+            }
+            self.workers[worker].forget();
+            self.tell(worker, Order::Rollback);
+            self.give_again(worker);
+        }
+        self.advance();
+        Ok(())
+    }
+
+    /// A worker has committed its sums.
+    ///
+    /// # Errors
+    /// [`Lie`] if it was not asked to.
+    pub fn committed(&mut self, worker: usize, task: u32, base: Base) -> Result<(), Lie> {
+        let of = &mut self.workers[worker];
+        if of.task != task || !of.is_alive {
+            return Ok(());
+        }
+        if !of.is_asked {
+            return Err(Lie("that it committed without being asked"));
+        }
+        let is_old = of.base.as_ref().is_some_and(|old| old.slot == base.slot);
+        if base.slot > 1 || is_old && !of.folded.is_empty() {
+            return Err(Lie("that its sums lie where they cannot"));
+        }
+        of.counted += of.folded.len() as u32;
+        if base.head.contributions() > of.counted {
+            return Err(Lie("that its sums are of more updates than it was given"));
+        }
+        of.in_base.append(&mut of.folded);
+        of.base = Some(base);
+        of.is_asked = false;
+        of.has_committed = true;
+        of.deaths = 0;
+        self.advance();
+        Ok(())
+    }
+
+    /// No update comes any more in this round; [`Action::Closed`] follows.
+    pub fn close(&mut self) {
+        if let Some(why) = &self.failed {
+            self.actions.push_back(Action::Closed(Err(why.clone())));
+            return;
+        }
+        self.is_closing = true;
+        self.advance();
+    }
+
+    /// A round begins; what is left of the one before is dropped.
+    pub fn begin(&mut self) {
+        for sequence in self.updates.keys().copied().collect::<Vec<_>>() {
+            self.drop_update(sequence, Err("the round is over".into()));
+        }
+        self.round += 1;
+        self.next = 0;
+        (self.is_commit_due, self.is_closing, self.failed) = (false, false, None);
+        for worker in 0..self.workers.len() {
+            let of = &mut self.workers[worker];
+            of.forget();
+            of.base = None;
+            of.in_base.clear();
+            (of.has_committed, of.counted, of.deaths, of.assigned) = (false, 0, 0, 0);
+            if of.is_alive {
+                self.tell(worker, Order::Begin);
+            }
+        }
+    }
+
+    /// The round gives no mean.
+    pub fn fail(&mut self, why: String) {
+        for sequence in self.updates.keys().copied().collect::<Vec<_>>() {
+            self.drop_update(sequence, Err(why.clone()));
+        }
+        if self.is_closing {
+            self.is_closing = false;
+            self.actions.push_back(Action::Closed(Err(why.clone())));
+        }
+        self.is_commit_due = false;
+        self.failed.get_or_insert(why);
+    }
+}

@@ -1,0 +1,36 @@
+//! A node's workers (LIFL sections 4.1, 5.1 and appendix G): leaf processes that fold the objects of the node's pool into
+//! sums, which they keep in memory that they share with the node.
+//!
+//! ```text
+//! node      pool (writes)  --- object --->  workers (read)       memory file 1, only the node writes
+//!           mean (reads)   <--- sums -----  workers (write)      a memory file for each worker: slots A and B
+//!           ledger         <--- notes ---> workers               64 bytes each, over AF_UNIX
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `ledger/` | who was given what, who has folded it, what is committed; decides, without IO |
+//! | `team/` | drives the ledger: a thread for each worker, which starts it again when it dies |
+//! | `worker/` | what runs in a worker's process |
+//! | `launch.rs` | starts worker processes |
+//! | `note.rs`, `setup.rs` | what node and worker say to each other |
+//!
+//! **Exactly once.** An object stays in the pool until the sums that it is in are committed. A worker has two slots for sums.
+//! It folds into one while the other holds its last commit, which it does not touch. One that dies is replaced by a process
+//! that takes over the commit where it lies, and folds again what was given since.
+#![forbid(unsafe_code)]
+#![cfg(target_os = "linux")]
+
+mod clock;
+mod launch;
+mod ledger;
+mod note;
+mod setup;
+mod team;
+mod worker;
+
+pub use launch::{Launched, Launcher, Process, Program};
+pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
+pub use note::{Kind, Note, NOTE_BYTES};
+pub use team::{Counts, Team, TeamConfig};
+pub use worker::{work, work_with, Step};

@@ -1,0 +1,135 @@
+//! Notes: 64 bytes between a node and a worker.
+//!
+//! | bytes | content, little-endian |
+//! |---|---|
+//! | 0..2, 2..4 | destination and source: 0 is the node, workers count from 1 |
+//! | 4..8 | task: the worker's epoch |
+//! | 8..12 | round |
+//! | 12..16 | sequence: number of the update in the round |
+//! | 16..20 | kind |
+//! | 20..24 | slot: of the pool, or of the worker's sums |
+//! | 24..32 | generation of the slot |
+//! | 32..48 | key |
+//! | 48..56 | weight, an f64 |
+//! | 56..64 | bytes that follow the note |
+//!
+//! Behind `Folded` follows when the worker held the object, in nanoseconds of the monotonic clock (8 bytes); behind
+//! `Refused` a reason; behind `Committed` the nanoseconds of CPU time that its process has had (8 bytes), and the head of
+//! its sums.
+
+use thalweg_pool::{Key, Name};
+
+/// Bytes of a note.
+pub const NOTE_BYTES: usize = 64;
+/// Most bytes that may follow a note: the head of sums with one and a half million runs.
+pub(crate) const MOST_FOLLOWING: u64 = 64 << 20;
+
+/// What a note says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// To a worker: a round begins.
+    Begin = 1,
+    /// To a worker: forget what is not committed.
+    Rollback = 2,
+    /// To a worker: commit.
+    Commit = 3,
+    /// To a worker: add an object.
+    Fold = 4,
+    /// From a worker: it is added.
+    Folded = 5,
+    /// From a worker: it cannot be added.
+    Refused = 6,
+    /// From a worker: committed.
+    Committed = 7,
+}
+
+impl Kind {
+    fn of(number: u32) -> Option<Self> {
+        let all = [
+            Self::Begin,
+            Self::Rollback,
+            Self::Commit,
+            Self::Fold,
+            Self::Folded,
+            Self::Refused,
+            Self::Committed,
+        ];
+        all.into_iter().find(|&kind| kind as u32 == number)
+    }
+}
+
+/// A note.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Note {
+    /// Who gets it.
+    pub destination: u16,
+    /// Who sent it.
+    pub source: u16,
+    /// The worker's epoch.
+    pub task: u32,
+    /// The round.
+    pub round: u32,
+    /// Number of the update in the round.
+    pub sequence: u32,
+    /// What it says.
+    pub kind: Kind,
+    /// Which object; of [`Kind::Committed`] the slot is that of the sums.
+    pub name: Name,
+    /// The update's weight.
+    pub weight: f64,
+    /// How many bytes follow.
+    pub following: u64,
+}
+
+impl Note {
+    /// A note about no object.
+    pub(crate) fn plain(source: u16, destination: u16, task: u32, kind: Kind) -> Self {
+        let name = Name { slot: 0, generation: 0, key: Key::default() };
+        Self { destination, source, task, round: 0, sequence: 0, kind, name, weight: 0.0, following: 0 }
+    }
+
+    /// Its bytes.
+    pub fn encode(&self) -> [u8; NOTE_BYTES] {
+        let mut out = [0; NOTE_BYTES];
+        out[0..2].copy_from_slice(&self.destination.to_le_bytes());
+        out[2..4].copy_from_slice(&self.source.to_le_bytes());
+        out[4..8].copy_from_slice(&self.task.to_le_bytes());
+        out[8..12].copy_from_slice(&self.round.to_le_bytes());
+        out[12..16].copy_from_slice(&self.sequence.to_le_bytes());
+        out[16..20].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        out[20..24].copy_from_slice(&self.name.slot.to_le_bytes());
+        out[24..32].copy_from_slice(&self.name.generation.to_le_bytes());
+        out[32..48].copy_from_slice(&self.name.key);
+        out[48..56].copy_from_slice(&self.weight.to_le_bytes());
+        out[56..64].copy_from_slice(&self.following.to_le_bytes());
+        out
+    }
+
+    /// What these bytes say; `None` if they are no note.
+    pub fn decode(bytes: &[u8; NOTE_BYTES]) -> Option<Self> {
+        let name = Name {
+            slot: u32::from_le_bytes(at(bytes, 20)),
+            generation: u64::from_le_bytes(at(bytes, 24)),
+            key: at(bytes, 32),
+        };
+        let note = Self {
+            destination: u16::from_le_bytes(at(bytes, 0)),
+            source: u16::from_le_bytes(at(bytes, 2)),
+            task: u32::from_le_bytes(at(bytes, 4)),
+            round: u32::from_le_bytes(at(bytes, 8)),
+            sequence: u32::from_le_bytes(at(bytes, 12)),
+            kind: Kind::of(u32::from_le_bytes(at(bytes, 16)))?,
+            name,
+            weight: f64::from_le_bytes(at(bytes, 48)),
+            following: u64::from_le_bytes(at(bytes, 56)),
+        };
+        (note.following <= MOST_FOLLOWING).then_some(note)
+    }
+}
+
+fn at<const N: usize>(bytes: &[u8; NOTE_BYTES], start: usize) -> [u8; N] {
+    let mut out = [0; N];
+    out.copy_from_slice(&bytes[start..start + N]);
+    out
+}

@@ -1,0 +1,301 @@
+//! The ledger against workers that are sets: whatever dies or is refused, each update is in the committed sums exactly once
+//! or not at all.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use thalweg_dice::Dice;
+use thalweg_fold::{Accumulator, Precision, SumsHead};
+use thalweg_node::{Action, Base, Ledger, Lie, Order, Split};
+use thalweg_pool::{Key, Name};
+use thalweg_wire::{Dtype, Layout};
+
+const STAGING: usize = 3;
+
+fn below(dice: &mut Dice, limit: u64) -> u64 {
+    dice.draw() % limit
+}
+
+/// Updates whose numbers are such that every worker refuses them.
+fn is_bad(sequence: u32) -> bool {
+    sequence % 5 == 3
+}
+
+fn key(sequence: u32) -> Key {
+    let mut key = [7; 16];
+    key[..4].copy_from_slice(&sequence.to_le_bytes());
+    key
+}
+
+fn name(sequence: u32) -> Name {
+    Name { slot: sequence, generation: 1, key: key(sequence) }
+}
+
+fn head() -> SumsHead {
+    let layout = Layout::pack([("w", Dtype::U8, vec![1])]).unwrap();
+    Accumulator::new(Arc::new(layout), Precision::F32).head().unwrap()
+}
+
+enum Reply {
+    Folded(u32),
+    Refused(u32),
+    Committed(u32),
+}
+
+/// A worker's process, and the memory for its sums, which outlives it.
+#[derive(Default)]
+struct Worker {
+    is_alive: bool,
+    slots: [BTreeSet<u32>; 2],
+    base: Option<usize>,
+    has_begun: bool,
+    orders: VecDeque<(u32, Order)>,
+    replies: VecDeque<(u32, Reply)>,
+}
+
+impl Worker {
+    fn open(&self) -> usize {
+        self.base.map_or(0, |base| 1 - base)
+    }
+
+    fn start(&mut self, base: Option<&Base>) {
+        self.is_alive = true;
+        self.base = base.map(|base| base.slot as usize);
+        self.has_begun = false;
+        // What its predecessor has left beyond the commit is anything.
+        let open = self.open();
+        self.slots[open] = BTreeSet::from([999]);
+    }
+
+    fn fold(&mut self, sequence: u32) -> Reply {
+        let open = self.open();
+        if !self.has_begun {
+            self.slots[open] = self.base.map(|base| self.slots[base].clone()).unwrap_or_default();
+            self.has_begun = true;
+        }
+        if is_bad(sequence) {
+            return Reply::Refused(sequence);
+        }
+        assert!(self.slots[open].insert(sequence), "update {sequence} is folded twice");
+        Reply::Folded(sequence)
+    }
+
+    fn commit(&mut self) -> Reply {
+        let open = self.open();
+        if self.base.is_none() && !self.has_begun {
+            self.slots[open].clear();
+        }
+        let slot = self.base.filter(|_| !self.has_begun).unwrap_or(open);
+        (self.base, self.has_begun) = (Some(slot), false);
+        Reply::Committed(slot as u32)
+    }
+
+    /// Obeys an order; with `says`, its answer is on its way.
+    fn obey(&mut self, says: bool) {
+        let Some((task, order)) = self.orders.pop_front() else { return };
+        let reply = match order {
+            Order::Begin => {
+                (self.base, self.has_begun) = (None, false);
+                None
+            }
+            Order::Rollback => {
+                self.has_begun = false;
+                None
+            }
+            Order::Commit => Some(self.commit()),
+            Order::Fold { sequence, .. } => Some(self.fold(sequence)),
+        };
+        self.replies.extend(reply.filter(|_| says).map(|reply| (task, reply)));
+    }
+}
+
+struct World {
+    dice: Dice,
+    ledger: Ledger,
+    split: Split,
+    reserve: usize,
+    workers: Vec<Worker>,
+    in_pool: BTreeSet<u32>,
+    outcomes: BTreeMap<u32, Result<(), String>>,
+    closed: Option<Result<Vec<Base>, String>>,
+    kills: u32,
+    head: SumsHead,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(&[seed]);
+        let count = dice.up_to(3) as usize;
+        let split = if dice.hits(0.5) { Split::Ranges } else { Split::Clients };
+        let reserve = below(&mut dice, 4) as usize;
+        let workers = std::iter::repeat_with(Worker::default).take(count).collect();
+        let ledger = Ledger::new(count, split, reserve);
+        let (in_pool, outcomes, kills) = (BTreeSet::new(), BTreeMap::new(), below(&mut dice, 9) as u32);
+        Self { dice, ledger, split, reserve, workers, in_pool, outcomes, closed: None, kills, head: head() }
+    }
+
+    fn act(&mut self) {
+        while let Some(action) = self.ledger.poll_action() {
+            match action {
+                Action::Tell { worker, task, order } => {
+                    if let Order::Fold { sequence, .. } = order {
+                        assert!(self.in_pool.contains(&sequence), "{sequence} is given after its release");
+                    }
+                    if self.workers[worker].is_alive {
+                        self.workers[worker].orders.push_back((task, order));
+                    }
+                }
+                Action::Release { sequence } => assert!(self.in_pool.remove(&sequence), "released twice"),
+                Action::Done { sequence, outcome } => {
+                    assert!(self.outcomes.insert(sequence, outcome).is_none(), "two outcomes");
+                }
+                Action::Closed(bases) => self.closed = Some(bases),
+            }
+        }
+        let done = self.in_pool.iter().filter(|sequence| self.outcomes.contains_key(sequence)).count();
+        assert!(done <= self.reserve, "the pool is fuller than it may be");
+    }
+
+    fn hear(&mut self, worker: usize) -> Result<(), Lie> {
+        let Some((task, reply)) = self.workers[worker].replies.pop_front() else { return Ok(()) };
+        match reply {
+            Reply::Folded(sequence) => self.ledger.folded(worker, task, sequence, key(sequence)),
+            Reply::Refused(sequence) => self.ledger.refused(worker, task, sequence, "it is bad"),
+            Reply::Committed(slot) => {
+                self.ledger.committed(worker, task, Base { slot, head: self.head.clone() })
+            }
+        }
+    }
+
+    /// Something happens to some worker.
+    fn step(&mut self) {
+        let worker = below(&mut self.dice, self.workers.len() as u64) as usize;
+        let is_alive = self.workers[worker].is_alive;
+        match below(&mut self.dice, 10) {
+            0 if is_alive && self.kills > 0 => {
+                self.kills -= 1;
+                // What it has said is heard; what it has done last may be told to nobody.
+                self.workers[worker].obey(false);
+                while !self.workers[worker].replies.is_empty() {
+                    self.hear(worker).unwrap();
+                    self.act();
+                }
+                self.workers[worker].is_alive = false;
+                self.workers[worker].orders.clear();
+                self.ledger.died(worker);
+            }
+            _ if !is_alive => {
+                let (round, base) = (self.ledger.round(), self.ledger.base(worker).cloned());
+                self.workers[worker].start(base.as_ref());
+                self.ledger.started(worker, round);
+            }
+            1..=4 => self.hear(worker).unwrap(),
+            _ => self.workers[worker].obey(true),
+        }
+        self.act();
+    }
+
+    fn round(&mut self, updates: u32) {
+        let mut next = 0;
+        while next < updates {
+            let under_way = next as usize - self.outcomes.len();
+            if under_way < STAGING && self.dice.hits(0.2) {
+                self.in_pool.insert(next);
+                assert!(self.in_pool.len() <= STAGING + self.reserve, "an update finds no slot");
+                assert_eq!(self.ledger.add(name(next), 1.0), next);
+                self.act();
+                next += 1;
+            }
+            self.step();
+        }
+        self.ledger.close();
+        self.act();
+        let mut steps = 0;
+        while self.closed.is_none() {
+            self.step();
+            steps += 1;
+            assert!(steps < 100_000, "the round does not end");
+        }
+        let bases = self.closed.take().unwrap().unwrap();
+        let good: BTreeSet<u32> = (0..updates).filter(|&sequence| !is_bad(sequence)).collect();
+        let counted: BTreeSet<u32> =
+            self.outcomes.iter().filter(|(_, o)| o.is_ok()).map(|(&s, _)| s).collect();
+        assert_eq!(counted, good);
+        assert_eq!(self.outcomes.len(), updates as usize);
+        assert!(self.in_pool.is_empty(), "nothing is left in the pool");
+        let sums = self.workers.iter().zip(&bases).map(|(worker, base)| &worker.slots[base.slot as usize]);
+        match self.split {
+            Split::Ranges => sums.for_each(|sums| assert_eq!(sums, &good)),
+            Split::Clients => {
+                let all: Vec<u32> = sums.flatten().copied().collect();
+                assert_eq!(all.len(), good.len(), "an update is in two sums");
+                assert_eq!(all.into_iter().collect::<BTreeSet<u32>>(), good);
+            }
+        }
+        self.ledger.begin();
+        self.outcomes.clear();
+        self.act();
+    }
+}
+
+#[test]
+fn each_update_counts_exactly_once_whoever_dies() {
+    for seed in 0..2000 {
+        let mut world = World::new(seed);
+        for _ in 0..3 {
+            let updates = below(&mut world.dice, 15) as u32;
+            world.round(updates);
+        }
+    }
+}
+
+fn started() -> Ledger {
+    let mut ledger = Ledger::new(1, Split::Ranges, 2);
+    ledger.started(0, 0);
+    assert_eq!(ledger.add(name(0), 1.0), 0);
+    ledger
+}
+
+fn tasks(ledger: &mut Ledger) -> Vec<u32> {
+    let actions = std::iter::from_fn(|| ledger.poll_action());
+    actions.filter_map(|a| if let Action::Tell { task, .. } = a { Some(task) } else { None }).collect()
+}
+
+#[test]
+fn what_cannot_be_is_a_lie() {
+    let mut ledger = started();
+    let task = tasks(&mut ledger)[0];
+    let base = |slot| Base { slot, head: head() };
+    assert!(ledger.folded(0, task, 1, key(1)).is_err(), "it was given no such update");
+    assert!(ledger.folded(0, task, 0, key(1)).is_err(), "another key");
+    assert!(ledger.refused(0, task, 5, "").is_err());
+    assert!(ledger.committed(0, task, base(0)).is_err(), "nobody asked");
+    assert_eq!(ledger.folded(0, task + 7, 1, key(1)), Ok(()), "of another epoch: out of date");
+    assert_eq!(ledger.folded(0, task, 0, key(0)), Ok(()));
+    assert!(ledger.folded(0, task, 0, key(0)).is_err(), "twice");
+    ledger.close();
+    assert!(ledger.committed(0, task, base(2)).is_err(), "there are two slots");
+    assert_eq!(ledger.committed(0, task, base(1)), Ok(()));
+}
+
+#[test]
+fn a_worker_that_only_dies_fails_the_round_and_not_the_next() {
+    let mut ledger = started();
+    while ledger.is_wanted(0) {
+        ledger.died(0);
+        if ledger.is_wanted(0) {
+            ledger.started(0, 0);
+        }
+    }
+    ledger.close();
+    let failed = |action: &Action| matches!(action, Action::Closed(Err(why)) if why.contains("died"));
+    assert!(std::iter::from_fn(|| ledger.poll_action()).any(|action| failed(&action)));
+    ledger.begin();
+    assert!(ledger.is_wanted(0));
+    ledger.started(0, 1);
+    ledger.add(name(0), 1.0);
+    assert_eq!(tasks(&mut ledger).len(), 1);
+}

@@ -1,0 +1,21 @@
+//! Real worker processes, ended at seeded steps and at any moment: the mean is that of one accumulator, bit for bit. This
+//! test is its own workers: it has no harness.
+
+#![allow(clippy::unwrap_used)]
+
+#[cfg(target_os = "linux")]
+mod linux;
+
+#[cfg(target_os = "linux")]
+fn main() {
+    match std::env::var(linux::FAULT) {
+        Ok(fault) => linux::worker::run(&fault),
+        Err(_) if std::env::var_os(linux::NODE).is_some() => linux::be_a_node(),
+        Err(_) => linux::tests(),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    println!("skipped: memory is shared on Linux only");
+}
