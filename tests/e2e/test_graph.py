@@ -265,6 +265,14 @@ def test_a_node_with_the_certificate_of_another_is_refused(start: Start, guarded
     assert 'the certificate is for "anna", the client says it is "berta"' in json.loads(out)["error"]["cause"], err
 
 
+def test_a_node_that_is_dialled_needs_a_certificate_in_its_own_name(start: Start, guarded: Path) -> None:
+    # Clara's certificate is of the same authority and for the same host.
+    node(start, guarded, "berta", shows="clara").until("waiting for anna, clara")
+    code, out, err = node(start, guarded, "anna").end()
+    assert code != 0
+    assert 'is for "clara", not for "berta"' in json.loads(out)["error"]["cause"], err
+
+
 def test_a_node_with_another_plan_is_refused(start: Start, guarded: Path, tmp_path: Path) -> None:
     first = node(start, guarded, "anna")
     first.until("waiting for berta, clara")

@@ -141,6 +141,8 @@ pub(crate) struct DialOptions {
     pub options: Options,
     pub token: Option<pki::Token>,
     pub name: String,
+    /// Whose certificate the other end has to show, if it shows one: a node's has its name.
+    pub expects: Option<String>,
     /// Random, once a process.
     pub instance: u64,
     /// When its clock began.
@@ -162,7 +164,23 @@ impl DialOptions {
         let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
         let instance = u64::from_le_bytes(random()?);
         let (options, started) = (options.transport, Instant::now());
-        Ok(Self { address, transport, options, token, name: name.into(), instance, started })
+        let (name, expects) = (name.into(), None);
+        Ok(Self { address, transport, options, token, name, expects, instance, started })
+    }
+
+    /// Why the other end is not who is wanted. A certificate of the right authority and host may still be another's.
+    fn impostor(&self, link: &dyn Link) -> Option<String> {
+        let expected = self.expects.as_ref().filter(|_| self.is_mutual())?;
+        let certified = link.peer().certified.as_ref().filter(|certified| *certified != expected)?;
+        Some(format!(
+            "the certificate at {} is for {certified:?}, not for {expected:?}; check the addresses, or issue one with \
+             `thalweg pki issue {expected} --host HOST`",
+            self.address
+        ))
+    }
+
+    fn is_mutual(&self) -> bool {
+        self.options.tls.as_ref().is_some_and(|tls| tls.identity.is_some())
     }
 }
 
@@ -385,7 +403,10 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time) {
     tokio::time::sleep(after).await;
     match dialer.to.transport.connect(&dialer.to.address, &dialer.to.options).await {
         Ok(link) => {
-            if let Err(error) = attach(&dialer, link) {
+            if let Some(reason) = dialer.to.impostor(&*link) {
+                link.close().await;
+                dialer.fail(&reason);
+            } else if let Err(error) = attach(&dialer, link) {
                 dialer.fail(&error.to_string());
             }
         }

@@ -145,7 +145,8 @@ impl Node {
         for (name, url) in neighbours {
             let to = if self.name < *name {
                 let to = DialOptions::new(url, &self.name, self.options.of_dialer())?;
-                Some(DialOptions { instance: self.instance, started: self.shared.started(), ..to })
+                let (instance, started) = (self.instance, self.shared.started());
+                Some(DialOptions { instance, started, expects: Some(name.clone()), ..to })
             } else {
                 None
             };
