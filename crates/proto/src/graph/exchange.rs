@@ -199,7 +199,7 @@ impl Node {
         self.advance(now);
     }
 
-    fn acknowledge(&mut self, now: Time, place: usize, round: u32) {
+    pub(super) fn acknowledge(&mut self, now: Time, place: usize, round: u32) {
         if !self.waits_for_all() {
             return;
         }

@@ -267,7 +267,14 @@ impl Node {
 
     /// Moves to an iteration: drops what arrived of earlier ones, and handles Ends that arrived before their iteration.
     fn go_to(&mut self, now: Time, round: u32) {
-        self.round = round;
+        let before = std::mem::replace(&mut self.round, round);
+        for place in 0..self.peers.len() {
+            // Of an iteration that is left out nothing more is wanted, and its sender may wait to hear that.
+            let ended = self.peers[place].ended;
+            if (before..round).contains(&ended) {
+                self.acknowledge(now, place, ended);
+            }
+        }
         for peer in &mut self.peers {
             peer.arrivals.retain(|&of, _| of >= round);
         }
