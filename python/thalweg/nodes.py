@@ -66,7 +66,7 @@ class Node:
         data: Any = None,
         wait: Literal["all", "none", "first-chunk", "deadline"] = "all",
         deadline: float | None = None,
-        mixing: Literal["complement", "renormalise"] = "complement",
+        mixing: Literal["complement", "renormalise", "paper", "symmetric"] = "complement",
         seed: int = 0,
         tensors: str | Sequence[str] | None = None,
         ca: Path | str | None = None,
@@ -78,9 +78,11 @@ class Node:
         Without ``data`` the app's ``train_data()`` is asked for it. ``wait`` says what an iteration waits for before it
         averages, ``deadline`` how many seconds at most after the own training; ``wait="deadline"`` without a number
         adapts. With ``mixing="complement"`` the own chunk stands in for one that is missing, with ``renormalise`` what
-        came is scaled to a sum of 1. All nodes must have the same ``seed``: their models begin alike. ``ca``, ``cert``
-        and ``key`` are PEM files of ``thalweg pki issue NAME --host HOST``, needed beyond this machine. Raises
-        PlanError, LinkError, ModelError, CoreError.
+        came is scaled to a sum of 1. With ``symmetric`` two neighbours use what went both ways, so that no loss moves
+        the mean of all models; ``paper`` has the weights of udp-dpsgd, section 3.5.2. Both take the memory of a model
+        more for each neighbour, and all nodes must have the same. All nodes must have the same ``seed``: their models
+        begin alike. ``ca``, ``cert`` and ``key`` are PEM files of ``thalweg pki issue NAME --host HOST``, needed beyond
+        this machine. Raises PlanError, LinkError, ModelError, CoreError.
         """
         from thalweg.transports import links, pki
 
@@ -127,7 +129,8 @@ class Node:
 
         ``weights`` are those with which their models are taken, in all at most 1. Without them each has 1 / (1 + number
         of neighbours), which is Metropolis-Hastings where all nodes have as many; else give 1 / (1 + the larger number
-        of both). Raises PlanError for a weight that cannot be.
+        of both). With ``mixing="paper"`` give 1 / (1 + the neighbour's number of neighbours); their sum may be larger.
+        Raises PlanError for a weight that cannot be.
         """
         unknown = sorted(set(weights) - set(neighbours))
         if unknown:
@@ -136,7 +139,8 @@ class Node:
         usual = {name: 1.0 / (1 + len(names)) for name in names}
         chosen = {**(self._weights if weights else usual), **dict(weights)}
         chosen = {name: chosen.get(name, usual[name]) for name in names}
-        if min(chosen.values(), default=1.0) <= 0 or sum(chosen.values()) > 1 + 1e-9:
+        most = float(len(chosen)) if self._mixing == "paper" else 1 + 1e-9
+        if min(chosen.values(), default=1.0) <= 0 or sum(chosen.values()) > most:
             raise PlanError("the weights of a node's neighbours are more than 0, and in all at most 1", "Correct them")
         self._weights = chosen
         self._core.meet(json.dumps(dict(neighbours)))

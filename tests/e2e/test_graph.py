@@ -99,6 +99,7 @@ def test_every_link_carries_a_model_each_way_in_each_iteration(start: Start, tmp
         ("--wait", "deadline"),
         ("--wait", "first-chunk", "--deadline", "5"),
         ("--weights", "renormalise"),
+        ("--weights", "symmetric", "--wait", "deadline", "--network", "loss=20%", "--emulator", "message"),
         ("--tls", "on"),
         ("--network", "rate=1gbit,rtt=2ms", "--emulator", "message"),
     ],
@@ -109,6 +110,26 @@ def test_other_ways_come_to_their_end(start: Start, words: tuple[str, ...]) -> N
     assert said["iterations"] >= 1
     # All begin alike and nobody trains: whatever is lost, each has the mean of equal models.
     assert said["disagreement"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["symmetric", "paper"])
+def test_models_that_are_put_aside_come_to_the_same_mean(start: Start, tmp_path: Path, rule: str) -> None:
+    said = run(start, "--graph", "star", "--clients", "4", "--rounds", "3", "--weights", rule, *DIGITS)
+    # All came both ways, so these are Metropolis-Hastings weights on a graph whose degrees differ.
+    rows = read_table(tmp_path / said["record"], "exchanges")
+    assert {(row["state"], row["weight"]) for row in rows} == {("whole", 0.25)}
+    assert said["drift"] < 1e-5
+
+
+def test_a_one_peer_graph_sends_one_model_an_iteration(start: Start, tmp_path: Path) -> None:
+    said = run(start, "--graph", "one-peer", "--clients", "4", "--rounds", "4", *PAYLOAD)
+    rows = read_table(tmp_path / said["record"], "exchanges")
+    came = {(row["round"], row["node"], row["neighbour"], row["state"], row["weight"]) for row in rows}
+    assert came == {
+        (number, f"node-{1 + (node + step) % 4}", f"node-{1 + node}", "whole", 0.5)
+        for number, step in ((1, 1), (2, 2), (3, 1), (4, 2))
+        for node in range(4)
+    }
 
 
 def test_a_graph_that_is_drawn_anew_meets_others_each_time(start: Start, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,13 @@ class Core:
 
     def __init__(self, arena: _core.Arena, skips: Mapping[int, int] | None = None) -> None:
         self.said: list[tuple[Any, ...]] = []
+        self.sent_to: list[Sequence[str] | None] = []
         self._arena, self._skips = arena, skips or {}
         self._slow = 1
 
-    def begin(self, round: int, weights: str, then: str | None) -> None:  # noqa: A002 - the core's own word
+    def begin(self, round: int, weights: str, then: str | None, to: Sequence[str] | None) -> None:  # noqa: A002 - the core's own word
         self.said.append(("begin", round, json.loads(weights), then and json.loads(then)))
+        self.sent_to.append(to)
 
     def ready(self, round: int) -> int:  # noqa: A002
         self.said.append(("ready", round))
@@ -117,6 +119,24 @@ def test_the_turns_of_a_graph() -> None:
     assert turns_of(star, NAMES, "node-3", "metropolis").at(9) == {"node-1": 0.25}
     assert turns_of(star, NAMES, "node-3", "renormalise").at(9) == {"node-1": 0.25, "node-3": 0.75}
     assert not turns_of(star, NAMES, "node-3", "metropolis").changes
+
+
+def test_the_papers_weights_say_the_neighbours_degrees() -> None:
+    star = schedule("star", 4, 0)
+    assert turns_of(star, NAMES, "node-1", "paper").at(1) == dict.fromkeys(NAMES[1:], 0.5)
+    assert turns_of(star, NAMES, "node-3", "paper").at(1) == {"node-1": 0.25}
+
+
+def test_on_a_one_peer_graph_a_node_hears_one_and_sends_to_another() -> None:
+    turns = turns_of(schedule("one-peer", 4, 0), NAMES, "node-2", "metropolis")
+    core, _, _ = run(3, turns)
+    begun = [said[2:] for said in core.said if said[0] == "begin"]
+    assert begun == [
+        ({"node-1": 0.5}, {"node-4": 0.5}),
+        ({"node-4": 0.5}, {"node-1": 0.5}),
+        ({"node-1": 0.5}, {"node-4": 0.5}),
+    ]
+    assert core.sent_to == [["node-3"], ["node-4"], ["node-3"]]
 
 
 def test_the_turns_of_a_graph_that_is_drawn() -> None:

@@ -128,9 +128,6 @@ def test_a_payload_is_not_tested() -> None:
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ({"aggregation.weights": "symmetric"}, "symmetric weights are not there yet"),
-        ({"aggregation.weights": "paper", "job.graph": "star"}, "for regular graphs alone"),
-        ({"job.graph": "one-peer"}, "one-peer graphs are not there yet"),
         ({"job.graph": "random:0.0001", "job.clients": 40}, "none of 1000 graphs"),
     ],
 )

@@ -20,8 +20,8 @@ mod tasks;
 mod transfer;
 
 pub use graph::{
-    Exchange, ExchangeState, Mixing, Neighbour, Node, NodeAction, NodeConfig, NodePlace, NodeStep, Taken,
-    Waiting,
+    Exchange, ExchangeState, Mixing, Neighbour, Node, NodeAction, NodeConfig, NodePlace, NodeStep, Portion,
+    Taken, Waiting, Weighing,
 };
 pub use session::{Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic};
 pub use star::{

@@ -58,10 +58,11 @@ impl Node {
     }
 
     /// An iteration begins. `weights`: JSON object of neighbours and weights; `then`: those of the next one, None if they
-    /// are the same.
-    fn begin(&self, round: u32, weights: &str, then: Option<&str>) -> PyResult<()> {
+    /// are the same. `to`: whom to send to, None for those whose models are taken.
+    #[pyo3(signature = (round, weights, then, to=None))]
+    fn begin(&self, round: u32, weights: &str, then: Option<&str>, to: Option<Vec<String>>) -> PyResult<()> {
         let then = then.map(self::weights).transpose()?;
-        self.inner.begin(round, self::weights(weights)?, then).map_err(raise)
+        self.inner.begin(round, self::weights(weights)?, then, to.as_deref()).map_err(raise)
     }
 
     /// The model in the arena is trained: sends a copy of it. Returns the number it is sent under.

@@ -48,7 +48,7 @@ fn ring(layout: &Layout, nodes: usize, address: &str, options: &Value) -> Vec<(N
 }
 
 fn iterate(node: &Node, round: u32, weights: &BTreeMap<String, f64>) -> Value {
-    node.begin(round, weights.clone(), None).unwrap();
+    node.begin(round, weights.clone(), None, None).unwrap();
     let number = node.ready(round, None).unwrap();
     let report = node.wait(number, Some(LIMIT), None).unwrap();
     serde_json::from_str(&report.expect("it waits in vain")).unwrap()
@@ -154,6 +154,47 @@ fn lost_chunks_are_asked_for_again_or_count_for_the_own_model() {
 }
 
 #[test]
+fn models_that_are_put_aside_give_the_same_mean() {
+    for address in ADDRESSES {
+        for mixing in ["symmetric", "paper"] {
+            let layout = layout(100_000);
+            // 1/4 is given, and two heard would allow 1/3.
+            let done = run(ring(&layout, 4, address, &json!({ "mixing": mixing })), 4, None);
+            for (i, (arena, reports)) in done.iter().enumerate() {
+                let right = expected(4, 4)[i] as f32;
+                assert!(
+                    floats(arena, &layout).iter().all(|v| (v - right).abs() < 1e-5),
+                    "{address} {mixing}"
+                );
+                assert_eq!(count(arena, &layout), 3, "counters take the maximum");
+                for report in reports {
+                    assert_eq!(report["bytes_used"], 2 * layout.bytes(), "{address} {report}");
+                    assert_eq!(report["chunks_used"], report["chunks_expected"], "{address} {report}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn symmetric_weights_keep_the_mean_though_chunks_are_lost() {
+    let layout = layout(200_000);
+    for wait in [json!({ "wait": "deadline" }), json!({ "wait": "first-chunk", "deadline": 5.0 })] {
+        let mut options = json!({ "mixing": "symmetric", "layers": { "fault": { "seed": 3, "loss": 0.2 } } });
+        options.as_object_mut().unwrap().extend(wait.as_object().unwrap().clone());
+        let done = run(ring(&layout, 4, "udp://127.0.0.1:0", &options), 6, None);
+        let models: Vec<Vec<f32>> = done.iter().map(|(arena, _)| floats(arena, &layout)).collect();
+        for element in 0..models[0].len() {
+            let mean = models.iter().map(|model| f64::from(model[element])).sum::<f64>() / 4.0;
+            assert!((mean - 1.5).abs() < 1e-5, "{wait}: {mean}");
+        }
+        let reports = || done.iter().flat_map(|(_, reports)| reports);
+        assert!(reports().any(|report| report["bytes_used"].as_u64() < report["bytes_expected"].as_u64()));
+        assert!(reports().any(|report| report["bytes_used"].as_u64() > Some(0)));
+    }
+}
+
+#[test]
 fn a_node_alone_and_one_whose_neighbour_is_gone_go_on() {
     let layout = layout(1000);
     let (alone, arena) = node(&layout, "alone", "tcp://127.0.0.1:0", &json!({}));
@@ -231,7 +272,7 @@ fn impossible_options_say_what_they_may_be() {
     let (node, _) = node(&layout, "a", "tcp://127.0.0.1:0", &json!({}));
     assert!(node.meet(&BTreeMap::from([("a".into(), String::new())])).is_err());
     assert!(node
-        .begin(1, BTreeMap::from([("b".into(), 0.5)]), None)
+        .begin(1, BTreeMap::from([("b".into(), 0.5)]), None, None)
         .unwrap_err()
         .to_string()
         .contains("met"));
@@ -250,7 +291,7 @@ fn a_model_that_is_not_finite_is_dropped_by_others_and_refused_at_home() {
             let layout = layout.clone();
             std::thread::spawn(move || {
                 let weights = neighbours.into_iter().map(|n| (n, 0.25)).collect();
-                node.begin(1, weights, None).unwrap();
+                node.begin(1, weights, None, None).unwrap();
                 node.ready(1, None).unwrap();
                 let report = node.wait(1, Some(LIMIT), None);
                 let said = report.map(|report| report.expect("it waits in vain"));

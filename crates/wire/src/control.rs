@@ -11,6 +11,7 @@
 //! | sender | End | the ranges of one grant have been sent |
 //! | receiver | Received | the parcel is here |
 //! | receiver | Accepted, Rejected | it counts, or does not, with the reason |
+//! | receiver | Have | this much of it is here, on a graph where neighbours use what went both ways |
 //! | either | Closed | the sender's or receiver's interest in it has ended |
 
 use serde::{Deserialize, Serialize};
@@ -117,6 +118,13 @@ pub enum Control {
         /// Why, for a person.
         #[serde(deserialize_with = "text::reason")]
         reason: String,
+    },
+    /// Receiver, between nodes of a graph: what it has of a model when it stops waiting. Both use what went both ways.
+    Have {
+        /// The parcel's number.
+        parcel: u32,
+        /// What came, at most [`MAX_HOLES`] ranges.
+        got: Ranges,
     },
 }
 
@@ -350,6 +358,7 @@ mod tests {
                 clock: 0,
                 purpose: Purpose::Graph,
             }),
+            Control::Have { parcel: 7, got: holes.clone() },
             Control::Grant { parcel: 1, wanted: holes },
             Control::Offer(Parcel {
                 number: 1,

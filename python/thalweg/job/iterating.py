@@ -27,7 +27,7 @@ Weights = Mapping[str, float]
 class CoreNode(Protocol):
     """What of the core's node an iteration needs."""
 
-    def begin(self, round: int, weights: str, then: str | None) -> None: ...  # noqa: A002 - the core's own word
+    def begin(self, round: int, weights: str, then: str | None, to: Sequence[str] | None) -> None: ...  # noqa: A002 - the core's own word
     def ready(self, round: int) -> int: ...  # noqa: A002
     def wait(self, round: int, timeout: float | None) -> str | None: ...  # noqa: A002
 
@@ -54,16 +54,24 @@ class Models:
 
 @dataclass(frozen=True)
 class Turns:
-    """A node's weights of each iteration: of one graph, of several by turns, or of one that is drawn."""
+    """A node's weights of each iteration: of one graph, of several by turns, or of one that is drawn.
+
+    ``sends`` has whom it sends to, by turns likewise. Empty, it sends to those whose models it takes.
+    """
 
     by_turns: Sequence[Weights] = ()
     drawn: Callable[[int], Weights] | None = None
+    sends: Sequence[Sequence[str]] = ()
 
     def at(self, iteration: int) -> Weights:
         """Return the weights of ``iteration``, from 1."""
         if self.drawn is not None:
             return self.drawn(iteration)
         return self.by_turns[(iteration - 1) % len(self.by_turns)]
+
+    def to(self, iteration: int) -> Sequence[str] | None:
+        """Return whom the node sends to in ``iteration``; None if to those whose models it takes."""
+        return self.sends[(iteration - 1) % len(self.sends)] if self.sends else None
 
     @property
     def changes(self) -> bool:
@@ -112,14 +120,21 @@ def turns_of(schedule: Schedule, names: Sequence[str], me: str, rule: mixing.Rul
 
     if schedule.period is None:
         return Turns(drawn=weights)
-    return Turns([weights(iteration) for iteration in range(1, schedule.period + 1)])
+    period = range(1, schedule.period + 1)
+    sends: Sequence[Sequence[str]] = ()
+    if not schedule.at(1).is_mutual:
+        sends = [[names[node] for node in schedule.at(iteration).sends[place]] for iteration in period]
+    return Turns([weights(iteration) for iteration in period], sends=sends)
 
 
 def weights_of(exchange: Exchange, names: Sequence[str], place: int, rule: mixing.Rule) -> Weights:
     """Return the Metropolis-Hastings weights of one node's neighbours.
 
-    To scale what came to a sum of 1, the core has to know the node's own weight, under its own name.
+    To scale what came to a sum of 1, the core has to know the node's own weight, under its own name. For the paper's
+    weights it has to know the neighbours' degrees, as 1 / (1 + degree).
     """
+    if rule == "paper":
+        return {names[node]: 1.0 / (1 + len(exchange.hears[node])) for node in exchange.hears[place]}
     row = mixing.metropolis_row(exchange, place)
     return {names[node]: weight for node, weight in row.items() if node != place or rule == "renormalise"}
 
@@ -166,7 +181,7 @@ def _step(
     swap: Swap,
 ) -> Iteration:
     then = json.dumps(turns.at(number + 1)) if turns.changes else None
-    node.begin(number, json.dumps(turns.at(number)), then)
+    node.begin(number, json.dumps(turns.at(number)), then, turns.to(number))
     samples, metrics = peer.train(config)
     before = peer.sketch()
     swap.before()

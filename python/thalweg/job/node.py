@@ -146,7 +146,7 @@ def _turns(plan: Plan, order: Mapping[str, Any]) -> Turns:
     """Return the turns that the order has; those of a graph that changes for ever each node draws itself."""
     given: Sequence[Mapping[str, float]] | None = order["turns"]
     if given is not None:
-        return Turns(given)
+        return Turns(given, sends=order["sends"])
     from thalweg.plan.on_graphs import schedule_of
 
     return turns_of(schedule_of(plan), plan.members, order["name"], plan.weights)

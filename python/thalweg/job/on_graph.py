@@ -68,6 +68,7 @@ class Orders:
             "options": options,
             "turns": None if turns.drawn is not None else list(turns.by_turns),
             "gamma": gamma_of(plan, self.schedule),
+            "sends": list(turns.sends),
             "threads": None if plan.is_payload else client_threads(plan.training.threads, plan.job.clients),
             "parent": os.getpid(),
             "place": self.session.place(name),

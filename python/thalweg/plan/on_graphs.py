@@ -71,21 +71,11 @@ def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """Draw the graph of a plan that has one. Raises PlanError if it cannot be, or its weights cannot be on it."""
+    """Draw the graph of a plan that has one. Raises PlanError if it cannot be."""
     text = plan.job.graph
     if text is None:
         raise PlanError("the plan has no graph", "Give job.graph, as ring or 3-regular")
-    schedule = graphs.schedule(text, plan.job.clients, plan.job.seed)
-    if plan.weights == "symmetric":
-        raise PlanError("symmetric weights are not there yet", "Take metropolis or renormalise")
-    if plan.weights == "paper" and len(set(schedule.links.degrees)) > 1:
-        raise PlanError(
-            f"the paper's weights are there for regular graphs alone, and in {text} degrees differ",
-            "Take metropolis, which is the same where all neighbours are heard, or a graph as 3-regular",
-        )
-    if schedule.word.kind == "one-peer":
-        raise PlanError("one-peer graphs are not there yet", "Take exponential, or 3-regular,dynamic")
-    return schedule
+    return graphs.schedule(text, plan.job.clients, plan.job.seed)
 
 
 def gamma_of(plan: Plan, schedule: Schedule) -> float | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel
 
+from thalweg import graphs
 from thalweg.sections.marks import keys
 from thalweg.transports.links import login
 
@@ -26,10 +27,12 @@ OF_TASKS: Final = frozenset(
 # Rules of mixing -> how the core mends what is missing.
 MIXING: Final[Mapping[str, str]] = {
     "metropolis": "complement",
-    "paper": "complement",
+    "paper": "paper",
     "renormalise": "renormalise",
     "symmetric": "symmetric",
 }
+# Graphs all of whose nodes have the same degree. There the paper's weights do not depend on how many are heard.
+REGULAR: Final = ("ring", "regular", "torus", "full", "exponential", "one-peer")
 
 
 def server_options(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def node_options(
         options["transport"]["congestion"] = plan.transport.congestion_of(number - 1)
     options |= {"seed": plan.job.seed + number, "job": job, "chunk": plan.transport.chunk}
     options |= {"liveness": plan.job.liveness, "precision": plan.precision, "wait": plan.wait}
-    options |= {"deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": MIXING[plan.weights], **digests}
+    options |= {"deadline": plan.job.deadline, "ahead": plan.job.ahead, "mixing": mixing_of(plan), **digests}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -86,6 +89,13 @@ def of_both_ends(plan: Plan) -> dict[str, Any]:
     """Return the core's options of the layers that both ends must have: those that seal and compress updates."""
     layers = {"seal": plan.layers.seal, "compress": plan.layers.compress}
     return {name: layer.model_dump() for name, layer in layers.items() if layer is not None}
+
+
+def mixing_of(plan: Plan) -> str:
+    """Return the core's word for how a node mixes. Models are put aside only where that makes a difference."""
+    if plan.weights == "paper" and graphs.parse(plan.job.graph or "").kind in REGULAR:
+        return MIXING["metropolis"]
+    return MIXING[plan.weights]
 
 
 def _core(plan: Plan, trust: Mapping[str, Any], emulate: Mapping[str, Any] | None, *, client: bool) -> dict[str, Any]:

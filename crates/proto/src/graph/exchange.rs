@@ -5,6 +5,7 @@ use thalweg_wire::{ChunkHeader, Range, Ranges};
 
 use super::node::{Neighbour, Node, Taken};
 use super::peer::{Place, Way};
+use super::weighing::Weighing;
 use crate::session::{Action, ClientAction, LinkId};
 use crate::transfer::Step;
 use crate::{micros, Fit, Span, Time};
@@ -81,7 +82,10 @@ impl Node {
         let bytes = self.bytes();
         let arrival = self.peers[place].arrival(round, bytes);
         match arrival.incoming.fit(now, chunk.range()) {
-            Fit::New | Fit::Part => Place::Fold { round, weight },
+            Fit::New | Fit::Part if self.config.weighing == Weighing::Arrival => {
+                Place::Fold { round, weight }
+            }
+            Fit::New | Fit::Part => Place::Stage { round, peer: place },
             Fit::Nothing => Place::Nothing,
         }
     }

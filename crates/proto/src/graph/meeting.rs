@@ -2,7 +2,7 @@
 
 use thalweg_wire::control::{Alike, Control, Hello, Holding, Nonce, Proof, Purpose, Refusal, Welcome};
 
-use super::node::{Neighbour, Node, NodeAction, NodeStep};
+use super::node::{Neighbour, Node, NodeAction, NodeStep, Stage};
 use super::peer::{Peer, Way};
 use crate::session::{Action, ClientAction, ClientConfig, Dial, Heard, LinkId, Said, Traffic};
 use crate::{micros, Span, Time};
@@ -84,7 +84,7 @@ impl Node {
         let peer = &mut self.peers[place];
         (peer.met, peer.ordered, peer.said) = (true, ordered, said);
         peer.from = said.saturating_add(1);
-        (peer.sending, peer.acknowledged) = (0, 0);
+        (peer.sending, peer.acknowledged, peer.told) = (0, 0, 0);
         peer.out.forget();
         let name = peer.name.clone();
         self.tell(place, Control::Closed { parcel: said });
@@ -92,17 +92,23 @@ impl Node {
     }
 
     fn lost(&mut self, now: Time, place: usize, reason: &str) {
+        // What went both ways of the iteration that is swapped or mixed is agreed on already.
+        let agreed = matches!(self.stage, Stage::Swapping | Stage::Mixing).then_some(self.round);
+        let top = self.top();
         let peer = &mut self.peers[place];
         if !std::mem::take(&mut peer.met) {
             return;
         }
         peer.out.forget();
         peer.sending = 0;
+        peer.apart = top;
+        peer.had.retain(|&round, _| agreed == Some(round));
         for arrival in peer.arrivals.values_mut() {
             arrival.incoming.stop();
         }
         let (peer, reason) = (peer.name.clone(), reason.to_owned());
         self.roster.want(NodeStep::Left { peer, reason });
+        self.swap();
         self.advance(now);
     }
 
@@ -115,6 +121,7 @@ impl Node {
                 let peer = &mut self.peers[place];
                 peer.acknowledged = peer.acknowledged.max(parcel.min(peer.sending));
             }
+            Control::Have { parcel, got } => self.has(place, parcel, got),
             Control::Closed { parcel } => {
                 let peer = &mut self.peers[place];
                 peer.from = peer.from.max(parcel.saturating_add(1));

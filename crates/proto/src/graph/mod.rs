@@ -13,6 +13,8 @@ mod meeting;
 mod node;
 mod peer;
 mod timing;
+mod weighing;
 
 pub use node::{Mixing, Neighbour, Node, NodeAction, NodeConfig, NodeStep, Taken, Waiting};
 pub use peer::{Exchange, Outcome as ExchangeState, Place as NodePlace};
+pub use weighing::{Portion, Weighing};

@@ -8,6 +8,7 @@ use thalweg_wire::{Layout, Range, Ranges};
 
 use super::peer::{Exchange, Outcome, Peer};
 use super::timing::Pace;
+use super::weighing::Weighing;
 use crate::session::{Action, Admission, ClientAction, LinkId, Roster, SessionConfig};
 use crate::transfer::{Outgoing, Rule};
 use crate::Time;
@@ -46,6 +47,8 @@ pub struct NodeConfig {
     pub liveness: Time,
     /// What is waited for.
     pub waiting: Waiting,
+    /// When weights are known.
+    pub weighing: Weighing,
     /// How many iterations beyond the current one the node accepts chunks of.
     pub ahead: u32,
     /// What all nodes must have alike.
@@ -129,6 +132,8 @@ pub(super) enum Stage {
     Idle,
     Training,
     Waiting,
+    /// Neighbours tell each other what they have.
+    Swapping,
     Mixing,
 }
 
@@ -145,12 +150,15 @@ pub struct Node {
     pub(super) round: u32,
     begun: Time,
     /// Whom it averages with in this iteration, by place, and in the next if that is not the same.
-    weights: BTreeMap<usize, f64>,
+    pub(super) weights: BTreeMap<usize, f64>,
     then: Option<BTreeMap<usize, f64>>,
+    /// Whom it sends to, if these are not the same.
+    targets: Option<Vec<usize>>,
     pub(super) pace: Pace,
-    limit: Option<Time>,
-    deadline: Option<Time>,
-    fresh: bool,
+    pub(super) limit: Option<Time>,
+    pub(super) deadline: Option<Time>,
+    pub(super) timed_out: bool,
+    pub(super) fresh: bool,
     completed: bool,
     /// Chunks that were too early, and that were of another job or layout or could not be added, since the last report.
     pub(super) early: u64,
@@ -179,9 +187,11 @@ impl Node {
             begun: Time::ZERO,
             weights: BTreeMap::new(),
             then: None,
+            targets: None,
             pace: Pace::default(),
             limit: None,
             deadline: None,
+            timed_out: false,
             fresh: false,
             completed: false,
             early: 0,
@@ -202,14 +212,14 @@ impl Node {
     pub(super) fn low(&self) -> u32 {
         match self.stage {
             Stage::Training | Stage::Waiting => self.round,
-            Stage::Idle | Stage::Mixing => self.round.saturating_add(1),
+            Stage::Idle | Stage::Swapping | Stage::Mixing => self.round.saturating_add(1),
         }
     }
 
     /// The last iteration whose chunks the node accepts. An iteration keeps its sums while it is mixed, so it counts here:
     /// there are never more than `ahead` + 1 sums.
     pub(super) fn top(&self) -> u32 {
-        let first = if self.stage == Stage::Mixing { self.round } else { self.low() };
+        let first = if self.stage == Stage::Idle { self.low() } else { self.round };
         first.saturating_add(self.config.ahead)
     }
 
@@ -224,12 +234,16 @@ impl Node {
         weights.get(&peer).copied()
     }
 
+    /// The place of a neighbour that was met.
+    fn place_of(&self, name: &str) -> Result<usize, String> {
+        let place = self.peers.iter().position(|peer| peer.name == name);
+        place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))
+    }
+
     fn places(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
         let mut places = BTreeMap::new();
         for (name, weight) in weights {
-            let place = self.peers.iter().position(|peer| peer.name == *name);
-            let place =
-                place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))?;
+            let place = self.place_of(name)?;
             if !(weight.is_finite() && *weight > 0.0) {
                 return Err(format!("{weight} is no weight of {name:?}; leave out who counts for nothing"));
             }
@@ -239,7 +253,8 @@ impl Node {
     }
 
     /// Begins an iteration: the node trains, then averages with these neighbours by these weights. `then` has the weights of
-    /// the next iteration, for its chunks that arrive early; `None` means the same weights.
+    /// the next iteration, for its chunks that arrive early; `None` means the same weights. `to` are those that it sends to;
+    /// `None` means those whose models it takes.
     ///
     /// # Errors
     /// If another iteration is not over, the number does not rise, or somebody was not met.
@@ -249,6 +264,7 @@ impl Node {
         round: u32,
         weights: &[(String, f64)],
         then: Option<&[(String, f64)]>,
+        to: Option<&[String]>,
     ) -> Result<(), String> {
         if self.stage != Stage::Idle {
             return Err(format!("iteration {} is not over; call ready and wait first", self.round));
@@ -259,7 +275,9 @@ impl Node {
         }
         let weights = self.places(weights)?;
         let then = then.map(|then| self.places(then)).transpose()?;
-        (self.weights, self.then) = (weights, then);
+        let place_of = |to: &[String]| to.iter().map(|name| self.place_of(name)).collect::<Result<_, _>>();
+        let targets = to.map(place_of).transpose()?;
+        (self.weights, self.then, self.targets) = (weights, then, targets);
         (self.stage, self.begun) = (Stage::Training, now);
         self.go_to(now, round);
         Ok(())
@@ -277,6 +295,7 @@ impl Node {
         }
         for peer in &mut self.peers {
             peer.arrivals.retain(|&of, _| of >= round);
+            peer.had.retain(|&of, _| of >= round);
         }
         self.roster.want(NodeStep::Forget { below: round });
         for place in self.weights.keys().copied().collect::<Vec<_>>() {
@@ -378,15 +397,20 @@ impl Node {
 
     /// Tells neighbours that this node sends no model in this iteration: it has come back, and its model is old.
     fn pass(&mut self, number: u32) {
-        for place in self.weights.keys().copied().collect::<Vec<_>>() {
+        for place in self.targets() {
             self.tell(place, Control::Closed { parcel: number });
         }
+    }
+
+    /// Places of those that it sends to.
+    fn targets(&self) -> Vec<usize> {
+        self.targets.clone().unwrap_or_else(|| self.weights.keys().copied().collect())
     }
 
     fn send_to_all(&mut self, number: u32) {
         let wanted = Ranges::full(self.bytes());
         let mut links = Vec::new();
-        let mut places: Vec<usize> = self.weights.keys().copied().collect();
+        let mut places = self.targets();
         // With the same order at all nodes, many would send to one node at the same time (incast).
         let first = places.partition_point(|&place| self.peers[place].name < self.config.name);
         places.rotate_left(first);
@@ -437,9 +461,8 @@ impl Node {
         // The next model replaces this one, and ends what is still being sent of it: give it the same time.
         let leaves = matches!(self.config.waiting, Waiting::Deadline(_)) && !self.is_out();
         if late || (done && !leaves) {
-            (self.stage, self.deadline) = (Stage::Mixing, None);
-            let (fresh, limit) = (self.fresh, self.limit);
-            self.roster.want(NodeStep::Mix(Mixing { round, fresh, timed_out: !done, limit }));
+            self.deadline = None;
+            self.close_iteration(!done);
         }
     }
 
@@ -449,12 +472,15 @@ impl Node {
             return Vec::new();
         }
         let (round, expected) = (self.round, self.bytes());
-        let weights = self.weights.clone();
-        let exchange = |(&place, &weight): (&usize, &f64)| {
+        let used = |(&place, &weight): (&usize, &f64)| (place, self.final_weight(weight), self.used(place));
+        let used: Vec<(usize, f64, Ranges)> = self.weights.iter().map(used).collect();
+        let (mutual, chunk) = (self.config.weighing == Weighing::Mutual, u64::from(self.config.chunk.max(1)));
+        let exchange = |(place, weight, ranges): (usize, f64, Ranges)| {
             let peer = &mut self.peers[place];
             let arrival = peer.arrivals.remove(&round);
             let came = arrival.as_ref().map(|arrival| arrival.incoming.came());
-            let bytes = came.map_or(0, |came| came.bytes());
+            let bytes = ranges.bytes();
+            let cut = |range: Range| range.end.div_ceil(chunk) - range.start / chunk;
             let outcome = match bytes {
                 _ if bytes == expected && came.is_some() => Outcome::Whole,
                 0 if !peer.met => Outcome::Away,
@@ -467,7 +493,11 @@ impl Node {
                 weight,
                 bytes,
                 expected,
-                chunks: arrival.as_ref().map_or(0, |arrival| arrival.chunks),
+                chunks: match &arrival {
+                    Some(_) if mutual => ranges.iter().map(cut).sum(),
+                    Some(arrival) => arrival.chunks,
+                    None => 0,
+                },
                 duplicates,
                 corrupt,
                 late: std::mem::take(&mut peer.late),
@@ -476,7 +506,7 @@ impl Node {
                 outcome,
             }
         };
-        let exchanges: Vec<Exchange> = weights.iter().map(exchange).collect();
+        let exchanges: Vec<Exchange> = used.into_iter().map(exchange).collect();
         self.fresh &= exchanges.iter().all(|exchange| exchange.bytes == 0);
         (self.stage, self.completed) = (Stage::Idle, true);
         exchanges

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use thalweg_wire::Ranges;
+
 use crate::session::Dial;
 use crate::transfer::{Incoming, Outgoing};
 use crate::Time;
@@ -17,6 +19,13 @@ pub enum Place {
         round: u32,
         /// The neighbour's weight.
         weight: f64,
+    },
+    /// Aside, until the waiting is over and its weight is known ([`Node::portions`](super::Node::portions)).
+    Stage {
+        /// The iteration.
+        round: u32,
+        /// The neighbour, by place.
+        peer: usize,
     },
 }
 
@@ -40,7 +49,7 @@ pub struct Exchange {
     pub peer: String,
     /// Its weight.
     pub weight: f64,
-    /// Bytes of its model that came.
+    /// Bytes of its model that were used.
     pub bytes: u64,
     /// Bytes that a whole model has.
     pub expected: u64,
@@ -67,13 +76,15 @@ pub(super) struct Arrival {
     pub chunks: u64,
     /// Nothing more is waited for: it is whole, or its sender has said that this is all.
     pub over: bool,
+    /// What the neighbour was told that we have of it.
+    pub said: Ranges,
 }
 
 impl Arrival {
     pub fn new(bytes: u64, ordered: bool) -> Self {
         let mut incoming = Incoming::new(bytes);
         incoming.begin(ordered);
-        Self { incoming, chunks: 0, over: false }
+        Self { incoming, chunks: 0, over: false, said: Ranges::new() }
     }
 }
 
@@ -102,6 +113,12 @@ pub(super) struct Peer {
     pub newest: u32,
     pub ended: u32,
     pub arrivals: BTreeMap<u32, Arrival>,
+    /// What it says that it has of our models, by iteration.
+    pub had: BTreeMap<u32, Ranges>,
+    /// The latest iteration of which it has said so.
+    pub told: u32,
+    /// The last iteration that was open when its link ended: what went both ways of it cannot be agreed on any more.
+    pub apart: u32,
     /// Our model on its way to it, and of which iteration.
     pub out: Outgoing,
     pub sending: u32,
@@ -124,6 +141,9 @@ impl Peer {
             newest: 0,
             ended: 0,
             arrivals: BTreeMap::new(),
+            had: BTreeMap::new(),
+            told: 0,
+            apart: 0,
             out: Outgoing::default(),
             sending: 0,
             acknowledged: 0,

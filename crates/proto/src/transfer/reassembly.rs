@@ -121,6 +121,11 @@ impl Reassembly {
         self.duplicates += 1;
     }
 
+    /// What has come.
+    pub fn received(&self) -> &Ranges {
+        &self.received
+    }
+
     /// What has not come.
     pub fn holes(&self) -> Ranges {
         self.received.holes(self.total)

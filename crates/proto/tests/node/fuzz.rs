@@ -1,6 +1,6 @@
 //! Messages and chunks without sense: a node neither panics nor forgets who it is.
 
-use thalweg_proto::{Neighbour, Node, NodeConfig, Time, Waiting};
+use thalweg_proto::{Neighbour, Node, NodeConfig, Time, Waiting, Weighing};
 use thalweg_wire::control::{
     Alike, Challenge, Control, Hello, Holding, Interval, Nonce, Purpose, Refusal, Welcome, VERSIONS,
 };
@@ -45,7 +45,7 @@ fn hello(rng: &mut Rng, nonce: Nonce) -> Hello {
 fn message(rng: &mut Rng) -> Control {
     let nonce = rng.nonce();
     let (parcel, interval) = (number(rng), Interval { start: rng.next(), end: rng.next() });
-    match rng.below(14) {
+    match rng.below(16) {
         0..=3 => Control::Hello(hello(rng, nonce)),
         4 => Control::Challenge(Challenge { versions: VERSIONS, nonce, token: false, clock: rng.next() }),
         5 => Control::Welcome(Welcome {
@@ -67,6 +67,7 @@ fn message(rng: &mut Rng) -> Control {
         11 => Control::Idle,
         12 if rng.chance(0.1) => Control::Bye { reason: "x".into() },
         13 if rng.chance(0.1) => Control::Refused { code: Refusal::Name, reason: "x".into() },
+        14 => Control::Have { parcel, got: ranges(rng) },
         _ => Control::Pong { clock: rng.next() },
     }
 }
@@ -81,6 +82,7 @@ fn chunk(rng: &mut Rng) -> ChunkHeader {
 /// Plays for so many steps; returns how many iterations the node has done.
 fn play(seed: u64, waiting: Waiting) -> u32 {
     let mut rng = Rng::new(seed);
+    let weighing = [Weighing::Arrival, Weighing::Heard, Weighing::Mutual][rng.below(3) as usize];
     let config = NodeConfig {
         name: "me".into(),
         instance: 1,
@@ -89,6 +91,7 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
         chunk: 64,
         liveness: SECOND,
         waiting,
+        weighing,
         ahead: rng.below(3) as u32,
         alike: Alike::default(),
     };
@@ -136,7 +139,7 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
                 node.hush();
                 // Whoever is out of order is told so, and nothing changes.
                 let next = node.round().saturating_add(1);
-                _ = node.begin(now, next, &weights, None);
+                _ = node.begin(now, next, &weights, None, None);
                 let round = node.round();
                 _ = node.ready(now, round);
             }
@@ -151,6 +154,9 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
             if let thalweg_proto::Action::Policy(thalweg_proto::NodeStep::Mix(mixing)) = action {
                 assert_eq!(mixing.round, node.round());
                 mixes += 1;
+                let portions = node.portions();
+                assert!(portions.iter().all(|portion| portion.ranges.bytes() <= 160));
+                assert!(portions.iter().map(|portion| portion.weight).sum::<f64>() <= 1.0);
                 let exchanges = node.mixed();
                 assert_eq!(exchanges.len(), 3);
                 assert!(exchanges.iter().all(|e| e.bytes <= e.expected));

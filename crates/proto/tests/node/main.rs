@@ -4,11 +4,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod faults;
 mod fuzz;
 mod world;
 
 use common::{Path, MS, SECOND};
-use thalweg_proto::{Time, Waiting};
+use thalweg_proto::{Time, Waiting, Weighing};
 use world::{complete, line, ring, World};
 
 const WAITS: [Waiting; 5] = [
@@ -88,6 +89,154 @@ fn what_all_have_alike_stays_as_it_is() {
         for party in &world.parties {
             assert!(party.model.iter().all(|v| (v - 0.7).abs() < 1e-12), "{waiting:?}");
         }
+    }
+}
+
+/// The mean of all models after an iteration, at each element: of a node that was not in it, its latest before.
+fn mean_after(world: &World, round: u32) -> Vec<f64> {
+    let latest = |index: usize| {
+        let after = &world.parties[index].after;
+        after.range(..=round).next_back().map_or(&world.start[index], |(_, model)| model)
+    };
+    let all: Vec<_> = (0..world.parties.len()).map(latest).collect();
+    (0..all[0].len()).map(|e| all.iter().map(|model| model[e]).sum::<f64>() / all.len() as f64).collect()
+}
+
+#[test]
+fn symmetric_weights_keep_the_mean_under_loss() {
+    for seed in 0..3 {
+        for waiting in WAITS {
+            for (edges, nodes) in [(ring(6), 6), (line(4), 4), (complete(5), 5)] {
+                let mut world = World::weighed(seed, nodes, &edges, waiting, Weighing::Mutual);
+                world.path = lossy();
+                world.hiccup = 30 * MS;
+                world.run_until("20 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 20));
+                let last = |party: &world::Party| *party.numbers.last().unwrap();
+                let common = world.parties.iter().map(last).min().unwrap() - 1;
+                let start = mean_after(&world, 0);
+                let drift = |round| {
+                    mean_after(&world, round).iter().zip(&start).map(|(a, b)| (a - b).abs()).sum::<f64>()
+                };
+                let most = (1..=common).map(drift).fold(0.0, f64::max);
+                assert!(most < 1e-7, "{waiting:?}: the mean moves by {most}");
+                let lossless = waiting == Waiting::All;
+                let used = world.parties.iter().flat_map(|p| &p.reports).map(|r| r.used).fold(0.0, f64::max);
+                assert!(used > 0.1 || waiting == Waiting::None, "{waiting:?}: something is mixed: {used}");
+                assert!(!lossless || used == 1.0);
+            }
+        }
+    }
+}
+
+#[test]
+fn neighbours_use_the_same_bytes_of_each_other() {
+    let mut world = World::weighed(4, 5, &complete(5), Waiting::Deadline(None), Weighing::Mutual);
+    world.path = lossy();
+    world.run_until("30 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 30));
+    let (mut same, mut lost) = (0, 0);
+    for (index, party) in world.parties.iter().enumerate() {
+        for (report, round) in party.reports.iter().zip(&party.numbers).take(29) {
+            for (&other, portion) in &report.portions {
+                let theirs = &world.parties[other];
+                let at = theirs.numbers.iter().position(|number| number == round).unwrap();
+                assert_eq!(
+                    theirs.reports[at].portions.get(&index),
+                    Some(portion),
+                    "{index} and {other}, {round}"
+                );
+                (same, lost) = (same + 1, lost + u32::from(portion.1.bytes() < world::layout(200).bytes()));
+            }
+        }
+    }
+    assert!(same > 300 && lost > 200, "{same} {lost}");
+}
+
+#[test]
+fn the_papers_weights_follow_from_how_many_were_heard() {
+    let star: Vec<_> = (1..6).map(|leaf| (0, leaf)).collect();
+    let mut world = World::weighed(4, 6, &star, Waiting::All, Weighing::Heard);
+    world.run_until("10 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 10));
+    for (party, expected) in world.parties.iter().zip(world.reference(10)) {
+        let off = party.after[&10].iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(off < 1e-12, "{off}: without loss they are Metropolis-Hastings");
+    }
+    let mut world = World::weighed(5, 6, &star, Waiting::FirstChunk(60 * MS), Weighing::Heard);
+    world.path = lossy();
+    world.hiccup = 200 * MS;
+    world.run_until("30 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 30));
+    let mut larger = 0;
+    for (index, party) in world.parties.iter().enumerate() {
+        for report in &party.reports {
+            let heard = report.portions.len();
+            for (&other, (weight, _)) in &report.portions {
+                let expected = 1.0 / (1 + world.neighbours(other).len().max(heard)) as f64;
+                assert_eq!(*weight, expected, "{index} hears {heard}");
+                larger += u32::from(*weight > world.weight(index, other));
+            }
+        }
+    }
+    assert!(larger > 10, "where few are heard they weigh more: {larger}");
+}
+
+#[test]
+fn what_all_have_alike_stays_whenever_weights_are_known() {
+    for weighing in [Weighing::Heard, Weighing::Mutual] {
+        for waiting in WAITS {
+            let mut world = World::weighed(3, 6, &[&ring(6)[..], &[(0, 3)]].concat(), waiting, weighing);
+            world.path = lossy();
+            world.parties.iter_mut().for_each(|party| party.model.fill(0.7));
+            world.run_until("20 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 20));
+            let alike = |party: &world::Party| party.model.iter().all(|v| (v - 0.7).abs() < 1e-12);
+            assert!(world.parties.iter().all(alike), "{weighing:?} {waiting:?}: weights do not sum to 1");
+        }
+    }
+}
+
+#[test]
+fn nodes_that_swap_go_on_when_one_dies_or_links_break() {
+    for waiting in WAITS {
+        for point in 0..60 {
+            let weighing = if point < 30 { Weighing::Mutual } else { Weighing::Arrival };
+            let mut world = World::weighed(point, 4, &ring(4), waiting, weighing);
+            world.path = if point % 2 == 0 { Path::PERFECT } else { lossy() };
+            world.run_until("all have met", 60 * SECOND, World::all_met);
+            for _ in 0..point % 5 {
+                world.pass(Time::from_millis(7 * point));
+                world.cut_one();
+            }
+            world.kill(1);
+            let before: Vec<u32> = world.parties.iter().map(|p| p.done()).collect();
+            world.run_until("ten more iterations of the others", 600 * SECOND, |w| {
+                [0, 2, 3].iter().all(|&i| w.parties[i].done() >= before[i] + 10)
+            });
+        }
+    }
+}
+
+#[test]
+fn one_peer_graphs_send_one_model_an_iteration() {
+    for nodes in [2, 5, 8] {
+        for waiting in WAITS {
+            let mut world = World::one_peer(3, nodes, waiting);
+            if waiting != Waiting::All {
+                world.path = lossy();
+            }
+            world.run_until("12 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 12));
+            for (index, party) in world.parties.iter().enumerate() {
+                for (report, round) in party.reports.iter().zip(1..) {
+                    let from = (index + nodes - world::step(nodes, round)) % nodes;
+                    assert!(report.heard.iter().all(|&heard| heard == from), "{waiting:?} {round}");
+                    assert!(waiting != Waiting::All || report.whole);
+                }
+            }
+        }
+    }
+    // After log2(n) iterations all 2^k models are equal.
+    let mut world = World::one_peer(3, 8, Waiting::All);
+    let mean = mean_after(&world, 0);
+    world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
+    for party in &world.parties {
+        assert!(party.after[&3].iter().zip(&mean).all(|(a, b)| (a - b).abs() < 1e-12));
     }
 }
 

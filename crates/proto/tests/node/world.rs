@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thalweg_proto::{
     Action, ClientAction, Exchange, ExchangeState, LinkId, Mixing, Neighbour, Node, NodeConfig, NodePlace,
-    NodeStep, Time, Waiting,
+    NodeStep, Portion, Time, Waiting, Weighing,
 };
 use thalweg_wire::control::{Alike, Control};
 use thalweg_wire::{checksum, ChunkHeader, Dtype, FrameHeader, Layout, Range, Ranges};
@@ -32,6 +32,16 @@ pub fn complete(n: usize) -> Vec<(usize, usize)> {
     (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j))).collect()
 }
 
+/// How many places on a node of a one-peer exponential graph sends, by turns.
+fn steps(nodes: usize) -> Vec<usize> {
+    (0..).map(|power| 1 << power).take_while(|&step| step < nodes).collect()
+}
+
+pub fn step(nodes: usize, round: u32) -> usize {
+    let steps = steps(nodes);
+    steps[(round as usize - 1) % steps.len()]
+}
+
 fn name(index: usize) -> String {
     format!("n{index:04}")
 }
@@ -44,6 +54,8 @@ pub struct Report {
     pub timed_out: bool,
     /// Share of the neighbours' bytes that were used.
     pub used: f64,
+    /// Of each neighbour the weight and which bytes are in the mean.
+    pub portions: BTreeMap<usize, (f64, Ranges)>,
 }
 
 /// A node, its driver and its application.
@@ -64,10 +76,17 @@ pub struct Party {
     pub mixed_at: Vec<Time>,
     pub refused: Vec<String>,
     pub finished: Vec<String>,
+    /// Neighbours whose links ended, each with why.
+    pub left: Vec<(String, String)>,
     instance: u64,
     weights: Vec<(String, f64)>,
     neighbours: usize,
+    weighing: Weighing,
+    /// Neighbours' places in the machine, by number.
+    places: BTreeMap<usize, usize>,
     sums: BTreeMap<u32, Vec<(f64, f64)>>,
+    /// Models of neighbours whose weight is not known yet, by iteration and place.
+    staged: BTreeMap<(u32, usize), Vec<u8>>,
     copy: Vec<u8>,
     copied: u32,
     /// Links to those that it dials, by place, and the other way round.
@@ -96,12 +115,17 @@ pub struct World {
     pub path: Path,
     /// Up to how much later than it is told to a node begins to send, now and then: its process has no processor.
     pub hiccup: Time,
+    /// Nodes that reach each other, and nobody else; all if empty.
+    part: BTreeSet<usize>,
     pub parties: Vec<Party>,
     config: Vec<NodeConfig>,
     edges: Vec<(usize, usize)>,
+    weighing: Weighing,
+    /// Each node sends to one, by turns to that which is 1, 2, 4, ... places on.
+    one_peer: bool,
     links: BTreeMap<LinkId, Edge>,
     next_instance: u64,
-    start: Vec<Vec<f64>>,
+    pub start: Vec<Vec<f64>>,
     /// When each node wants to be told the time.
     due: Vec<Option<Time>>,
 }
@@ -120,34 +144,63 @@ impl World {
         which: usize,
         change: fn(&mut NodeConfig),
     ) -> Self {
+        Self::made(seed, nodes, edges, |config, index| {
+            config.waiting = waiting;
+            if index == which {
+                change(config);
+            }
+        })
+    }
+
+    /// A graph of nodes that know their neighbours' weights when the waiting is over.
+    pub fn weighed(
+        seed: u64,
+        nodes: usize,
+        edges: &[(usize, usize)],
+        waiting: Waiting,
+        weighing: Weighing,
+    ) -> Self {
+        Self::made(seed, nodes, edges, |config, _| {
+            (config.waiting, config.weighing) = (waiting, weighing);
+        })
+    }
+
+    /// A one-peer exponential graph.
+    pub fn one_peer(seed: u64, nodes: usize, waiting: Waiting) -> Self {
+        let steps = steps(nodes);
+        let to = |i: usize| steps.iter().map(move |step| (i, (i + step) % nodes));
+        let edges: Vec<(usize, usize)> = (0..nodes).flat_map(to).collect();
+        let mut world = Self::made(seed, nodes, &edges, |config, _| config.waiting = waiting);
+        world.one_peer = true;
+        world
+    }
+
+    fn made(
+        seed: u64,
+        nodes: usize,
+        edges: &[(usize, usize)],
+        change: impl Fn(&mut NodeConfig, usize),
+    ) -> Self {
         let mut world = Self {
             now: Time::ZERO,
             net: Network::new(seed),
             path: Path::PERFECT,
             hiccup: Time::ZERO,
+            part: BTreeSet::new(),
             parties: Vec::new(),
             config: Vec::new(),
             edges: edges.to_vec(),
+            weighing: Weighing::Arrival,
+            one_peer: false,
             links: BTreeMap::new(),
             next_instance: 0,
             start: Vec::new(),
             due: vec![None; nodes],
         };
         for index in 0..nodes {
-            let mut config = NodeConfig {
-                name: name(index),
-                instance: 0,
-                job: JOB,
-                layout: layout(ELEMENTS),
-                chunk: CHUNK,
-                liveness: 10 * SECOND,
-                waiting,
-                ahead: 1,
-                alike: Alike { plan: 1, graph: 2, start: Some(3) },
-            };
-            if index == which {
-                change(&mut config);
-            }
+            let mut config = Self::config_of(&name(index));
+            change(&mut config, index);
+            world.weighing = config.weighing;
             world.config.push(config);
             let party = world.party(index);
             world.start.push(party.model.clone());
@@ -157,6 +210,22 @@ impl World {
             world.meet(index);
         }
         world
+    }
+
+    /// What a node of this name is told.
+    pub fn config_of(name: &str) -> NodeConfig {
+        NodeConfig {
+            name: name.into(),
+            instance: 0,
+            job: JOB,
+            layout: layout(ELEMENTS),
+            chunk: CHUNK,
+            liveness: 10 * SECOND,
+            waiting: Waiting::All,
+            weighing: Weighing::Arrival,
+            ahead: 1,
+            alike: Alike { plan: 1, graph: 2, start: Some(3) },
+        }
     }
 
     fn party(&mut self, index: usize) -> Party {
@@ -179,10 +248,14 @@ impl World {
             mixed_at: Vec::new(),
             refused: Vec::new(),
             finished: Vec::new(),
+            left: Vec::new(),
             instance,
             weights: Vec::new(),
             neighbours: 0,
+            weighing: self.weighing,
+            places: BTreeMap::new(),
             sums: BTreeMap::new(),
+            staged: BTreeMap::new(),
             copy: Vec::new(),
             copied: 0,
             dialled: BTreeMap::new(),
@@ -191,23 +264,43 @@ impl World {
         };
         let neighbours = self.neighbours(index);
         party.neighbours = neighbours.len();
-        party.weights = neighbours.iter().map(|&n| (name(n), self.weight(index, n))).collect();
+        let given = |&n: &usize| match self.weighing {
+            Weighing::Heard => 1.0 / (1 + self.neighbours(n).len()) as f64,
+            Weighing::Arrival | Weighing::Mutual => self.weight(index, n),
+        };
+        party.weights = neighbours.iter().map(|n| (name(*n), given(n))).collect();
         party
     }
 
-    fn neighbours(&self, index: usize) -> BTreeSet<usize> {
+    pub fn neighbours(&self, index: usize) -> BTreeSet<usize> {
         let of = |&(a, b): &(usize, usize)| [(a, b), (b, a)];
         self.edges.iter().flat_map(of).filter(|(a, _)| *a == index).map(|(_, b)| b).collect()
     }
 
+    fn begin(&mut self, index: usize, round: u32) {
+        let (now, nodes) = (self.now, self.parties.len());
+        let party = &mut self.parties[index];
+        let node = &mut party.node;
+        if self.one_peer {
+            let weights = |round: u32| vec![(name((index + nodes - step(nodes, round)) % nodes), 0.5)];
+            let to = [name((index + step(nodes, round)) % nodes)];
+            node.begin(now, round, &weights(round), Some(&weights(round + 1)), Some(&to)).unwrap();
+        } else {
+            node.begin(now, round, &party.weights, None, None).unwrap();
+        }
+        let (client, instance) = (index, party.instance);
+        self.net.at(now + party.train, Event::Trained { client, instance, round });
+    }
+
     /// Metropolis.
-    fn weight(&self, one: usize, other: usize) -> f64 {
+    pub fn weight(&self, one: usize, other: usize) -> f64 {
         1.0 / (1 + self.neighbours(one).len().max(self.neighbours(other).len())) as f64
     }
 
     fn meet(&mut self, index: usize) {
         for other in self.neighbours(index) {
-            self.parties[index].node.meet(&name(other), other as u64).unwrap();
+            let (place, _) = self.parties[index].node.meet(&name(other), other as u64).unwrap();
+            self.parties[index].places.insert(other, place);
         }
         self.act(index);
     }
@@ -250,6 +343,19 @@ impl World {
         self.parties[index].alive = false;
         let links: Vec<LinkId> = self.links_of(index);
         links.into_iter().for_each(|link| self.net.cut(self.now, link, "the link broke"));
+    }
+
+    /// From now on these nodes reach each other and nobody else, and so do the others.
+    pub fn part(&mut self, nodes: &[usize]) {
+        self.part = nodes.iter().copied().collect();
+        let apart = |edge: &Edge| self.is_apart(edge.dialer, edge.acceptor);
+        let links: Vec<LinkId> =
+            self.links.iter().filter(|(_, edge)| apart(edge)).map(|(&link, _)| link).collect();
+        links.into_iter().for_each(|link| self.net.cut(self.now, link, "the network is parted"));
+    }
+
+    fn is_apart(&self, one: usize, other: usize) -> bool {
+        self.part.contains(&one) != self.part.contains(&other)
     }
 
     fn links_of(&self, index: usize) -> Vec<LinkId> {
@@ -384,9 +490,7 @@ impl World {
             Event::Trained { client, instance, round } => {
                 let party = &mut self.parties[client];
                 if party.alive && party.instance == instance && round == 0 {
-                    // It has rested.
-                    party.node.begin(now, 1, &party.weights, None).unwrap();
-                    self.net.at(now + party.train, Event::Trained { client, instance, round: 1 });
+                    self.begin(client, 1); // it has rested
                     self.act(client);
                 } else if party.alive && party.instance == instance {
                     party.trained = Some(round);
@@ -443,7 +547,7 @@ impl World {
         }
         let acceptor = self.met_by(dialer, place);
         let nonce = self.net.rng.nonce();
-        if self.parties[acceptor].alive {
+        if self.parties[acceptor].alive && !self.is_apart(dialer, acceptor) {
             let link = self.net.connect(self.now, dialer, self.path, self.path);
             let instances = (instance, self.parties[acceptor].instance);
             self.links.insert(link, Edge { dialer, place, acceptor, instances });
@@ -487,9 +591,7 @@ impl World {
         let party = &mut self.parties[index];
         if !party.begun && party.node.connected_count() == party.neighbours {
             party.begun = true;
-            party.node.begin(now, 1, &party.weights, None).unwrap();
-            self.net
-                .at(now + party.train, Event::Trained { client: index, instance: party.instance, round: 1 });
+            self.begin(index, 1);
         }
         let party = &mut self.parties[index];
         if let Some(round) = party.trained.filter(|_| party.node.is_hushed()) {
@@ -530,24 +632,23 @@ impl World {
             Action::Joined { .. } | Action::Note { .. } | Action::Left { .. } => {}
             Action::Policy(NodeStep::Forget { below }) => {
                 self.parties[index].sums.retain(|&round, _| round >= below);
+                self.parties[index].staged.retain(|&(round, _), _| round >= below);
             }
-            Action::Policy(NodeStep::Met { .. } | NodeStep::Left { .. }) => {}
+            Action::Policy(NodeStep::Met { .. }) => {}
+            Action::Policy(NodeStep::Left { peer, reason }) => self.parties[index].left.push((peer, reason)),
             Action::Policy(NodeStep::Refused { reason, .. }) => self.parties[index].refused.push(reason),
             Action::Policy(NodeStep::Mix(mixing)) => {
                 let party = &mut self.parties[index];
-                let exchanges = party.mix(mixing.round, mixing.fresh);
+                let (exchanges, portions) = party.mix(mixing.round, mixing.fresh);
                 let heard = exchanges.iter().filter(|e| e.bytes > 0).map(|e| number(&e.peer)).collect();
                 let whole = exchanges.iter().all(|e| e.outcome == ExchangeState::Whole);
                 let sum = |of: fn(&Exchange) -> u64| exchanges.iter().map(of).sum::<u64>() as f64;
                 let used = sum(|e| e.bytes) / sum(|e| e.expected).max(1.0);
                 let Mixing { fresh, timed_out, .. } = mixing;
-                party.reports.push(Report { heard, whole, fresh, timed_out, used });
+                party.reports.push(Report { heard, whole, fresh, timed_out, used, portions });
                 party.mixed_at.push(now);
                 party.after.insert(mixing.round, party.model.clone());
-                let next = mixing.round + 1;
-                party.node.begin(now, next, &party.weights, None).unwrap();
-                let instance = party.instance;
-                self.net.at(now + party.train, Event::Trained { client: index, instance, round: next });
+                self.begin(index, mixing.round + 1);
             }
         }
     }
@@ -622,6 +723,17 @@ impl Party {
         }
         let ok = header.verify(payload).is_ok();
         let Some(taken) = self.node.stored(now, who, &header.chunk, ok) else { return };
+        if self.weighing != Weighing::Arrival {
+            let whole = self.model.len() * 8;
+            let staged = self.staged.entry((taken.round, taken.peer)).or_insert_with(|| vec![0; whole]);
+            for range in taken.fresh {
+                let from = (range.start - header.chunk.offset) as usize;
+                staged[range.start as usize..range.end as usize]
+                    .copy_from_slice(&payload[from..from + range.len() as usize]);
+                self.node.folded(now, taken.peer, taken.round, &[range], true);
+            }
+            return;
+        }
         let elements = self.model.len();
         let sums = self.sums.entry(taken.round).or_insert_with(|| vec![(0.0, 0.0); elements]);
         for range in taken.fresh {
@@ -630,7 +742,13 @@ impl Party {
         }
     }
 
-    fn mix(&mut self, round: u32, fresh: bool) -> Vec<Exchange> {
+    fn mix(&mut self, round: u32, fresh: bool) -> (Vec<Exchange>, BTreeMap<usize, (f64, Ranges)>) {
+        let mut used = BTreeMap::new();
+        for Portion { peer, weight, ranges } in self.node.portions() {
+            let sums = self.sums.entry(round).or_insert_with(|| vec![(0.0, 0.0); self.model.len()]);
+            ranges.iter().for_each(|range| add(sums, range, 0, &self.staged[&(round, peer)], weight));
+            used.insert(peer, (weight, ranges));
+        }
         if let Some(sums) = self.sums.remove(&round) {
             for (own, (sum, weight)) in self.model.iter_mut().zip(sums) {
                 assert!(weight <= 1.0 + 1e-12, "a chunk counted twice: {weight}");
@@ -640,7 +758,11 @@ impl Party {
                 };
             }
         }
-        self.node.mixed()
+        let exchanges = self.node.mixed();
+        // By number, not by place.
+        let by_number = |e: &Exchange| Some((number(&e.peer), used.remove(&self.places[&number(&e.peer)])?));
+        let portions = exchanges.iter().filter_map(by_number).collect();
+        (exchanges, portions)
     }
 }
 

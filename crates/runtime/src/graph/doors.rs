@@ -15,6 +15,7 @@ use thalweg_wire::Layout;
 
 use super::mixing::Slots;
 use super::sink::NodeSink;
+use super::staging::Stages;
 use crate::engine::{Dialer, DialerMachine, DialerPolicy, Hub, HubMachine, HubPolicy, KnownAs, Lent};
 use crate::lock;
 
@@ -25,12 +26,17 @@ const EVENTS: usize = 1000;
 pub(crate) type NodeHub = Hub<Listening>;
 pub(crate) type NodeDialer = Dialer<Dialling>;
 
+/// Sums of iterations, and models that are not in them yet.
+pub(crate) type Sums = (Slots, Option<Stages>);
+
 /// Everything that the links of a node share.
 pub(crate) struct Shared {
     node: Mutex<proto::Node>,
     started: Instant,
     pub layout: Arc<Layout>,
     pub slots: Slots,
+    /// Neighbours' models, where weights are known only when the waiting is over.
+    pub stages: Option<Stages>,
     /// Held while a chunk is marked and added; whoever has held all of it knows that nothing of an iteration that is over is
     /// still being added.
     pub folding: RwLock<()>,
@@ -47,12 +53,14 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(node: proto::Node, started: Instant, layout: Arc<Layout>, slots: Slots, copy: Arena) -> Self {
+    pub fn new(node: proto::Node, started: Instant, layout: Arc<Layout>, sums: Sums, copy: Arena) -> Self {
+        let (slots, stages) = sums;
         Self {
             node: Mutex::new(node),
             started,
             layout,
             slots,
+            stages,
             folding: RwLock::default(),
             copy,
             copied: AtomicU32::new(0),
@@ -113,6 +121,14 @@ impl Shared {
     /// Waits until nothing of iterations that are over is being added any more.
     pub fn settle_folding(&self) {
         drop(self.folding.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Forgets what came of earlier iterations, of which nothing is being added any more.
+    pub fn free_below(&self, round: u32) {
+        self.slots.free_below(round);
+        if let Some(stages) = &self.stages {
+            stages.free_below(round);
+        }
     }
 
     pub fn event(&self, kind: &str, peer: &str, text: &str) {
@@ -216,7 +232,7 @@ impl HubPolicy for Listening {
             NodeStep::Mix(mixing) => *lock(&shared.mix) = Some(mixing),
             NodeStep::Forget { below } => {
                 shared.settle_folding();
-                shared.slots.free_below(below);
+                shared.free_below(below);
             }
             NodeStep::Met { peer } => shared.event("met", &peer, "is there"),
             NodeStep::Left { peer, reason } => shared.event("left", &peer, &reason),

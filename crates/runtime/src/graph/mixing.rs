@@ -78,7 +78,7 @@ pub(crate) fn mix(
     for (bytes, weight) in sums.weights().map_err(words)? {
         let share = match rule {
             _ if fresh => 1.0,
-            MixingRule::Complement => weight.min(1.0),
+            MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => weight.min(1.0),
             MixingRule::Renormalise => weight / (weight + own),
         };
         given += bytes.len() as f64 * share;
@@ -86,7 +86,7 @@ pub(crate) fn mix(
     }
     let repair = match rule {
         _ if fresh => Repair::KeepLocal,
-        MixingRule::Complement => Repair::Complement,
+        MixingRule::Complement | MixingRule::Paper | MixingRule::Symmetric => Repair::Complement,
         MixingRule::Renormalise => {
             for range in came.iter() {
                 let bytes = &model[range.start as usize..range.end as usize];

@@ -8,6 +8,7 @@ mod mixing;
 mod node;
 mod options;
 mod sink;
+mod staging;
 
 pub use node::Node;
 pub use options::{MixingRule, NodeOptions, WaitRule};

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{json, Value};
 use thalweg_arena::Arena;
-use thalweg_fold::{MAX_WEIGHT, MIN_WEIGHT};
+use thalweg_fold::{Accumulator, MAX_WEIGHT, MIN_WEIGHT};
 use thalweg_proto as proto;
-use thalweg_proto::{Exchange, ExchangeState, Mixing, Time};
+use thalweg_proto::{Exchange, ExchangeState, Mixing, Portion, Time, Weighing};
 use thalweg_transport::Address;
 use thalweg_wire::text::check_name;
 use thalweg_wire::Layout;
@@ -17,6 +17,7 @@ use thalweg_wire::Layout;
 use super::doors::{Accepted, Dialled, Dialling, Listening, NodeDialer, NodeHub, Shared};
 use super::mixing::{mix, Slots};
 use super::options::{MixingRule, NodeOptions, WaitRule};
+use super::staging::Stages;
 use crate::engine::{goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_PATIENCE};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error};
@@ -97,10 +98,13 @@ impl Node {
             chunk,
             liveness: seconds(options.liveness),
             waiting: options.waiting(),
+            weighing: options.mixing.weighing(),
             ahead: options.ahead,
             alike: options.alike(),
         };
         let slots = Slots::new(layout.clone(), options.precision.into());
+        let stages = options.mixing.weighing() != Weighing::Arrival;
+        let sums = (slots, stages.then(|| Stages::new(layout.bytes() as usize)));
         let copy = Arena::new(layout.bytes())?;
         let started = Instant::now();
         let hub_options = HubOptions {
@@ -114,7 +118,7 @@ impl Node {
         };
         let hub = Hub::start_with(&transport, &address, hub_options, |gate| {
             let machine = proto::Node::new(config, gate);
-            let shared = Arc::new(Shared::new(machine, started, layout, slots, copy));
+            let shared = Arc::new(Shared::new(machine, started, layout, sums, copy));
             (Accepted(shared.clone()), Listening(shared))
         })?;
         let shared = hub.policy.0.clone();
@@ -213,10 +217,12 @@ impl Node {
                 let what = format!("renormalise needs the own weight too; give one for {:?}", self.name);
                 return Err(out_of_order(what));
             }
-            (MixingRule::Complement, Some(_)) => {
+            (_, Some(_)) => {
                 return Err(out_of_order("the own weight is what is missing to 1; leave it out"));
             }
-            (MixingRule::Complement, None) => {
+            // These become smaller when it is known how many neighbours were heard.
+            (MixingRule::Paper, None) => 0.0,
+            (MixingRule::Complement | MixingRule::Symmetric, None) => {
                 let sum: f64 = weights.values().sum();
                 if sum > 1.0 + 1e-6 {
                     return Err(out_of_order(format!(
@@ -229,16 +235,23 @@ impl Node {
         Ok((own, weights.into_iter().collect()))
     }
 
-    /// An iteration begins, with these neighbours and weights; `then`: those of the next, `None` if they are the same.
+    /// An iteration begins, with these neighbours and weights; `then`: those of the next, `None` if they are the same; `to`:
+    /// whom to send to, `None` for those whose models are taken.
     ///
     /// # Errors
     /// `round` if another is not over, the number does not rise, or a weight cannot be.
-    pub fn begin(&self, round: u32, weights: Weights, then: Option<Weights>) -> Result<(), Error> {
+    pub fn begin(
+        &self,
+        round: u32,
+        weights: Weights,
+        then: Option<Weights>,
+        to: Option<&[String]>,
+    ) -> Result<(), Error> {
         self.open()?;
         let (own, weights) = self.split(weights)?;
         let then = then.map(|then| self.split(then)).transpose()?.map(|(_, then)| then);
         let now = self.shared.now();
-        let begun = self.shared.tell(|node| node.begin(now, round, &weights, then.as_deref()));
+        let begun = self.shared.tell(|node| node.begin(now, round, &weights, then.as_deref(), to));
         begun.map_err(out_of_order)?;
         let traffic = lock(&self.under).traffic;
         *lock(&self.under) = Under { asked: round, begun: now, ready: now, own, traffic };
@@ -323,21 +336,32 @@ impl Node {
         self.mix(mixing).map(Some)
     }
 
+    /// Adds neighbours' models that were put aside, with the weights that they have now.
+    fn add_portions(&self, sums: &Accumulator, round: u32) -> Result<(), String> {
+        let Some(stages) = &self.shared.stages else { return Ok(()) };
+        for Portion { peer, weight, ranges } in self.shared.look(proto::Node::portions) {
+            let model = stages.of(round, peer);
+            let added = sums.fold_ranges(&lock(&model), &ranges, weight);
+            added.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
     fn mix(&self, mixing: Mixing) -> Result<String, Error> {
         self.shared.settle_folding();
         let over = self.shared.now();
         let own = lock(&self.under).own;
         let mixed = match self.shared.slots.known(mixing.round) {
             None => Ok(1.0),
-            Some(sums) => {
+            Some(sums) => self.add_portions(&sums, mixing.round).and_then(|()| {
                 let model = self.arena.claim_within(self.arena.range(), LOAN_PATIENCE);
                 let rule = self.options.mixing;
                 model
                     .map_err(|e| e.to_string())
                     .and_then(|mut model| mix(&sums, &mut model, rule, own, mixing.fresh))
-            }
+            }),
         };
-        self.shared.slots.free_below(mixing.round.saturating_add(1));
+        self.shared.free_below(mixing.round.saturating_add(1));
         let (exchanges, dropped) = self.shared.tell(|node| (node.mixed(), node.dropped()));
         let weight = mixed.map_err(|reason| {
             let what = format!("iteration {} gives no model: {reason}", mixing.round);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use thalweg_proto::Waiting;
+use thalweg_proto::{Waiting, Weighing};
 use thalweg_transport::Options;
 use thalweg_wire::control::Alike;
 
@@ -39,6 +39,22 @@ pub enum MixingRule {
     Complement,
     /// The mean of what came and of the own model, which has a weight of its own.
     Renormalise,
+    /// As complement, with weights that follow from how many neighbours were heard (section 3.5.2). What is given of
+    /// neighbour j is 1 / (1 + its degree). Models are put aside until then.
+    Paper,
+    /// As complement, of what went both ways. Models are put aside until neighbours have told each other what they have.
+    Symmetric,
+}
+
+impl MixingRule {
+    /// When weights are known.
+    pub fn weighing(self) -> Weighing {
+        match self {
+            MixingRule::Complement | MixingRule::Renormalise => Weighing::Arrival,
+            MixingRule::Paper => Weighing::Heard,
+            MixingRule::Symmetric => Weighing::Mutual,
+        }
+    }
 }
 
 /// Options of a node.

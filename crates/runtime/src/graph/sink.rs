@@ -8,6 +8,7 @@ use thalweg_wire::{ChunkHeader, WireError};
 
 use super::doors::Shared;
 use crate::engine::{part, Scratch};
+use crate::lock;
 
 /// The sink of one link.
 pub(crate) struct NodeSink {
@@ -31,8 +32,15 @@ impl NodeSink {
         for range in taken.fresh {
             let bytes = part(chunk, bytes, range);
             let judged = sums.check(range.start, bytes, taken.weight);
-            let folded = judged.and_then(|()| sums.fold(range.start, bytes, taken.weight));
-            let ok = folded.is_ok_and(|folded| folded == range);
+            let ok = judged.is_ok() && {
+                if let Some(stages) = &shared.stages {
+                    let model = stages.of(taken.round, taken.peer);
+                    lock(&model)[range.start as usize..range.end as usize].copy_from_slice(bytes);
+                    true
+                } else {
+                    sums.fold(range.start, bytes, taken.weight).is_ok_and(|folded| folded == range)
+                }
+            };
             shared.tell(|node| node.folded(shared.now(), taken.peer, taken.round, &[range], ok));
         }
     }
@@ -42,7 +50,9 @@ impl Sink for NodeSink {
     fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
         match self.shared.tell(|node| node.place(self.shared.now(), self.who, chunk)) {
             NodePlace::Nothing => None,
-            NodePlace::Fold { .. } => Some(self.scratch.take(chunk.length as usize)),
+            NodePlace::Fold { .. } | NodePlace::Stage { .. } => {
+                Some(self.scratch.take(chunk.length as usize))
+            }
         }
     }
 

@@ -1,0 +1,158 @@
+//! What goes wrong between nodes: parts of the graph that lose each other, nodes that are alone, names used twice, and
+//! chunks that nobody may use.
+
+use thalweg_proto::{Action, Neighbour, Node, NodeConfig, NodePlace, NodeStep, Time, Waiting, Weighing};
+use thalweg_wire::control::{Alike, Control, Hello, Holding, Purpose, Refusal, VERSIONS};
+use thalweg_wire::{ChunkHeader, Range, Ranges};
+
+use super::common::{Path, JOB, MS, SECOND};
+use super::world::{complete, layout, ring, World};
+use super::{lossy, WAITS};
+
+#[test]
+fn parts_of_a_graph_go_on_and_come_together_again() {
+    for waiting in WAITS {
+        for path in [Path::PERFECT, lossy()] {
+            let mut world = World::new(6, 6, &ring(6), waiting);
+            world.path = path;
+            world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
+            world.part(&[0, 1, 2]);
+            let before: Vec<u32> = world.parties.iter().map(|p| p.done()).collect();
+            world.run_until("ten more in both parts", 600 * SECOND, |w| {
+                w.parties.iter().zip(&before).all(|(p, before)| p.done() >= before + 10)
+            });
+            let lost = |index: usize| world.parties[index].left.iter().any(|(_, why)| why.contains("parted"));
+            assert!([0, 2, 3, 5].into_iter().all(lost), "each node at the border says whom it lost");
+            world.part(&[]);
+            world.run_until("all have met", 600 * SECOND, World::all_met);
+            let at = world.parties[2].reports.len();
+            world.run_until("it is heard across the border", 600 * SECOND, |w| {
+                w.parties[2].reports.iter().skip(at).any(|report| report.heard.contains(&3))
+                    || waiting == Waiting::None
+            });
+        }
+    }
+}
+
+#[test]
+fn a_node_whose_neighbours_are_all_gone_trains_alone_and_dials_on() {
+    for waiting in WAITS {
+        let mut world = World::new(8, 4, &complete(4), waiting);
+        world.run_until("3 iterations", 60 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 3));
+        (1..4).for_each(|index| world.kill(index));
+        let before = world.parties[0].done();
+        world.run_until("20 alone", 600 * SECOND, |w| w.parties[0].done() >= before + 20);
+        let last = world.parties[0].reports.last().unwrap();
+        assert!(last.heard.is_empty());
+        (1..4).for_each(|index| world.restart(index));
+        let at = world.parties[0].reports.len();
+        world.run_until("they are heard again", 600 * SECOND, |w| {
+            w.parties[0].reports.iter().skip(at).any(|report| report.heard.contains(&2))
+                || waiting == Waiting::None
+        });
+    }
+}
+
+/// A node called b that expects a to dial it.
+fn node_of(config: NodeConfig) -> Node {
+    let mut node = Node::new(config, Box::new(super::common::Doors { token: None }));
+    node.meet("a", 1).unwrap();
+    node
+}
+
+fn begin(node: &mut Node) {
+    node.begin(Time::ZERO, 1, &[("a".into(), 0.5)], None, None).unwrap();
+}
+
+/// The same in its first iteration.
+fn node() -> Node {
+    let mut node = node_of(World::config_of("b"));
+    begin(&mut node);
+    node
+}
+
+fn greet(node: &mut Node, link: u64, instance: u64) -> Vec<Control> {
+    let hello = Hello {
+        version: VERSIONS.1,
+        name: "a".into(),
+        instance,
+        nonce: [1; 32],
+        proof: None,
+        layout: Some(layout(200).hash()),
+        holding: Holding::Node(Alike { plan: 1, graph: 2, start: Some(3) }),
+        clock: 0,
+        purpose: Purpose::Graph,
+    };
+    node.connected(Time::ZERO, link, [2; 32], true);
+    node.control(MS, link, Control::Hello(hello));
+    let mut said = Vec::new();
+    while let Some(action) = node.poll_action() {
+        match action {
+            Action::Send { link: to, message } if to == link => said.push(message),
+            _ => {}
+        }
+    }
+    said
+}
+
+#[test]
+fn who_has_the_name_of_another_is_refused() {
+    let mut node = node();
+    assert!(greet(&mut node, 1, 5).iter().any(|said| matches!(said, Control::Welcome(_))));
+    let said = greet(&mut node, 2, 6);
+    let refused = |said: &Control| matches!(said, Control::Refused { code: Refusal::Name, .. });
+    assert!(said.iter().any(refused), "{said:?}");
+    assert!(node.is_member(1) && !node.is_member(2), "the first one stays");
+}
+
+#[test]
+fn chunks_of_another_job_layout_or_time_are_dropped_and_counted() {
+    let mut node = node();
+    greet(&mut node, 1, 5);
+    let good =
+        ChunkHeader { job: JOB, round: 1, sender: 1, layout: layout(200).hash(), offset: 0, length: 128 };
+    let place = |node: &mut Node, chunk: ChunkHeader| node.place(MS, Neighbour::Link(1), &chunk);
+    let NodePlace::Fold { round: 1, weight } = place(&mut node, good) else { panic!("it is taken") };
+    assert_eq!(weight, 0.5);
+    let bad = [
+        ChunkHeader { job: JOB + 1, ..good },
+        ChunkHeader { layout: layout(201).hash(), ..good },
+        ChunkHeader { sender: 2, ..good },
+        ChunkHeader { offset: 1600, ..good },
+        ChunkHeader { offset: 4, ..good },
+    ];
+    for chunk in bad {
+        assert_eq!(place(&mut node, chunk), NodePlace::Nothing);
+    }
+    assert_eq!(place(&mut node, ChunkHeader { round: 9, ..good }), NodePlace::Nothing);
+    assert_eq!(node.dropped(), (1, bad.len() as u64), "too early, and bad");
+}
+
+#[test]
+fn what_two_nodes_have_agreed_on_stays_when_one_leaves_before_the_other_has_mixed() {
+    let config = NodeConfig {
+        waiting: Waiting::FirstChunk(SECOND),
+        weighing: Weighing::Mutual,
+        ..World::config_of("b")
+    };
+    let mut node = node_of(config);
+    greet(&mut node, 1, 5);
+    begin(&mut node);
+    let chunk =
+        ChunkHeader { job: JOB, round: 1, sender: 1, layout: layout(200).hash(), offset: 0, length: 128 };
+    assert!(matches!(node.place(MS, Neighbour::Link(1), &chunk), NodePlace::Stage { round: 1, .. }));
+    let taken = node.stored(MS, Neighbour::Link(1), &chunk, true).unwrap();
+    node.folded(MS, taken.peer, 1, &taken.fresh, true);
+    node.ready(2 * MS, 1).unwrap();
+    let got = Ranges::from_iter([Range::new(64, 200)]);
+    node.control(3 * MS, 1, Control::Have { parcel: 1, got });
+    let mixes = std::iter::from_fn(|| node.poll_action())
+        .filter(|action| matches!(action, Action::Policy(NodeStep::Mix(_))))
+        .count();
+    assert_eq!(mixes, 1);
+    node.closed(4 * MS, 1, "it has left");
+    let portions = node.portions();
+    assert_eq!(portions.len(), 1);
+    assert_eq!(portions[0].ranges, Ranges::from_iter([Range::new(64, 128)]));
+    assert_eq!(node.mixed()[0].bytes, 64);
+}
