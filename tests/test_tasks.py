@@ -314,6 +314,11 @@ def test_what_cannot_be_sent_is_said_with_the_mend(server: TaskServer) -> None:
         server.send(None, to="anna", reduce="mean")
     with pytest.raises(PlanError, match="'v' is none of the task's tensors"):
         server.send(None, {"w": np.ones(1)}, to="anna", reduce="mean", returns=["v"])
+    for missing, words in ((1.5, "1.5 is no share"), ({"v": 0.5}, "'v' is none of the results' tensors")):
+        with pytest.raises(PlanError, match=words):
+            server.send(None, {"w": np.ones(1)}, to="anna", reduce="mean", missing=missing)
+    with pytest.raises(PlanError, match="only of results that are folded"):
+        server.send(None, {"w": np.ones(1)}, to="anna", missing=0.5)
     with pytest.raises(_core.CoreError, match="at least one member"):
         server.send(None)
 

@@ -79,6 +79,8 @@ class Reply:
     #: The result's tensors; none if they were folded.
     tensors: Named = field(repr=False)
     weight: float
+    #: How much of the result's tensors came, 0 to 1; less than 1 only where something may be ``missing``.
+    coverage: float
     #: The way there and the way back, as docs/reference/outcome.md has transfers.
     transfers: list[dict[str, Any]] = field(repr=False)
 
@@ -242,6 +244,7 @@ class TaskServer:
         deadline: float | None = None,
         reduce: Literal["mean"] | None = None,
         returns: Sequence[str] | Mapping[str, tuple[str, Sequence[int]]] | None = None,
+        missing: float | Mapping[str, float] = 0.0,
     ) -> Task:
         """Send a task and return at once.
 
@@ -254,14 +257,20 @@ class TaskServer:
         number of members. ``returns`` names those of the tensors that results have then, by default all; or it is
         a mapping that says which tensors results have, each name with element type, as ``F32``, and shape.
 
-        Raises ModelError for tensors that do not travel, PlanError for ``returns`` that is not among them, CoreError
-        of kind ``task`` if too many tasks are open.
+        ``missing`` is the share of each such tensor, 0 to 1, that may be missing of a result where the transport loses
+        some of it, as ``unifl`` and ``ltp`` do; or it says so by name, and 0 for the others. What is lost beyond it is
+        sent again. The mean of an element is over those who sent it; if nobody did, it is the task's own value. So of a
+        tensor that the task does not have with this element type and shape nothing may be missing.
+
+        Raises ModelError for tensors that do not travel, PlanError for ``returns`` or ``missing`` that cannot be,
+        CoreError of kind ``task`` if too many tasks are open.
         """
         packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
         names = self.members if to is None else [to] if isinstance(to, str) else list(to)
         fold = None if reduce is None else _folded(packed or {}, returns)
+        shares = _shares(fold, missing)
         arena, number = (packed.arena.core, packed.id) if isinstance(packed, Tensors) else (None, 0)
-        task = self._core.open(_encode(head), arena, number, names, deadline, fold)
+        task = self._core.open(_encode(head), arena, number, names, deadline, fold, shares)
         self._tell()
         return Task(self._core, task, self._keep)
 
@@ -471,10 +480,30 @@ def _folded(
     return _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in chosen])
 
 
-def _reply(told: tuple[str, str, str | None, bytes, float, _core.Arena | None, str]) -> Reply:
-    member, state, reason, head, weight, arena, transfers = told
+def _shares(fold: _core.Layout | None, missing: float | Mapping[str, float]) -> list[float] | None:
+    """Return the share of each tensor of a mean that may be missing; None if nothing may."""
+    given = missing.values() if isinstance(missing, Mapping) else [missing]
+    if not any(given):
+        return None
+    if fold is None:
+        raise PlanError("only of results that are folded may anything be missing", 'Reduce them: reduce="mean"')
+    wrong = next((share for share in given if not 0 <= share <= 1), None)
+    if wrong is not None:
+        raise PlanError(f"{wrong!r} is no share that may be missing", "Use a number from 0 to 1")
+    names = [name for name, *_ in fold.tensors]
+    if not isinstance(missing, Mapping):
+        return [missing] * len(names)
+    unknown = sorted(missing.keys() - set(names))
+    if unknown:
+        raise PlanError(f"{unknown[0]!r} is none of the results' tensors", f"Choose from {', '.join(names)}")
+    return [missing.get(name, 0.0) for name in names]
+
+
+def _reply(told: tuple[str, str, str | None, bytes, float, float, _core.Arena | None, str]) -> Reply:
+    member, state, reason, head, weight, coverage, arena, transfers = told
     tensors = _NOTHING if arena is None else dict(Arena(arena))
-    return Reply(member, state, reason, _decode(head), tensors, weight, json.loads(transfers))  # type: ignore[arg-type]
+    ways = json.loads(transfers)
+    return Reply(member, state, reason, _decode(head), tensors, weight, coverage, ways)  # type: ignore[arg-type]
 
 
 __all__ = ["Given", "Reply", "Task", "TaskClient", "TaskServer", "Tensors"]

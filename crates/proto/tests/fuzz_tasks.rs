@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use common::senseless::{chunk, from_client, from_server, hello};
 use common::tasks::{config, plan, tensors};
@@ -42,7 +43,8 @@ fn a_server_told_anything_keeps_in_step() {
                     let deadline = rng.chance(0.7).then(|| rng.time(SECOND));
                     let to = [["c0", "c1"], ["c2", "c3"]][rng.below(2) as usize];
                     let elements = [0, 300][rng.below(2) as usize];
-                    let plan = thalweg_proto::TaskPlan { fold, ..plan(elements, 7, &to, deadline) };
+                    let missing = fold.is_some().then(Arc::default).filter(|_| rng.chance(0.5));
+                    let plan = thalweg_proto::TaskPlan { fold, missing, ..plan(elements, 7, &to, deadline) };
                     if let Ok(number) = server.open(now, plan) {
                         to.iter().for_each(|name| _ = open.insert((number, (*name).to_string())));
                     }

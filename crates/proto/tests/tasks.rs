@@ -9,7 +9,7 @@ use common::tasks::{config, plan, tensors, Does, TaskWorld, CHUNK};
 use common::{MS, SECOND};
 use thalweg_proto::{Answer, ReplyState, TaskConfig, TaskPlan, TaskVerdict, Time};
 use thalweg_wire::control::{Content, Control, Parcel};
-use thalweg_wire::{Layout, LayoutHash};
+use thalweg_wire::{Allowance, Dtype, Layout, LayoutHash, Tolerance, WHOLE};
 
 fn all_done(world: &TaskWorld, task: u32, members: usize) {
     let replies = world.replies_to(task);
@@ -103,6 +103,46 @@ fn what_cannot_be_folded_is_refused_with_the_mend() {
     );
 }
 
+/// Three tensors of which nothing may be missing, a tenth, and anything.
+fn critical_and_others() -> (Arc<Layout>, Arc<Tolerance>) {
+    let tensors =
+        [("n", Dtype::I64, vec![100]), ("v", Dtype::F32, vec![2000]), ("w", Dtype::F32, vec![2000])];
+    let layout = Layout::pack(tensors).expect("a valid layout");
+    let allowance = |tensor, budget| Allowance { tensor, budget, refuse: WHOLE };
+    let rule = Tolerance::new(&layout, &[allowance(0, 0), allowance(1, 100_000)]).expect("a valid rule");
+    (Arc::new(layout), Arc::new(rule))
+}
+
+/// Whatever the link does, of each tensor no more is missing than may be, and of what came all is folded, once.
+#[test]
+fn of_what_is_folded_something_may_be_missing() {
+    let (layout, rule) = critical_and_others();
+    let lossy = Path { rate: 200_000, loss: 0.3, duplicate: 0.05, corrupt: 0.05, ..Path::PERFECT };
+    let config = TaskConfig { staging: 1 << 20, ..config() };
+    for seed in 0..20 {
+        let mut world = TaskWorld::new(seed, config.clone());
+        let (cut, ordered) = (Path { cut_after: Some(9000), ..lossy }, seed % 2 == 0);
+        for (name, path) in [("a", lossy), ("b", cut), ("c", Path::PERFECT)] {
+            world.add(name, Does::Returns(layout.clone()), Path { ordered, ..path });
+        }
+        let fold = Some(layout.clone());
+        let plan = TaskPlan { fold, missing: Some(rule.clone()), ..plan(100, 7, &["a", "b", "c"], None) };
+        let task = world.open_plan(plan).unwrap();
+        world.run("it is closed", 600 * SECOND, |w| closed(w, task));
+        all_done(&world, task, 3);
+        assert_eq!(world.folded.values().collect::<Vec<_>>(), [&1; 3]);
+        for (name, reply) in world.replies_to(task) {
+            let holes = &world.holes[&(task, reply.sender)];
+            assert!(rule.owed(holes).is_empty(), "{name}: {holes:?}");
+            assert_eq!(holes.bytes() > 0, name != "c", "a third is lost on the way");
+            let up = reply.transfers.last().unwrap();
+            assert_eq!((&up.holes, up.missing, up.complete), (holes, holes.bytes(), name == "c"));
+            let came = layout.bytes() - holes.bytes();
+            assert_eq!(reply.coverage, came as f64 / layout.bytes() as f64, "{name}");
+        }
+    }
+}
+
 #[test]
 fn whoever_is_away_refuses_or_is_late_has_a_state_and_a_reason() {
     let members = [("refuses", Does::Refuses), ("works", Does::Nothing), ("fine", Does::Echoes)];
@@ -156,6 +196,11 @@ fn bad_plans_are_refused_with_the_mend() {
     assert!(refused(&mut world, plan(1, 1, &["a\n"], None)).contains("another name"));
     let long = TaskPlan { head: vec![0; (1 << 20) + 1], ..plan(1, 1, &["a"], None) };
     assert!(refused(&mut world, long).contains("send it as a tensor"));
+    let (layout, rule) = critical_and_others();
+    let kept = TaskPlan { missing: Some(rule.clone()), ..plan(1, 1, &["a"], None) };
+    assert!(refused(&mut world, kept).contains("fold them"));
+    let other = TaskPlan { fold: Some(tensors("w", 10)), missing: Some(rule), ..plan(1, 1, &["a"], None) };
+    assert!(refused(&mut world, other).contains(&format!("{} bytes", layout.bytes())));
     world.open(1, 1, &["a"], None);
     assert!(refused(&mut world, plan(1, 1, &["a"], None)).contains("cancel some"));
 }

@@ -13,8 +13,9 @@ use crate::errors::{core_error, raise};
 use crate::layout::Layout;
 use crate::{interruptibly, limit, list, waiting};
 
-/// Member, state, reason, head, weight, tensors, and transfers as JSON.
-type Reply<'py> = (String, &'static str, Option<String>, Bound<'py, PyBytes>, f64, Option<Arena>, String);
+/// Member, state, reason, head, weight, how much of the tensors came, tensors, and transfers as JSON.
+type Reply<'py> =
+    (String, &'static str, Option<String>, Bound<'py, PyBytes>, f64, f64, Option<Arena>, String);
 
 /// What it is, the task's number, head, layout, tensors, seconds until an answer is wanted, and a reason.
 type Event<'py> =
@@ -69,7 +70,9 @@ impl TaskServer {
     }
 
     /// Sends a task; returns its number. Tasks with the same `bytes_id` have the same bytes. Results of the layout
-    /// `fold` are folded; without it they are handed over.
+    /// `fold` are folded; without it they are handed over. `missing` has for each tensor of `fold` the share of its bytes
+    /// that may be missing.
+    #[allow(clippy::too_many_arguments)] // of Python's
     fn open(
         &self,
         head: &[u8],
@@ -78,10 +81,11 @@ impl TaskServer {
         members: Vec<String>,
         deadline: Option<f64>,
         fold: Option<&Layout>,
+        missing: Option<Vec<f64>>,
     ) -> PyResult<u32> {
         let fold = fold.map(|layout| Arc::new(layout.0.clone()));
         let (head, tensors) = (head.to_vec(), unwrap(arena));
-        let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold };
+        let task = runtime::NewTask { head, tensors, bytes_id, members, deadline, fold, missing };
         self.inner.open(task).map_err(raise)
     }
 
@@ -98,7 +102,8 @@ impl TaskServer {
         let tensors = reply.tensors.map(|(arena, layout)| wrap(arena, &layout));
         let head = PyBytes::new(py, &reply.head);
         let state = word(reply.state);
-        Ok(Some((reply.member, state, reply.reason, head, reply.weight, tensors, reply.transfers)))
+        let (weight, coverage) = (reply.weight, reply.coverage);
+        Ok(Some((reply.member, state, reply.reason, head, weight, coverage, tensors, reply.transfers)))
     }
 
     /// The mean of the results of a task that folds them, when all its replies are in.

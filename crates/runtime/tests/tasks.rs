@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use common::LIMIT;
-use serde_json::json;
+use serde_json::{json, Value};
 use thalweg_arena::Arena;
 use thalweg_proto::ReplyState;
 use thalweg_runtime::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
@@ -23,7 +23,11 @@ fn server(address: &str) -> TaskServer {
 
 /// A client that sends back what it gets, plus one, until the job is over.
 fn echo(address: &str, name: &str, weight: f64) -> JoinHandle<Result<u32, String>> {
-    let client = TaskClient::start(address, name, serde_json::from_value(json!({})).unwrap()).unwrap();
+    echo_over(address, name, weight, json!({}))
+}
+
+fn echo_over(address: &str, name: &str, weight: f64, options: Value) -> JoinHandle<Result<u32, String>> {
+    let client = TaskClient::start(address, name, serde_json::from_value(options).unwrap()).unwrap();
     std::thread::spawn(move || {
         let (started, mut answered) = (Instant::now(), 0);
         loop {
@@ -60,7 +64,8 @@ fn plus_one(arena: &Arena) -> Arena {
 
 fn task(tensors: Option<(Arena, Arc<Layout>)>, fold: Option<Arc<Layout>>, members: &[&str]) -> NewTask {
     let members = members.iter().map(|name| (*name).to_string()).collect();
-    NewTask { head: b"7".to_vec(), tensors, bytes_id: 1, members, deadline: Some(LIMIT.as_secs_f64()), fold }
+    let deadline = Some(LIMIT.as_secs_f64());
+    NewTask { head: b"7".to_vec(), tensors, bytes_id: 1, members, deadline, fold, missing: None }
 }
 
 fn replies(server: &TaskServer, task: u32) -> Vec<TaskReply> {
@@ -94,6 +99,46 @@ fn results_come_back_and_means_are_by_weight() {
         server.close("done");
         for client in clients {
             assert_eq!(client.join().unwrap(), Ok(4));
+        }
+    }
+}
+
+/// Links that lose a tenth of the chunks: what is lost is missing, and the mean is over what came.
+#[test]
+fn parts_of_what_is_folded_may_be_missing() {
+    for address in ["tcp://127.0.0.1:0", "udp://127.0.0.1:0", "ltp://127.0.0.1:0"] {
+        let layers = json!({ "fault": { "seed": 3, "loss": 0.1 } });
+        let options = json!({ "chunk": 1344, "layers": layers });
+        let server = TaskServer::start(address, serde_json::from_value(options).unwrap()).unwrap();
+        let options = json!({ "layers": layers });
+        let clients = [("a", 1.0), ("b", 3.0)]
+            .map(|(name, weight)| echo_over(&server.address(), name, weight, options.clone()));
+        assert_eq!(server.wait(2, Some(LIMIT), None), 2);
+        let (arena, layout) = filled((0..100_000).map(|n| n as f32));
+        let mut lost = 0;
+        for missing in [None, Some(vec![0.05]), Some(vec![1.0])] {
+            let sent = Some((arena.clone(), layout.clone()));
+            let new = NewTask { missing: missing.clone(), ..task(sent, Some(layout.clone()), &["a", "b"]) };
+            let number = server.open(new).unwrap();
+            let most = missing.map_or(0.0, |shares| shares[0]);
+            for reply in replies(&server, number) {
+                assert_eq!(reply.state, ReplyState::Done, "{:?}", reply.reason);
+                assert!(reply.coverage >= 1.0 - most, "{address}: {} came", reply.coverage);
+                lost += u32::from(reply.coverage < 1.0);
+            }
+            // Each client's values are the same, and one that nobody sent is the task's own.
+            let mean = server.mean(number).unwrap().0;
+            let pairs = values(&mean).into_iter().zip(values(&arena));
+            assert!(pairs.clone().all(|(mean, own)| mean == own + 1.0 || (most > 0.0 && mean == own)));
+            server.release(number);
+        }
+        assert!(lost >= 2, "{address}: {lost} results came in parts");
+        let refused =
+            server.open(NewTask { missing: Some(vec![1.0]), ..task(None, None, &["a"]) }).err().unwrap();
+        assert_eq!(refused.kind(), "options");
+        server.close("done");
+        for client in clients {
+            assert_eq!(client.join().unwrap(), Ok(3));
         }
     }
 }

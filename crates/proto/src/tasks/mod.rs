@@ -1,7 +1,8 @@
 //! Tasks: the server sends a head and tensors to named members, and each answers with a result of its own layout.
 //!
 //! Many tasks are open at once. A task and its results are parcels of the same number. Results are folded, or handed over
-//! one by one. Whatever happens to a member, its part of a task ends in a state with a reason.
+//! one by one. Of results that are folded something may be missing ([`TaskPlan::missing`]). Whatever happens to a member, its
+//! part of a task ends in a state with a reason.
 //!
 //! ```text
 //! server                                   client

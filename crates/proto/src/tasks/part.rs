@@ -50,6 +50,8 @@ pub struct Reply {
     pub reason: Option<String>,
     /// Its result, if it is done.
     pub answer: Option<Answer>,
+    /// How much of the result's tensors came, 0 to 1: less than 1 only where something may be missing. 0 if it is not done.
+    pub coverage: f64,
     /// The task's way to it, and the result's way back.
     pub transfers: Vec<Transfer>,
 }
@@ -132,6 +134,9 @@ impl Part {
     pub fn transfers(&mut self) -> Vec<Transfer> {
         let came = self.incoming.came();
         (self.up.bytes, self.up.receive, self.up.complete) = (came.bytes(), came.span(), came.is_whole());
+        if self.stage == Stage::Staged {
+            (self.up.missing, self.up.holes) = (came.total() - came.bytes(), came.holes());
+        }
         (self.up.duplicates, self.up.corrupt) = came.faults();
         let moved = |transfer: &&Transfer| transfer.span().is_some() || transfer.wire_bytes > 0;
         [&self.down, &self.up].into_iter().filter(moved).cloned().collect()

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use thalweg_wire::control::{Content, Control, Parcel, Purpose, MAX_HEAD};
-use thalweg_wire::{Layout, Ranges};
+use thalweg_wire::{Layout, Ranges, Tolerance};
 
 use super::part::{Part, Stage};
 use super::{Reply, ReplyState};
@@ -55,12 +55,41 @@ pub struct TaskPlan {
     pub deadline: Option<Time>,
     /// The layout that results must have to be folded; `None`: they are handed over.
     pub fold: Option<Arc<Layout>>,
+    /// What may be missing of a result that is folded: each element's mean is then over those who sent it. `None`: all of a
+    /// result has to come.
+    pub missing: Option<Arc<Tolerance>>,
+}
+
+impl TaskPlan {
+    fn rule(&self) -> Rule {
+        Rule { stands_in: self.missing.is_some(), tolerance: self.missing.clone().unwrap_or_default() }
+    }
+
+    /// Says why no task can be opened so, if that is the plan's own fault.
+    fn possible(&self) -> Result<(), String> {
+        if self.members.is_empty() {
+            return Err("a task needs at least one member".into());
+        }
+        if self.head.len() > MAX_HEAD {
+            let bytes = self.head.len();
+            return Err(format!("a head of {bytes} bytes is over {MAX_HEAD}; send it as a tensor"));
+        }
+        let Some(missing) = &self.missing else { return Ok(()) };
+        let Some(fold) = &self.fold else {
+            return Err("only of results that are folded may anything be missing; fold them".into());
+        };
+        let (of, bytes) = (missing.bytes(), fold.bytes());
+        if !missing.is_empty() && of != bytes {
+            return Err(format!("what may be missing is said of {of} bytes, and results have {bytes}"));
+        }
+        Ok(())
+    }
 }
 
 /// What tasks ask of the server's driver.
 #[derive(Debug)]
 pub enum TaskAction {
-    /// Fold the result of `sender` with this weight and free it, then tell [`TaskServer::folded`].
+    /// Fold what came of the result of `sender` with this weight and free it, then tell [`TaskServer::folded`].
     Fold {
         /// The task.
         task: u32,
@@ -68,6 +97,8 @@ pub enum TaskAction {
         sender: u32,
         /// Weight.
         weight: f64,
+        /// What did not come of it.
+        holes: Ranges,
     },
     /// Free what has come of a result.
     Discard {
@@ -144,7 +175,6 @@ pub(crate) struct Outbound {
 /// The state machine of a server of tasks.
 pub struct TaskServer {
     config: TaskConfig,
-    rule: Rule,
     roster: Roster<Assigned, Outbound, TaskAction>,
     tasks: BTreeMap<u32, Task>,
     timers: BTreeSet<(Time, u32)>,
@@ -167,7 +197,6 @@ impl TaskServer {
         };
         Self {
             config,
-            rule: Rule::default(),
             roster: Roster::new(sessions, admission),
             tasks: BTreeMap::new(),
             timers: BTreeSet::new(),
@@ -185,7 +214,8 @@ impl TaskServer {
     /// Opens a task; returns its number. Members that are not there have [`TaskConfig::grace`] to come.
     ///
     /// # Errors
-    /// If too many tasks are open, nobody is named, somebody is named twice or cannot be named so, or the head is too long.
+    /// If too many tasks are open, nobody is named, somebody is named twice or cannot be named so, the head is too long, or
+    /// something may be missing of results that are not folded.
     pub fn open(&mut self, now: Time, plan: TaskPlan) -> Result<u32, String> {
         self.possible(&plan)?;
         let number =
@@ -223,19 +253,10 @@ impl TaskServer {
                 "{open} tasks are open, and {most} may be; wait for results, or cancel some"
             ));
         }
-        if plan.members.is_empty() {
-            return Err("a task needs at least one member".into());
-        }
-        if plan.head.len() > MAX_HEAD {
-            return Err(format!(
-                "a head of {} bytes is over {MAX_HEAD}; send it as a tensor",
-                plan.head.len()
-            ));
-        }
         if self.roster.is_finished() {
             return Err("the job is over".into());
         }
-        Ok(())
+        plan.possible()
     }
 
     /// Nobody wants the results of a task any more.
@@ -398,9 +419,10 @@ impl TaskServer {
             self.tell(link, number, &part, state, reason.as_deref());
             self.watch(now, link, sender);
         }
+        let coverage = if done { part.incoming.came().fraction() } else { 0.0 };
         let transfers = part.transfers();
         let answer = part.answer.filter(|_| done);
-        let reply = Reply { task: number, sender, member: name, state, reason, answer, transfers };
+        let reply = Reply { task: number, sender, member: name, state, reason, answer, coverage, transfers };
         self.roster.want(TaskAction::Settled(Box::new(reply)));
         if last {
             self.close(number);

@@ -70,6 +70,8 @@ pub struct TaskWorld {
     pub replies: Vec<(Reply, Option<Vec<u8>>)>,
     /// How often the result of a sender was folded, by task and sender.
     pub folded: BTreeMap<(u32, u32), u32>,
+    /// What did not come of it.
+    pub holes: BTreeMap<(u32, u32), Ranges>,
     pub closed: Vec<u32>,
     names: BTreeMap<LinkId, u32>,
     /// Everything that happened so far, counted.
@@ -102,6 +104,7 @@ impl TaskWorld {
             coming: BTreeMap::new(),
             replies: Vec::new(),
             folded: BTreeMap::new(),
+            holes: BTreeMap::new(),
             closed: Vec::new(),
             names: BTreeMap::new(),
             steps: 0,
@@ -374,10 +377,15 @@ impl TaskWorld {
             Action::Cancel { link, .. } => self.net.cancel(now, link, End::Server),
             Action::Close { link } => self.net.close(now, link, End::Server),
             Action::Joined { .. } | Action::Note { .. } | Action::Left { .. } => {}
-            Action::Policy(TaskAction::Fold { task, sender, weight }) => {
+            Action::Policy(TaskAction::Fold { task, sender, weight, holes }) => {
                 assert!(weight > 0.0);
-                let bytes = self.coming.remove(&(task, sender)).expect("what is folded has come");
-                assert_eq!(bytes, self.expected(task, sender), "folds what was not sent");
+                let sent = self.expected(task, sender);
+                let came = self.coming.remove(&(task, sender)).unwrap_or_default();
+                for part in holes.holes(sent.len() as u64).iter() {
+                    let part = part.start as usize..part.end as usize;
+                    assert_eq!(came[part.clone()], sent[part], "folds what was not sent");
+                }
+                self.holes.insert((task, sender), holes);
                 *self.folded.entry((task, sender)).or_default() += 1;
                 self.net.at(now + MS, Event::Folded { sender: task << 16 | sender, outcome: Ok(()) });
             }
@@ -547,6 +555,7 @@ pub fn plan(elements: u64, bytes_id: u64, to: &[&str], deadline: Option<Time>) -
         members: to.iter().map(|name| (*name).to_string()).collect(),
         deadline,
         fold: None,
+        missing: None,
     }
 }
 

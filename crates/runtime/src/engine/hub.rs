@@ -160,7 +160,7 @@ pub(crate) struct Hub<P: HubPolicy> {
     started: Instant,
     job: u64,
     chunk: u32,
-    tolerance: Arc<Tolerance>,
+    tolerance: Mutex<Arc<Tolerance>>,
     /// Until the hub is closed.
     listener: Mutex<Option<Arc<dyn Listener>>>,
     address: String,
@@ -216,7 +216,7 @@ impl<P: HubPolicy> Hub<P> {
             started: options.started,
             job: options.job,
             chunk: options.chunk,
-            tolerance: options.tolerance,
+            tolerance: Mutex::new(options.tolerance),
             ordered: transport.capabilities().settles(),
             address: listener.address().to_string(),
             listener: Mutex::new(Some(listener)),
@@ -396,12 +396,23 @@ impl<P: HubPolicy> Hub<P> {
         let nonce = random()?;
         lock(&self.peers).insert(id, link.peer().clone());
         lock(&self.links).insert(id, Outbox::start(&self.crew, link.clone()));
-        link.tolerate(&self.tolerance);
+        link.tolerate(&lock(&self.tolerance));
         let ordered = self.ordered && link.capabilities().settles();
         lock(&self.machine).connected(self.now(), id, nonce, ordered);
         self.wake();
         self.spawn(read(self.clone(), id, link, ordered));
         Ok(())
+    }
+
+    /// What may be lost of what comes from now on, over all links.
+    pub fn tolerate(&self, tolerance: &Arc<Tolerance>) {
+        // Held until all links know, so that a new one is not told an older rule after this one.
+        let mut told = lock(&self.tolerance);
+        if *told == *tolerance {
+            return;
+        }
+        *told = tolerance.clone();
+        lock(&self.links).values().for_each(|outbox| outbox.link().tolerate(tolerance));
     }
 
     fn detach(&self, id: LinkId, link: &Arc<dyn Link>, reason: &str) {

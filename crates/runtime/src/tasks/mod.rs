@@ -1,6 +1,7 @@
 //! Tasks over the engine: a server that sends heads and tensors to named members, and clients that answer.
 
 mod client;
+mod folding;
 mod options;
 mod server;
 mod sinks;

@@ -1,26 +1,23 @@
 //! A server of tasks: sends them, folds results or hands them over.
 
 use std::collections::{HashMap, VecDeque};
-use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, Repair, MAX_WEIGHT};
+use thalweg_fold::{Accumulator, MAX_WEIGHT};
 use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Reply, ReplyState, Span, TaskAction, TaskPlan, Time, Traffic};
 use thalweg_transport::{Address, Sink};
 use thalweg_wire::control::{Control, Nonce, StandIn};
-use thalweg_wire::{ChunkHeader, Layout};
+use thalweg_wire::{ChunkHeader, Layout, Tolerance};
 
+use super::folding::{self, SpareSums};
 use super::options::TaskServerOptions;
 use super::sinks::ResultSink;
-use super::store::{Kept, Store, Verdict};
-use crate::engine::{
-    goes_on, hub_machine, patience, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch, CHUNK_PATIENCE,
-};
-use crate::mean::{check_means, take_mean};
+use super::store::{Kept, Store};
+use crate::engine::{goes_on, hub_machine, patience, GoOn, Hub, HubOptions, HubPolicy, Lent, Scratch};
 use crate::options::{seconds, DEFAULT_CHUNK};
 use crate::star::transfer_json;
 use crate::{lock, registry, Error};
@@ -42,6 +39,21 @@ pub struct NewTask {
     pub deadline: Option<f64>,
     /// The layout of results that are folded into a mean; `None`: they are handed over.
     pub fold: Option<Arc<Layout>>,
+    /// Of each of these tensors in order, the share of its bytes that may be missing of a result. Of a tensor that the task
+    /// does not have in the same form, nothing may. `None`: nothing.
+    pub missing: Option<Vec<f64>>,
+}
+
+impl NewTask {
+    /// The rule of what may be missing.
+    fn tolerance(&self) -> Result<Option<Arc<Tolerance>>, Error> {
+        let Some(shares) = &self.missing else { return Ok(None) };
+        let needs =
+            || Error::new("options", "open task", "only of results that are folded may parts be missing");
+        let fold = self.fold.as_ref().ok_or_else(needs)?;
+        let sent = self.tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
+        folding::tolerance(fold, shares, &sent).map(|rule| Some(Arc::new(rule)))
+    }
 }
 
 /// What became of one member's part in a task.
@@ -56,6 +68,8 @@ pub struct TaskReply {
     pub head: Vec<u8>,
     /// The result's weight.
     pub weight: f64,
+    /// How much of the result's tensors came, 0 to 1.
+    pub coverage: f64,
     /// The result's tensors, if it has any and they were not folded.
     pub tensors: Option<(Arena, Arc<Layout>)>,
     /// Both ways, as a JSON list.
@@ -66,6 +80,8 @@ pub struct TaskReply {
 struct Open {
     tensors: Option<(Arena, Arc<Layout>)>,
     fold: Option<Arc<Accumulator>>,
+    /// Parts of results may be missing: until the mean is taken, the task's tensors are needed in their place.
+    holed: bool,
     replies: VecDeque<(Reply, Option<Kept>)>,
     /// All parts are over.
     closed: bool,
@@ -77,12 +93,11 @@ struct Open {
 pub(crate) struct Tasks {
     pub store: Store,
     open: Mutex<HashMap<u32, Open>>,
-    /// Sums of a task that was released, for the next one with the same layout of results.
-    spare_sums: Mutex<Option<Arc<Accumulator>>>,
+    spare_sums: SpareSums,
     options: TaskServerOptions,
 }
 
-type TaskHub = Hub<Tasks>;
+pub(super) type TaskHub = Hub<Tasks>;
 
 /// A server that listens and sends tasks. Its methods may be called from several threads.
 pub struct TaskServer {
@@ -122,7 +137,7 @@ impl TaskServer {
         };
         let folder = options.spill.clone().unwrap_or_else(std::env::temp_dir);
         let store = Store::new(options.memory, folder);
-        let tasks = Tasks { store, open: Mutex::default(), spare_sums: Mutex::default(), options };
+        let tasks = Tasks { store, open: Mutex::default(), spare_sums: SpareSums::default(), options };
         let machine = |gate| proto::TaskServer::new(config, gate);
         Ok(Self { hub: Hub::start(&transport, &address, hub, machine, tasks)? })
     }
@@ -160,13 +175,18 @@ impl TaskServer {
     /// Opens a task; returns its number.
     ///
     /// # Errors
-    /// `task` if it cannot be opened: too many are open, or nobody is named.
+    /// `task` if it cannot be opened: too many are open, or nobody is named; `options` for an impossible deadline, or what
+    /// cannot be missing.
     pub fn open(&self, task: NewTask) -> Result<u32, Error> {
         let hub = &self.hub;
         if task.deadline.is_some_and(|within| Duration::try_from_secs_f64(within).is_err()) {
             return Err(Error::new("options", "open task", "a deadline is seconds, not negative"));
         }
         let layout = task.tensors.as_ref().map(|(_, layout)| layout.clone()).unwrap_or_default();
+        let missing = task.tolerance()?;
+        if let Some(missing) = &missing {
+            hub.tolerate(missing);
+        }
         let sums = task.fold.as_ref().map(|layout| hub.policy.sums(layout));
         let plan = TaskPlan {
             head: task.head,
@@ -175,13 +195,15 @@ impl TaskServer {
             members: task.members,
             deadline: task.deadline.map(seconds),
             fold: task.fold,
+            missing,
         };
+        let holed = plan.missing.is_some();
         // The driver looks for the task as soon as the machine knows of it.
         let mut open = lock(&hub.policy.open);
         let number = lock(&hub.machine).open(hub.now(), plan);
         let number = number.map_err(|reason| Error::new("task", "open task", reason))?;
         let (replies, closed, released) = (VecDeque::new(), false, false);
-        open.insert(number, Open { tensors: task.tensors, fold: sums, replies, closed, released });
+        open.insert(number, Open { tensors: task.tensors, fold: sums, holed, replies, closed, released });
         drop(open);
         hub.wake();
         Ok(number)
@@ -223,33 +245,25 @@ impl TaskServer {
         }
     }
 
-    /// The mean of the results of a task that folds them, once all parts are over. Elements that nobody sent are 0.
+    /// The mean of the results of a task that folds them, once all parts are over. Elements that nobody sent are the task's
+    /// own.
     ///
     /// # Errors
     /// `task` if the task does not fold, is still open, or no result was folded.
     pub fn mean(&self, task: u32) -> Result<(Arena, Arc<Layout>), Error> {
         let hub = &self.hub;
         let no_mean = |reason: String| Error::new("task", "take the mean", reason);
-        let sums = {
+        let (sums, sent) = {
             let open = lock(&hub.policy.open);
             let open = open.get(&task).ok_or_else(|| unknown(task))?;
             if !open.closed {
                 return Err(no_mean(format!("task {task} is still open; take all its replies first")));
             }
             let sums = open.fold.clone();
-            sums.ok_or_else(|| no_mean(format!("task {task} does not fold its results")))?
+            let sums = sums.ok_or_else(|| no_mean(format!("task {task} does not fold its results")))?;
+            (sums, open.tensors.clone())
         };
-        let layout = sums.layout().clone();
-        let empty = sums.weights().map_err(|e| no_mean(e.to_string()))?.is_empty();
-        if empty && layout.bytes() > 0 {
-            return Err(no_mean("no result was folded".into()));
-        }
-        let arena = Arena::new(layout.bytes())?;
-        let mut mean = arena.claim(arena.range())?;
-        check_means(&sums).map_err(no_mean)?;
-        take_mean(&sums, &mut mean, Repair::Zero).map_err(no_mean)?;
-        drop(mean);
-        Ok((arena, layout))
+        Ok((folding::mean(&sums, sent.as_ref())?, sums.layout().clone()))
     }
 
     /// Nobody wants the results of a task any more; its open parts end as cancelled.
@@ -265,11 +279,11 @@ impl TaskServer {
         // One that is still open is removed when it closes.
         if open.get(&task).is_some_and(|task| task.closed) {
             let sums = open.remove(&task).and_then(|task| task.fold);
-            if let Some(sums) = sums.filter(|sums| Arc::strong_count(sums) == 1) {
-                *lock(&self.hub.policy.spare_sums) = Some(sums);
+            if let Some(sums) = sums {
+                self.hub.policy.spare_sums.keep(sums);
             }
         } else if let Some(task) = open.get_mut(&task) {
-            (task.fold, task.replies, task.released) = (None, VecDeque::new(), true);
+            (task.fold, task.holed, task.replies, task.released) = (None, false, VecDeque::new(), true);
         }
     }
 
@@ -313,6 +327,7 @@ fn told(reply: Reply, kept: Option<Kept>) -> TaskReply {
         reason: reply.reason,
         head,
         weight,
+        coverage: reply.coverage,
         tensors: kept.map(|kept| (kept.arena, layout)),
     }
 }
@@ -325,7 +340,9 @@ impl HubPolicy for Tasks {
     fn perform(hub: &Arc<TaskHub>, wanted: TaskAction) {
         let policy = &hub.policy;
         match wanted {
-            TaskAction::Fold { task, sender, weight } => fold(hub, task, sender, weight),
+            TaskAction::Fold { task, sender, weight, holes } => {
+                folding::fold(hub, task, sender, weight, holes);
+            }
             TaskAction::Discard { task, sender } => drop(policy.store.take(task, sender)),
             TaskAction::Settled(reply) => {
                 let kept = policy.store.take(reply.task, reply.sender);
@@ -337,7 +354,8 @@ impl HubPolicy for Tasks {
             TaskAction::Closed { task } => {
                 let mut open = lock(&policy.open);
                 if let Some(task) = open.get_mut(&task) {
-                    (task.tensors, task.closed) = (None, true);
+                    task.closed = true;
+                    task.tensors = task.tensors.take().filter(|_| task.holed);
                     if task.fold.is_some() {
                         policy.store.free_spare();
                     }
@@ -362,64 +380,21 @@ impl HubPolicy for Tasks {
 }
 
 impl Tasks {
-    /// Empty sums for results of a layout: those of an earlier task if they have the same.
     fn sums(&self, layout: &Arc<Layout>) -> Arc<Accumulator> {
-        let spare = lock(&self.spare_sums).take();
-        if let Some(sums) = spare.filter(|sums| sums.layout().difference(layout).is_none()) {
-            sums.reset();
-            return sums;
-        }
-        Arc::new(Accumulator::new(layout.clone(), self.options.precision.into()))
+        self.spare_sums.take(layout, self.options.precision.into())
     }
 
-    /// Judges a chunk of a result that is to be folded, while its bytes are in the cache. A chunk that cuts an element
-    /// leaves the judgement to [`fold_result`].
+    /// The sums of a task that folds.
+    pub fn sums_of(&self, task: u32) -> Option<Arc<Accumulator>> {
+        lock(&self.open).get(&task).and_then(|open| open.fold.clone())
+    }
+
+    /// Judges a chunk of a result that is to be folded; `weight` is that of the result, if it is still wanted.
     pub fn judge(&self, chunk: &ChunkHeader, bytes: &[u8], weight: impl FnOnce() -> Option<f64>) {
-        let sums = lock(&self.open).get(&chunk.round).and_then(|open| open.fold.clone());
-        let Some((sums, weight)) = sums.and_then(|sums| Some((sums, weight()?))) else { return };
-        let verdict = if sums.layout().cut_by(chunk.range()).is_some() {
-            Verdict::Open
-        } else {
-            match sums.check(chunk.offset, bytes, weight) {
-                Ok(()) => return,
-                Err(error) => Verdict::Refused(error.to_string()),
-            }
-        };
-        self.store.judged(chunk.round, chunk.sender, verdict);
-    }
-}
-
-/// Folds a result on a thread of its own.
-fn fold(hub: &Arc<TaskHub>, task: u32, sender: u32, weight: f64) {
-    let work = hub.clone();
-    hub.spawn_blocking(move || {
-        let hub = work;
-        let sums = lock(&hub.policy.open).get(&task).and_then(|open| open.fold.clone());
-        let kept = hub.policy.store.take(task, sender);
-        // Whatever happens, the task hears what came of it.
-        let folding = AssertUnwindSafe(|| fold_result(sums.as_deref(), kept.as_ref(), weight));
-        let outcome = catch_unwind(folding).unwrap_or_else(|_| Err("the thread that folded panicked".into()));
-        if let Some(kept) = kept {
-            hub.policy.store.keep_spare(kept);
+        let Some(sums) = self.sums_of(chunk.round) else { return };
+        let verdict = weight().and_then(|weight| folding::judged(&sums, chunk, bytes, weight));
+        if let Some(verdict) = verdict {
+            self.store.judged(chunk.round, chunk.sender, verdict);
         }
-        let outcome = outcome.map_err(|reason| format!("sent a result that cannot be folded: {reason}"));
-        lock(&hub.machine).folded(hub.now(), task, sender, outcome);
-        hub.wake();
-    });
-}
-
-fn fold_result(sums: Option<&Accumulator>, kept: Option<&Kept>, weight: f64) -> Result<(), String> {
-    let sums = sums.ok_or("nobody wants the mean any more")?;
-    if let Some(Verdict::Refused(reason)) = kept.map(|kept| &kept.verdict) {
-        return Err(reason.clone());
     }
-    let Some(kept) = kept else {
-        return if sums.layout().bytes() == 0 { Ok(()) } else { Err("there is no memory".into()) };
-    };
-    // Who received the last of it may still hold its place.
-    let result = kept.arena.claim_within(kept.arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
-    if kept.verdict.is_open() {
-        sums.check(0, &result, weight).map_err(|e| e.to_string())?;
-    }
-    sums.fold(0, &result, weight).map(drop).map_err(|e| e.to_string())
 }

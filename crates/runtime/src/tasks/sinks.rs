@@ -25,7 +25,7 @@ impl Sink for ResultSink {
             TaskPlace::Nothing => None,
             TaskPlace::Part { .. } => Some(self.scratch.take(chunk.length as usize)),
             TaskPlace::New { task, sender, total } => {
-                self.hub.policy.store.claim(task, sender, total, chunk.range()).map(Target::Place)
+                self.hub.policy.store.claim(task, sender, Some(total), chunk.range()).map(Target::Place)
             }
         }
     }
@@ -43,8 +43,8 @@ impl Sink for ResultSink {
             let weight = || lock(&self.hub.machine).weight_of(self.link, chunk);
             self.hub.policy.judge(chunk, target.bytes(), weight);
         }
-        // Only of a result that is known is anything received aside.
-        let claim = |range| self.hub.policy.store.claim(chunk.round, chunk.sender, 0, range);
+        // Only of a result that is known is anything received aside; what comes after it was taken is not wanted.
+        let claim = |range| self.hub.policy.store.claim(chunk.round, chunk.sender, None, range);
         let mut due = !self.ordered;
         let stored = |ok| {
             let mut machine = lock(&self.hub.machine);

@@ -74,13 +74,13 @@ impl Store {
     }
 
     /// A range of a result of `total` bytes to write to; `None` while it is being written, or without memory: the
-    /// chunk is then asked for again.
-    pub fn claim(&self, task: u32, sender: u32, total: u64, range: Range) -> Option<Claim> {
+    /// chunk is then asked for again. Without a `total` the result has to be here already.
+    pub fn claim(&self, task: u32, sender: u32, total: Option<u64>, range: Range) -> Option<Claim> {
         let mut results = lock(&self.results);
         if let Some(kept) = results.get(&(task, sender)) {
             return kept.arena.claim(range).ok();
         }
-        let kept = self.room(total)?;
+        let kept = self.room(total?)?;
         let claim = kept.arena.claim(range).ok();
         results.insert((task, sender), kept);
         claim
@@ -141,9 +141,9 @@ mod tests {
     fn results_beyond_the_budget_lie_in_files() {
         let store = Store::new(100, std::env::temp_dir());
         for sender in 0..4 {
-            let mut claim = store.claim(1, sender, 40, Range::new(0, 40)).unwrap();
+            let mut claim = store.claim(1, sender, Some(40), Range::new(0, 40)).unwrap();
             claim.fill(sender as u8);
-            assert!(store.claim(1, sender, 40, Range::new(0, 8)).is_none(), "being written");
+            assert!(store.claim(1, sender, Some(40), Range::new(0, 8)).is_none(), "being written");
         }
         assert_eq!(store.used(), 80);
         for sender in 0..4 {
@@ -158,17 +158,17 @@ mod tests {
     #[test]
     fn the_memory_of_a_folded_result_takes_the_next_one_of_its_size() {
         let store = Store::new(100, std::env::temp_dir());
-        store.claim(1, 1, 64, Range::new(0, 64)).unwrap().fill(7);
+        store.claim(1, 1, Some(64), Range::new(0, 64)).unwrap().fill(7);
         let kept = store.take(1, 1).unwrap();
         let place = kept.arena.as_ptr();
         store.keep_spare(kept);
         assert_eq!(store.used(), 64);
-        drop(store.claim(1, 2, 64, Range::new(0, 64)).unwrap());
+        drop(store.claim(1, 2, Some(64), Range::new(0, 64)).unwrap());
         assert_eq!(store.used(), 64);
         let kept = store.take(1, 2).unwrap();
         assert_eq!(kept.arena.as_ptr(), place);
         store.keep_spare(kept);
-        drop(store.claim(1, 3, 96, Range::new(0, 96)).unwrap());
+        drop(store.claim(1, 3, Some(96), Range::new(0, 96)).unwrap());
         assert_eq!(store.used(), 96, "memory of another size was freed");
         store.keep_spare(store.take(1, 3).unwrap());
         store.free_spare();
@@ -178,8 +178,8 @@ mod tests {
     #[test]
     fn one_result_larger_than_the_budget_is_held_in_memory_alone() {
         let store = Store::new(10, std::env::temp_dir());
-        drop(store.claim(1, 1, 64, Range::new(0, 64)).unwrap());
-        drop(store.claim(1, 2, 8, Range::new(0, 8)).unwrap());
+        drop(store.claim(1, 1, Some(64), Range::new(0, 64)).unwrap());
+        drop(store.claim(1, 2, Some(8), Range::new(0, 8)).unwrap());
         assert_eq!(store.used(), 64);
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use thalweg_wire::control::{Control, Interval, Parcel, MAX_HOLES};
-use thalweg_wire::{ChunkHeader, Layout, Range};
+use thalweg_wire::{ChunkHeader, Layout, Range, Ranges};
 
 use super::{LinkId, Part, ReplyState, Stage, TaskAction, TaskPlace, TaskServer};
 use crate::session::on_our_clock;
 use crate::tasks::Answer;
-use crate::transfer::{Incoming, Step};
+use crate::transfer::{Incoming, Rule, Step};
 use crate::{Fit, Span, Time};
 
 impl TaskServer {
@@ -114,7 +114,7 @@ impl TaskServer {
         part.incoming.begin(ordered);
         let holes = part.incoming.came().holes();
         if holes.is_empty() {
-            return self.here(now, link, number, sender);
+            return self.here(now, link, number, sender, holes);
         }
         if let Some(member) = self.roster.member_mut(sender) {
             member.own.returning.insert(number);
@@ -158,7 +158,7 @@ impl TaskServer {
 
     /// A chunk is in its place (`ok`), or came damaged. Returns what of it is new.
     pub fn stored(&mut self, now: Time, link: LinkId, chunk: &ChunkHeader, ok: bool) -> Vec<Range> {
-        let (grid, rule) = (self.config.chunk, self.rule.clone());
+        let (grid, rule) = (self.config.chunk, self.rule(chunk.round));
         let Some((sender, part)) = self.returning(link, chunk) else { return Vec::new() };
         if !ok {
             part.incoming.came_mut().corrupt();
@@ -221,17 +221,22 @@ impl TaskServer {
     }
 
     fn conclude(&mut self, now: Time, link: LinkId, number: u32, sender: u32) {
-        let rule = self.rule.clone();
+        let rule = self.rule(number);
         let Some(part) = self.part(number, sender) else { return };
         match part.incoming.conclude(now, &rule) {
             Step::Wait => {}
             Step::Ask(wanted) => self.roster.send(link, Control::Grant { parcel: number, wanted }),
-            Step::Here(_) => self.here(now, link, number, sender),
+            Step::Here(holes) => self.here(now, link, number, sender, holes),
         }
     }
 
-    /// A result is here.
-    fn here(&mut self, now: Time, link: LinkId, number: u32, sender: u32) {
+    /// What may be missing of the results of a task.
+    fn rule(&self, number: u32) -> Rule {
+        self.tasks.get(&number).map(|task| task.plan.rule()).unwrap_or_default()
+    }
+
+    /// A result is here, but for `holes`.
+    fn here(&mut self, now: Time, link: LinkId, number: u32, sender: u32, holes: Ranges) {
         if let Some(member) = self.roster.member_mut(sender) {
             member.own.returning.remove(&number);
         }
@@ -241,7 +246,7 @@ impl TaskServer {
         let weight = part.answer.as_ref().map_or(0.0, |answer| answer.weight);
         self.watch(now, link, sender);
         if folds {
-            self.roster.want(TaskAction::Fold { task: number, sender, weight });
+            self.roster.want(TaskAction::Fold { task: number, sender, weight, holes });
         } else {
             self.settle(now, number, sender, ReplyState::Done, None);
         }
