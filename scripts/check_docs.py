@@ -115,7 +115,9 @@ def command_faults(block: Block) -> Iterator[str]:
 
 def thalweg_faults(words: list[str]) -> list[str]:
     """Return what a thalweg command names that thalweg has not."""
-    known = {name: {option for p in params(command) for option in p.opts} for name, command in leaves()}
+    known = {
+        name: {option for p in params(command) for option in (*p.opts, *p.secondary_opts)} for name, command in leaves()
+    }
     if not words or words[0].startswith("-"):
         return [f"no option {word}" for word in words if word not in COMMON | OF_ALL]
     name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)

@@ -192,7 +192,7 @@ def _argument(param: Any) -> str:
 
 def _option(param: Any) -> str:
     value = "" if param.is_flag else f" {param.metavar or param.opts[0].strip('-').upper()}"
-    return ", ".join(param.opts) + value
+    return ", ".join([*param.opts, *param.secondary_opts]) + value
 
 
 def record() -> str:

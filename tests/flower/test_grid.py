@@ -17,7 +17,8 @@ from flwr.serverapp import Grid
 
 from tests.flower.network import LIMIT, Answer, Network, echo, network
 from thalweg.flower import compat
-from thalweg.flower.grid import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, REPLY_UNAVAILABLE, ThalwegGrid
+from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE, REPLY_UNAVAILABLE
+from thalweg.flower.grid import ThalwegGrid
 from thalweg.flower.messages import Came, Sent
 
 Open = Callable[..., Network]

@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from thalweg.flower import compat
 from thalweg.flower.messages import Came, Sent
 from thalweg.flower.rounds import Rounds, under_way
+from thalweg.tasks import Reply
 
 compat.identify(1)
 
@@ -41,7 +42,8 @@ class Story:
         asked = compat.name(sent.message, "id")
         content: Any = metrics if isinstance(metrics, Error) else RecordDict({"m": MetricRecord(dict(metrics))})
         message = Message(content, reply_to=asked)
-        self.rounds.came(Came(sent, name, self.now, message, None, more.get("usage", {}), more.get("transfers", ())))  # type: ignore[arg-type]
+        reply = Reply(name, "done", None, {}, {}, 1.0, more.get("coverage", 1.0), [])
+        self.rounds.came(Came(sent, name, self.now, message, reply, more.get("usage", {}), more.get("transfers", ())))
 
 
 def test_a_round_is_training_and_what_follows_it() -> None:
@@ -59,6 +61,20 @@ def test_a_round_is_training_and_what_follows_it() -> None:
     assert (entry["accuracy"], entry["loss"], entry["evaluation_seconds"]) == (0.5, None, 1.0)
     assert row["metrics"] == {"train": {"loss": 1.75}, "evaluate": {"eval_acc": 0.5}}, "means by samples"
     assert [part["samples"] for part in entry["clients"]] == [1, 3]
+
+
+def test_a_reply_that_came_in_part_counts_and_the_record_says_how_much_of_it() -> None:
+    story = Story()
+    train = story.send("train", "a", "b")
+    story.reply(train, "a", {"num-examples": 1, "loss": 1.0}, coverage=0.75)
+    story.reply(train, "b", {"num-examples": 1, "loss": 2.0})
+    story.rounds.close()
+    ((entry, row),) = story.kept
+    assert (row["replies"], row["errors"], row["metrics"]) == (2, 0, {"train": {"loss": 1.5}})
+    parts = [(part["state"], part["coverage"], part["reason"]) for part in entry["clients"]]
+    assert parts == [("partial", 0.75, "25.00% of its arrays did not come"), ("whole", 1.0, None)]
+    assert entry["complete"] is False
+    assert not story.told, "that is no error"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed")
 
+from tests.e2e.conftest import why_no_lab
 from thalweg.errors import AppError, PlanError
 from thalweg.flower.hosting import FlowerResult
 from thalweg.flower.run import plan_of, run
@@ -93,6 +94,50 @@ def test_a_run_goes_on_over_links_that_lose_chunks(tmp_path: Path) -> None:
     assert [(row["replies"], row["errors"]) for row in result.rows] == [(8, 0)] * 3
 
 
+def coverage_of(said: dict[str, Any], output: Path) -> float:
+    """Return how much of the replies of a folded run came, on the average; its clients added 1 to all in each round."""
+    assert [(row["replies"], row["errors"], row["folded"]) for row in said["rounds"]] == [(2, 0, True)] * 2
+    model = dict(np.load(output))
+    assert model.pop("steps") == 2, "what becomes another type in the mean comes whole"
+    for array in model.values():
+        # An element that nobody sent in a round stays as it was.
+        assert set(np.unique(array)) <= {0.0, 1.0, 2.0}
+        assert (array == 2).mean() > 0.5
+    parts = [part for entry in Record(Path(said["record"])).rounds() for part in entry["clients"]]
+    for part in parts:
+        assert part["state"] == ("whole" if part["coverage"] == 1 else "partial"), part
+    return float(np.mean([part["coverage"] for part in parts]))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("transport", ["udp", "ltp"])
+def test_parts_of_folded_replies_may_be_missing(tmp_path: Path, transport: str) -> None:
+    output = tmp_path / "model.npz"
+    found = []
+    for resend in (False, True):
+        more: dict[str, Any] = {"layers.fault": {"loss": 0.1}, "repair.resend": resend}
+        result = ran("adder", tmp_path, f"output='{output}'", **over(transport, **more))
+        found.append(coverage_of(result.table(), output))
+    assert 0.8 < found[0] < found[1] == 1
+
+
+# In processes of their own: sockets of a second run in one process would be in the network of the first.
+@pytest.mark.e2e
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
+@pytest.mark.parametrize(("transport", "option"), [("ltp", "close_percent=90"), ("unifl", "budget=0.1")])
+def test_what_links_lose_of_folded_replies_is_not_sent_again(tmp_path: Path, transport: str, option: str) -> None:
+    output = tmp_path / "model.npz"
+    words = ("--transport", transport, "--option", option, "--no-resend", "--run-config", f"output='{output}'")
+    network = ("--network", "rate=50mbit,delay=5ms,loss=5%")
+    said = command("run", str(APPS / "adder"), *words, *network, "--record", str(tmp_path))
+    assert 0.85 < coverage_of(said, output) < 1
+
+
+def test_a_flower_app_has_no_other_way_to_mend(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"Of \[repair\] keep resend alone"):
+        ran("adder", tmp_path, **over("ltp", **{"repair.resend": False, "repair.policy": "zero"}))
+
+
 @pytest.mark.e2e
 def test_the_same_seed_gives_the_same_bits_folded_too(tmp_path: Path) -> None:
     models = []
@@ -134,7 +179,6 @@ def test_a_client_that_never_answers_is_late(tmp_path: Path) -> None:
     words = ("--run-config", "fault='silent' timeout=1.0 num-server-rounds=1", "--clients", "2", "--transport", "tcp")
     said = command("run", str(APPS / "faulty"), *words, "--record", str(tmp_path))
     assert [(row["replies"], row["errors"]) for row in said["rounds"]] == [(1, 0)]
-    assert said["rounds"][0]["seconds"] >= 1.0, "that it was waited for"
     (entry,) = Record(Path(said["record"])).rounds()
     assert [(one["client"], one["state"]) for one in entry["clients"]] == [("client-1", "late"), ("client-2", "whole")]
 

@@ -110,7 +110,9 @@ def _name(option: Option, key: Key) -> str:
 
 
 def _said(option: Option, key: Key) -> Any:
-    flag = f"--{_name(option, key).replace('_', '-')}"
+    name = _name(option, key).replace("_", "-")
+    # What is so by default is switched off.
+    flag = f"--{name}/--no-{name}" if key.field.default is True else f"--{name}"
     return typer.Option(flag, metavar=option.metavar, help=option.help or _help(key))
 
 

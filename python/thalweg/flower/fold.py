@@ -23,7 +23,7 @@ from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from thalweg.flower.arrays import Folded, Values, View, averaging, size_of, values_of
-from thalweg.flower.records import housed
+from thalweg.flower.records import Packed, housed
 
 if TYPE_CHECKING:
     from thalweg.tasks import Tensors
@@ -61,6 +61,13 @@ class Slots:
     def layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the tensors as ``TaskServer.send(returns=...)`` takes them."""
         return {str(at): (_FLOATS[dtype.name], shape) for at, (dtype, shape) in enumerate(self.shapes.values())}
+
+    def missing(self, sent: Packed) -> dict[str, float]:
+        """Return which tensors may be missing of replies to a message, as ``TaskServer.send(missing=...)`` takes it.
+
+        They are those that have the same name there: the message's own values take the place of what nobody sent.
+        """
+        return {str(at): 1.0 for at, name in enumerate(self.shapes) if sent.arrays.get(name) == at}
 
     def fit(self, content: RecordDict, key: str) -> Fit | None:
         """Return what of a reply goes into the mean, if it can; ``key`` is the metric that is its weight."""

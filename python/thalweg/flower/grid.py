@@ -6,7 +6,6 @@ node that has them already, as from the evaluation before, is sent none of them 
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import time
@@ -15,24 +14,19 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final, Literal, cast
 
-from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from thalweg import _core
 from thalweg.flower import compat, fold, records
-from thalweg.flower.client import message_id, node_id, seconds_of
+from thalweg.flower.answers import REPLY_UNAVAILABLE, Answers
+from thalweg.flower.client import message_id, node_id
 from thalweg.flower.fold import Loop, Mean, Replies, Slots
 from thalweg.flower.messages import Came, Group, Sent, Waiting, Watcher
-from thalweg.flower.records import HeadError
 from thalweg.flower.shelf import Shelf
 from thalweg.flower.used import UsedReplies
 from thalweg.tasks import Reply, Task, TaskServer
 
-#: Of Flower's error codes those that a server gives.
-MESSAGE_UNAVAILABLE: Final = 3
-REPLY_UNAVAILABLE: Final = 4
-NODE_UNAVAILABLE: Final = 5
-CRASHED: Final = 8
 #: Seconds between two looks at what else may have happened while a caller waits.
 SLICE: Final = 0.2
 
@@ -49,6 +43,7 @@ class ThalwegGrid(Grid):
         config: Mapping[str, Any],
         seed: int = 0,
         folds: bool = True,
+        holes: bool = False,
         watcher: Watcher | None = None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
@@ -56,10 +51,10 @@ class ThalwegGrid(Grid):
 
         Nodes get their ids by ``salt``, and ``config`` as the run's configuration. What they draw at random follows
         from ``seed``, unless the app seeds it. ``look`` is called several times a second while a caller waits, and may
-        raise. ``folds`` allows folding on arrival.
+        raise. ``folds`` allows folding on arrival; with ``holes`` parts of what is folded may be missing.
         """
         self._server, self._salt, self._seed, self._config = server, salt, seed, dict(config)
-        self._folds, self._watcher, self._look = folds, watcher, look
+        self._folds, self._holes, self._watcher, self._look = folds, holes, watcher, look
         self._run = compat.new_run(run_id, self._config)
         self._run_id = run_id
         self._numbers = count(1)
@@ -68,6 +63,7 @@ class ThalwegGrid(Grid):
         self._names: dict[int, str] = {}
         self._dead: dict[str, str] = {}
         self._shelf = Shelf()
+        self._answers = Answers(run_id)
         self._loops = threading.local()
         self._used = UsedReplies()
 
@@ -111,12 +107,12 @@ class ThalwegGrid(Grid):
         for one in message_ids:
             waiting = self._waiting(one)
             if waiting is None:
-                found.append(self._unknown(one))
+                found.append(self._answers.unknown(one))
                 continue
             self._drain(waiting.group, 0.0)
             message = self._take(one, waiting)
             if message is None and waiting.group.over and self._drop(one):
-                message = self._unknown(one)
+                message = self._answers.unknown(one)
             if message is not None:
                 found.append(message)
         return found
@@ -147,7 +143,7 @@ class ThalwegGrid(Grid):
         if timeout is not None and timeout <= 0:
             return Replies()
         taken = ((one, self._waiting(one)) for one in ids if one is not None)
-        found = [self._unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
+        found = [self._answers.unknown(one) if waiting is None else self._take(one, waiting) for one, waiting in taken]
         replies = Replies([reply for reply in found if reply is not None], self._mean(groups))
         if loop is not None:
             self._used.add(replies)
@@ -248,7 +244,10 @@ class ThalwegGrid(Grid):
         tensors = self._shelf.tensors(packed)
         returns = None if slots is None else slots.layout()
         reduce: Literal["mean"] | None = None if slots is None else "mean"
-        task = self._server.send(head, tensors, to=names, deadline=left, reduce=reduce, returns=returns)
+        missing = slots.missing(packed) if slots is not None and self._holes else 0.0
+        task = self._server.send(
+            head, tensors, to=names, deadline=left, reduce=reduce, returns=returns, missing=missing
+        )
         group = Group(sent, label, task, sent.at + left, slots, tasks=[task], left=len(batch))
         ids = [message_id(label, message.metadata.dst_node_id) for message in batch]
         with self._lock:
@@ -311,7 +310,7 @@ class ThalwegGrid(Grid):
             return
         head = reply.head if isinstance(reply.head, dict) else {}
         now = time.monotonic()
-        message, ttl = self._message(waiting, reply, head)
+        message, ttl = self._answers.of(waiting, reply, self._dead.get(reply.member))
         if folds and reply.done:
             group.weight += reply.weight
         with self._lock:
@@ -319,54 +318,6 @@ class ThalwegGrid(Grid):
         if self._watcher is not None:
             usage = used if isinstance(used := head.get("usage"), dict) else {}
             self._watcher.came(Came(group.sent, reply.member, now, message, reply, usage, waiting.transfers))
-
-    def _message(self, waiting: Waiting, reply: Reply, head: Mapping[str, Any]) -> tuple[Message, float]:
-        """Return a reply as a message, and for how many seconds it is of use."""
-        if reply.done:
-            try:
-                created, ttl = seconds_of(head["created"]), seconds_of(head["ttl"])
-                return compat.assemble(self._metadata(waiting, created, ttl), _content(head, reply)), ttl
-            except (HeadError, KeyError, TypeError, ValueError) as error:
-                return self._error(waiting, REPLY_UNAVAILABLE, f"it sent no reply that can be read: {error}"), math.inf
-        died = self._dead.get(reply.member)
-        reason = died or reply.reason or reply.state
-        codes = {"lost": NODE_UNAVAILABLE if died is None else CRASHED, "late": MESSAGE_UNAVAILABLE}
-        return self._error(waiting, codes.get(reply.state, REPLY_UNAVAILABLE), reason), math.inf
-
-    def _metadata(self, waiting: Waiting, created: float, ttl: float) -> Metadata:
-        asked = waiting.metadata
-        return Metadata(
-            run_id=self._run_id,
-            message_id=f"{asked.message_id}-reply",
-            src_node_id=asked.dst_node_id,
-            dst_node_id=compat.SERVER_NODE,
-            reply_to_message_id=asked.message_id,
-            group_id=asked.group_id,
-            created_at=created,
-            ttl=ttl,
-            message_type=asked.message_type,
-        )
-
-    def _error(self, waiting: Waiting, code: int, reason: str) -> Message:
-        now = time.time()
-        left = max(0.0, waiting.metadata.created_at + waiting.metadata.ttl - now)
-        return compat.assemble(self._metadata(waiting, now, left), Error(code, reason))
-
-    def _unknown(self, one: str) -> Message:
-        """Return what there is for a message that nothing is known of, or no more."""
-        metadata = Metadata(
-            run_id=self._run_id,
-            message_id=f"{one}-reply",
-            src_node_id=compat.SERVER_NODE,
-            dst_node_id=compat.SERVER_NODE,
-            reply_to_message_id=one,
-            group_id="",
-            created_at=time.time(),
-            ttl=0,
-            message_type=compat.SYSTEM,
-        )
-        reason = "there is no such message: its reply was taken, it has expired, or it was never sent"
-        return compat.assemble(metadata, Error(MESSAGE_UNAVAILABLE, reason))
 
     def _take(self, one: str, waiting: Waiting) -> Message | None:
         """Return a reply and forget the message; None if there is none yet, or another thread has taken it."""
@@ -376,7 +327,7 @@ class ThalwegGrid(Grid):
         if message is None or not self._drop(one):
             return None
         if late and message.has_content():
-            return self._error(waiting, REPLY_UNAVAILABLE, "its reply has expired")
+            return self._answers.error(waiting, REPLY_UNAVAILABLE, "its reply has expired")
         return message
 
     def _drop(self, one: str) -> bool:
@@ -406,12 +357,3 @@ class ThalwegGrid(Grid):
                 group.task.close()
                 return mean
         return None
-
-
-def _content(head: Mapping[str, Any], reply: Reply) -> RecordDict | Error:
-    if "error" in head:
-        code, reason = head["error"]
-        if type(code) is not int or not (reason is None or isinstance(reason, str)):
-            raise HeadError("its error is none")
-        return Error(code, reason)
-    return records.unpack(head["records"], reply.tensors)

@@ -93,6 +93,7 @@ class Hosting:
             seed=plan.job.seed,
             config=self.config,
             folds=folds,
+            holes=not plan.repair.resend,
             watcher=self.rounds,
             look=self._watch,
         )

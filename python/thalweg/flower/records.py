@@ -43,6 +43,8 @@ class Packed:
     #: For each tensor what says that it is the same as in another message: bytes or values that nobody changes, or
     #: where it lies.
     sources: list[Any] = field(default_factory=list)
+    #: The tensors that are arrays as they lie, by the arrays' names.
+    arrays: dict[str, int] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Values]:
         """Return the body by the names that the tensors have on the way."""
@@ -90,6 +92,8 @@ def _arrays(record: ArrayRecord, packed: Packed, folded: Mapping[str, Values] | 
         # A tensor lies row by row; of an array that lies column by column the transposed one does.
         across = not values.flags.c_contiguous
         number = packed.add(values.T if across else values, source)
+        if not across:
+            packed.arrays[name] = number
         plain = fields == [str(values.dtype), list(values.shape), NUMPY]
         items.append([name, "across" if across else "along", number, *([] if plain else fields[:2])])
     return items

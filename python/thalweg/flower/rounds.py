@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flwr.app import ConfigRecord, Message, MetricRecord
 
 from thalweg.apps.metrics import checked, checked_usage
-from thalweg.flower.grid import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
+from thalweg.flower.answers import CRASHED, MESSAGE_UNAVAILABLE, NODE_UNAVAILABLE
 from thalweg.record import entry
 
 if TYPE_CHECKING:
@@ -40,13 +40,24 @@ class _Answer:
     reason: str | None
     numbers: Mapping[str, float]
     usage: Mapping[str, Any]
+    #: How much of its arrays counts, 0 to 1.
+    coverage: float = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a reply, and no error."""
+        return self.state in {"whole", "partial"}
 
     @classmethod
     def of(cls, came: Came) -> _Answer:
         if came.message.has_error():
             error = came.message.error
             return cls(_STATES.get(error.code, "rejected"), error.reason, {}, came.usage)
-        return cls("whole", None, dict(_numbers(came.message)), came.usage)
+        numbers, coverage = dict(_numbers(came.message)), came.reply.coverage
+        if coverage < 1:
+            reason = f"{1 - coverage:.2%} of its arrays did not come"
+            return cls("partial", reason, numbers, came.usage, coverage)
+        return cls("whole", None, numbers, came.usage, coverage)
 
 
 _NONE: Final = _Answer("late", "it did not answer in time", {}, {})
@@ -67,7 +78,7 @@ class _Phase:
         return 0.0 if self.end is None else self.end - self.begin
 
     def errors(self) -> int:
-        return sum(answer.state != "whole" for answer in self.answers.values())
+        return sum(not answer.counts for answer in self.answers.values())
 
 
 @dataclass
@@ -121,7 +132,7 @@ class Rounds:
             if self._round is None or phase is None or came.sent.at < phase.begin:
                 return
             phase.answers[came.name] = answer = _Answer.of(came)
-            if answer.reason is not None:
+            if not answer.counts:
                 self._tell(f"{came.name}: {kind}: {answer.reason}")
             phase.end = came.at
             phase.transfers += came.transfers
@@ -248,7 +259,7 @@ def _participant(name: str, answer: _Answer) -> Row:
         "client": name,
         "state": answer.state,
         "samples": int(weight) if weight is not None and 0 <= weight < 2**63 else None,
-        "coverage": float(answer.state == "whole"),
+        "coverage": answer.coverage,
         "reason": answer.reason,
         "metrics": checked(answer.numbers)[0],
         "usage": checked_usage(answer.usage)[0],
@@ -264,7 +275,7 @@ def _numbers(message: Message) -> Iterator[tuple[str, float]]:
 
 def means(answers: Sequence[_Answer]) -> Row:
     """Return the mean of each metric over replies, weighted by their samples, else evenly."""
-    found = [answer.numbers for answer in answers if answer.state == "whole"]
+    found = [answer.numbers for answer in answers if answer.counts]
     weights = [_first(numbers, WEIGHTS) for numbers in found]
     even = any(weight is None or weight < 0 for weight in weights) or not sum(weight or 0 for weight in weights)
     sums: dict[str, list[float]] = {}

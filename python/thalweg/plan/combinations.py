@@ -11,6 +11,7 @@ from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.plan import on_graphs
+from thalweg.sections import RepairSection
 from thalweg.transports import links
 
 if TYPE_CHECKING:
@@ -139,6 +140,12 @@ def _app(plan: Plan) -> None:
         raise PlanError(
             f"app.{given[0]} is of Flower apps, and {plan.app.object} is none",
             f"Remove it, or name a Flower app's folder: app = '{apps.FLOWER}APP_DIR'",
+        )
+    mends = plan.repair.model_copy(update={"resend": True}) != RepairSection()
+    if mends and plan.app.object.startswith(apps.FLOWER):
+        raise PlanError(
+            "what is lost of a Flower app's replies is sent again, or counts for nothing where they are folded",
+            "Of [repair] keep resend alone",
         )
     # Whether the app can be loaded is looked at when it runs: its file may be on another machine.
     place, colon, attribute = plan.app.object.rpartition(":")

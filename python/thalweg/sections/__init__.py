@@ -325,7 +325,10 @@ class AggregationSection(Section):
 class RepairSection(Section):
     """What happens to parts of models and updates that were lost on the way."""
 
-    resend: bool = Field(
+    resend: Annotated[
+        bool,
+        Option(of=FLOWER, help="Ask again for what is lost; or let folded replies count without it (unifl, ltp, udp)."),
+    ] = Field(
         True,
         description="true: they are asked for again until whole; false: something stands in, as in FedComm's UDP",
     )

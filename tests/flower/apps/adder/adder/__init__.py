@@ -1,0 +1,1 @@
+"""Clients that add 1 to all that they are sent."""
