@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("thalweg", deadline=None)
+settings.register_profile("thalweg", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("thalweg")
 
 # A shell starts programs in the background with SIGINT ignored; the programs that tests interrupt would inherit that.

@@ -77,7 +77,7 @@ def same(ours: Any, theirs: Any) -> bool:
     return types and dict(ours) == dict(theirs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(contents)
 def test_any_content_comes_out_as_it_went_in(content: RecordDict) -> None:
     found = travelled(content)
@@ -204,10 +204,18 @@ json_values = st.recursive(
     max_leaves=12,
 )
 items = st.lists(st.tuples(names, st.sampled_from(["arrays", "metrics", "config"]), json_values), max_size=3)
+# What an array's entry has behind its name and kind, and values that fit there or nearly do.
+fits = st.sampled_from(
+    [0, 1, 2, -1, 2**70, True, None, "float32", "S3", "numpy.ndarray", [], [3], [0], [2**70, 0], [-1]]
+)
+entries = st.tuples(
+    names, st.sampled_from(["along", "across", "empty", "bytes", "folded"]), st.lists(fits, max_size=4)
+).map(lambda entry: [entry[0], entry[1], *entry[2]])
+array_items = st.tuples(names, st.just("arrays"), st.lists(entries, max_size=3)).map(list)
 
 
-@settings(max_examples=300, deadline=None)
-@given(json_values | items.map(lambda found: [list(one) for one in found]))
+@settings(max_examples=300)
+@given(json_values | items.map(lambda found: [list(one) for one in found]) | st.lists(array_items, max_size=2))
 def test_no_head_does_more_than_fail(head: Any) -> None:
     try:
         found = records.unpack(head, TENSORS)

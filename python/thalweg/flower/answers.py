@@ -38,7 +38,7 @@ class Answers:
             try:
                 created, ttl = seconds_of(head["created"]), seconds_of(head["ttl"])
                 return compat.assemble(self._metadata(waiting, created, ttl), _content(head, reply)), ttl
-            except (HeadError, KeyError, TypeError, ValueError) as error:
+            except (HeadError, LookupError, TypeError, ValueError, OverflowError) as error:
                 return self.error(waiting, REPLY_UNAVAILABLE, f"it sent no reply that can be read: {error}"), math.inf
         reason = died or reply.reason or reply.state
         codes = {"lost": NODE_UNAVAILABLE if died is None else CRASHED, "late": MESSAGE_UNAVAILABLE}

@@ -180,7 +180,7 @@ def received(head: Mapping[str, Any], task: Given, name: str) -> tuple[Message, 
         )
         config = {_typed(key, str): _typed(value, str, int, float, bool) for key, value in head["config"].items()}
         content = records.unpack(head["records"], task.tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise HeadError(f"the task is no message: {type(error).__name__}: {error}") from error
     return compat.assemble(metadata, content), node, config
 

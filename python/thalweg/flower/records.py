@@ -137,7 +137,7 @@ def unpack(records: Any, tensors: Mapping[str, Values], home: Tensors | None = N
         for key, kind, items in records:
             make = _MAKERS[kind]
             found[key] = make(items, tensors, home)
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
+    except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise HeadError(f"the head does not describe records: {error}") from error
     return found
 
