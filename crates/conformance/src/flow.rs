@@ -7,7 +7,8 @@ use bytes::Bytes;
 use thalweg_transport::ErrorKind;
 
 use crate::pair::{link, poll_once, say, send_in_task, settle, stall, transfer, Receive, Sending};
-use crate::{outgoing, pattern, update_id, Factory, Pump, Recorder, Router};
+use crate::relay::Relay;
+use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder, Router};
 
 /// "Waits at most for the chunk being sent, not for a whole update."
 pub async fn control_overtakes_a_running_update(factory: &Factory) {
@@ -41,6 +42,45 @@ pub async fn control_overtakes_a_running_update(factory: &Factory) {
     let pump = Pump::start(&pair.server, &Arc::new(recorder));
     send.await.map_or_else(|e| assert_eq!(e.kind(), ErrorKind::Cancelled, "{e}"), drop);
     drop(pump);
+}
+
+/// A message that is too long for any datagram that repeats messages.
+const LONG: usize = 8 << 10;
+
+/// "Chunks of a detached update are delivered though control messages sent before them are held up": by a relay that lets
+/// nothing pass of the control connection. Where chunks have no way of their own, such an update is like any other.
+pub async fn a_detached_update_waits_for_no_message(factory: &Factory) {
+    let source = pattern(200_000, 4);
+    let update = || outgoing(&source, update_id(1), factory.chunk(16 << 10)).detached();
+    if !factory.capabilities().detached {
+        let pair = factory.pair().await;
+        transfer(&pair.client, &pair.server, &update(), &source).await;
+        return skip("chunks come on the way of the messages");
+    }
+    if !factory.relayed || !factory.capabilities().remote || !factory.address.is_local() {
+        return skip("no relay can be between these ends");
+    }
+    let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
+    let relay = Relay::before(&listener.address()).await;
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let address = relay.address(&listener.address());
+    let connect = async { factory.transport.connect(&address, &factory.connect).await.unwrap() };
+    let (client, server) = tokio::join!(connect, accept);
+    server.admit();
+    for (from, to, gate) in [(&client, &server, &relay.up), (&server, &client, &relay.down)] {
+        say(from, to, "it works").await;
+        let recorder = Arc::new(Recorder::new(source.len()));
+        let mut pump = Pump::start(to, &recorder);
+        gate.allow(0);
+        from.send_control(vec![7; LONG].into()).await.unwrap();
+        from.send_update(&update()).await.unwrap();
+        recorder.until(|seen| !seen.stored.is_empty()).await;
+        gate.release();
+        assert_eq!(pump.next().await.unwrap().len(), LONG);
+        settle(from, &mut pump, &recorder, source.len()).await;
+        pump.stop(from).await;
+        recorder.check(&source);
+    }
 }
 
 /// "In both directions at once."

@@ -109,6 +109,7 @@ macro_rules! suite {
             }
             flow {
                 control_overtakes_a_running_update
+                a_detached_update_waits_for_no_message
                 both_directions_go_on_at_once
                 many_updates_share_a_link
                 many_links_go_on_at_once

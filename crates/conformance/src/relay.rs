@@ -1,6 +1,6 @@
 //! A relay between the two ends of links over TCP, which lets as many bytes pass as a test allows.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use thalweg_transport::Address;
@@ -51,6 +51,7 @@ impl Gate {
 
 /// A relay on this machine.
 pub(crate) struct Relay {
+    ip: IpAddr,
     port: u16,
     /// From whoever connects.
     pub up: Gate,
@@ -61,7 +62,9 @@ pub(crate) struct Relay {
 impl Relay {
     /// One in front of `address`, which is on this machine too. It lets everything pass at first.
     pub(crate) async fn before(address: &Address) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        // Of the listener's kind: its peers may have to reach other ports of it as well.
+        let ip = address.host.parse().unwrap_or(Ipv4Addr::LOCALHOST.into());
+        let listener = TcpListener::bind((ip, 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (up, down) = (Gate::open(), Gate::open());
         let (authority, gates) = (address.authority(), (up.clone(), down.clone()));
@@ -73,13 +76,13 @@ impl Relay {
                 tokio::spawn(pass(from_far, to_near, gates.1.clone()));
             }
         });
-        Self { port, up, down }
+        Self { ip, port, up, down }
     }
 
     /// Where to connect, by the name that certificates are for.
     pub(crate) fn address(&self, behind: &Address) -> Address {
-        let host = if behind.host == "localhost" { "localhost" } else { "127.0.0.1" };
-        Address { host: host.into(), port: Some(self.port), ..behind.clone() }
+        let host = if behind.host == "localhost" { "localhost".into() } else { self.ip.to_string() };
+        Address { host, port: Some(self.port), ..behind.clone() }
     }
 }
 

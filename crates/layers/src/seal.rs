@@ -297,7 +297,8 @@ impl Link for SealedLink {
         let (mut report, mut next) = (nothing(), 0);
         while next < update.chunks().len() {
             let Batch { bytes, chunks, next: after } = self.batch(update, next)?;
-            let sealed = Outgoing::packed(update.id(), bytes.clone(), chunks, Cancel::default());
+            let sealed =
+                Outgoing::packed(update.id(), bytes.clone(), chunks, Cancel::default()).detached_like(update);
             add(&mut report, &send_instead(&self.inner, update, &sealed).await?);
             self.buffers.recycle(bytes);
             next = after;

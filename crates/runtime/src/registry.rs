@@ -56,7 +56,10 @@ pub struct Entry {
 }
 
 fn entry(transport: impl Transport + 'static) -> Entry {
-    let make: Arc<dyn Transport> = Arc::new(transport);
+    entry_of(Arc::new(transport))
+}
+
+fn entry_of(make: Arc<dyn Transport>) -> Entry {
     let (name, capabilities, settings) = (make.name(), make.capabilities(), make.settings());
     Entry { name, available: true, reason: String::new(), capabilities, settings, make: Some(make) }
 }
@@ -80,6 +83,8 @@ fn absent(name: &'static str, reason: &str) -> Entry {
 pub fn registry() -> Vec<Entry> {
     vec![
         entry(Memory),
+        #[cfg(test)]
+        Entry { name: crate::graph::stalled::SCHEME, ..entry_of(crate::graph::stalled::transport()) },
         #[cfg(feature = "tcp")]
         entry(thalweg_tcp::Tcp),
         #[cfg(not(feature = "tcp"))]

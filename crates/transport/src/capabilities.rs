@@ -13,6 +13,8 @@ pub struct Capabilities {
     pub ordered: bool,
     /// When a control message comes, no chunk sent before it is still under way, but for those overtaken there.
     pub settled: bool,
+    /// Chunks of a detached update are delivered though control messages sent before them are held up.
+    pub detached: bool,
     /// Chunks come as datagrams, which anybody can send: those of a peer that is not admitted are only dropped.
     pub datagrams: bool,
     /// One send to a group is sent once on the sender's own access link.

@@ -163,6 +163,7 @@ pub struct Outgoing {
     chunks: Arc<[ChunkRef]>,
     cancel: Cancel,
     layout: Option<Arc<Layout>>,
+    detached: bool,
 }
 
 impl Outgoing {
@@ -183,7 +184,7 @@ impl Outgoing {
             }
         }
         cancel.hold(bytes);
-        Self { id, chunks: chunks.into(), cancel, layout: None }
+        Self { id, chunks: chunks.into(), cancel, layout: None, detached: false }
     }
 
     /// Chunks whose payloads lie one after the other in `bytes`, each with its offset and length (for layers that
@@ -204,7 +205,7 @@ impl Outgoing {
         let total = bytes.len() as u64;
         let chunks = chunks.filter(|chunk| chunk.at.saturating_add(chunk.range.len()) <= total).collect();
         cancel.hold(bytes);
-        Self { id, chunks, cancel, layout: None }
+        Self { id, chunks, cancel, layout: None, detached: false }
     }
 
     /// One chunk of the update with other bytes, and the checksum of its own (for layers that do damage).
@@ -217,7 +218,27 @@ impl Outgoing {
             chunks: [ChunkRef { at: 0, copy: Arc::default(), ..chunk.clone() }].into(),
             cancel,
             layout: self.layout.clone(),
+            detached: self.detached,
         }
+    }
+
+    /// The same update, whose chunks need not come after the control messages that were sent before them: the receiver
+    /// knows from a chunk's header alone what to do with it. A transport that has a way of its own for chunks
+    /// ([`crate::Capabilities::detached`]) then delivers them though a message is held up.
+    #[must_use]
+    pub fn detached(self) -> Self {
+        Self { detached: true, ..self }
+    }
+
+    /// The same, detached if `other` is (for layers that send another update in place of one).
+    #[must_use]
+    pub fn detached_like(self, other: &Self) -> Self {
+        Self { detached: other.detached, ..self }
+    }
+
+    /// Whether its chunks wait for no control message.
+    pub fn is_detached(&self) -> bool {
+        self.detached
     }
 
     /// The same, of tensors of this layout (for layers that change values).

@@ -225,6 +225,7 @@ impl Link for CompressedLink {
             }
             let bytes = Bytes::from(batch.bytes);
             let smaller = Outgoing::packed(update.id(), bytes.clone(), batch.chunks, Cancel::default());
+            let smaller = smaller.detached_like(update);
             add(&mut report, &send_instead(&self.inner, update, &smaller).await?);
             self.buffers.recycle(bytes);
         }

@@ -154,8 +154,8 @@ impl Node {
         }
         let bytes = self.bytes();
         let arrival = self.peers[place].arrival(round, bytes);
-        if !arrival.over && arrival.incoming.ended(now) {
-            self.conclude(now, place, round);
+        if !arrival.over {
+            self.ends(now, place, round);
         }
     }
 
@@ -171,9 +171,19 @@ impl Node {
             let arrival = self.peers[place].arrival(round, bytes);
             let left_behind = newest > round;
             let known = arrival.incoming.settle().is_some();
-            if (left_behind || ended >= round) && !known && arrival.incoming.ended(now) {
-                self.conclude(now, place, round);
+            if (left_behind || ended >= round) && !known {
+                self.ends(now, place, round);
             }
+        }
+    }
+
+    /// A neighbour sends no more of its model of an iteration, unless it is asked to. Chunks may trail behind.
+    fn ends(&mut self, now: Time, place: usize, round: u32) {
+        let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
+        if arrival.incoming.ended(now) {
+            self.conclude(now, place, round);
+        } else {
+            self.timer_set = true;
         }
     }
 
@@ -182,7 +192,7 @@ impl Node {
         let left_behind = self.peers[place].newest > round;
         let Some(arrival) = self.peers[place].arrivals.get_mut(&round) else { return };
         match arrival.incoming.conclude(now, &self.rule) {
-            Step::Wait => {}
+            Step::Wait => self.timer_set = true,
             // The neighbour has gone on and no longer has these bytes.
             Step::Ask(_) if left_behind => self.over(now, place, round),
             Step::Ask(wanted) => self.tell(place, Control::Grant { parcel: round, wanted }),

@@ -64,6 +64,12 @@ impl Node {
         }
     }
 
+    /// Whether a neighbour has said that it has met this node. From then on it knows what to do with each chunk from the
+    /// chunk's header alone: chunks need not wait for any message. Before, they would overtake the Welcome.
+    pub fn is_known_to(&self, who: Neighbour) -> bool {
+        self.resolve(who).is_some_and(|place| self.peers[place].knows_us)
+    }
+
     /// Says something to a neighbour that is there.
     pub(super) fn tell(&mut self, place: usize, message: Control) {
         if !self.peers[place].met {
@@ -82,7 +88,7 @@ impl Node {
     fn met(&mut self, place: usize, ordered: bool) {
         let said = self.round;
         let peer = &mut self.peers[place];
-        (peer.met, peer.ordered, peer.said) = (true, ordered, said);
+        (peer.met, peer.knows_us, peer.ordered, peer.said) = (true, false, ordered, said);
         peer.from = said.saturating_add(1);
         (peer.sending, peer.acknowledged, peer.told) = (0, 0, 0);
         peer.out.forget();
@@ -124,6 +130,7 @@ impl Node {
             Control::Have { parcel, got } => self.has(place, parcel, got),
             Control::Closed { parcel } => {
                 let peer = &mut self.peers[place];
+                peer.knows_us = true; // it says this first when it has met us
                 peer.from = peer.from.max(parcel.saturating_add(1));
                 self.advance(now);
             }

@@ -164,6 +164,8 @@ pub struct Node {
     pub(super) early: u64,
     pub(super) bad: u64,
     pub(super) turned_away: Option<(String, String)>,
+    /// A timer was set that whoever waits for [`Node::poll_timeout`] may not know of.
+    pub(super) timer_set: bool,
 }
 
 impl Node {
@@ -197,6 +199,7 @@ impl Node {
             early: 0,
             bad: 0,
             turned_away: None,
+            timer_set: false,
         }
     }
 
@@ -536,6 +539,11 @@ impl Node {
     pub fn poll_timeout(&self) -> Option<Time> {
         let settles = self.peers.iter().filter_map(Peer::settles_at);
         settles.chain(self.roster.next_timer()).chain(self.deadline).min()
+    }
+
+    /// Whether [`Node::poll_timeout`] is to be asked again, since the last call of this: chunks and Ends set timers too.
+    pub fn take_timer_set(&mut self) -> bool {
+        std::mem::take(&mut self.timer_set)
     }
 
     /// Time has passed.

@@ -104,6 +104,8 @@ pub(super) struct Peer {
     pub way: Way,
     /// Its link is up, and the one who was dialled has let the other in.
     pub met: bool,
+    /// It has said that it has met us, so chunks need not come after what we said when the link came up.
+    pub knows_us: bool,
     pub ordered: bool,
     /// The iteration that this node had begun last when the link came up, as told to the neighbour.
     pub said: u32,
@@ -135,6 +137,7 @@ impl Peer {
             name: name.into(),
             way,
             met: false,
+            knows_us: false,
             ordered: false,
             said: 0,
             from: 1,

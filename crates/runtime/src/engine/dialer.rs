@@ -122,6 +122,10 @@ pub(crate) trait DialerPolicy: Send + Sync + Sized + 'static {
     fn finished(dialer: &Arc<Dialer<Self>>, outcome: Result<String, String>);
     /// The bytes of an answer that is to be sent.
     fn lend(dialer: &Arc<Dialer<Self>>, parcel: u32) -> Result<Lent, String>;
+    /// Whether an answer need not come after the messages that were sent before it ([`Outgoing::detached`]).
+    fn is_detached(_machine: &Self::Machine) -> bool {
+        false
+    }
     /// What may be lost of answers.
     fn tolerance(_machine: &Self::Machine) -> Arc<Tolerance> {
         Arc::default()
@@ -375,17 +379,18 @@ impl<P: DialerPolicy> Dialer<P> {
 
     fn prepare(self: &Arc<Self>, parcel: u32, wanted: &Ranges) -> Result<(Arc<dyn Link>, Outgoing), String> {
         let link = self.link().ok_or("not connected")?;
-        let (job, sender, chunk) = {
+        let (job, sender, chunk, detached) = {
             let machine = lock(&self.machine);
             link.tolerate(&P::tolerance(&machine));
             let known = machine.known_as().ok_or("not joined")?;
-            (known.job, known.sender, known.chunk)
+            (known.job, known.sender, known.chunk, P::is_detached(&machine))
         };
         let lent = P::lend(self, parcel)?;
         let cancel = Cancel::default();
         *lock(&self.cancel) = (parcel, cancel.clone());
         let id = UpdateId { job, round: parcel, sender, layout: lent.layout.hash() };
-        Ok((link, Outgoing::new(id, lent.bytes, wanted, chunk, cancel).of(lent.layout)))
+        let update = Outgoing::new(id, lent.bytes, wanted, chunk, cancel).of(lent.layout);
+        Ok((link, if detached { update.detached() } else { update }))
     }
 
     async fn send(&self, link: &Arc<dyn Link>, update: &Outgoing) -> (Result<Span, String>, Option<u64>) {

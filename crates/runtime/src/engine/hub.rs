@@ -126,6 +126,11 @@ pub(crate) trait HubPolicy: Send + Sync + Sized + 'static {
     fn perform(hub: &Arc<Hub<Self>>, wanted: <Self::Machine as HubMachine>::Wanted);
     /// The bytes of a parcel that is to be sent.
     fn lend(&self, parcel: u32) -> Result<Lent, String>;
+    /// Whether a parcel for these links need not come after the messages that were sent before it
+    /// ([`Outgoing::detached`]).
+    fn is_detached(&self, _links: &[LinkId]) -> bool {
+        false
+    }
     /// Whether what links have carried counts at this moment, so that the machine has to be told before the time.
     fn wants_counters(_machine: &Self::Machine, _now: Time) -> bool {
         false
@@ -457,7 +462,7 @@ impl<P: HubPolicy> Hub<P> {
     }
 
     /// Sends a parcel, or part of one, to a group in one call. The loan is taken now, before the machine can want it
-    /// back; what was queued for each link goes first.
+    /// back; what was queued for each link goes first, unless the parcel is detached.
     fn send_parcel(self: &Arc<Self>, ids: Vec<LinkId>, parcel: u32, wanted: &Ranges) {
         let members: Vec<(LinkId, Outbox)> =
             ids.iter().filter_map(|&id| self.outbox(id).map(|outbox| (id, outbox))).collect();
@@ -467,7 +472,10 @@ impl<P: HubPolicy> Hub<P> {
         };
         let id = UpdateId { job: self.job, round: parcel, sender: 0, layout: lent.layout.hash() };
         let cancel = Cancel::default();
-        let update = Outgoing::new(id, lent.bytes, wanted, self.chunk, cancel.clone()).of(lent.layout);
+        let mut update = Outgoing::new(id, lent.bytes, wanted, self.chunk, cancel.clone()).of(lent.layout);
+        if self.policy.is_detached(&ids) {
+            update = update.detached();
+        }
         lock(&self.sendings).push(Sending { links: ids, parcel, cancel: cancel.clone() });
         let hub = self.clone();
         self.spawn(async move {
@@ -492,7 +500,8 @@ impl<P: HubPolicy> Hub<P> {
         let mut ready = Vec::new();
         let mut behind = Vec::new();
         for (id, outbox) in members {
-            let flushed = tokio::time::timeout(GROUP_PATIENCE, outbox.flushed()).await.is_ok();
+            let flushed =
+                update.is_detached() || tokio::time::timeout(GROUP_PATIENCE, outbox.flushed()).await.is_ok();
             if flushed { &mut ready } else { &mut behind }.push((id, outbox));
         }
         let late = behind.into_iter().map(|(id, outbox)| async move {

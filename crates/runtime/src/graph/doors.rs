@@ -92,7 +92,8 @@ impl Shared {
     pub fn tell<T>(&self, what: impl FnOnce(&mut proto::Node) -> T) -> T {
         let mut node = lock(&self.node);
         let result = what(&mut node);
-        let (own, dials) = (node.has_action(), node.dials_waiting());
+        let own = node.take_timer_set() | node.has_action();
+        let dials = node.dials_waiting();
         drop(node);
         if own {
             if let Some(hub) = self.hub.get().and_then(Weak::upgrade) {
@@ -249,6 +250,10 @@ impl HubPolicy for Listening {
         self.0.lend(parcel)
     }
 
+    fn is_detached(&self, links: &[LinkId]) -> bool {
+        self.0.look(|node| links.iter().all(|&link| node.is_known_to(Neighbour::Link(link))))
+    }
+
     fn sink(hub: &Arc<NodeHub>, link: LinkId, _ordered: bool) -> Box<dyn Sink> {
         Box::new(NodeSink::new(hub.policy.0.clone(), Neighbour::Link(link)))
     }
@@ -338,6 +343,10 @@ impl DialerPolicy for Dialling {
 
     fn lend(dialer: &Arc<NodeDialer>, parcel: u32) -> Result<Lent, String> {
         dialer.policy.shared.lend(parcel)
+    }
+
+    fn is_detached(machine: &Dialled) -> bool {
+        machine.shared.look(|node| node.is_known_to(Neighbour::Dialled(machine.place)))
     }
 
     fn sink(dialer: &Arc<NodeDialer>, _ordered: bool) -> Box<dyn Sink> {

@@ -9,6 +9,8 @@ mod node;
 mod options;
 mod sink;
 mod staging;
+#[cfg(test)]
+pub(crate) mod stalled;
 
 pub use node::Node;
 pub use options::{MixingRule, NodeOptions, WaitRule};

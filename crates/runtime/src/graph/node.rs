@@ -128,6 +128,16 @@ impl Node {
         Ok(Self { shared, hub, dialers, arena, name, chunk, instance, options, under, closed })
     }
 
+    #[cfg(test)]
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
+    #[cfg(test)]
+    pub(super) fn hub(&self) -> &NodeHub {
+        &self.hub
+    }
+
     fn open(&self) -> Result<(), Error> {
         if *lock(&self.closed) {
             return Err(Error::new("closed", "use node", "the node is closed"));

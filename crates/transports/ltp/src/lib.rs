@@ -47,6 +47,7 @@ impl Transport for Ltp {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             settled: true,
+            detached: true,
             datagrams: true,
             encrypted: true,
             symmetric: true,

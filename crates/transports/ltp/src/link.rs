@@ -1,6 +1,6 @@
 //! A link: an inner tcp link for control messages, and a pair of sockets for the packets of each direction.
 
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,9 +77,7 @@ impl Link for LtpLink {
         self.inner.send_control(message.clone()).await?;
         // In the same poll in which the message was sent: a caller that gives up cannot come between. A probe
         // follows.
-        let number = self.shared.told.fetch_add(1, Release) + 1;
-        self.shared.said.say(number, message);
-        self.shared.said_more.notify_one();
+        self.shared.spoken(&self.lanes[1], message);
         self.shared.spoke.notify_one();
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! | 0 | key | 16 random bytes, told to the peer over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 acknowledgement, 4 hello, 5 repair |
 //! | 17 | flags | bit 0: of a block, which repair packets may follow |
-//! | 18 | told | 6 bytes; control messages that the sender had sent before, or the greatest that has come |
+//! | 18 | told | 6 bytes; control messages that the sender had sent before (0: a chunk that waits for none, or a repair packet for such), or the greatest that has come |
 //! | 24 | number | u64; the packet's, or one past the greatest that has come |
 //! | 32 | | a chunk: transfer u16, index and number of chunks of 3 bytes each, its frame |
 //! | 32 | | an acknowledgement: why and which transfer was closed, u8 and u16; lengths of ranges and of the gaps between them, u32 each, falling |

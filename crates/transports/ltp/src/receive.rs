@@ -17,7 +17,8 @@ pub(crate) struct Acks {
     machine: Receiver,
     origin: Instant,
     stats: Arc<Stats>,
-    /// The highest `told` of a datagram. Rebuilt packets were sent before that.
+    /// The highest `told` of a chunk or a repair packet. Rebuilt packets were sent before that. Probes do not count: a chunk
+    /// that waits for no message would wait for theirs.
     told: u64,
     rebuilt: VecDeque<Rebuilt>,
 }
@@ -65,7 +66,9 @@ impl Reader for Acks {
         if !proved && !matches!(kind, Kind::Probe) {
             return None;
         }
-        self.told = self.told.max(told);
+        if !matches!(kind, Kind::Probe | Kind::Ack(_)) {
+            self.told = self.told.max(told);
+        }
         let now = self.origin.elapsed();
         let chunk = match kind {
             // The sink knows whether anybody wants it: the session may have asked for it again.

@@ -84,6 +84,8 @@ pub(crate) struct Driver {
     origin: Instant,
     orders: mpsc::Receiver<Order>,
     current: Option<Current>,
+    /// Chunks of the update, and repair packets for them, wait for no control message.
+    detached: bool,
     batch: Vec<u8>,
     /// A packet that is longer than those before it; it is kept for the next batch.
     longer: Vec<u8>,
@@ -108,6 +110,7 @@ pub(crate) async fn update(
         return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a larger chunk"));
     }
     shared.check(SEND)?;
+    shared.detached.fetch_or(update.is_detached(), Relaxed);
     if update.chunks().is_empty() {
         let now = Instant::now();
         return Ok(SendReport { chunks: 0, payload: 0, wire: 0, started: now, ended: now });
@@ -145,6 +148,7 @@ impl Driver {
             origin: Instant::now(),
             orders,
             current: None,
+            detached: false,
             batch: Vec::new(),
             longer: Vec::new(),
             copies: Copies::default(),
@@ -219,6 +223,7 @@ impl Driver {
         let around = CHUNK_HEADER_BYTES + self.lane.extra();
         let lent = lock(&order.lent);
         let Some(update) = lent.as_ref() else { return };
+        self.detached = update.is_detached();
         let chunks: Vec<Range> = update.chunks().iter().map(|chunk| chunk.range()).collect();
         let must = self.critical.of(&chunks);
         let pieces = chunks.iter().zip(must).map(|(chunk, critical)| {
@@ -306,6 +311,15 @@ impl Driver {
         done.is_some() && self.batch.len() > start
     }
 
+    /// Control messages for which a chunk sent now waits.
+    fn told(&self) -> u64 {
+        if self.detached {
+            0
+        } else {
+            self.shared.told.load(Acquire)
+        }
+    }
+
     fn append_probe(&mut self, Packet { number, block, .. }: Packet) -> Option<()> {
         if let Some(first) = block {
             self.copies.keep(first, number, None);
@@ -317,6 +331,7 @@ impl Driver {
     }
 
     fn append_chunk(&mut self, Packet { number, block, .. }: Packet, part: Part) -> Option<()> {
+        let told = self.told();
         let appended = self.current.as_ref().and_then(|current| {
             // End the loan only after the copy has finished: after its return, a call lends nothing.
             let lent = lock(&current.order.lent);
@@ -326,7 +341,6 @@ impl Driver {
                 self.copies.keep(first, number, Some((part, &header, &payload)));
                 self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
             }
-            let told = self.shared.told.load(Acquire);
             let chunk = Datagram { kind: Kind::Chunk(part, header), covered: block.is_some(), told, number };
             self.lane.append(&chunk, &payload, &mut self.batch);
             self.shared.copied.fetch_add(payload.len() as u64, Relaxed);
@@ -342,7 +356,7 @@ impl Driver {
     fn append_repair(&mut self, number: u64, block: Block, which: u32) -> Option<()> {
         let (common, symbol) = self.copies.repair(block, which)?;
         let kind = Kind::Repair(Repair::new(block, which, common, &symbol));
-        let told = self.shared.told.load(Acquire);
+        let told = self.told();
         self.lane.append(&Datagram { kind, covered: false, told, number }, &symbol, &mut self.batch);
         self.stats.repair.fetch_add(1, Relaxed);
         Some(())

@@ -5,7 +5,7 @@
 //! | 0 | key | 16 random bytes, told to the peer over the control connection |
 //! | 16 | kind | 1 chunk, 2 probe, 3 report, 4 hello |
 //! | 17 | flags | bit 0: a report is wanted |
-//! | 18 | told | 6 bytes; control messages that the sender had sent before, see [turns](crate::turns) |
+//! | 18 | told | 6 bytes; control messages that the sender had sent before, see [turns](crate::turns); 0 in a chunk that waits for none |
 //! | 24 | position | u64; what the sender has sent up to and with this datagram, by [`cost`](crate::window::cost) |
 //! | 32 | | a chunk: its frame, header and payload; a report: u64, what has come, by cost |
 //!

@@ -73,6 +73,7 @@ impl Transport for Udp {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             settled: true,
+            detached: true,
             datagrams: true,
             encrypted: true,
             symmetric: true,

@@ -1,6 +1,6 @@
 //! A link: an inner tcp link for control messages, and a pair of sockets for each direction's chunks.
 
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -64,9 +64,7 @@ impl Link for UdpLink {
         let _speaking = self.shared.speaking.lock().await;
         self.inner.send_control(message.clone()).await?;
         // In the same poll as the message went out: a caller that gives up cannot come between.
-        let number = self.shared.told.fetch_add(1, Release) + 1;
-        self.shared.said.say(number, message);
-        self.shared.said_more.notify_one();
+        self.shared.spoken(&self.outgoing, message);
         send::probe(&self.outgoing, &self.shared);
         self.shared.spoke.notify_one();
         Ok(())

@@ -88,16 +88,19 @@ impl Said {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The `number`-th message was given to the control connection.
-    pub fn say(&self, number: u64, message: Bytes) {
+    /// The `number`-th message was given to the control connection. It is sent in a datagram over `lane` too, if there is
+    /// one. Returns the bytes of that.
+    pub fn say(&self, number: u64, message: Bytes, lane: Option<&Lane>) -> Option<usize> {
         if message.len() > LONGEST {
-            return;
+            return None;
         }
+        let sent = lane.map(|lane| lane.tell_with(&Word::Message(number), &message));
         let mut messages = self.messages();
         if messages.len() == KEPT {
             messages.pop_front();
         }
         messages.push_back((number, message));
+        sent
     }
 
     /// The peer has taken so many messages.
@@ -193,14 +196,14 @@ mod tests {
     #[test]
     fn what_the_peer_has_is_not_kept_nor_what_is_too_long() {
         let said = Said::default();
-        said.say(1, Bytes::from_static(b"one"));
-        said.say(2, vec![0; LONGEST + 1].into());
-        said.say(3, Bytes::from_static(b"three"));
+        said.say(1, Bytes::from_static(b"one"), None);
+        said.say(2, vec![0; LONGEST + 1].into(), None);
+        said.say(3, Bytes::from_static(b"three"), None);
         let numbers = |said: &Said| said.messages().iter().map(|(number, _)| *number).collect::<Vec<_>>();
         assert_eq!(numbers(&said), [1, 3]);
         said.taken(1);
         assert_eq!(numbers(&said), [3]);
-        (4..200).for_each(|number| said.say(number, Bytes::new()));
+        (4..200).for_each(|number| _ = said.say(number, Bytes::new(), None));
         assert_eq!(numbers(&said).len(), KEPT);
     }
 

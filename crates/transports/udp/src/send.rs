@@ -118,7 +118,7 @@ impl Sender {
         self.batch.clear();
         let chunks = update.chunks().get(next..)?;
         let mut batch = Batch { position: self.window.sent(), ..Batch::default() };
-        let told = shared.told.load(Acquire);
+        let told = if update.is_detached() { 0 } else { shared.told.load(Acquire) };
         let around = CHUNK_HEADER_BYTES + self.lane.extra();
         let bytes = |chunk: &thalweg_transport::ChunkRef| around + chunk.range().len() as usize;
         let first = chunks.first().map_or(0, bytes);
@@ -208,6 +208,7 @@ pub(crate) async fn update(shared: &Shared, sender: &Mutex<Sender>, update: &Out
         return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
     }
     shared.check(SEND)?;
+    shared.detached.fetch_or(update.is_detached(), Relaxed);
     let started = Instant::now();
     let wire = tokio::select! {
         biased;

@@ -1,11 +1,14 @@
 //! What both directions know of the link.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use bytes::Bytes;
 use thalweg_transport::{Error, Result, Standing};
 use tokio::sync::{watch, Mutex, Notify};
 
 use crate::said::Said;
+use crate::socket::Lane;
 
 #[derive(Debug, Clone)]
 struct End {
@@ -30,6 +33,8 @@ pub struct Shared {
     pub said_more: Notify,
     /// Control messages that the peer is not known to have.
     pub said: Said,
+    /// Updates are sent here whose chunks wait for no message.
+    pub detached: AtomicBool,
     /// Held while a control message is sent and counted: its number is its place on the control connection.
     pub speaking: Mutex<()>,
     /// Bytes of datagrams sent.
@@ -53,11 +58,22 @@ impl Shared {
             spoke: Notify::new(),
             said_more: Notify::new(),
             said: Said::default(),
+            detached: AtomicBool::default(),
             speaking: Mutex::new(()),
             sent: zero(),
             received: zero(),
             copied: zero(),
         }
+    }
+
+    /// The control connection has taken `message`, which gets its number. Who waits for no message with chunks wants no
+    /// chunk to wait for a reply either: there the message goes in a datagram at once, too.
+    pub fn spoken(&self, lane: &Lane, message: Bytes) {
+        let number = self.told.fetch_add(1, Release) + 1;
+        if let Some(sent) = self.said.say(number, message, self.detached.load(Relaxed).then_some(lane)) {
+            self.sent.fetch_add(sent as u64, Relaxed);
+        }
+        self.said_more.notify_one();
     }
 
     /// The peer has ended the link; what came before can still be received.

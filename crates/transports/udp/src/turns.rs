@@ -3,7 +3,7 @@
 //! Each datagram says how many control messages its sender had sent before it. Two rules follow:
 //!
 //! - A chunk waits until so many messages have been delivered: else it might come before the announcement of its
-//!   round, and nobody would want it.
+//!   round, and nobody would want it. A chunk of a detached update needs no announcement: it says 0, and waits for nothing.
 //! - The `n`-th message waits until a datagram has come that was sent after it: what was sent before the message
 //!   has then come, or is lost, or was overtaken by that datagram on the path. A probe follows each message, and is
 //!   repeated until it came, so a lost datagram delays a message and does not stop it.

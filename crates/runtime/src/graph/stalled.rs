@@ -1,0 +1,171 @@
+//! Nodes go on while control messages are held up: a transport whose control way stalls when the test says so.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde_json::{json, Value};
+use thalweg_arena::Arena;
+use thalweg_layers::{Layer, Links, Side};
+use thalweg_proto::Neighbour;
+use thalweg_transport::memory::Memory;
+use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
+use thalweg_wire::{Dtype, Layout};
+use tokio::sync::watch;
+
+use super::Node;
+use crate::engine::CALLER_PATIENCE;
+
+/// The scheme of its addresses.
+pub(crate) const SCHEME: &str = "stalled";
+/// Turns a hang into a failure.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether the control ways of all links stand still.
+static STALLED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+
+pub(crate) fn transport() -> Arc<dyn Transport> {
+    Layer::wrap(&Stalling, Arc::new(Memory))
+}
+
+/// Waits until messages may pass.
+async fn passable() {
+    // It cannot fail: the sender is never dropped.
+    let _ = STALLED.subscribe().wait_for(|stalled| !stalled).await;
+}
+
+#[derive(Clone)]
+struct Stalling;
+
+impl Layer for Stalling {
+    fn capabilities(&self, inner: Capabilities) -> Capabilities {
+        Capabilities { ordered: false, detached: true, ..inner }
+    }
+
+    fn links(&self, _: Side) -> Arc<dyn Links> {
+        Arc::new(Self)
+    }
+}
+
+impl Links for Stalling {
+    fn wrap(&self, inner: Arc<dyn Link>, _: u64) -> Arc<dyn Link> {
+        Arc::new(StallingLink(inner))
+    }
+}
+
+struct StallingLink(Arc<dyn Link>);
+
+#[async_trait]
+impl Link for StallingLink {
+    fn peer(&self) -> &Peer {
+        self.0.peer()
+    }
+    fn capabilities(&self) -> Capabilities {
+        Layer::capabilities(&Stalling, self.0.capabilities())
+    }
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        passable().await;
+        self.0.send_control(message).await
+    }
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        if !update.is_detached() {
+            passable().await; // its chunks wait for the messages before them
+        }
+        self.0.send_update(update).await
+    }
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        self.0.receive(sink).await
+    }
+    fn admit(&self) {
+        self.0.admit();
+    }
+    fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+    async fn close(&self) {
+        self.0.close().await;
+    }
+}
+
+/// Nodes that all have met each other, and know it of each other.
+fn met(layout: &Layout, names: &[&str]) -> Vec<(Node, Arena)> {
+    let options = json!({ "wait": "deadline", "deadline": LIMIT.as_secs(), "liveness": LIMIT.as_secs() });
+    let start = |name: &&str| {
+        let arena = Arena::new(layout.bytes()).unwrap();
+        let options = serde_json::from_value(options.clone()).unwrap();
+        let address = format!("{SCHEME}://127.0.0.1:0");
+        (Node::start(arena.clone(), layout.clone(), name, &address, options).unwrap(), arena)
+    };
+    let nodes: Vec<(Node, Arena)> = names.iter().map(start).collect();
+    let urls: BTreeMap<String, String> =
+        names.iter().zip(&nodes).map(|(name, (node, _))| ((*name).into(), node.address())).collect();
+    for (name, (node, _)) in names.iter().zip(&nodes) {
+        let others = urls.clone().into_iter().filter(|(other, _)| other != name).collect();
+        node.meet(&others).unwrap();
+    }
+    for (node, _) in &nodes {
+        let known = || {
+            node.shared().look(|machine| {
+                let others = 0..names.len() - 1; // their places, whoever dials
+                others.clone().all(|place| machine.is_known_to(Neighbour::Dialled(place))).then_some(())
+            })
+        };
+        let waits = LIMIT.as_millis() / CALLER_PATIENCE.as_millis();
+        assert!(
+            (0..waits).any(|_| node.hub().wait_for(CALLER_PATIENCE, known).is_some()),
+            "they do not meet"
+        );
+    }
+    nodes
+}
+
+/// Runs ten iterations, the first of which has begun.
+fn iterate(node: &Node, neighbours: &BTreeMap<String, f64>) -> Vec<Value> {
+    let iteration = |round| {
+        if round > 1 {
+            node.begin(round, neighbours.clone(), None, None).unwrap();
+        }
+        let number = node.ready(round, None).unwrap();
+        let report = node.wait(number, Some(2 * LIMIT), None).unwrap().expect("it waits in vain");
+        serde_json::from_str(&report).unwrap()
+    };
+    (1..=10).map(iteration).collect()
+}
+
+/// Not one message gets through, from before the first iteration on: no End, no Received, no ping. All models come whole.
+#[test]
+fn iterations_go_on_though_every_control_message_is_held_up() {
+    let layout = Layout::pack([("w", Dtype::F32, vec![100_000])]).unwrap();
+    let names = ["a", "b", "c"];
+    let nodes = met(&layout, &names);
+    STALLED.send_replace(true);
+    let others = |name: &&str| -> BTreeMap<String, f64> {
+        names.iter().filter(|other| *other != name).map(|other| ((*other).into(), 0.25)).collect()
+    };
+    // Before anybody sends: what comes before the first begin has no weight.
+    names.iter().zip(&nodes).for_each(|(name, (node, _))| node.begin(1, others(name), None, None).unwrap());
+    let threads: Vec<JoinHandle<(Node, Arena, Vec<Value>)>> = names
+        .iter()
+        .zip(nodes)
+        .map(|(name, (node, arena))| {
+            let weights = others(name);
+            std::thread::spawn(move || {
+                let reports = iterate(&node, &weights);
+                (node, arena, reports)
+            })
+        })
+        .collect();
+    let done: Vec<(Node, Arena, Vec<Value>)> =
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    STALLED.send_replace(false);
+    for (node, _, reports) in &done {
+        for report in reports {
+            assert_eq!(report["bytes_used"], 2 * layout.bytes(), "{report}");
+            assert_eq!((&report["timed_out"], &report["skipped"]), (&json!(false), &json!(0)), "{report}");
+        }
+        node.close("done");
+    }
+}
