@@ -15,7 +15,7 @@ from benches.crowd import crowds, many_clients
 from benches.deciding import deciding
 from benches.folding import fold
 from benches.goals import goals
-from benches.graph import graph
+from benches.graph import graph, soaks
 from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
@@ -48,6 +48,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "flower-large": flower.large,
     "flower-accuracy": flower.accuracy,
     "graph": graph,
+    "soak": soaks,
     "control": control,
     "deciding": deciding,
     "lab": lab,
@@ -63,11 +64,14 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "peers": transports.peers,
     "paths": paths,
 }
+# Take minutes, so only those who name them get them.
+LONG = ("soak",)
 
 
 def main() -> None:
+    usual = [section for section in SECTIONS if section not in LONG]
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help=f"some of {', '.join(SECTIONS)}")
+    parser.add_argument("sections", nargs="*", default=usual, help=f"some of {', '.join(SECTIONS)}")
     chosen = parser.parse_args().sections
     figures: list[Figure] = []
     load_before = os.getloadavg()

@@ -94,6 +94,24 @@ def memory(size: int = 32 * MIB) -> list[Figure]:
     return figures
 
 
+def soak(url: str = "tcp://127.0.0.1:0", size: int = 64 << 10, rounds: int = 10_000) -> Figure:
+    """Whether a node's memory stays as it is: from the second tenth of so many exchanges to the last."""
+    note(f"{rounds} exchanges of {NODES} nodes with 3 neighbours, {size >> 10} KiB, {url}")
+    config = "{}" if url.startswith("tcp") else '{"wait": "deadline"}'
+    said = exchange("thalweg", url, (3, size, rounds), config)
+    grown = [one["resident"][-1] - one["resident"][1] for one in said]
+    seconds = Spread.of(of_all(said))
+    value = f"{max(grown) / MIB:.2f} MiB more at the end than at {rounds // 5}; {seconds.text(1e3)} ms an exchange"
+    label = f"memory over {rounds} exchanges, {NODES} processes, {url.partition(':')[0]}"
+    details = {"resident": [one["resident"] for one in said], "seconds": vars(seconds)}
+    return Figure(label, value, "1 MiB", max(grown) <= MIB, details)
+
+
+def soaks() -> list[Figure]:
+    """Ten thousand exchanges over tcp, and as many over udp."""
+    return [soak(), soak("udp://127.0.0.1:0")]
+
+
 def in_one_process(nodes: int = 256, size: int = 64 << 10, rounds: int = 5) -> Figure:
     """A ring of nodes, each driven by a thread of this process."""
     label = f"{nodes} nodes in one process, {size >> 10} KiB, ring, one iteration"

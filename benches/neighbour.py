@@ -3,17 +3,21 @@
 python -m benches.neighbour thalweg|raw URL PLACE NODES DEGREE BYTES ROUNDS [CONFIG]
 
 Prints its address; reads all addresses as a JSON list; exchanges a model of BYTES with its neighbours ROUNDS times;
-prints a JSON object with the seconds of each exchange and what its process took.
+prints a JSON object with the seconds of each exchange and what its process took: the peak, and ten samples on the way.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
 import time
+from array import array
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
@@ -22,6 +26,8 @@ from thalweg import _core
 from thalweg.machine import peak_rss_bytes
 
 LIMIT = 60.0
+# Samples of a process's memory.
+SAMPLES = 10
 
 
 def neighbours(place: int, nodes: int, degree: int) -> list[int]:
@@ -34,18 +40,23 @@ def name(place: int) -> str:
     return f"n{place:03}"
 
 
+def resident_bytes() -> int:
+    """Memory that this process has now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def say(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
 def timed(rounds: int, exchange: Callable[[int], int]) -> list[float]:
     """Seconds of each exchange, the first of which only warms up. Each gives the number of the next."""
-    seconds, number = [], 1
+    seconds, number = array("d"), 1
     while number <= rounds + 1:
         started = time.perf_counter()
         number = exchange(number)
         seconds.append(time.perf_counter() - started)
-    return seconds[1:]
+    return seconds[1:].tolist()
 
 
 def thalweg(url: str, config: str, place: int, others: list[int], work: tuple[int, int]) -> dict[str, object]:
@@ -59,24 +70,29 @@ def thalweg(url: str, config: str, place: int, others: list[int], work: tuple[in
         raise RuntimeError("not all neighbours are there")
     before = peak_rss_bytes()
     weights = json.dumps({name(n): 1 / (len(others) + 1) for n in others})
-    reports = []
+    total: Counter[str] = Counter()
+    resident: list[int] = []
+    every = max(1, rounds // SAMPLES)
 
     def exchange(number: int) -> int:
         node.begin(number, weights, None)
         report = node.wait(node.ready(number), LIMIT)
         if report is None:
             raise RuntimeError("waited in vain")
-        reports.append(json.loads(report))
-        following: int = reports[-1]["next"]
+        said = json.loads(report)
+        total.update({key: said[key] for key in ("bytes_used", "bytes_expected", "bytes_sent")}, iterations=1)
+        if number % every == 0:
+            resident.append(resident_bytes())
+        following: int = said["next"]
         return following
 
     seconds = timed(rounds, exchange)
     node.close("done")
-    used = sum(report["bytes_used"] for report in reports) / sum(report["bytes_expected"] for report in reports)
-    sent = sum(report["bytes_sent"] for report in reports) / len(reports) / (len(others) * size)
+    used = total["bytes_used"] / total["bytes_expected"]
+    sent = total["bytes_sent"] / total["iterations"] / (len(others) * size)
     after = peak_rss_bytes()
     more = None if before is None or after is None else after - before
-    return {"seconds": seconds, "used": used, "sent": sent, "more_bytes": more}
+    return {"seconds": seconds, "used": used, "sent": sent, "more_bytes": more, "resident": resident}
 
 
 def raw(place: int, others: list[int], size: int, rounds: int) -> dict[str, object]:
