@@ -225,6 +225,65 @@ def test_what_cannot_be_is_refused_before_anything_starts(start: Start, tmp_path
     assert not (tmp_path / "runs").exists()
 
 
+CHECKPOINTS = """
+[job]
+graph = 'ring'
+clients = 4
+rounds = {rounds}
+wait = 'all'
+[model]
+name = 'lenet'
+[data]
+name = 'digits'
+[algorithm]
+name = '{algorithm}'
+[aggregation]
+precision = 'exact'
+[record]
+checkpoint_every = 2
+"""
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """The models in a record, by name of their file."""
+    return {path.name: path.read_bytes() for path in (folder / "nodes").iterdir()}
+
+
+def test_a_job_that_goes_on_comes_to_the_same_models(start: Start, tmp_path: Path) -> None:
+    for rounds in (3, 6):
+        (tmp_path / f"{rounds}.toml").write_text(CHECKPOINTS.format(rounds=rounds, algorithm="dpsgd"))
+    straight = tmp_path / run(start, "6.toml")["record"]
+    folder = run(start, "3.toml")["record"]
+    models = kept(tmp_path / folder)
+    assert set(models) == {f"{place}-3.safetensors" for place in (1, 2, 3, 4)}
+    assert len(set(models.values())) == 4, "models differ"
+    said = run(start, "6.toml", "--resume", folder)
+    assert (said["record"], said["iterations"]) == (folder, 6)
+    assert [row["round"] for row in Record(tmp_path / folder).rounds()] == [1, 2, 3, 4, 5, 6]
+    assert kept(tmp_path / folder) == kept(straight), "sums are exact, so no order of arrival changes them"
+    assert set(kept(straight)) == {f"{place}-6.safetensors" for place in (1, 2, 3, 4)}
+
+
+def test_a_killed_job_goes_on_from_iterations_that_all_nodes_had_kept(start: Start, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    plan.write_text(CHECKPOINTS.format(rounds=400, algorithm="choco"))
+    program = start("run", plan.name, "--record", "runs", "--json")
+    program.until("iteration 4")
+    program.process.send_signal(signal.SIGKILL)
+    program.process.wait()
+    (folder,) = (tmp_path / "runs").iterdir()
+    done = Record(folder).checkpoint_round
+    assert done is not None
+    assert done >= 2
+    plan.write_text(CHECKPOINTS.format(rounds=done + 2, algorithm="choco"))
+    said = run(start, plan.name, "--resume", str(folder))
+    assert said["iterations"] == done + 2
+    assert said["chunks_used"] == 1.0
+    code, out, err = start("run", "--resume", str(folder), "--json").end()
+    assert code != 0
+    assert f"all {done + 2} rounds" in json.loads(out)["error"]["cause"], err
+
+
 NODES = ("anna", "berta", "clara")
 
 
@@ -276,6 +335,28 @@ def test_nodes_on_their_own_meet_under_mutual_tls(start: Start, guarded: Path, t
         assert (record.manifest["node"], record.manifest["tls"]) == (name, True)
         heard = {row["neighbour"] for row in read_table(record.path, "exchanges")}
         assert heard == set(NODES) - {name}
+
+
+def test_a_node_on_its_own_goes_on_from_its_record(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "ports").write_text("\n".join(map(str, free_ports(3))))
+    records: dict[str, str] = {}
+    for rounds in (2, 4):
+        plan, programs = plan_of_nodes(tmp_path, rounds=rounds), {}
+        trained = plan.read_text().replace("payload:64KiB", "lenet")
+        plan.write_text(trained + "[data]\nname = 'digits'\n[record]\ncheckpoint_every = 1\n")
+        for name in NODES:
+            words = ("--resume", records[name]) if records else ()
+            programs[name] = start("node", plan.name, "--name", name, "--json", *words)
+        ended = {name: program.end() for name, program in programs.items()}
+        assert all(code == 0 for code, _, _ in ended.values()), [err for _, _, err in ended.values()]
+        records = {name: json.loads(out)["record"] for name, (_, out, _) in ended.items()}
+    for place, name in enumerate(NODES, 1):
+        record = Record(tmp_path / records[name])
+        assert [row["round"] for row in record.rounds()] == [1, 2, 3, 4]
+        assert set(kept(record.path)) == {f"{place}-4.safetensors"}
+    code, out, err = start("node", plan.name, "--name", "anna", "--json", "--resume", records["berta"]).end()
+    assert code != 0
+    assert "is not a record of this node" in json.loads(out)["error"]["cause"], err
 
 
 def test_a_node_with_the_certificate_of_another_is_refused(start: Start, guarded: Path) -> None:

@@ -2,8 +2,8 @@
 
 Node i has its model x_i, y_i, which is what its neighbours know of x_i, and s_i, the sum of w_ij y_j. It trains x_i and
 sends q_i = C(x_i - y_i), where C rounds. An exchange gives it the sum of w_ij q_j, its own q_i included. Then y_i gains
-q_i, s_i that sum, and x_i gains gamma (s_i - y_i). All models begin alike, so y and s begin as that model. With
-gamma = 1 it is DCD-PSGD (Tang et al. 2018).
+q_i, s_i that sum, and x_i gains gamma (s_i - y_i). All models begin alike, so y and s begin as that model; in a resumed
+job they begin as 0. With gamma = 1 it is DCD-PSGD (Tang et al. 2018).
 
 An error of s_i - y_i moves x_i in every iteration that follows, so y and s have float64 values.
 """
@@ -60,13 +60,17 @@ class Replicas:
     They are of its float32 values alone; others are averaged, as with D-PSGD.
     """
 
-    def __init__(self, arena: _core.Arena, gamma: float, compression: str | None) -> None:
-        """Begin with the model in the arena, which must be that of all nodes."""
+    def __init__(self, arena: _core.Arena, gamma: float, compression: str | None, *, alike: bool = True) -> None:
+        """Begin with the model in the arena, which must be that of all nodes; with 0 if models are not ``alike``."""
+        import numpy as np
+
         self._arena, self._gamma, self._compression = arena, gamma, compression
         kinds = {name: kind for name, kind, _, _ in arena.layout.tensors}
         self._values = [array.reshape(-1) for name, array in Arena(arena).items() if kinds[name] == "F32"]
         self._trained = [values.copy() for values in self._values]
-        self._known = [values.astype("float64") for values in self._values]
+        self._known = [
+            values.astype("float64") if alike else np.zeros_like(values, "float64") for values in self._values
+        ]
         self._sums = [known.copy() for known in self._known]
 
     def before(self) -> None:

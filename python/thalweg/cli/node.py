@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from thalweg.cli.plans import Options, assemble, given
+from thalweg.cli.plans import Options, Resume, assemble, given
 from thalweg.ui.output import Json, output
 
 PemFile = Path | None
@@ -29,6 +29,7 @@ def command(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds after which it gives up if a neighbour is not there.")
     ] = 300.0,
+    resume: Resume = None,
     as_json: Json = False,
 ) -> None:
     """Be one node of a graph.
@@ -42,7 +43,7 @@ def command(
 
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
         chosen = assemble(plan, None, given(context) | own)
-        result = take_part(chosen, Place(name, listen, ca, cert, key, patience), progress_on_stderr())
+        result = take_part(chosen, Place(name, listen, ca, cert, key, patience, resume), progress_on_stderr())
         emit({"name": name, **result.table()})
     if not as_json:
         from thalweg.cli.summary import show

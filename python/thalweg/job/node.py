@@ -7,6 +7,8 @@ each iteration as it ends. What it says are lines of JSON on standard output, wh
 - says ``{"say": "met"}``, hears ``{"begin": clock}``: the monotonic clock at which the run begins
 - says ``{"say": "iteration", ...}`` as ``Iteration.line`` has it, and ``{"say": "note", "text"}``
 - says ``{"say": "done"}`` after the last one
+
+It keeps its model in the record before it says the iteration, where that is due.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core
@@ -25,8 +28,10 @@ from thalweg.errors import LinkError
 from thalweg.job import seats
 from thalweg.job.farewell import farewell
 from thalweg.job.iterating import Iteration, Turns, iterate, turns_of
-from thalweg.job.parties import round_config
+from thalweg.job.parties import bytes_of, round_config
 from thalweg.job.peer import Peer, peer_of
+from thalweg.record import checkpoint, of_nodes
+from thalweg.record.of_nodes import Due
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -68,14 +73,14 @@ class Standing:
             note(f"{event['peer']} {event['text'] or event['kind']}".lstrip())  # a stranger has no name
 
     def iterations(
-        self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None
+        self, turns: Turns, gamma: float | None, threads: Callable[[], int] | None = None, *, done: int = 0
     ) -> Iterator[Iteration]:
-        """Run all iterations and yield each, with ``gamma`` those of CHOCO-SGD.
+        """Run all iterations after ``done`` and yield each, with ``gamma`` those of CHOCO-SGD.
 
         ``threads`` says how many threads the next training has.
         """
         plan, names = self.plan, self.plan.members
-        swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format)
+        swap = None if gamma is None else choco.Replicas(self.peer.arena, gamma, plan.layers.format, alike=not done)
 
         def config(number: int) -> Mapping[str, Any]:
             if threads is not None:
@@ -89,8 +94,18 @@ class Standing:
             plan.job.rounds,
             config=config,
             tests=plan.tests,
+            first=done + 1,
             swap=swap,
         )
+
+    def keep(self, record: Path, due: Due, number: int) -> int | None:
+        """Keep the model in a record if that is due after iteration ``number``; return under which it was kept."""
+        kept = due.after(number)
+        if kept is not None:
+            arena = self.peer.arena
+            place = self.plan.members.index(self.name) + 1
+            of_nodes.write(record, place, kept, arena.layout.tensors, bytes_of(arena))
+        return kept
 
 
 @contextmanager
@@ -101,14 +116,18 @@ def standing(
     options: Callable[[Peer], Mapping[str, Any]],
     note: Note,
     *,
+    start: Path | None = None,
     done: str = "the node is done",
 ) -> Iterator[Standing]:
     """Listen with the plan's model; at the end leave, with what was raised if anything was.
 
-    ``options`` are the core's, made when the model is there. Raises PlanError, DataError, ModelError, AppError, and
+    ``options`` are the core's, made when the model is there. ``start`` is a checkpoint to begin with instead of the
+    model that all nodes begin with. Raises RecordError, PlanError, DataError, ModelError, AppError, and
     CoreError if it cannot listen.
     """
     peer = peer_of(plan, name, note)
+    if start is not None:
+        checkpoint.read(start, peer.arena.layout.tensors, bytes_of(peer.arena))
     node = _core.Node(peer.arena, name, listen, json.dumps(options(peer)))
     # The core's clock began a moment ago.
     clock = time.monotonic()
@@ -121,11 +140,14 @@ def take_part(order: Mapping[str, Any], note: Note) -> None:
     from thalweg.plan import Plan
 
     plan, name = Plan.of(order["plan"], "the order"), order["name"]
+    record, done = Path(order["record"]), order["done"]
+    start = None if order["start"] is None else Path(order["start"])
+    due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
 
     def options(peer: Peer) -> Mapping[str, Any]:
-        return {**order["options"], "start": peer.checksum()}
+        return {**order["options"], "start": peer.checksum() if start is None else None}
 
-    with standing(plan, name, order["url"], options, note) as here:
+    with standing(plan, name, order["url"], options, note, start=start) as here:
         layout = here.peer.arena.layout
         facts = {
             "update_bytes": len(here.peer.arena),
@@ -136,8 +158,9 @@ def take_part(order: Mapping[str, Any], note: Note) -> None:
         here.meet(_heard("neighbours"), note)
         _say({"say": "met"})
         clock = here.clock - _heard("begin")
-        for done in here.iterations(_turns(plan, order), order["gamma"]):
-            _say({"say": "iteration", **done.line(clock)})
+        for iteration in here.iterations(_turns(plan, order), order["gamma"], done=done):
+            here.keep(record, due, iteration.number)
+            _say({"say": "iteration", **iteration.line(clock)})
             here.tell(note)
         _say({"say": "done"})
 

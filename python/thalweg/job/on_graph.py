@@ -15,7 +15,7 @@ from queue import Empty, Queue
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg.errors import PlanError, RecordError, RoundError
+from thalweg.errors import RecordError, RoundError
 from thalweg.job.collecting import Collector
 from thalweg.job.ending import recording
 from thalweg.job.fleet import END_SECONDS, Fleet, client_threads
@@ -27,6 +27,7 @@ from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
 from thalweg.record import RunRecord
+from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, registry
 from thalweg.ui.progress import iteration_line
 
@@ -52,12 +53,15 @@ class Orders:
     # By name.
     trusts: Mapping[str, Mapping[str, Any]]
     session: Session
+    record: RunRecord
+    # The iteration after which the job goes on, 0 for a new one.
+    done: int = 0
     job: int = field(default_factory=lambda: secrets.randbits(63))
 
     def of(self, name: str, number: int) -> dict[str, Any]:
         """Return the order of one node."""
         plan, turns = self.plan, turns_of(self.schedule, self.plan.members, name, self.plan.weights)
-        digests = {"plan": plan.digest(), "graph": self.schedule.digest()}
+        digests, folder = {"plan": plan.digest(), "graph": self.schedule.digest()}, self.record.path
         options = node_options(
             plan, self.trusts[name], number=number, job=self.job, digests=digests, emulate=self.session.layers
         )
@@ -67,8 +71,11 @@ class Orders:
             "url": self.session.listening(name),
             "options": options,
             "turns": None if turns.drawn is not None else list(turns.by_turns),
-            "gamma": gamma_of(plan, self.schedule),
             "sends": list(turns.sends),
+            "gamma": gamma_of(plan, self.schedule),
+            "record": str(folder.resolve()),
+            "done": self.done,
+            "start": str(start_of(folder, number, len(plan.members), self.done).resolve()) if self.done else None,
             "threads": None if plan.is_payload else client_threads(plan.training.threads, plan.job.clients),
             "parent": os.getpid(),
             "place": self.session.place(name),
@@ -78,12 +85,23 @@ class Orders:
 class Course:
     """A run's nodes as they go, from their addresses to their last iteration."""
 
-    def __init__(self, plan: Plan, schedule: Schedule, network: Session, record: RunRecord, progress: Progress) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        network: Session,
+        record: RunRecord,
+        progress: Progress,
+        *,
+        done: int = 0,
+    ) -> None:
+        """``done`` is the iteration after which the job goes on."""
         self._plan, self._schedule, self._network = plan, schedule, network
         self._record, self._progress = record, progress
         self._said: Queue[tuple[str, Mapping[str, Any]]] = Queue(MOST_LINES)
         self._collector = Collector(plan.members)
         self.fleet = Fleet(record.log_path, self._ended, program=PROGRAM, on_line=self._hear)
+        self._due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         self._over = False
         self.facts: Mapping[str, Any] = {}
         self.gone: dict[str, str] = {}
@@ -146,10 +164,13 @@ class Course:
     def _keep(self, entries: Iterable[Mapping[str, Any]]) -> int:
         """Record iterations that all nodes are through; return how many these were."""
         kept = 0
-        for done in entries:
+        for row in entries:
             kept += 1
-            self._record.append(done)
-            line = iteration_line(done, self._plan.job.rounds)
+            self._record.append(row)
+            marked = self._due.after(row["round"])
+            if marked is not None:  # all nodes are through it, and have kept their models before they said so
+                self._record.mark(marked)
+            line = iteration_line(row, self._plan.job.rounds)
             self._record.log(line)
             self._progress.note(line)
         return kept
@@ -181,23 +202,21 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
 
     A node that ends early is left out from then on, and the others go on. Raises PlanError, DataError, ModelError,
     LabError before anything begins, LabError if an emulated network fails, RoundError if a node cannot take part at
-    all or none finishes an iteration, RecordError; all nodes have ended then.
+    all or none finishes an iteration, RecordError; all nodes have ended then. With ``resume`` all nodes go on from that
+    record's checkpoint, those that were gone too.
     """
-    if resume is not None:
-        raise PlanError("a job on a graph cannot be resumed yet", "Start it anew, without --resume")
     check_transport(plan, registry.transports())
     schedule = schedule_of(plan)
     trusts = links.mutual_trust(plan.security, plan.url, plan.members)
     progress.note(graph_line(plan, schedule))
     with session(plan, plan.members, progress.note) as network:
-        record = RunRecord.create(
-            plan, {**facts_of(plan, schedule, plan.url, tls=links.uses_tls(plan.security, plan.url)), **network.facts()}
-        )
+        facts = facts_of(plan, schedule, plan.url, tls=links.uses_tls(plan.security, plan.url))
+        record, done = opened(plan, resume, {**facts, **network.facts()})
         progress.note(f"record: {record.path}")
-        course = Course(plan, schedule, network, record, progress)
+        course = Course(plan, schedule, network, record, progress, done=done)
         with recording(record, progress):
             try:
-                course.meet(Orders(plan, schedule, trusts, network))
+                course.meet(Orders(plan, schedule, trusts, network, record, done))
                 record.note(**course.facts)
                 course.go()
             finally:
@@ -205,6 +224,14 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
             record.note(gone=course.gone)
             record.finish("complete")
     return GraphResult.of(plan, record, course.fleet.reports(), course.gone, network)
+
+
+def opened(plan: Plan, resume: Path | None, facts: Mapping[str, Any]) -> tuple[RunRecord, int]:
+    """Make a record, or open the one to go on with; return it and the iteration of its checkpoint, 0 if it is new."""
+    if resume is None:
+        return RunRecord.create(plan, facts), 0
+    record = RunRecord.resume(resume, plan)
+    return record, int(record.manifest["resumed_after_round"])
 
 
 def _end(course: Course, network: Session, record: RunRecord, progress: Progress) -> None:

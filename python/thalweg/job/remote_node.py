@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thalweg import machine
-from thalweg.errors import PlanError
+from thalweg.errors import PlanError, RecordError
 from thalweg.job import seats
 from thalweg.job.ending import recording
 from thalweg.job.graph_result import GraphResult
 from thalweg.job.iterating import turns_of
 from thalweg.job.node import standing
+from thalweg.job.on_graph import opened
 from thalweg.job.peer import Peer
 from thalweg.plan import check_transport
 from thalweg.plan.on_graphs import facts_of, gamma_of, graph_line, schedule_of
 from thalweg.plan.options import node_options
-from thalweg.record import RunRecord
+from thalweg.record import Record
 from thalweg.record.nodes import entry
+from thalweg.record.of_nodes import Due, start_of
 from thalweg.transports import links, pki, registry
 from thalweg.ui.progress import iteration_line
 
@@ -38,13 +40,16 @@ class Place:
     cert: Path | None = None
     key: Path | None = None
     patience: float = 300.0
+    # A record of this node to go on with.
+    resume: Path | None = None
 
 
 def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
     """Be a node of a plan's graph until the job is done, and return what it came to: this node's part of it.
 
     Raises PlanError for a plan that does not say where all nodes are, LinkError if a neighbour is not there after
-    ``place.patience`` seconds, CoreError if one refuses this node.
+    ``place.patience`` seconds, CoreError if one refuses this node. With ``place.resume`` it goes on from that record's
+    checkpoint; if its neighbours are further, it comes back to them as any node that was away.
     """
     check_transport(plan, registry.transports())
     schedule, name = schedule_of(plan), place.name
@@ -59,21 +64,26 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
     digests = {"plan": plan.digest(), "graph": schedule.digest()}
 
     def options(peer: Peer) -> Mapping[str, object]:
-        start = {**digests, "start": peer.checksum()}
-        return node_options(plan, trust, number=number + 1, job=job, digests=start)
+        start = {} if place.resume is not None else {"start": peer.checksum()}
+        return node_options(plan, trust, number=number + 1, job=job, digests={**digests, **start})
 
-    with seats.Seat() as seat, standing(plan, name, listen, options, progress.note) as here:
+    start = None if place.resume is None else _start(place.resume, number + 1, plan)
+    with seats.Seat() as seat, standing(plan, name, listen, options, progress.note, start=start) as here:
         facts = facts_of(plan, schedule, here.node.address, tls="tls" in trust)
-        record = RunRecord.create(plan, {"node": name, **facts})
+        record, done = opened(plan, place.resume, {"node": name, **facts})
+        due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         progress.note(f"listening on {here.node.address}, record: {record.path}")
         with recording(record, progress):
             progress.note(f"waiting for {', '.join(around)}")
             here.meet({other: f"{plan.scheme}://{hosts[other]}" for other in around}, progress.note, place.patience)
             share = seats.share_of(seat, plan.training.threads, progress.note)
             turns = turns_of(schedule, plan.members, name, plan.weights)
-            for done in here.iterations(turns, gamma_of(plan, schedule), share):
-                row = entry(done.number, {name: done.line(0.0)}, 1)
+            for iteration in here.iterations(turns, gamma_of(plan, schedule), share, done=done):
+                row = entry(iteration.number, {name: iteration.line(0.0)}, 1)
+                kept = here.keep(record.path, due, iteration.number)
                 record.append(row)
+                if kept is not None:
+                    record.mark(kept)
                 line = iteration_line(row, plan.job.rounds)
                 record.log(line)
                 progress.note(line)
@@ -82,6 +92,17 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
             record.table("parties", [{"party": name, **used}])
             record.finish("complete")
     return GraphResult.of(plan, record, {name: used}, {}, None)
+
+
+def _start(folder: Path, number: int, plan: Plan) -> Path:
+    """Return the checkpoint of a node's record. Raises RecordError if there is none, or it is of another node."""
+    record = Record(folder)
+    if record.manifest.get("node") != plan.members[number - 1]:
+        raise RecordError(f"{folder} is not a record of this node", "Name one that it made itself")
+    done = record.checkpoint_round
+    if done is None:
+        raise RecordError(f"{folder} has no checkpoint", "Start the node anew; record.checkpoint_every makes them")
+    return start_of(folder, number, len(plan.members), done)
 
 
 def _hosts(plan: Plan, name: str) -> Mapping[str, str]:

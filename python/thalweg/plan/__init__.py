@@ -244,7 +244,7 @@ class Plan(Section):
     def checkpoint_every(self) -> int:
         """Rounds between checkpoints, 0 for none."""
         every = self.record.checkpoint_every
-        return every if every is not None else int(not self.is_payload)
+        return every if every is not None else int(not self.is_payload and self.job.graph is None)
 
     def digest(self) -> str:
         """Return a digest, in hex, of what all nodes of a job must have alike."""

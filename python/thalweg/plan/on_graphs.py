@@ -28,7 +28,6 @@ STARS: Final[Mapping[str, str]] = {
     "aggregation.staging": "models are folded as they come",
     "hosts.server": "there is no server; hosts.nodes says where nodes listen",
     "hosts.clients": "there are no clients; hosts.nodes says where nodes listen",
-    "record.checkpoint_every": "check-points of its nodes' models are not there yet",
 }
 # Sections likewise.
 SECTIONS: Final[Mapping[str, str]] = {

@@ -31,10 +31,11 @@ LARGEST_HEADER: Final = 100_000_000
 ROUND: Final = "thalweg_round"
 
 
-def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int) -> None:
+def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int, *, record: Path | None = None) -> None:
     """Write the model in ``arena`` as the checkpoint of round ``number``.
 
-    Raises RecordError that names the last good checkpoint, which stays, if it cannot be written.
+    ``record`` is the folder of the run's record, if ``path`` is not in it itself. Raises RecordError that names the
+    last good checkpoint, which stays, if it cannot be written.
     """
     part = path.with_name(f".{path.name}.part")
     try:
@@ -47,7 +48,7 @@ def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int) -> 
         part.unlink(missing_ok=True)
         raise RecordError(
             f"cannot write the checkpoint of round {number} to {path}: {error.strerror}; {_last(path)}",
-            f"Make room, then: thalweg run --resume {path.parent}",
+            f"Make room, then: thalweg run --resume {record or path.parent}",
         ) from error
 
 

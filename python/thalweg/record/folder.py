@@ -16,6 +16,7 @@
 ``queues.parquet``          its queues over time; while the run goes on ``queues.jsonl``
 ``log.txt``                 what happened when
 ``checkpoint.safetensors``  the global model of the last round that was check-pointed
+``nodes/``                  of a job on a graph, instead of this: the nodes' models (``thalweg.record.of_nodes``)
 ==========================  ====================================================================================
 """
 
@@ -34,7 +35,7 @@ from thalweg import _core, machine
 from thalweg.errors import RecordError
 from thalweg.machine.grace import is_hurried
 from thalweg.plan import Plan
-from thalweg.record import checkpoint, tables
+from thalweg.record import checkpoint, of_nodes, tables
 from thalweg.record import samples as queues
 from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
@@ -48,6 +49,8 @@ MANIFEST: Final = "manifest.json"
 JOURNAL: Final = "journal.jsonl"
 LOG: Final = "log.txt"
 CHECKPOINT: Final = "checkpoint.safetensors"
+# Key of the manifest: the iteration that is the checkpoint of a job on a graph.
+MARKED: Final = "checkpoint_iteration"
 # Of the log, in bytes: what went wrong may name many clients.
 LONGEST_LINE: Final = 16_384
 
@@ -88,6 +91,9 @@ class Record:
     @property
     def checkpoint_round(self) -> int | None:
         """The round of the checkpoint, or None."""
+        marked = self.manifest.get(MARKED) if self.plan.job.graph is not None else None
+        if isinstance(marked, int):
+            return marked
         return checkpoint.round_of(self.path / CHECKPOINT)
 
 
@@ -172,6 +178,11 @@ class RunRecord(Record):
     def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> None:
         """Make the global model of round ``number`` the checkpoint. Raises RecordError; the last one stays."""
         checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
+
+    def mark(self, iteration: int) -> None:
+        """Make ``iteration`` of a job on a graph, of which nodes have kept their models, the checkpoint."""
+        self.note(**{MARKED: iteration})
+        of_nodes.trim(self.path, iteration)
 
     def restore(self, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> int:
         """Read the checkpoint into ``arena`` and return its round. Raises RecordError."""

@@ -461,5 +461,5 @@ class RecordSection(Section):
         "runs", description="folder that gets a new folder for each run"
     )
     checkpoint_every: int | None = Field(
-        None, ge=0, description="rounds between checkpoints, 0 for none; without it 1, and none for a payload"
+        None, ge=0, description="rounds between checkpoints, 0 for none; without it 1; none for a payload or on a graph"
     )

@@ -1,0 +1,88 @@
+"""Checkpoints of a job on a graph: each node's model, of an iteration that all nodes had reached.
+
+Nodes write their models themselves, into ``nodes/PLACE-ITERATION.safetensors`` of the record. When all nodes that still
+work have passed an iteration, the process that writes the record marks it in the manifest and removes older files. So
+there is always one whole set, whatever happens.
+
+A node may skip iterations. Its first model after the one that is kept then stands for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from thalweg.errors import RecordError
+from thalweg.record import checkpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+FOLDER: Final = "nodes"
+_NAME: Final = re.compile(r"(\d+)-(\d+)\.safetensors")
+
+
+class Due:
+    """Says when a model is to be kept: after every so many iterations, and after the last."""
+
+    def __init__(self, every: int, rounds: int, *, done: int = 0) -> None:
+        """Keep models of every ``every``-th iteration, 0 for none, of ``rounds``; those up to ``done`` are kept."""
+        self._every, self._rounds, self._kept = every, rounds, done
+
+    def after(self, number: int) -> int | None:
+        """Return the iteration whose model is to be kept now that ``number`` is over; None if none is."""
+        if not self._every:
+            return None
+        due = self._rounds if number >= self._rounds else number // self._every * self._every
+        if due <= self._kept:
+            return None
+        self._kept = due
+        return due
+
+
+def write(record: Path, place: int, iteration: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> None:
+    """Keep a node's model in the folder of a record. Raises RecordError; what was kept before stays."""
+    folder = record / FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"cannot make {folder}: {error.strerror}", "Correct its permissions, or make room") from error
+    checkpoint.write(_path(record, place, iteration), layout, arena, iteration, record=record)
+
+
+def trim(record: Path, iteration: int) -> None:
+    """Remove models that are older than ``iteration``."""
+    for place, iterations in _found(record).items():
+        for old in iterations:
+            if old < iteration:
+                _path(record, place, old).unlink(missing_ok=True)
+
+
+def start_of(record: Path, place: int, nodes: int, iteration: int) -> Path:
+    """Return the model with which a node goes on after ``iteration``.
+
+    It is its own first one of that iteration or later; of a node that was gone, the first that another node has. Raises
+    RecordError if there is none.
+    """
+    found = _found(record)
+    for owner in (place, *range(1, nodes + 1)):
+        later = [kept for kept in found.get(owner, []) if kept >= iteration]
+        if later:
+            return _path(record, owner, min(later))
+    raise RecordError(f"{record / FOLDER} has no model of iteration {iteration}", "Start the run anew")
+
+
+def _found(record: Path) -> dict[int, list[int]]:
+    """Return which iterations' models there are, by the node's place."""
+    found: dict[int, list[int]] = {}
+    for path in (record / FOLDER).glob("*.safetensors"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            found.setdefault(int(match[1]), []).append(int(match[2]))
+    return found
+
+
+def _path(record: Path, place: int, iteration: int) -> Path:
+    return record / FOLDER / f"{place}-{iteration}.safetensors"
