@@ -10,20 +10,25 @@
 //! star       federated averaging in rounds, on these two
 //! tasks      heads and tensors to named members, and their results, on these two
 //! graph      nodes that average with their neighbours, without a server, on these two
+//! forward    TCP streams of other programs over one link
 //! ```
 #![forbid(unsafe_code)]
 
+mod forward;
 mod graph;
 mod session;
 mod star;
 mod tasks;
 mod transfer;
 
+pub use forward::{Batch, Fetched, ForwardConfig, ForwardEvent, Mux};
 pub use graph::{
     Exchange, ExchangeState, Mixing, Neighbour, Node, NodeAction, NodeConfig, NodePlace, NodeStep, Portion,
     Taken, Waiting, Weighing,
 };
-pub use session::{Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic};
+pub use session::{
+    other_purpose, Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic,
+};
 pub use star::{
     Choice, Client, Credits, Ending, Fanout, Gather, Outcome, Partial, Participation, Place, Round,
     RoundAction, RoundPlan, RoundStep, Server, ServerConfig, State, Stored, Verdict,

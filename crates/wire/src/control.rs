@@ -16,6 +16,7 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::forward::Forward;
 pub use crate::parcel::{Content, Parcel, MAX_HEAD};
 pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON};
 
@@ -126,6 +127,8 @@ pub enum Control {
         /// What came, at most [`MAX_HOLES`] ranges.
         got: Ranges,
     },
+    /// Between the two ends of forwarded TCP streams.
+    Forward(Forward),
 }
 
 /// First message of a connection.
@@ -174,6 +177,8 @@ pub enum Purpose {
     Tasks,
     /// They are neighbours in a graph, and average their models with each other.
     Graph,
+    /// They carry other programs' TCP streams.
+    Forward,
 }
 
 /// What a client that comes back still has in hand.
@@ -359,7 +364,8 @@ mod tests {
                 purpose: Purpose::Graph,
             }),
             Control::Have { parcel: 7, got: holes.clone() },
-            Control::Grant { parcel: 1, wanted: holes },
+            Control::Grant { parcel: 1, wanted: holes.clone() },
+            Control::Forward(Forward::Missing { stream: 7, wanted: holes }),
             Control::Offer(Parcel {
                 number: 1,
                 pushed: true,
@@ -431,11 +437,13 @@ mod tests {
                 Control::Refused { code, reason: said.clone() },
                 Control::Rejected { parcel, reason: said.clone() },
                 Control::Bye { reason: said.clone() },
+                Control::Forward(Forward::Reset { stream: 1, reason: said.clone() }),
             ] {
                 let told = match Control::decode(&message.encode().unwrap()) {
                     Ok(
                         Control::Refused { reason, .. }
                         | Control::Rejected { reason, .. }
+                        | Control::Forward(Forward::Reset { reason, .. })
                         | Control::Bye { reason },
                     ) => reason,
                     other => panic!("{other:?}"),
@@ -461,7 +469,7 @@ mod tests {
         }
 
         #[test]
-        fn flipped_bytes_never_panic(which in 0..6_usize, at in any::<prop::sample::Index>(), value in any::<u8>()) {
+        fn flipped_bytes_never_panic(which in 0..samples().len(), at in any::<prop::sample::Index>(), value in any::<u8>()) {
             let mut bytes = samples()[which].encode().unwrap();
             let at = at.index(bytes.len());
             bytes[at] = value;

@@ -7,6 +7,7 @@
 pub mod control;
 mod dtype;
 mod error;
+pub mod forward;
 mod frame;
 mod layout;
 mod parcel;

@@ -17,8 +17,8 @@ pub(crate) use self::clock::on_our_clock;
 pub(crate) use self::dial::{dial_methods, Dial, Heard};
 pub use self::dial::{ClientAction, ClientConfig};
 pub use self::liveness::Liveness;
+pub use self::roster::{other_purpose, Action, Admission, LinkId, Roster, SessionConfig, Traffic};
 pub(crate) use self::roster::{roster_methods, Dropped, Said};
-pub use self::roster::{Action, Admission, LinkId, Roster, SessionConfig, Traffic};
 
 /// Least time between heartbeats, whatever a configuration says.
 const LEAST_HEARTBEAT: Time = Time::from_millis(1);

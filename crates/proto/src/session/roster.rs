@@ -671,12 +671,14 @@ macro_rules! roster_methods {
 }
 pub(crate) use roster_methods;
 
-fn other_purpose(ours: Purpose) -> &'static str {
+/// What a peer is told that came for something else than `ours`.
+pub fn other_purpose(ours: Purpose) -> &'static str {
     match ours {
         Purpose::Rounds => {
             "this server runs rounds of federated averaging; connect to it as a client, not for tasks"
         }
         Purpose::Tasks => "this server gives tasks; connect to it with thalweg.TaskClient",
         Purpose::Graph => "this is a node of a graph; only its neighbours connect to it, with thalweg node",
+        Purpose::Forward => "this forwards TCP streams; connect to it with thalweg forward --via",
     }
 }

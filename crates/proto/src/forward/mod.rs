@@ -1,0 +1,16 @@
+//! TCP streams of other programs over one link: opening, credit, half-close, reset, and asking again for lost chunks.
+//!
+//! ```text
+//! mux      the streams of a link: which messages and which chunks go next, fairly; liveness
+//! outlet   one direction at its sender: bytes kept until they have arrived, never more than was granted
+//! inlet    one direction at its receiver: bytes put in order, and credit for more as the program takes them
+//! ```
+//!
+//! Each direction of a stream has a window. Its receiver buffers at most so much, and its sender reads no more from the
+//! program than the receiver has granted. So a program that reads slowly stops its own peer and no other stream.
+
+mod inlet;
+mod mux;
+mod outlet;
+
+pub use mux::{Batch, Fetched, ForwardConfig, ForwardEvent, Mux};

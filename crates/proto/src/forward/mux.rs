@@ -1,0 +1,455 @@
+//! The streams of one link.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use thalweg_wire::control::{Control, Forward};
+use thalweg_wire::forward::{offset, position_of, stream_of, MOST_STREAMS, MOST_WINDOW};
+use thalweg_wire::text::{plain, MAX_REASON};
+use thalweg_wire::Range;
+
+use super::inlet::Inlet;
+use super::outlet::Outlet;
+use crate::{micros, Liveness, Time};
+
+/// Bytes that one stream may send before the next has its turn.
+const TURN: u64 = 64 << 10;
+/// Messages that wait to be sent, beyond four for each stream; a peer that reads none of them ends the link.
+const UNREAD: usize = 1024;
+/// An idle end says something so many times while the other end's patience lasts.
+const BEATS: u32 = 4;
+
+/// What does not change while a link lives.
+#[derive(Debug, Clone, Copy)]
+pub struct ForwardConfig {
+    /// Bytes that this end buffers of each stream.
+    pub window: u64,
+    /// Bytes that the other end buffers of each stream before it has said anything of the stream: what the near end may
+    /// send at once. 0 where chunks may overtake messages, and at the far end.
+    pub granted: u64,
+    /// Streams at a time.
+    pub streams: u32,
+    /// Most bytes of a chunk.
+    pub chunk: u32,
+    /// Every chunk arrives, so nothing needs to be asked for again.
+    pub reliable: bool,
+    /// Least seconds of silence that end the link.
+    pub liveness: Time,
+}
+
+/// What the driver has to look after.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ForwardEvent {
+    /// Far end: connect this stream to the target.
+    Opened(u32),
+    /// There are bytes, or an end, for this stream's program.
+    Readable(u32),
+    /// There is room for bytes of this stream's program again.
+    Writable(u32),
+    /// The peer has reset the stream, for this reason: reset the program's connection.
+    Reset(u32, String),
+}
+
+/// What a stream has for its program.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fetched {
+    /// These bytes; tell [`Mux::took`] when the program has them.
+    Bytes(Vec<u8>),
+    /// Nothing more, ever.
+    End,
+    /// Nothing yet.
+    Nothing,
+    /// The stream is over.
+    Gone,
+}
+
+/// Chunks to be sent in one go: their offsets and lengths, and their bytes one after the other.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    /// Offset and length of each chunk.
+    pub chunks: Vec<(u64, u32)>,
+    /// The bytes of all.
+    pub bytes: Vec<u8>,
+    /// The streams there are in it.
+    streams: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    outlet: Outlet,
+    inlet: Inlet,
+    /// The other end knows of it, or will before a chunk that is sent now.
+    announced: bool,
+    /// It waits for its turn to send.
+    queued: bool,
+    /// The program has been told of the end.
+    told: bool,
+}
+
+/// One end of a link that carries streams.
+#[derive(Debug)]
+pub struct Mux {
+    config: ForwardConfig,
+    streams: BTreeMap<u32, Stream>,
+    next: u32,
+    /// Streams with something to send, in turn.
+    turns: VecDeque<u32>,
+    messages: VecDeque<Control>,
+    events: VecDeque<ForwardEvent>,
+    live: Liveness,
+    spoke: Time,
+    received: u64,
+    fault: Option<String>,
+}
+
+impl Mux {
+    /// One end of a link that has just been agreed on.
+    pub fn new(now: Time, config: ForwardConfig) -> Self {
+        let config = ForwardConfig {
+            window: config.window.clamp(1, MOST_WINDOW),
+            granted: config.granted.min(MOST_WINDOW),
+            streams: config.streams.clamp(1, MOST_STREAMS),
+            ..config
+        };
+        Self {
+            config,
+            streams: BTreeMap::new(),
+            next: 0,
+            turns: VecDeque::new(),
+            messages: VecDeque::new(),
+            events: VecDeque::new(),
+            live: Liveness::new(now, config.liveness),
+            spoke: now,
+            received: 0,
+            fault: None,
+        }
+    }
+
+    /// Near end: opens a stream. `None` if there are as many as there may be.
+    pub fn open(&mut self) -> Option<u32> {
+        if self.streams.len() >= self.config.streams as usize {
+            return None;
+        }
+        while self.streams.contains_key(&self.next) {
+            self.next = (self.next + 1) % MOST_STREAMS;
+        }
+        let stream = self.next;
+        self.next = (self.next + 1) % MOST_STREAMS;
+        self.add(stream, self.config.granted, false);
+        self.say(Forward::Open { stream, window: self.config.window });
+        Some(stream)
+    }
+
+    fn add(&mut self, stream: u32, granted: u64, announced: bool) {
+        let (outlet, inlet) = (Outlet::new(granted), Inlet::new(self.config.window));
+        self.streams.insert(stream, Stream { outlet, inlet, announced, queued: false, told: false });
+    }
+
+    /// Streams that there are.
+    pub fn count(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whether there is room for another stream.
+    pub fn has_place(&self) -> bool {
+        self.streams.len() < self.config.streams as usize
+    }
+
+    /// Bytes that may be taken from a stream's program now; `None` if the stream is over.
+    pub fn room(&self, stream: u32) -> Option<u64> {
+        self.streams.get(&stream).map(|known| known.outlet.room())
+    }
+
+    /// The program gave these bytes, no more than there is [`Mux::room`] for.
+    pub fn give(&mut self, stream: u32, bytes: Vec<u8>) {
+        if let Some(known) = self.streams.get_mut(&stream) {
+            known.outlet.give(bytes);
+            self.queue(stream);
+        }
+    }
+
+    /// The program gives no more.
+    pub fn end(&mut self, stream: u32) {
+        let Some(known) = self.streams.get_mut(&stream).filter(|known| !known.outlet.has_ended()) else {
+            return;
+        };
+        let end = known.outlet.end();
+        self.say(Forward::End { stream, end });
+        self.settle(stream);
+    }
+
+    /// What there is for the program.
+    pub fn take(&mut self, stream: u32) -> Fetched {
+        let Some(known) = self.streams.get_mut(&stream) else { return Fetched::Gone };
+        if let Some(bytes) = known.inlet.take() {
+            return Fetched::Bytes(bytes);
+        }
+        if !known.inlet.is_done() {
+            return Fetched::Nothing;
+        }
+        known.told = true;
+        self.settle(stream);
+        Fetched::End
+    }
+
+    /// The program has taken so many bytes.
+    pub fn took(&mut self, stream: u32, bytes: u64) {
+        let Some(known) = self.streams.get_mut(&stream) else { return };
+        known.inlet.took(bytes);
+        self.grant(stream);
+    }
+
+    /// The program's connection broke, or the target refused it. Nothing more is heard of the stream.
+    pub fn reset(&mut self, stream: u32, reason: &str) {
+        if self.streams.remove(&stream).is_some() {
+            self.say(Forward::Reset { stream, reason: plain(reason, MAX_REASON) });
+        }
+    }
+
+    fn say(&mut self, message: Forward) {
+        self.messages.push_back(Control::Forward(message));
+        if self.messages.len() > UNREAD + 4 * self.config.streams as usize {
+            self.blame("it reads none of our messages");
+        }
+    }
+
+    fn blame(&mut self, what: &str) {
+        self.fault.get_or_insert_with(|| what.into());
+    }
+
+    fn queue(&mut self, stream: u32) {
+        if let Some(known) = self.streams.get_mut(&stream) {
+            if known.announced && known.outlet.has_more() && !std::mem::replace(&mut known.queued, true) {
+                self.turns.push_back(stream);
+            }
+        }
+    }
+
+    /// Says what has come and what may be sent, if it is time to.
+    fn grant(&mut self, stream: u32) {
+        let credit = self.streams.get_mut(&stream).and_then(|known| known.inlet.credit());
+        if let Some((received, limit)) = credit {
+            self.say(Forward::Credit { stream, received, limit });
+        }
+    }
+
+    /// Forgets a stream of which both directions have come to their end.
+    fn settle(&mut self, stream: u32) {
+        if self.streams.get(&stream).is_some_and(|known| known.told && known.outlet.is_done()) {
+            self.streams.remove(&stream);
+        }
+    }
+
+    /// A message has come.
+    ///
+    /// # Errors
+    /// Why the link has to end.
+    pub fn control(&mut self, now: Time, message: Control) -> Result<(), String> {
+        self.live.heard(now);
+        match message {
+            Control::Forward(message) => self.forward(message)?,
+            Control::Ping { clock, .. } => self.messages.push_back(Control::Pong { clock }),
+            Control::Pong { .. } => {}
+            Control::Bye { reason } => return Err(format!("the other end has gone: {reason}")),
+            _ => return Err("it says what does not belong on a link that forwards".into()),
+        }
+        self.check()
+    }
+
+    fn forward(&mut self, message: Forward) -> Result<(), String> {
+        match message {
+            Forward::Open { stream, window } => self.opened(stream, window),
+            Forward::Ready { .. } => return Err("it says twice that it is ready".into()),
+            Forward::Reset { stream, reason } => {
+                if self.streams.remove(&stream).is_some() {
+                    self.events.push_back(ForwardEvent::Reset(stream, reason));
+                }
+            }
+            Forward::Credit { stream, received, limit } => {
+                let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
+                known.outlet.credit(received, limit)?;
+                if known.outlet.room() > 0 {
+                    self.events.push_back(ForwardEvent::Writable(stream));
+                }
+                self.settle(stream);
+            }
+            Forward::Sent { stream, end } => self.sent_to_us(stream, end)?,
+            Forward::Missing { stream, wanted } => {
+                let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
+                known.outlet.missing(&wanted)?;
+                self.queue(stream);
+            }
+            Forward::End { stream, end } => {
+                let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
+                known.inlet.end(end)?;
+                self.events.push_back(ForwardEvent::Readable(stream));
+                self.grant(stream);
+            }
+        }
+        Ok(())
+    }
+
+    fn opened(&mut self, stream: u32, window: u64) {
+        let why = if stream >= MOST_STREAMS || self.streams.contains_key(&stream) {
+            "that number is taken"
+        } else if !self.has_place() {
+            "the far end has as many connections as it may have; raise its --connections"
+        } else {
+            self.add(stream, window.min(MOST_WINDOW), true);
+            self.events.push_back(ForwardEvent::Opened(stream));
+            let limit = self.config.window;
+            return self.say(Forward::Credit { stream, received: 0, limit });
+        };
+        self.say(Forward::Reset { stream, reason: why.into() });
+    }
+
+    fn sent_to_us(&mut self, stream: u32, end: u64) -> Result<(), String> {
+        let Some(known) = self.streams.get_mut(&stream) else { return Ok(()) };
+        known.inlet.wants(Range::new(end, end))?;
+        let wanted = known.inlet.missing(end);
+        if !wanted.is_empty() {
+            self.say(Forward::Missing { stream, wanted });
+        }
+        Ok(())
+    }
+
+    fn place(&self, at: u64, length: u32) -> Option<(u32, Range)> {
+        let stream = stream_of(at);
+        let known = self.streams.get(&stream)?;
+        let start = position_of(at, known.inlet.received())?;
+        Some((stream, Range::new(start, start.saturating_add(length.into()))))
+    }
+
+    /// Whether a chunk is wanted: it belongs to a stream, and brings something new.
+    pub fn wants(&mut self, at: u64, length: u32) -> bool {
+        let Some((stream, range)) = self.place(at, length) else { return false };
+        match self.streams.get(&stream).map(|known| known.inlet.wants(range)) {
+            Some(Ok(wanted)) => wanted,
+            Some(Err(why)) => {
+                self.blame(why);
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// A chunk has come.
+    pub fn chunk(&mut self, at: u64, bytes: Vec<u8>) {
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        if !self.wants(at, length) {
+            return;
+        }
+        let Some((stream, range)) = self.place(at, length) else { return };
+        let Some(known) = self.streams.get_mut(&stream) else { return };
+        if known.inlet.store(range.start, bytes) {
+            self.events.push_back(ForwardEvent::Readable(stream));
+            self.grant(stream);
+        }
+    }
+
+    /// A chunk has come damaged. Over a link that loses chunks it is asked for again.
+    pub fn damaged(&mut self) {
+        if self.config.reliable {
+            self.blame("a chunk came damaged, and nothing sends it again");
+        }
+    }
+
+    /// `bytes` more bytes of chunks have come, in whole or in part.
+    pub fn progress(&mut self, now: Time, bytes: u64) {
+        self.received = self.received.saturating_add(bytes);
+        self.live.progress(now, bytes);
+    }
+
+    /// Whether the peer has broken the rules: [`Mux::timeout`] says how.
+    pub fn is_broken(&self) -> bool {
+        self.fault.is_some()
+    }
+
+    /// Whether there are messages, and whether there are chunks to send.
+    pub fn has_more(&self) -> (bool, bool) {
+        (!self.messages.is_empty(), !self.turns.is_empty())
+    }
+
+    /// What the driver has to look after next.
+    pub fn poll_event(&mut self) -> Option<ForwardEvent> {
+        self.events.pop_front()
+    }
+
+    /// The next message to send. To be told to [`Mux::message_sent`] once it is on its way.
+    pub fn poll_message(&mut self) -> Option<Control> {
+        self.messages.pop_front()
+    }
+
+    /// A message has been sent: chunks that are sent from now on do not arrive before it where a link keeps the order.
+    pub fn message_sent(&mut self, message: &Control) {
+        let Control::Forward(Forward::Open { stream, .. }) = message else { return };
+        if let Some(known) = self.streams.get_mut(stream) {
+            known.announced = true;
+            self.queue(*stream);
+        }
+    }
+
+    /// The chunks to send next, of about `most` bytes; `None` if there is nothing to send. To be told to
+    /// [`Mux::batch_sent`] once they are on their way. Streams take turns.
+    pub fn poll_batch(&mut self, most: u64) -> Option<Batch> {
+        let mut batch = Batch::default();
+        while (batch.bytes.len() as u64) < most {
+            let Some(stream) = self.turns.pop_front() else { break };
+            let Some(known) = self.streams.get_mut(&stream) else { continue };
+            known.queued = false;
+            let turn = batch.bytes.len() as u64 + TURN.min(most);
+            while (batch.bytes.len() as u64) < turn {
+                let left = turn - batch.bytes.len() as u64;
+                let most = left.min(u64::from(self.config.chunk.max(1)));
+                let Some(range) = known.outlet.take(most, &mut batch.bytes) else { break };
+                batch.chunks.push((offset(stream, range.start), range.len() as u32));
+            }
+            if !batch.streams.contains(&stream) {
+                batch.streams.push(stream);
+            }
+            self.queue(stream);
+        }
+        (!batch.chunks.is_empty()).then_some(batch)
+    }
+
+    /// The chunks of a batch have been sent. Over a link that loses chunks the peer is asked what is missing.
+    pub fn batch_sent(&mut self, batch: &Batch) {
+        if self.config.reliable {
+            return;
+        }
+        for &stream in &batch.streams {
+            if let Some(known) = self.streams.get(&stream) {
+                let end = known.outlet.sent();
+                self.say(Forward::Sent { stream, end });
+            }
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.fault.clone().map_or(Ok(()), Err)
+    }
+
+    /// When [`Mux::timeout`] is to be called at the latest.
+    pub fn poll_timeout(&self) -> Time {
+        self.live.deadline().min(self.beat())
+    }
+
+    fn beat(&self) -> Time {
+        self.spoke.saturating_add(self.config.liveness / BEATS)
+    }
+
+    /// Time has passed, or a chunk has come.
+    ///
+    /// # Errors
+    /// Why the link has to end: the peer is silent, or breaks the rules.
+    pub fn timeout(&mut self, now: Time) -> Result<(), String> {
+        self.check()?;
+        if now >= self.live.deadline() {
+            return Err(format!("it says nothing for {:.1} s", self.live.patience().as_secs_f64()));
+        }
+        if now >= self.beat() {
+            self.spoke = now;
+            self.messages.push_back(Control::Ping { clock: micros(now), received: self.received });
+        }
+        Ok(())
+    }
+}
