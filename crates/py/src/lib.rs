@@ -16,6 +16,7 @@ use crate::errors::{core_error, raise};
 mod arena;
 mod client;
 mod errors;
+mod forward;
 mod functions;
 mod lab;
 mod layout;
@@ -36,6 +37,8 @@ mod _core {
     use crate::client::Client;
     #[pymodule_export]
     use crate::errors::CoreError;
+    #[pymodule_export]
+    use crate::forward::Forwarder;
     #[pymodule_export]
     use crate::functions::{
         build_info, pki_authority, pki_issue, pki_secret, pki_token, plain_text, probe_loopback, probe_peer,
@@ -86,6 +89,26 @@ impl Signals {
     fn raise(self) -> PyResult<()> {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
+}
+
+/// Serves, as `serve` does, until a signal's handler raises, and raises that. `observer` hears of events, as JSON; what it
+/// raises ends it too.
+fn observed(
+    py: Python<'_>,
+    observer: &Py<PyAny>,
+    serve: impl FnOnce(&dyn Fn(Option<&str>) -> bool) -> PyResult<()> + Send,
+) -> PyResult<()> {
+    let raised: Mutex<Option<PyErr>> = Mutex::new(None);
+    let go_on = |event: Option<&str>| {
+        let told = Python::attach(|py| {
+            py.check_signals()?;
+            event.map_or(Ok(()), |event| observer.call1(py, (event,)).map(drop))
+        });
+        let kept = |error| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        told.map_err(kept).is_ok()
+    };
+    py.detach(|| serve(&go_on))?;
+    raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
 /// Lets the interpreter go while `wait` waits, and raises what a signal's handler raised meanwhile. Handlers run on

@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 use thalweg_runtime as runtime;
 
 use crate::errors::{core_error, raise};
+use crate::observed;
 
 /// A proxy that masks loss in front of any TCP server; it listens from when it is made.
 #[pyclass(frozen, module = "thalweg._core")]
@@ -43,17 +44,7 @@ impl Proxy {
     /// Serves until a signal's handler raises, and raises that. `observer` hears of connections, as JSON; what it raises
     /// ends it too.
     fn serve(&self, py: Python<'_>, observer: Py<PyAny>) -> PyResult<()> {
-        let raised: Mutex<Option<PyErr>> = Mutex::new(None);
-        let go_on = |event: Option<&str>| {
-            let told = Python::attach(|py| {
-                py.check_signals()?;
-                event.map_or(Ok(()), |event| observer.call1(py, (event,)).map(drop))
-            });
-            let kept = |error| *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            told.map_err(kept).is_ok()
-        };
-        py.detach(|| self.with(|proxy| proxy.serve(go_on)))?;
-        raised.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+        observed(py, &observer, |go_on| self.with(|proxy| proxy.serve(go_on)))
     }
 
     /// Ends it, if it has not. May be called again.

@@ -6,11 +6,13 @@
 //! star       rounds: staging, folding, mending, the mean; a client's arena
 //! tasks      tasks and their results
 //! graph      nodes that average with their neighbours
+//! forward    other programs' TCP streams over a link
 //! ```
 #![forbid(unsafe_code)]
 
 mod engine;
 mod error;
+mod forward;
 mod graph;
 mod mean;
 mod options;
@@ -20,9 +22,11 @@ mod registry;
 mod star;
 mod tasks;
 mod tensors;
+mod told;
 
 pub use engine::GoOn;
 pub use error::Error;
+pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, WaitRule};
 pub use options::{ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions};
 pub use proxy::Proxy;

@@ -5,13 +5,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use crate::registry::masking;
+use crate::told::{self, UNHEARD};
 use crate::Error;
 
-/// Events that nobody has heard yet; beyond that, connections wait.
-const UNHEARD: usize = 1024;
-/// How often the owner is asked whether to go on.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// How long the end may take: connections, the map's last lines, and what is taken back of the system.
+/// How long the end may take of a proxy that never served.
 const GRACE: Duration = Duration::from_secs(10);
 const START: &str = "start the proxy";
 
@@ -53,29 +50,12 @@ impl Proxy {
     ///
     /// # Errors
     /// `closed` the second time.
-    pub fn serve(&mut self, mut go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
+    pub fn serve(&mut self, go_on: impl FnMut(Option<&str>) -> bool) -> Result<(), Error> {
         let again = || Error::new("closed", "serve the proxy", "it has ended; open another one");
         let proxy = self.proxy.take().ok_or_else(again)?;
         let (stop, stopped) = watch::channel(false);
         self.runtime.spawn(proxy.run(stopped));
-        let events = &mut self.events;
-        let mut next =
-            |patience| self.runtime.block_on(async { tokio::time::timeout(patience, events.recv()).await });
-        loop {
-            let event = match next(PATIENCE) {
-                Ok(None) => return Ok(()),
-                Ok(Some(event)) => Some(event),
-                Err(_) => None,
-            };
-            if !go_on(event.as_deref().map(str::trim_end)) {
-                break;
-            }
-        }
-        // Dropped with this call otherwise, which says the same.
-        let _ = stop.send(true);
-        while let Ok(Some(event)) = next(GRACE) {
-            go_on(Some(event.trim_end()));
-        }
+        told::relay(self.runtime.handle(), &mut self.events, go_on, &stop);
         Ok(())
     }
 }

@@ -5,10 +5,9 @@ use std::sync::{Arc, Mutex};
 
 use thalweg_pki as pki;
 use thalweg_proto::{Admission, LinkId};
-use thalweg_transport::Peer;
+use thalweg_transport::{Options, Peer};
 use thalweg_wire::control::{Hello, Nonce};
 
-use super::hub::HubOptions;
 use crate::{lock, Error};
 
 /// Who is at the other end of each link.
@@ -26,6 +25,13 @@ enum Rule {
     Certificate,
 }
 
+/// By what a server knows whom to let in.
+pub(crate) struct Keys<'a> {
+    pub transport: &'a Options,
+    pub secret: Option<&'a str>,
+    pub token: Option<&'a str>,
+}
+
 /// The gate of a server.
 pub(crate) struct Gate {
     rule: Rule,
@@ -37,10 +43,10 @@ impl Gate {
     ///
     /// # Errors
     /// If the address can be reached from elsewhere and nothing is asked for.
-    pub fn new(options: &HubOptions, local: bool, peers: Peers) -> Result<Self, Error> {
-        let certificates = options.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
+    pub fn new(keys: &Keys<'_>, local: bool, peers: Peers) -> Result<Self, Error> {
+        let certificates = keys.transport.tls.as_ref().is_some_and(|tls| tls.require_client);
         let bad = |e: pki::PkiError| Error::new("options", "read secret", e.to_string());
-        let rule = match (&options.secret, &options.token) {
+        let rule = match (keys.secret, keys.token) {
             (Some(secret), _) => Rule::Secret(pki::Secret::parse(secret).map_err(bad)?),
             (None, Some(token)) => Rule::Shared(pki::Token::parse(token).map_err(bad)?),
             (None, None) if certificates => Rule::Certificate,

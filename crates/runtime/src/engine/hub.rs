@@ -16,7 +16,7 @@ use thalweg_wire::control::{Control, Nonce};
 use thalweg_wire::{Layout, Ranges, Tolerance};
 use tokio::sync::{Notify, Semaphore};
 
-use super::admission::{Gate, Peers};
+use super::admission::{Gate, Keys, Peers};
 use super::crew::Crew;
 use super::notes::Notes;
 use super::outbox::Outbox;
@@ -207,7 +207,12 @@ impl<P: HubPolicy> Hub<P> {
         made: impl FnOnce(Box<dyn Admission>) -> (P::Machine, P),
     ) -> Result<Arc<Self>, Error> {
         let peers = Peers::default();
-        let gate = Gate::new(&options, address.is_local(), peers.clone())?;
+        let keys = Keys {
+            transport: &options.transport,
+            secret: options.secret.as_deref(),
+            token: options.token.as_deref(),
+        };
+        let gate = Gate::new(&keys, address.is_local(), peers.clone())?;
         let crew = Crew::new()?;
         let lobby = Lobby::new(Bounds::of_process(descriptors::limit()));
         let listening = Options { lobby: Some(lobby), ..options.transport };

@@ -1,0 +1,54 @@
+//! `Forwarder`.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+use thalweg_runtime as runtime;
+
+use crate::errors::{core_error, raise};
+use crate::{interruptibly, observed};
+
+/// One end of a path that carries other programs' TCP streams; it listens from when it is made.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Forwarder(Mutex<Option<runtime::Forwarder>>);
+
+impl Forwarder {
+    fn held(&self) -> MutexGuard<'_, Option<runtime::Forwarder>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut runtime::Forwarder) -> Result<T, runtime::Error>) -> PyResult<T> {
+        let mut held = self.held();
+        let forwarder = held
+            .as_mut()
+            .ok_or_else(|| core_error("closed", "forward: it has been closed; open another one"))?;
+        f(forwarder).map_err(raise)
+    }
+}
+
+#[pymethods]
+impl Forwarder {
+    /// Listens as `config`, a JSON object, says; a near end connects to its far end first.
+    #[new]
+    fn new(py: Python<'_>, config: String) -> PyResult<Self> {
+        let opened = interruptibly(py, move || runtime::Forwarder::open(&config))?;
+        Ok(Self(Mutex::new(Some(opened))))
+    }
+
+    /// Where it listens, as JSON.
+    #[getter]
+    fn listening(&self) -> PyResult<String> {
+        self.with(|forwarder| Ok(forwarder.listening().to_owned()))
+    }
+
+    /// Serves until a signal's handler raises, and raises that. `observer` hears of links and connections, as JSON; what it
+    /// raises ends it too.
+    fn serve(&self, py: Python<'_>, observer: Py<PyAny>) -> PyResult<()> {
+        observed(py, &observer, |go_on| self.with(|forwarder| forwarder.serve(go_on)))
+    }
+
+    /// Ends it, if it has not. May be called again.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.held().take()));
+    }
+}

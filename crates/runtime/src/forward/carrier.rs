@@ -1,0 +1,273 @@
+//! One link that carries streams: its tasks, and whom they wake.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use thalweg_proto::{ForwardConfig, ForwardEvent, Mux, Time};
+use thalweg_transport::{Cancel, Link, Outgoing, Sink, Target, UpdateId};
+use thalweg_wire::control::Control;
+use thalweg_wire::{ChunkHeader, LayoutHash, WireError};
+use tokio::sync::{mpsc, Notify};
+
+use crate::lock;
+
+/// Bytes that are sent in one go: few, so that a stream's turn comes soon.
+const BATCH: u64 = 256 << 10;
+/// The same over a link that loses chunks, where each batch may take a round trip.
+const LOSSY_BATCH: u64 = 2 << 20;
+
+/// How a stream's task hears of what it waits for.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    /// There is room for more from the program.
+    pub writable: Notify,
+    /// There is more for the program.
+    pub readable: Notify,
+    over: Notify,
+    why: Mutex<Option<String>>,
+}
+
+impl Signals {
+    fn end(&self, why: String) {
+        lock(&self.why).get_or_insert(why);
+        self.over.notify_one();
+    }
+
+    /// Waits until the stream is reset by the other end, or ends with the link; says why.
+    pub async fn over(&self) -> String {
+        loop {
+            if let Some(why) = lock(&self.why).clone() {
+                return why;
+            }
+            self.over.notified().await;
+        }
+    }
+}
+
+/// Whom events of streams wake, and why the link has ended if it has.
+#[derive(Default)]
+struct Streams {
+    signals: HashMap<u32, Arc<Signals>>,
+    ended: Option<String>,
+}
+
+/// A link, its streams, and what its tasks share.
+pub(crate) struct Carrier {
+    link: Arc<dyn Link>,
+    mux: Mutex<Mux>,
+    streams: Mutex<Streams>,
+    /// Far end: streams that the near end has opened.
+    opened: mpsc::Sender<u32>,
+    started: Instant,
+    /// What chunks say of their sender: 0 the far end, 1 the near end.
+    sender: u32,
+    batch: u64,
+    messages: Notify,
+    chunks: Notify,
+    /// The peer has broken the rules.
+    watched: Notify,
+}
+
+impl Carrier {
+    /// A link on which both ends have agreed. `opened` hears of streams that the other end opens.
+    pub fn new(
+        link: Arc<dyn Link>,
+        rules: ForwardConfig,
+        sender: u32,
+        opened: mpsc::Sender<u32>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            link,
+            mux: Mutex::new(Mux::new(Time::ZERO, rules)),
+            streams: Mutex::default(),
+            opened,
+            started: Instant::now(),
+            sender,
+            batch: if rules.reliable { BATCH } else { LOSSY_BATCH },
+            messages: Notify::new(),
+            chunks: Notify::new(),
+            watched: Notify::new(),
+        })
+    }
+
+    fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    /// Opens a stream; `None` if there are as many as there may be.
+    pub fn open(&self) -> Option<(u32, Arc<Signals>)> {
+        // Nobody hears of the stream before its task can be woken.
+        let mut mux = lock(&self.mux);
+        let stream = mux.open()?;
+        let signals = self.signals(stream);
+        drop(mux);
+        self.look();
+        Some((stream, signals))
+    }
+
+    /// Whom a stream's events wake.
+    pub fn signals(&self, stream: u32) -> Arc<Signals> {
+        let mut streams = lock(&self.streams);
+        let signals = streams.signals.entry(stream).or_default().clone();
+        if let Some(why) = &streams.ended {
+            signals.end(why.clone());
+        }
+        signals
+    }
+
+    /// The stream's task has ended.
+    pub fn forget(&self, stream: u32) {
+        lock(&self.streams).signals.remove(&stream);
+    }
+
+    /// Tells or asks the machine something, and looks after what follows.
+    pub fn with<T>(&self, f: impl FnOnce(&mut Mux) -> T) -> T {
+        let answer = f(&mut lock(&self.mux));
+        self.look();
+        answer
+    }
+
+    /// Wakes whoever has something to do.
+    fn look(&self) {
+        let mut mux = lock(&self.mux);
+        let events: Vec<ForwardEvent> = std::iter::from_fn(|| mux.poll_event()).collect();
+        let ((messages, chunks), broken) = (mux.has_more(), mux.is_broken());
+        drop(mux);
+        for event in events {
+            match event {
+                ForwardEvent::Opened(stream) => {
+                    self.signals(stream);
+                    if self.opened.try_send(stream).is_err() {
+                        self.forget(stream);
+                        lock(&self.mux).reset(stream, "the far end has too many new connections at once");
+                    }
+                }
+                ForwardEvent::Readable(stream) => self.wake(stream, |signals| signals.readable.notify_one()),
+                ForwardEvent::Writable(stream) => self.wake(stream, |signals| signals.writable.notify_one()),
+                ForwardEvent::Reset(stream, why) => self.wake(stream, |signals| signals.end(why)),
+            }
+        }
+        let wanted = [(messages, &self.messages), (chunks, &self.chunks), (broken, &self.watched)];
+        wanted.iter().filter(|(is_wanted, _)| *is_wanted).for_each(|(_, task)| task.notify_one());
+    }
+
+    fn wake(&self, stream: u32, how: impl FnOnce(&Signals)) {
+        if let Some(signals) = lock(&self.streams).signals.get(&stream) {
+            how(signals);
+        }
+    }
+
+    /// Carries streams until the link ends; says why it did. All streams end with it.
+    pub async fn drive(self: &Arc<Self>) -> String {
+        let ended = tokio::select! {
+            ended = self.read() => ended,
+            ended = self.send_messages() => ended,
+            ended = self.send_chunks() => ended,
+            ended = self.watch() => ended,
+        };
+        let why = ended.err().unwrap_or_else(|| "it has ended".into());
+        self.end(&why).await;
+        why
+    }
+
+    /// Says farewell, and ends the link with all its streams.
+    pub async fn close(&self, why: &str) {
+        if let Ok(bye) = (Control::Bye { reason: why.into() }).encode() {
+            // A peer that does not read sees the end without it.
+            let _ = tokio::time::timeout(
+                std::time::Duration::from_millis(300),
+                self.link.send_control(bye.into()),
+            )
+            .await;
+        }
+        self.end(why).await;
+    }
+
+    async fn end(&self, why: &str) {
+        self.link.close().await;
+        let why = format!("the link has ended: {why}");
+        let mut streams = lock(&self.streams);
+        streams.signals.values().for_each(|signals| signals.end(why.clone()));
+        streams.ended.get_or_insert(why);
+    }
+
+    async fn read(self: &Arc<Self>) -> Result<(), String> {
+        let sink = Chunks(self.clone());
+        loop {
+            let message = self.link.receive(&sink).await.map_err(|e| e.to_string())?;
+            let message = Control::decode(&message).map_err(|e| e.to_string())?;
+            self.with(|mux| mux.control(self.now(), message))?;
+        }
+    }
+
+    async fn send_messages(&self) -> Result<(), String> {
+        loop {
+            let next = lock(&self.mux).poll_message();
+            match next {
+                Some(message) => {
+                    let bytes = message.encode().map_err(|e| e.to_string())?;
+                    self.link.send_control(bytes.into()).await.map_err(|e| e.to_string())?;
+                    self.with(|mux| mux.message_sent(&message));
+                }
+                None => self.messages.notified().await,
+            }
+        }
+    }
+
+    async fn send_chunks(&self) -> Result<(), String> {
+        let mut round = 0;
+        loop {
+            let next = lock(&self.mux).poll_batch(self.batch);
+            let Some(mut batch) = next else {
+                self.chunks.notified().await;
+                continue;
+            };
+            round += 1;
+            let id = UpdateId { job: 0, round, sender: self.sender, layout: LayoutHash::default() };
+            let (bytes, chunks) = (std::mem::take(&mut batch.bytes), batch.chunks.iter().copied());
+            let update = Outgoing::packed(id, bytes.into(), chunks, Cancel::default());
+            self.link.send_update(&update).await.map_err(|e| e.to_string())?;
+            self.with(|mux| mux.batch_sent(&batch));
+        }
+    }
+
+    /// Tells the machine the time, and hears of peers that break the rules.
+    async fn watch(&self) -> Result<(), String> {
+        loop {
+            let due = lock(&self.mux).poll_timeout().saturating_sub(self.now());
+            tokio::select! {
+                () = tokio::time::sleep(due) => {}
+                () = self.watched.notified() => {}
+            }
+            self.with(|mux| mux.timeout(self.now()))?;
+        }
+    }
+}
+
+/// Where chunks go.
+struct Chunks(Arc<Carrier>);
+
+impl Sink for Chunks {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        let mut mux = lock(&self.0.mux);
+        let wanted = mux.wants(chunk.offset, chunk.length);
+        if mux.is_broken() {
+            self.0.watched.notify_one();
+        }
+        drop(mux);
+        wanted.then(|| Target::Scratch(vec![0; chunk.length as usize]))
+    }
+
+    fn progress(&self, bytes: u64) {
+        lock(&self.0.mux).progress(self.0.now(), bytes);
+    }
+
+    fn stored(&self, chunk: &ChunkHeader, target: Target, outcome: Result<(), WireError>) {
+        let Target::Scratch(bytes) = target else { return };
+        self.0.with(|mux| match outcome {
+            Ok(()) => mux.chunk(chunk.offset, bytes),
+            Err(_) => mux.damaged(),
+        });
+    }
+}

@@ -1,0 +1,215 @@
+//! The near end: accepts programs, and dials the far end.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thalweg_pki as pki;
+use thalweg_transport::{Address, Transport};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch, OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::carrier::Carrier;
+use super::events::{Event, Events};
+use super::handshake::{self, Identity, Ready};
+use super::options::ForwardOptions;
+use super::{program, stop};
+use crate::{random, registry, Error};
+
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+/// After an accept that failed, such as for want of descriptors.
+const BREATH: Duration = Duration::from_millis(100);
+const START: &str = "start to forward";
+
+/// How the far end is reached.
+struct Way {
+    address: Address,
+    transport: Arc<dyn Transport>,
+    options: ForwardOptions,
+    who: Identity,
+}
+
+impl Way {
+    /// One attempt: a link on which the far end has let us in.
+    async fn dial(&self) -> Result<(Arc<Carrier>, u32), Error> {
+        let link = self.transport.connect(&self.address, &self.options.transport).await?;
+        let agreed = handshake::near(&link, &self.who).await;
+        let Ready { window, streams } = match agreed {
+            Ok(ready) => ready,
+            Err(error) => {
+                link.close().await;
+                return Err(error);
+            }
+        };
+        let rules = self.options.rules(&link.capabilities(), window);
+        let streams = self.options.connections.min(streams).max(1);
+        // The far end opens no streams: its messages that try are refused by a queue that nobody empties.
+        let (opened, _) = mpsc::channel(1);
+        Ok((Carrier::new(link, rules, 1, opened), streams))
+    }
+
+    /// Attempts until one succeeds, for `patience` if there is any.
+    async fn dial_for(&self, patience: Option<Duration>) -> Result<(Arc<Carrier>, u32), Error> {
+        let (began, mut wait) = (Instant::now(), FIRST_RETRY);
+        loop {
+            let error = match self.dial().await {
+                Ok(dialed) => return Ok(dialed),
+                Err(error) => error,
+            };
+            let may_retry = matches!(error.kind(), "unreachable" | "timeout" | "closed" | "corrupt");
+            if !may_retry || patience.is_some_and(|patience| began.elapsed() + wait > patience) {
+                return Err(error);
+            }
+            sleep(wait).await;
+            wait = (2 * wait).min(LAST_RETRY);
+        }
+    }
+}
+
+/// A near end that listens and is connected.
+pub(crate) struct Near {
+    way: Way,
+    listener: TcpListener,
+    listen: String,
+    first: (Arc<Carrier>, u32),
+    events: Events,
+    connections: u64,
+}
+
+impl Near {
+    pub async fn open(options: &ForwardOptions, events: Events) -> Result<Self, Error> {
+        let via = options.via.as_deref().unwrap_or_default();
+        let address = Address::parse(via)?;
+        let transport = registry::transport_for(&address, &options.transport, &options.layers, options.seed)?;
+        let bad = |e: pki::PkiError| Error::new("options", "read token", e.to_string());
+        let token = options.token.as_deref().map(pki::Token::parse).transpose().map_err(bad)?;
+        let who = Identity { name: options.name.clone(), token, instance: u64::from_le_bytes(random()?) };
+        let io = |e: std::io::Error| {
+            Error::from(thalweg_transport::Error::io(START, format!("listen at {}", options.listen), &e))
+        };
+        let listener = TcpListener::bind(&options.listen).await.map_err(io)?;
+        let listen = listener.local_addr().map_err(io)?.to_string();
+        let way = Way { address, transport, options: options.clone(), who };
+        let first = way.dial_for(Some(options.patience())).await?;
+        Ok(Self { way, listener, listen, first, events, connections: 0 })
+    }
+
+    pub fn listening(&self) -> Event {
+        Event::Listening { listen: self.listen.clone(), via: Some(self.way.address.to_string()), to: None }
+    }
+
+    /// Serves until it is stopped.
+    ///
+    /// # Errors
+    /// If the far end no longer lets us in.
+    pub async fn run(mut self, mut stopped: watch::Receiver<bool>) -> Result<(), Error> {
+        let (mut carrier, mut streams) = self.first.clone();
+        let outcome = loop {
+            self.link(true, None).await;
+            let mut programs = JoinSet::new();
+            let why = tokio::select! {
+                why = carrier.drive() => why,
+                never = self.accept(&carrier, streams, &mut programs) => match never {},
+                () = stop(&mut stopped) => {
+                    carrier.close("the near end was stopped").await;
+                    self.ended(&mut programs).await;
+                    break Ok(());
+                }
+            };
+            self.ended(&mut programs).await;
+            self.link(false, Some(why)).await;
+            let dialed = tokio::select! {
+                dialed = self.way.dial_for(None) => dialed,
+                never = self.turn_away() => match never {},
+                () = stop(&mut stopped) => break Ok(()),
+            };
+            match dialed {
+                Ok(next) => (carrier, streams) = next,
+                Err(error) => break Err(error),
+            }
+        };
+        self.events.tell(Event::Stopped { connections: self.connections }).await;
+        outcome
+    }
+
+    async fn link(&self, up: bool, why: Option<String>) {
+        self.events.tell(Event::Link { peer: self.way.address.to_string(), up, why }).await;
+    }
+
+    /// Programs' tasks end with their link, and tell so.
+    async fn ended(&self, programs: &mut JoinSet<()>) {
+        while programs.join_next().await.is_some() {}
+    }
+
+    /// Accepts programs, as many at a time as there may be: the next ones wait in the system's queue.
+    async fn accept(
+        &mut self,
+        carrier: &Arc<Carrier>,
+        streams: u32,
+        programs: &mut JoinSet<()>,
+    ) -> Infallible {
+        let places = Arc::new(Semaphore::new(streams as usize));
+        loop {
+            let Ok(place) = places.clone().acquire_owned().await else { std::future::pending().await };
+            while programs.try_join_next().is_some() {}
+            match self.listener.accept().await {
+                Ok((program, from)) => {
+                    self.connections += 1;
+                    programs.spawn(carry(
+                        carrier.clone(),
+                        program,
+                        self.connections,
+                        from.to_string(),
+                        self.events.clone(),
+                        place,
+                    ));
+                }
+                Err(error) => {
+                    let what = format!("a connection could not be accepted: {error}");
+                    self.events.tell(Event::Note { what }).await;
+                    sleep(BREATH).await;
+                }
+            }
+        }
+    }
+
+    /// While there is no link: programs wait for a while, and are reset then.
+    async fn turn_away(&self) -> Infallible {
+        sleep(self.way.options.patience()).await;
+        loop {
+            match self.listener.accept().await {
+                Ok((program, _)) => program::reset(&program),
+                Err(_) => sleep(BREATH).await,
+            }
+        }
+    }
+}
+
+async fn carry(
+    carrier: Arc<Carrier>,
+    program: TcpStream,
+    connection: u64,
+    from: String,
+    events: Events,
+    place: OwnedSemaphorePermit,
+) {
+    events.tell(Event::Connection { connection, from: from.clone() }).await;
+    let ended = match carrier.open() {
+        Some((stream, signals)) => {
+            let ended = program::carry(&carrier, stream, &signals, program).await;
+            carrier.forget(stream);
+            ended
+        }
+        None => {
+            program::reset(&program);
+            let error = Some("too many connections are just ending".into());
+            program::Ended { error, ..Default::default() }
+        }
+    };
+    drop(place);
+    let program::Ended { sent, received, error } = ended;
+    events.tell(Event::End { connection, from, sent, received, error }).await;
+}

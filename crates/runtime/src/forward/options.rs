@@ -1,0 +1,143 @@
+//! What an end of a forwarded path is told.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use thalweg_proto::ForwardConfig;
+use thalweg_transport::{Capabilities, Options};
+use thalweg_wire::forward::MOST_WINDOW;
+use thalweg_wire::text::check_name;
+
+use crate::options::{seconds, Layers, DEFAULT_CHUNK};
+use crate::Error;
+
+/// Most connections at a time that may be asked for.
+const MOST_CONNECTIONS: u32 = 4096;
+const LEAST_WINDOW: u64 = 4 << 10;
+
+/// Options of one end: the near end has `via`, the far end `to`.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ForwardOptions {
+    /// Where it listens: a near end at `host:port` for programs, a far end at a transport's address for near ends.
+    pub listen: String,
+    /// Near end: the far end's address.
+    pub via: Option<String>,
+    /// Far end: the target, `host:port`.
+    pub to: Option<String>,
+    /// The transport's.
+    pub transport: Options,
+    /// Wrappers around the transport.
+    pub layers: Layers,
+    /// Seed of the layers.
+    pub seed: u64,
+    /// Near end: its name.
+    pub name: String,
+    /// Near end: its token, in hex. Far end: one token shared by all near ends.
+    pub token: Option<String>,
+    /// Far end: secret in hex, from which each near end's token follows.
+    pub secret: Option<String>,
+    /// Bytes of each direction of each connection that are buffered at its receiver.
+    pub window: u64,
+    /// Connections at a time; further ones wait.
+    pub connections: u32,
+    /// Least seconds of silence that end a link.
+    pub liveness: f64,
+    /// Near end: seconds to go on trying to reach the far end at the start, and for which programs wait when the link is
+    /// lost.
+    pub patience: f64,
+}
+
+impl Default for ForwardOptions {
+    fn default() -> Self {
+        Self {
+            listen: String::new(),
+            via: None,
+            to: None,
+            transport: Options::default(),
+            layers: Layers::default(),
+            seed: 0,
+            name: "forward".into(),
+            token: None,
+            secret: None,
+            window: 4 << 20,
+            connections: 256,
+            liveness: 10.0,
+            patience: 10.0,
+        }
+    }
+}
+
+impl ForwardOptions {
+    /// Checks what the types do not.
+    ///
+    /// # Errors
+    /// Which option is impossible, and what it may be.
+    pub fn check(&self) -> Result<(), Error> {
+        let bad = |what: &str| Err(Error::new("options", "forward", what));
+        if self.via.is_some() == self.to.is_some() {
+            return bad("a near end has via, a far end has to; give one of them");
+        }
+        if let Err(why) = check_name(&self.name) {
+            return bad(&why);
+        }
+        if !(LEAST_WINDOW..=MOST_WINDOW).contains(&self.window) {
+            return bad("window must be from 4 KiB to 1 GiB");
+        }
+        if !(1..=MOST_CONNECTIONS).contains(&self.connections) {
+            return bad("connections must be from 1 to 4096");
+        }
+        if [self.liveness, self.patience].iter().any(|t| Duration::try_from_secs_f64(*t).is_err()) {
+            return bad("liveness and patience are seconds, not negative");
+        }
+        if self.liveness < 0.1 {
+            return bad("liveness must be at least 0.1 s, or every pause ends a link");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        seconds(self.patience)
+    }
+
+    /// The rules of a link that can do this. `granted`: what the other end buffers of a new stream, if it has said so.
+    pub(crate) fn rules(&self, can: &Capabilities, granted: u64) -> ForwardConfig {
+        ForwardConfig {
+            window: self.window,
+            // Where chunks overtake messages, the stream's own grant has to come first.
+            granted: if can.ordered { granted } else { 0 },
+            // Streams that are just ending at one end count no more at the other.
+            streams: 2 * self.connections,
+            chunk: can.chunk(None, DEFAULT_CHUNK),
+            reliable: can.reliable,
+            liveness: seconds(self.liveness),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str) -> Result<(), Error> {
+        serde_json::from_str::<ForwardOptions>(text)?.check()
+    }
+
+    #[test]
+    fn impossible_options_are_refused_with_what_may_be() {
+        check(r#"{"listen": ":1", "via": "tcp://h:1"}"#).unwrap();
+        for (text, why) in [
+            (r#"{"listen": ":1"}"#, "via"),
+            (r#"{"via": "tcp://h:1", "to": "h:1"}"#, "give one of them"),
+            (r#"{"to": "h:1", "window": 1}"#, "4 KiB"),
+            (r#"{"to": "h:1", "connections": 0}"#, "4096"),
+            (r#"{"to": "h:1", "liveness": 0}"#, "0.1 s"),
+            (r#"{"to": "h:1", "patience": -1}"#, "not negative"),
+            (r#"{"to": "h:1", "name": "a\nb"}"#, "name"),
+            (r#"{"to": "h:1", "form": 1}"#, "unknown field"),
+        ] {
+            let error = check(text).unwrap_err();
+            assert!(error.kind() == "options" && error.to_string().contains(why), "{text}: {error}");
+        }
+    }
+}

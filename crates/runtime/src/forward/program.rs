@@ -1,0 +1,108 @@
+//! One stream and the TCP connection of its program or target.
+
+use bytes::BufMut;
+use thalweg_proto::Fetched;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::TcpStream;
+
+use super::carrier::{Carrier, Signals};
+
+/// Most bytes of one read.
+const BLOCK: u64 = 64 << 10;
+
+/// How a connection went.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    /// Bytes that it gave.
+    pub sent: u64,
+    /// Bytes that it took.
+    pub received: u64,
+    /// Why it was reset; `None` if both directions came to their end.
+    pub error: Option<String>,
+}
+
+/// Carries a connection until both its directions have ended, or one of them breaks: then it is reset at both ends.
+pub(crate) async fn carry(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    mut program: TcpStream,
+) -> Ended {
+    let mut ended = Ended::default();
+    let _ = program.set_nodelay(true); // small writes wait for nothing
+    let (read, write) = program.split();
+    let both = async {
+        tokio::try_join!(
+            to_link(carrier, stream, signals, read, &mut ended.sent),
+            from_link(carrier, stream, signals, write, &mut ended.received),
+        )
+    };
+    let outcome = tokio::select! {
+        biased;
+        outcome = both => outcome.map(drop).map_err(|e| format!("the connection broke: {e}")),
+        why = signals.over() => Err(why),
+    };
+    if let Err(why) = outcome {
+        carrier.with(|mux| mux.reset(stream, &why));
+        reset(&program);
+        ended.error = Some(why);
+    }
+    ended
+}
+
+/// The program's end of the connection sees a reset and no orderly end.
+pub(crate) fn reset(program: &TcpStream) {
+    // If the system refuses it the program sees an orderly end.
+    let _ = program.set_zero_linger();
+}
+
+async fn to_link(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    mut program: ReadHalf<'_>,
+    sent: &mut u64,
+) -> std::io::Result<()> {
+    loop {
+        let most = match carrier.with(|mux| mux.room(stream)) {
+            None => return Ok(()),
+            Some(0) => {
+                signals.writable.notified().await;
+                continue;
+            }
+            Some(room) => room.min(BLOCK) as usize,
+        };
+        program.readable().await?; // so that an idle connection holds no buffer
+        let mut bytes = Vec::with_capacity(most);
+        let got = program.read_buf(&mut (&mut bytes).limit(most)).await?;
+        if got == 0 {
+            carrier.with(|mux| mux.end(stream));
+            return Ok(());
+        }
+        bytes.shrink_to_fit();
+        *sent += got as u64;
+        carrier.with(|mux| mux.give(stream, bytes));
+    }
+}
+
+async fn from_link(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    mut program: WriteHalf<'_>,
+    received: &mut u64,
+) -> std::io::Result<()> {
+    loop {
+        match carrier.with(|mux| mux.take(stream)) {
+            Fetched::Bytes(bytes) => {
+                program.write_all(&bytes).await?;
+                *received += bytes.len() as u64;
+                carrier.with(|mux| mux.took(stream, bytes.len() as u64));
+            }
+            Fetched::End => return program.shutdown().await,
+            Fetched::Nothing => signals.readable.notified().await,
+            Fetched::Gone => return Ok(()),
+        }
+    }
+}
