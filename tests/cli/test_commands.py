@@ -27,6 +27,7 @@ COMMANDS = (
     "advise",
     "tree",
     "unifl",
+    "forward",
 )
 PROXY = ["unifl", "proxy", "--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"]
 
@@ -82,6 +83,8 @@ def test_version() -> None:
         ["client"],
         ["pki", "issue"],
         ["unifl", "proxy", "--listen", ":9000"],
+        ["forward", "--via", "tcp://127.0.0.1:1"],
+        ["forward", "--listen", ":9000", "--via", "tcp://127.0.0.1:1", "--connections", "0"],
         [*PROXY, "--budget", "2"],
         [*PROXY, "--align", "0"],
         [*PROXY, "--connections", "0"],
@@ -105,6 +108,13 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         ),
         (["run", "--throttle", "fast"], "throttle in [layers] is 'fast'", "as 20mbit"),
         (["run", "--data", "cifar10", "--data-root", "/none"], "'cifar10' is not there", "--data-root"),
+        (["forward", "--listen", ":1"], "one end has --via, the other --to", "--to HOST:PORT beside the server"),
+        (
+            ["forward", "--listen", "9370", "--via", "tcp://127.0.0.1:1"],
+            "--listen is '9370'",
+            ":port for this machine",
+        ),
+        (["forward", "--listen", "tcp://127.0.0.1:0", "--to", "9"], "--to is '9'", "Write it as host:port"),
         (["export", "/none"], "/none is not the record of a run", "runs/"),
         (["report", "/none"], "/none is not the record of a run", "runs/"),
         (["client", "tcp://127.0.0.1:1", "--token-file", "/none"], "cannot read /none", "thalweg pki"),
@@ -189,3 +199,22 @@ def test_a_server_others_can_reach_names_what_is_missing() -> None:
     code, _, err = invoke("server", "--listen", "tcp://0.0.0.0:0")
     assert code == 1
     assert "thalweg pki init" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "mend"),
+    [
+        (["--listen", "tcp://0.0.0.0:0", "--to", ":9"], "nothing says who may join", "thalweg pki init"),
+        (
+            ["--listen", "127.0.0.1:0", "--via", "tcp://127.0.0.1:1", "--patience", "0"],
+            "127.0.0.1:1",
+            "tart the server first",
+        ),
+    ],
+)
+def test_an_end_that_cannot_forward_says_why(arguments: list[str], cause: str, mend: str) -> None:
+    code, out, err = invoke("forward", *arguments, "--json")
+    assert code == 1
+    error = json.loads(out)["error"]
+    assert cause in error["cause"]
+    assert mend in error["mend"], err

@@ -47,6 +47,7 @@ NEEDED: dict[str, Sequence[str]] = {
     "flower client": ("an-app", "tcp://127.0.0.1:1"),
     "tree plan": (),
     "tree simulate": (),
+    "forward": ("--listen", "tcp://127.0.0.1:0", "--to", "127.0.0.1:9"),
     "unifl proxy": ("--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"),
 }
 ERRORS: list[tuple[Exception, str, str]] = [

@@ -18,6 +18,7 @@ from thalweg.cli import (
     doctor,
     export,
     flower,
+    forward,
     lab,
     node,
     pki,
@@ -152,6 +153,7 @@ app.command("run", cls=PlanCommand)(run.command)
 app.command("server", cls=PlanCommand)(server.command)
 app.command("client", cls=PlanCommand)(client.command)
 app.command("node", cls=PlanCommand)(node.command)
+app.command("forward", epilog=forward.EXAMPLES)(forward.command)
 app.command("doctor")(doctor.command)
 app.command("transports")(transports.command)
 app.command("export")(export.command)

@@ -1,0 +1,132 @@
+"""``thalweg forward``: other programs' TCP streams over any transport."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thalweg.cli.client import Authority, Certificate, Key, Name
+from thalweg.cli.plans import Options
+from thalweg.ui.output import output
+
+EXAMPLES = """\b
+Examples:
+  thalweg forward --listen ltp://0.0.0.0:9371 --to 127.0.0.1:9370 --pki pki
+  thalweg forward --listen :9370 --via ltp://far.example:9371 --token-file site-1.token
+"""
+
+
+def command(
+    *,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT|URL",
+            help="With --via: where programs connect, :9370 for this machine's. With --to: a URL.",
+        ),
+    ],
+    via: Annotated[
+        str | None, typer.Option(metavar="URL", help="Be the near end: carry programs to this far end.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Be the far end: carry streams to this TCP server.")
+    ] = None,
+    pki: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Far end: folder that `thalweg pki init` made.")
+    ] = None,
+    clients: Annotated[str, typer.Option(help="Far end: what near ends must show, any or certificate.")] = "any",
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Near end: file that `thalweg pki issue` made.")
+    ] = None,
+    name: Name = None,
+    ca: Authority = None,
+    cert: Certificate = None,
+    key: Key = None,
+    tls: Annotated[
+        str, typer.Option(help="auto, on or off: whether the link is encrypted; auto: beyond this machine.")
+    ] = "auto",
+    login_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with one line user:password, for a broker.")
+    ] = None,
+    congestion: Annotated[str | None, typer.Option(help="TCP congestion control of the link, such as cubic.")] = None,
+    option: Options = None,
+    window: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="Most of each direction of a connection that is buffered at its receiver."),
+    ] = "4MiB",
+    connections: Annotated[int, typer.Option(min=1, max=4096, help="Most at a time; further ones wait.")] = 256,
+    liveness: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Silence that ends a link.")] = 10.0,
+    patience: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Near end: how long to try at the start, and programs wait later."),
+    ] = 10.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print events as lines of JSON, nothing else on stdout.")
+    ] = False,
+) -> None:
+    """Carry any program's TCP connections over a link of any transport, until Ctrl-C or SIGTERM.
+
+    The far end (--to) runs beside the server, the near end (--via) beside the programs. All connections share one link.
+    """
+    from thalweg.transports import forwarding, proxying, registry
+
+    def observe(event: dict[str, Any]) -> None:
+        if as_json:
+            _line(sys.stdout, json.dumps(event))
+        else:
+            _line(sys.stderr, forwarding.words(event))
+
+    with proxying.ended_by_sigterm():
+        with output(as_json=as_json) as emit:
+            _check(via, to)
+            limits = {"window": forwarding.size("--window", window), "connections": connections, "liveness": liveness}
+            if to is not None:
+                from thalweg.sections import SecuritySection
+                from thalweg.transports import links
+
+                security = SecuritySection.model_validate(
+                    {"tls": tls, "clients": clients, "pki": None if pki is None else str(pki)}
+                )
+                own = registry.own_options(option or ())
+                config = forwarding.far_end(listen, to, security, own, congestion)
+                config["transport"]["login"] = links.login(login_file)
+            else:
+                from thalweg.job.remote import Membership, entrance
+
+                membership = Membership(
+                    target=str(via),
+                    name=name,
+                    token_file=token_file,
+                    ca=ca,
+                    cert=cert,
+                    key=key,
+                    tls=tls,
+                    congestion=congestion,
+                    login_file=login_file,
+                    own=registry.own_options(option or ()),
+                    patience=patience,
+                )
+                config = forwarding.near_end(listen, *entrance(membership))
+            forwarder, listening = forwarding.opened({**config, **limits})
+            emit(listening)
+        if not as_json:
+            observe(listening)
+        forwarding.serve(forwarder, observe)
+
+
+def _check(via: str | None, to: str | None) -> None:
+    from thalweg.errors import PlanError
+
+    if (via is None) == (to is None):
+        raise PlanError(
+            "one end has --via, the other --to", "Give --via URL beside the programs, --to HOST:PORT beside the server"
+        )
+
+
+def _line(stream: Any, text: str) -> None:
+    stream.write(text + "\n")
+    stream.flush()
