@@ -229,6 +229,29 @@ fn a_program_that_does_not_read_holds_up_nobody_else() {
 }
 
 #[test]
+fn sixty_four_programs_at_once_share_the_places_there_are() {
+    let (near, far) = path("tcp", &reverser(), &json!({"connections": 8}));
+    let address = near.address();
+    std::thread::scope(|scope| {
+        for seed in 0..64 {
+            let near = &address;
+            scope.spawn(move || {
+                let mut asked = question(seed, 20_000);
+                let answer = ask(near, &asked);
+                asked.reverse();
+                assert!(answer == asked);
+            });
+        }
+    });
+    for end in [near, far] {
+        (0..64).for_each(|_| assert!(end.next("end")["error"].is_null()));
+        end.stop.store(true, Ordering::SeqCst);
+        assert_eq!(end.next("stopped")["connections"], 64);
+        end.end().unwrap();
+    }
+}
+
+#[test]
 fn a_target_that_refuses_resets_the_program_and_says_so_at_both_ends() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let (near, far) = path("tcp", &nobody, &json!({}));

@@ -13,8 +13,10 @@ use crate::{micros, Liveness, Time};
 
 /// Bytes that one stream may send before the next has its turn.
 const TURN: u64 = 64 << 10;
-/// Messages that wait to be sent, beyond four for each stream; a peer that reads none of them ends the link.
+/// Messages that wait to be sent, beyond those of each stream; a peer that reads none of them ends the link.
 const UNREAD: usize = 1024;
+/// Of each stream at most 8 credits wait, and a few other messages.
+const UNREAD_OF_STREAM: usize = 16;
 /// An idle end says something so many times while the other end's patience lasts.
 const BEATS: u32 = 4;
 
@@ -81,6 +83,8 @@ struct Stream {
     announced: bool,
     /// It waits for its turn to send.
     queued: bool,
+    /// How much was sent, if the peer is to be asked what is missing of it.
+    asks: Option<u64>,
     /// The program has been told of the end.
     told: bool,
 }
@@ -94,6 +98,8 @@ pub struct Mux {
     /// Streams with something to send, in turn.
     turns: VecDeque<u32>,
     messages: VecDeque<Control>,
+    /// Streams whose peer is to be asked what is missing.
+    asking: VecDeque<u32>,
     events: VecDeque<ForwardEvent>,
     live: Liveness,
     spoke: Time,
@@ -116,6 +122,7 @@ impl Mux {
             next: 0,
             turns: VecDeque::new(),
             messages: VecDeque::new(),
+            asking: VecDeque::new(),
             events: VecDeque::new(),
             live: Liveness::new(now, config.liveness),
             spoke: now,
@@ -141,7 +148,8 @@ impl Mux {
 
     fn add(&mut self, stream: u32, granted: u64, announced: bool) {
         let (outlet, inlet) = (Outlet::new(granted), Inlet::new(self.config.window));
-        self.streams.insert(stream, Stream { outlet, inlet, announced, queued: false, told: false });
+        self.streams
+            .insert(stream, Stream { outlet, inlet, announced, queued: false, asks: None, told: false });
     }
 
     /// Streams that there are.
@@ -207,7 +215,7 @@ impl Mux {
 
     fn say(&mut self, message: Forward) {
         self.messages.push_back(Control::Forward(message));
-        if self.messages.len() > UNREAD + 4 * self.config.streams as usize {
+        if self.messages.len() > UNREAD + UNREAD_OF_STREAM * self.config.streams as usize {
             self.blame("it reads none of our messages");
         }
     }
@@ -366,7 +374,7 @@ impl Mux {
 
     /// Whether there are messages, and whether there are chunks to send.
     pub fn has_more(&self) -> (bool, bool) {
-        (!self.messages.is_empty(), !self.turns.is_empty())
+        (!self.messages.is_empty() || !self.asking.is_empty(), !self.turns.is_empty())
     }
 
     /// What the driver has to look after next.
@@ -376,7 +384,18 @@ impl Mux {
 
     /// The next message to send. To be told to [`Mux::message_sent`] once it is on its way.
     pub fn poll_message(&mut self) -> Option<Control> {
-        self.messages.pop_front()
+        self.messages.pop_front().or_else(|| self.question())
+    }
+
+    /// Tells the peer how much was sent of a stream, so that it says what is missing.
+    fn question(&mut self) -> Option<Control> {
+        while let Some(stream) = self.asking.pop_front() {
+            let asks = self.streams.get_mut(&stream).and_then(|known| known.asks.take());
+            if let Some(end) = asks {
+                return Some(Control::Forward(Forward::Sent { stream, end }));
+            }
+        }
+        None
     }
 
     /// A message has been sent: chunks that are sent from now on do not arrive before it where a link keeps the order.
@@ -417,9 +436,10 @@ impl Mux {
             return;
         }
         for &stream in &batch.streams {
-            if let Some(known) = self.streams.get(&stream) {
-                let end = known.outlet.sent();
-                self.say(Forward::Sent { stream, end });
+            let Some(known) = self.streams.get_mut(&stream) else { continue };
+            // One question, about all that was sent, however often something was sent before it could be asked.
+            if known.asks.replace(known.outlet.sent()).is_none() {
+                self.asking.push_back(stream);
             }
         }
     }

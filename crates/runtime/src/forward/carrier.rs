@@ -7,6 +7,7 @@ use std::time::Instant;
 use thalweg_proto::{ForwardConfig, ForwardEvent, Mux, Time};
 use thalweg_transport::{Cancel, Link, Outgoing, Sink, Target, UpdateId};
 use thalweg_wire::control::Control;
+use thalweg_wire::text::{plain, MAX_REASON};
 use thalweg_wire::{ChunkHeader, LayoutHash, WireError};
 use tokio::sync::{mpsc, Notify};
 
@@ -166,7 +167,8 @@ impl Carrier {
             ended = self.send_chunks() => ended,
             ended = self.watch() => ended,
         };
-        let why = ended.err().unwrap_or_else(|| "it has ended".into());
+        // It may be the peer's own words.
+        let why = plain(&ended.err().unwrap_or_else(|| "it has ended".into()), MAX_REASON);
         self.end(&why).await;
         why
     }

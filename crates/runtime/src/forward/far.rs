@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use thalweg_transport::{Address, Bounds, Link, Listener, Lobby, Options, Pending};
+use thalweg_wire::text::{plain, MAX_REASON};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch, Semaphore};
 use tokio::task::JoinSet;
@@ -15,7 +16,6 @@ use super::handshake::{self, Ready};
 use super::options::ForwardOptions;
 use super::{program, stop};
 use crate::engine::{descriptor_limit, Gate, Keys, Peers, TurnedAway};
-use crate::options::seconds;
 use crate::{lock, registry, Error};
 
 /// Near ends that may be shaking hands at a time: the next one waits.
@@ -110,7 +110,9 @@ impl Far {
                 match welcomed {
                     Ok((link, name)) => serve(&shared, link, name, stopped).await,
                     Err(error) => {
-                        let note = lock(&shared.turned_away).note(error.kind().into(), &error.to_string());
+                        // It may be the peer's own words.
+                        let why = plain(&error.to_string(), MAX_REASON);
+                        let note = lock(&shared.turned_away).note(error.kind().into(), &why);
                         if let Some(what) = note {
                             shared.events.tell(Event::Note { what }).await;
                         }
@@ -127,9 +129,9 @@ async fn welcome(shared: &Arc<Shared>, pending: Pending) -> Result<(Arc<dyn Link
     let link = pending.await?;
     let id = shared.links.fetch_add(1, Ordering::Relaxed);
     lock(&shared.peers).insert(id, link.peer().clone());
-    let ready = Ready { window: shared.options.window, streams: shared.options.connections };
-    let liveness = seconds(shared.options.liveness);
-    let agreed = handshake::far(&link, id, &shared.gate, ready, liveness).await;
+    let ForwardOptions { window, connections: streams, .. } = shared.options;
+    let ready = Ready { window, streams, liveness: shared.options.liveness() };
+    let agreed = handshake::far(&link, id, &shared.gate, ready).await;
     lock(&shared.peers).remove(&id);
     match agreed {
         Ok(name) => Ok((link, name)),
@@ -144,7 +146,7 @@ async fn welcome(shared: &Arc<Shared>, pending: Pending) -> Result<(Arc<dyn Link
 async fn serve(shared: &Arc<Shared>, link: Arc<dyn Link>, name: String, mut stopped: watch::Receiver<bool>) {
     let peer = format!("{name} at {}", link.peer().address);
     shared.events.tell(Event::Link { peer: peer.clone(), up: true, why: None }).await;
-    let rules = shared.options.rules(&link.capabilities(), 0);
+    let rules = shared.options.rules(&link.capabilities(), 0, shared.options.liveness());
     let (opened, mut new) = mpsc::channel(rules.streams as usize);
     let carrier = Carrier::new(link, rules, 0, opened);
     let mut targets = JoinSet::new();

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thalweg_pki as pki;
-use thalweg_proto::{other_purpose, Admission, LinkId};
+use thalweg_proto::{micros, other_purpose, Admission, LinkId};
 use thalweg_transport::{Link, Sink, Target};
 use thalweg_wire::control::{Challenge, Control, Forward, Hello, Holding, Proof, Purpose, Refusal, VERSIONS};
-use thalweg_wire::text::{plain, MAX_REASON};
+use thalweg_wire::text::{check_name, plain, MAX_REASON};
 use thalweg_wire::{ChunkHeader, WireError};
 
 use crate::engine::Gate;
@@ -15,6 +15,8 @@ use crate::{random, Error};
 
 /// How long either end may take for its part.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A far end that wants to hear more often than that is not believed.
+const LEAST_LIVENESS: Duration = Duration::from_millis(100);
 const SHAKE_HANDS: &str = "agree on forwarding";
 
 /// No chunk is wanted yet.
@@ -40,8 +42,12 @@ pub(crate) struct Identity {
 /// What the far end grants.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ready {
+    /// Bytes of each stream that it buffers.
     pub window: u64,
+    /// Streams at a time.
     pub streams: u32,
+    /// Silence that ends the link, at both ends.
+    pub liveness: Duration,
 }
 
 async fn hear(link: &Arc<dyn Link>) -> Result<Control, Error> {
@@ -76,7 +82,10 @@ pub(crate) async fn near(link: &Arc<dyn Link>, who: &Identity) -> Result<Ready, 
     }
     say(link, &Control::Hello(hello(link, who, &challenge)?)).await?;
     match hear(link).await? {
-        Control::Forward(Forward::Ready { window, streams, .. }) => Ok(Ready { window, streams }),
+        Control::Forward(Forward::Ready { window, streams, liveness }) => {
+            let liveness = Duration::from_micros(liveness).max(LEAST_LIVENESS);
+            Ok(Ready { window, streams, liveness })
+        }
         Control::Refused { reason, .. } => Err(Error::new("refused", SHAKE_HANDS, reason)),
         _ => Err(other("the other end forwards nothing")),
     }
@@ -116,7 +125,6 @@ pub(crate) async fn far(
     id: LinkId,
     gate: &Gate,
     ready: Ready,
-    liveness: Duration,
 ) -> Result<String, Error> {
     let nonce = random()?;
     let token = gate.wants_token();
@@ -124,6 +132,9 @@ pub(crate) async fn far(
     let refused = match hear(link).await? {
         Control::Hello(hello) if hello.purpose != Purpose::Forward => {
             Err((Refusal::Job, other_purpose(Purpose::Forward).to_owned()))
+        }
+        Control::Hello(hello) if check_name(&hello.name).is_err() => {
+            Err((Refusal::Protocol, "its name is none; give --name".to_owned()))
         }
         Control::Hello(hello) => match gate.admit(id, &nonce, &hello) {
             Ok(()) => Ok(hello.name),
@@ -134,8 +145,8 @@ pub(crate) async fn far(
     match refused {
         Ok(name) => {
             link.admit(); // before it hears so, since it may send more from then on
-            let liveness = u64::try_from(liveness.as_micros()).unwrap_or(u64::MAX);
-            let Ready { window, streams } = ready;
+            let Ready { window, streams, liveness } = ready;
+            let liveness = micros(liveness);
             say(link, &Control::Forward(Forward::Ready { window, streams, liveness })).await?;
             Ok(name)
         }
@@ -144,5 +155,62 @@ pub(crate) async fn far(
             say(link, &Control::Refused { code, reason: reason.clone() }).await?;
             Err(Error::new("refused", SHAKE_HANDS, reason))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_transport::memory::Memory;
+    use thalweg_transport::{Address, Options, Transport};
+
+    use super::*;
+    use crate::engine::{Keys, Peers};
+
+    /// Both ends of a link of the name, and a gate that lets everybody in.
+    async fn ends(name: &str) -> (Arc<dyn Link>, Arc<dyn Link>, Gate) {
+        let (address, options) = (Address::parse(&format!("memory://{name}")).unwrap(), Options::default());
+        let listener = Memory.listen(&address, &options).await.unwrap();
+        let near = Memory.connect(&address, &options).await.unwrap();
+        let far = listener.accept().await.unwrap().await.unwrap();
+        let keys = Keys { transport: &options, secret: None, token: None };
+        (near, far, Gate::new(&keys, true, Peers::default()).unwrap())
+    }
+
+    const READY: Ready = Ready { window: 5000, streams: 7, liveness: Duration::from_millis(300) };
+
+    #[tokio::test]
+    async fn the_near_end_learns_what_the_far_end_grants() {
+        let (near_link, far_link, gate) = ends("forward-grants").await;
+        let who = Identity { name: "site-1".into(), token: None, instance: 1 };
+        let (learnt, name) = tokio::join!(near(&near_link, &who), far(&far_link, 1, &gate, READY));
+        let Ready { window, streams, liveness } = learnt.unwrap();
+        assert_eq!((window, streams, liveness), (5000, 7, READY.liveness));
+        assert_eq!(name.unwrap(), "site-1");
+    }
+
+    #[tokio::test]
+    async fn a_name_that_would_write_on_a_terminal_is_refused() {
+        let (near_link, far_link, gate) = ends("forward-names").await;
+        let who = Identity { name: "site\x1b[2J".into(), token: None, instance: 1 };
+        let (learnt, name) = tokio::join!(near(&near_link, &who), far(&far_link, 1, &gate, READY));
+        assert_eq!(name.unwrap_err().kind(), "refused");
+        assert_eq!(learnt.unwrap_err().kind(), "refused");
+    }
+
+    #[tokio::test]
+    async fn a_client_of_a_job_is_told_what_it_has_met() {
+        let (near_link, far_link, gate) = ends("forward-purposes").await;
+        let client = async {
+            let Control::Challenge(challenge) = hear(&near_link).await.unwrap() else {
+                panic!("no challenge")
+            };
+            let who = Identity { name: "anna".into(), token: None, instance: 1 };
+            let hello = Hello { purpose: Purpose::Rounds, ..hello(&near_link, &who, &challenge).unwrap() };
+            say(&near_link, &Control::Hello(hello)).await.unwrap();
+            hear(&near_link).await.unwrap()
+        };
+        let (told, name) = tokio::join!(client, far(&far_link, 1, &gate, READY));
+        let Control::Refused { code: Refusal::Job, reason } = told else { panic!("{told:?}") };
+        assert!(reason.contains("thalweg forward --via") && name.is_err(), "{reason}");
     }
 }

@@ -37,14 +37,14 @@ impl Way {
     async fn dial(&self) -> Result<(Arc<Carrier>, u32), Error> {
         let link = self.transport.connect(&self.address, &self.options.transport).await?;
         let agreed = handshake::near(&link, &self.who).await;
-        let Ready { window, streams } = match agreed {
+        let Ready { window, streams, liveness } = match agreed {
             Ok(ready) => ready,
             Err(error) => {
                 link.close().await;
                 return Err(error);
             }
         };
-        let rules = self.options.rules(&link.capabilities(), window);
+        let rules = self.options.rules(&link.capabilities(), window, liveness);
         let streams = self.options.connections.min(streams).max(1);
         // The far end opens no streams: its messages that try are refused by a queue that nobody empties.
         let (opened, _) = mpsc::channel(1);

@@ -41,7 +41,7 @@ pub struct ForwardOptions {
     pub window: u64,
     /// Connections at a time; further ones wait.
     pub connections: u32,
-    /// Least seconds of silence that end a link.
+    /// Far end: least seconds of silence that end a link, at both its ends.
     pub liveness: f64,
     /// Near end: seconds to go on trying to reach the far end at the start, and for which programs wait when the link is
     /// lost.
@@ -100,8 +100,12 @@ impl ForwardOptions {
         seconds(self.patience)
     }
 
+    pub(crate) fn liveness(&self) -> Duration {
+        seconds(self.liveness)
+    }
+
     /// The rules of a link that can do this. `granted`: what the other end buffers of a new stream, if it has said so.
-    pub(crate) fn rules(&self, can: &Capabilities, granted: u64) -> ForwardConfig {
+    pub(crate) fn rules(&self, can: &Capabilities, granted: u64, liveness: Duration) -> ForwardConfig {
         ForwardConfig {
             window: self.window,
             // Where chunks overtake messages, the stream's own grant has to come first.
@@ -110,7 +114,7 @@ impl ForwardOptions {
             streams: 2 * self.connections,
             chunk: can.chunk(None, DEFAULT_CHUNK),
             reliable: can.reliable,
-            liveness: seconds(self.liveness),
+            liveness,
         }
     }
 }
