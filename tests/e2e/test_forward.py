@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,6 +86,31 @@ def test_a_program_reaches_its_server_and_both_ends_say_so(start: Start, scheme:
     assert [event["event"] for event in told] == ["link", "connection", "end", "link", "stopped"]
     assert told[1]["from"] == "site-1"
     assert "the near end was stopped" in told[3]["why"]
+
+
+def test_unmodified_grpc_speaks_through_it(start: Start) -> None:
+    grpc = pytest.importorskip("grpc", reason="needs grpcio, which comes with thalweg[flower]")
+
+    def one(request: bytes, _context: Any) -> bytes:
+        return request[::-1]
+
+    def many(request: bytes, _context: Any) -> Iterator[bytes]:
+        for at in range(0, len(request), 1 << 16):
+            yield request[at : at + (1 << 16)]
+
+    calls = {"one": grpc.unary_unary_rpc_method_handler(one), "many": grpc.unary_stream_rpc_method_handler(many)}
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", calls),))
+    port = server.add_insecure_port(f"{LOCAL}:0")
+    server.start()
+    try:
+        far = start("forward", "--listen", f"ltp://{LOCAL}:0", "--to", f"{LOCAL}:{port}", "--json")
+        near = start("forward", "--listen", ":0", "--via", said(far)["listen"], "--json")
+        with grpc.insecure_channel(said(near)["listen"]) as channel:
+            assert channel.unary_unary("/test.Echo/one")(MESSAGE, timeout=60) == MESSAGE[::-1]
+            assert b"".join(channel.unary_stream("/test.Echo/many")(MESSAGE, timeout=60)) == MESSAGE
+    finally:
+        server.stop(None)
 
 
 def test_a_killed_far_end_resets_programs_and_a_new_one_takes_over(start: Start) -> None:

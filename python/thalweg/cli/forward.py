@@ -59,7 +59,9 @@ def command(
         typer.Option(metavar="SIZE", help="Most of each direction of a connection that is buffered at its receiver."),
     ] = "4MiB",
     connections: Annotated[int, typer.Option(min=1, max=4096, help="Most at a time; further ones wait.")] = 256,
-    liveness: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Silence that ends a link.")] = 10.0,
+    liveness: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Far end: silence that ends a link.")
+    ] = 10.0,
     patience: Annotated[
         float,
         typer.Option(min=0, metavar="SECONDS", help="Near end: how long to try at the start, and programs wait later."),
