@@ -38,6 +38,10 @@ setup: ## prepare everything: .venv, its packages, the compiled core
 system: ## as root on Debian or Ubuntu: programs that some tests, the lab and brokers use
 	@$(STEP) "programs of the system" scripts/system.sh
 
+.PHONY: guest
+guest: ## build the kernel for thalweg run --clock virtual, once; kept in the user's cache
+	@$(STEP) "guest kernel" python/thalweg/lab/guest/build.sh
+
 .PHONY: run
 run: setup ## train a federated model on this machine: thalweg run $(ARGS)
 	@.venv/bin/thalweg run $(ARGS)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from thalweg import machine
-from thalweg.errors import LabError, ThalwegError
-from thalweg.lab import client, namespaces, reaper
+from thalweg.errors import LabError, PlanError, ThalwegError
+from thalweg.lab import client, guest, namespaces, reaper
 from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
 from thalweg.lab.stress import Stress, parties_of
@@ -205,6 +205,7 @@ class Session:
             "profile": asked.profile,
             "topology": asked.topology,
             "emulator": asked.emulator,
+            "clock": asked.clock,
             "reason": self.reason,
             "lab": None if self.lab is None else self.lab.name,
             "congestion_control": self.plan.transport.congestion or self.congestion,
@@ -256,6 +257,8 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     network = made.plan.network
     if network is None or network.emulator == "none":
         return
+    if network.clock == "virtual" and not guest.is_inside():
+        raise PlanError("only `thalweg run` has virtual time", "Use it, or take network.clock = 'real'")
     from thalweg.plan.emulated import message_layers, network_of
 
     made.spec = network_of(made.plan)

@@ -12,7 +12,7 @@ from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.plan import on_graphs
 from thalweg.sections import RepairSection
-from thalweg.transports import links
+from thalweg.transports import links, registry
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -42,10 +42,10 @@ def check(plan: Plan) -> None:
     _stress(plan)
 
 
-def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
+def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a transport that is unknown, not available, or cannot do what the plan asks of it.
 
-    ``registry`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
+    ``entries`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
     """
     for section in ("tree", "nodes"):
         if getattr(plan, section) is not None:
@@ -53,7 +53,7 @@ def check_transport(plan: Plan, registry: Sequence[Mapping[str, Any]]) -> None:
                 f"[{section}] is of aggregation trees, which cannot be run yet",
                 f"Remove [{section}], or look at the tree with `thalweg tree plan` and `thalweg tree simulate`",
             )
-    known = {entry["name"]: entry for entry in registry}
+    known = {entry["name"]: entry for entry in entries}
     name = plan.scheme
     if name not in known:
         near = get_close_matches(name, known, n=1)
@@ -268,8 +268,23 @@ def _hosts(plan: Plan) -> None:
         )
 
 
+def _clock(plan: Plan) -> None:
+    if plan.network is None or plan.network.clock == "real":
+        return
+    wrong = {
+        "a job on a graph": plan.job.graph is not None,
+        "[stress], which makes computing cost what it costs here": plan.stress is not None,
+        "a broker, a program of this machine's": registry.can(plan.scheme)["broker"],
+        f"the emulator {plan.network.emulator}": plan.network.emulator not in ("auto", "packet"),
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise PlanError(f"clock = 'virtual' does not go with {what}", "Take network.clock = 'real'")
+
+
 def _network(plan: Plan) -> None:
     network = plan.network
+    _clock(plan)
     if network is None or network.emulator == "none":
         return
     if network.emulator == "netem":

@@ -275,6 +275,11 @@ class NetworkSection(LinkSection):
         "auto",
         description="packet (needs root), message (layers around the transport), none; auto: packet where it can be",
     )
+    clock: Annotated[Literal["real", "virtual"], Option()] = Field(
+        "real",
+        description="virtual: the job runs inside a guest kernel (make guest), whose time stands still while anything "
+        "computes",
+    )
     limiter: Literal["path", "device"] = Field(
         "path",
         description="where rates hold. path: behind the sender, who learns of a full queue from losses; device: on the "

@@ -1,0 +1,126 @@
+"""A guest kernel with virtual time: User Mode Linux, in which a command of this machine runs as it is.
+
+Time inside stands still while anything computes, and jumps to the next timer when all wait (``time-travel=inf-cpu`` of
+arch/um). So the network takes the time that its rate, delay and loss say, whatever else the machine does. The guest
+sees the host's files read-only; the folder of the job is writable. It needs no root on the host, and has root inside.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from thalweg.errors import LabError
+
+HERE: Final = Path(__file__).parent
+#: What runs inside the guest; there alone it is at this place.
+JOB: Final = Path("/run/guest/job")
+MEMORY: Final = "3G"
+#: Seconds of the host after which a job is ended: a program that polls without sleeping stops virtual time for ever.
+LIMIT: Final = 1800.0
+LOOK: Final = 0.05
+TAIL: Final = 2000
+
+
+def is_inside() -> bool:
+    """Return whether this process runs inside a guest."""
+    return JOB.exists()
+
+
+def kernel() -> Path:
+    """Return the guest kernel. Raises LabError if it has not been built."""
+    where = subprocess.run([HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
+    path = Path(where.stdout.strip())
+    if where.returncode != 0 or not path.is_file():
+        cause = where.stderr.partition("\n")[0].removeprefix("error: ")
+        raise LabError(f"there is no guest kernel{f': {cause}' if cause else ''}", "Run `make guest`")
+    return path
+
+
+def run(arguments: Sequence[str], *, limit: float = LIMIT) -> tuple[int, str]:
+    """Run a command inside, in virtual time and in this folder; return its exit code and standard output.
+
+    Its standard error is passed on as it comes. Raises LabError if there is no guest kernel, if the guest fails, or if
+    it has not ended after ``limit`` seconds of the host.
+    """
+    program = kernel()
+    with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
+        folder = Path(name)
+        (folder / "job").write_text(_script(arguments))
+        with (folder / "console").open("wb") as console:
+            guest = subprocess.Popen(_boot(program, folder), stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+            try:
+                _watch(guest, folder, limit)
+            finally:
+                _end(guest)
+        code = folder / "code"
+        if not code.is_file() or not code.read_text().strip():
+            tail = (folder / "console").read_text(errors="replace")[-TAIL:].strip()
+            raise LabError(
+                f"the guest ended before its job: {tail or 'it says nothing'}", "Try again, or use --clock real"
+            )
+        return int(code.read_text()), (folder / "out").read_text(errors="replace")
+
+
+def _boot(program: Path, folder: Path) -> list[str]:
+    start = f"time-travel-start={int(time.time()) * 10**9}"  # nanoseconds
+    root = ("rootfstype=hostfs", "rootflags=/", "ro", f"init={HERE / 'init'}")
+    consoles = ("con=null", "con0=fd:0,fd:1", "quiet", "panic=-1", f"uml_dir={folder}")
+    return [str(program), f"mem={MEMORY}", *root, *consoles, "time-travel=inf-cpu", start, f"guest={folder}"]
+
+
+def _script(arguments: Sequence[str]) -> str:
+    here = shlex.quote(str(Path.cwd()))
+    exported = {**os.environ, "XDG_CACHE_HOME": "/tmp/cache"}  # noqa: S108 - the guest's own
+    lines = [f"export {key}={shlex.quote(value)}" for key, value in exported.items() if key.isidentifier()]
+    # The folder of the job alone can be written to.
+    place = [f"mkdir -p {here}", f"mount -t hostfs -o {here} hostfs {here}", f"cd {here}"]
+    return "\n".join([*lines, *place, f"exec {shlex.join(arguments)}", ""])
+
+
+def _watch(guest: subprocess.Popen[bytes], folder: Path, limit: float) -> None:
+    """Pass on what the job says, until the guest has ended."""
+    begun = time.monotonic()
+    seen = 0
+    while True:
+        ended = guest.poll() is not None
+        seen = _pass_on(folder / "err", seen)
+        if ended:
+            return
+        if time.monotonic() - begun > limit:
+            raise LabError(
+                f"the job was ended after {limit:.0f} s, the outer limit of virtual time",
+                "A program that polls without sleeping stops virtual time: run it with --clock real",
+            )
+        time.sleep(LOOK)
+
+
+def _pass_on(path: Path, at: int) -> int:
+    """Write what a file has behind ``at`` to standard error; return where it ends."""
+    if not path.exists():
+        return at
+    with path.open("rb") as file:
+        file.seek(at)
+        new = file.read()
+    if new:
+        sys.stderr.write(new.decode(errors="replace"))
+        sys.stderr.flush()
+    return at + len(new)
+
+
+def _end(guest: subprocess.Popen[bytes]) -> None:
+    """End the guest's processes: those of the kernel are its children."""
+    if guest.poll() is None:
+        guest.terminate()
+        try:
+            guest.wait(2)
+        except subprocess.TimeoutExpired:
+            guest.kill()
+            guest.wait()

@@ -1,0 +1,108 @@
+"""Virtual time: what is refused, what is missing, and jobs inside the guest kernel where it has been built."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.errors import LabError, PlanError
+from thalweg.job.session import session
+from thalweg.lab import guest
+from thalweg.plan import Plan
+
+JOB = ["run", "--clock", "virtual", "--model", "payload:256KiB", "--clients", "1", "--rounds", "2"]
+NETWORK = ["--network", "rate=100mbit,rtt=20ms,up.loss=1%"]
+
+
+@pytest.fixture
+def built() -> None:
+    """Skip without a guest kernel, or fail where THALWEG_GUEST=required says that there has to be one."""
+    try:
+        guest.kernel()
+    except LabError as error:
+        if os.environ.get("THALWEG_GUEST") == "required":
+            raise
+        pytest.skip(f"{error.cause}; {error.mend}")
+
+
+def thalweg(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "thalweg", *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        ({"job": {"graph": "ring", "clients": 3}}, "graph"),
+        ({"stress": {"cpu": 50}}, "stress"),
+        ({"transport": {"url": "mqtt://127.0.0.1:0/job"}}, "broker"),
+        ({"network": {"emulator": "message"}}, "emulator message"),
+    ],
+)
+def test_what_has_no_virtual_time_is_refused(more: dict[str, Any], word: str) -> None:
+    network = {"clock": "virtual", **more.get("network", {})}
+    with pytest.raises(PlanError, match=word) as error:
+        Plan.of({"model": {"name": "payload:1MiB"}, **more, "network": network})
+    assert "clock = 'virtual'" in error.value.cause
+
+
+def test_nothing_but_the_command_runs_a_plan_of_virtual_time_in_real_time() -> None:
+    plan = Plan.of({"network": {"clock": "virtual"}, "model": {"name": "payload:1MiB"}})
+    with pytest.raises(PlanError, match="only `thalweg run` has virtual time"), session(plan, ["client-1"], print):
+        pass
+
+
+def test_without_its_kernel_the_mend_is_make_guest(tmp_path: Path) -> None:
+    done = thalweg(tmp_path, *JOB, *NETWORK, "--json", XDG_CACHE_HOME=str(tmp_path))
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode != 0
+    assert error["cause"].startswith("there is no guest kernel")
+    assert error["mend"] == "Run `make guest`"
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.usefixtures("built")
+def test_a_job_gives_the_same_times_again(tmp_path: Path) -> None:
+    tables = []
+    for _ in range(2):
+        done = thalweg(tmp_path, *JOB, *NETWORK, "--json")
+        assert done.returncode == 0, done.stderr
+        table = json.loads(done.stdout)
+        assert (tmp_path / table.pop("record") / "manifest.json").is_file()
+        del table["peak_rss_bytes"]
+        tables.append(table)
+    assert tables[0] == tables[1]
+    assert [entry["round"] for entry in tables[0]["rounds"]] == [1, 2]
+
+
+@pytest.mark.usefixtures("built")
+def test_time_inside_is_what_is_slept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = "import time; a = time.monotonic(); time.sleep(3000); print(time.monotonic() - a); raise SystemExit(3)"
+    begun = time.monotonic()
+    code, said = guest.run([sys.executable, "-c", program])
+    assert code == 3
+    assert 3000 <= float(said) < 3000.1
+    assert time.monotonic() - begun < 300, "nobody waited for it"
+
+
+@pytest.mark.usefixtures("built")
+def test_a_program_that_polls_is_ended_by_the_outer_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LabError, match="the outer limit of virtual time") as error:
+        guest.run(["/bin/sh", "-c", "while :; do :; done"], limit=4)
+    assert "polls without sleeping" in error.value.mend
