@@ -4,6 +4,7 @@
 //! mux      the streams of a link: which messages and which chunks go next, fairly; liveness
 //! outlet   one direction at its sender: bytes kept until they have arrived, never more than was granted
 //! inlet    one direction at its receiver: bytes put in order, and credit for more as the program takes them
+//! terms    what the driver tells the machine, and hears from it
 //! ```
 //!
 //! Each direction of a stream has a window. Its receiver buffers at most so much, and its sender reads no more from the
@@ -12,5 +13,7 @@
 mod inlet;
 mod mux;
 mod outlet;
+mod terms;
 
-pub use mux::{Batch, Fetched, ForwardConfig, ForwardEvent, Mux};
+pub use mux::Mux;
+pub use terms::{Batch, Fetched, ForwardConfig, ForwardEvent};
