@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 
-from benches import flower, masked, transports
+from benches import flower, masked, shared, transports
 from benches.beside import beside
 from benches.common import FOLDER, MIB, Figure
 from benches.crowd import crowds, many_clients
@@ -38,6 +38,7 @@ def control() -> list[Figure]:
 SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "small": lambda: [rounds(8 * MIB, 4, 15, 0.100)],
     "large": lambda: [rounds(232 * MIB, 4, 7, 1.7)],
+    "shared": lambda: [shared.rounds(232 * MIB, 4, 7, 2.5), shared.rounds(8 * MIB, 4, 15, 2.0)],
     "update": lambda: one_update(1024 * MIB, 7),
     "memory": lambda: server_memory(232 * MIB),
     "fold": fold,

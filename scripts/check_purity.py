@@ -36,7 +36,7 @@ IMPURE_CRATES: Final = frozenset(
 )
 # What may hold unsafe code, each block of it with a SAFETY comment (clippy sees to that).
 UNSAFE: Final = {
-    "arena": "lends slices of one buffer, which the borrow checker cannot follow",
+    "arena": "lends slices of one buffer, which the borrow checker cannot follow; reads memory that others write",
     "lab": "the relay's real-time priority",
     "sockets": "two socket options that no safe crate has",
     "tun": "ioctls of a TUN device",

@@ -102,7 +102,7 @@ class Server:
         """
         from thalweg.plan import Plan
         from thalweg.plan.options import server_options
-        from thalweg.transports import links
+        from thalweg.transports import links, registry
 
         if record is not None and resume is not None:
             raise PlanError("a record is resumed where it is", "Give record or resume, not both")
@@ -119,7 +119,7 @@ class Server:
         plan = Plan.of(table, "the server's arguments")
         self._seed = plan.job.seed
         self.app, self.clients = app, clients
-        self._bound = bind(app.model(), words)
+        self._bound = bind(app.model(), words, shared=registry.lends(plan.url))
         self._watch = Watch(self._bound, _log.warning)
         self.model, self.arena = self._bound.model, self._bound.arena
         options = server_options(plan, links.server_trust(plan.security, listen))
@@ -254,13 +254,13 @@ class Client:
         ``thalweg pki issue`` made; ``tensors`` says which tensors travel, as the server's does. Raises LinkError,
         PlanError, ModelError.
         """
-        from thalweg.transports import links, pki
+        from thalweg.transports import links, pki, registry
 
         token = None if token_file is None else pki.read_token(Path(token_file))
         trust = links.remote_trust(url, token, None, None, "auto")
         options = {"transport": {"tls": trust.get("tls")}, "token": trust.get("token"), "patience": patience}
         self.app, self.name, self.data = app, name, data
-        self._bound = bind(app.model(), apps.own_tensors(app, tensors))
+        self._bound = bind(app.model(), apps.own_tensors(app, tensors), shared=registry.lends(url))
         self.model, self.arena = self._bound.model, self._bound.arena
         self._core = _core.Client(url, name, json.dumps(options), self.arena.core)
 

@@ -40,7 +40,7 @@ def test_a_payload_is_moved_and_not_trained(result: Run, tmp_path: Path) -> None
     }
     assert set(done) == {
         "transport", "algorithm", "model", "clients", "parameters", "update_bytes", "rounds", "absent",
-        "peak_rss_bytes", "emulation", "emulation_reason", "record",
+        "peak_rss_bytes", "emulation", "emulation_reason", "record", "transport_reason",
     }  # fmt: skip
     assert [entry["round"] for entry in done["rounds"]] == [1, 2]
     for entry in done["rounds"]:

@@ -10,11 +10,12 @@ from thalweg.errors import PlanError
 from thalweg.plan import Plan, check_transport
 
 ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
-ALL |= {"broker": False, "symmetric": True}
-NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False}
+ALL |= {"broker": False, "symmetric": True, "in_process": False}
+NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False, "in_process": True}
 REGISTRY: list[dict[str, Any]] = [
     {"name": "river", "available": True, "reason": None, "capabilities": ALL, "settings": []},
     {"name": "pond", "available": True, "reason": None, "capabilities": NONE, "settings": []},
+    {"name": "lake", "available": True, "reason": None, "capabilities": {**NONE, "in_process": False}, "settings": []},
     {"name": "weir", "available": True, "reason": None, "capabilities": {**ALL, "symmetric": False}, "settings": []},
     {"name": "mill", "available": True, "reason": None, "capabilities": {**ALL, "broker": True}, "settings": []},
     {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL, "settings": []},
@@ -61,6 +62,8 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("pond", security__tls="on"), "security.tls"),
         (plan("pond", network="wan"), "crosses no network"),
         (plan("pond", job__graph="ring"), "stays within one process"),
+        (plan("lake", job__graph="ring"), "stays within one machine"),
+        (plan("lake", network="wan"), "stays within one machine"),
         (plan("mill", job__graph="ring"), "goes through a broker"),
         (plan("weir", job__graph="ring"), "ends of a link over 'weir' are not alike"),
         (plan("pond", transport__options__gates=1), "no options of its own"),

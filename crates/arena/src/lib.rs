@@ -11,13 +11,18 @@
 //!
 //! An arena is private to the process, or shared with others by a descriptor (`Arena::shared`, `Arena::of_fd`, on Linux).
 //! Each process keeps its own list of loans and claims: who writes what and when is for the processes to agree on. So a
-//! writable descriptor goes to processes of the same program only.
+//! writable descriptor goes to processes of the same program only. Memory that an untrusted process writes is no arena: it
+//! is [`Foreign`], and copied from.
 //!
 //! What belongs to the memory, such as its registration with a network card, is attached to the arena
 //! ([`Arena::attach`]) and goes before the memory does.
 
 mod attachments;
 mod file;
+#[cfg(target_os = "linux")]
+mod foreign;
+#[cfg(target_os = "linux")]
+mod ledger;
 mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
@@ -32,6 +37,10 @@ use thalweg_wire::Range;
 use thiserror::Error;
 
 pub use attachments::Attached;
+#[cfg(target_os = "linux")]
+pub use foreign::Foreign;
+#[cfg(target_os = "linux")]
+pub use ledger::Ledger;
 #[cfg(target_os = "linux")]
 pub use shared::Access;
 

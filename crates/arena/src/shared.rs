@@ -35,7 +35,7 @@ impl Arena {
         let descriptor = memfd_create(c"thalweg-arena", flags).map_err(system)?;
         ftruncate(&descriptor, size).map_err(system)?;
         fallocate(&descriptor, FallocateFlags::empty(), 0, size).map_err(system)?;
-        let map = options(size as usize).map_raw(&descriptor).map_err(|e| refused(e.to_string()))?;
+        let map = options(size as usize, true).map_raw(&descriptor).map_err(|e| refused(e.to_string()))?;
         let mut seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         if others == Access::Read {
             seals |= SealFlag::F_SEAL_FUTURE_WRITE;
@@ -58,11 +58,8 @@ impl Arena {
     /// only be read, for [`Access::Write`]; or if the system refuses.
     pub fn of_fd(descriptor: OwnedFd, bytes: u64, access: Access) -> Result<Self, ArenaError> {
         let wrong = |cause: String| ArenaError::Descriptor { bytes, cause };
-        let seals = fcntl(&descriptor, FcntlArg::F_GET_SEALS).map_err(|error| {
-            wrong(format!("it has no seals ({}); it must come from a shared arena", error.desc()))
-        })?;
-        let fixed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-        if !SealFlag::from_bits_retain(seals).contains(fixed) {
+        let seals = seals_of(&descriptor).map_err(wrong)?;
+        if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW) {
             return Err(wrong("its size is not sealed; its owner could take the memory away".into()));
         }
         let file = std::fs::File::from(descriptor);
@@ -72,8 +69,8 @@ impl Arena {
         }
         let size = usize::try_from(found).map_err(|e| wrong(e.to_string()))?;
         let map = match access {
-            Access::Read => options(size).map_raw_read_only(&file),
-            Access::Write => options(size).map_raw(&file),
+            Access::Read => options(size, true).map_raw_read_only(&file),
+            Access::Write => options(size, true).map_raw(&file),
         };
         let map = map.map_err(|error| wrong(format!("it cannot be mapped ({error})")))?;
         let mut inner = Inner::new(map, bytes);
@@ -83,10 +80,20 @@ impl Arena {
     }
 }
 
-/// Pages are mapped at once: each one's first touch costs more later.
-fn options(size: usize) -> MmapOptions {
+/// What the memory of a descriptor is sealed against, or why nothing is.
+pub(crate) fn seals_of(descriptor: &OwnedFd) -> Result<SealFlag, String> {
+    let seals = fcntl(descriptor, FcntlArg::F_GET_SEALS)
+        .map_err(|error| format!("it has no seals ({}); it must come from a shared arena", error.desc()))?;
+    Ok(SealFlag::from_bits_retain(seals))
+}
+
+/// With `now` pages are mapped at once: each one's first touch costs more later.
+pub(crate) fn options(size: usize, now: bool) -> MmapOptions {
     let mut options = MmapOptions::new();
-    options.len(size).populate();
+    options.len(size);
+    if now {
+        options.populate();
+    }
     options
 }
 

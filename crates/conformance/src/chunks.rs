@@ -9,7 +9,7 @@ use thalweg_wire::{ChunkHeader, LayoutHash, Range, Ranges, WireError};
 
 use crate::pair::{say, send_in_task, settle, transfer};
 use crate::relay::Relay;
-use crate::{outgoing, pattern, skip, update_id, Factory, Pump, Recorder};
+use crate::{outgoing, pattern, shared_pattern, skip, update_id, Factory, Pump, Recorder};
 
 const SOME: u64 = 300_007; // no multiple of any chunk size
 
@@ -69,7 +69,8 @@ pub async fn chunks_have_any_size(factory: &Factory) {
     }
 }
 
-/// "The arena that lends the bytes", "`None` for bytes that are no arena's": a transport sends both.
+/// "The arena that lends the bytes", "`None` for bytes that are no arena's": a transport sends both, and those of an arena
+/// that is shared.
 pub async fn bytes_are_sent_whether_an_arena_lends_them_or_not(factory: &Factory) {
     let pair = factory.pair().await;
     let source = pattern(SOME, 12);
@@ -84,6 +85,10 @@ pub async fn bytes_are_sent_whether_an_arena_lends_them_or_not(factory: &Factory
     let other = Outgoing::new(update_id(1), bytes, &wanted, chunk, Cancel::default());
     assert!(other.arena().is_none());
     transfer(&pair.client, &pair.server, &other, &source).await;
+    let source = shared_pattern(SOME, 13);
+    for (from, to) in [(&pair.client, &pair.server), (&pair.server, &pair.client)] {
+        transfer(from, to, &outgoing(&source, update_id(1), factory.chunk(10_000)), &source).await;
+    }
 }
 
 /// No chunks are sent at once, even if the peer does not receive.

@@ -30,7 +30,7 @@ pub use damage::{damage, repair, Dice};
 pub use factory::{Factory, Intruder};
 pub use pair::{Pair, Pump};
 pub use recorder::{Recorder, Router, Seen};
-pub use updates::{outgoing, pattern, update_id};
+pub use updates::{outgoing, pattern, shared_pattern, update_id};
 
 use std::time::Duration;
 

@@ -14,6 +14,19 @@ pub fn pattern(bytes: u64, seed: u64) -> Arena {
     arena
 }
 
+/// As [`pattern`], in memory that other processes can map, where the system has such.
+///
+/// # Panics
+/// Without memory.
+pub fn shared_pattern(bytes: u64, seed: u64) -> Arena {
+    #[cfg(target_os = "linux")]
+    let arena = Arena::shared(bytes, thalweg_arena::Access::Read).unwrap();
+    #[cfg(not(target_os = "linux"))]
+    let arena = Arena::new(bytes).unwrap();
+    refill(&arena, seed);
+    arena
+}
+
 /// Writes the pattern of `seed` into an arena that nobody holds.
 pub(crate) fn refill(arena: &Arena, seed: u64) {
     let mut claim = arena.claim(arena.range()).unwrap();

@@ -15,10 +15,12 @@ pub struct Arena {
 
 #[pymethods]
 impl Arena {
-    /// An arena for a layout.
+    /// An arena for a layout. Of one that is `shared`, peers on this machine can take the bytes where they lie.
     #[new]
-    fn new(layout: &Layout) -> PyResult<Self> {
-        let arena = thalweg_arena::Arena::new(layout.0.bytes());
+    #[pyo3(signature = (layout, *, shared = false))]
+    fn new(layout: &Layout, shared: bool) -> PyResult<Self> {
+        let make = if shared { thalweg_runtime::shared_arena } else { thalweg_arena::Arena::new };
+        let arena = make(layout.0.bytes());
         let arena = arena.map_err(|e| core_error("memory", &e.to_string()))?;
         Ok(Self { arena, layout: layout.0.clone() })
     }

@@ -42,6 +42,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Memory for a model that peers on this machine can map, where the system has such; others take a copy of it.
+///
+/// # Errors
+/// If there is no memory.
+pub fn shared_arena(bytes: u64) -> Result<thalweg_arena::Arena, thalweg_arena::ArenaError> {
+    #[cfg(target_os = "linux")]
+    return thalweg_arena::Arena::shared(bytes, thalweg_arena::Access::Read);
+    #[cfg(not(target_os = "linux"))]
+    thalweg_arena::Arena::new(bytes)
+}
+
 /// Fresh random bytes from the system.
 ///
 /// # Errors

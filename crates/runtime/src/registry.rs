@@ -69,10 +69,12 @@ fn entry_of(make: Arc<dyn Transport>) -> Entry {
     feature = "grpc",
     feature = "ltp",
     feature = "mqtt",
+    feature = "shm",
     feature = "tcp",
     feature = "udp",
     feature = "unifl",
-    feature = "zmq"
+    feature = "zmq",
+    target_os = "linux"
 )))]
 fn absent(name: &'static str, reason: &str) -> Entry {
     let capabilities = Capabilities::default();
@@ -89,6 +91,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_tcp::Tcp),
         #[cfg(not(feature = "tcp"))]
         absent("tcp", "built without the feature `tcp`; build with --features tcp"),
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        entry(thalweg_shm::Shm),
+        #[cfg(not(all(feature = "shm", target_os = "linux")))]
+        absent("shm", "built without the feature `shm`, or not for Linux; build there with --features shm"),
         #[cfg(feature = "udp")]
         entry(thalweg_udp::Udp),
         #[cfg(not(feature = "udp"))]

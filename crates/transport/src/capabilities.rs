@@ -31,6 +31,10 @@ pub struct Capabilities {
     pub symmetric: bool,
     /// Peers on other machines can be reached.
     pub remote: bool,
+    /// Both ends are in one process.
+    pub in_process: bool,
+    /// The receiver takes bytes out of the sender's memory, if that is shared (`Arena::shared`); others are copied before.
+    pub lends: bool,
     /// The congestion control can be chosen.
     pub congestion: bool,
     /// Retransmissions are counted.

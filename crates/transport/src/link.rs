@@ -161,7 +161,8 @@ pub struct Counters {
     pub sent: u64,
     /// Bytes taken from the network, frames' headers included.
     pub received: u64,
-    /// Bytes of payload copied in user space on the way, beside the one move into or out of the kernel.
+    /// Bytes of payload copied in user space on the way, beside the one move into or out of the kernel; where peers share
+    /// memory, beside the one move out of the sender's memory.
     pub copied: u64,
     /// Records that were given up on their way in: a hole touched them, or they were not authentic. Of links whose
     /// updates are sealed.

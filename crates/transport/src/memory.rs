@@ -78,6 +78,7 @@ impl Transport for Memory {
             reliable: true,
             ordered: true,
             symmetric: true,
+            in_process: true,
             max_chunk: MAX_CHUNK,
             ..Capabilities::default()
         }

@@ -289,10 +289,22 @@ impl Outgoing {
     /// is computed once, whoever asks first.
     pub fn frame(&self, chunk: &ChunkRef) -> Option<(FrameHeader, Bytes)> {
         let payload = self.payload(chunk)?;
+        let sum = *chunk.checksum.get_or_init(|| checksum(&payload));
+        Some((FrameHeader::chunk(self.header(chunk), sum), payload))
+    }
+
+    /// A chunk's place, its checksum if somebody has computed it, and its payload; `None` once cancelled. For transports
+    /// that move bytes within the machine's memory, where a checksum is a pass over it that finds nothing: they carry one
+    /// that is there, as a layer's that damages bytes, and compute none.
+    pub fn lent(&self, chunk: &ChunkRef) -> Option<(ChunkHeader, Option<u32>, Bytes)> {
+        let payload = self.payload(chunk)?;
+        Some((self.header(chunk), chunk.checksum.get().copied(), payload))
+    }
+
+    fn header(&self, chunk: &ChunkRef) -> ChunkHeader {
         let UpdateId { job, round, sender, layout } = self.id;
         let (offset, length) = (chunk.range.start, chunk.range.len() as u32);
-        let sum = *chunk.checksum.get_or_init(|| checksum(&payload));
-        Some((FrameHeader::chunk(ChunkHeader { job, round, sender, layout, offset, length }, sum), payload))
+        ChunkHeader { job, round, sender, layout, offset, length }
     }
 
     fn payload(&self, chunk: &ChunkRef) -> Option<Bytes> {

@@ -64,11 +64,14 @@ class Result:
     emulation: str = "none"
     # Why an emulated network is not at packet level, if it is not.
     emulation_reason: str | None = None
+    # Why it was this transport, if the plan left the choice.
+    transport_reason: str | None = None
 
     def table(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
         return {
             "transport": self.plan.scheme,
+            "transport_reason": self.transport_reason,
             "algorithm": self.plan.algorithm.name,
             "model": self.plan.label,
             "clients": self.plan.job.clients,

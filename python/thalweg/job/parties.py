@@ -10,6 +10,7 @@ from thalweg import _core, apps, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
 from thalweg.tensors.watching import Note, Watch, ignore
+from thalweg.transports import registry
 
 if TYPE_CHECKING:
     from thalweg.apps.image_app import ImageApp
@@ -53,12 +54,15 @@ class Payload:
         self.parameters = len(arena) // models.PAYLOAD_ELEMENT_BYTES
 
     @classmethod
-    def of(cls, tensors: Mapping[str, int], seed: int) -> Payload:
-        """Make tensors of so many bytes: float32 numbers from 0 to 1 that follow from the seed."""
+    def of(cls, tensors: Mapping[str, int], seed: int, *, shared: bool = False) -> Payload:
+        """Make tensors of so many bytes: float32 numbers from 0 to 1 that follow from the seed.
+
+        ``shared``: peers on this machine take them without a copy, where the transport can.
+        """
         import numpy as np
 
         shapes = ((name, "F32", [size // models.PAYLOAD_ELEMENT_BYTES]) for name, size in tensors.items())
-        arena = _core.Arena(_core.Layout(list(shapes)))
+        arena = _core.Arena(_core.Layout(list(shapes)), shared=shared)
         values = np.asarray(arena).view(np.float32)
         np.random.default_rng(seed).random(dtype=np.float32, out=values)
         return cls(arena)
@@ -84,14 +88,22 @@ def parameters_of(model: Any) -> int:
 class AppServer:
     """A server's party of an app; evaluates on the app's test data (FedComm section III.C), if it has any."""
 
-    def __init__(self, app: Any, *, tensors: Words = None, seed: int | None = None, note: Note = ignore) -> None:
+    def __init__(
+        self,
+        app: Any,
+        *,
+        tensors: Words = None,
+        seed: int | None = None,
+        shared: bool = False,
+        note: Note = ignore,
+    ) -> None:
         """Build the model and load the data. With a seed the model's values follow from it. Raises ThalwegError."""
         from thalweg.tensors.binding import bind
 
         self._app = app
         self._evaluates = apps.evaluates(app)
         self._test = apps.ask(app.test_data, "test_data()") if self._evaluates else None
-        self._bound = bind(apps.model_of(app, seed), tensors or getattr(app, "tensors", None))
+        self._bound = bind(apps.model_of(app, seed), tensors or getattr(app, "tensors", None), shared=shared)
         self._watch = Watch(self._bound, note)
         self.parameters = parameters_of(self._bound.model)
         self.arena = self._bound.arena.core
@@ -148,14 +160,15 @@ class Described:
         self._ready: _Ready | None = None
         self._bound: Binding | None = None
 
-    def bind(self, seed: int) -> _core.Arena:
+    def bind(self, seed: int, *, shared: bool = False) -> _core.Arena:
         """Bind a new model of the app now, so that the server can refuse another layout when the client joins.
 
-        ``seed`` is what the job's is taken to be; ``prepare`` makes the model anew if it is not.
+        ``seed`` is what the job's is taken to be; ``prepare`` makes the model anew if it is not. ``shared`` as in
+        ``thalweg.tensors.binding.bind``.
         """
         from thalweg.tensors.binding import bind
 
-        self._bound = bind(apps.model_of(self._app, seed), self._tensors)
+        self._bound = bind(apps.model_of(self._app, seed), self._tensors, shared=shared)
         self._seed = seed
         self._note(self._bound.summary())
         return self._bound.arena.core
@@ -258,15 +271,16 @@ def image_settings(plan: Any) -> dict[str, Any]:
 
 def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
     """Return the server's party of a plan. Raises PlanError, DataError, ModelError, AppError."""
-    tensors = models.payload_tensors(plan.model.name)
+    tensors, shared = models.payload_tensors(plan.model.name), registry.lends(plan.url)
     if tensors is not None:
-        return Payload.of(tensors, plan.job.seed)
+        return Payload.of(tensors, plan.job.seed, shared=shared)
     if plan.app is not None:
         app = apps.load(plan.app.object, plan.app.options)
-        return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, note=note)
+        return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, shared=shared, note=note)
     from thalweg.apps.image_app import ImageApp
 
-    return AppServer(ImageApp(**image_settings(plan), client=None), tensors=plan.model.tensors, note=note)
+    app = ImageApp(**image_settings(plan), client=None)
+    return AppServer(app, tensors=plan.model.tensors, shared=shared, note=note)
 
 
 def round_config(plan: Plan, number: int, names: Sequence[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from thalweg.job.parties import Described
 from thalweg.job.roster import Roster
 from thalweg.plan.options import of_both_ends
 from thalweg.tensors.watching import Note
-from thalweg.transports import links, pki
+from thalweg.transports import links, pki, registry
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -112,7 +112,7 @@ def join_job(
     )
     # Taken before it joins: when the first round begins all clients of the job have theirs.
     with seats.Seat() as seat:
-        arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed)
+        arena = None if own is None else maker.bind(0 if plan is None else plan.job.seed, shared=registry.lends(url))
         client = _core.Client(url, name, json.dumps(options), arena)
         note(f"{name}: joining {url}")
         with farewell(client, "the client ends"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from thalweg.job.host import Host, Result, hosting
 from thalweg.job.parties import round_config
 from thalweg.job.session import Session, session
 from thalweg.machine import grace
-from thalweg.plan import check_transport
+from thalweg.plan import check_transport, choosing
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 
@@ -34,12 +35,13 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
         folder = plan.app.object.removeprefix(apps.FLOWER)
         raise PlanError(f"{plan.app.object} is a Flower app", f"Run it with: thalweg flower run {folder}")
+    plan, reason = choosing.settled(plan)
     if plan.job.graph is not None:
         from thalweg.job import on_graph
 
         return on_graph.run(plan, progress, resume=resume)
     names = plan.members
-    in_process = not registry.can(plan.scheme)["remote"]
+    in_process = registry.can(plan.scheme)["in_process"]
     check_transport(plan, registry.transports())
     # In a network of its own the server is as much among itself as on loopback.
     server_trust, client_trust = links.local_trust(plan.security, plan.url)
@@ -49,6 +51,9 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         hosting(plan, post.url, post.trusting(server_trust), progress, resume, session=network) as host,
     ):
         progress.note(f"record: {host.record.path}")
+        if reason is not None:
+            host.record.note(transport_reason=reason)
+            progress.note(f"transport: {plan.scheme}, because {reason}")
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
             progress.note(f"starting {len(names)} clients")
@@ -59,7 +64,7 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
             _end(host, fleet, network, post, in_process=in_process)
         # Before the tables are written: the library that does it is not part of the server's work.
         server_peak = machine.peak_rss_bytes()
-    return host.result(server_peak, _peaks(host, fleet, names))
+    return replace(host.result(server_peak, _peaks(host, fleet, names)), transport_reason=reason)
 
 
 def _look(fleet: Fleet, network: Session) -> None:

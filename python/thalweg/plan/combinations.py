@@ -85,7 +85,7 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
         )
     if plan.network is not None and plan.network.emulator != "none" and not can["remote"]:
         raise PlanError(
-            f"the transport {name!r} stays within one process and crosses no network",
+            f"the transport {name!r} stays within {on_graphs.reach(can)} and crosses no network",
             "Remove [network], or take another transport as tcp",
         )
 

@@ -48,13 +48,18 @@ def check(plan: Plan) -> None:
     _check_hosts(plan)
 
 
+def reach(can: Mapping[str, Any]) -> str:
+    """Return within what a transport stays that crosses no network."""
+    return "one process" if can["in_process"] else "one machine"
+
+
 def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
     """Refuse a transport, of which ``can`` has the capabilities, that a graph's links cannot have. Raises PlanError."""
     if plan.job.graph is None:
         return
     if not can["remote"]:
         raise PlanError(
-            f"the transport {plan.scheme!r} stays within one process, and each node of a graph is one",
+            f"the transport {plan.scheme!r} stays within {reach(can)}, and nodes of a graph are further apart",
             "Take another transport, as tcp",
         )
     if can["broker"]:

@@ -75,32 +75,33 @@ class Binding(ABC):
         """Make model and arena one again; return the names of the tensors that were not."""
 
 
-def bind(model: Model, tensors: Words = None) -> Binding:
+def bind(model: Model, tensors: Words = None, *, shared: bool = False) -> Binding:
     """Move a model's values into an arena of its own. Raises ModelError.
 
     Of a module the parameters and persistent buffers become views of the arena, tied ones once; optimisers keep their
     references. Of a mapping of NumPy arrays ``binding.model`` is a dict of views. ``tensors`` says which travel.
+    ``shared``: peers on this machine take them without a copy, where the transport can.
     """
-    binding = _binding(model, Choice(tensors), None)
+    binding = _binding(model, Choice(tensors), None, shared=shared)
     binding.collect("binding the model")
     return binding
 
 
 def attach(model: Model, core: _core.Arena, tensors: Words = None) -> Binding:
     """Bind a model to an arena that is there, whose values win. Raises ModelError if the layouts differ."""
-    binding = _binding(model, Choice(tensors), core)
+    binding = _binding(model, Choice(tensors), core, shared=False)
     binding.restore("binding the model")
     return binding
 
 
-def _binding(model: Any, choice: Choice, core: _core.Arena | None) -> Binding:
+def _binding(model: Any, choice: Choice, core: _core.Arena | None, *, shared: bool) -> Binding:
     if isinstance(model, Mapping):
-        return ArrayBinding(model, choice, core)
+        return ArrayBinding(model, choice, core, shared=shared)
     if not callable(getattr(model, "named_modules", None)):
         raise ModelError(
             f"the model is a {type(model).__name__}", "Use a torch.nn.Module, or a dict of NumPy arrays by name"
         )
-    return ModuleBinding(model, choice, core)
+    return ModuleBinding(model, choice, core, shared=shared)
 
 
 def check_layout(job: _core.Layout, own: _core.Layout) -> None:
@@ -133,13 +134,15 @@ class Place:
 class ModuleBinding(Binding):
     """A PyTorch module in an arena."""
 
-    def __init__(self, module: torch.nn.Module, choice: Choice, core: _core.Arena | None = None) -> None:
+    def __init__(
+        self, module: torch.nn.Module, choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
+    ) -> None:
         """Find the places of the tensors that travel. The module does not use them until the values are settled."""
         taken = chosen(module, choice)
         if core is not None:
             check_layout(core.layout, taken.layout)
         self.model = module
-        self.arena = Arena(_core.Arena(taken.layout) if core is None else core)
+        self.arena = Arena(_core.Arena(taken.layout, shared=shared) if core is None else core)
         self._choice = choice
         self._known, self._total = taken.known, taken.total
         self._places = [self._place(group) for group in taken.groups]
@@ -276,7 +279,9 @@ def _point(slot: Slot, view: torch.Tensor) -> torch.Tensor:
 class ArrayBinding(Binding):
     """A dict of NumPy arrays in an arena: ``model`` is a new dict, whose chosen arrays are views."""
 
-    def __init__(self, arrays: Mapping[str, Any], choice: Choice, core: _core.Arena | None = None) -> None:
+    def __init__(
+        self, arrays: Mapping[str, Any], choice: Choice, core: _core.Arena | None = None, *, shared: bool = False
+    ) -> None:
         """Find the places of the arrays that travel. They are copied there when they are collected."""
         travels = choice.of([Named([name], None) for name in arrays])
         self._names = [name for name, chosen in zip(arrays, travels, strict=True) if chosen]
@@ -285,7 +290,7 @@ class ArrayBinding(Binding):
             check_layout(core.layout, layout)
         refuse_overlaps(_spans(arrays), set(self._names))
         self._choice, self._known, self._total = choice, set(arrays), len(arrays)
-        self.arena = Arena(_core.Arena(layout) if core is None else core)
+        self.arena = Arena(_core.Arena(layout, shared=shared) if core is None else core)
         self.model: dict[str, Any] = dict(arrays)
 
     def _settle(self, when: str, *, from_model: bool) -> list[str]:

@@ -31,6 +31,11 @@ def can(scheme: str) -> dict[str, Any]:
     raise PlanError(f"unknown transport {scheme!r}", f"Known: {known}")
 
 
+def lends(url: str) -> bool:
+    """Return whether a peer over ``url`` takes what lies in shared memory without a copy. Raises PlanError."""
+    return bool(can(url.partition("://")[0])["lends"])
+
+
 def own_options(given: Iterable[str]) -> dict[str, bool | int | float | str]:
     """Return a transport's own options from texts ``KEY=VALUE``, by key: true, false, numbers, else text.
 

@@ -15,7 +15,7 @@ use super::client_sink::ClientSink;
 use super::repair::mend_model;
 use crate::engine::{dialer_machine, DialOptions, Dialer, DialerPolicy, GoOn, Lent, Scratch, CHUNK_PATIENCE};
 use crate::options::{seconds, ClientOptions};
-use crate::{lock, Error};
+use crate::{lock, shared_arena, Error};
 
 /// What a client tells its application.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +51,8 @@ struct Spreading {
 /// What the driver of a client of rounds has besides its link.
 pub(crate) struct Trainer {
     place: Mutex<Option<(Arena, Arc<Layout>)>>,
+    /// Its transport spares a copy of what lies in shared memory.
+    lends: bool,
     /// The last model as it was handed out, if that is to stand in.
     last: Mutex<Option<Vec<u8>>>,
     /// The update in the order in which it is sent, if that is not the model's.
@@ -81,6 +83,7 @@ impl Client {
         let layout = model.as_ref().map(|(_, layout)| layout.hash());
         let config = ClientConfig { name: name.into(), instance: to.instance, layout, patience };
         let trainer = Trainer {
+            lends: to.transport.capabilities().lends,
             place: Mutex::new(model.map(|(arena, layout)| (arena, Arc::new(layout)))),
             last: Mutex::default(),
             spread: Mutex::default(),
@@ -190,7 +193,9 @@ impl DialerPolicy for Trainer {
         let Control::Welcome(welcome) = message else { return Ok(()) };
         let mut place = lock(&self.place);
         if place.is_none() {
-            let arena = Arena::new(welcome.layout.bytes()).map_err(|e| e.to_string())?;
+            let bytes = welcome.layout.bytes();
+            let arena = if self.lends { shared_arena(bytes) } else { Arena::new(bytes) };
+            let arena = arena.map_err(|e| e.to_string())?;
             *place = Some((arena, Arc::new(welcome.layout.clone())));
         }
         Ok(())

@@ -1,0 +1,74 @@
+//! Words that two processes change, to agree on who has what.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU32;
+
+use crate::{Access, Arena, ArenaError};
+
+const WORD: usize = std::mem::size_of::<AtomicU32>();
+
+/// A few words of memory that another process maps too, all 0 at first. Either side may change them at any moment, so
+/// whoever reads one trusts nothing but that it is a number.
+#[derive(Debug)]
+pub struct Ledger {
+    arena: Arena,
+    words: usize,
+}
+
+impl Ledger {
+    /// One of so many words. Give the peer [`Ledger::descriptor`].
+    ///
+    /// # Errors
+    /// [`ArenaError::Memory`] if the system refuses.
+    pub fn shared(words: usize) -> Result<Self, ArenaError> {
+        Ok(Self { arena: Arena::shared((words * WORD) as u64, Access::Write)?, words })
+    }
+
+    /// The one of so many words that a peer made.
+    ///
+    /// # Errors
+    /// [`ArenaError::Descriptor`] as [`Arena::of_fd`].
+    pub fn of_fd(descriptor: OwnedFd, words: usize) -> Result<Self, ArenaError> {
+        let arena = Arena::of_fd(descriptor, (words * WORD) as u64, Access::Write)?;
+        Ok(Self { arena, words })
+    }
+
+    /// What the peer maps.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.arena.descriptor()
+    }
+
+    /// A word by its number; `None` if there are fewer.
+    pub fn word(&self, number: usize) -> Option<&AtomicU32> {
+        // SAFETY: within the arena (checked), page-aligned at its begin, and mapped as long as we live. The arena is never
+        // lent nor claimed, so every access in this process is atomic; those of others are like another thread's.
+        (number < self.words).then(|| unsafe { &*self.arena.as_ptr().cast::<AtomicU32>().add(number) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn both_ends_change_the_same_words() {
+        let ours = Ledger::shared(4).unwrap();
+        let descriptor = ours.descriptor().unwrap().try_clone_to_owned().unwrap();
+        let theirs = Ledger::of_fd(descriptor, 4).unwrap();
+        ours.word(3).unwrap().store(7, Ordering::Release);
+        let swapped = theirs.word(3).unwrap().compare_exchange(7, 8, Ordering::AcqRel, Ordering::Acquire);
+        assert_eq!(swapped, Ok(7));
+        assert_eq!(ours.word(3).unwrap().load(Ordering::Acquire), 8);
+        assert_eq!(ours.word(0).unwrap().load(Ordering::Acquire), 0);
+        assert!(ours.word(4).is_none());
+    }
+
+    #[test]
+    fn one_of_another_size_is_refused() {
+        let ours = Ledger::shared(4).unwrap();
+        let descriptor = ours.descriptor().unwrap().try_clone_to_owned().unwrap();
+        assert!(Ledger::of_fd(descriptor, 5).is_err());
+    }
+}

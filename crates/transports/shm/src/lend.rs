@@ -1,0 +1,314 @@
+//! What of this end's memory is lent to the peer: which memory it knows, and which chunks it has not done with.
+
+use std::collections::{HashMap, VecDeque};
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use thalweg_arena::{Access, Arena, ArenaError, Ledger};
+use thalweg_transport::{Error, ErrorKind, Outgoing, Result};
+use thalweg_wire::{FrameHeader, Range};
+
+use crate::frame::{self, Kind, Note};
+
+/// Chunks that the peer may have noted and not done with. A message waits behind so many at most.
+pub(crate) const WINDOW: usize = 8;
+/// Memories that a peer may know of a link at a time.
+pub(crate) const MEMORIES: usize = 64;
+/// What a word of the ledger says of a chunk that is lent no longer, or was never.
+pub(crate) const REVOKED: u32 = 0;
+/// Own shared memory comes in multiples of so many bytes a chunk.
+const STEP: u64 = 64 << 10;
+const SEND: &str = "send update";
+
+/// Numbers memory, the same for all links of the process; it is attached to the arena, and ends with it.
+struct Number(u64, Arc<()>);
+
+fn number_of(arena: &Arena) -> (u64, Weak<()>) {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let make = || Ok::<_, Infallible>(Number(NEXT.fetch_add(1, Ordering::Relaxed), Arc::default()));
+    arena.attach(make).map_or_else(|never| match never {}, |number| (number.0, Arc::downgrade(&number.1)))
+}
+
+/// A chunk that the peer may be reading.
+struct Lent {
+    /// The sending that it belongs to.
+    call: u64,
+    ticket: u32,
+    word: u16,
+    /// Keeps the bytes as they are.
+    held: Held,
+}
+
+enum Held {
+    Loan(#[allow(dead_code)] Bytes), // never read here: it is the peer who does
+    /// They were copied into the link's own memory, in the place that goes with the word.
+    Own(#[allow(dead_code)] Arena),
+    Nothing,
+}
+
+#[derive(Default)]
+struct State {
+    ledger: Option<Arc<Ledger>>,
+    /// What the peer has mapped.
+    known: HashMap<u64, Weak<()>>,
+    own: Option<(Arena, u64)>,
+    lent: VecDeque<Lent>,
+    free: Vec<u16>,
+    ticket: u32,
+}
+
+/// Frames to send in this order, each with its descriptor.
+pub(crate) type Frames = Vec<(Vec<u8>, Option<OwnedFd>)>;
+
+/// What it takes to tell the peer of a chunk.
+pub(crate) struct Noted {
+    pub frames: Frames,
+    /// Bytes of the chunk.
+    pub length: u64,
+    /// Bytes that were copied into shared memory for it.
+    pub copied: u64,
+}
+
+/// This end's lending.
+#[derive(Default)]
+pub(crate) struct Lending {
+    state: Mutex<State>,
+}
+
+impl Lending {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lends a chunk to the peer on behalf of a sending; `None` if the update was cancelled. There is room in the window.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if there is no shared memory to be had.
+    pub(crate) fn lend(&self, call: u64, update: &Outgoing, chunk: usize) -> Result<Option<Noted>> {
+        let Some((header, sum, payload)) = update.chunks().get(chunk).and_then(|chunk| update.lent(chunk))
+        else {
+            return Ok(None);
+        };
+        let mut state = self.state();
+        let mut frames = Frames::new();
+        let word = state.word(&mut frames).map_err(|e| no_memory(&e))?;
+        let shared = Arena::of(&payload).filter(|(arena, _)| arena.descriptor().is_some());
+        let copied = if shared.is_some() { 0 } else { payload.len() as u64 };
+        let (arena, start, held) = match shared {
+            Some((arena, range)) => (arena, range.start, Held::Loan(payload)),
+            None => {
+                let (arena, start) = state.copy(word, &payload).map_err(|e| no_memory(&e))?;
+                (arena.clone(), start, Held::Own(arena))
+            }
+        };
+        let memory = state.announce(&arena, &mut frames).map_err(|e| no_memory(&e))?;
+        let ticket = state.next_ticket();
+        if let Some(said) = state.ledger.as_ref().and_then(|ledger| ledger.word(word.into())) {
+            said.store(ticket, Ordering::Release);
+        }
+        state.lent.push_back(Lent { call, ticket, word, held });
+        let note = Note {
+            memory,
+            start,
+            ticket,
+            word,
+            checked: sum.is_some(),
+            header: FrameHeader::chunk(header, sum.unwrap_or_default()),
+        };
+        frames.push((note.encode(), None));
+        Ok(Some(Noted { frames, length: header.length.into(), copied }))
+    }
+
+    /// The peer has done with the next `count` chunks; `false` if it was never lent so many.
+    pub(crate) fn taken(&self, count: u32) -> bool {
+        let mut state = self.state();
+        for _ in 0..count {
+            let Some(lent) = state.lent.pop_front() else { return false };
+            state.free.push(lent.word);
+        }
+        true
+    }
+
+    /// How many chunks of a sending the peer has not done with.
+    pub(crate) fn left(&self, call: u64) -> usize {
+        self.state().lent.iter().filter(|lent| lent.call == call).count()
+    }
+
+    /// The bytes of a sending are wanted back: the peer takes nothing of it from now on, or drops what it took.
+    pub(crate) fn revoke(&self, call: u64) {
+        let mut state = self.state();
+        let ledger = state.ledger.clone();
+        for lent in state.lent.iter_mut().filter(|lent| lent.call == call) {
+            if let Some(word) = ledger.as_ref().and_then(|ledger| ledger.word(lent.word.into())) {
+                // Another value is the peer's: it has taken the chunk.
+                _ = word.compare_exchange(lent.ticket, REVOKED, Ordering::AcqRel, Ordering::Acquire);
+            }
+            if matches!(lent.held, Held::Loan(_)) {
+                lent.held = Held::Nothing;
+            }
+        }
+    }
+
+    /// The link has ended: nothing is lent any more.
+    pub(crate) fn end(&self) {
+        self.state().lent.clear();
+    }
+}
+
+impl State {
+    /// A word of the ledger that is free. The ledger is made and told of when it is first needed.
+    fn word(&mut self, frames: &mut Frames) -> std::result::Result<u16, ArenaError> {
+        if self.ledger.is_none() {
+            let ledger = Ledger::shared(WINDOW)?;
+            frames.push((frame::head(Kind::Ledger, 0).into(), cloned(ledger.descriptor())?));
+            self.ledger = Some(Arc::new(ledger));
+            self.free = (0..WINDOW as u16).collect();
+        }
+        let full = || ArenaError::Memory { bytes: 0, cause: "the window is full".into() };
+        self.free.pop().ok_or_else(full)
+    }
+
+    fn next_ticket(&mut self) -> u32 {
+        // Even ones, so that taking makes odd ones of them; never REVOKED.
+        self.ticket = self.ticket.wrapping_add(2);
+        if self.ticket == REVOKED {
+            self.ticket = 2;
+        }
+        self.ticket
+    }
+
+    /// Copies bytes to the place of a word in the link's own memory; returns where they are.
+    fn copy(&mut self, word: u16, bytes: &[u8]) -> std::result::Result<(Arena, u64), ArenaError> {
+        let wanted = (bytes.len() as u64).next_multiple_of(STEP).max(STEP);
+        let (arena, each) = match self.own.take() {
+            Some((arena, each)) if each >= wanted => (arena, each),
+            _ => (Arena::shared(wanted * WINDOW as u64, Access::Read)?, wanted),
+        };
+        self.own = Some((arena.clone(), each));
+        let start = u64::from(word) * each;
+        arena.claim(Range::new(start, start + bytes.len() as u64))?.copy_from_slice(bytes);
+        Ok((arena, start))
+    }
+
+    /// The number of a memory, which the peer is told before it hears of it first. It forgets what is gone, and one more if
+    /// it knows as many as it may.
+    fn announce(&mut self, arena: &Arena, frames: &mut Frames) -> std::result::Result<u64, ArenaError> {
+        let (number, alive) = number_of(arena);
+        if self.known.contains_key(&number) {
+            return Ok(number);
+        }
+        let mut gone: Vec<u64> = self
+            .known
+            .iter()
+            .filter(|(_, alive)| alive.strong_count() == 0)
+            .map(|(number, _)| *number)
+            .collect();
+        if gone.is_empty() && self.known.len() >= MEMORIES {
+            gone.extend(self.known.keys().min().copied());
+        }
+        for number in gone {
+            self.known.remove(&number);
+            frames.push((frame::words(Kind::Forget, &[number]), None));
+        }
+        frames.push((frame::words(Kind::Memory, &[number, arena.len()]), cloned(arena.descriptor())?));
+        self.known.insert(number, alive);
+        Ok(number)
+    }
+}
+
+fn cloned(
+    descriptor: Option<std::os::fd::BorrowedFd<'_>>,
+) -> std::result::Result<Option<OwnedFd>, ArenaError> {
+    let copy = descriptor.map(|descriptor| descriptor.try_clone_to_owned()).transpose();
+    copy.map_err(|error| ArenaError::Memory { bytes: 0, cause: error.to_string() })
+}
+
+fn no_memory(error: &ArenaError) -> Error {
+    Error::new(ErrorKind::System, SEND, format!("no shared memory: {error}"))
+        .mend("raise the limit of open files (ulimit -n), or take tcp")
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_transport::Cancel;
+    use thalweg_wire::{LayoutHash, Ranges};
+
+    use super::*;
+
+    fn update(arena: &Arena) -> Outgoing {
+        let id = thalweg_transport::UpdateId { job: 1, round: 1, sender: 1, layout: LayoutHash(1) };
+        let bytes = arena.lend(arena.range()).unwrap();
+        Outgoing::new(id, bytes, &Ranges::full(arena.len()), 1024, Cancel::default())
+    }
+
+    fn kinds(frames: &Frames) -> Vec<Kind> {
+        frames.iter().map(|(f, _)| frame::read_head(f[..8].try_into().unwrap()).unwrap().0).collect()
+    }
+
+    #[test]
+    fn memory_is_told_once_and_forgotten_when_it_is_gone() {
+        let lending = Lending::default();
+        let first = Arena::shared(4096, Access::Read).unwrap();
+        let Noted { frames, copied, .. } = lending.lend(1, &update(&first), 0).unwrap().unwrap();
+        assert_eq!((kinds(&frames), copied), (vec![Kind::Ledger, Kind::Memory, Kind::Chunk], 0));
+        assert_eq!(frames.iter().filter(|(_, descriptor)| descriptor.is_some()).count(), 2);
+        let Noted { frames, .. } = lending.lend(1, &update(&first), 1).unwrap().unwrap();
+        assert_eq!(kinds(&frames), [Kind::Chunk]);
+        assert!(lending.taken(2) && !lending.taken(1), "it was lent two");
+        drop(first);
+        let second = Arena::shared(4096, Access::Read).unwrap();
+        let Noted { frames, .. } = lending.lend(2, &update(&second), 0).unwrap().unwrap();
+        assert_eq!(kinds(&frames), [Kind::Forget, Kind::Memory, Kind::Chunk]);
+    }
+
+    #[test]
+    fn a_peer_knows_so_many_memories_at_most() {
+        let lending = Lending::default();
+        let arenas: Vec<Arena> =
+            (0..MEMORIES + 3).map(|_| Arena::shared(64, Access::Read).unwrap()).collect();
+        let (mut told, mut forgotten) = (0, 0);
+        for arena in &arenas {
+            let Noted { frames, .. } = lending.lend(1, &update(arena), 0).unwrap().unwrap();
+            told += kinds(&frames).iter().filter(|&&kind| kind == Kind::Memory).count();
+            forgotten += kinds(&frames).iter().filter(|&&kind| kind == Kind::Forget).count();
+            assert!(told - forgotten <= MEMORIES && lending.taken(1));
+        }
+        assert_eq!((told, forgotten), (MEMORIES + 3, 3));
+    }
+
+    #[test]
+    fn what_is_revoked_is_free_at_once_and_cannot_be_taken() {
+        let lending = Lending::default();
+        let arena = Arena::shared(4096, Access::Read).unwrap();
+        let sent = update(&arena);
+        for (call, chunk) in [(1, 0), (2, 1)] {
+            lending.lend(call, &sent, chunk).unwrap().unwrap();
+        }
+        sent.cancel().cancel();
+        drop(sent);
+        lending.revoke(1);
+        assert!(arena.claim(Range::new(0, 1024)).is_err(), "the loan of the second is the same update's");
+        lending.revoke(2);
+        assert!(arena.claim(arena.range()).is_ok());
+        assert_eq!(
+            (lending.left(1), lending.left(2)),
+            (1, 1),
+            "the peer has to say that it has seen the notes"
+        );
+        let ledger = lending.state().ledger.clone().unwrap();
+        assert!((0..WINDOW).all(|word| ledger.word(word).unwrap().load(Ordering::Acquire) == REVOKED));
+    }
+
+    #[test]
+    fn bytes_of_no_shared_arena_are_copied() {
+        let lending = Lending::default();
+        let arena = Arena::new(4096).unwrap();
+        arena.claim(arena.range()).unwrap().fill(7);
+        let Noted { frames, copied, .. } = lending.lend(1, &update(&arena), 3).unwrap().unwrap();
+        assert_eq!((kinds(&frames).len(), copied), (3, 1024));
+        assert!(arena.claim(arena.range()).is_ok(), "the loan has ended with the copy");
+    }
+}

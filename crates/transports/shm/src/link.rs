@@ -1,0 +1,237 @@
+//! A link over one connection.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_transport::{
+    Capabilities, Counters, Error, Guest, Link, Outgoing, Peer, Result, SendReport, Sink, Standing, Target,
+    Transport,
+};
+use tokio::sync::{mpsc, watch, Mutex, Notify, Semaphore};
+use tokio::task::AbortHandle;
+
+use crate::lend::{Lending, WINDOW};
+use crate::read::{self, Came, Chunk};
+use crate::send;
+use crate::socket::Socket;
+use crate::Shm;
+
+const RECEIVE: &str = "receive";
+/// Frames that have come and wait to be received.
+const QUEUE: usize = 64;
+
+/// What the link and its tasks share.
+pub(crate) struct Shared {
+    pub socket: Socket,
+    pub who: String,
+    pub standing: Standing,
+    /// Who holds it writes frames.
+    pub writer: Mutex<send::Writer>,
+    pub lending: Lending,
+    /// Room in the window of chunks that are lent.
+    pub window: Semaphore,
+    pub calls: AtomicU64,
+    /// The peer has done with chunks.
+    pub returned: watch::Sender<()>,
+    /// Chunks of the peer that we have done with, and have not said so.
+    pub done: AtomicU32,
+    pub tell: Notify,
+    /// Chunks of the peer that we have not said to have done with.
+    pub noted: AtomicU32,
+    ended: watch::Sender<bool>,
+    why: OnceLock<String>,
+    refused: AtomicBool,
+    pub sent: AtomicU64,
+    pub received: AtomicU64,
+    pub copied: AtomicU64,
+}
+
+impl Shared {
+    /// Ends the link; wakes whoever waits. What the peer sent before can still be received.
+    pub(crate) fn end(&self, why: &str) {
+        if self.why.set(why.to_owned()).is_ok() {
+            self.ended.send_replace(true);
+            self.lending.end();
+            self.socket.shut();
+        }
+    }
+
+    /// Ends the link, and takes nothing more from the peer.
+    pub(crate) fn refuse(&self, why: &str) {
+        self.refused.store(true, Ordering::Release);
+        self.end(why);
+    }
+
+    /// Waits until the link has ended, and gives the error of what was under way.
+    pub(crate) async fn ended(&self, operation: &'static str) -> Error {
+        // It fails when the sender is gone, which we hold.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+        self.closed(operation)
+    }
+
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        self.why.get().map_or(Ok(()), |_| Err(self.closed(operation)))
+    }
+
+    pub(crate) fn closed(&self, operation: &'static str) -> Error {
+        let why = self.why.get().map_or("the link has ended", String::as_str);
+        Error::closed(operation, format!("{}: {why}", self.who))
+    }
+
+    fn check_open(&self) -> Result<()> {
+        match self.refused.load(Ordering::Acquire) {
+            true => Err(self.closed(RECEIVE)),
+            false => Ok(()),
+        }
+    }
+
+    /// The peer's next chunk is done with, whatever came of it.
+    fn done(&self) {
+        self.done.fetch_add(1, Ordering::AcqRel);
+        self.tell.notify_one();
+    }
+}
+
+pub(crate) struct ShmLink {
+    peer: Peer,
+    shared: Arc<Shared>,
+    inbox: Mutex<mpsc::Receiver<Came>>,
+    tasks: [AbortHandle; 2],
+}
+
+impl ShmLink {
+    /// A link of a connection that has shaken hands.
+    pub(crate) fn new(socket: Socket, who: String, guest: Option<Guest>) -> Self {
+        let zero = AtomicU64::default;
+        let shared = Arc::new(Shared {
+            socket,
+            who: who.clone(),
+            standing: Standing::new(guest),
+            writer: Mutex::default(),
+            lending: Lending::default(),
+            window: Semaphore::new(WINDOW),
+            calls: zero(),
+            returned: watch::Sender::new(()),
+            done: AtomicU32::new(0),
+            tell: Notify::new(),
+            noted: AtomicU32::new(0),
+            ended: watch::Sender::new(false),
+            why: OnceLock::new(),
+            refused: AtomicBool::new(false),
+            sent: zero(),
+            received: zero(),
+            copied: zero(),
+        });
+        let (pass, inbox) = mpsc::channel(QUEUE);
+        let reader = tokio::spawn(read::frames(shared.clone(), pass)).abort_handle();
+        let teller = tokio::spawn(send::tell(shared.clone())).abort_handle();
+        let peer = Peer { address: who, ..Peer::default() };
+        Self { peer, shared, inbox: Mutex::new(inbox), tasks: [reader, teller] }
+    }
+}
+
+/// Takes a chunk out of the peer's memory into its place.
+fn deliver(shared: &Shared, chunk: &Chunk, sink: &dyn Sink) -> Result<()> {
+    let header = &chunk.note.header;
+    let length = header.length() as u64;
+    shared.received.fetch_add(length, Ordering::Relaxed);
+    let Some(mut target) = sink.place(&header.chunk) else {
+        sink.progress(length);
+        return Ok(());
+    };
+    if target.bytes().len() as u64 != length {
+        let context = format!("a place of {} bytes for {length}", target.bytes().len());
+        return Err(Error::new(thalweg_transport::ErrorKind::System, RECEIVE, context));
+    }
+    if !take(chunk, &mut target)? {
+        return Ok(()); // its sender wanted it back; the place is free with the target
+    }
+    sink.progress(length);
+    let outcome = if chunk.note.checked { header.verify(target.bytes()) } else { Ok(()) };
+    sink.stored(&header.chunk, target, outcome);
+    Ok(())
+}
+
+/// Copies a chunk; `false` if it was revoked before or meanwhile.
+fn take(chunk: &Chunk, target: &mut Target) -> Result<bool> {
+    let ticket = chunk.note.ticket;
+    let word = chunk.word();
+    if word.load(Ordering::Acquire) != ticket {
+        return Ok(false);
+    }
+    let read = chunk.memory.read(chunk.note.start, target.bytes_mut());
+    read.map_err(|e| Error::new(thalweg_transport::ErrorKind::Corrupt, RECEIVE, e.to_string()))?;
+    Ok(word.compare_exchange(ticket, ticket | 1, Ordering::AcqRel, Ordering::Acquire).is_ok())
+}
+
+#[async_trait]
+impl Link for ShmLink {
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Shm.capabilities()
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        send::control(&self.shared, message).await
+    }
+
+    async fn send_update(&self, update: &Outgoing) -> Result<SendReport> {
+        send::update(&self.shared, update).await
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        let mut inbox = self.inbox.lock().await;
+        loop {
+            self.shared.check_open()?;
+            let Some(came) = inbox.recv().await else {
+                self.shared.check_open()?;
+                self.shared.end("the peer has closed the link");
+                return Err(self.shared.closed(RECEIVE));
+            };
+            match came {
+                Came::Control(message) => return Ok(message),
+                Came::Broken(error) => return Err(error),
+                Came::Chunk(chunk) => {
+                    let delivered = deliver(&self.shared, &chunk, sink);
+                    drop(chunk);
+                    self.shared.done();
+                    if let Err(error) = delivered {
+                        self.shared.refuse(&error.to_string());
+                        return Err(error);
+                    }
+                    // A link that never runs dry leaves room for the others, chunk by chunk.
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    }
+
+    fn admit(&self) {
+        self.shared.standing.admit();
+    }
+
+    fn counters(&self) -> Counters {
+        Counters {
+            sent: self.shared.sent.load(Ordering::Relaxed),
+            received: self.shared.received.load(Ordering::Relaxed),
+            copied: self.shared.copied.load(Ordering::Relaxed),
+            ..Counters::default()
+        }
+    }
+
+    async fn close(&self) {
+        self.shared.refuse("this end has closed the link");
+    }
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        self.shared.end("this end has let the link go");
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}

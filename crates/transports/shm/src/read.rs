@@ -1,0 +1,181 @@
+//! Reading: a task takes frames from the connection, whatever the peer writes, and passes them on.
+//!
+//! It is a task of its own since a sender waits for what the peer says of chunks, whether or not anybody receives here.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_arena::{Foreign, Ledger};
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_wire::Kind as Carries;
+use tokio::sync::mpsc;
+
+use crate::frame::{self, Kind, Note, HEAD};
+use crate::lend::{MEMORIES, WINDOW};
+use crate::link::Shared;
+
+/// Bytes taken from the connection in one call.
+const PIECE: usize = 64 << 10;
+/// Descriptors that have come before the frames that they belong to.
+const DESCRIPTORS: usize = 4;
+const RECEIVE: &str = "receive";
+
+/// What is passed on.
+pub(crate) enum Came {
+    Control(Bytes),
+    Chunk(Box<Chunk>),
+    /// The peer broke the protocol, or the link is turned out.
+    Broken(Error),
+}
+
+/// A chunk that lies in the peer's memory.
+pub(crate) struct Chunk {
+    pub note: Note,
+    pub memory: Arc<Foreign>,
+    ledger: Arc<Ledger>,
+}
+
+impl Chunk {
+    /// What the ledger says of it.
+    pub(crate) fn word(&self) -> &AtomicU32 {
+        static NONE: AtomicU32 = AtomicU32::new(crate::lend::REVOKED);
+        self.ledger.word(self.note.word.into()).unwrap_or(&NONE)
+    }
+}
+
+/// Reads until the link ends.
+pub(crate) async fn frames(shared: Arc<Shared>, pass: mpsc::Sender<Came>) {
+    let mut reader = Reader::default();
+    let outcome = tokio::select! {
+        biased;
+        outcome = reader.read(&shared, &pass) => outcome,
+        error = shared.standing.turned_out() => Err(error),
+    };
+    match outcome {
+        Ok(()) => shared.end("the peer has closed the link"),
+        Err(error) => {
+            shared.refuse(&error.to_string());
+            let _ = pass.send(Came::Broken(error)).await; // nobody receives any more
+        }
+    }
+}
+
+fn corrupt(context: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Corrupt, RECEIVE, context)
+}
+
+#[derive(Default)]
+struct Reader {
+    /// Bytes that have come, and are not read.
+    bytes: Vec<u8>,
+    descriptors: VecDeque<OwnedFd>,
+    ledger: Option<Arc<Ledger>>,
+    memories: HashMap<u64, Arc<Foreign>>,
+}
+
+impl Reader {
+    /// Until the peer ends the connection between two frames.
+    async fn read(&mut self, shared: &Shared, pass: &mpsc::Sender<Came>) -> Result<()> {
+        let mut piece = vec![0; PIECE];
+        loop {
+            let mut at = 0;
+            while let Some((kind, body)) = next(&self.bytes[at..], shared)? {
+                let came = self.frame(kind, at + HEAD..at + HEAD + body, shared)?;
+                at += HEAD + body;
+                if let Some(came) = came {
+                    let _ = pass.send(came).await; // nobody receives any more; the sending side goes on
+                }
+            }
+            self.bytes.drain(..at);
+            let came = shared.socket.receive(&mut piece).await.map_err(|e| explain(shared, &e))?;
+            if came.bytes == 0 {
+                return match self.bytes.is_empty() {
+                    true => Ok(()),
+                    false => Err(Error::closed(RECEIVE, format!("{} ended the link in a frame", shared.who))),
+                };
+            }
+            shared.received.fetch_add(came.bytes as u64, Ordering::Relaxed);
+            self.bytes.extend_from_slice(&piece[..came.bytes]);
+            self.descriptors.extend(came.descriptor);
+            if self.descriptors.len() > DESCRIPTORS {
+                return Err(corrupt("descriptors without frames that they belong to"));
+            }
+        }
+    }
+
+    /// What is passed on of a frame whose body is at `body` of what has come.
+    fn frame(&mut self, kind: Kind, body: std::ops::Range<usize>, shared: &Shared) -> Result<Option<Came>> {
+        let body = &self.bytes[body];
+        match kind {
+            Kind::Control => return Ok(Some(Came::Control(Bytes::copy_from_slice(body)))),
+            Kind::Taken => {
+                let count = frame::read_taken(body)?;
+                if count as usize > WINDOW || !shared.lending.taken(count) {
+                    return Err(corrupt(format!("it has done with {count} chunks more than it was lent")));
+                }
+                shared.window.add_permits(count as usize);
+                shared.returned.send_replace(());
+            }
+            Kind::Ledger => {
+                let descriptor =
+                    self.descriptors.pop_front().ok_or_else(|| corrupt("a ledger without memory"))?;
+                let ledger = Ledger::of_fd(descriptor, WINDOW).map_err(|e| corrupt(e.to_string()))?;
+                self.ledger = Some(Arc::new(ledger));
+            }
+            Kind::Memory => {
+                let (number, bytes) = (frame::word(body, 0)?, frame::word(body, 1)?);
+                let descriptor =
+                    self.descriptors.pop_front().ok_or_else(|| corrupt("memory without a descriptor"))?;
+                if self.memories.len() >= MEMORIES {
+                    return Err(corrupt(format!("more than {MEMORIES} memories")));
+                }
+                let memory = Foreign::of_fd(descriptor, bytes).map_err(|e| corrupt(e.to_string()))?;
+                self.memories.insert(number, Arc::new(memory));
+            }
+            Kind::Forget => drop(self.memories.remove(&frame::word(body, 0)?)),
+            Kind::Chunk => return self.chunk(body.to_vec(), shared).map(Some),
+        }
+        Ok(None)
+    }
+
+    fn chunk(&self, body: Vec<u8>, shared: &Shared) -> Result<Came> {
+        let note = Note::decode(&body)?;
+        shared.standing.check(Carries::Chunk, note.header.length())?;
+        let memory = self.memories.get(&note.memory).cloned();
+        let memory = memory.ok_or_else(|| corrupt("a chunk in memory that was not shown"))?;
+        let ledger = self.ledger.clone().ok_or_else(|| corrupt("a chunk without a ledger"))?;
+        if usize::from(note.word) >= WINDOW {
+            return Err(corrupt(format!("word {} of a ledger of {WINDOW}", note.word)));
+        }
+        if shared.noted.fetch_add(1, Ordering::AcqRel) as usize >= WINDOW {
+            return Err(corrupt(format!("more than {WINDOW} chunks at a time")));
+        }
+        Ok(Came::Chunk(Box::new(Chunk { note, memory, ledger })))
+    }
+}
+
+/// The kind and length of the next frame, if all of it has come.
+fn next(bytes: &[u8], shared: &Shared) -> Result<Option<(Kind, usize)>> {
+    let Some(head) = bytes.first_chunk::<HEAD>() else { return Ok(None) };
+    let (kind, length) = frame::read_head(head)?;
+    match kind {
+        Kind::Control if length > thalweg_wire::MAX_CONTROL as usize => {
+            return Err(corrupt(format!("a control message of {length} bytes")));
+        }
+        Kind::Control => shared.standing.check(Carries::Control, length)?,
+        // Whoever has not proved itself has nothing to lend.
+        Kind::Chunk | Kind::Memory | Kind::Ledger => shared.standing.check(Carries::Chunk, 0)?,
+        Kind::Taken | Kind::Forget => {}
+    }
+    Ok((bytes.len() - HEAD >= length).then_some((kind, length)))
+}
+
+fn explain(shared: &Shared, error: &std::io::Error) -> Error {
+    match error.kind() {
+        std::io::ErrorKind::InvalidData => Error::new(ErrorKind::System, RECEIVE, error.to_string()),
+        _ => Error::io(RECEIVE, &shared.who, error),
+    }
+}

@@ -1,0 +1,160 @@
+//! Sending: messages as bytes, chunks as notes of where they lie.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_wire::{MAX_CHUNK, MAX_CONTROL};
+
+use crate::frame::{self, Kind};
+use crate::link::Shared;
+
+const CONTROL: &str = "send control";
+const UPDATE: &str = "send update";
+
+/// Frames on their way out. What a sender that was dropped left here goes out with whatever is sent next, so that a frame
+/// is never cut.
+#[derive(Default)]
+pub(crate) struct Writer(VecDeque<Frame>);
+
+struct Frame {
+    parts: [Bytes; 2],
+    descriptor: Option<OwnedFd>,
+    written: usize,
+}
+
+impl Writer {
+    fn add(&mut self, head: impl Into<Bytes>, body: Bytes, descriptor: Option<OwnedFd>) {
+        self.0.push_back(Frame { parts: [head.into(), body], descriptor, written: 0 });
+    }
+
+    async fn write(&mut self, shared: &Shared) -> std::io::Result<()> {
+        while let Some(frame) = self.0.front_mut() {
+            let [head, body] = &frame.parts;
+            let parts =
+                [&head[frame.written.min(head.len())..], &body[frame.written.saturating_sub(head.len())..]];
+            let descriptor = frame.descriptor.as_ref().filter(|_| frame.written == 0);
+            let sent = shared.socket.send(&parts, descriptor.map(AsFd::as_fd)).await?;
+            frame.written += sent;
+            shared.sent.fetch_add(sent as u64, Ordering::Relaxed);
+            if frame.written == head.len() + body.len() {
+                self.0.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all frames, unless the link ends before.
+    async fn flush(&mut self, shared: &Shared, operation: &'static str) -> Result<()> {
+        let written = tokio::select! {
+            biased;
+            error = shared.ended(operation) => return Err(error),
+            written = self.write(shared) => written,
+        };
+        written.map_err(|error| {
+            shared.end(&format!("the link broke: {error}"));
+            shared.closed(operation)
+        })
+    }
+}
+
+/// Sends one control message.
+pub(crate) async fn control(shared: &Shared, message: Bytes) -> Result<()> {
+    if message.len() > MAX_CONTROL as usize {
+        let context = format!("{} bytes; a control message has at most {MAX_CONTROL}", message.len());
+        return Err(Error::new(ErrorKind::Unsupported, CONTROL, context).mend("send less metrics"));
+    }
+    let mut writer = shared.writer.lock().await;
+    shared.check(CONTROL)?;
+    writer.add(frame::head(Kind::Control, message.len()).to_vec(), message, None);
+    writer.flush(shared, CONTROL).await
+}
+
+/// The sending of one update. However it ends, the peer takes nothing of it after that.
+struct Call<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.shared.lending.revoke(self.number);
+        // If notes are left that were not written, they are now.
+        self.shared.tell.notify_one();
+    }
+}
+
+/// Lends the chunks of an update to the peer, in order, and waits until it has done with them all.
+pub(crate) async fn update(shared: &Arc<Shared>, update: &Outgoing) -> Result<SendReport> {
+    if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
+        let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
+        return Err(Error::new(ErrorKind::Unsupported, UPDATE, context).mend("set a smaller chunk"));
+    }
+    shared.check(UPDATE)?;
+    let started = Instant::now();
+    let call = Call { shared, number: shared.calls.fetch_add(1, Ordering::Relaxed) };
+    let all = async {
+        let mut wire = 0;
+        for chunk in 0..update.chunks().len() {
+            wire += lend(shared, call.number, update, chunk).await?;
+        }
+        let mut returned = shared.returned.subscribe();
+        while shared.lending.left(call.number) > 0 {
+            // It fails when the sender is gone, which we hold.
+            let _ = returned.changed().await;
+        }
+        // When a link ends, nothing is lent any more.
+        shared.check(UPDATE)?;
+        Ok::<u64, Error>(wire)
+    };
+    let wire = tokio::select! {
+        biased;
+        () = update.cancel().cancelled() => return Err(SendReport::cancelled()),
+        error = shared.ended(UPDATE) => return Err(error),
+        all = all => all?,
+    };
+    let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+}
+
+/// Notes one chunk to the peer. Returns the bytes that it counts for on the link.
+async fn lend(shared: &Shared, call: u64, update: &Outgoing, chunk: usize) -> Result<u64> {
+    let gone = |_| shared.closed(UPDATE);
+    let room = shared.window.acquire().await.map_err(gone)?;
+    let mut writer = shared.writer.lock().await;
+    let noted = shared.lending.lend(call, update, chunk).inspect_err(|error| {
+        shared.end(&error.to_string()); // what was told of half a note is known no longer
+    })?;
+    let noted = noted.ok_or_else(SendReport::cancelled)?;
+    room.forget(); // it is given back when the peer has done with the chunk
+    shared.copied.fetch_add(noted.copied, Ordering::Relaxed);
+    // Counted before the peer can have it: who hears of its answer finds it counted.
+    let mut wire = noted.length;
+    shared.sent.fetch_add(wire, Ordering::Relaxed);
+    for (bytes, descriptor) in noted.frames {
+        wire += bytes.len() as u64;
+        writer.add(bytes, Bytes::new(), descriptor);
+    }
+    writer.flush(shared, UPDATE).await?;
+    Ok(wire)
+}
+
+/// Tells the peer which of its chunks this end has done with, as long as the link lives.
+pub(crate) async fn tell(shared: Arc<Shared>) {
+    loop {
+        shared.tell.notified().await;
+        let mut writer = shared.writer.lock().await;
+        let count = shared.done.swap(0, Ordering::AcqRel);
+        if count > 0 {
+            shared.noted.fetch_sub(count, Ordering::AcqRel);
+            writer.add(frame::taken(count), Bytes::new(), None);
+        }
+        if writer.flush(&shared, UPDATE).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,49 @@
+"""``transport.url = "auto"``: which transport a run whose parties are all on this machine takes, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from thalweg.transports import registry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+AUTO: Final = "auto"
+# What is taken where a network is meant, and what if all is within the machine.
+NETWORK: Final = "tcp"
+LOCAL: Final = "shm"
+
+
+def settled(plan: Plan) -> tuple[Plan, str | None]:
+    """Return the plan with a transport in place of ``auto``, and the reason for it; any other plan as it is, and None.
+
+    It is for runs on one machine: shared memory, unless something is asked for that only a network has.
+    """
+    if plan.transport.url != AUTO:
+        return plan, None
+    why = _network_asked(plan)
+    chosen = LOCAL if why is None else NETWORK
+    reason = why or "all parties are on this machine and no network is emulated"
+    return plan.merge({"transport.url": chosen}), reason
+
+
+def _network_asked(plan: Plan) -> str | None:
+    """Return why it cannot be shared memory, or None."""
+    entry = next((one for one in registry.transports() if one["name"] == LOCAL), None)
+    asked = {
+        f"the transport {LOCAL} is not available: {entry['reason'] if entry else 'this build has none'}": (
+            entry is None or not entry["available"]
+        ),
+        "a network is emulated": plan.network is not None and plan.network.emulator != "none",
+        "each node of a graph listens for others": plan.job.graph is not None,
+        "links are throttled": plan.layers.throttle is not None,
+        "links are given faults": plan.layers.fault is not None,
+        "transport.congestion asks for TCP's": plan.transport.congestion is not None,
+        "transport.client_congestion asks for TCP's": plan.transport.client_congestion is not None,
+        "transport.streams asks for several connections": plan.transport.streams > 1,
+        "transport.send_buffer asks for the kernel's": plan.transport.send_buffer is not None,
+        "transport.receive_buffer asks for the kernel's": plan.transport.receive_buffer is not None,
+        "security.tls is on": plan.security.tls == "on",
+    }
+    return next((why for why, is_so in asked.items() if is_so), None)

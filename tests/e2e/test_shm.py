@@ -1,0 +1,163 @@
+"""Jobs over shared memory: chosen by ``auto``, without copies, among processes of one user, and through deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.e2e.conftest import Start
+from thalweg.record import Record
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(sys.platform != "linux", reason="shared memory by descriptors is Linux's"),
+]
+Run = Callable[..., Any]
+PAYLOAD = ("--model", "payload:3MiB", "--clients", "3")
+# Connects as a process of another user does, and says how the connection ends.
+STRANGER = """
+import socket, sys
+peer = socket.socket(socket.AF_UNIX)
+peer.connect("\\0" + sys.argv[1])
+try:
+    peer.sendall(b"tlwshm\\x01\\0")
+    print(len(peer.recv(8)))
+except ConnectionError:
+    print(0)
+"""
+
+
+# Every value follows from the model that came, the client and the round.
+APP = """
+import numpy as np
+
+class App:
+    def model(self):
+        return {"weights": np.linspace(0, 1, 300_000, dtype=np.float32)}
+    def client_data(self, name, index, clients, seed):
+        return index + 1
+    def train(self, model, data, config):
+        model["weights"] *= np.float32(1.5 + data)
+        model["weights"] += np.sin(model["weights"])
+        return data, {}
+    def test_data(self):
+        return None
+    def evaluate(self, model, data):
+        return {"loss": float(model["weights"].mean())}
+"""
+
+
+def sockets() -> set[str]:
+    """Return the names of all sockets of the transport."""
+    return set(re.findall(r"@(thalweg-shm-[0-9]+)", Path("/proc/net/unix").read_text()))
+
+
+def transfers(record: Record) -> list[dict[str, Any]]:
+    return [transfer for entry in record.entries for transfer in entry["transfers"]]
+
+
+@pytest.mark.parametrize("more", [(), ("--partial", "keep"), ("--deterministic",)])
+def test_a_run_takes_every_byte_where_it_lies(result: Run, tmp_path: Path, more: tuple[str, ...]) -> None:
+    done = result("run", "--transport", "shm", *PAYLOAD, "--rounds", "3", *more)
+    assert [(entry["participants"], entry["complete"]) for entry in done["rounds"]] == [(3, True)] * 3
+    assert (done["transport"], done["transport_reason"]) == ("shm", None)
+    moved = transfers(Record(tmp_path / done["record"]))
+    assert len(moved) == 3 * 3 * 2
+    assert {transfer["copied"] for transfer in moved} == {0}
+    assert all(transfer["bytes"] == 3 << 20 for transfer in moved)
+
+
+def test_what_is_trained_is_the_same_as_over_tcp(result: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(APP)
+    models = []
+    for transport in ("tcp", "shm"):
+        done = result("run", "--app", "own.py:App", "--transport", transport, "--clients", "3", "--rounds", "3",
+                      "--deterministic")  # fmt: skip
+        (path,) = (tmp_path / done["record"]).rglob("*.safetensors")
+        models.append(load_file(path)["weights"])
+        copied = {transfer["copied"] for transfer in transfers(Record(tmp_path / done["record"]))}
+    assert (models[0] == models[1]).all()
+    assert models[1].std() > 0.1, "nothing was trained"
+    assert copied == {0}
+
+
+@pytest.mark.parametrize(
+    ("more", "transport", "reason"),
+    [
+        ((), "shm", "all parties are on this machine and no network is emulated"),
+        (("--congestion", "reno"), "tcp", "transport.congestion asks for TCP's"),
+        (("--network", "rate=100mbit", "--emulator", "message"), "tcp", "a network is emulated"),
+    ],
+)
+def test_auto_says_why(result: Run, tmp_path: Path, more: tuple[str, ...], transport: str, reason: str) -> None:
+    done = result("run", "--transport", "auto", "--model", "payload:64KiB", "--clients", "2", "--rounds", "1", *more)
+    assert (done["transport"], done["transport_reason"]) == (transport, reason)
+    record = Record(tmp_path / done["record"])
+    assert record.manifest["transport_reason"] == reason
+    assert record.plan.scheme == transport
+
+
+def test_a_client_that_is_killed_is_left_out_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
+    before = sockets()
+    program = start("run", "--transport", "shm", "--model", "payload:8MiB", "--clients", "3", "--rounds", "60",
+                    "--enough", "2", "--json")  # fmt: skip
+    program.until("round 2/60")
+    os.kill(program.children()[1], signal.SIGKILL)
+    program.until("is gone: killed by signal 9")
+    code, out, err = program.end()
+    assert code == 0, err
+    done = json.loads(out)
+    assert done["rounds"][-1]["participants"] == 2
+    assert len(done["rounds"]) == 60
+    assert sockets() <= before
+
+
+def test_a_server_that_is_killed_leaves_nothing(start: Start) -> None:
+    before = sockets()
+    program = start("run", "--transport", "shm", *PAYLOAD, "--rounds", "100000")
+    program.until("round 2/")
+    children = program.children()
+    assert sockets() - before
+    program.process.kill()
+    program.end()
+    for child in children:
+        while (state := state_of(child)) not in ("", "Z"):
+            assert state, "a client outlives its server"
+    assert sockets() <= before
+
+
+def state_of(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_another_user_is_turned_away(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[job]\nrounds = 2\nclients = 1\n[model]\nname = 'payload:1MiB'\n")
+    server = start("server", "job.toml", "--listen", "shm://localhost:0", "--json")
+    line = server.until("listening on")
+    found = re.search(r"shm://localhost:([0-9]+)", line)
+    assert found is not None, line
+    stranger = subprocess.run(
+        ["/usr/bin/env", "python3", "-c", STRANGER, f"thalweg-shm-{found[1]}"],
+        user=65534, cwd="/", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert stranger.stdout.strip() == "0", "it got an answer"
+    server.until("runs as user 65534, this process as user 0")
+    client = start("client", f"shm://localhost:{found[1]}", "--name", "anna", "--json")
+    code, out, err = server.end()
+    assert code == 0, err
+    assert [entry["participants"] for entry in json.loads(out)["rounds"]] == [1, 1]
+    assert client.end()[0] == 0

@@ -1,0 +1,47 @@
+"""Which transport ``auto`` is."""
+
+from __future__ import annotations
+
+import pytest
+
+from thalweg.plan import Plan
+from thalweg.plan.choosing import settled
+from thalweg.transports import registry
+
+
+def plan(**overrides: object) -> Plan:
+    return Plan.of({}).merge({"transport.url": "auto", **{key.replace("__", "."): v for key, v in overrides.items()}})
+
+
+def test_a_transport_that_is_named_stays() -> None:
+    named = Plan.of({"transport": {"url": "tcp"}})
+    assert settled(named) == (named, None)
+    assert settled(Plan.of({})) == (Plan.of({}), None)
+
+
+def test_within_the_machine_it_is_shared_memory() -> None:
+    available = next(entry["available"] for entry in registry.transports() if entry["name"] == "shm")
+    chosen, reason = settled(plan())
+    assert (chosen.scheme, reason is None) == ("shm" if available else "tcp", False)
+    assert settled(plan(network="none"))[0].scheme == chosen.scheme
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"network": "wan"}, "a network is emulated"),
+        ({"job__graph": "ring"}, "graph"),
+        ({"layers__throttle": "10mbit"}, "throttled"),
+        ({"layers__fault__loss": 0.1}, "faults"),
+        ({"transport__congestion": "reno"}, "transport.congestion"),
+        ({"transport__client_congestion": ["reno"]}, "transport.client_congestion"),
+        ({"transport__streams": 2}, "transport.streams"),
+        ({"transport__send_buffer": 1000}, "transport.send_buffer"),
+        ({"transport__receive_buffer": 1000}, "transport.receive_buffer"),
+        ({"security__tls": "on"}, "security.tls"),
+    ],
+)
+def test_what_only_a_network_has_makes_it_tcp(asked: dict[str, object], words: str) -> None:
+    chosen, reason = settled(plan(**asked))
+    assert chosen.scheme == "tcp"
+    assert words in (reason or "")
