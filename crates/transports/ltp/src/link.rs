@@ -10,6 +10,7 @@ use thalweg_transport::trace::Trace;
 use thalweg_transport::{Capabilities, Counters, Link, Outgoing, Peer, Result, SendReport, Sink, Transport};
 use thalweg_udp::deliver::{pass_on, Intake};
 use thalweg_udp::hello::Ends;
+use thalweg_udp::said::keep_saying;
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::Lane;
 use thalweg_wire::Tolerance;
@@ -51,7 +52,7 @@ impl LtpLink {
         let (orders, taken) = mpsc::channel(ORDERS);
         let intake = Mutex::new(Intake::new(incoming, control, Acks::new(choice.rule, stats.clone())));
         let protection = Protection { critical: critical.clone(), repair: choice.repair };
-        let saying = tokio::spawn(send::keep_saying(shared.clone(), outgoing.clone()));
+        let saying = tokio::spawn(keep_saying(shared.clone(), outgoing.clone(), || async {}));
         let driver =
             Driver::new(outgoing, window, protection, shared.clone(), stats.clone(), taken).traced(trace);
         let reading = tokio::spawn(pass_on(inner.clone(), shared.clone(), pass));

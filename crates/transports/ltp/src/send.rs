@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use thalweg_sending::ltp::{Block, Packet, Part, Piece, Sender, What, MAX_PIECES};
 use thalweg_transport::trace::Trace;
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
-use thalweg_udp::said::{Pauses, Word};
+use thalweg_udp::said::Word;
 use thalweg_udp::shared::Shared;
 use thalweg_udp::socket::{Buffer, Lane};
 use thalweg_udp::window::OVERHEAD;
@@ -360,19 +360,6 @@ impl Driver {
         self.lane.append(&Datagram { kind, covered: false, told, number }, &symbol, &mut self.batch);
         self.stats.repair.fetch_add(1, Relaxed);
         Some(())
-    }
-}
-
-/// Repeats control messages until the peer has them.
-pub(crate) async fn keep_saying(shared: Arc<Shared>, lane: Arc<Lane>) {
-    loop {
-        shared.said_more.notified().await;
-        let mut pauses = Pauses::new();
-        loop {
-            tokio::time::sleep(pauses.pause()).await;
-            let Some(sent) = shared.said.repeat(&lane) else { break };
-            shared.sent.fetch_add(sent as u64, Relaxed);
-        }
     }
 }
 

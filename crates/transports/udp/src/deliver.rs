@@ -24,8 +24,8 @@ const RECEIVE: &str = "receive";
 const BEFORE_END: usize = 256;
 /// Receives before other tasks have their turn.
 const AT_ONCE: usize = 4;
-/// Bytes of chunks that may wait for a control message before we stop to read, so that the window stops the sender.
-/// One receive more may be read by then.
+/// Bytes of chunks that may wait for a control message before nothing is answered any more, so that the window stops the
+/// sender. What is in flight by then is still read: the message may be behind it, in a datagram.
 const HELD: usize = 1 << 20;
 
 /// What a datagram brings.
@@ -126,6 +126,7 @@ impl<R: Reader> Intake<R> {
         }
         self.buffer.fit(shared.standing.is_proved());
         self.release(sink, shared)?;
+        self.tell(shared);
         loop {
             let due = matches!(self.early, Some(Err(_))) || self.turns.may_deliver();
             if let Some(next) = self.early.take_if(|_| due) {
@@ -135,9 +136,9 @@ impl<R: Reader> Intake<R> {
                 self.given = true;
                 return next;
             }
-            let (waits, room) = (self.early.is_some(), self.held.bytes < HELD);
-            let (wakes, timed) = (self.reader.wakes(), self.reader.wakes().is_some());
-            let wakes = wakes.unwrap_or_else(Instant::now).into();
+            let (waits, room) = (self.early.is_some(), self.has_room());
+            let wakes = self.reader.wakes().filter(|_| self.answers());
+            let (timed, wakes) = (wakes.is_some(), wakes.unwrap_or_else(Instant::now).into());
             tokio::select! {
                 biased;
                 error = shared.refused(RECEIVE) => return Err(error),
@@ -176,7 +177,7 @@ impl<R: Reader> Intake<R> {
     /// Takes what the kernel holds for us, in at most `most` receives.
     fn take(&mut self, sink: &dyn Sink, shared: &Shared, most: usize) -> Result<()> {
         for _ in 0..most {
-            if self.held.bytes >= HELD {
+            if !self.has_room() {
                 return Ok(());
             }
             match self.lane.receive(&mut self.buffer) {
@@ -245,7 +246,19 @@ impl<R: Reader> Intake<R> {
         shared.sent.fetch_add(self.lane.tell(&taken) as u64, Relaxed);
     }
 
+    /// Whether another receive may be held. A peer that keeps to its window never sends more than that.
+    fn has_room(&self) -> bool {
+        self.held.bytes < HELD + self.lane.window as usize
+    }
+
+    fn answers(&self) -> bool {
+        self.held.bytes < HELD
+    }
+
     fn tell(&mut self, shared: &Shared) {
+        if !self.answers() {
+            return;
+        }
         if let Some(answer) = self.reader.answer(self.turns.told()) {
             shared.sent.fetch_add(self.lane.tell(&answer) as u64, Relaxed);
         }

@@ -15,13 +15,17 @@
 //! | 32 | | the message |
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::future::Future;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use thalweg_seal::TAG_BYTES;
+use tokio::time::sleep_until;
 
 use crate::datagram::{Encode, Key, PREFIX_BYTES, WHOLE};
+use crate::shared::Shared;
 use crate::socket::Lane;
 
 const MESSAGE: u8 = 6;
@@ -35,6 +39,9 @@ const TOGETHER: usize = 4;
 /// Time until a message is repeated, and the longest time between two repetitions.
 const FIRST: Duration = Duration::from_millis(100);
 const RAREST: Duration = Duration::from_secs(1);
+/// Copies that a repetition has at most, and their bytes.
+const MOST_COPIES: usize = 8;
+const MOST_BYTES: usize = 8 << 10;
 
 /// What such a datagram says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,35 +115,68 @@ impl Said {
         self.messages().retain(|(number, _)| *number > count);
     }
 
-    /// Sends the oldest messages again. Returns the bytes sent; `None` if the peer has all messages.
-    pub fn repeat(&self, lane: &Lane) -> Option<usize> {
+    /// Sends the oldest messages again, in so many copies if they are short. Returns the bytes sent; `None` if the peer has
+    /// all messages.
+    pub fn repeat(&self, lane: &Lane, copies: usize) -> Option<usize> {
         let oldest: Vec<(u64, Bytes)> = self.messages().iter().take(TOGETHER).cloned().collect();
-        let sent = oldest.iter().map(|(number, message)| lane.tell_with(&Word::Message(*number), message));
-        (!oldest.is_empty()).then(|| sent.sum())
+        let bytes: usize = oldest.iter().map(|(_, message)| PREFIX_BYTES + message.len()).sum();
+        let copies = copies.min(MOST_BYTES / bytes.max(1)).max(1);
+        let each = |(number, message): &(u64, Bytes)| lane.tell_with(&Word::Message(*number), message);
+        (!oldest.is_empty()).then(|| (0..copies).flat_map(|_| oldest.iter().map(each)).sum())
     }
 }
 
-/// When messages are repeated.
+/// When messages are repeated, and how often each time. Until one has been taken, the time between two repetitions grows, and
+/// so does the number of copies: where seven of ten datagrams are lost, a message comes within half a second nearly always.
 #[derive(Debug)]
-pub struct Pauses(Duration);
+pub struct Pauses {
+    due: Instant,
+    pause: Duration,
+    copies: usize,
+}
 
 impl Pauses {
-    /// From the moment at which a message was sent.
-    pub fn new() -> Self {
-        Self(FIRST)
+    /// A message was sent at `now`.
+    pub fn new(now: Instant) -> Self {
+        Self { due: now + FIRST, pause: FIRST, copies: 1 }
     }
 
-    /// The time until the next repetition.
-    pub fn pause(&mut self) -> Duration {
-        let pause = self.0;
-        self.0 = (self.0 * 5 / 4).min(RAREST);
-        pause
+    /// Another message was sent at `now`: it does not wait as long as those that were repeated already.
+    pub fn said(&mut self, now: Instant) {
+        (self.due, self.pause) = (self.due.min(now + FIRST), FIRST);
+    }
+
+    /// The time of the next repetition.
+    pub fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Messages are repeated at `now`. Returns in how many copies.
+    pub fn repeated(&mut self, now: Instant) -> usize {
+        self.pause = (self.pause * 5 / 4).min(RAREST);
+        self.due = now + self.pause;
+        let next = (2 * self.copies).min(MOST_COPIES);
+        std::mem::replace(&mut self.copies, next)
     }
 }
 
-impl Default for Pauses {
-    fn default() -> Self {
-        Self::new()
+/// Repeats control messages as datagrams of `lane` until the peer has them. `hear` takes what the peer has said meanwhile.
+pub async fn keep_saying<F: Future<Output = ()>>(shared: Arc<Shared>, lane: Arc<Lane>, hear: impl Fn() -> F) {
+    loop {
+        shared.said_more.notified().await;
+        let mut pauses = Pauses::new(Instant::now());
+        loop {
+            tokio::select! {
+                () = sleep_until(pauses.due().into()) => {}
+                () = shared.said_more.notified() => {
+                    pauses.said(Instant::now());
+                    continue;
+                }
+            }
+            hear().await;
+            let Some(sent) = shared.said.repeat(&lane, pauses.repeated(Instant::now())) else { break };
+            shared.sent.fetch_add(sent as u64, Relaxed);
+        }
     }
 }
 
@@ -205,6 +245,26 @@ mod tests {
         assert_eq!(numbers(&said), [3]);
         (4..200).for_each(|number| _ = said.say(number, Bytes::new(), None));
         assert_eq!(numbers(&said).len(), KEPT);
+    }
+
+    /// Of 15 copies in 0.58 s, one comes with a probability of 0.995 if 70 % are lost.
+    #[test]
+    fn repetitions_become_rarer_and_have_more_copies() {
+        let start = Instant::now();
+        let mut pauses = Pauses::new(start);
+        let (mut times, mut copies) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            let due = pauses.due();
+            times.push((due - start).as_millis());
+            copies.push(pauses.repeated(due));
+        }
+        assert_eq!((&times[..4], &copies[..5]), (&[100, 225, 381, 576][..], &[1, 2, 4, 8, 8][..]));
+        assert!(times[19] - times[18] == RAREST.as_millis(), "{times:?}");
+        let later = pauses.due() - RAREST;
+        pauses.said(later);
+        assert_eq!(pauses.due(), later + FIRST, "a new message does not wait for the old ones");
+        pauses.said(later + FIRST / 2);
+        assert_eq!(pauses.due(), later + FIRST, "nor do the old ones wait for new ones");
     }
 
     proptest! {

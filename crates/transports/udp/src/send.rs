@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 use tokio::time::sleep_until;
 
 use crate::datagram::{Datagram, Kind, CHUNK_HEADER_BYTES};
-use crate::said::{Pauses, Word};
+use crate::said::Word;
 use crate::shared::Shared;
 use crate::socket::{Buffer, Lane};
 use crate::window::{cost, Permit, Window, MOST_PATIENCE};
@@ -187,17 +187,10 @@ pub(crate) async fn keep_telling(shared: Arc<Shared>, sender: Arc<Mutex<Sender>>
     }
 }
 
-/// Repeats control messages until the peer has them.
-pub(crate) async fn keep_saying(shared: Arc<Shared>, lane: Arc<Lane>, sender: Arc<Mutex<Sender>>) {
-    loop {
-        shared.said_more.notified().await;
-        let mut pauses = Pauses::new();
-        loop {
-            tokio::time::sleep(pauses.pause()).await;
-            sender.lock().await.hear(&shared, false);
-            let Some(sent) = shared.said.repeat(&lane) else { break };
-            shared.sent.fetch_add(sent as u64, Relaxed);
-        }
+/// Takes reports that are there, unless an update that is being sent takes them: it may wait for one for long.
+pub(crate) async fn hear((sender, shared): (Arc<Mutex<Sender>>, Arc<Shared>)) {
+    if let Ok(mut sender) = sender.try_lock() {
+        sender.hear(&shared, false);
     }
 }
 

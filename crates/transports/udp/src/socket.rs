@@ -33,6 +33,8 @@ pub struct Lane {
     peer: SocketAddr,
     /// What the kernel is asked to hold of what comes.
     wanted: usize,
+    /// What the peer may have in flight towards this socket at most, by [`cost`](crate::window::cost).
+    pub window: u64,
     /// Of the link.
     pub key: Key,
     seal: Option<Seal>,
@@ -120,7 +122,8 @@ impl Unbound {
             Way::Out => probe(peer).and_then(|probe| UdpSocketState::new(UdpSockRef::from(&probe))),
         };
         let state = state.map_err(failed)?;
-        Ok(Lane { socket: self.socket, state, peer, wanted: self.wanted, key, seal })
+        let Self { socket, wanted, window, .. } = self;
+        Ok(Lane { socket, state, peer, wanted, window, key, seal })
     }
 }
 
