@@ -16,9 +16,14 @@ const SEEDS: u64 = 5;
 /// A transfer that takes longer counts as failed.
 const LIMIT: Time = Time::from_secs(60);
 
-/// A path: what it is called, its way there and its way back, and the chunks that are sent over it.
+/// When the loss of some paths begins.
+const LATER: Time = Time::from_secs(2);
+
+/// A path: what it is called, its way there until [`LATER`] and from then on, its way back, and the chunks that are sent over
+/// it.
 struct Path {
     name: &'static str,
+    first: Shape,
     there: Shape,
     back: Shape,
     chunks: u32,
@@ -34,7 +39,8 @@ fn path(
     let (rate, delay) = (u64::from(megabits) * 1_000_000, f64::from(rtt_ms) / 2000.0);
     let both = change(Shape { rate: Some(rate), delay, ..Shape::default() });
     let chunks = (mib << 20).div_ceil(PAYLOAD);
-    Path { name, back: Shape { rate: None, ..both.clone() }, there: lossy(both), chunks }
+    let there = lossy(both.clone());
+    Path { name, first: there.clone(), there, back: Shape { rate: None, ..both }, chunks }
 }
 
 fn paths() -> Vec<Path> {
@@ -46,6 +52,7 @@ fn paths() -> Vec<Path> {
     let short = |shape: Shape| Shape { queue_bytes: Some(125_000), ..shape };
     let burst = Burst { enter: 0.001, leave: 0.1, loss_bad: 1.0, loss_good: 0.0 };
     let bursts = move |shape: Shape| Shape { burst: Some(burst), ..shape };
+    let later = path("70 %, from 2 s on", [20, 400, 4], same, loss(0.7));
     vec![
         path("no loss, no jitter", [20, 200, 4], same, same),
         path("jitter 50 ms, order kept", [20, 200, 4], jitter(true), same),
@@ -53,6 +60,7 @@ fn paths() -> Vec<Path> {
         path("20 %", [20, 200, 4], same, loss(0.2)),
         path("40 %", [20, 400, 4], same, loss(0.4)),
         path("70 %", [20, 400, 4], same, loss(0.7)),
+        Path { first: path("", [20, 400, 4], same, same).there, ..later },
         path("10 %", [50, 40, 8], same, loss(0.1)),
         path("1 % overtake", [100, 40, 8], overtaking, same),
         path("bursts, short queue", [100, 40, 8], short, bursts),
@@ -64,8 +72,10 @@ fn paths() -> Vec<Path> {
 fn row(path: &Path) -> String {
     let (mut seconds, mut again, mut wasted, mut full) = (Vec::new(), 0, 0, 0);
     for seed in 0..SEEDS {
-        let mut world = World::between(&path.there, &path.back, &[Rule::default()], seed);
+        let mut world = World::between(&path.first, &path.back, &[Rule::default()], seed);
         world.begin(0, path.chunks, |n| n == 0 || n + 1 == path.chunks);
+        world.run(LATER);
+        world.change(&path.there);
         world.run(LIMIT);
         let party = &world.parties[0];
         if let Some((at, ended)) = party.ended {

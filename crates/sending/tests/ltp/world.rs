@@ -147,6 +147,11 @@ impl World {
         }
     }
 
+    /// The link for packets is of this shape from now on.
+    pub fn change(&mut self, there: &Shape) {
+        self.there.set(there.clone()).unwrap();
+    }
+
     /// Uses `share` repair packets for each packet in a block.
     pub fn with_repair(mut self, share: f64) -> Self {
         for party in &mut self.parties {
