@@ -97,7 +97,7 @@ fuzz: ## ten million damaged frames against the decoders (FUZZ_FRAMES, FUZZ_SEED
 	@THALWEG_FUZZ_FRAMES=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "$(FUZZ_FRAMES) damaged frames" \
 	  cargo test $(LOCKED) --release -p thalweg-wire --test fuzz -- --nocapture
 	@THALWEG_FUZZ_FRAMES=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many messages, packets and datagrams" \
-	  cargo test $(LOCKED) --release -p thalweg-ltp -p thalweg-messages -p thalweg-mqtt -p thalweg-udp --lib fuzz
+	  cargo test $(LOCKED) --release -p thalweg-layers -p thalweg-ltp -p thalweg-messages -p thalweg-mqtt -p thalweg-udp --lib fuzz
 	@THALWEG_FUZZ_PACKETS=$(FUZZ_FRAMES) THALWEG_FUZZ_SEED=$(FUZZ_SEED) $(STEP) "as many packets at a TCP endpoint" \
 	  cargo test $(LOCKED) --release -p thalweg-masking --test unifl hostile -- --nocapture
 

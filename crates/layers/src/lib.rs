@@ -23,6 +23,8 @@ mod throttle;
 mod trace;
 mod wrap;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use compress::fuzz;
 pub use compress::{Compress, Format};
 pub use emulate::{Directions, Emulate};
 pub use fault::Fault;

@@ -18,6 +18,8 @@ use thalweg_transport::{
 use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, Tolerance, WireError};
 
 mod codec;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub use codec::Format;
 use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
 

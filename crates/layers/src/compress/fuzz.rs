@@ -1,0 +1,76 @@
+//! What must hold for any bytes of a compressed chunk; for libFuzzer, and for the test below.
+
+use thalweg_wire::{Dtype, Layout, Range, Ranges, MAX_CHUNK};
+
+use super::codec::{decode, holds, pieces, Format, PREFACE};
+
+/// The bytes behind the first eight, which are an offset, are a chunk's payload or none: one that is has a bounded length,
+/// and is read to its end. Then they are an update: what was rounded once is not changed again, and a chunk of it says how
+/// long it is.
+///
+/// # Panics
+/// If not.
+pub fn compressed(bytes: &[u8]) {
+    let Some((offset, payload)) = bytes.split_first_chunk() else { return };
+    if let Some((length, _)) = holds(u64::from_le_bytes(*offset), payload) {
+        assert!(length <= MAX_CHUNK);
+        decode(u64::from_le_bytes(*offset), payload, &mut vec![0; length as usize]);
+    }
+    for format in [Format::F16, Format::Int8] {
+        round_trip(format, &payload[..payload.len() / 4 * 4]);
+    }
+}
+
+fn round_trip(format: Format, values: &[u8]) {
+    let layout = Layout::pack([("w", Dtype::F32, vec![values.len() as u64 / 4])]).expect("one tensor");
+    let mut update = values.to_vec();
+    format.round(&layout, &mut update);
+    let once = update.clone();
+    format.round(&layout, &mut update);
+    assert_eq!(update, once, "rounded twice");
+    let whole = Range::new(0, once.len() as u64);
+    let mut payload = [&(once.len() as u32).to_le_bytes()[..], &[0; PREFACE - 4]].concat();
+    for piece in pieces(whole) {
+        let part = &once[piece.start as usize..piece.end as usize];
+        format.write(piece, part, &Ranges::new(), &mut payload);
+    }
+    assert_eq!(holds(0, &payload), Some((once.len() as u32, 0)));
+    let mut out = vec![0xaa; once.len()];
+    decode(0, &payload, &mut out);
+    assert_eq!(out, once, "sent");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Chunks of all kinds of pieces, behind their offset.
+    fn samples() -> Vec<Vec<u8>> {
+        let mut update: Vec<u8> =
+            (0..600).flat_map(|n| ((n as f32 - 300.0) * 1.7e-3).to_le_bytes()).collect();
+        update[1024..2048].fill(0);
+        update[2050] = 0xff;
+        update[2051] = 0x7f; // a number too large to be rounded
+        let chunk = |format: Format, from: usize, to: usize| {
+            let mut payload = [&((to - from) as u32).to_le_bytes()[..], &[0; PREFACE - 4]].concat();
+            for piece in pieces(Range::new(from as u64, to as u64)) {
+                let part = &update[piece.start as usize..piece.end as usize];
+                format.write(piece, part, &Ranges::new(), &mut payload);
+            }
+            [&(from as u64).to_le_bytes()[..], &payload].concat()
+        };
+        let cuts = [(0, 2400), (512, 1536), (1022, 1030), (2048, 2400)];
+        let both = |(from, to)| [chunk(Format::F16, from, to), chunk(Format::Int8, from, to)];
+        cuts.into_iter().flat_map(both).collect()
+    }
+
+    #[test]
+    fn damaged_chunks_are_refused_or_read_to_their_end() {
+        assert!(samples().iter().all(|sample| holds(
+            u64::from_le_bytes(sample[..8].try_into().unwrap()),
+            &sample[8..]
+        )
+        .is_some()));
+        thalweg_conformance::damage(&samples(), |_, _| {}, compressed);
+    }
+}
