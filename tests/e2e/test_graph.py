@@ -132,6 +132,16 @@ def test_a_one_peer_graph_sends_one_model_an_iteration(start: Start, tmp_path: P
     }
 
 
+def test_nodes_that_send_a_share_of_their_models_send_so_many_bytes(start: Start, tmp_path: Path) -> None:
+    said = run(start, "--graph", "ring", "--clients", "4", "--rounds", "6", "--share", "0.25", *PAYLOAD)
+    exchanges = read_table(tmp_path / said["record"], "exchanges")
+    assert {(row["state"], row["bytes"]) for row in exchanges} == {("whole", 64 << 10)}
+    # What a node has not sent yet when its last iteration ends is not counted.
+    least, most = (rounds * 4 * 2 * (256 << 10) for rounds in (5, 6))
+    assert 0.25 * least < said["bytes_sent"] < 0.3 * most
+    assert said["chunks_used"] == 1.0
+
+
 def test_a_graph_that_is_drawn_anew_meets_others_each_time(start: Start, tmp_path: Path) -> None:
     said = run(start, "--graph", "2-regular,dynamic", "--clients", "6", "--rounds", "6", *PAYLOAD)
     met: dict[int, set[str]] = {}

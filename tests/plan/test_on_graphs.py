@@ -13,6 +13,7 @@ from thalweg.plan.on_graphs import OWN, SECTIONS, STARS, schedule_of
 # A value of each key.
 VALUES: dict[str, Any] = {
     "job.wait": "all",
+    "job.share": 0.5,
     "job.ahead": 2,
     "job.test_every": 5,
     "aggregation.weights": "metropolis",
@@ -86,6 +87,7 @@ def test_sections_of_servers_are_refused_beside_a_graph() -> None:
         ({"job.deadline": 1.0}, "job.wait is all, which no deadline ends", "Remove job.deadline"),
         ({"job.deadline": 1.0, "job.wait": "none"}, "job.wait is none", "job.wait = 'deadline'"),
         ({"job.wait": "first-chunk"}, "needs a deadline", "Give job.deadline"),
+        ({"algorithm.name": "choco", "job.share": 0.5}, "differences of whole models", "Remove job.share"),
         ({"algorithm.name": "fedavg"}, "cannot have the algorithm fedavg", "which is then dpsgd"),
         (
             {"job.graph": "one-peer", "aggregation.weights": "symmetric"},

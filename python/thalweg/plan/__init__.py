@@ -63,7 +63,7 @@ _MAY_DIFFER: Final = (
 )
 # What all nodes of a job on a graph must have alike: keys of other sections may differ from machine to machine.
 _COMMON: Final[Any] = {
-    "job": {"rounds", "clients", "graph", "seed", "wait"},
+    "job": {"rounds", "clients", "graph", "seed", "wait", "share"},
     "model": True,
     "data": True,
     "training": True,

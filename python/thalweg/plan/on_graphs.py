@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
 
 # Keys of jobs with a graph, and how to give them a meaning.
-OWN: Final = ("job.wait", "job.ahead", "job.test_every", "aggregation.weights", "hosts.nodes")
+OWN: Final = ("job.wait", "job.share", "job.ahead", "job.test_every", "aggregation.weights", "hosts.nodes")
 # Keys of jobs with a server -> why a graph has no use for them.
 STARS: Final[Mapping[str, str]] = {
     "job.choose": "all nodes take part in each iteration",
@@ -172,6 +172,11 @@ def _check_replicas(plan: Plan) -> None:
         raise PlanError(
             f"{choco.NAME} cannot have job.wait = {plan.wait!r}: a difference that is lost is missing for ever",
             "Remove job.wait, which is then all, or take algorithm.name = 'dpsgd'",
+        )
+    if plan.job.share not in (None, 1.0):
+        raise PlanError(
+            f"{choco.NAME} sends differences of whole models, and job.share is {plan.job.share}",
+            "Remove job.share, or take algorithm.name = 'dpsgd'",
         )
     if plan.weights != "metropolis":
         raise PlanError(

@@ -100,6 +100,13 @@ class JobSection(Section):
         le=16,
         description="iterations that chunks of a faster neighbour are kept, each in a model's memory; without it 1",
     )
+    share: Annotated[float | None, Option()] = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of its model that a node of a graph sends in an iteration, each time the next part; without "
+        "it all",
+    )
     test_every: int | None = Field(
         None,
         ge=0,

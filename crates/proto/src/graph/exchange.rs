@@ -35,7 +35,8 @@ impl Node {
         }
         let (round, low, top) = (chunk.round, self.low(), self.top());
         self.heard_of(now, place, round);
-        self.peers[place].course.note(now, round, chunk.range());
+        let range = self.size().within(round, chunk.range());
+        self.peers[place].course.note(now, round, range);
         if round < low {
             self.peers[place].late += 1;
             return None;
@@ -67,7 +68,7 @@ impl Node {
         if round == 0 || peer.ended >= round || peer.lag.knows(round) {
             return;
         }
-        let lag = match peer.course.complete_at(round, self.bytes()) {
+        let lag = match peer.course.complete_at(round, self.size().wanted(round).bytes()) {
             Some(at) => self.pace.lag(at, round),
             None => peer.lag.mean(),
         };
@@ -79,8 +80,8 @@ impl Node {
     /// Where a chunk goes.
     pub fn place(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader) -> Place {
         let Some((place, round, weight)) = self.wanted(now, who, chunk) else { return Place::Nothing };
-        let bytes = self.bytes();
-        let arrival = self.peers[place].arrival(round, bytes);
+        let size = self.size();
+        let arrival = self.peers[place].arrival(round, size);
         match arrival.incoming.fit(now, chunk.range()) {
             Fit::New | Fit::Part if self.config.weighing == Weighing::Arrival => {
                 Place::Fold { round, weight }
@@ -106,8 +107,8 @@ impl Node {
     /// [`Node::folded`] is told.
     pub fn stored(&mut self, now: Time, who: Neighbour, chunk: &ChunkHeader, ok: bool) -> Option<Taken> {
         let (place, round, weight) = self.wanted(now, who, chunk)?;
-        let bytes = self.bytes();
-        let arrival = self.peers[place].arrival(round, bytes);
+        let size = self.size();
+        let arrival = self.peers[place].arrival(round, size);
         if !ok {
             arrival.incoming.came_mut().corrupt();
             return None;
@@ -152,8 +153,8 @@ impl Node {
         if round > self.top() || self.weight(place, round).is_none() {
             return; // it is looked at when its iteration begins
         }
-        let bytes = self.bytes();
-        let arrival = self.peers[place].arrival(round, bytes);
+        let size = self.size();
+        let arrival = self.peers[place].arrival(round, size);
         if !arrival.over {
             self.ends(now, place, round);
         }
@@ -162,13 +163,13 @@ impl Node {
     /// Looks at a neighbour's models of the iterations that are accepted now. It concludes those that the neighbour ended
     /// before we accepted them, and those of iterations that the neighbour has left.
     pub(super) fn look_again(&mut self, now: Time, place: usize) {
-        let (low, top, bytes) = (self.low(), self.top(), self.bytes());
+        let (low, top, size) = (self.low(), self.top(), self.size());
         let (newest, ended) = (self.peers[place].newest, self.peers[place].ended);
         for round in low..=top.min(newest.max(ended)) {
             if self.weight(place, round).is_none() || self.peers[place].is_over(round) {
                 continue;
             }
-            let arrival = self.peers[place].arrival(round, bytes);
+            let arrival = self.peers[place].arrival(round, size);
             let left_behind = newest > round;
             let known = arrival.incoming.settle().is_some();
             if (left_behind || ended >= round) && !known {

@@ -12,6 +12,7 @@ mod exchange;
 mod meeting;
 mod node;
 mod peer;
+mod sharing;
 mod timing;
 mod weighing;
 

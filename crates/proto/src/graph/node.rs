@@ -7,6 +7,7 @@ use thalweg_wire::control::{Alike, Control, Purpose};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::peer::{Exchange, Outcome, Peer};
+use super::sharing::Size;
 use super::timing::Pace;
 use super::weighing::Weighing;
 use crate::session::{Action, Admission, ClientAction, LinkId, Roster, SessionConfig};
@@ -51,6 +52,9 @@ pub struct NodeConfig {
     pub weighing: Weighing,
     /// How many iterations beyond the current one the node accepts chunks of.
     pub ahead: u32,
+    /// The share of its model that a node sends in an iteration, more than 0, in turn; 1 is all of it. All nodes must have
+    /// the same.
+    pub share: f64,
     /// What all nodes must have alike.
     pub alike: Alike,
 }
@@ -205,6 +209,10 @@ impl Node {
 
     pub(super) fn bytes(&self) -> u64 {
         self.config.layout.bytes()
+    }
+
+    pub(super) fn size(&self) -> Size {
+        Size { bytes: self.bytes(), share: self.config.share }
     }
 
     pub(super) fn waits_for_all(&self) -> bool {
@@ -411,7 +419,7 @@ impl Node {
     }
 
     fn send_to_all(&mut self, number: u32) {
-        let wanted = Ranges::full(self.bytes());
+        let wanted = self.size().wanted(number);
         let mut links = Vec::new();
         let mut places = self.targets();
         // With the same order at all nodes, many would send to one node at the same time (incast).
@@ -474,7 +482,8 @@ impl Node {
         if self.stage != Stage::Mixing {
             return Vec::new();
         }
-        let (round, expected) = (self.round, self.bytes());
+        let (round, wanted) = (self.round, self.size().wanted(self.round));
+        let expected = wanted.bytes();
         let used = |(&place, &weight): (&usize, &f64)| (place, self.final_weight(weight), self.used(place));
         let used: Vec<(usize, f64, Ranges)> = self.weights.iter().map(used).collect();
         let (mutual, chunk) = (self.config.weighing == Weighing::Mutual, u64::from(self.config.chunk.max(1)));
@@ -496,6 +505,7 @@ impl Node {
                 weight,
                 bytes,
                 expected,
+                chunks_expected: wanted.iter().map(cut).sum(),
                 chunks: match &arrival {
                     Some(_) if mutual => ranges.iter().map(cut).sum(),
                     Some(arrival) => arrival.chunks,

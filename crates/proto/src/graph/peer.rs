@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use thalweg_wire::Ranges;
 
+use super::sharing::Size;
 use crate::session::Dial;
 use crate::transfer::{Incoming, Outgoing};
 use crate::Time;
@@ -51,8 +52,10 @@ pub struct Exchange {
     pub weight: f64,
     /// Bytes of its model that were used.
     pub bytes: u64,
-    /// Bytes that a whole model has.
+    /// Bytes that are sent of a whole model.
     pub expected: u64,
+    /// Chunks that these are.
+    pub chunks_expected: u64,
     /// Chunks that were used.
     pub chunks: u64,
     /// Chunks that came more than once.
@@ -81,8 +84,11 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    pub fn new(bytes: u64, ordered: bool) -> Self {
-        let mut incoming = Incoming::new(bytes);
+    pub fn new(size: Size, round: u32, ordered: bool) -> Self {
+        let mut incoming = Incoming::new(size.bytes);
+        if let Some(part) = size.part(round) {
+            incoming.came_mut().expect(part);
+        }
         incoming.begin(ordered);
         Self { incoming, chunks: 0, over: false, said: Ranges::new() }
     }
@@ -167,9 +173,9 @@ impl Peer {
     }
 
     /// Its model of this iteration, on its way in.
-    pub fn arrival(&mut self, round: u32, bytes: u64) -> &mut Arrival {
+    pub fn arrival(&mut self, round: u32, size: Size) -> &mut Arrival {
         let ordered = self.ordered;
-        self.arrivals.entry(round).or_insert_with(|| Arrival::new(bytes, ordered))
+        self.arrivals.entry(round).or_insert_with(|| Arrival::new(size, round, ordered))
     }
 
     /// When chunks no longer trail behind an End.

@@ -19,6 +19,8 @@ pub enum Fit {
 #[derive(Debug, Clone)]
 pub struct Reassembly {
     total: u64,
+    /// What of it is sent at all; `None` if it is all.
+    part: Option<Ranges>,
     received: Ranges,
     /// What has come and is being folded: it counts when that is done.
     folding: Ranges,
@@ -30,7 +32,25 @@ pub struct Reassembly {
 impl Reassembly {
     /// Of an update of `total` bytes nothing has come.
     pub fn new(total: u64) -> Self {
-        Self { total, received: Ranges::new(), folding: Ranges::new(), duplicates: 0, corrupt: 0, span: None }
+        Self {
+            total,
+            part: None,
+            received: Ranges::new(),
+            folding: Ranges::new(),
+            duplicates: 0,
+            corrupt: 0,
+            span: None,
+        }
+    }
+
+    /// Only this of it is sent, and nothing else of it is taken.
+    pub fn expect(&mut self, part: Ranges) {
+        self.part = Some(part);
+    }
+
+    /// Bytes that are sent of it.
+    pub fn expected(&self) -> u64 {
+        self.part.as_ref().map_or(self.total, Ranges::bytes)
     }
 
     /// Bytes of the whole update.
@@ -53,9 +73,17 @@ impl Reassembly {
         }
     }
 
+    /// The parts of `range` that are sent and are not received.
+    fn missing_in(&self, range: Range) -> Vec<Range> {
+        match &self.part {
+            None => self.received.missing_in(range),
+            Some(part) => part.within(range).flat_map(|range| self.received.missing_in(range)).collect(),
+        }
+    }
+
     /// The parts of `range` that have not come.
     fn unknown_in(&self, range: Range) -> Vec<Range> {
-        let missing = self.received.missing_in(range);
+        let missing = self.missing_in(range);
         if self.folding.is_empty() {
             return missing;
         }
@@ -97,7 +125,8 @@ impl Reassembly {
         if range.end > self.total {
             return Vec::new();
         }
-        let fresh = self.received.insert(range);
+        let fresh = self.missing_in(range);
+        fresh.iter().for_each(|part| _ = self.received.insert(*part));
         if fresh.is_empty() {
             self.duplicates += 1;
         }
@@ -128,12 +157,15 @@ impl Reassembly {
 
     /// What has not come.
     pub fn holes(&self) -> Ranges {
-        self.received.holes(self.total)
+        match &self.part {
+            None => self.received.holes(self.total),
+            Some(_) => self.missing_in(Range::new(0, self.total)).into_iter().collect(),
+        }
     }
 
     /// Whether all has come.
     pub fn is_whole(&self) -> bool {
-        self.received.bytes() == self.total
+        self.received.bytes() == self.expected()
     }
 
     /// Bytes that have come.
@@ -143,10 +175,10 @@ impl Reassembly {
 
     /// Fraction that has come, 0 to 1.
     pub fn fraction(&self) -> f64 {
-        if self.total == 0 {
+        if self.expected() == 0 {
             return 1.0;
         }
-        self.received.bytes() as f64 / self.total as f64
+        self.received.bytes() as f64 / self.expected() as f64
     }
 
     /// Chunks that came more than once, and chunks that came damaged.
@@ -200,6 +232,21 @@ mod tests {
         assert_eq!((update.bytes(), update.is_folding()), (40, false));
         assert_eq!(update.fold(Time::ZERO, Range::new(60, 100)), []);
         assert_eq!(update.faults(), (1, 0));
+    }
+
+    #[test]
+    fn of_what_is_sent_in_part_nothing_else_is_missed_or_taken() {
+        let mut update = Reassembly::new(100);
+        update.expect([Range::new(0, 20), Range::new(80, 100)].into_iter().collect());
+        assert_eq!((update.expected(), update.total()), (40, 100));
+        assert_eq!(update.fit(Range::new(20, 80)), Fit::Nothing);
+        assert_eq!(update.fit(Range::new(10, 30)), Fit::Part);
+        assert_eq!(update.fold(Time::ZERO, Range::new(10, 90)), [Range::new(10, 20), Range::new(80, 90)]);
+        update.settle(&[Range::new(10, 20), Range::new(80, 90)], true);
+        assert_eq!(update.store(Time::ZERO, Range::new(0, 30)), [Range::new(0, 10)]);
+        assert_eq!((update.holes().bytes(), update.is_whole(), update.fraction()), (10, false, 0.75));
+        update.store(Time::ZERO, Range::new(50, 100));
+        assert!(update.is_whole() && update.holes().is_empty());
     }
 
     #[test]

@@ -93,6 +93,7 @@ fn play(seed: u64, waiting: Waiting) -> u32 {
         waiting,
         weighing,
         ahead: rng.below(3) as u32,
+        share: [1.0, 0.4][rng.below(2) as usize],
         alike: Alike::default(),
     };
     let mut node = Node::new(config, Box::new(Doors { token: None }));

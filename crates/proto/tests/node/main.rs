@@ -50,6 +50,48 @@ fn all_is_the_reference_whatever_the_network_does() {
     }
 }
 
+/// Values of 8 bytes in what is sent at a time, of 200: 8 units of 64 bytes of 25.
+const SENT: usize = 64;
+
+#[test]
+fn parts_of_models_are_averaged_in_turn() {
+    for path in [Path::PERFECT, lossy()] {
+        let mut world = World::sharing(7, 5, &ring(5), Waiting::All, 0.3, Weighing::Arrival);
+        world.path = path;
+        world.run_until("ten iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 10));
+        let is_sent = |iteration: usize, element: usize| {
+            let first = iteration * SENT % 200;
+            (element + 200 - first) % 200 < SENT
+        };
+        for (party, expected) in world.parties.iter().zip(world.reference_of(10, is_sent)) {
+            let off = party.after[&10].iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(off < 1e-12, "{off} at {}", party.name);
+            assert!(party.reports.iter().all(|report| report.whole && report.used == 1.0));
+        }
+    }
+}
+
+#[test]
+fn parts_of_models_go_with_each_wait_and_weight() {
+    for weighing in [Weighing::Arrival, Weighing::Heard, Weighing::Mutual] {
+        for waiting in WAITS {
+            let mut world = World::sharing(5, 6, &ring(6), waiting, 0.3, weighing);
+            world.path = lossy();
+            world.parties[0].model.fill(0.7);
+            let start: f64 = world.parties[0].model.iter().sum();
+            world.run_until("20 iterations", 600 * SECOND, |w| w.parties.iter().all(|p| p.done() >= 20));
+            let (least, most) = (world.extremes().0.min(0.7), world.extremes().1.max(0.7));
+            let inside = |v: &f64| (least - 1e-9..=most + 1e-9).contains(v);
+            assert!(world.parties.iter().all(|party| party.model.iter().all(inside)), "{waiting:?}");
+            let moved = (world.parties[0].model.iter().sum::<f64>() - start).abs();
+            assert!(
+                moved > 1.0 || waiting == Waiting::None,
+                "{weighing:?} {waiting:?}: it is averaged: {moved}"
+            );
+        }
+    }
+}
+
 #[test]
 fn what_came_before_a_node_had_begun_is_asked_for() {
     for rest in [50, 60, 80, 200, 3000] {

@@ -165,6 +165,20 @@ impl World {
         })
     }
 
+    /// A graph of nodes that send a share of their model in an iteration.
+    pub fn sharing(
+        seed: u64,
+        nodes: usize,
+        edges: &[(usize, usize)],
+        waiting: Waiting,
+        share: f64,
+        weighing: Weighing,
+    ) -> Self {
+        Self::made(seed, nodes, edges, |config, _| {
+            (config.waiting, config.share, config.weighing) = (waiting, share, weighing);
+        })
+    }
+
     /// A one-peer exponential graph.
     pub fn one_peer(seed: u64, nodes: usize, waiting: Waiting) -> Self {
         let steps = steps(nodes);
@@ -224,6 +238,7 @@ impl World {
             waiting: Waiting::All,
             weighing: Weighing::Arrival,
             ahead: 1,
+            share: 1.0,
             alike: Alike { plan: 1, graph: 2, start: Some(3) },
         }
     }
@@ -313,14 +328,22 @@ impl World {
 
     /// What the models are after so many iterations in which everything came.
     pub fn reference(&self, iterations: usize) -> Vec<Vec<f64>> {
+        self.reference_of(iterations, |_, _| true)
+    }
+
+    /// The same, where an element is sent in some iterations, from 0, alone.
+    pub fn reference_of(&self, iterations: usize, is_sent: impl Fn(usize, usize) -> bool) -> Vec<Vec<f64>> {
         let weights: Vec<Vec<(usize, f64)>> = (0..self.parties.len())
             .map(|i| self.neighbours(i).into_iter().map(|n| (n, self.weight(i, n))).collect())
             .collect();
         let mut models = self.start.clone();
-        for _ in 0..iterations {
+        for iteration in 0..iterations {
             let mixed = models.iter().zip(&weights).map(|(own, weights)| {
                 let rest = 1.0 - weights.iter().map(|(_, w)| w).sum::<f64>();
                 let element = |(e, own): (usize, &f64)| {
+                    if !is_sent(iteration, e) {
+                        return *own;
+                    }
                     rest * own + weights.iter().map(|&(n, w)| w * models[n][e]).sum::<f64>()
                 };
                 own.iter().enumerate().map(element).collect()

@@ -47,7 +47,6 @@ pub struct Node {
     dialers: Mutex<BTreeMap<usize, Arc<NodeDialer>>>,
     arena: Arena,
     name: String,
-    chunk: u32,
     instance: u64,
     options: NodeOptions,
     under: Mutex<Under>,
@@ -100,6 +99,7 @@ impl Node {
             waiting: options.waiting(),
             weighing: options.mixing.weighing(),
             ahead: options.ahead,
+            share: options.share,
             alike: options.alike(),
         };
         let slots = Slots::new(layout.clone(), options.precision.into());
@@ -125,7 +125,7 @@ impl Node {
         shared.listens(&hub);
         let (dialers, under, closed) = (Mutex::default(), Mutex::default(), Mutex::default());
         let name = name.into();
-        Ok(Self { shared, hub, dialers, arena, name, chunk, instance, options, under, closed })
+        Ok(Self { shared, hub, dialers, arena, name, instance, options, under, closed })
     }
 
     #[cfg(test)]
@@ -412,7 +412,6 @@ impl Node {
                 "newest": e.newest, "state": state,
             })
         };
-        let model = self.shared.layout.bytes().div_ceil(u64::from(self.chunk.max(1)));
         json!({
             "round": mixing.round,
             "next": mixing.round.saturating_add(1),
@@ -431,7 +430,7 @@ impl Node {
             "bytes_used": sum(&|e| e.bytes),
             "bytes_expected": sum(&|e| e.expected),
             "chunks_used": sum(&|e| e.chunks),
-            "chunks_expected": model * exchanges.len() as u64,
+            "chunks_expected": sum(&|e| e.chunks_expected),
             "own_weight": own_weight,
             "fresh": mixing.fresh,
             "begin_at": under.begun.as_secs_f64(),

@@ -89,6 +89,8 @@ pub struct NodeOptions {
     pub ahead: u32,
     /// How models are mixed.
     pub mixing: MixingRule,
+    /// The share of its model that a node sends in an iteration.
+    pub share: f64,
     /// Digest of what of the plan all nodes share.
     pub plan: String,
     /// Digest of the graph.
@@ -114,6 +116,7 @@ impl Default for NodeOptions {
             deadline: None,
             ahead: 1,
             mixing: MixingRule::default(),
+            share: 1.0,
             plan: String::new(),
             graph: String::new(),
             start: None,
@@ -144,6 +147,9 @@ impl NodeOptions {
         }
         if self.deadline.is_some() && matches!(self.wait, WaitRule::All | WaitRule::None) {
             return bad("a deadline goes with wait first-chunk or deadline; leave it out");
+        }
+        if !(self.share > 0.0 && self.share <= 1.0) {
+            return bad("share is the part of a model that is sent in an iteration: more than 0, at most 1");
         }
         if self.ahead > MOST_AHEAD {
             return bad("ahead may be 16 at most: each takes the memory of a model");
