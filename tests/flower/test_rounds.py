@@ -29,11 +29,11 @@ class Story:
         self.rounds = Rounds(lambda *both: self.kept.append(both), self.begun.append, self.told.append)
         self.now = 0.0
 
-    def send(self, kind: str, *names: str, group: str = "", number: int | None = None) -> Sent:
+    def send(self, kind: str, *names: str, group: str = "", number: int | None = None, earlier: float = 0.0) -> Sent:
         config = ConfigRecord({} if number is None else {"server-round": number})
         message = Message(RecordDict({"config": config}), 2, kind, group_id=group)
         self.now += 1
-        sent = Sent(0, message, names, self.now, False, None)
+        sent = Sent(0, message, names, self.now - earlier, False, None)
         self.rounds.sent(sent)
         return sent
 
@@ -61,6 +61,17 @@ def test_a_round_is_training_and_what_follows_it() -> None:
     assert (entry["accuracy"], entry["loss"], entry["evaluation_seconds"]) == (0.5, None, 1.0)
     assert row["metrics"] == {"train": {"loss": 1.75}, "evaluate": {"eval_acc": 0.5}}, "means by samples"
     assert [part["samples"] for part in entry["clients"]] == [1, 3]
+
+
+def test_messages_that_threads_send_at_once_are_of_one_round_in_any_order() -> None:
+    story = Story()
+    later = story.send("train", "a")
+    sooner = story.send("train", "b", earlier=1.5)
+    story.reply(sooner, "b", {"num-examples": 1})
+    story.reply(later, "a", {"num-examples": 1})
+    story.rounds.close()
+    ((_, row),) = story.kept
+    assert row["replies"] == 2
 
 
 def test_a_reply_that_came_in_part_counts_and_the_record_says_how_much_of_it() -> None:

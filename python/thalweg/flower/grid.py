@@ -239,8 +239,6 @@ class ThalwegGrid(Grid):
         }
         left = max(0.0, metadata.created_at + metadata.ttl - time.time())
         sent = Sent(number, first, names, time.monotonic(), slots is not None, loop)
-        if self._watcher is not None:
-            self._watcher.sent(sent)
         tensors = self._shelf.tensors(packed)
         returns = None if slots is None else slots.layout()
         reduce: Literal["mean"] | None = None if slots is None else "mean"
@@ -248,6 +246,8 @@ class ThalwegGrid(Grid):
         task = self._server.send(
             head, tensors, to=names, deadline=left, reduce=reduce, returns=returns, missing=missing
         )
+        if self._watcher is not None:
+            self._watcher.sent(sent)  # the nodes work while the record of the last round is written
         group = Group(sent, label, task, sent.at + left, slots, tasks=[task], left=len(batch))
         ids = [message_id(label, message.metadata.dst_node_id) for message in batch]
         with self._lock:

@@ -121,6 +121,7 @@ class Rounds:
                 self._round = _Round(number)
                 self._begin(number)
             phase = self._round.phases.setdefault(kind, _Phase(sent.at))
+            phase.begin = min(phase.begin, sent.at)  # threads tell of what they send in any order
             phase.names.update(sent.names)
             self._round.folded = self._round.folded or sent.folds
 
