@@ -111,7 +111,7 @@ def test_ctrl_c_ends_everything_and_says_so(
     opened[-1].until(words)
     code, said, left = opened[-1].interrupt()
     assert left == []
-    assert code == 130
+    assert code == 130, said
     assert said.splitlines()[-1] == "interrupted"
     assert "Traceback" not in said
 

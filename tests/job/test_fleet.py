@@ -51,6 +51,22 @@ def test_those_that_do_not_end_are_ended(tmp_path: Path) -> None:
     assert told == [], "an end that was asked for is no news"
 
 
+def test_ctrl_c_may_come_before_a_client_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    fleet = Fleet(tmp_path / "log.txt", lambda _name, _why: None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fleet.start(["client-1"], orders(patience=600))
+    fleet.stop(grace=0)
+    (member,) = fleet.members
+    assert member.process is not None
+    assert member.process.wait(60) in (-15, -9)
+    member.process.stdout.close()  # type: ignore[union-attr]
+
+
 def test_clients_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thalweg.machine.cores", lambda: 8)
     assert [client_threads(None, clients) for clients in (1, 4, 100)] == [8, 2, 1]

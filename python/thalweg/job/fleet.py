@@ -42,6 +42,15 @@ class Member:
     report: dict[str, Any] = field(default_factory=dict)
     failure: str | None = None
 
+    def join(self, seconds: float) -> None:
+        """Wait until it has ended, at most so long. Ctrl-C may have come before its thread was started."""
+        if self.thread.is_alive():
+            self.thread.join(seconds)
+
+    def is_running(self) -> bool:
+        """Return whether its process runs, or is still being read."""
+        return self.process is not None and (self.thread.is_alive() or self.process.poll() is None)
+
 
 @dataclass(frozen=True)
 class Orders:
@@ -156,13 +165,13 @@ class Fleet:
         self.release()
         deadline = time.monotonic() + within(grace, 0.0)
         for member in self.members:
-            member.thread.join(max(0.0, deadline - time.monotonic()))
+            member.join(max(0.0, deadline - time.monotonic()))
         for end in ("terminate", "kill"):
-            late = [m for m in self.members if m.thread.is_alive() and m.process is not None]
+            late = [member for member in self.members if member.is_running()]
             for member in late:
                 getattr(member.process, end)()
             for member in late:
-                member.thread.join(within(END_SECONDS))
+                member.join(within(END_SECONDS))
 
     def _process(self, name: str, order: Mapping[str, Any]) -> Member:
         environment = dict(os.environ)
