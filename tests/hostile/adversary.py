@@ -40,6 +40,8 @@ class Dialect:
 
     opening: Callable[[Random], bytes]
     framed: Framed = bytes
+    # The path of a Unix socket, where it is no socket of TCP.
+    path: str = ""
 
 
 def _tcp(random: Random) -> bytes:
@@ -50,6 +52,7 @@ def _tcp(random: Random) -> bytes:
 DIALECTS: Final[dict[str, Dialect]] = {
     **dict.fromkeys(("tcp", "unifl", "udp", "ltp"), Dialect(_tcp)),
     "grpc": Dialect(lambda _: wire.grpc_call(), wire.grpc_frame),
+    "shm": Dialect(lambda _: wire.SHM_OPENING, wire.shm_frame, "\0thalweg-shm-{port}"),
     "zmq": Dialect(lambda _: wire.zmtp_greeting()),
     # Of a broker the peers have no login: what they say is for the broker to refuse.
     **dict.fromkeys(("mqtt", "amqp"), Dialect(lambda random: random.randbytes(64))),
@@ -183,8 +186,11 @@ def _large_hello(dialect: Dialect) -> bytes:
 async def _one(host: str, port: int, dialect: Dialect, kind: Kind, random: Random) -> str:
     """Be one peer; return how it ended."""
     try:
-        source = (random.choice(SOURCES), 0)
-        reader, writer = await asyncio.open_connection(host, port, local_addr=source)
+        if dialect.path:
+            reader, writer = await asyncio.open_unix_connection(dialect.path.format(port=port))
+        else:
+            source = (random.choice(SOURCES), 0)
+            reader, writer = await asyncio.open_connection(host, port, local_addr=source)
     except OSError:
         await asyncio.sleep(0.01)
         return "not let in"

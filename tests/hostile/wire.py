@@ -1,8 +1,8 @@
 """What peers say, byte by byte, for peers that do not keep to it: frames, the first messages, gRPC's first call.
 
-The formats are those of crates/wire (frame.rs, control.rs with postcard), crates/transports/tcp (preamble.rs) and of
-HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so that no check of the code under test stands
-between an attacker and the wire.
+The formats are those of crates/wire (frame.rs, control.rs with postcard), crates/transports/tcp (preamble.rs),
+crates/transports/shm (frame.rs) and HTTP/2 (RFC 9113, RFC 7541). They are written a second time here, so that no check
+of the code under test stands between an attacker and the wire.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ VERSION: Final = 6
 REFUSED: Final = 3
 # The place of `Authentication` in crates/wire's `Refusal`.
 BAD_PROOF: Final = 1
+SHM_OPENING: Final = b"tlwshm\x01\0"
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA: Final = 0
 HEADERS: Final = 1
@@ -107,6 +108,16 @@ def grpc_call() -> bytes:
     )
     block = b"".join(_literal(name, value) for name, value in fields)
     return PREFACE + http2(SETTINGS, 0, 0, b"") + http2(HEADERS, END_HEADERS, 1, block)
+
+
+def shm_frame(frame: bytes) -> bytes:
+    """Return one of our frames as shm has it: a control message, or a note that a chunk lies in memory never given."""
+    head, payload = frame[:HEADER_BYTES], frame[HEADER_BYTES:]
+    kind, length = struct.unpack_from("<xBxxI", head, len(b"tlwg"))
+    if kind == CONTROL:
+        return struct.pack("<B3xI", CONTROL, length) + payload
+    note = struct.pack("<QQIHH", 1, 0, 2, 0, 0) + head
+    return struct.pack("<B3xI", CHUNK, len(note)) + note
 
 
 def grpc_frame(frame: bytes) -> bytes:
