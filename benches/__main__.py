@@ -23,6 +23,7 @@ from benches.paths import paths
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
 from benches.tasks import tasks
+from benches.trees import trees
 from thalweg import _core, machine
 
 
@@ -64,6 +65,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "footprint": transports.memory,
     "peers": transports.peers,
     "paths": paths,
+    "trees": trees,
 }
 # Take minutes, so only those who name them get them.
 LONG = ("soak",)

@@ -1,4 +1,4 @@
-"""``thalweg tree``: what it prints, as words and as JSON, and what cannot be run yet."""
+"""``thalweg tree``: what it prints, as words and as JSON, and what `thalweg run` says of its plan."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_what_cannot_be_is_an_error_in_two_lines(file: str) -> None:
     assert err == "error: tree.goal is 99, and 20 clients take part\nmend: Make it at most that many\n"
 
 
-def test_a_tree_cannot_be_run_yet(file: str) -> None:
+def test_a_tree_is_run_only_if_it_is_asked_for(file: str) -> None:
     code, _, err = invoke("run", file)
     assert code == 2
-    assert "[tree] is of aggregation trees, which cannot be run yet" in err
+    assert "[tree] is of aggregation trees" in err
+    assert "--aggregation tree" in err

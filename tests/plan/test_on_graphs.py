@@ -26,6 +26,7 @@ VALUES: dict[str, Any] = {
     "aggregation.partial": "keep",
     "aggregation.deterministic": True,
     "aggregation.staging": 1_000_000,
+    "aggregation.shape": "tree",
     "hosts.server": "10.0.0.1:7070",
     "hosts.clients": ["a"] * 4,
     "record.checkpoint_every": 1,

@@ -49,6 +49,9 @@ class Core:
     def departed(self) -> str:
         return "[]"
 
+    def tree(self) -> None:
+        return None
+
 
 class Nothing:
     def evaluate(self) -> dict[str, Any]:

@@ -96,6 +96,11 @@ impl Server {
         self.with(|s| Ok(s.notes()))
     }
 
+    /// What worker processes have done so far, as a JSON object; `None` if the server folds by itself.
+    fn tree(&self) -> PyResult<Option<String>> {
+        self.with(|s| Ok(s.tree()))
+    }
+
     /// Tells every client that the job is over, and stops.
     fn close(&self, py: Python<'_>, reason: &str) {
         py.detach(|| {

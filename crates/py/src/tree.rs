@@ -6,7 +6,7 @@ use serde_json::json;
 use thalweg_control::simulate::{self, Scenario, Switches};
 use thalweg_control::tag;
 
-use crate::errors::core_error;
+use crate::errors::{core_error, raise};
 
 fn options(error: impl std::fmt::Display) -> PyErr {
     core_error("options", &error.to_string())
@@ -40,6 +40,12 @@ pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
     let scenario = scenario(given)?;
     let outcomes = py.detach(|| simulate::run(&scenario)).map_err(options)?;
     written(&outcomes)
+}
+
+/// Works for the node whose socket is this process's standard input, until the node closes it.
+#[pyfunction]
+pub fn tree_work(py: Python<'_>) -> PyResult<()> {
+    py.detach(thalweg_runtime::work).map_err(raise)
 }
 
 /// A schema of Flame as a tree of roles, as JSON.

@@ -28,10 +28,12 @@ pub use engine::GoOn;
 pub use error::Error;
 pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, WaitRule};
-pub use options::{ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions};
+pub use options::{
+    ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions, SplitRule, WorkerOptions,
+};
 pub use proxy::Proxy;
 pub use registry::{registry, transport_for, Entry};
-pub use star::{Client, ClientEvent, RepairRule, Server};
+pub use star::{work, Client, ClientEvent, RepairRule, Server};
 pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 pub use thalweg_layers::Format;
 

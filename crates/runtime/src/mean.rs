@@ -12,29 +12,30 @@ const ALONE: u64 = 4 << 20;
 ///
 /// # Errors
 /// The first mean that is not, or why the sums cannot be read.
-pub(crate) fn check_means(sums: &Accumulator) -> Result<(), String> {
-    if let [part] = parts(sums)[..] {
+pub(crate) fn check_means(sums: &[Accumulator]) -> Result<(), String> {
+    if let [(sums, part)] = parts(sums)[..] {
         return sums.check_part(part).map_err(|error| error.to_string());
     }
     thread::scope(|scope| {
-        let check = |part: Range| scope.spawn(move || sums.check_part(part));
-        let workers: Vec<_> = parts(sums).into_iter().map(check).collect();
+        let workers: Vec<_> =
+            parts(sums).into_iter().map(|(sums, part)| scope.spawn(move || sums.check_part(part))).collect();
         workers.into_iter().try_for_each(joined)
     })
 }
 
-/// Takes the mean into a model; `repair` says what it has where nothing was folded.
+/// Takes the mean into a model; `repair` says what it has where nothing was folded. The sums are of one part of updates
+/// each, one after the other.
 ///
 /// # Errors
 /// Why the sums cannot be read.
-pub(crate) fn take_mean(sums: &Accumulator, model: &mut [u8], repair: Repair) -> Result<Summary, String> {
-    if parts(sums).len() == 1 {
-        return sums.finish_part(0, model, repair).map_err(|error| error.to_string());
+pub(crate) fn take_mean(sums: &[Accumulator], model: &mut [u8], repair: Repair) -> Result<Summary, String> {
+    if let [(sums, part)] = parts(sums)[..] {
+        return sums.finish_part(part.start, model, repair).map_err(|error| error.to_string());
     }
     let mut rest = model;
     thread::scope(|scope| {
         let mut workers = Vec::new();
-        for range in parts(sums) {
+        for (sums, range) in parts(sums) {
             let (part, others) = std::mem::take(&mut rest).split_at_mut(range.len() as usize);
             rest = others;
             workers.push(scope.spawn(move || sums.finish_part(range.start, part, repair)));
@@ -56,11 +57,12 @@ pub(crate) fn nothing() -> Summary {
     Summary { tensors: Vec::new(), uncovered_bytes: 0 }
 }
 
-fn parts(sums: &Accumulator) -> Vec<Range> {
-    if sums.layout().bytes() < ALONE {
-        return sums.parts(1);
-    }
-    sums.parts(thread::available_parallelism().map_or(1, usize::from))
+/// The parts that one thread each takes, with the sums that they are of.
+fn parts(sums: &[Accumulator]) -> Vec<(&Accumulator, Range)> {
+    let is_small = sums.first().is_none_or(|first| first.layout().bytes() < ALONE);
+    let cores = if is_small { 1 } else { thread::available_parallelism().map_or(1, usize::from) };
+    let each = cores.div_ceil(sums.len().max(1));
+    sums.iter().flat_map(|sums| sums.parts(each).into_iter().map(move |part| (sums, part))).collect()
 }
 
 fn joined<T>(worker: ScopedJoinHandle<'_, Result<T, FoldError>>) -> Result<T, String> {

@@ -94,6 +94,29 @@ impl From<GatherRule> for Gather {
     }
 }
 
+/// How updates are shared out among worker processes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SplitRule {
+    /// Each worker folds its range of the bytes of all updates.
+    #[default]
+    Ranges,
+    /// Each worker folds some updates as a whole.
+    Clients,
+}
+
+/// Processes that fold updates.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerOptions {
+    /// How many there are.
+    pub count: u32,
+    /// How updates are shared out among them.
+    pub split: SplitRule,
+    /// The program that calls [`work`](crate::work), and its arguments.
+    pub command: Vec<String>,
+}
+
 /// Wrappers around the transport.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -152,6 +175,8 @@ pub struct ServerOptions {
     pub seed: u64,
     /// Wrappers around the transport.
     pub layers: Layers,
+    /// Processes that fold updates; `None`: this process does.
+    pub workers: Option<WorkerOptions>,
 }
 
 impl Default for ServerOptions {
@@ -176,6 +201,7 @@ impl Default for ServerOptions {
             job: 1,
             seed: 0,
             layers: Layers::default(),
+            workers: None,
         }
     }
 }
@@ -188,6 +214,12 @@ impl ServerOptions {
     /// Bytes of staged updates of `update` bytes each.
     pub fn staging_bytes(&self, update: u64) -> u64 {
         self.staging.unwrap_or_else(|| update.saturating_mul(2).max(LEAST_STAGING))
+    }
+
+    /// Most updates of `update` bytes each that are staged at a time.
+    pub fn places(&self, update: u64) -> u32 {
+        let places = self.staging_bytes(update) / update.max(1);
+        u32::try_from(places).unwrap_or(u32::MAX).clamp(1, self.wanted().max(1))
     }
 
     /// Clients that a round wants.
@@ -233,6 +265,14 @@ impl ServerOptions {
             return bad(
                 "with partial keep an update cannot be refused any more, for it is folded as it comes",
             );
+        }
+        if let Some(workers) = &self.workers {
+            if !(1..=1024).contains(&workers.count) || workers.command.is_empty() {
+                return bad("there are 1 to 1024 workers, and a command that starts one");
+            }
+            if self.partial == PartialRule::Keep {
+                return bad("workers fold whole updates: with them partial has to be discard");
+            }
         }
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");

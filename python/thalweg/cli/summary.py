@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.job.attendance import sentences
+from thalweg.trees import live
 from thalweg.ui import terminal
 from thalweg.ui.progress import missing_words
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
@@ -131,6 +132,8 @@ def show(result: Result | GraphResult) -> None:
     console.print(summary(result.record.rounds(), result.bound, network_line(result)))
     for line in sentences(result.absent, result.rounds):
         console.print(line, soft_wrap=True)
+    if result.tree is not None:
+        console.print(live.sentence(result.tree), soft_wrap=True)
     console.print(f"record: {result.record.path}", soft_wrap=True)
 
 

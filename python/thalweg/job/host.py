@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, algorithms, apps
+from thalweg import _core, algorithms, apps, machine
 from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
@@ -22,6 +22,7 @@ from thalweg.plan.bound import Bound, bound_of
 from thalweg.plan.options import server_options
 from thalweg.record import RunRecord, entry
 from thalweg.transports import registry
+from thalweg.trees import live
 from thalweg.ui.progress import round_line
 
 if TYPE_CHECKING:
@@ -66,9 +67,12 @@ class Result:
     emulation_reason: str | None = None
     # Why it was this transport, if the plan left the choice.
     transport_reason: str | None = None
+    # What workers did, if updates were folded by some.
+    tree: Mapping[str, Any] | None = None
 
     def table(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints. Memory is in bytes, times are in seconds."""
+        own = {} if self.tree is None else {"tree": live.table(self.tree, list(self.record.rounds()))}
         return {
             "transport": self.plan.scheme,
             "transport_reason": self.transport_reason,
@@ -82,6 +86,7 @@ class Result:
             "peak_rss_bytes": {"server": self.server_peak, "clients": self.peaks},
             "emulation": self.emulation,
             "emulation_reason": self.emulation_reason,
+            **own,
             "record": str(self.record.path),
         }
 
@@ -100,6 +105,9 @@ class Host:
     session: Session | None = None
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
+    cpu_before: float = field(default_factory=machine.cpu_seconds)
+    # What workers did, once the job is done, if it had some.
+    tree: dict[str, Any] = field(default_factory=dict)
 
     def wait(self, look: Callable[[], None]) -> None:
         """Wait until all clients are here; ``look`` is called several times a second and may raise."""
@@ -119,6 +127,9 @@ class Host:
         for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
             self.progress.end(done)
+        self.tree.update(live.facts(self.server, machine.cpu_seconds() - self.cpu_before))
+        if self.tree:
+            self.record.note(tree=self.tree)
         self.attendance.departed(json.loads(self.server.departed()))
         for line in sentences(self.attendance.absences(), self.attendance.rounds):
             self.record.log(line)
@@ -180,6 +191,7 @@ class Host:
             bound=self.bound,
             emulation="none" if self.session is None else self.session.emulation,
             emulation_reason=None if self.session is None else self.session.reason,
+            tree=self.tree or None,
         )
 
 
@@ -204,7 +216,8 @@ def hosting(
     progress.note(f"preparing {plan.label}{with_data}")
     party = server_party(plan, progress.note)
     bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
-    options = json.dumps(server_options(plan, trust, None if session is None else session.layers))
+    told = server_options(plan, trust, None if session is None else session.layers)
+    options = json.dumps(told | live.options(plan))
 
     def listen() -> _core.Server:
         return _core.Server(party.arena, url, options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
-from thalweg.plan import on_graphs
+from thalweg.plan import on_graphs, on_trees
 from thalweg.sections import RepairSection
 from thalweg.transports import links, registry
 
@@ -47,12 +47,7 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
 
     ``entries`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
     """
-    for section in ("tree", "nodes"):
-        if getattr(plan, section) is not None:
-            raise PlanError(
-                f"[{section}] is of aggregation trees, which cannot be run yet",
-                f"Remove [{section}], or look at the tree with `thalweg tree plan` and `thalweg tree simulate`",
-            )
+    on_trees.check(plan)
     known = {entry["name"]: entry for entry in entries}
     name = plan.scheme
     if name not in known:

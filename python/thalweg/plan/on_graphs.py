@@ -26,6 +26,7 @@ STARS: Final[Mapping[str, str]] = {
     "aggregation.partial": "what came of a model is always used; aggregation.weights says how",
     "aggregation.deterministic": "what is lost and late decides the mean",
     "aggregation.staging": "models are folded as they come",
+    "aggregation.shape": "no server adds updates up",
     "hosts.server": "there is no server; hosts.nodes says where nodes listen",
     "hosts.clients": "there are no clients; hosts.nodes says where nodes listen",
 }

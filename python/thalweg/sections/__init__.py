@@ -309,6 +309,11 @@ class TransportSection(Section):
 class AggregationSection(Section):
     """How updates become the next global model."""
 
+    shape: Annotated[Literal["star", "tree"], Option("aggregation", of=("run",))] = Field(
+        "star",
+        description="who folds updates. star: the server; tree: worker processes of a node, from shared memory (LIFL), "
+        "as [tree] says",
+    )
     partial: Annotated[Literal["discard", "keep"], Core(), Option()] = Field(
         "discard", description="what happens to the part that came of an update whose client went away"
     )

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from thalweg.sections import TREES, Fraction, Rate, Section, Text, Time
-from thalweg.sections.marks import Option
+from thalweg.sections.marks import Option, Words
+
+
+def _workers(value: Any) -> Any:
+    """Read what the command line says: a number, or auto."""
+    if value == "auto":
+        return None
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+Workers: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1, le=1024)] | None,
+    BeforeValidator(_workers),
+    Words('whole number, or "auto"'),
+]
 
 
 class AutoscalerSection(Section):
@@ -43,7 +57,7 @@ class CostsSection(Section):
 
 
 class TreeSection(Section):
-    """How updates are aggregated by a tree of nodes. Only `thalweg tree` reads it so far."""
+    """How updates are aggregated by a tree of nodes. `thalweg run` follows `split`, `inputs` and `workers` so far."""
 
     system: Annotated[Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=TREES)] = Field(
         "lifl", description="the system whose switches count where a key below is not given (LIFL section 6)"
@@ -51,7 +65,7 @@ class TreeSection(Section):
     placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=TREES)] = Field(
         None, description="how a client gets its node: the fullest that has room, the emptiest, or the first with room"
     )
-    split: Annotated[Literal["clients", "ranges"], Option(of=TREES)] = Field(
+    split: Annotated[Literal["clients", "ranges"], Option(of=("run", *TREES))] = Field(
         "ranges",
         description="how a node's workers divide its updates. clients: leaves fold whole updates, and a middle their "
         "sums; ranges: each worker folds its own bytes of all updates",
@@ -80,8 +94,10 @@ class TreeSection(Section):
     )
     keep: bool = Field(True, description="whether clients stay at their node while they fit")
     inputs: int = Field(2, ge=1, le=100_000, description="updates for each leaf; the paper's I")
-    workers: Annotated[int, Option(of=TREES)] = Field(
-        1, ge=1, le=10_000, description="most leaves of a node; with ranges or fixed scaling its workers"
+    workers: Annotated[Workers, Option(of=("run", *TREES), metavar="NUMBER")] = Field(
+        None,
+        description="most leaves of a node; with ranges or fixed scaling its workers. auto or without it: 1; in a run "
+        "with clients participants by inputs, at most one a core",
     )
     history: Fraction = Field(0.7, description="weight of history in the estimate of a node's queue (section 5.2)")
     every: Time = Field(120.0, description="time between plans of the hierarchies")

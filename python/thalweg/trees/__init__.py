@@ -19,7 +19,7 @@ __all__ = ["planned", "scenario", "simulated"]
 UPDATE: Final = 1000
 # Keys of [tree] that go over the switches of its system, and keys that are the control plane's policies.
 SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement", "timing", "reuse", "start")
-POLICIES: Final = ("keep", "split", "top", "inputs", "workers", "every", "silence")
+POLICIES: Final = ("keep", "split", "top", "inputs", "every", "silence")
 
 
 def scenario(plan: Plan) -> dict[str, Any]:
@@ -46,7 +46,8 @@ def scenario(plan: Plan) -> dict[str, Any]:
         "between": tree.between,
         "spread": tree.spread,
         "seed": plan.job.seed,
-        "config": {key: getattr(tree, key) for key in POLICIES} | {"history": round(tree.history * 1000)},
+        "config": {key: getattr(tree, key) for key in POLICIES}
+        | {"workers": tree.workers or 1, "history": round(tree.history * 1000)},
         "switches": switches(tree),
     }
     own = {"costs": tree.costs, "autoscaler": tree.autoscaler}

@@ -96,10 +96,10 @@ pub(crate) fn mix(
             Repair::KeepLocal
         }
     };
-    check_means(sums)?;
+    check_means(std::slice::from_ref(sums))?;
     if repair == Repair::Complement {
         sums.check_own(0, model).map_err(|error| format!("of the own model, {error}"))?;
     }
-    take_mean(sums, model, repair)?;
+    take_mean(std::slice::from_ref(sums), model, repair)?;
     Ok(1.0 - given / total)
 }

@@ -1,18 +1,19 @@
 //! What becomes of updates: where their chunks go, how they are added up, and what comes out.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
+use serde_json::Value;
 use thalweg_arena::{Arena, Claim};
-use thalweg_fold::{Accumulator, Repair, Summary};
-use thalweg_wire::{Layout, Range, Ranges, Spread};
+use thalweg_fold::{Accumulator, FoldError, Summary};
+use thalweg_wire::{Layout, Range, Ranges};
 
-use super::repair::Mender;
+use super::mending::Mending;
 use super::staging::Staging;
 use crate::engine::CHUNK_PATIENCE;
-use crate::mean::{check_means, nothing, take_mean};
+use crate::mean::nothing;
 use crate::options::ServerOptions;
-use crate::{lock, Error};
+use crate::Error;
 
 /// A staged update that is to be folded.
 pub(crate) struct Fold {
@@ -36,7 +37,8 @@ pub(crate) enum NoMean {
     Model(Error),
 }
 
-/// Reduces the updates of a round to the next model. [`Inline`] does so in this process; others may give the work away.
+/// Reduces the updates of a round to the next model. [`Inline`] does so in this process, `Workers`
+/// in others.
 pub(crate) trait Reducer: Send + Sync {
     /// While this is held, nobody takes the mean: no chunk of one round can slip into the next. From marking a chunk as
     /// received until it is used.
@@ -71,20 +73,19 @@ pub(crate) trait Reducer: Send + Sync {
     /// # Errors
     /// Why there is no mean; the model then stays as it was.
     fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean>;
+
+    /// What its worker processes have done so far, if it has any.
+    fn tree(&self) -> Option<Value> {
+        None
+    }
 }
 
-/// Staging, mending and sums in this process.
+/// Staging and sums in this process.
 pub(crate) struct Inline {
-    layout: Arc<Layout>,
     accumulator: Accumulator,
     folding: RwLock<()>,
     staging: Staging,
-    mender: Mender,
-    /// In which order updates come, if it is not the model's.
-    order: Option<Spread>,
-    /// The model in that order, for a moment: kept since fresh pages cost more than the copy.
-    wire: Mutex<Vec<u8>>,
-    model: Arena,
+    mending: Mending,
 }
 
 impl Inline {
@@ -94,11 +95,7 @@ impl Inline {
             accumulator: Accumulator::new(layout.clone(), options.precision.into()),
             folding: RwLock::default(),
             staging: Staging::new(layout.bytes()),
-            mender: Mender::new(options.repair.stand_in()),
-            order: options.repair.order(options.seed),
-            wire: Mutex::default(),
-            layout,
-            model,
+            mending: Mending::new(layout, model, options),
         }
     }
 
@@ -107,49 +104,39 @@ impl Inline {
         let arena = self.staging.place(sender).ok_or("there is no memory")?;
         // Who received the last of it may still hold its place, and what trails behind its end may come.
         let mut update = arena.claim_within(arena.range(), CHUNK_PATIENCE).map_err(|e| e.to_string())?;
-        if !holes.is_empty() || self.mender.keeps_updates() {
+        if self.mending.is_due(holes) {
             return self.fold_mended(sender, weight, &mut update, holes);
         }
         self.accumulator.fold(0, &update, weight).map(drop).map_err(|e| e.to_string())
     }
 
     fn fold_mended(&self, sender: u32, weight: f64, update: &mut [u8], holes: &Ranges) -> Result<(), String> {
-        let mut global = self.model.lend(self.model.range()).map_err(|e| e.to_string())?;
-        if let Some(order) = self.order.filter(|_| self.mender.reads_global()) {
-            let mut wire = vec![0; global.len()];
-            order.to_wire(&self.layout, &global, &mut wire);
-            global = wire.into();
-        }
-        let came = self.mender.mend(&self.layout, sender, update, holes, &global)?;
+        let came = self.mending.mend(sender, update, holes)?;
         // What stands in was not judged when it came.
-        let judge = |range: Range| {
-            let bytes = &update[range.start as usize..range.end as usize];
-            self.accumulator.check(range.start, bytes, weight)
-        };
-        let folded = came.iter().try_for_each(judge);
+        let folded = judge_ranges(&self.accumulator, update, &came, weight);
         let folded = folded.and_then(|()| self.accumulator.fold_ranges(update, &came, weight));
         folded.map_err(|error| {
-            self.mender.forget(sender);
+            self.mending.forget(sender);
             error.to_string()
         })
     }
+}
 
-    /// The mean of what was folded, into the model; in order, if updates came in another.
-    fn put_mean(&self, model: &mut [u8]) -> Result<Summary, String> {
-        let Some(order) = self.order else { return take_mean(&self.accumulator, model, Repair::KeepLocal) };
-        let mut wire = lock(&self.wire);
-        wire.resize(model.len(), 0);
-        order.to_wire(&self.layout, model, &mut wire);
-        let summary = take_mean(&self.accumulator, &mut wire, Repair::KeepLocal)?;
-        order.to_order(&self.layout, &wire, model);
-        Ok(summary)
-    }
-
-    fn end_sums(&self, into: Writable<'_>) -> Result<Summary, NoMean> {
-        check_means(&self.accumulator).map_err(NoMean::Sums)?;
-        let mut model = into().map_err(NoMean::Model)?;
-        self.put_mean(&mut model).map_err(NoMean::Sums)
-    }
+/// Whether these ranges of an update may be added with this weight.
+///
+/// # Errors
+/// What no update may hold.
+pub(crate) fn judge_ranges(
+    sums: &Accumulator,
+    update: &[u8],
+    ranges: &Ranges,
+    weight: f64,
+) -> Result<(), FoldError> {
+    let judge = |range: Range| {
+        let bytes = &update[range.start as usize..range.end as usize];
+        sums.check(range.start, bytes, weight)
+    };
+    ranges.iter().try_for_each(judge)
 }
 
 impl Reducer for Inline {
@@ -188,7 +175,8 @@ impl Reducer for Inline {
 
     fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean> {
         let _folding = self.folding.write().unwrap_or_else(PoisonError::into_inner);
-        let summary = into.map_or_else(|| Ok(nothing()), |into| self.end_sums(into));
+        let end = |into| self.mending.end(std::slice::from_ref(&self.accumulator), into);
+        let summary = into.map_or_else(|| Ok(nothing()), end);
         // Whatever came of them, they are not for the next round.
         self.accumulator.reset();
         summary

@@ -33,6 +33,8 @@ pub(crate) struct Star {
     model: Arena,
     options: ServerOptions,
     outcome: Mutex<Option<Result<String, Error>>>,
+    /// When the first update of the round was whole.
+    first: Mutex<Option<Time>>,
 }
 
 type StarHub = Hub<Star>;
@@ -78,9 +80,10 @@ impl Server {
             token: options.token.clone(),
             started: Instant::now(),
         };
-        let reducer = Arc::new(Inline::new(layout.clone(), model.clone(), &options));
+        let reducer = reducer(&layout, &model, &options)?;
         let keep = options.partial == crate::PartialRule::Keep;
-        let star = Star { layout, reducer, keep, model, options, outcome: Mutex::default() };
+        let (outcome, first) = (Mutex::default(), Mutex::default());
+        let star = Star { layout, reducer, keep, model, options, outcome, first };
         let machine = |gate| proto::Server::new(config, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
@@ -167,6 +170,12 @@ impl Server {
         self.hub.as_ref().map(|hub| hub.away()).unwrap_or_default()
     }
 
+    /// What worker processes have done so far, as JSON; `None` if there are none.
+    pub fn tree(&self) -> Option<String> {
+        let hub = self.hub.as_ref()?;
+        Some(hub.policy.reducer.tree()?.to_string())
+    }
+
     /// A client's process has ended for good, as `why` says if it is not empty: rounds no longer wait for it.
     pub fn forget(&self, client: &str, why: &str) {
         if let Some(hub) = &self.hub {
@@ -223,8 +232,37 @@ impl HubPolicy for Star {
     }
 }
 
+/// Who folds: this process, or workers.
+#[cfg(target_os = "linux")]
+fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Result<Arc<dyn Reducer>, Error> {
+    let (layout, model) = (layout.clone(), model.clone());
+    match &options.workers {
+        None => Ok(Arc::new(Inline::new(layout, model, options))),
+        Some(workers) => Ok(Arc::new(super::workers::Workers::new(layout, model, options, workers)?)),
+    }
+}
+
+/// Who folds: this process.
+#[cfg(not(target_os = "linux"))]
+fn reducer(layout: &Arc<Layout>, model: &Arena, options: &ServerOptions) -> Result<Arc<dyn Reducer>, Error> {
+    match &options.workers {
+        None => Ok(Arc::new(Inline::new(layout.clone(), model.clone(), options))),
+        Some(_) => Err(no_workers()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn no_workers() -> Error {
+    Error::new(
+        "unsupported",
+        "start workers",
+        "workers share memory as Linux alone does: take aggregation.shape = star",
+    )
+}
+
 /// Folds a staged update; the round hears what came of it.
 fn fold_staged(hub: &Arc<StarHub>, sender: u32, weight: f64, holes: Ranges) {
+    lock(&hub.policy.first).get_or_insert_with(|| hub.now());
     let told = hub.clone();
     let done = move |outcome: Result<(), String>| {
         let outcome = outcome.map_err(|reason| format!("sent an update that cannot be added up: {reason}"));
@@ -246,6 +284,7 @@ fn end_round(hub: &Arc<StarHub>, outcome: Box<Outcome>) {
 
 fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     let star = &hub.policy;
+    let first = lock(&star.first).take();
     if let Some(reason) = &outcome.failure {
         _ = star.reducer.close(None);
         return Err(Error::new("round", "run round", reason.clone()));
@@ -258,7 +297,8 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
         }
     })?;
     let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
-    let fold = json!({ "uncovered_bytes": summary.uncovered_bytes });
+    let completion = first.map(|first| hub.now().saturating_sub(first).as_secs_f64());
+    let fold = json!({ "uncovered_bytes": summary.uncovered_bytes, "completion_seconds": completion });
     let policy = star.options.repair.policy;
     Ok(outcome_json(outcome, seconds, fold, hub.congestion(), policy, &star.layout).to_string())
 }

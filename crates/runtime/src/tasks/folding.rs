@@ -145,12 +145,12 @@ pub(super) fn mean(sums: &Accumulator, sent: Option<&(Arena, Arc<Layout>)>) -> R
     }
     let arena = Arena::new(layout.bytes())?;
     let mut mean = arena.claim(arena.range())?;
-    check_means(sums).map_err(no_mean)?;
+    check_means(std::slice::from_ref(sums)).map_err(no_mean)?;
     if let Some((tensors, of)) = sent {
         stand_in(layout, &mut mean, &covered, tensors, of)?;
     }
     let repair = if sent.is_some() { Repair::KeepLocal } else { Repair::Zero };
-    take_mean(sums, &mut mean, repair).map_err(no_mean)?;
+    take_mean(std::slice::from_ref(sums), &mut mean, repair).map_err(no_mean)?;
     drop(mean);
     Ok(arena)
 }

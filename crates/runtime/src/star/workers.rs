@@ -1,0 +1,202 @@
+//! Updates that lie in a pool of shared memory, and are folded by worker processes.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use serde_json::{json, Value};
+use thalweg_arena::{Arena, Claim};
+use thalweg_fold::{Accumulator, Summary};
+use thalweg_node::{Program, Split, Team, TeamConfig};
+use thalweg_pool::{Class, Object, Plan, Pool, Slot};
+use thalweg_wire::{Layout, Range, Ranges};
+
+use super::mending::Mending;
+use super::reduce::{judge_ranges, Done, Fold, NoMean, Reducer, Writable};
+use crate::engine::CHUNK_PATIENCE;
+use crate::mean::nothing;
+use crate::options::{ServerOptions, SplitRule, WorkerOptions};
+use crate::{lock, random, Error};
+
+/// A worker that owes an answer for so long is replaced. Its longest work is a pass over eight updates.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Staging in a pool, and sums in memory of worker processes.
+pub(crate) struct Workers {
+    /// Judges what comes, and is never folded into: the memory of its sums is not touched.
+    judge: Accumulator,
+    receiving: RwLock<()>,
+    pool: Pool,
+    /// By sender: where its update is received.
+    places: Mutex<HashMap<u32, Slot>>,
+    team: Team,
+    mending: Mending,
+}
+
+impl Workers {
+    /// For updates of this layout, whose mean becomes the next `model`. The worker processes are started.
+    ///
+    /// # Errors
+    /// `memory` if there is not enough for the pool and the sums.
+    pub fn new(
+        layout: Arc<Layout>,
+        model: Arena,
+        options: &ServerOptions,
+        workers: &WorkerOptions,
+    ) -> Result<Self, Error> {
+        let memory = |error: String| Error::new("memory", "start workers", error);
+        let places = options.places(layout.bytes());
+        // While updates come into one half, those in the other half count already and wait for a commit.
+        let class = Class { bytes: layout.bytes(), slots: places.saturating_mul(2) };
+        let pool = Pool::new(Plan::new(&[class])).map_err(|e| memory(e.to_string()))?;
+        let config = TeamConfig {
+            layout: layout.clone(),
+            precision: options.precision.into(),
+            pool: pool.clone(),
+            workers: workers.count as usize,
+            split: match workers.split {
+                SplitRule::Ranges => Split::Ranges,
+                SplitRule::Clients => Split::Clients,
+            },
+            reserve: places as usize,
+            patience: PATIENCE,
+        };
+        let command = workers.command.iter().map(Into::into).collect();
+        let program = Program { command, environment: Vec::new() };
+        let team = Team::new(config, Box::new(program)).map_err(|e| memory(e.to_string()))?;
+        Ok(Self {
+            judge: Accumulator::new(layout.clone(), options.precision.into()),
+            receiving: RwLock::default(),
+            pool,
+            places: Mutex::default(),
+            team,
+            mending: Mending::new(layout, model, options),
+        })
+    }
+
+    /// Makes an object of a sender's update, which nobody changes any more.
+    fn seal(&self, update: &Fold) -> Result<Object, String> {
+        let Fold { sender, weight, holes } = update;
+        let slot = lock(&self.places).remove(sender).ok_or("the pool has no place for it")?;
+        let whole = Range::new(0, self.judge.layout().bytes());
+        let mut came = Ranges::full(whole.end);
+        if self.mending.is_due(holes) {
+            let mut bytes = slot.claim_within(whole, CHUNK_PATIENCE).map_err(|e| e.to_string())?;
+            came = self.mending.mend(*sender, &mut bytes, holes)?;
+            judge_ranges(&self.judge, &bytes, &came, *weight).map_err(|e| e.to_string())?;
+        }
+        let key = random().map_err(|e| e.to_string())?;
+        slot.seal(key, &came, CHUNK_PATIENCE).map_err(|e| e.to_string())
+    }
+}
+
+impl Reducer for Workers {
+    fn receiving(&self) -> RwLockReadGuard<'_, ()> {
+        self.receiving.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn judge(&self, offset: u64, bytes: &[u8], weight: f64) -> Result<(), String> {
+        self.judge.check(offset, bytes, weight).map_err(|error| error.to_string())
+    }
+
+    fn place(&self, sender: u32, range: Range) -> Option<Claim> {
+        let mut places = lock(&self.places);
+        if let Some(slot) = places.get(&sender) {
+            return slot.claim(range).ok();
+        }
+        let slot = self.pool.claim(0).ok()?;
+        places.entry(sender).or_insert(slot).claim(range).ok()
+    }
+
+    fn keep(&self, _range: Range, _bytes: &[u8], _weight: f64) -> Result<(), String> {
+        Err("workers fold whole updates".into()) // the options do not allow it
+    }
+
+    fn fold(self: Arc<Self>, update: Fold, done: Done) {
+        tokio::task::spawn_blocking(move || {
+            let _receiving = self.receiving();
+            // Whatever happens, somebody hears what came of it.
+            let sealed = catch_unwind(AssertUnwindSafe(|| self.seal(&update)));
+            let sealed = sealed.unwrap_or_else(|_| Err("the thread that sealed it panicked".into()));
+            let told = self.clone();
+            let done = move |outcome: Result<(), String>| {
+                if outcome.is_err() {
+                    told.mending.forget(update.sender);
+                }
+                done(outcome);
+            };
+            match sealed {
+                Ok(object) => self.team.fold(object, update.weight, Box::new(done)),
+                Err(reason) => done(Err(reason)),
+            }
+        });
+    }
+
+    fn unstage(&self, sender: u32) {
+        lock(&self.places).remove(&sender);
+    }
+
+    fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean> {
+        let _alone = self.receiving.write().unwrap_or_else(PoisonError::into_inner);
+        lock(&self.places).clear();
+        let summary = into.map_or_else(
+            || Ok(nothing()),
+            |into| {
+                let sums = self.team.close().map_err(NoMean::Sums)?;
+                self.mending.end(&sums, into)
+            },
+        );
+        // Whatever came of them, they are not for the next round.
+        self.team.begin();
+        summary
+    }
+
+    fn tree(&self) -> Option<Value> {
+        let counts = self.team.counts();
+        let mut handovers = counts.handovers;
+        handovers.sort_unstable();
+        Some(json!({
+            "workers": self.team.workers(),
+            "aggregators_created": counts.started,
+            "died": counts.died,
+            "reused": counts.reused,
+            "commits": counts.commits,
+            "handover_us": { "p50": percentile(&handovers, 50), "p99": percentile(&handovers, 99) },
+            "cpu_seconds": counts.cpu as f64 / 1e9,
+            "pool_bytes": self.pool.bytes(),
+            "sums_bytes": self.team.sums_bytes(),
+        }))
+    }
+}
+
+/// Of rising nanoseconds the nearest rank, in microseconds; `None` of none.
+fn percentile(rising: &[u64], percent: usize) -> Option<f64> {
+    let rank = (rising.len() * percent).div_ceil(100).max(1);
+    rising.get(rank - 1).map(|&nanoseconds| nanoseconds as f64 / 1e3)
+}
+
+/// Works for the node at the other end of the socket that is this process's standard input, until it closes it.
+///
+/// # Errors
+/// Why this process is no use.
+pub fn work() -> Result<(), Error> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    let input = input.map_err(|e| Error::new("system", "start worker", e.to_string()))?;
+    thalweg_node::work(UnixStream::from(input)).map_err(|reason| Error::new("system", "work", reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_what_was_measured() {
+        assert_eq!(percentile(&[], 50), None);
+        assert_eq!(percentile(&[3000], 50), Some(3.0));
+        assert_eq!(percentile(&[1000, 2000, 3000, 4000], 50), Some(2.0));
+        assert_eq!(percentile(&[1000, 2000, 3000, 4000], 99), Some(4.0));
+    }
+}

@@ -1,0 +1,68 @@
+"""Aggregation trees that run: the workers that the core is told of, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import _core, machine
+from thalweg.sections.trees import TreeSection
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+PROGRAM: Final = Path(__file__).with_name("aggregator.py")
+
+
+def options(plan: Plan) -> dict[str, Any]:
+    """Return the core's options of a server whose updates workers fold; none if the server folds them itself."""
+    if plan.aggregation.shape != "tree":
+        return {}
+    tree = plan.tree or TreeSection()
+    command = [sys.executable, "-I", "-S", str(PROGRAM), _core.__file__]
+    return {"workers": {"count": workers(plan), "split": tree.split, "command": command}}
+
+
+def workers(plan: Plan) -> int:
+    """Return how many workers the node has.
+
+    Those that share the bytes of updates are all bound by the same memory, so one is enough. Leaves that fold whole
+    updates are as many as the updates by the inputs of a leaf (LIFL section 5.2), and no more than there are cores.
+    """
+    tree = plan.tree or TreeSection()
+    if tree.workers is not None:
+        return tree.workers
+    if tree.split == "ranges":
+        return 1
+    return min(-(-plan.participants // tree.inputs), machine.cores())
+
+
+def facts(server: _core.Server, cpu_seconds: float) -> dict[str, Any]:
+    """Return what a server's workers have done so far; nothing if it has none.
+
+    ``cpu_seconds`` is the CPU time that the server's own process has had since it listens.
+    """
+    told = server.tree()
+    if told is None:
+        return {}
+    found: dict[str, Any] = json.loads(told)
+    found["cpu_seconds"] = {"server": cpu_seconds, "workers": found["cpu_seconds"]}
+    return {"nodes_used": 1, **found, "routes": "node"}
+
+
+def table(found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the object ``tree`` of ``--json``; ``rounds`` are a journal's entries."""
+    times = [entry["fold"]["completion_seconds"] for entry in rounds]
+    return {**found, "aggregation_completion_seconds": times}
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """Say in a line what the workers have done."""
+    half = found["handover_us"]["p50"]
+    handed = "" if half is None else f", an update handed over in {half:.0f} us"
+    gone = f", {found['died']} died" if found["died"] else ""
+    count = found["workers"]
+    return f"tree: {count} {'worker' if count == 1 else 'workers'} on one node{gone}{handed}"

@@ -1,0 +1,66 @@
+"""Plans of jobs whose updates workers fold: what is refused, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg.errors import PlanError
+from thalweg.plan import Plan
+from thalweg.plan.on_trees import check
+
+
+def tree(**sections: Any) -> Plan:
+    return Plan.of({"aggregation": {"shape": "tree"}, **sections})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"workers": 3}, {"workers": "auto"}, {"split": "clients", "inputs": 4}, {"system": "lifl", "timing": "eager"}],
+)
+def test_a_tree_of_one_node_can_be_run(keys: dict[str, Any]) -> None:
+    check(tree(tree=keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        ("timing", "lazy"),
+        ("system", "sl"),
+        ("top", "sharded"),
+        ("placement", "worst-fit"),
+        ("goal", 3),
+        ("reuse", False),
+    ],
+)
+def test_what_does_not_run_yet_is_named(keys: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=f"tree.{keys} = .* cannot be run yet"):
+        check(tree(tree={keys: value}))
+
+
+def test_several_nodes_cannot_be_run_yet() -> None:
+    with pytest.raises(PlanError, match="trees of several nodes"):
+        check(tree(nodes={"count": 2}))
+
+
+@pytest.mark.parametrize("section", ["tree", "nodes"])
+def test_a_tree_needs_its_shape(section: str) -> None:
+    with pytest.raises(PlanError, match=rf"\[{section}\] is of aggregation trees") as caught:
+        check(Plan.of({section: {}}))
+    assert "--aggregation tree" in caught.value.mend
+
+
+def test_workers_fold_whole_updates() -> None:
+    with pytest.raises(PlanError, match="whole updates"):
+        check(Plan.of({"aggregation": {"shape": "tree", "partial": "keep"}}))
+
+
+def test_workers_do_not_fold_for_flower() -> None:
+    with pytest.raises(PlanError, match="Flower"):
+        check(tree(app={"object": "flower:somewhere"}))
+
+
+def test_a_graph_has_no_tree() -> None:
+    with pytest.raises(PlanError, match=r"aggregation.shape"):
+        tree(job={"graph": "ring"})

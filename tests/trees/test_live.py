@@ -1,0 +1,169 @@
+"""Workers that fold a server's updates from its pool: the mean has the server's own bits, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from thalweg import _core
+from thalweg.plan import Plan
+from thalweg.sections import SecuritySection
+from thalweg.transports.links import local_trust
+from thalweg.trees import live
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
+
+URL: Final = "tcp://127.0.0.1:0"
+CLIENTS: Final = 5
+ROUNDS: Final = 3
+# Three stripes of the accumulator and a bit.
+ELEMENTS: Final = 100_000
+
+
+def layout() -> _core.Layout:
+    return _core.Layout([("weight", "F32", [ELEMENTS]), ("half", "F16", [300])])
+
+
+def worker_processes() -> list[int]:
+    """The workers of this process, by their command line."""
+    found: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        # Threads and workers may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += [child for child in (task / "children").read_text().split() if is_worker(child)]
+    return [int(child) for child in found]
+
+
+def is_worker(process: str) -> bool:
+    try:
+        return b"aggregator.py" in Path("/proc", process, "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill_worker(number: int) -> None:
+    """Kill one of the workers, unless another client has just done so."""
+    workers = sorted(worker_processes())
+    if workers:
+        with suppress(ProcessLookupError):
+            os.kill(workers[number % len(workers)], signal.SIGKILL)
+
+
+def train(client: _core.Client, arena: _core.Arena, place: int, refused: list[str], *, kills: bool) -> None:
+    """Send what follows from round and place; with ``kills``, kill a worker before each update."""
+    client.join()
+    while (task := client.next()) is not None:
+        random = np.random.default_rng((task[0], place))
+        bytes_of = np.asarray(arena).view(np.uint8)
+        bytes_of[: 4 * ELEMENTS] = random.normal(size=ELEMENTS).astype(np.float32).view(np.uint8)
+        bytes_of[4 * ELEMENTS : 4 * ELEMENTS + 600] = random.normal(size=300).astype(np.float16).view(np.uint8)
+        if kills:
+            kill_worker(place)
+        try:
+            client.submit(task[0], 1.0 + place, "{}")
+        except _core.CoreError as error:
+            refused.append(str(error))
+            return
+
+
+def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tuple[bytes, dict[str, Any] | None]:
+    """Run a job; return the last model, and what the workers have done."""
+    own, member = (
+        {"token": trust["token"], "transport": {"tls": trust.get("tls")}}
+        for trust in local_trust(SecuritySection(tls="off"), URL)
+    )
+    arena = _core.Arena(layout())
+    told = {**own, "expected": CLIENTS, "enough": CLIENTS, "precision": "exact", "deadline": 60, **options, **workers}
+    server = _core.Server(arena, URL, json.dumps(told))
+    threads: list[threading.Thread] = []
+    refused: list[str] = []
+    for place in range(CLIENTS):
+        theirs = _core.Arena(layout())
+        client = _core.Client(server.address, f"client-{place}", json.dumps(member), theirs)
+        threads.append(threading.Thread(target=train, args=(client, theirs, place, refused), kwargs={"kills": kills}))
+        threads[-1].start()
+    assert server.wait(CLIENTS, 60) == CLIENTS
+    try:
+        for number in range(1, ROUNDS + 1):
+            outcome = json.loads(server.round(number, "{}", None))
+            assert outcome["complete"]
+            assert outcome["fold"]["completion_seconds"] > 0
+        text = server.tree()
+        ends = [] if kills else [os.pidfd_open(worker) for worker in worker_processes()]
+    finally:
+        server.close("the job is over")
+        for thread in threads:
+            thread.join()
+    for end in ends:
+        assert select.select([end], [], [], 60)[0], "a worker outlives its server"
+        os.close(end)
+    assert not refused
+    return bytes(np.asarray(arena)), None if text is None else json.loads(text)
+
+
+def told(count: int, split: str) -> dict[str, Any]:
+    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split}})
+    return live.options(plan)
+
+
+@pytest.fixture(scope="module")
+def star() -> bytes:
+    model, tree = job({})
+    assert tree is None
+    return model
+
+
+@pytest.mark.parametrize(("count", "split"), [(1, "ranges"), (2, "ranges"), (3, "clients")])
+def test_workers_give_the_servers_bits(star: bytes, count: int, split: str) -> None:
+    model, tree = job(told(count, split))
+    assert model == star
+    assert tree is not None
+    assert (tree["workers"], tree["aggregators_created"], tree["died"]) == (count, count, 0)
+    assert tree["commits"] == ROUNDS
+    assert tree["cpu_seconds"] > 0
+    assert 0 < tree["handover_us"]["p50"] <= tree["handover_us"]["p99"]
+    assert tree["pool_bytes"] > CLIENTS * 4 * ELEMENTS
+
+
+@pytest.mark.parametrize("split", ["ranges", "clients"])
+def test_killed_workers_change_no_bit(star: bytes, split: str) -> None:
+    model, tree = job(told(2, split), kills=True)
+    assert model == star
+    assert tree is not None
+    assert tree["died"] >= ROUNDS
+
+
+def test_a_pool_smaller_than_the_round_serves_all(star: bytes) -> None:
+    model, tree = job(told(1, "ranges"), staging=1)
+    assert model == star
+    assert tree is not None
+    assert tree["pool_bytes"] < CLIENTS * 4 * ELEMENTS
+    assert tree["commits"] > ROUNDS, "slots are made free within a round"
+
+
+def test_a_worker_that_cannot_start_fails_the_round_with_a_reason() -> None:
+    workers = {"workers": {"count": 1, "split": "ranges", "command": ["/nonexistent/worker"]}}
+    with pytest.raises(_core.CoreError, match="no worker could be started"):
+        job(workers)
+
+
+def test_there_are_as_many_workers_as_the_plan_says() -> None:
+    def count(**tree: Any) -> int:
+        return live.workers(Plan.of({"job": {"clients": 3}, "tree": tree}))
+
+    assert count() == 1
+    assert count(workers="auto") == 1
+    assert count(workers=7) == 7
+    assert count(split="clients", inputs=3) == 1
+    assert count(split="clients", inputs=1) <= 3
+    assert live.options(Plan.of({})) == {}
