@@ -84,6 +84,8 @@ enum Commit {
     Due,
     Posted,
     Done,
+    /// Withdrawn: nothing is moved or committed any more.
+    Waived,
 }
 
 /// What is left of a grant.
@@ -161,6 +163,9 @@ impl Mover {
     /// The peer grants memory. Of a grant whose pair was lost, what is missing follows, into the new place.
     pub fn handle_grant(&mut self, grant: Grant) {
         let config = self.config;
+        if self.runs.get(&grant.number).is_some_and(|run| run.commit == Commit::Waived) {
+            return;
+        }
         let run = self.runs.entry(grant.number).or_insert_with(|| Run {
             grant,
             open: true,
@@ -191,8 +196,7 @@ impl Mover {
             return true;
         }
         run.todo.clear();
-        run.commit = Commit::Done;
-        run.open = false;
+        run.commit = Commit::Waived;
         if run.flying == 0 {
             self.runs.remove(&number);
         }
@@ -208,6 +212,12 @@ impl Mover {
         }
         let Some(run) = self.runs.get_mut(&number) else { return };
         run.flying -= 1;
+        if run.commit == Commit::Waived {
+            if run.flying == 0 {
+                self.runs.remove(&number);
+            }
+            return;
+        }
         match (task, outcome) {
             (Task::Move(_), Outcome::Done) => {}
             (Task::Move(range), Outcome::Lost) => run.todo.push_front(range),

@@ -208,3 +208,19 @@ fn a_window_fills_the_path() {
         assert!(time.as_secs_f64() < most, "{rate}: {time:?}");
     }
 }
+
+/// What was withdrawn is not moved or committed by the pair that comes after a loss.
+#[test]
+fn what_is_withdrawn_stays_so() {
+    let mut mover = window();
+    mover.handle_grant(grant(1, 1 << 20));
+    let job = mover.poll_work(MS).unwrap();
+    assert!(!mover.withdraw(1) && mover.poll_work(MS).is_none());
+    assert_eq!(mover.flying(1), 1);
+    mover.handle_grant(grant(1, 1 << 20));
+    assert!(mover.poll_work(MS).is_none(), "granted again, and moved");
+    mover.handle_done(MS, job.piece, Outcome::Done);
+    assert_eq!((mover.poll_ended(), mover.under_way()), (None, 0));
+    assert_eq!(mover.handle_lost_pair(MS), Verdict::Again);
+    assert!(mover.poll_work(MS).is_none());
+}
