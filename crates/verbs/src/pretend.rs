@@ -48,6 +48,8 @@ pub struct Fabric {
     /// By their numbers.
     pairs: Mutex<HashMap<u32, Wire>>,
     next: Mutex<u32>,
+    /// Held while a part is between two pairs, so that no pair goes meanwhile.
+    turn: Mutex<()>,
 }
 
 impl Fabric {
@@ -194,17 +196,19 @@ impl State {
     fn lose(&mut self, fault: Fault) {
         if self.lost.is_none() {
             self.lost = Some(fault);
-            self.queue.clear();
-            self.landing.clear();
+            // What was to be opened is given back by `break_off`, as what is open. Parts that were acknowledged still land.
+            for (_, work) in self.queue.drain(..) {
+                if let Work::Open(memory) = work {
+                    self.open.insert(self.next_key, memory);
+                    self.next_key += 1;
+                }
+            }
             self.happened(Done::Lost(fault));
         }
     }
 
     /// Writes a part where the peer wants it, if it may.
     fn land(&mut self, part: &Part) -> Result<(), Fault> {
-        if self.lost.is_some() {
-            return Err(Fault::Retries);
-        }
         let memory = self.open.get_mut(&part.to.key).ok_or(Fault::Access)?;
         let (start, all) =
             (part.to.address.checked_sub(memory.address()).ok_or(Fault::Access)?, memory.len());
@@ -242,6 +246,7 @@ impl PretendPair {
 
     /// Lands a part, if there is one, else begins the next work request. Returns whether there was anything to do.
     fn step(&self) -> bool {
+        let _turn = locked(&self.fabric.turn);
         let mut state = locked(&self.wire);
         if state.lost.is_some() || (state.queue.is_empty() && state.landing.is_empty()) {
             return false;
@@ -274,7 +279,11 @@ impl PretendPair {
             None => Err(Fault::Retries),
             Some(peer) => {
                 let mut peer = locked(&peer);
-                let landed = if part.bytes.is_empty() && note.is_none() { Ok(()) } else { peer.land(part) };
+                let landed = match peer.lost {
+                    Some(_) => Err(Fault::Retries),
+                    None if part.bytes.is_empty() && note.is_none() => Ok(()),
+                    None => peer.land(part),
+                };
                 if let (Ok(()), Some(note)) = (landed, note) {
                     peer.happened(Done::Noted(note));
                 }
@@ -407,18 +416,33 @@ impl Pair for PretendPair {
 
     fn break_off(&mut self) -> Vec<(u32, Memory)> {
         locked(&self.fabric.pairs).remove(&self.number);
-        let mut state = locked(&self.wire);
-        state.lose(Fault::Flushed);
-        let peer = state.peer;
-        let memory = state.open.drain().collect();
-        drop(state);
-        // Whoever still writes to this end finds nobody.
-        if let Some(peer) = self.fabric.find(peer) {
-            let mut peer = locked(&peer);
-            if !peer.queue.is_empty() || !peer.landing.is_empty() {
+        let fabric = self.fabric.clone();
+        let _turn = locked(&fabric.turn);
+        let (peer, ours) = {
+            let mut state = locked(&self.wire);
+            state.lose(Fault::Flushed);
+            (self.fabric.find(state.peer), std::mem::take(&mut state.landing))
+        };
+        // What was acknowledged lands before the pair is gone, unless its key was closed.
+        let theirs = peer.as_ref().map(|peer| {
+            let mut peer = locked(peer);
+            for part in &ours {
+                let _ = peer.land(part);
+            }
+            let busy = !peer.queue.is_empty() || !peer.landing.is_empty();
+            let parts = std::mem::take(&mut peer.landing);
+            // Whoever still writes to this end finds nobody.
+            if busy {
                 peer.lose(Fault::Retries);
             }
+            parts
+        });
+        let mut state = locked(&self.wire);
+        for part in theirs.iter().flatten() {
+            let _ = state.land(part);
         }
+        let memory = state.open.drain().collect();
+        drop(state);
         memory
     }
 }

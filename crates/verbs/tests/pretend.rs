@@ -126,14 +126,28 @@ fn faults_come_when_they_are_told_to_and_memory_is_given_back() {
         ends.write(1, Range::new(100, 200), remote);
         let done = settle(&mut ends.from);
         assert!(matches!(done[..], [Done::Written(0), Done::Lost(lost)] if lost == fault), "{done:?}");
-        assert!(
-            ends.source.claim(ends.source.range()).is_ok(),
-            "a lost pair still holds what it was to write"
-        );
+        assert!(ends.from.break_off().is_empty());
+        assert!(ends.source.claim(ends.source.range()).is_ok(), "it still holds what it was to write");
         let open = ends.to.break_off();
         assert_eq!(open.iter().map(|(key, _)| *key).collect::<Vec<_>>(), [remote.key]);
         drop(open);
         assert!(ends.target.claim(ends.target.range()).is_ok());
+    }
+}
+
+/// A device that has acknowledged bytes places them, whatever becomes of the pair.
+#[test]
+fn acknowledged_bytes_are_there_when_the_pair_is_broken_off() {
+    for seed in 0..50 {
+        let mut ends =
+            ends(Behaviour { seed, delay: 0.3, faults: vec![(1, Fault::Retries)], ..Behaviour::default() });
+        let remote = ends.open();
+        ends.write(0, Range::new(0, 5_000), remote);
+        ends.write(1, Range::new(5_000, LENGTH), remote);
+        let done = settle(&mut ends.from);
+        assert!(matches!(done[..], [Done::Written(0), Done::Lost(Fault::Retries)]), "{done:?}");
+        drop(ends.to.break_off());
+        assert_eq!(ends.written(), 5_000);
     }
 }
 
