@@ -390,6 +390,10 @@ impl Link for EmulatedLink {
         self.inner.held()
     }
 
+    fn notice(&self) -> Option<String> {
+        self.inner.notice()
+    }
+
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         self.inner.tolerate(tolerance);
     }

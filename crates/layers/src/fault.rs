@@ -210,6 +210,10 @@ impl Link for FaultLink {
         self.inner.held()
     }
 
+    fn notice(&self) -> Option<String> {
+        self.inner.notice()
+    }
+
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         self.inner.tolerate(tolerance);
     }

@@ -315,6 +315,10 @@ impl Link for SealedLink {
         self.inner.held()
     }
 
+    fn notice(&self) -> Option<String> {
+        self.inner.notice()
+    }
+
     /// A sealed chunk begins where its plaintext does and is longer, so what touches that touches it too.
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         self.inner.tolerate(tolerance);

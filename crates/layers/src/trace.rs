@@ -249,6 +249,10 @@ impl Link for TracedLink {
         self.inner.held()
     }
 
+    fn notice(&self) -> Option<String> {
+        self.inner.notice()
+    }
+
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         self.inner.tolerate(tolerance);
     }

@@ -139,6 +139,12 @@ pub trait Link: Send + Sync {
         None
     }
 
+    /// Why the link is otherwise than asked, for people: what a machine or the path lacks, the mend, and what is done
+    /// instead. It is said once, when the link has been made.
+    fn notice(&self) -> Option<String> {
+        None
+    }
+
     /// Ends the link: both sides' calls fail with [`ErrorKind::Closed`], those under way too. Idempotent.
     async fn close(&self);
 }

@@ -243,6 +243,10 @@ impl Link for CompressedLink {
         self.inner.held()
     }
 
+    fn notice(&self) -> Option<String> {
+        self.inner.notice()
+    }
+
     fn tolerate(&self, tolerance: &Arc<Tolerance>) {
         self.inner.tolerate(tolerance);
     }

@@ -407,6 +407,9 @@ impl<P: HubPolicy> Hub<P> {
         lock(&self.peers).insert(id, link.peer().clone());
         lock(&self.links).insert(id, Outbox::start(&self.crew, link.clone()));
         link.tolerate(&lock(&self.tolerance));
+        if let Some(notice) = link.notice() {
+            self.noted(|notes| notes.add_once(&notice));
+        }
         let ordered = self.ordered && link.capabilities().settles();
         lock(&self.machine).connected(self.now(), id, nonce, ordered);
         self.wake();
