@@ -48,9 +48,9 @@ def _tcp(random: Random) -> bytes:
     return wire.preamble(random)
 
 
-# unifl is plain tcp on loopback; udp and ltp have a connection of tcp for control messages.
+# unifl is plain tcp on loopback; udp, ltp and rdma have a connection of tcp for control messages.
 DIALECTS: Final[dict[str, Dialect]] = {
-    **dict.fromkeys(("tcp", "unifl", "udp", "ltp"), Dialect(_tcp)),
+    **dict.fromkeys(("tcp", "unifl", "udp", "ltp", "rdma"), Dialect(_tcp)),
     "grpc": Dialect(lambda _: wire.grpc_call(), wire.grpc_frame),
     "shm": Dialect(lambda _: wire.SHM_OPENING, wire.shm_frame, "\0thalweg-shm-{port}"),
     "zmq": Dialect(lambda _: wire.zmtp_greeting()),

@@ -19,6 +19,13 @@ pub fn transports() -> PyResult<String> {
     serde_json::to_string(&runtime::registry()).map_err(|e| core_error("system", &e.to_string()))
 }
 
+/// The RDMA devices of this machine, as a JSON list; an error says why there are none, and the mend.
+#[pyfunction]
+pub fn rdma_devices() -> PyResult<String> {
+    let devices = runtime::rdma_devices().map_err(|why| core_error("unsupported", &why))?;
+    serde_json::to_string(&devices).map_err(|e| core_error("system", &e.to_string()))
+}
+
 /// The text in one line of at most `most` bytes, without control and format characters: safe to show and to log.
 #[pyfunction]
 pub fn plain_text(text: &str, most: usize) -> String {

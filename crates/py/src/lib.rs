@@ -42,7 +42,7 @@ mod _core {
     #[pymodule_export]
     use crate::functions::{
         build_info, pki_authority, pki_issue, pki_secret, pki_token, plain_text, probe_loopback, probe_peer,
-        probe_serve, transports,
+        probe_serve, rdma_devices, transports,
     };
     #[pymodule_export]
     use crate::lab::{enter_namespace, Lab};

@@ -32,7 +32,7 @@ pub use options::{
     ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions, SplitRule, WorkerOptions,
 };
 pub use proxy::Proxy;
-pub use registry::{registry, transport_for, Entry};
+pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice};
 pub use star::{work, Client, ClientEvent, RepairRule, Server};
 pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 pub use thalweg_layers::Format;

@@ -38,6 +38,53 @@ pub(crate) mod masking {
     }
 }
 
+/// An RDMA device of this machine, for people.
+#[derive(Debug, Clone, Serialize)]
+pub struct RdmaDevice {
+    /// Its name.
+    pub name: String,
+    /// Its address; `None` if it cannot be used.
+    pub address: Option<String>,
+    /// Bytes of a packet's payload; 0 if it cannot be used.
+    pub mtu: u32,
+    /// Whether grants are memory windows; otherwise each registers its memory.
+    pub windows: bool,
+    /// Why it cannot be used, and the mend; empty if it can.
+    pub reason: String,
+}
+
+/// The RDMA devices of this machine.
+///
+/// # Errors
+/// Why there are none, and the mend.
+#[cfg(feature = "rdma")]
+pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
+    let described = |device: thalweg_rdma::Described| match device.state {
+        Ok((address, limits)) => RdmaDevice {
+            name: device.name,
+            address: Some(address.to_string()),
+            mtu: limits.mtu,
+            windows: limits.windows,
+            reason: String::new(),
+        },
+        Err(error) => {
+            let reason = error.to_string();
+            RdmaDevice { name: device.name, address: None, mtu: 0, windows: false, reason }
+        }
+    };
+    let devices = thalweg_rdma::devices().map_err(|error| error.to_string())?;
+    Ok(devices.into_iter().map(described).collect())
+}
+
+/// The RDMA devices of this machine.
+///
+/// # Errors
+/// Always, in builds without the feature `rdma`.
+#[cfg(not(feature = "rdma"))]
+pub fn rdma_devices() -> Result<Vec<RdmaDevice>, String> {
+    Err("built without the feature `rdma`; build with --features rdma".into())
+}
+
 /// A transport, whether this build and machine have it or not.
 #[derive(Clone, Serialize)]
 pub struct Entry {
@@ -69,6 +116,7 @@ fn entry_of(make: Arc<dyn Transport>) -> Entry {
     feature = "grpc",
     feature = "ltp",
     feature = "mqtt",
+    feature = "rdma",
     feature = "shm",
     feature = "tcp",
     feature = "udp",
@@ -111,6 +159,10 @@ pub fn registry() -> Vec<Entry> {
         entry(thalweg_grpc::Grpc),
         #[cfg(not(feature = "grpc"))]
         absent("grpc", "built without the feature `grpc`; build with --features grpc"),
+        #[cfg(feature = "rdma")]
+        entry(thalweg_rdma::Rdma::default()),
+        #[cfg(not(feature = "rdma"))]
+        absent("rdma", "built without the feature `rdma`; build with --features rdma"),
         #[cfg(feature = "mqtt")]
         entry(thalweg_mqtt::transport()),
         #[cfg(not(feature = "mqtt"))]

@@ -1,0 +1,270 @@
+//! The first messages on the inner link: whether both ends can do RDMA, and how their pairs find each other.
+//!
+//! ```text
+//! connecting end                        listening end
+//! hello: two endpoints, or why not  ->
+//!                                   <-  hello: two endpoints, or why not
+//! ring: where commit records go     <-> ring                               if both have endpoints
+//!      one packet over each pair    <->
+//! ready, or why not                 <-> ready, or why not
+//! ```
+//!
+//! If either end says why not, the link is the inner one. Each direction has a pair of its own, so that revoking memory
+//! never waits behind data.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_transport::{Error, ErrorKind, Link, Result, Sink, Target};
+use thalweg_verbs::{Device, Done, Endpoint, Fault, Memory, Pair, Remote, Work};
+use thalweg_wire::text::plain;
+use thalweg_wire::{ChunkHeader, Range, WireError};
+
+use crate::settings::SLOTS;
+use crate::words::{put_remote, Reader, RECORD};
+use crate::{NOTES, WORKS};
+
+const MAGIC: &[u8; 5] = b"tlwr\x01";
+const SHAKE: &str = "shake hands";
+/// Longest reason, in bytes.
+const REASON: usize = 600;
+/// The note of the first packet.
+const PROBE: u32 = u32::MAX;
+/// How long the first packet may take. The device gives up by itself after about two seconds.
+const PROBING: Duration = Duration::from_secs(4);
+
+/// Memory that a link may need for one chunk each way, if the arenas' may not be locked.
+const SPARE: u64 = 8 << 20;
+
+/// What shaking hands comes to.
+pub(crate) enum Shaken {
+    Rdma(Box<Pairs>),
+    /// Why not.
+    Tcp(String),
+}
+
+/// Two pairs that work.
+pub(crate) struct Pairs {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) outgoing: Box<dyn Pair>,
+    /// The peer's ring.
+    pub(crate) to: Remote,
+    pub(crate) incoming: Box<dyn Pair>,
+    /// The key to our ring, and where it is.
+    pub(crate) ring: u32,
+    pub(crate) ring_address: usize,
+}
+
+/// Which end this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum End {
+    Connecting,
+    Listening,
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, SHAKE, format!("{what}; the peer is no rdma of this version"))
+        .mend("use the same transport and version at both ends")
+}
+
+struct Messages<'a>(&'a dyn Link);
+
+impl Messages<'_> {
+    async fn say(&self, kind: u8, what: std::result::Result<&[u8], &str>) -> Result<()> {
+        let mut message = MAGIC.to_vec();
+        message.extend([kind, u8::from(what.is_ok())]);
+        message.extend(what.unwrap_or_else(|why| plain_bytes(why)));
+        self.0.send_control(message.into()).await
+    }
+
+    async fn hear(&self, kind: u8) -> Result<std::result::Result<Bytes, String>> {
+        let message = self.0.receive(&Nothing).await?;
+        let body = message.strip_prefix(MAGIC).ok_or_else(|| corrupt("an unknown greeting"))?;
+        match body {
+            [of, 1, rest @ ..] if *of == kind => Ok(Ok(message.slice_ref(rest))),
+            [of, 0, why @ ..] if *of == kind => Ok(Err(plain(&String::from_utf8_lossy(why), REASON))),
+            _ => Err(corrupt("a greeting out of order")),
+        }
+    }
+
+    async fn exchange(
+        &self,
+        end: End,
+        kind: u8,
+        what: std::result::Result<&[u8], &str>,
+    ) -> Result<std::result::Result<Bytes, String>> {
+        if end == End::Connecting {
+            self.say(kind, what).await?;
+            return self.hear(kind).await;
+        }
+        let heard = self.hear(kind).await?;
+        self.say(kind, what).await?;
+        Ok(heard)
+    }
+}
+
+/// As much of a reason as fits.
+fn plain_bytes(why: &str) -> &[u8] {
+    &why.as_bytes()[..why.floor_char_boundary(REASON)]
+}
+
+/// Chunks do not come before hands are shaken.
+struct Nothing;
+
+impl Sink for Nothing {
+    fn place(&self, _: &ChunkHeader) -> Option<Target> {
+        None
+    }
+    fn progress(&self, _: u64) {}
+    fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
+}
+
+/// What this end has before it knows of the other.
+struct Ours {
+    device: Arc<dyn Device>,
+    outgoing: Box<dyn Pair>,
+    incoming: Box<dyn Pair>,
+    ring: Arena,
+}
+
+fn prepare(device: Arc<dyn Device>) -> std::result::Result<Ours, String> {
+    let why = |error: thalweg_verbs::Error| format!("{}: {error}", device.name());
+    let works = device.limits().works;
+    if works < WORKS + 1 {
+        return Err(format!("{} holds {works} work requests, {} are needed", device.name(), WORKS + 1));
+    }
+    // That so much may be locked beside the link's own is tried now: later there is no way back to tcp.
+    let some = Arena::new(SPARE).map_err(|error| error.to_string())?;
+    device.register(&some).map_err(why)?;
+    drop(some);
+    let ring = Arena::new((SLOTS * RECORD) as u64).map_err(|error| error.to_string())?;
+    device.register(&ring).map_err(why)?;
+    let outgoing = device.pair(NOTES).map_err(why)?;
+    let incoming = device.pair(NOTES).map_err(why)?;
+    Ok(Ours { device, outgoing, incoming, ring })
+}
+
+/// Shakes hands over the inner link. `device` is what this end has, or why it has none.
+///
+/// # Errors
+/// Of the inner link, or [`ErrorKind::Corrupt`] for another protocol.
+pub(crate) async fn shake(
+    inner: &dyn Link,
+    end: End,
+    device: std::result::Result<Arc<dyn Device>, String>,
+) -> Result<Shaken> {
+    let messages = Messages(inner);
+    let ours = device.and_then(prepare);
+    let endpoints = ours.as_ref().map(|ours| {
+        let mut both = ours.outgoing.endpoint().encode().to_vec();
+        both.extend(ours.incoming.endpoint().encode());
+        both
+    });
+    let said = endpoints.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
+    let heard = messages.exchange(end, 1, said).await?;
+    let (ours, theirs) = match (ours, heard) {
+        (Ok(ours), Ok(theirs)) => (ours, theirs),
+        (Err(why), _) => return Ok(Shaken::Tcp(why)),
+        (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
+    };
+    let mut reader = Reader(&theirs);
+    let (their_outgoing, their_incoming) = (reader.endpoint()?, reader.endpoint()?);
+    join(messages, end, ours, &their_outgoing, &their_incoming).await
+}
+
+async fn join(
+    messages: Messages<'_>,
+    end: End,
+    mut ours: Ours,
+    their_outgoing: &Endpoint,
+    their_incoming: &Endpoint,
+) -> Result<Shaken> {
+    let opened = async {
+        let refused = |error: thalweg_verbs::Error| error.to_string();
+        ours.outgoing.connect(their_incoming).map_err(refused)?;
+        ours.incoming.connect(their_outgoing).map_err(refused)?;
+        let claim = ours.ring.claim(ours.ring.range()).map_err(|error| error.to_string())?;
+        let memory = Memory::new(vec![claim]).unwrap_or_default();
+        ours.incoming.post(0, Work::Open(memory)).map_err(refused)?;
+        match next(&mut ours.incoming).await {
+            Done::Opened(_, ring) => Ok(ring),
+            other => Err(format!("the ring could not be opened ({other:?})")),
+        }
+    };
+    let opened = opened.await;
+    let ring = opened.as_ref().map(|ring| {
+        let mut bytes = Vec::new();
+        put_remote(&mut bytes, *ring);
+        bytes
+    });
+    let said = ring.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
+    let heard = messages.exchange(end, 2, said).await?;
+    let (own, to) = match (opened, heard) {
+        (Ok(own), Ok(theirs)) => (own, Reader(&theirs).remote()?),
+        (Err(why), _) => return Ok(Shaken::Tcp(why)),
+        (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
+    };
+    let probed = probe(&mut ours, to).await;
+    let said = probed.as_ref().map(|()| &[][..]).map_err(|why| why.as_str());
+    let heard = messages.exchange(end, 3, said).await?;
+    match (probed, heard) {
+        (Ok(()), Ok(_)) => {
+            let Ours { device, outgoing, incoming, ring } = ours;
+            let ring_address = ring.as_ptr() as usize;
+            let pairs = Pairs { device, outgoing, to, incoming, ring: own.key, ring_address };
+            Ok(Shaken::Rdma(Box::new(pairs)))
+        }
+        (Err(why), _) => Ok(Shaken::Tcp(why)),
+        (_, Err(why)) => Ok(Shaken::Tcp(format!("the peer says: {why}"))),
+    }
+}
+
+/// The next thing that happens to a pair.
+async fn next(pair: &mut Box<dyn Pair>) -> Done {
+    let mut done = Vec::new();
+    poll_fn(|context| match pair.poll(context, &mut done) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(()) => done.drain(..).next().map_or(Poll::Pending, Poll::Ready),
+    })
+    .await
+}
+
+/// Writes one packet over each pair: a path may carry TCP and nothing of RDMA, or no packets of that length. It is also
+/// FedRDMA's Link-Enable (section 4.3): whatever has to learn of the path does so before data comes.
+async fn probe(ours: &mut Ours, to: Remote) -> std::result::Result<(), String> {
+    let (mine, theirs) = (ours.outgoing.endpoint().mtu, ours.incoming.endpoint().mtu);
+    let length = u64::from(mine.min(theirs)).min((SLOTS * RECORD) as u64);
+    let packet = Arena::new(length).map_err(|error| error.to_string())?;
+    ours.device.register(&packet).map_err(|error| error.to_string())?;
+    let bytes = packet.lend(Range::new(0, length)).map_err(|error| error.to_string())?;
+    let work = Work::Note { bytes, to, note: PROBE };
+    ours.outgoing.post(0, work).map_err(|error| error.to_string())?;
+    let blocked = |what: &str| {
+        format!(
+            "{what} over RDMA: a firewall may drop UDP port 4791, or the path's MTU is below {length} bytes; open the \
+             port, or set the MTU of the RDMA ports"
+        )
+    };
+    let outgoing = async {
+        match next(&mut ours.outgoing).await {
+            Done::Written(_) => Ok(()),
+            Done::Lost(Fault::Retries) => Err(blocked("the peer does not answer")),
+            other => Err(format!("the first write failed ({other:?})")),
+        }
+    };
+    let incoming = async {
+        match next(&mut ours.incoming).await {
+            Done::Noted(PROBE) => Ok(()),
+            other => Err(format!("the peer's first write failed ({other:?})")),
+        }
+    };
+    let both = async { tokio::join!(outgoing, incoming) };
+    match tokio::time::timeout(PROBING, both).await {
+        Ok((outgoing, incoming)) => outgoing.and(incoming),
+        Err(_) => Err(blocked("nothing comes")),
+    }
+}

@@ -1,0 +1,321 @@
+//! A link that writes its chunks by RDMA.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_pieces::Config;
+use thalweg_transport::{
+    Capabilities, Counters, Error, ErrorKind, Link, Outgoing as Update, Peer, Result, SendReport, Sink,
+    Target, Transport,
+};
+use thalweg_verbs::Device;
+use thalweg_wire::{FrameHeader, MAX_CHUNK};
+use tokio::sync::{mpsc, Mutex};
+
+use crate::hello::Pairs;
+use crate::incoming::{Came, Incoming, Landing};
+use crate::outbox::Outbox;
+use crate::outgoing::Outgoing;
+use crate::pool::Pool;
+use crate::shared::{drive, read, write, Shared};
+use crate::tracker::Tracker;
+use crate::words::{Word, RECORD};
+use crate::Rdma;
+
+/// Control messages that were received and not asked for.
+const UNREAD: usize = 8;
+const SEND: &str = "send update";
+const RECEIVE: &str = "receive";
+
+pub(crate) struct RdmaLink {
+    shared: Arc<Shared>,
+    device: Arc<dyn Device>,
+    pool: Arc<Pool>,
+    inbox: Mutex<Inbox>,
+}
+
+/// Control messages in order.
+struct Inbox {
+    messages: mpsc::Receiver<Bytes>,
+    /// The next one, while chunks that were sent before it are under way.
+    held: Option<Bytes>,
+}
+
+/// What a receiver does next.
+enum Next {
+    Control(Bytes),
+    Offer(u64, FrameHeader),
+    Came(Came),
+}
+
+impl RdmaLink {
+    /// # Errors
+    /// [`ErrorKind::System`] without memory that may be registered.
+    pub(crate) fn new(inner: Arc<dyn Link>, pairs: Pairs, config: Config, has_lobby: bool) -> Result<Self> {
+        let Pairs { device, outgoing, to, incoming, ring, ring_address } = pairs;
+        let pool = Arc::new(Pool::new(device.clone()));
+        let (outbox, to_send) = Outbox::new();
+        let sent = Arc::default();
+        let outgoing =
+            Outgoing::new(device.clone(), pool.clone(), (outgoing, to), config, Arc::clone(&sent))?;
+        let incoming = Incoming::new(device.clone(), pool.clone(), (incoming, ring, ring_address));
+        let shared = Arc::new(Shared::new(inner, outbox, (outgoing, incoming), sent, !has_lobby));
+        let (pass, messages) = mpsc::channel(UNREAD);
+        tokio::spawn(read(shared.clone(), pass));
+        tokio::spawn(write(shared.clone(), to_send));
+        tokio::spawn(drive(shared.clone()));
+        let inbox = Mutex::new(Inbox { messages, held: None });
+        Ok(Self { shared, device, pool, inbox })
+    }
+
+    /// Waits until a chunk may be offered, and offers it.
+    async fn offer(&self, header: FrameHeader, bytes: Bytes, tracker: &Arc<Tracker>) -> Result<()> {
+        let known = |arena: &Arena| self.device.register(arena).is_ok();
+        let (bytes, staged) = if Arena::of(&bytes).is_some_and(|(arena, _)| known(&arena)) {
+            (bytes, None)
+        } else {
+            let (copy, arena) = self.copy(&bytes)?;
+            (copy, Some(arena))
+        };
+        loop {
+            let room = self.shared.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            self.shared.check(SEND)?;
+            {
+                let mut outgoing = self.shared.outgoing();
+                if outgoing.has_room(bytes.len() as u64) {
+                    outgoing.offer(header, bytes, staged, tracker, &self.shared.outbox);
+                    return Ok(());
+                }
+            }
+            room.await;
+        }
+    }
+
+    /// Copies bytes into registered memory.
+    fn copy(&self, bytes: &[u8]) -> Result<(Bytes, Arena)> {
+        let arena = self.pool.take(bytes.len())?;
+        let range = thalweg_wire::Range::new(0, bytes.len() as u64);
+        let busy = |error: thalweg_arena::ArenaError| Error::new(ErrorKind::System, SEND, error.to_string());
+        arena.claim(range).map_err(busy)?.copy_from_slice(bytes);
+        self.shared.copied.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok((arena.lend(range).map_err(busy)?, arena))
+    }
+
+    async fn offer_all(&self, update: &Update, tracker: &Arc<Tracker>) -> Result<()> {
+        for chunk in update.chunks() {
+            let (header, payload) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
+            self.offer(header, payload, tracker).await?;
+        }
+        tracker.all_ended().await;
+        self.shared.check(SEND)
+    }
+
+    fn poll_receive(&self, context: &mut Context<'_>, inbox: &mut Inbox) -> Poll<Result<Next>> {
+        let shared = &self.shared;
+        if shared.closed.load(Ordering::Acquire) {
+            return Poll::Ready(Err(shared.gone(RECEIVE)));
+        }
+        let mut incoming = shared.incoming();
+        if let Err(error) = incoming.poll(context, &shared.outbox) {
+            drop(incoming);
+            shared.end(error.clone());
+            return Poll::Ready(Err(error));
+        }
+        if let Some(came) = incoming.next_came() {
+            return Poll::Ready(Ok(Next::Came(came)));
+        }
+        drop(incoming);
+        // A message goes before what is offered after it: it may say what the offer is about.
+        if inbox.held.is_none() {
+            match inbox.messages.poll_recv(context) {
+                Poll::Pending => {}
+                Poll::Ready(None) => {
+                    return Poll::Ready(Err(shared.ended().unwrap_or_else(|| shared.gone(RECEIVE))));
+                }
+                Poll::Ready(held) => inbox.held = held,
+            }
+        }
+        let mut incoming = shared.incoming();
+        if incoming.is_settled() {
+            if let Some(message) = inbox.held.take() {
+                return Poll::Ready(Ok(Next::Control(message)));
+            }
+        }
+        let offer = incoming.next_offer();
+        offer.map_or(Poll::Pending, |(number, header)| Poll::Ready(Ok(Next::Offer(number, header))))
+    }
+
+    /// Hands a chunk to the sink, and tells the sender.
+    fn deliver(&self, came: Came, sink: &dyn Sink) -> Result<()> {
+        let Came { number, header, bytes, landing } = came;
+        let (chunk, length) = (&header.chunk, header.length() as u64);
+        self.shared.received.fetch_add(length + RECORD as u64, Ordering::Relaxed);
+        sink.begun(chunk);
+        sink.progress(length);
+        let landing = match landing {
+            Landing::Place => {
+                let outcome = header.verify(&bytes);
+                sink.stored(chunk, Target::Place(bytes), outcome);
+                Landing::Place
+            }
+            Landing::Pool(arena, place) => {
+                if let Some(mut target) = place.map(Target::Place).or_else(|| sink.place(chunk)) {
+                    let to = target.bytes_mut();
+                    if to.len() != bytes.len() {
+                        let context = format!("a place of {} bytes for {}", to.len(), bytes.len());
+                        return Err(Error::new(ErrorKind::System, RECEIVE, context));
+                    }
+                    to.copy_from_slice(&bytes);
+                    self.shared.copied.fetch_add(length, Ordering::Relaxed);
+                    let outcome = header.verify(target.bytes());
+                    sink.stored(chunk, target, outcome);
+                }
+                drop(bytes);
+                Landing::Pool(arena, None)
+            }
+        };
+        self.shared.incoming().done(length, landing);
+        self.shared.outbox.say(&Word::Taken { number });
+        Ok(())
+    }
+
+    /// Asks the sink for a chunk's place, and grants it to the peer.
+    fn grant(&self, number: u64, header: FrameHeader, sink: &dyn Sink) -> Result<()> {
+        let place = sink.prepare(&header.chunk);
+        if let Some(place) = place.as_ref().filter(|place| place.len() != header.length()) {
+            let context = format!("a place of {} bytes for {}", place.len(), header.length());
+            return Err(Error::new(ErrorKind::System, RECEIVE, context));
+        }
+        self.shared.incoming().grant(number, header, place)
+    }
+}
+
+/// The sending of one update. Dropped before its end it takes back what is left.
+struct Sending<'a> {
+    shared: &'a Shared,
+    tracker: Arc<Tracker>,
+}
+
+impl Sending<'_> {
+    fn withdraw(&self) {
+        for number in self.tracker.under_way() {
+            self.shared.outgoing().withdraw(number, &self.shared.outbox);
+        }
+        self.shared.room.notify_waiters();
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.withdraw();
+    }
+}
+
+#[async_trait]
+impl Link for RdmaLink {
+    fn peer(&self) -> &Peer {
+        self.shared.inner.peer()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Rdma::default().capabilities()
+    }
+
+    async fn send_control(&self, message: Bytes) -> Result<()> {
+        // Behind the withdrawal of whatever was stopped before.
+        loop {
+            let room = self.shared.room.notified();
+            tokio::pin!(room);
+            room.as_mut().enable();
+            self.shared.check("send control")?;
+            if !self.shared.outgoing().is_leaving() {
+                break;
+            }
+            room.await;
+        }
+        tokio::select! {
+            biased;
+            sent = self.shared.outbox.send(message) => sent.unwrap_or_else(|| Err(self.shared.gone("send control"))),
+            () = self.shared.until_ended() => Err(self.shared.gone("send control")),
+        }
+    }
+
+    async fn send_update(&self, update: &Update) -> Result<SendReport> {
+        if let Some(chunk) = update.chunks().iter().find(|c| c.range().len() > MAX_CHUNK.into()) {
+            let context = format!("a chunk of {} bytes; one has at most {MAX_CHUNK}", chunk.range().len());
+            return Err(Error::new(ErrorKind::Unsupported, SEND, context).mend("set a smaller chunk"));
+        }
+        self.shared.check(SEND)?;
+        let started = Instant::now();
+        let sending = Sending { shared: &self.shared, tracker: Arc::default() };
+        tokio::select! {
+            biased;
+            () = update.cancel().cancelled() => {
+                sending.withdraw();
+                sending.tracker.all_ended().await;
+                return Err(SendReport::cancelled());
+            }
+            sent = self.offer_all(update, &sending.tracker) => sent?,
+        }
+        let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+        let wire = payload + chunks * RECORD as u64;
+        let ended = sending.tracker.last().unwrap_or_else(Instant::now);
+        Ok(SendReport { chunks, payload, wire, started, ended })
+    }
+
+    async fn receive(&self, sink: &dyn Sink) -> Result<Bytes> {
+        let mut inbox = self.inbox.lock().await;
+        self.shared.asked.send_modify(|asked| *asked += 1);
+        loop {
+            let next = std::future::poll_fn(|context| self.poll_receive(context, &mut inbox)).await?;
+            let taken = match next {
+                Next::Control(message) => return Ok(message),
+                Next::Offer(number, header) => self.grant(number, header, sink),
+                Next::Came(came) => self.deliver(came, sink),
+            };
+            if let Err(error) = taken {
+                self.shared.end(error.clone());
+                return Err(error);
+            }
+            // A link that never runs dry leaves room for the others, chunk by chunk.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn admit(&self) {
+        self.shared.inner.admit();
+        self.shared.admitted.store(true, Ordering::Release);
+        // Whoever waits for the next question need not.
+        self.shared.asked.send_modify(|asked| *asked = u64::MAX / 2);
+    }
+
+    fn counters(&self) -> Counters {
+        let inner = self.shared.inner.counters();
+        Counters {
+            sent: inner.sent + self.shared.sent.load(Ordering::Relaxed),
+            received: inner.received + self.shared.received.load(Ordering::Relaxed),
+            copied: self.shared.copied.load(Ordering::Relaxed),
+            round_trip: inner.round_trip,
+            ..Counters::default()
+        }
+    }
+
+    async fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.end(Error::closed("close", "the link was closed here"));
+        self.shared.inner.close().await;
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.shared.end(Error::closed("close", "the link was dropped"));
+    }
+}

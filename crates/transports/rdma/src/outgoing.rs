@@ -1,0 +1,409 @@
+//! The sending side of a link: chunks that are offered, and the pair over which they are written.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_pieces::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
+use thalweg_wire::{FrameHeader, Range};
+
+use crate::outbox::Outbox;
+use crate::pool::Pool;
+use crate::settings::SLOTS;
+use crate::tracker::Tracker;
+use crate::words::{record, Word, RECORD};
+use crate::{GRANTS, NOTES};
+
+const SEND: &str = "send update";
+/// Commit records are written here before they leave: more than there are slots, as a slot may be free before its last
+/// record's completion is known.
+const RECORDS: u64 = 2 * SLOTS as u64;
+/// As much may always be offered.
+const LEAST_OFFERED: u64 = 4 << 20;
+
+enum State {
+    Offered,
+    Granted,
+    /// Nobody wants it here any more. It ends with its last completion, or if it is committed, when the peer has taken it.
+    Leaving {
+        committed: bool,
+    },
+}
+
+/// A chunk that was offered and not yet taken.
+struct Entry {
+    state: State,
+    length: u64,
+    bytes: Bytes,
+    /// Where the bytes were copied to, if they lay in no registered arena.
+    staged: Option<Arena>,
+    /// Whom to tell when nothing of the chunk is used any more.
+    tracker: Option<Arc<Tracker>>,
+}
+
+/// The sending side.
+pub(crate) struct Outgoing {
+    device: Arc<dyn Device>,
+    pool: Arc<Pool>,
+    pair: Option<Box<dyn Pair>>,
+    /// Where the peer's ring is; `None` while the pair is made anew.
+    ring: Option<Remote>,
+    epoch: u32,
+    mover: Mover,
+    entries: BTreeMap<u64, Entry>,
+    offered: u64,
+    next: u64,
+    /// The grant of each work request under way.
+    posted: HashMap<u64, u64>,
+    records: Arena,
+    next_record: u64,
+    started: Instant,
+    waker: Option<Waker>,
+    sent: Arc<AtomicU64>,
+    stopped: bool,
+}
+
+impl Outgoing {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        pool: Arc<Pool>,
+        (pair, ring): (Box<dyn Pair>, Remote),
+        config: Config,
+        sent: Arc<AtomicU64>,
+    ) -> Result<Self> {
+        let records = pool.take(RECORDS as usize * RECORD)?;
+        Ok(Self {
+            device,
+            pool,
+            pair: Some(pair),
+            ring: Some(ring),
+            epoch: 0,
+            mover: Mover::new(config),
+            entries: BTreeMap::new(),
+            offered: 0,
+            next: 0,
+            posted: HashMap::new(),
+            records,
+            next_record: 0,
+            started: Instant::now(),
+            waker: None,
+            sent,
+            stopped: false,
+        })
+    }
+
+    fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Whether a chunk of so many bytes may be offered now: two windows may be, so that grants are there before they are
+    /// needed.
+    pub(crate) fn has_room(&self, bytes: u64) -> bool {
+        let most = self.mover.window().saturating_mul(2).max(LEAST_OFFERED);
+        self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)
+    }
+
+    /// Whether a chunk that nobody wants any more waits for a completion before the peer can be told.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.entries.values().any(|entry| matches!(entry.state, State::Leaving { committed: false }))
+    }
+
+    /// Offers a chunk, whose bytes lie in registered memory.
+    pub(crate) fn offer(
+        &mut self,
+        header: FrameHeader,
+        bytes: Bytes,
+        staged: Option<Arena>,
+        tracker: &Arc<Tracker>,
+        outbox: &Outbox,
+    ) {
+        let (number, length) = (self.next, bytes.len() as u64);
+        self.next += 1;
+        self.offered += length;
+        tracker.began(number);
+        let tracker = Some(tracker.clone());
+        self.entries.insert(number, Entry { state: State::Offered, length, bytes, staged, tracker });
+        outbox.say(&Word::Offer { number, header });
+    }
+
+    /// Takes a chunk back. Its bytes are free when its tracker says so.
+    pub(crate) fn withdraw(&mut self, number: u64, outbox: &Outbox) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        if matches!(entry.state, State::Leaving { .. }) {
+            return;
+        }
+        entry.bytes = Bytes::new();
+        let committed = self.mover.withdraw(number);
+        let flies = self.posted.values().any(|&of| of == number);
+        entry.state = State::Leaving { committed };
+        if committed {
+            outbox.say(&Word::Withdraw { number, committed });
+        }
+        if !flies {
+            self.left(number, outbox);
+        }
+    }
+
+    /// No work request of a chunk that nobody wants any more is under way.
+    fn left(&mut self, number: u64, outbox: &Outbox) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        match entry.state {
+            State::Leaving { committed: true } => entry.release(number),
+            State::Leaving { committed: false } => {
+                outbox.say(&Word::Withdraw { number, committed: false });
+                self.remove(number);
+            }
+            State::Offered | State::Granted => {}
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        let Some(mut entry) = self.entries.remove(&number) else { return };
+        self.offered -= entry.length;
+        entry.bytes = Bytes::new();
+        if let Some(staged) = entry.staged.take() {
+            self.pool.give(staged);
+        }
+        entry.release(number);
+    }
+
+    /// The peer grants memory.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
+    pub(crate) fn handle_grant(&mut self, number: u64, to: Remote) -> Result<()> {
+        if number >= self.next {
+            return Err(corrupt("a grant for what was not offered"));
+        }
+        // Of a pair that was lost since it was granted there is nothing to be used.
+        if let Some(entry) = self.entries.get_mut(&number).filter(|_| self.ring.is_some()) {
+            if matches!(entry.state, State::Offered) {
+                entry.state = State::Granted;
+                let Remote { address, key } = to;
+                self.mover.handle_grant(Grant { number, length: entry.length, address, key });
+                self.wake();
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer has taken a chunk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
+    pub(crate) fn handle_taken(&mut self, number: u64) -> Result<()> {
+        if number >= self.next {
+            return Err(corrupt("word of what was not offered"));
+        }
+        self.mover.handle_taken(number);
+        self.remove(number);
+        self.wake();
+        Ok(())
+    }
+
+    /// The peer has made its end of the pair, and a ring.
+    ///
+    /// # Errors
+    /// [`ErrorKind::System`] if the device cannot join it.
+    pub(crate) fn handle_ring(&mut self, epoch: u32, endpoint: &Endpoint, ring: Remote) -> Result<()> {
+        if epoch == self.epoch && self.ring.is_none() {
+            if let Some(pair) = &mut self.pair {
+                pair.connect(endpoint).map_err(|error| refused(&error))?;
+                self.ring = Some(ring);
+                self.wake();
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer's end of the pair was lost.
+    ///
+    /// # Errors
+    /// As [`Self::poll`].
+    pub(crate) fn handle_broken(&mut self, epoch: u32, outbox: &Outbox) -> Result<()> {
+        if epoch == self.epoch && self.ring.is_some() {
+            self.lost(Fault::Flushed, outbox)?;
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Goes on as far as it can, and says when it can again without anything happening before.
+    ///
+    /// # Errors
+    /// With which the link ends: three pairs were lost without progress, or the peer forbids what it granted.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>> {
+        self.waker = Some(context.waker().clone());
+        let mut done = Vec::new();
+        while let Some(pair) = self.pair.as_mut().filter(|_| !self.stopped) {
+            if pair.poll(context, &mut done).is_pending() {
+                break;
+            }
+            for done in done.drain(..) {
+                self.handle(done, outbox)?;
+            }
+        }
+        self.post()?;
+        let now = self.now();
+        let next = self.ring.and_then(|_| self.mover.poll_timeout(now));
+        Ok(next.filter(|&at| at > now).map(|at| self.started + at))
+    }
+
+    fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
+        match done {
+            Done::Written(piece) => {
+                self.mover.handle_done(self.now(), piece, Outcome::Done);
+                while self.mover.poll_ended().is_some() {}
+                let Some(number) = self.posted.remove(&piece) else { return Ok(()) };
+                if let Some(tracker) = self.entries.get(&number).and_then(|entry| entry.tracker.as_ref()) {
+                    tracker.written();
+                }
+                if !self.posted.values().any(|&of| of == number) {
+                    self.left(number, outbox);
+                }
+                Ok(())
+            }
+            Done::Lost(fault) => self.lost(fault, outbox),
+            // Of a pair for writing nothing else comes.
+            Done::Opened(..) | Done::Closed(..) | Done::Noted(_) => Ok(()),
+        }
+    }
+
+    /// The pair is lost: makes another one, or ends the link.
+    fn lost(&mut self, fault: Fault, outbox: &Outbox) -> Result<()> {
+        if let Some(mut pair) = self.pair.take() {
+            pair.break_off();
+        }
+        self.ring = None;
+        let ended = |why: &str| Err(Error::closed(SEND, why));
+        if !fault.may_retry() {
+            return ended("the peer's device refused a write that was granted (access error)");
+        }
+        let verdict = self.mover.handle_lost_pair(self.now());
+        self.posted.clear();
+        let numbers: Vec<u64> = self.entries.keys().copied().collect();
+        for number in numbers {
+            let Some(entry) = self.entries.get_mut(&number) else { continue };
+            match entry.state {
+                // The peer drops whatever was not noted.
+                State::Leaving { committed } => {
+                    self.mover.withdraw(number);
+                    if !committed {
+                        outbox.say(&Word::Withdraw { number, committed });
+                    }
+                    self.remove(number);
+                }
+                State::Offered | State::Granted => entry.state = State::Offered,
+            }
+        }
+        if verdict == Verdict::End {
+            return ended("three pairs were lost one after the other, and nothing got through");
+        }
+        let pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
+        self.epoch += 1;
+        outbox.say(&Word::Renew { epoch: self.epoch, endpoint: pair.endpoint() });
+        self.pair = Some(pair);
+        Ok(())
+    }
+
+    fn post(&mut self) -> Result<()> {
+        while let Some(ring) = self.ring.filter(|_| !self.stopped) {
+            let Some(Job { piece, grant, task }) = self.mover.poll_work(self.now()) else { break };
+            let (work, bytes) = match task {
+                Task::Move(range) => (self.write(&grant, range), range.len()),
+                Task::Commit(slot) => (Some(self.commit(&grant, ring, slot)?), RECORD as u64),
+            };
+            let (Some(work), Some(pair)) = (work, self.pair.as_mut()) else {
+                return Err(Error::new(ErrorKind::System, SEND, "a granted chunk has no bytes"));
+            };
+            pair.post(piece, work).map_err(|error| refused(&error))?;
+            self.posted.insert(piece, grant.number);
+            self.sent.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn write(&self, grant: &Grant, range: Range) -> Option<Work> {
+        let bytes = &self.entries.get(&grant.number)?.bytes;
+        let part = range.start as usize..range.end as usize;
+        let bytes = (part.end <= bytes.len()).then(|| bytes.slice(part))?;
+        let to = Remote { address: grant.address.wrapping_add(range.start), key: grant.key };
+        Some(Work::Write { bytes: vec![bytes], to })
+    }
+
+    fn commit(&mut self, grant: &Grant, ring: Remote, slot: u32) -> Result<Work> {
+        let start = self.next_record % RECORDS * RECORD as u64;
+        self.next_record += 1;
+        let place = Range::new(start, start + RECORD as u64);
+        let busy = |error: thalweg_arena::ArenaError| Error::new(ErrorKind::System, SEND, error.to_string());
+        self.records.claim(place).map_err(busy)?.copy_from_slice(&record(grant.number));
+        let bytes = self.records.lend(place).map_err(busy)?;
+        let at = u64::from(slot) * RECORD as u64;
+        let to = Remote { address: ring.address.wrapping_add(at), key: ring.key };
+        Ok(Work::Note { bytes, to, note: slot })
+    }
+
+    /// Ends it: no device uses the bytes from here on, and all trackers are told.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+        self.ring = None;
+        if let Some(mut pair) = self.pair.take() {
+            pair.break_off();
+        }
+        self.posted.clear();
+        for (number, mut entry) in std::mem::take(&mut self.entries) {
+            entry.bytes = Bytes::new();
+            entry.release(number);
+        }
+        self.wake();
+    }
+}
+
+impl Entry {
+    /// Nothing of the chunk is used any more.
+    fn release(&mut self, number: u64) {
+        if let Some(tracker) = self.tracker.take() {
+            tracker.ended(number);
+        }
+    }
+}
+
+/// The driver's future: goes on until the link ends, and returns why it has to.
+pub(crate) fn poll_until(
+    timer: &mut std::pin::Pin<Box<tokio::time::Sleep>>,
+    context: &mut Context<'_>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Result<Option<Instant>>,
+) -> Poll<Error> {
+    loop {
+        match poll(context) {
+            Err(error) => return Poll::Ready(error),
+            Ok(None) => return Poll::Pending,
+            Ok(Some(at)) => {
+                timer.as_mut().reset(at.into());
+                if std::future::Future::poll(timer.as_mut(), context).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+}
+
+fn refused(error: &thalweg_verbs::Error) -> Error {
+    Error::new(ErrorKind::System, SEND, error.to_string())
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, "receive", format!("{what} from the peer of an rdma link"))
+}

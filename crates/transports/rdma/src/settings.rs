@@ -1,0 +1,83 @@
+//! What `[transport.options]` says of an rdma link.
+
+use std::time::Duration;
+
+use thalweg_pieces::{Config, Cut, Flight, MOST_PIECE};
+use thalweg_transport::{Kind, Options, Result, Setting};
+
+use crate::WORKS;
+
+/// Slots of the ring that commit records are written into.
+pub(crate) const SLOTS: usize = 256;
+
+pub(crate) const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "mode",
+        kind: Kind::Choice { default: "window", choices: &["window", "fedrdma-e", "whole"] },
+        meaning: "how chunks are written: in pieces, as many under way as the path carries; one piece at a time, from the \
+                  last to the first (FedRDMA-E, section 3.2); or each chunk at once",
+    },
+    Setting {
+        name: "piece",
+        kind: Kind::Number { default: MOST_PIECE, least: 4096, most: 1 << 30 },
+        meaning: "with mode = \"fedrdma-e\", bytes of a piece",
+    },
+    Setting {
+        name: "link_enable",
+        kind: Kind::Number { default: 4096, least: 0, most: 1 << 20 },
+        meaning: "with mode = \"fedrdma-e\", bytes of the small piece that leaves first of chunks from 2 MiB on \
+                  (section 4.3); 0 for none",
+    },
+    Setting {
+        name: "delay_us",
+        kind: Kind::Number { default: 0, least: 0, most: 10_000_000 },
+        meaning: "with mode = \"fedrdma-e\", microseconds between a piece's completion and the next piece (section 3.2)",
+    },
+    Setting {
+        name: "trust",
+        kind: Kind::Choice { default: "tls", choices: &["tls", "fabric"] },
+        meaning: "\"fabric\": updates that nothing seals are written over the RDMA network in the clear, because that \
+                  network is trusted; \"tls\": such links are tcp under TLS",
+    },
+];
+
+/// What was chosen.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Choices {
+    pub(crate) mover: Config,
+    pub(crate) trusts_fabric: bool,
+}
+
+impl Choices {
+    pub(crate) fn read(options: &Options) -> Result<Self> {
+        let chosen = options.own.read(SETTINGS)?;
+        let link_enable = Some(chosen.number("link_enable")).filter(|&bytes| bytes > 0);
+        let (cut, flight) = match chosen.text("mode") {
+            "fedrdma-e" => (
+                Cut::Fixed { piece: chosen.number("piece"), link_enable },
+                Flight::One(Duration::from_micros(chosen.number("delay_us"))),
+            ),
+            "whole" => (Cut::Whole, Flight::All),
+            _ => (Cut::Adaptive, Flight::Window),
+        };
+        let mover = Config { cut, flight, pieces: WORKS, slots: SLOTS };
+        Ok(Self { mover, trusts_fabric: chosen.text("trust") == "fabric" })
+    }
+
+    /// What is to be said aloud: that updates are written in the clear where TLS was asked for.
+    pub(crate) fn warning(&self, options: &Options) -> Option<&'static str> {
+        let in_the_clear = options.tls.is_some() && options.sealed.is_none() && self.trusts_fabric;
+        in_the_clear
+            .then_some("updates travel in the clear over the RDMA network, as trust = \"fabric\" says")
+    }
+
+    /// Why chunks may not be written by RDMA, if they may not: TLS was asked for, and RDMA has none.
+    pub(crate) fn refusal(&self, options: &Options) -> Option<String> {
+        let in_the_clear = options.tls.is_some() && options.sealed.is_none() && !self.trusts_fabric;
+        in_the_clear.then(|| {
+            "RDMA encrypts nothing; seal the updates with [layers.seal], or trust the network with the option \
+             trust = \"fabric\""
+                .into()
+        })
+    }
+}

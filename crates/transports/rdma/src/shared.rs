@@ -1,0 +1,219 @@
+//! What the tasks and calls of a link share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use thalweg_transport::{Error, Link, Result, Sink, Target};
+use thalweg_wire::{ChunkHeader, WireError};
+use tokio::sync::{mpsc, watch, Notify};
+
+use crate::incoming::Incoming;
+use crate::outbox::{Message, Outbox, MOST_WORDS};
+use crate::outgoing::{poll_until, Outgoing};
+use crate::words::Word;
+
+/// A link's state. The two sides are never locked together.
+pub(crate) struct Shared {
+    pub(crate) inner: Arc<dyn Link>,
+    pub(crate) outbox: Outbox,
+    outgoing: Mutex<Outgoing>,
+    incoming: Mutex<Incoming>,
+    /// Told when more may be offered.
+    pub(crate) room: Notify,
+    /// Why the link has ended.
+    ended: watch::Sender<Option<Error>>,
+    /// Whether it was ended here: then nothing is received any more.
+    pub(crate) closed: AtomicBool,
+    /// Whether the peer has proved who it is, or need not.
+    pub(crate) admitted: AtomicBool,
+    /// How many control messages were asked for.
+    pub(crate) asked: watch::Sender<u64>,
+    pub(crate) sent: Arc<AtomicU64>,
+    pub(crate) received: AtomicU64,
+    pub(crate) copied: AtomicU64,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(crate) fn new(
+        inner: Arc<dyn Link>,
+        outbox: Outbox,
+        (outgoing, incoming): (Outgoing, Incoming),
+        sent: Arc<AtomicU64>,
+        admitted: bool,
+    ) -> Self {
+        Self {
+            inner,
+            outbox,
+            outgoing: Mutex::new(outgoing),
+            incoming: Mutex::new(incoming),
+            room: Notify::new(),
+            ended: watch::Sender::new(None),
+            closed: AtomicBool::new(false),
+            admitted: AtomicBool::new(admitted),
+            asked: watch::Sender::new(0),
+            sent,
+            received: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        locked(&self.outgoing)
+    }
+
+    pub(crate) fn incoming(&self) -> MutexGuard<'_, Incoming> {
+        locked(&self.incoming)
+    }
+
+    /// Ends the link for the first reason that is given: no device uses any memory from here on.
+    pub(crate) fn end(&self, why: Error) {
+        let first = self.ended.send_if_modified(|ended| {
+            let first = ended.is_none();
+            ended.get_or_insert(why);
+            first
+        });
+        if first {
+            self.outgoing().stop();
+            self.incoming().stop();
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Why the link has ended, if it has.
+    pub(crate) fn ended(&self) -> Option<Error> {
+        self.ended.borrow().clone()
+    }
+
+    /// What a call fails with once the link has ended.
+    pub(crate) fn gone(&self, operation: &'static str) -> Error {
+        let why = self.ended().map_or_else(|| "the link has ended".into(), |error| error.to_string());
+        Error::closed(operation, format!("{}: {why}", self.inner.peer().address))
+    }
+
+    /// # Errors
+    /// Once the link has ended.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if self.ended.borrow().is_some() {
+            Err(self.gone(operation))
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) async fn until_ended(&self) {
+        let mut ended = self.ended.subscribe();
+        // An error would mean that the sender is gone, which it is not while we are borrowed.
+        let _ = ended.wait_for(Option::is_some).await;
+    }
+
+    fn take(&self, word: Word) -> Result<()> {
+        match word {
+            Word::Offer { number, header } => self.incoming().handle_offer(number, header),
+            Word::Withdraw { number, committed } => self.incoming().handle_withdraw(number, committed),
+            Word::Renew { epoch, endpoint } => self.incoming().handle_renew(epoch, &endpoint, &self.outbox),
+            Word::Grant { number, to } => self.outgoing().handle_grant(number, to),
+            Word::Taken { number } => {
+                let taken = self.outgoing().handle_taken(number);
+                self.room.notify_waiters();
+                taken
+            }
+            Word::Ring { epoch, endpoint, ring } => self.outgoing().handle_ring(epoch, &endpoint, ring),
+            Word::Broken { epoch } => self.outgoing().handle_broken(epoch, &self.outbox),
+        }
+    }
+}
+
+/// The words among what comes on the inner link.
+struct Words<'a>(&'a Shared);
+
+impl Sink for Words<'_> {
+    fn place(&self, chunk: &ChunkHeader) -> Option<Target> {
+        let length = chunk.length as usize;
+        if length > MOST_WORDS {
+            let context = format!("{length} bytes of words from the peer of an rdma link");
+            self.0.end(Error::new(thalweg_transport::ErrorKind::Corrupt, "receive", context));
+            return None;
+        }
+        Some(Target::Scratch(vec![0; length]))
+    }
+
+    fn progress(&self, _: u64) {}
+
+    fn stored(&self, _: &ChunkHeader, target: Target, outcome: std::result::Result<(), WireError>) {
+        if self.0.ended().is_some() {
+            return;
+        }
+        let words = outcome.map_err(Error::from).and_then(|()| Word::decode_all(target.bytes()));
+        let taken = words.and_then(|words| words.into_iter().try_for_each(|word| self.0.take(word)));
+        if let Err(error) = taken {
+            self.0.end(error);
+        }
+    }
+}
+
+/// Receives on the inner link. Whatever comes after a control message may wait until that has been asked for: the peer of a
+/// listener may have to be admitted first.
+pub(crate) async fn read(shared: Arc<Shared>, messages: mpsc::Sender<Bytes>) {
+    let words = Words(&shared);
+    let mut asked = shared.asked.subscribe();
+    let pass_on = async {
+        for delivered in 0.. {
+            if !shared.admitted.load(Ordering::Acquire) {
+                // An error would mean that the link is gone, and then it has ended.
+                let _ = asked.wait_for(|&asked| asked > delivered).await;
+            }
+            match shared.inner.receive(&words).await {
+                Ok(message) => {
+                    if messages.send(message).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => return shared.end(error),
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = shared.until_ended() => {}
+        () = pass_on => {}
+    }
+    shared.inner.close().await;
+}
+
+/// Sends what is said.
+pub(crate) async fn write(shared: Arc<Shared>, mut messages: mpsc::Receiver<Message>) {
+    tokio::select! {
+        biased;
+        () = shared.until_ended() => {}
+        error = shared.outbox.write(&*shared.inner, &mut messages) => shared.end(error),
+    }
+}
+
+/// Writes what is granted.
+pub(crate) async fn drive(shared: Arc<Shared>) {
+    let mut timer = Box::pin(tokio::time::sleep(std::time::Duration::ZERO));
+    let driven = std::future::poll_fn(|context| {
+        let before = &shared;
+        poll_until(&mut timer, context, |context| {
+            let mut outgoing = before.outgoing();
+            let leaving = outgoing.is_leaving();
+            let polled = outgoing.poll(context, &before.outbox);
+            let left = leaving && !outgoing.is_leaving();
+            drop(outgoing);
+            if left {
+                before.room.notify_waiters();
+            }
+            polled
+        })
+    });
+    tokio::select! {
+        biased;
+        () = shared.until_ended() => {}
+        error = driven => shared.end(error),
+    }
+}

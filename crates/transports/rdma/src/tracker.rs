@@ -1,0 +1,65 @@
+//! What a call that sends an update waits for.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+/// The chunks of one call that are under way.
+#[derive(Default)]
+pub(crate) struct Tracker {
+    inner: Mutex<Inner>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    under_way: BTreeSet<u64>,
+    /// When a piece was last acknowledged.
+    last: Option<Instant>,
+}
+
+impl Tracker {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn began(&self, number: u64) {
+        self.inner().under_way.insert(number);
+    }
+
+    pub(crate) fn written(&self) {
+        self.inner().last = Some(Instant::now());
+    }
+
+    pub(crate) fn ended(&self, number: u64) {
+        let mut inner = self.inner();
+        inner.under_way.remove(&number);
+        if inner.under_way.is_empty() {
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// The chunks that have not ended.
+    pub(crate) fn under_way(&self) -> Vec<u64> {
+        self.inner().under_way.iter().copied().collect()
+    }
+
+    pub(crate) fn last(&self) -> Option<Instant> {
+        self.inner().last
+    }
+
+    /// Waits until all have ended.
+    pub(crate) async fn all_ended(&self) {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if self.inner().under_way.is_empty() {
+                return;
+            }
+            changed.await;
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What the ends of a link say to each other beside its control messages. On the inner link these words travel in the
+//! payloads of chunks, so that control messages keep their form and length, and a peer that has not proved who it is may
+//! say none.
+
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_verbs::{Endpoint, Remote, ENDPOINT_BYTES};
+use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK};
+
+/// Bytes of a commit record, and of its slot in the ring.
+pub(crate) const RECORD: usize = 64;
+
+/// One word.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Word {
+    /// The sender has a chunk. Numbers count from 0.
+    Offer { number: u64, header: FrameHeader },
+    /// The sender takes it back. If it was committed before, the record still comes.
+    Withdraw { number: u64, committed: bool },
+    /// The receiver lets the sender write the chunk there.
+    Grant { number: u64, to: Remote },
+    /// The receiver has stored or dropped the chunk.
+    Taken { number: u64 },
+    /// The sender's pair was lost. This is its end of another one.
+    Renew { epoch: u32, endpoint: Endpoint },
+    /// The receiver's end of the pair, and where its ring is. What it granted before is void.
+    Ring { epoch: u32, endpoint: Endpoint, ring: Remote },
+    /// The receiver's end of this pair was lost.
+    Broken { epoch: u32 },
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, "receive", format!("{what} from the peer of an rdma link"))
+}
+
+/// Appends a place in memory.
+pub(crate) fn put_remote(out: &mut Vec<u8>, remote: Remote) {
+    out.extend(remote.address.to_le_bytes());
+    out.extend(remote.key.to_le_bytes());
+}
+
+/// Bytes that are taken from the front.
+pub(crate) struct Reader<'a>(pub &'a [u8]);
+
+impl Reader<'_> {
+    pub(crate) fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (first, rest) =
+            self.0.split_first_chunk::<N>().ok_or_else(|| corrupt("a word that is cut off"))?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn number(&mut self) -> Result<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn epoch(&mut self) -> Result<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn remote(&mut self) -> Result<Remote> {
+        Ok(Remote { address: self.number()?, key: self.epoch()? })
+    }
+
+    pub(crate) fn endpoint(&mut self) -> Result<Endpoint> {
+        let bytes: [u8; ENDPOINT_BYTES] = self.take()?;
+        Endpoint::decode(&bytes).ok_or_else(|| corrupt("an endpoint that no device has"))
+    }
+
+    fn header(&mut self) -> Result<FrameHeader> {
+        let header = FrameHeader::decode(&self.take::<HEADER_BYTES>()?)?;
+        let plausible = header.kind == Kind::Chunk && (1..=MAX_CHUNK).contains(&header.chunk.length);
+        plausible.then_some(header).ok_or_else(|| corrupt("an offer of what is no chunk"))
+    }
+
+    fn word(&mut self) -> Result<Word> {
+        let [tag] = self.take()?;
+        Ok(match tag {
+            0 => Word::Offer { number: self.number()?, header: self.header()? },
+            1 => Word::Withdraw { number: self.number()?, committed: self.take::<1>()? == [1] },
+            2 => Word::Grant { number: self.number()?, to: self.remote()? },
+            3 => Word::Taken { number: self.number()? },
+            4 => Word::Renew { epoch: self.epoch()?, endpoint: self.endpoint()? },
+            5 => Word::Ring { epoch: self.epoch()?, endpoint: self.endpoint()?, ring: self.remote()? },
+            6 => Word::Broken { epoch: self.epoch()? },
+            _ => return Err(corrupt("an unknown word")),
+        })
+    }
+}
+
+impl Word {
+    /// Appends it.
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Word::Offer { number, header } => {
+                out.push(0);
+                out.extend(number.to_le_bytes());
+                out.extend(header.encode());
+            }
+            Word::Withdraw { number, committed } => {
+                out.push(1);
+                out.extend(number.to_le_bytes());
+                out.push(u8::from(*committed));
+            }
+            Word::Grant { number, to } => {
+                out.push(2);
+                out.extend(number.to_le_bytes());
+                put_remote(out, *to);
+            }
+            Word::Taken { number } => {
+                out.push(3);
+                out.extend(number.to_le_bytes());
+            }
+            Word::Renew { epoch, endpoint } => {
+                out.push(4);
+                out.extend(epoch.to_le_bytes());
+                out.extend(endpoint.encode());
+            }
+            Word::Ring { epoch, endpoint, ring } => {
+                out.push(5);
+                out.extend(epoch.to_le_bytes());
+                out.extend(endpoint.encode());
+                put_remote(out, *ring);
+            }
+            Word::Broken { epoch } => {
+                out.push(6);
+                out.extend(epoch.to_le_bytes());
+            }
+        }
+    }
+
+    /// All words of a payload.
+    pub(crate) fn decode_all(bytes: &[u8]) -> Result<Vec<Word>> {
+        let (mut reader, mut words) = (Reader(bytes), Vec::new());
+        while !reader.0.is_empty() {
+            words.push(reader.word()?);
+        }
+        Ok(words)
+    }
+}
+
+/// The commit record of a grant.
+pub(crate) fn record(number: u64) -> [u8; RECORD] {
+    let mut record = [0; RECORD];
+    record[..8].copy_from_slice(&number.to_le_bytes());
+    record
+}
+
+/// Whose record it is.
+pub(crate) fn recorded(record: &[u8; RECORD]) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&record[..8]);
+    u64::from_le_bytes(number)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use thalweg_wire::{ChunkHeader, LayoutHash};
+
+    fn words() -> Vec<Word> {
+        let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length: 6 };
+        let endpoint = Endpoint { gid: [7; 16], number: 8, first: 9, mtu: 4096 };
+        let to = Remote { address: 10, key: 11 };
+        vec![
+            Word::Offer { number: 1, header: FrameHeader::chunk(chunk, 12) },
+            Word::Withdraw { number: 2, committed: true },
+            Word::Withdraw { number: 3, committed: false },
+            Word::Grant { number: u64::MAX, to },
+            Word::Taken { number: 4 },
+            Word::Renew { epoch: 5, endpoint },
+            Word::Ring { epoch: 6, endpoint, ring: to },
+            Word::Broken { epoch: 7 },
+        ]
+    }
+
+    #[test]
+    fn words_come_as_they_were_said() {
+        let mut bytes = Vec::new();
+        words().iter().for_each(|word| word.encode(&mut bytes));
+        assert_eq!(Word::decode_all(&bytes).unwrap(), words());
+        for end in 1..bytes.len() {
+            match Word::decode_all(&bytes[..end]) {
+                Ok(some) => assert_eq!(some, words()[..some.len()], "cut between two words"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_words_are_refused_or_words() {
+        let samples: Vec<Vec<u8>> = words()
+            .iter()
+            .map(|word| {
+                let mut bytes = Vec::new();
+                word.encode(&mut bytes);
+                bytes
+            })
+            .collect();
+        thalweg_conformance::damage(
+            &samples,
+            |_, _| {},
+            |bytes| {
+                for word in Word::decode_all(bytes).into_iter().flatten() {
+                    if let Word::Offer { header, .. } = word {
+                        assert!(header.length() <= MAX_CHUNK as usize);
+                    }
+                }
+            },
+        );
+        let chunk = ChunkHeader { job: 0, round: 0, sender: 0, layout: LayoutHash(0), offset: 0, length: 0 };
+        let mut empty = Vec::new();
+        Word::Offer { number: 0, header: FrameHeader::chunk(chunk, 0) }.encode(&mut empty);
+        assert!(Word::decode_all(&empty).is_err(), "a chunk without bytes");
+    }
+
+    #[test]
+    fn records_name_their_grant() {
+        for number in [0, 1, u64::MAX] {
+            assert_eq!(recorded(&record(number)), number);
+        }
+    }
+}

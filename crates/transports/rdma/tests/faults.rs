@@ -1,0 +1,210 @@
+//! What goes wrong with devices, pairs and paths.
+#![allow(clippy::unwrap_used)] // a panic is how tests report
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_conformance::{outgoing, pattern, update_id, Pair, Pump, Recorder};
+use thalweg_transport::{Address, ErrorKind, Options, Result, SendReport, Transport};
+use thalweg_verbs::pretend::{Behaviour, Fabric};
+use thalweg_verbs::Fault;
+
+mod common;
+#[allow(dead_code)]
+#[path = "../../tcp/tests/common/trust.rs"]
+mod trust;
+use common::{factory, options, pretend};
+use trust::Trust;
+
+/// Writes of the handshake: the first packet of each end.
+const PROBES: u64 = 2;
+const UPDATE: u64 = 3 << 20;
+const CHUNK: u32 = 256 << 10;
+
+fn plain() -> Options {
+    Options::default()
+}
+
+async fn pair(behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
+    let (transport, fabric) = pretend(behaviour);
+    let mut factory = factory(Behaviour::default(), "{}");
+    factory.transport = Arc::new(transport);
+    (factory.pair().await, fabric)
+}
+
+/// Sends an update to the server. Places are given beforehand.
+async fn send(pair: &Pair, source: &Arena) -> (Result<SendReport>, Arc<Recorder>) {
+    let recorder = Arc::new(Recorder::new(source.len()).preparing(|_| true));
+    let pump = Pump::start(&pair.server, &recorder);
+    let sent = pair.client.send_update(&outgoing(source, update_id(1), CHUNK)).await;
+    drop(pump);
+    (sent, recorder)
+}
+
+/// Wherever a pair breaks, another one goes on, and the update is whole.
+#[tokio::test]
+async fn a_pair_that_breaks_is_made_anew() {
+    for fault in [Fault::Retries, Fault::Flushed] {
+        for at in PROBES..PROBES + 24 {
+            let behaviour =
+                Behaviour { seed: at, delay: 0.2, faults: vec![(at, fault)], ..Behaviour::default() };
+            let (pair, _) = pair(behaviour).await;
+            let source = pattern(UPDATE, at);
+            let (sent, recorder) = send(&pair, &source).await;
+            sent.unwrap();
+            assert_eq!(recorder.seen().ranges.bytes(), UPDATE);
+            assert!(recorder.seen().stored.iter().all(|(_, outcome)| outcome.is_ok()));
+            recorder.check(&source);
+        }
+    }
+}
+
+/// The cable is cut while an update is on its way, at both ends at once. What came is not sent again.
+#[tokio::test]
+async fn after_a_cut_only_what_is_missing_is_sent() {
+    let (pair, fabric) = pair(Behaviour { delay: 0.5, ..Behaviour::default() }).await;
+    let source = pattern(UPDATE, 1);
+    let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
+    let _pump = Pump::start(&pair.server, &recorder);
+    let update = outgoing(&source, update_id(1), CHUNK);
+    let cut = async {
+        recorder.until(|seen| seen.stored.len() >= 4).await;
+        assert_eq!(fabric.cut(), 4, "two pairs of two ends");
+    };
+    let (sent, ()) = tokio::join!(pair.client.send_update(&update), cut);
+    sent.unwrap();
+    recorder.check(&source);
+    assert_eq!(recorder.seen().ranges.bytes(), UPDATE);
+    let again = pair.client.counters().sent - UPDATE;
+    assert!(again < 2 << 20, "{again} bytes more than the update were sent");
+}
+
+#[tokio::test]
+async fn three_losses_without_progress_end_the_link() {
+    let faults = (PROBES..PROBES + 3).map(|at| (at, Fault::Retries)).collect();
+    let (pair, _) = pair(Behaviour { faults, ..Behaviour::default() }).await;
+    let source = pattern(UPDATE, 2);
+    let (sent, recorder) = send(&pair, &source).await;
+    let error = sent.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert!(error.to_string().contains("three pairs were lost"), "{error}");
+    assert_eq!(recorder.seen().ranges.bytes(), 0);
+    assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
+}
+
+#[tokio::test]
+async fn an_access_error_ends_the_link_at_once() {
+    let (pair, _) = pair(Behaviour { faults: vec![(PROBES, Fault::Access)], ..Behaviour::default() }).await;
+    let (sent, _) = send(&pair, &pattern(UPDATE, 3)).await;
+    let error = sent.unwrap_err();
+    assert!(error.kind() == ErrorKind::Closed && error.to_string().contains("access error"), "{error}");
+}
+
+/// Cancelling while the pair breaks: the loan ends, and the link goes on.
+#[tokio::test]
+async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
+    for seed in 0..20 {
+        let (pair, fabric) = pair(Behaviour { seed, delay: 0.5, ..Behaviour::default() }).await;
+        let source = pattern(UPDATE, seed);
+        let update = outgoing(&source, update_id(1), CHUNK);
+        let cancel = update.cancel().clone();
+        let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
+        let mut pump = Pump::start(&pair.server, &recorder);
+        let stop = async {
+            recorder.until(|seen| seen.stored.len() as u64 > seed % 4).await;
+            fabric.cut();
+            cancel.cancel();
+        };
+        let (sent, ()) = tokio::join!(pair.client.send_update(&update), stop);
+        assert_eq!(sent.unwrap_err().kind(), ErrorKind::Cancelled);
+        assert!(source.claim(source.range()).is_ok(), "the loan goes on");
+        pair.client.send_control(Bytes::from_static(b"still here")).await.unwrap();
+        assert_eq!(pump.next().await.unwrap(), "still here");
+        let bytes = recorder.seen().ranges.bytes();
+        assert!(recorder.is_free(std::time::Duration::ZERO), "a place is held");
+        recorder.check(&source);
+        pump.stop(&pair.client).await;
+        let (sent, recorder) = send(&pair, &source).await;
+        sent.unwrap();
+        recorder.check(&source);
+        assert!(bytes <= UPDATE && recorder.seen().ranges.bytes() == UPDATE);
+    }
+}
+
+/// Bytes go from the sender's arena into the places that the sink gave beforehand.
+#[tokio::test]
+async fn nothing_is_copied_into_places_that_were_given_beforehand() {
+    let (pair, _) = pair(Behaviour::default()).await;
+    let (sent, recorder) = send(&pair, &pattern(UPDATE, 4)).await;
+    sent.unwrap();
+    assert_eq!(pair.client.counters().copied + pair.server.counters().copied, 0);
+    assert!(recorder.seen().placed.is_empty());
+}
+
+/// The link over devices that behave so is tcp at both ends; returns what they say.
+async fn falls_back(behaviour: Behaviour, listen: Options, connect: Options) -> [String; 2] {
+    let (transport, _) = pretend(behaviour);
+    let address = Address::parse("rdma://127.0.0.1:0").unwrap();
+    let listener = transport.listen(&address, &listen).await.unwrap();
+    let address = listener.address();
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let connected = async { transport.connect(&address, &connect).await.unwrap() };
+    let (client, server) = tokio::join!(connected, accept);
+    let recorder = Arc::new(Recorder::new(UPDATE));
+    let _pump = Pump::start(&server, &recorder);
+    let source = pattern(UPDATE, 5);
+    client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
+    recorder.until(|seen| seen.ranges.bytes() == UPDATE).await;
+    assert!(client.capabilities().ordered && server.capabilities().ordered, "this is no tcp");
+    [client.notice().unwrap(), server.notice().or(listener.notice()).unwrap()]
+}
+
+#[tokio::test]
+async fn what_is_missing_makes_a_link_tcp_that_says_why() {
+    let locked = Behaviour { locked: 1 << 20, ..Behaviour::default() };
+    for said in falls_back(locked, plain(), plain()).await {
+        assert!(said.contains("is tcp") && said.contains("ulimit -l unlimited"), "{said}");
+    }
+    for filtered in 0..PROBES {
+        let behaviour = Behaviour { faults: vec![(filtered, Fault::Retries)], ..Behaviour::default() };
+        for said in falls_back(behaviour, plain(), plain()).await {
+            assert!(said.contains("is tcp") && said.contains("UDP port 4791"), "{said}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn under_tls_links_are_tcp_unless_the_fabric_is_trusted() {
+    let trust = Trust::new();
+    let both = falls_back(Behaviour::default(), trust.listen(false), trust.connect(None)).await;
+    for said in both {
+        assert!(said.contains("[layers.seal]") && said.contains("trust = \"fabric\""), "{said}");
+    }
+    // One end alone does not decide it.
+    let own = options(r#"{"trust": "fabric"}"#).own;
+    let listen = Options { own: own.clone(), ..trust.listen(false) };
+    falls_back(Behaviour::default(), listen.clone(), trust.connect(None)).await;
+    let (transport, _) = pretend(Behaviour::default());
+    let address = Address::parse("rdma://127.0.0.1:0").unwrap();
+    let listener = transport.listen(&address, &listen).await.unwrap();
+    assert!(listener.notice().unwrap().contains("in the clear"), "it is not said aloud");
+    let connect = Options { own, ..trust.connect(None) };
+    let accept = async { listener.accept().await.unwrap().await.unwrap() };
+    let address = listener.address();
+    let connected = transport.connect(&address, &connect);
+    let (client, server) = tokio::join!(connected, accept);
+    assert_eq!((client.unwrap().notice(), server.notice()), (None, None));
+}
+
+#[tokio::test]
+async fn what_it_has_not_is_refused() {
+    let (transport, _) = pretend(Behaviour::default());
+    let address = Address::parse("rdma://127.0.0.1:0").unwrap();
+    for own in [r#"{"mode": "fast"}"#, r#"{"piece": 1}"#, r#"{"trust": "everybody"}"#, r#"{"speed": 1}"#] {
+        let error = transport.listen(&address, &options(own)).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{own}");
+    }
+    let error = transport.listen(&address, &Options { streams: 4, ..plain() }).await.err().unwrap();
+    assert!(error.to_string().contains("no streams"), "{error}");
+}
