@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import threading
@@ -171,9 +172,28 @@ def _ebpf() -> Check:
 
 
 def _rdma() -> Check:
-    folder = Path("/sys/class/infiniband")
-    devices = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    return Check("rdma", bool(devices), ", ".join(devices) or "no device", "no RDMA; TCP can stand in")
+    cost = "--transport rdma is tcp"
+    try:
+        devices = json.loads(_core.rdma_devices())
+    except _core.CoreError as error:
+        return Check("rdma", False, str(error), cost)
+    usable = any(device["address"] for device in devices)
+    return Check("rdma", usable, f"{'; '.join(map(_described, devices))}; {_lockable()}", cost)
+
+
+def _described(device: dict[str, Any]) -> str:
+    if device["address"] is None:
+        return f"{device['name']}: {device['reason']}"
+    grants = "memory windows" if device["windows"] else "no memory windows"
+    return f"{device['name']} at {device['address']}, packets of {device['mtu']} bytes, {grants}"
+
+
+def _lockable() -> str:
+    """Say how much memory this process may lock: an RDMA device needs arenas locked."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return "any memory may be locked"
+    return f"{limit} bytes of memory may be locked (ulimit -l)"
 
 
 def _program(name: str, cost: str) -> Callable[[], Check]:
