@@ -77,7 +77,10 @@ impl Messages<'_> {
     async fn say(&self, kind: u8, what: std::result::Result<&[u8], &str>) -> Result<()> {
         let mut message = MAGIC.to_vec();
         message.extend([kind, u8::from(what.is_ok())]);
-        message.extend(what.unwrap_or_else(|why| plain_bytes(why)));
+        match what {
+            Ok(bytes) => message.extend(bytes),
+            Err(why) => message.extend(plain(why, REASON).into_bytes()),
+        }
         self.0.send_control(message.into()).await
     }
 
@@ -105,11 +108,6 @@ impl Messages<'_> {
         self.say(kind, what).await?;
         Ok(heard)
     }
-}
-
-/// As much of a reason as fits.
-fn plain_bytes(why: &str) -> &[u8] {
-    &why.as_bytes()[..why.floor_char_boundary(REASON)]
 }
 
 /// Chunks do not come before hands are shaken.

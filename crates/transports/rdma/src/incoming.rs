@@ -316,9 +316,14 @@ impl Incoming {
         self.came.pop_front()
     }
 
-    /// The next offer for which there is credit, which is taken now.
-    pub(crate) fn next_offer(&mut self) -> Option<(u64, FrameHeader)> {
-        let length = self.offers.front()?.1.length() as u64;
+    /// How many offers there have been.
+    pub(crate) fn offers(&self) -> u64 {
+        self.next
+    }
+
+    /// The next of the first `offers` offers for which there is credit, which is taken now.
+    pub(crate) fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
+        let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
         // While pairs are exchanged nothing can be opened. Memory of the link's own may be needed for any of them.
         if self.ring.is_none() || !self.pooled.take(length) {
             return None;
@@ -355,10 +360,9 @@ impl Incoming {
         pair.post(id, Work::Open(memory)).map_err(|error| refused(&error))
     }
 
-    /// Whether nothing is under way of what the peer has stopped sending.
+    /// Whether nothing is under way of what the peer has committed or has stopped sending.
     pub(crate) fn is_settled(&self) -> bool {
-        let under_way = |grant: &Granted| matches!(grant.fate, Fate::Trailing | Fate::Withdrawn);
-        !self.grants.values().any(under_way)
+        self.grants.values().all(|grant| grant.fate == Fate::Awaited)
     }
 
     /// Ends it: all memory is free from here on.

@@ -59,7 +59,7 @@ impl Ends {
             ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length: LENGTH };
         let header = FrameHeader::chunk(chunk, checksum(&vec![byte; LENGTH as usize]));
         self.receiver.handle_offer(number, header).unwrap();
-        let (number, header) = self.receiver.next_offer().unwrap();
+        let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
         // The middle third of it.
         let granted = Range::new(LENGTH.into(), 2 * u64::from(LENGTH));
         let claim = self.place.claim(granted).unwrap();
@@ -181,4 +181,32 @@ fn words_out_of_order_end_the_link() {
     assert!(ends.receiver.handle_renew(0, &endpoint, &ends.outbox).is_err(), "an old pair");
     let too_many = (1..).find(|&number| ends.receiver.handle_offer(number, header).is_err()).unwrap();
     assert!(too_many <= 2 * GRANTS as u64 + 1, "{too_many} offers wait");
+}
+
+/// A message that was sent after a chunk was committed and its update stopped waits for that chunk, whenever the record and
+/// the withdrawal come.
+#[test]
+fn what_was_committed_is_under_way_until_it_has_come() {
+    for seed in 0..20 {
+        for before in 0..4 {
+            let mut ends = Ends::new(seed);
+            let to = ends.granted(0, 7);
+            ends.write(7, to);
+            ends.note(0, 0);
+            drop(settle(&mut ends.sender));
+            let mut context = Context::from_waker(Waker::noop());
+            for step in 0..200 {
+                if step == before {
+                    ends.receiver.handle_withdraw(0, true).unwrap();
+                }
+                ends.receiver.poll(&mut context, &ends.outbox).unwrap();
+                let there = !ends.receiver.came.is_empty();
+                assert!(
+                    step < before || there || !ends.receiver.is_settled(),
+                    "a message overtakes at {step}"
+                );
+            }
+            assert!(ends.receiver.next_came().is_some() && ends.receiver.is_settled());
+        }
+    }
 }

@@ -131,8 +131,8 @@ impl RdmaLink {
         if let Some(came) = incoming.next_came() {
             return Poll::Ready(Ok(Next::Came(came)));
         }
+        let offers = incoming.offers();
         drop(incoming);
-        // A message goes before what is offered after it: it may say what the offer is about.
         if inbox.held.is_none() {
             match inbox.messages.poll_recv(context) {
                 Poll::Pending => {}
@@ -143,13 +143,15 @@ impl RdmaLink {
             }
         }
         let mut incoming = shared.incoming();
-        if incoming.is_settled() {
-            if let Some(message) = inbox.held.take() {
-                return Poll::Ready(Ok(Next::Control(message)));
-            }
+        if inbox.held.is_none() {
+            // Those that have come since may have been made after a message that has come too.
+            let offer = incoming.next_offer(offers);
+            return offer
+                .map_or(Poll::Pending, |(number, header)| Poll::Ready(Ok(Next::Offer(number, header))));
         }
-        let offer = incoming.next_offer();
-        offer.map_or(Poll::Pending, |(number, header)| Poll::Ready(Ok(Next::Offer(number, header))))
+        // What is offered after a message is granted after it. The message waits for what was withdrawn before it.
+        let message = if incoming.is_settled() { inbox.held.take() } else { None };
+        message.map_or(Poll::Pending, |message| Poll::Ready(Ok(Next::Control(message))))
     }
 
     /// Hands a chunk to the sink, and tells the sender.

@@ -10,7 +10,6 @@ use thalweg_verbs::pretend::Behaviour;
 use tokio::io::AsyncWriteExt;
 
 mod common;
-#[allow(dead_code)]
 #[path = "../../tcp/tests/common/trust.rs"]
 mod trust;
 use common::{factory, options};

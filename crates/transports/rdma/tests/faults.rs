@@ -11,7 +11,6 @@ use thalweg_verbs::pretend::{Behaviour, Fabric};
 use thalweg_verbs::Fault;
 
 mod common;
-#[allow(dead_code)]
 #[path = "../../tcp/tests/common/trust.rs"]
 mod trust;
 use common::{factory, options, pretend};
