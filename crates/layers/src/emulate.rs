@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use thalweg_dice::Dice;
 use thalweg_linkmodel::{Shape, ShapeError};
 use thalweg_transport::{
-    Capabilities, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport, Sink,
+    Capabilities, Counters, Error, ErrorKind, Link, NoChunks, Outgoing, Peer, Result, SendReport, Sink,
 };
 use thalweg_wire::{Tolerance, HEADER_BYTES, MAX_CONTROL};
 use tokio::sync::{mpsc, watch};
@@ -20,7 +20,6 @@ use tokio::time::Instant;
 
 use crate::ended::Ended;
 use crate::lane::Lane;
-use crate::nowhere::Nowhere;
 use crate::wrap::{add, nothing, piece};
 use crate::{Layer, Links, Side};
 
@@ -140,7 +139,7 @@ impl Links for Emulated {
             inner.send_control(Hello { link: self.layer.clone(), number }.encode()?).await?;
             return Ok(self.wrap(inner, number));
         }
-        let Hello { link, number } = Hello::decode(&inner.receive(&Nowhere).await?)?;
+        let Hello { link, number } = Hello::decode(&inner.receive(&NoChunks).await?)?;
         link.check()?;
         Ok(Self { layer: link, side: self.side }.wrap(inner, number))
     }

@@ -13,7 +13,6 @@ mod emulate;
 mod ended;
 mod fault;
 mod lane;
-mod nowhere;
 mod pacer;
 mod progress;
 mod rate;

@@ -23,8 +23,8 @@ use thalweg_seal::{
     record_size, Context, Refused, StreamOpener, StreamSealer, Streams, Suite, RECORD_LIMITS,
 };
 use thalweg_transport::{
-    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Options, Outgoing, Peer, Result,
-    Sealed, SendReport, Sink,
+    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, NoChunks, Options, Outgoing, Peer,
+    Result, Sealed, SendReport, Sink,
 };
 use thalweg_wire::{ChunkHeader, Tolerance};
 
@@ -32,7 +32,6 @@ mod opening;
 use opening::Opening;
 
 use crate::buffers::Buffers;
-use crate::nowhere::Nowhere;
 use crate::progress::Progress;
 use crate::wrap::{add, nothing, send_instead};
 use crate::{Layer, Links, Side};
@@ -174,7 +173,7 @@ impl Links for Sealing {
             inner.send_control(ours.encode()?).await?;
             return Ok(self.wrap(inner, number));
         }
-        let theirs = Hello::decode(&inner.receive(&Nowhere).await?)?;
+        let theirs = Hello::decode(&inner.receive(&NoChunks).await?)?;
         if theirs != ours {
             let theirs = Seal { cipher: theirs.cipher, record: Some(theirs.record), ..Seal::default() };
             let said =

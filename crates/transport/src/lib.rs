@@ -37,4 +37,4 @@ pub use options::{Identity, Login, Options, Sealed, Tls};
 pub use outgoing::{Cancel, ChunkRef, Outgoing, UpdateId};
 pub use parts::{hand_over, ALIGNED};
 pub use settings::{Chosen, Kind, Setting, Settings, Share, Value};
-pub use sink::{Sink, Target};
+pub use sink::{NoChunks, Sink, Target};

@@ -64,3 +64,17 @@ pub trait Sink: Send + Sync {
         Some(target)
     }
 }
+
+/// A sink that takes no chunk, for whoever waits for a message before there can be any.
+#[derive(Debug, Clone, Copy)]
+pub struct NoChunks;
+
+impl Sink for NoChunks {
+    fn place(&self, _: &ChunkHeader) -> Option<Target> {
+        None
+    }
+
+    fn progress(&self, _: u64) {}
+
+    fn stored(&self, _: &ChunkHeader, _: Target, _: Result<(), WireError>) {}
+}

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thalweg_transport::{
-    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, Outgoing, Peer, Result, SendReport,
-    Sink, Target,
+    Cancel, Capabilities, ChunkRef, Counters, Error, ErrorKind, Link, NoChunks, Outgoing, Peer, Result,
+    SendReport, Sink, Target,
 };
 use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range, Ranges, Tolerance, WireError};
 
@@ -24,7 +24,6 @@ pub use codec::Format;
 use codec::{decode, holds, others, pieces, BLOCK, PREFACE};
 
 use crate::buffers::Buffers;
-use crate::nowhere::Nowhere;
 use crate::progress::Progress;
 use crate::wrap::{add, nothing, send_instead};
 use crate::{Layer, Links, Side};
@@ -86,7 +85,7 @@ impl Links for Compressing {
         if self.side == Side::Connected {
             inner.send_control(hello(self.layer)?).await?;
         } else {
-            agree(self.layer, &inner.receive(&Nowhere).await?)?;
+            agree(self.layer, &inner.receive(&NoChunks).await?)?;
         }
         Ok(self.wrap(inner, number))
     }

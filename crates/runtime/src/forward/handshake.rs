@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use thalweg_pki as pki;
 use thalweg_proto::{micros, other_purpose, Admission, LinkId};
-use thalweg_transport::{Link, Sink, Target};
+use thalweg_transport::{Link, NoChunks};
 use thalweg_wire::control::{Challenge, Control, Forward, Hello, Holding, Proof, Purpose, Refusal, VERSIONS};
 use thalweg_wire::text::{check_name, plain, MAX_REASON};
-use thalweg_wire::{ChunkHeader, WireError};
 
 use crate::engine::Gate;
 use crate::{random, Error};
@@ -18,19 +17,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A far end that wants to hear more often than that is not believed.
 const LEAST_LIVENESS: Duration = Duration::from_millis(100);
 const SHAKE_HANDS: &str = "agree on forwarding";
-
-/// No chunk is wanted yet.
-struct Nowhere;
-
-impl Sink for Nowhere {
-    fn place(&self, _: &ChunkHeader) -> Option<Target> {
-        None
-    }
-
-    fn progress(&self, _: u64) {}
-
-    fn stored(&self, _: &ChunkHeader, _: Target, _: Result<(), WireError>) {}
-}
 
 /// Who a near end is.
 pub(crate) struct Identity {
@@ -52,7 +38,7 @@ pub(crate) struct Ready {
 
 async fn hear(link: &Arc<dyn Link>) -> Result<Control, Error> {
     let late = |_| Error::new("timeout", SHAKE_HANDS, format!("{} says nothing", link.peer().address));
-    let message = tokio::time::timeout(PATIENCE, link.receive(&Nowhere)).await.map_err(late)??;
+    let message = tokio::time::timeout(PATIENCE, link.receive(&NoChunks)).await.map_err(late)??;
     Control::decode(&message).map_err(|e| Error::new("corrupt", SHAKE_HANDS, e.to_string()))
 }
 

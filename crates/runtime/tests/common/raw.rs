@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_transport::memory::Memory;
-use thalweg_transport::{Address, Cancel, Link, Options, Outgoing, Sink, Target, Transport, UpdateId};
+use thalweg_transport::{Address, Cancel, Link, NoChunks, Options, Outgoing, Transport, UpdateId};
 use thalweg_wire::control::{Content, Control, Hello, Holding, Interval, Parcel, Purpose, Welcome, VERSIONS};
-use thalweg_wire::{ChunkHeader, WireError};
 
 use super::LIMIT;
 
@@ -18,17 +17,6 @@ pub struct Raw {
     pub welcome: Welcome,
     /// What else was said meanwhile.
     heard: Mutex<Vec<Control>>,
-}
-
-/// Takes nothing: a raw client makes its update up.
-struct Nowhere;
-
-impl Sink for Nowhere {
-    fn place(&self, _: &ChunkHeader) -> Option<Target> {
-        None
-    }
-    fn progress(&self, _: u64) {}
-    fn stored(&self, _: &ChunkHeader, _: Target, _: Result<(), WireError>) {}
 }
 
 impl Raw {
@@ -137,6 +125,6 @@ impl Raw {
 }
 
 async fn next(link: &dyn Link) -> Control {
-    let message = tokio::time::timeout(LIMIT, link.receive(&Nowhere)).await.unwrap().unwrap();
+    let message = tokio::time::timeout(LIMIT, link.receive(&NoChunks)).await.unwrap().unwrap();
     Control::decode(&message).unwrap()
 }

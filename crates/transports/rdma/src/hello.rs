@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_transport::{Error, ErrorKind, Link, Result, Sink, Target};
+use thalweg_transport::{Error, ErrorKind, Link, NoChunks, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Memory, Pair, Remote, Work};
 use thalweg_wire::text::plain;
-use thalweg_wire::{ChunkHeader, Range, WireError};
+use thalweg_wire::Range;
 
 use crate::settings::SLOTS;
 use crate::words::{put_remote, Reader, RECORD};
@@ -85,7 +85,7 @@ impl Messages<'_> {
     }
 
     async fn hear(&self, kind: u8) -> Result<std::result::Result<Bytes, String>> {
-        let message = self.0.receive(&Nothing).await?;
+        let message = self.0.receive(&NoChunks).await?;
         let body = message.strip_prefix(MAGIC).ok_or_else(|| corrupt("an unknown greeting"))?;
         match body {
             [of, 1, rest @ ..] if *of == kind => Ok(Ok(message.slice_ref(rest))),
@@ -108,17 +108,6 @@ impl Messages<'_> {
         self.say(kind, what).await?;
         Ok(heard)
     }
-}
-
-/// Chunks do not come before hands are shaken.
-struct Nothing;
-
-impl Sink for Nothing {
-    fn place(&self, _: &ChunkHeader) -> Option<Target> {
-        None
-    }
-    fn progress(&self, _: u64) {}
-    fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
 }
 
 /// What this end has before it knows of the other.

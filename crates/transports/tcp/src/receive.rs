@@ -257,22 +257,12 @@ mod tests {
     use std::future::{poll_fn, Future};
     use std::task::Poll;
 
-    use thalweg_transport::{Sink, Standing, Target};
-    use thalweg_wire::{ChunkHeader, LayoutHash, WireError, MAX_CONTROL};
+    use thalweg_transport::{NoChunks, Standing};
+    use thalweg_wire::{ChunkHeader, LayoutHash, MAX_CONTROL};
     use tokio::io::AsyncWriteExt;
 
     use super::*;
     use crate::link::Duplex;
-
-    struct Nowhere;
-
-    impl Sink for Nowhere {
-        fn place(&self, _: &ChunkHeader) -> Option<Target> {
-            None
-        }
-        fn progress(&self, _: u64) {}
-        fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
-    }
 
     #[tokio::test]
     async fn a_length_that_lies_costs_little() {
@@ -294,7 +284,7 @@ mod tests {
         for more in [0, 1, FIRST_GRANT - 1, 1, FIRST_GRANT] {
             peer.write_all(&vec![0; more]).await.unwrap();
             came += more;
-            let mut next = Box::pin(intake.next(&Nowhere, &shared));
+            let mut next = Box::pin(intake.next(&NoChunks, &shared));
             assert!(poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx).is_pending())).await);
             drop(next);
             let State::Control(_, buffer) = &intake.state else { panic!("no control message is on its way") };

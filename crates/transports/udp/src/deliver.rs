@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use thalweg_transport::{Error, ErrorKind, Link, Result, Sink, Target};
-use thalweg_wire::{ChunkHeader, FrameHeader, WireError};
+use thalweg_transport::{Error, ErrorKind, Link, NoChunks, Result, Sink};
+use thalweg_wire::FrameHeader;
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
@@ -293,7 +293,7 @@ pub async fn pass_on(inner: Arc<dyn Link>, shared: Arc<Shared>, to: mpsc::Sender
 
 async fn pass_all_on(inner: &dyn Link, shared: &Shared, to: mpsc::Sender<Result<Bytes>>) {
     loop {
-        let next = inner.receive(&Nowhere).await;
+        let next = inner.receive(&NoChunks).await;
         if let Err(error) = &next {
             match error.kind() {
                 ErrorKind::Closed => shared.ended_by_peer(&error.to_string()),
@@ -305,15 +305,4 @@ async fn pass_all_on(inner: &dyn Link, shared: &Shared, to: mpsc::Sender<Result<
             return;
         }
     }
-}
-
-/// Chunks do not come on the control connection.
-struct Nowhere;
-
-impl Sink for Nowhere {
-    fn place(&self, _: &ChunkHeader) -> Option<Target> {
-        None
-    }
-    fn progress(&self, _: u64) {}
-    fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
 }

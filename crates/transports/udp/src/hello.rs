@@ -17,9 +17,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use ring::rand::{SecureRandom, SystemRandom};
 use thalweg_transport::{
-    Address, Error, ErrorKind, Guest, Link, Options, Peer, Result, Setting, Sink, Standing, Target,
+    Address, Error, ErrorKind, Guest, Link, NoChunks, Options, Peer, Result, Setting, Standing,
 };
-use thalweg_wire::{ChunkHeader, WireError};
 use tokio::time::sleep;
 
 use crate::datagram::{Datagram, Key, Kind};
@@ -102,7 +101,7 @@ pub(crate) async fn answer(
     offer.extend_from_slice(&outgoing.port.to_le_bytes());
     offer.extend_from_slice(&incoming.window.to_le_bytes());
     inner.send_control(offer.into()).await?;
-    let [window] = numbers(operation, dialect, &inner.receive(&Nothing).await?, [8])?;
+    let [window] = numbers(operation, dialect, &inner.receive(&NoChunks).await?, [8])?;
     let (incoming, outgoing) = tokio::try_join!(
         incoming.greeted(operation, from, key, seal(0), 0, Way::In),
         outgoing.greeted(operation, from, key, seal(1), 1, Way::Out)
@@ -127,7 +126,7 @@ pub(crate) async fn ask(
 ) -> Result<Ends> {
     let magic = dialect.magic;
     let operation = "connect";
-    let offer = inner.receive(&Nothing).await?;
+    let offer = inner.receive(&NoChunks).await?;
     let key = offer.get(magic.len()..magic.len() + 16).and_then(|key| Key::try_from(key).ok());
     let key = key.ok_or_else(|| strange(operation, dialect))?;
     let [_, _, choice, up, down, window] = numbers(operation, dialect, &offer, [8, 8, 1, 2, 2, 8])?;
@@ -146,7 +145,7 @@ pub(crate) async fn ask(
     let incoming = incoming.joined(operation, at(down), key, seal(1), Way::In).await?;
     let lanes = [&outgoing, &incoming];
     let ready = tokio::select! {
-        ready = inner.receive(&Nothing) => ready?,
+        ready = inner.receive(&NoChunks) => ready?,
         never = greet(&lanes) => match never {},
     };
     let [] = numbers(operation, dialect, &ready, [])?;
@@ -191,15 +190,4 @@ fn strange(operation: &'static str, dialect: &Dialect) -> Error {
     let context = format!("the peer's first words are not those of a {} link", dialect.name);
     Error::new(ErrorKind::Corrupt, operation, context)
         .mend("check that both ends use the same transport, in the same release")
-}
-
-/// Nobody has asked for chunks yet.
-struct Nothing;
-
-impl Sink for Nothing {
-    fn place(&self, _: &ChunkHeader) -> Option<Target> {
-        None
-    }
-    fn progress(&self, _: u64) {}
-    fn stored(&self, _: &ChunkHeader, _: Target, _: std::result::Result<(), WireError>) {}
 }
