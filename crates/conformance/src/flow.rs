@@ -61,12 +61,7 @@ pub async fn a_detached_update_waits_for_no_message(factory: &Factory) {
         return skip("no relay can be between these ends");
     }
     let listener = factory.transport.listen(&factory.address, &factory.listen).await.unwrap();
-    let relay = Relay::before(&listener.address()).await;
-    let accept = async { listener.accept().await.unwrap().await.unwrap() };
-    let address = relay.address(&listener.address());
-    let connect = async { factory.transport.connect(&address, &factory.connect).await.unwrap() };
-    let (client, server) = tokio::join!(connect, accept);
-    server.admit();
+    let (client, server, relay) = Relay::link(&*factory.transport, &*listener, &factory.connect).await;
     for (from, to, gate) in [(&client, &server, &relay.up), (&server, &client, &relay.down)] {
         say(from, to, "it works").await;
         let recorder = Arc::new(Recorder::new(source.len()));

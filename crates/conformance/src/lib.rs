@@ -25,12 +25,15 @@ mod recorder;
 mod relay;
 pub mod trust;
 mod updates;
+mod waiting;
 
 pub use damage::{damage, repair, Dice};
 pub use factory::{Factory, Intruder};
 pub use pair::{Pair, Pump};
 pub use recorder::{Recorder, Router, Seen};
+pub use relay::{Gate, Relay};
 pub use updates::{outgoing, pattern, shared_pattern, update_id};
+pub use waiting::chunks_keep_no_message_away;
 
 use std::time::Duration;
 

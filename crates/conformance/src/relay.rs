@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use thalweg_transport::Address;
+use thalweg_transport::{Address, Link, Listener, Options, Transport};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -13,7 +13,7 @@ const ALL: u64 = 1 << 60;
 
 /// Bytes that may still pass in one direction, on all connections together.
 #[derive(Clone)]
-pub(crate) struct Gate(Arc<watch::Sender<u64>>);
+pub struct Gate(Arc<watch::Sender<u64>>);
 
 impl Gate {
     fn open() -> Self {
@@ -21,12 +21,12 @@ impl Gate {
     }
 
     /// Lets so many more bytes pass, and no others.
-    pub(crate) fn allow(&self, bytes: u64) {
+    pub fn allow(&self, bytes: u64) {
         self.0.send_replace(bytes);
     }
 
     /// Lets everything pass.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         self.allow(ALL);
     }
 
@@ -50,7 +50,7 @@ impl Gate {
 }
 
 /// A relay on this machine.
-pub(crate) struct Relay {
+pub struct Relay {
     ip: IpAddr,
     port: u16,
     /// From whoever connects.
@@ -77,6 +77,21 @@ impl Relay {
             }
         });
         Self { ip, port, up, down }
+    }
+
+    /// Both ends of a link through one: the connecting and the accepted one, which is admitted.
+    pub async fn link(
+        transport: &dyn Transport,
+        listener: &dyn Listener,
+        options: &Options,
+    ) -> (Arc<dyn Link>, Arc<dyn Link>, Self) {
+        let relay = Self::before(&listener.address()).await;
+        let accept = async { listener.accept().await.unwrap().await.unwrap() };
+        let address = relay.address(&listener.address());
+        let connect = async { transport.connect(&address, options).await.unwrap() };
+        let (client, server) = tokio::join!(connect, accept);
+        server.admit();
+        (client, server, relay)
     }
 
     /// Where to connect, by the name that certificates are for.

@@ -1,19 +1,18 @@
 //! What is lost on the way, and what becomes of it.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
+use thalweg_conformance::{chunks_keep_no_message_away, outgoing, pattern, update_id, Pump, Recorder};
 use thalweg_layers::{Fault, Layer};
 use thalweg_ltp::{Ltp, CHUNK};
 use thalweg_transport::{Cancel, Link, Options, Outgoing, Settings, Value};
 use thalweg_wire::{Allowance, Dtype, Layout, Range, Ranges, Tolerance, WHOLE};
 
 mod common;
-use common::{link, listen, small, stuck};
+use common::{link, listen, small};
 
 const UPDATE: u64 = 4 << 20;
 
@@ -112,26 +111,9 @@ async fn after_the_deadline_tensors_that_are_critical_still_come() {
     }
 }
 
-/// A message is on its way when an update begins, and the control connection is stuck. The update's chunks wait for the
-/// message: more of them than may be held, and they come before its datagram.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_that_wait_for_a_message_do_not_keep_it_away() {
-    let listener = listen(&Ltp, &small()).await;
-    let (client, server, stuck) = stuck::link(&Ltp, &*listener, &small()).await;
-    stuck.store(true, SeqCst);
-    let source = pattern(4 << 20, 5);
-    let recorder = Arc::new(Recorder::new(source.len()));
-    let mut pump = Pump::start(&server, &recorder);
-    client.send_control(Bytes::from_static(b"before")).await.unwrap();
-    let came = async {
-        client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
-        client.send_control(Bytes::from_static(b"end")).await.unwrap();
-        [pump.next().await.unwrap(), pump.next().await.unwrap()]
-    };
-    let came = tokio::time::timeout(GUARD / 4, came).await;
-    assert_eq!(came.expect("the message never comes"), ["before", "end"]);
-    assert_eq!(recorder.seen().ranges.bytes(), source.len());
-    recorder.check(&source);
+    chunks_keep_no_message_away(&Ltp, &*listen(&Ltp, &small()).await, &small(), CHUNK).await;
 }
 
 /// What a layer above drops this transport never sees: the session asks for it again.

@@ -1,19 +1,18 @@
 //! What is lost, and what is not.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_conformance::{outgoing, pattern, update_id, Pump, Recorder, GUARD};
+use thalweg_conformance::{chunks_keep_no_message_away, outgoing, pattern, update_id, Pump, Recorder, GUARD};
 use thalweg_layers::{Fault, Layer};
 use thalweg_transport::{Cancel, Link, Options, Outgoing, Settings, Value};
 use thalweg_udp::{Udp, CHUNK, MAX_CHUNK};
 
 mod common;
-use common::{link, listen, small, stuck};
+use common::{link, listen, small};
 
 const CLIENTS: u64 = 4;
 const UPDATE: u64 = 8 << 20;
@@ -115,26 +114,9 @@ async fn no_datagram_is_lost_while_the_peer_does_not_read() {
     drop(sending.await.unwrap());
 }
 
-/// A message is on its way when an update begins, and the control connection is stuck. The update's chunks wait for the
-/// message: more of them than may be held, and they come before its datagram.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chunks_that_wait_for_a_message_do_not_keep_it_away() {
-    let listener = listen(&Udp, &small()).await;
-    let (client, server, stuck) = stuck::link(&Udp, &*listener, &small()).await;
-    stuck.store(true, SeqCst);
-    let source = pattern(4 << 20, 5);
-    let recorder = Arc::new(Recorder::new(source.len()));
-    let mut pump = Pump::start(&server, &recorder);
-    client.send_control(Bytes::from_static(b"before")).await.unwrap();
-    let came = async {
-        client.send_update(&outgoing(&source, update_id(1), CHUNK)).await.unwrap();
-        client.send_control(Bytes::from_static(b"end")).await.unwrap();
-        [pump.next().await.unwrap(), pump.next().await.unwrap()]
-    };
-    let came = tokio::time::timeout(GUARD / 4, came).await;
-    assert_eq!(came.expect("the message never comes"), ["before", "end"]);
-    assert_eq!(recorder.seen().ranges.bytes(), source.len());
-    recorder.check(&source);
+    chunks_keep_no_message_away(&Udp, &*listen(&Udp, &small()).await, &small(), CHUNK).await;
 }
 
 #[tokio::test]

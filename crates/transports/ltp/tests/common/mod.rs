@@ -7,8 +7,6 @@ use std::sync::Arc;
 mod certificates;
 #[allow(unused_imports)]
 pub use certificates::Trust;
-#[path = "../../../udp/tests/common/stuck.rs"]
-pub mod stuck;
 
 use thalweg_ltp::Ltp;
 use thalweg_transport::{Address, Link, Listener, Options, Transport};

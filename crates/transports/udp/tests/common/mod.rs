@@ -7,7 +7,6 @@ use std::sync::Arc;
 mod certificates;
 #[allow(unused_imports)]
 pub use certificates::Trust;
-pub mod stuck;
 
 use thalweg_transport::{Address, Link, Listener, Options, Transport};
 use thalweg_udp::Udp;
