@@ -147,6 +147,9 @@ def test_a_difference_that_is_missing_ends_it() -> None:
     report = {"exchanges": [{"peer": "b"}, {"peer": "c"}], "whole": ["b"], "fresh": False}
     with pytest.raises(RoundError, match="without the update of c"):
         replicas.after(report)
+    with pytest.raises(RoundError, match="without the update of c"):
+        replicas.before()
+    replicas = choco.Replicas(arena, 1.0, None)
     with pytest.raises(RoundError, match="the iterations before"):
         replicas.after({"exchanges": [], "whole": [], "fresh": True})
 

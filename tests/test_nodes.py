@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from thalweg import Node, Step, _core, dpsgd
+from thalweg import Node, Step, _core, dpsgd, step_size
 from thalweg.errors import LinkError, PlanError
 from thalweg.graphs import mixing, schedule
 
@@ -80,6 +80,74 @@ def test_neighbours_have_equal_weights_unless_others_are_given() -> None:
     assert [bool(step.metrics) for step in steps["a"]] == [False, True]
     assert [step.report["exchanges"][0]["weight"] for step in steps["a"]] == [0.5, 0.5]
     np.testing.assert_allclose(nodes[0].model["w"], 1.0)
+
+
+def on_a_ring(app: Arrays, data: list[float], **more: Any) -> list[Node]:
+    """Four nodes that know each other."""
+    nodes = [Node(app, name=name, data=own, **more) for name, own in zip("abcd", data, strict=True)]
+    for at, node in enumerate(nodes):
+        node.meet({other.name: other.address for other in (nodes[at - 1], nodes[(at + 1) % 4])})
+    return nodes
+
+
+def test_with_gamma_models_go_so_far_towards_what_is_known_of_their_neighbours() -> None:
+    nodes = on_a_ring(Arrays(), [0.0, 1.0, 2.0, 3.0])
+    turns = {0.25: 3, 1.0: 2}
+
+    def work(node: Node) -> None:
+        with node:
+            for gamma, rounds in turns.items():
+                list(dpsgd(node, rounds, gamma=gamma))
+
+    threads = [threading.Thread(target=work, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    models, matrix = np.zeros(4), mixing.metropolis(schedule("ring", 4, 0).at(1))
+    for gamma, rounds in turns.items():
+        for _ in range(rounds):
+            models += np.arange(4)  # nothing is rounded, so this is what neighbours know
+            models += gamma * (matrix @ models - models)
+    np.testing.assert_allclose([node.model["w"][0] for node in nodes], models, rtol=1e-6)
+
+
+class Once(Arrays):
+    """Trains in the first iteration alone."""
+
+    def train(self, model: dict[str, Any], data: float, config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        return super().train(model, data * (config["round"] == 1), config)
+
+
+def test_with_gamma_models_meet_closer_than_they_are_rounded() -> None:
+    assert 0.5 < step_size("ring", 16, "int8") < 1.0
+    gamma = step_size("ring", 4, "int8")
+    apart = []
+    for chosen in (gamma, None):
+        nodes = on_a_ring(Once(), [1 + at / 7 for at in range(4)], compress="int8")
+        run(nodes, 60, gamma=chosen)
+        apart.append(max(abs(float(node.model["w"][0]) - 1 - 1.5 / 7) for node in nodes))
+    assert apart[0] < 1e-4 < apart[1]
+
+
+def test_choco_needs_whole_updates_of_the_same_neighbours() -> None:
+    for node in (
+        Node(Arrays(), name="a", data=1.0, wait="deadline"),
+        Node(Arrays(), name="a", data=1.0, mixing="renormalise"),
+    ):
+        with node, pytest.raises(PlanError, match="missing for ever"):
+            list(dpsgd(node, 1, gamma=1.0))
+    with Node(Arrays(), name="b", data=1.0) as node:
+        with pytest.raises(PlanError, match="gamma is 2"):
+            list(dpsgd(node, 1, gamma=2.0))
+        list(dpsgd(node, 1, gamma=1.0))
+        with Node(Arrays(), name="a", data=1.0) as other:
+            node.meet({"a": other.address})
+            other.meet({"b": node.address})
+            with pytest.raises(PlanError, match="others were met"):
+                list(dpsgd(node, 1, gamma=1.0))
+    with pytest.raises(PlanError, match="changes"):
+        step_size("3-regular,dynamic", 16)
 
 
 def test_a_node_alone_trains_alone() -> None:

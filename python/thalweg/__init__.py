@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thalweg.api import App, Client, Round, Server, fedavg
     from thalweg.errors import ThalwegError
-    from thalweg.nodes import Node, Step, dpsgd
+    from thalweg.nodes import Node, Step, dpsgd, step_size
     from thalweg.plan import Plan
     from thalweg.tasks import Given, Reply, Task, TaskClient, TaskServer, Tensors
     from thalweg.tensors.arena import Arena, layout_of
@@ -32,6 +32,7 @@ __all__ = [
     "dpsgd",
     "fedavg",
     "layout_of",
+    "step_size",
 ]
 
 # Loaded when first used, so that commands that train nothing start at once.
@@ -54,6 +55,7 @@ _HOMES = {
     "dpsgd": "nodes",
     "fedavg": "api",
     "layout_of": "tensors.arena",
+    "step_size": "nodes",
 }
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from thalweg import _core, apps
+from thalweg.algorithms import choco
 from thalweg.errors import LinkError, PlanError
 from thalweg.job.iterating import Turns, iterate
 from thalweg.job.peer import peer_of_app
@@ -67,6 +68,7 @@ class Node:
         wait: Literal["all", "none", "first-chunk", "deadline"] = "all",
         deadline: float | None = None,
         mixing: Literal["complement", "renormalise", "paper", "symmetric"] = "complement",
+        compress: Literal["f16", "int8"] | None = None,
         seed: int = 0,
         tensors: str | Sequence[str] | None = None,
         ca: Path | str | None = None,
@@ -80,9 +82,10 @@ class Node:
         adapts. With ``mixing="complement"`` the own chunk stands in for one that is missing, with ``renormalise`` what
         came is scaled to a sum of 1. With ``symmetric`` two neighbours use what went both ways, so that no loss moves
         the mean of all models; ``paper`` has the weights of udp-dpsgd, section 3.5.2. Both take the memory of a model
-        more for each neighbour, and all nodes must have the same. All nodes must have the same ``seed``: their models
-        begin alike. ``ca``, ``cert`` and ``key`` are PEM files of ``thalweg pki issue NAME --host HOST``, needed beyond
-        this machine. Raises PlanError, LinkError, ModelError, CoreError.
+        more for each neighbour, and all nodes must have the same. ``compress`` rounds what is sent, to half the bytes
+        or a quarter. All nodes must have the same ``seed``: their models begin alike. ``ca``, ``cert`` and ``key`` are
+        PEM files of ``thalweg pki issue NAME --host HOST``, needed beyond this machine. Raises PlanError, LinkError,
+        ModelError, CoreError.
         """
         from thalweg.transports import links, pki
 
@@ -106,8 +109,11 @@ class Node:
             "deadline": deadline,
             "mixing": mixing,
             "start": self._peer.checksum(),
+            "layers": {} if compress is None else {"compress": {"format": compress}},
         }
-        self._mixing = mixing
+        self._mixing, self._wait, self._compress = mixing, wait, compress
+        # What CHOCO-SGD keeps, and the weights that it is for.
+        self._replicas: tuple[choco.Replicas, Mapping[str, float]] | None = None
         self._core = _core.Node(self.arena.core, name, listen, json.dumps(options))
         self._weights: dict[str, float] = {}
         #: The last iteration that is done.
@@ -154,8 +160,9 @@ class Node:
                 away = sorted(set(self._weights) - set(self.connected))
                 raise LinkError(f"{self.name} has not met {', '.join(away)} after {patience:g} s", "Start them first")
 
-    def iterations(self, rounds: int, data: Any, every: int) -> Iterator[Iteration]:
+    def iterations(self, rounds: int, data: Any, every: int, gamma: float | None = None) -> Iterator[Iteration]:
         """Run so many iterations and yield each; ``dpsgd`` is what this is for."""
+        swap = self._swap(gamma)
         peer = peer_of_app(self.app, self._bound, self._data, seed=self.seed, test=data, note=_log.warning)
         own = {self.name: 1.0 - sum(self._weights.values())} if self._mixing == "renormalise" else {}
         last = self.number + rounds
@@ -171,10 +178,35 @@ class Node:
             config=config,
             tests=lambda number: data is not None and (number == last or number % every == 0),
             first=self.number + 1,
+            swap=swap,
         ):
             self.number = done.number
             self._tell()
             yield done
+
+    def _swap(self, gamma: float | None) -> choco.Replicas | None:
+        """Return what CHOCO-SGD with this ``gamma`` keeps; None without. Raises PlanError if it cannot be."""
+        if gamma is None:
+            self._replicas = None  # neighbours do not hear by how much the model changes meanwhile
+            return None
+        if not 0 < gamma <= 1:
+            raise PlanError(f"gamma is {gamma}", "Give more than 0 and at most 1")
+        if self._wait != "all" or self._mixing != "complement":
+            raise PlanError(
+                f"CHOCO-SGD cannot have wait={self._wait!r} and mixing={self._mixing!r}: a difference that is lost is "
+                "missing for ever",
+                "Make the node with wait='all' and mixing='complement', or leave gamma out",
+            )
+        if self._replicas is None:
+            replicas = choco.Replicas(self.arena.core, gamma, self._compress, alike=self.number == 0)
+            self._replicas = replicas, dict(self._weights)
+        replicas, weights = self._replicas
+        if weights != self._weights:
+            raise PlanError(
+                "CHOCO-SGD sums up what always the same neighbours send, and others were met", "Meet all of them first"
+            )
+        replicas.gamma = gamma
+        return replicas
 
     def _tell(self) -> None:
         """Log what happened to the links."""
@@ -196,15 +228,45 @@ class Node:
         self.close("the node is done" if error is None else reason(error))
 
 
-def dpsgd(node: Node, rounds: int, *, data: Any = None, every: int = 1, patience: float = 60.0) -> Iterator[Step]:
+def dpsgd(
+    node: Node,
+    rounds: int,
+    *,
+    data: Any = None,
+    every: int = 1,
+    patience: float = 60.0,
+    gamma: float | None = None,
+) -> Iterator[Step]:
     """Run iterations of decentralized SGD (Lian et al. 2017) on a node and yield each as it ends.
 
     Waits first until all its neighbours are connected. With ``data`` the app evaluates the mixed model on it after
-    every ``every`` iterations and after the last. A node that is far behind leaves iterations out. Raises LinkError if
-    a neighbour is not there after ``patience`` seconds, CoreError if one refuses this node, and what training raises.
+    every ``every`` iterations and after the last. A node that is far behind leaves iterations out.
+
+    With ``gamma`` it is CHOCO-SGD (Koloskova et al. 2019): nodes send by how much their model differs from what their
+    neighbours know of it, and go by ``gamma`` towards their mean; with 1 it is DCD-PSGD. All nodes must have the same.
+    ``thalweg.step_size`` says which one suits a graph. A node needs ``wait="all"``, and memory for five more models.
+
+    Raises LinkError if a neighbour is not there after ``patience`` seconds, CoreError if one refuses this node,
+    RoundError if a difference is missing, PlanError for what cannot be, and what training raises.
     """
     if every < 1 or rounds < 1:
         raise PlanError(f"dpsgd has rounds = {rounds} and every = {every}", "Give 1 or more")
     node.gather(patience)
-    for done in node.iterations(rounds, data, every):
+    for done in node.iterations(rounds, data, every, gamma):
         yield Step(done.number, (done.evaluation or {}).get("metrics", {}), done.samples, done.report)
+
+
+def step_size(graph: str, nodes: int, compress: Literal["f16", "int8"] | None = None, *, seed: int = 0) -> float:
+    """Return the ``gamma`` of CHOCO-SGD for a graph, as ``"ring"`` or ``"3-regular"``, of so many nodes.
+
+    It follows from the spectral gap and from how much ``compress`` rounds. Raises PlanError for a graph that cannot be,
+    or that changes.
+    """
+    from thalweg.graphs import schedule
+
+    drawn = schedule(graph, nodes, seed)
+    if drawn.changes:
+        raise PlanError(
+            f"CHOCO-SGD needs always the same neighbours, and {graph} changes", "Take a graph that does not"
+        )
+    return choco.step_size(drawn, compress)

@@ -64,7 +64,7 @@ class Replicas:
         """Begin with the model in the arena, which must be that of all nodes; with 0 if models are not ``alike``."""
         import numpy as np
 
-        self._arena, self._gamma, self._compression = arena, gamma, compression
+        self._arena, self.gamma, self._compression = arena, gamma, compression
         kinds = {name: kind for name, kind, _, _ in arena.layout.tensors}
         self._values = [array.reshape(-1) for name, array in Arena(arena).items() if kinds[name] == "F32"]
         self._trained = [values.copy() for values in self._values]
@@ -72,11 +72,14 @@ class Replicas:
             values.astype("float64") if alike else np.zeros_like(values, "float64") for values in self._values
         ]
         self._sums = [known.copy() for known in self._known]
+        # Whose update did not come.
+        self._missing = ""
 
     def before(self) -> None:
         """Put the rounded difference into the arena, in the place of the trained model."""
         import numpy as np
 
+        self._check()
         for values, trained, known in zip(self._values, self._trained, self._known, strict=True):
             trained[:] = values
             values[:] = trained - known
@@ -94,11 +97,16 @@ class Replicas:
 
         missing = [one["peer"] for one in report["exchanges"] if one["peer"] not in report["whole"]]
         if missing or report["fresh"]:
-            raise RoundError(
-                f"CHOCO-SGD cannot go on without the update of {', '.join(missing) or 'the iterations before'}",
-                "Start the job anew; with algorithm.name = 'dpsgd' nodes go on without those that are gone",
-            )
+            self._missing = ", ".join(missing) or "the iterations before"
+        self._check()
         kept = zip(self._values, self._trained, self._known, self._sums, strict=True)
         for values, trained, known, sums in kept:
             np.add(sums, values, out=sums)
-            values[:] = trained + self._gamma * (sums - known)
+            values[:] = trained + self.gamma * (sums - known)
+
+    def _check(self) -> None:
+        if self._missing:
+            raise RoundError(
+                f"CHOCO-SGD cannot go on without the update of {self._missing}",
+                "Start the job anew; with D-PSGD, the algorithm dpsgd, nodes go on without those that are gone",
+            )
