@@ -21,11 +21,11 @@ mod attachments;
 mod file;
 #[cfg(target_os = "linux")]
 mod foreign;
-#[cfg(target_os = "linux")]
-mod ledger;
 mod registry;
 #[cfg(target_os = "linux")]
 mod shared;
+#[cfg(target_os = "linux")]
+mod words;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -40,9 +40,9 @@ pub use attachments::Attached;
 #[cfg(target_os = "linux")]
 pub use foreign::Foreign;
 #[cfg(target_os = "linux")]
-pub use ledger::Ledger;
-#[cfg(target_os = "linux")]
 pub use shared::Access;
+#[cfg(target_os = "linux")]
+pub use words::SharedWords;
 
 /// Why a range cannot be lent or claimed now.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

@@ -10,11 +10,11 @@
 //! | kind | body |
 //! |---|---|
 //! | 1 control | a control message |
-//! | 2 chunk | u64 memory, u64 first byte in it, u32 ticket, u16 word of the ledger, u16 1 if the header has the payload's checksum; the header of a frame of `thalweg-wire` |
+//! | 2 chunk | u64 memory, u64 first byte in it, u32 ticket, u16 which of the shared words is its own, u16 1 if the header has the payload's checksum; the header of a frame of `thalweg-wire` |
 //! | 3 taken | u32, how many more chunks the receiver has done with, in the order of their notes |
 //! | 4 memory | u64 number, u64 bytes; with a descriptor |
 //! | 5 forget | u64 number of a memory of which no further chunk comes |
-//! | 6 ledger | nothing; with a descriptor |
+//! | 6 words | nothing; with a descriptor |
 
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_wire::{FrameHeader, HEADER_BYTES};
@@ -34,12 +34,11 @@ pub(crate) enum Kind {
     Taken,
     Memory,
     Forget,
-    Ledger,
+    Words,
 }
 
 impl Kind {
-    const ALL: [Kind; 6] =
-        [Kind::Control, Kind::Chunk, Kind::Taken, Kind::Memory, Kind::Forget, Kind::Ledger];
+    const ALL: [Kind; 6] = [Kind::Control, Kind::Chunk, Kind::Taken, Kind::Memory, Kind::Forget, Kind::Words];
 
     /// The length of its body, if that is always the same.
     fn fixed(self) -> Option<usize> {
@@ -49,7 +48,7 @@ impl Kind {
             Kind::Taken => Some(4),
             Kind::Memory => Some(16),
             Kind::Forget => Some(8),
-            Kind::Ledger => Some(0),
+            Kind::Words => Some(0),
         }
     }
 }
@@ -60,7 +59,7 @@ pub(crate) struct Note {
     pub memory: u64,
     /// Its first byte in that memory.
     pub start: u64,
-    /// What its word of the ledger says as long as it is lent.
+    /// What its shared word says as long as it is lent.
     pub ticket: u32,
     pub word: u16,
     /// Whether the header has the checksum of the payload.
@@ -94,10 +93,10 @@ pub(crate) fn read_head(bytes: &[u8; HEAD]) -> Result<(Kind, usize)> {
     }
 }
 
-/// A whole frame with a body of words.
-pub(crate) fn words(kind: Kind, words: &[u64]) -> Vec<u8> {
-    let mut out = head(kind, 8 * words.len()).to_vec();
-    words.iter().for_each(|word| out.extend(word.to_le_bytes()));
+/// A whole frame with a body of numbers.
+pub(crate) fn numbers(kind: Kind, numbers: &[u64]) -> Vec<u8> {
+    let mut out = head(kind, 8 * numbers.len()).to_vec();
+    numbers.iter().for_each(|number| out.extend(number.to_le_bytes()));
     out
 }
 
@@ -174,12 +173,12 @@ mod tests {
 
     #[test]
     fn small_frames_are_read_as_they_were_written() {
-        let frame = words(Kind::Memory, &[7, 1 << 50]);
+        let frame = numbers(Kind::Memory, &[7, 1 << 50]);
         assert_eq!(read_head(frame[..HEAD].try_into().unwrap()).unwrap(), (Kind::Memory, 16));
         assert_eq!((word(&frame[HEAD..], 0).unwrap(), word(&frame[HEAD..], 1).unwrap()), (7, 1 << 50));
         assert!(word(&frame[HEAD..], 2).is_err());
         assert_eq!(read_taken(&taken(9)[HEAD..]).unwrap(), 9);
-        assert_eq!(read_head(&head(Kind::Ledger, 0)).unwrap(), (Kind::Ledger, 0));
+        assert_eq!(read_head(&head(Kind::Words, 0)).unwrap(), (Kind::Words, 0));
     }
 
     #[test]

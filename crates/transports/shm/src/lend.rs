@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
-use thalweg_arena::{Access, Arena, ArenaError, Ledger};
+use thalweg_arena::{Access, Arena, ArenaError, SharedWords};
 use thalweg_transport::{Error, ErrorKind, Outgoing, Result};
 use thalweg_wire::{FrameHeader, Range};
 
@@ -17,7 +17,7 @@ use crate::frame::{self, Kind, Note};
 pub(crate) const WINDOW: usize = 8;
 /// Memories that a peer may know of a link at a time.
 pub(crate) const MEMORIES: usize = 64;
-/// What a word of the ledger says of a chunk that is lent no longer, or was never.
+/// What a shared word says of a chunk that is lent no longer, or was never.
 pub(crate) const REVOKED: u32 = 0;
 /// Own shared memory comes in multiples of so many bytes a chunk.
 const STEP: u64 = 64 << 10;
@@ -51,7 +51,7 @@ enum Held {
 
 #[derive(Default)]
 struct State {
-    ledger: Option<Arc<Ledger>>,
+    words: Option<Arc<SharedWords>>,
     /// What the peer has mapped.
     known: HashMap<u64, Weak<()>>,
     own: Option<(Arena, u64)>,
@@ -106,7 +106,7 @@ impl Lending {
         };
         let memory = state.announce(&arena, &mut frames).map_err(|e| no_memory(&e))?;
         let ticket = state.next_ticket();
-        if let Some(said) = state.ledger.as_ref().and_then(|ledger| ledger.word(word.into())) {
+        if let Some(said) = state.words.as_ref().and_then(|words| words.word(word.into())) {
             said.store(ticket, Ordering::Release);
         }
         state.lent.push_back(Lent { call, ticket, word, held });
@@ -140,9 +140,9 @@ impl Lending {
     /// The bytes of a sending are wanted back: the peer takes nothing of it from now on, or drops what it took.
     pub(crate) fn revoke(&self, call: u64) {
         let mut state = self.state();
-        let ledger = state.ledger.clone();
+        let words = state.words.clone();
         for lent in state.lent.iter_mut().filter(|lent| lent.call == call) {
-            if let Some(word) = ledger.as_ref().and_then(|ledger| ledger.word(lent.word.into())) {
+            if let Some(word) = words.as_ref().and_then(|words| words.word(lent.word.into())) {
                 // Another value is the peer's: it has taken the chunk.
                 _ = word.compare_exchange(lent.ticket, REVOKED, Ordering::AcqRel, Ordering::Acquire);
             }
@@ -159,12 +159,12 @@ impl Lending {
 }
 
 impl State {
-    /// A word of the ledger that is free. The ledger is made and told of when it is first needed.
+    /// A shared word that is free. The words are made and told of when one is first needed.
     fn word(&mut self, frames: &mut Frames) -> std::result::Result<u16, ArenaError> {
-        if self.ledger.is_none() {
-            let ledger = Ledger::shared(WINDOW)?;
-            frames.push((frame::head(Kind::Ledger, 0).into(), cloned(ledger.descriptor())?));
-            self.ledger = Some(Arc::new(ledger));
+        if self.words.is_none() {
+            let words = SharedWords::shared(WINDOW)?;
+            frames.push((frame::head(Kind::Words, 0).into(), cloned(words.descriptor())?));
+            self.words = Some(Arc::new(words));
             self.free = (0..WINDOW as u16).collect();
         }
         let full = || ArenaError::Memory { bytes: 0, cause: "the window is full".into() };
@@ -211,9 +211,9 @@ impl State {
         }
         for number in gone {
             self.known.remove(&number);
-            frames.push((frame::words(Kind::Forget, &[number]), None));
+            frames.push((frame::numbers(Kind::Forget, &[number]), None));
         }
-        frames.push((frame::words(Kind::Memory, &[number, arena.len()]), cloned(arena.descriptor())?));
+        frames.push((frame::numbers(Kind::Memory, &[number, arena.len()]), cloned(arena.descriptor())?));
         self.known.insert(number, alive);
         Ok(number)
     }
@@ -253,7 +253,7 @@ mod tests {
         let lending = Lending::default();
         let first = Arena::shared(4096, Access::Read).unwrap();
         let Noted { frames, copied, .. } = lending.lend(1, &update(&first), 0).unwrap().unwrap();
-        assert_eq!((kinds(&frames), copied), (vec![Kind::Ledger, Kind::Memory, Kind::Chunk], 0));
+        assert_eq!((kinds(&frames), copied), (vec![Kind::Words, Kind::Memory, Kind::Chunk], 0));
         assert_eq!(frames.iter().filter(|(_, descriptor)| descriptor.is_some()).count(), 2);
         let Noted { frames, .. } = lending.lend(1, &update(&first), 1).unwrap().unwrap();
         assert_eq!(kinds(&frames), [Kind::Chunk]);
@@ -298,8 +298,8 @@ mod tests {
             (1, 1),
             "the peer has to say that it has seen the notes"
         );
-        let ledger = lending.state().ledger.clone().unwrap();
-        assert!((0..WINDOW).all(|word| ledger.word(word).unwrap().load(Ordering::Acquire) == REVOKED));
+        let words = lending.state().words.clone().unwrap();
+        assert!((0..WINDOW).all(|word| words.word(word).unwrap().load(Ordering::Acquire) == REVOKED));
     }
 
     #[test]

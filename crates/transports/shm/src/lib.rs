@@ -9,7 +9,7 @@
 //! [link's own](mod@lend) before, and that is counted.
 //!
 //! The sender has the bytes lent until the receiver has said that it has taken them. If it wants them back before, it
-//! revokes the note in a [ledger](thalweg_arena::Ledger) that both map; a chunk that was revoked while it was copied is
+//! revokes the note in [words](thalweg_arena::SharedWords) that both map; a chunk that was revoked while it was copied is
 //! dropped.
 #![cfg(target_os = "linux")]
 #![forbid(unsafe_code)]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use thalweg_arena::{Foreign, Ledger};
+use thalweg_arena::{Foreign, SharedWords};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_wire::Kind as Carries;
 use tokio::sync::mpsc;
@@ -35,14 +35,14 @@ pub(crate) enum Came {
 pub(crate) struct Chunk {
     pub note: Note,
     pub memory: Arc<Foreign>,
-    ledger: Arc<Ledger>,
+    words: Arc<SharedWords>,
 }
 
 impl Chunk {
-    /// What the ledger says of it.
+    /// What its shared word says.
     pub(crate) fn word(&self) -> &AtomicU32 {
         static NONE: AtomicU32 = AtomicU32::new(crate::lend::REVOKED);
-        self.ledger.word(self.note.word.into()).unwrap_or(&NONE)
+        self.words.word(self.note.word.into()).unwrap_or(&NONE)
     }
 }
 
@@ -72,7 +72,7 @@ struct Reader {
     /// Bytes that have come, and are not read.
     bytes: Vec<u8>,
     descriptors: VecDeque<OwnedFd>,
-    ledger: Option<Arc<Ledger>>,
+    words: Option<Arc<SharedWords>>,
     memories: HashMap<u64, Arc<Foreign>>,
 }
 
@@ -119,11 +119,11 @@ impl Reader {
                 shared.window.add_permits(count as usize);
                 shared.returned.send_replace(());
             }
-            Kind::Ledger => {
+            Kind::Words => {
                 let descriptor =
-                    self.descriptors.pop_front().ok_or_else(|| corrupt("a ledger without memory"))?;
-                let ledger = Ledger::of_fd(descriptor, WINDOW).map_err(|e| corrupt(e.to_string()))?;
-                self.ledger = Some(Arc::new(ledger));
+                    self.descriptors.pop_front().ok_or_else(|| corrupt("shared words without memory"))?;
+                let words = SharedWords::of_fd(descriptor, WINDOW).map_err(|e| corrupt(e.to_string()))?;
+                self.words = Some(Arc::new(words));
             }
             Kind::Memory => {
                 let (number, bytes) = (frame::word(body, 0)?, frame::word(body, 1)?);
@@ -146,14 +146,14 @@ impl Reader {
         shared.standing.check(Carries::Chunk, note.header.length())?;
         let memory = self.memories.get(&note.memory).cloned();
         let memory = memory.ok_or_else(|| corrupt("a chunk in memory that was not shown"))?;
-        let ledger = self.ledger.clone().ok_or_else(|| corrupt("a chunk without a ledger"))?;
+        let words = self.words.clone().ok_or_else(|| corrupt("a chunk without shared words"))?;
         if usize::from(note.word) >= WINDOW {
-            return Err(corrupt(format!("word {} of a ledger of {WINDOW}", note.word)));
+            return Err(corrupt(format!("word {} of {WINDOW} shared words", note.word)));
         }
         if shared.noted.fetch_add(1, Ordering::AcqRel) as usize >= WINDOW {
             return Err(corrupt(format!("more than {WINDOW} chunks at a time")));
         }
-        Ok(Came::Chunk(Box::new(Chunk { note, memory, ledger })))
+        Ok(Came::Chunk(Box::new(Chunk { note, memory, words })))
     }
 }
 
@@ -167,7 +167,7 @@ fn next(bytes: &[u8], shared: &Shared) -> Result<Option<(Kind, usize)>> {
         }
         Kind::Control => shared.standing.check(Carries::Control, length)?,
         // Whoever has not proved itself has nothing to lend.
-        Kind::Chunk | Kind::Memory | Kind::Ledger => shared.standing.check(Carries::Chunk, 0)?,
+        Kind::Chunk | Kind::Memory | Kind::Words => shared.standing.check(Carries::Chunk, 0)?,
         Kind::Taken | Kind::Forget => {}
     }
     Ok((bytes.len() - HEAD >= length).then_some((kind, length)))

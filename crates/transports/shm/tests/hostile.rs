@@ -64,8 +64,8 @@ fn chunk(number: u64, start: u64, word: u16, length: u32) -> Vec<u8> {
     frame(2, &body)
 }
 
-/// Words of a ledger, all of which say that ticket 2 is lent.
-fn ledger() -> OwnedFd {
+/// Shared words, all of which say that ticket 2 is lent.
+fn words() -> OwnedFd {
     let arena = Arena::shared(4 * WINDOW as u64, Access::Write).unwrap();
     arena
         .claim(arena.range())
@@ -126,7 +126,7 @@ async fn memory_that_its_owner_could_take_away_is_refused() {
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let small = Arena::shared(4096, Access::Read).unwrap();
     let whole = SealFlags::SHRINK | SealFlags::FUTURE_WRITE;
-    for (descriptor, words) in [
+    for (descriptor, said) in [
         (unsealed(8192, SealFlags::GROW), "not sealed"),
         (unsealed(8192, SealFlags::SHRINK), "not sealed"),
         (unsealed(8192, whole), "not all there"),
@@ -137,15 +137,15 @@ async fn memory_that_its_owner_could_take_away_is_refused() {
         peer.says(&memory(1, 8192), Some(&descriptor));
         let error = peer.ends().await;
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert!(error.to_string().contains(words), "{error}");
+        assert!(error.to_string().contains(said), "{error}");
     }
 }
 
 #[tokio::test]
 async fn notes_that_lie_end_the_link() {
     let arena = Arena::shared(8192, Access::Read).unwrap();
-    let (shown, ledger) = (clone(&arena), ledger());
-    for (note, words) in [
+    let (shown, words) = (clone(&arena), words());
+    for (note, said) in [
         (chunk(2, 0, 0, 64), "not shown"),
         (chunk(1, 8192 - 63, 0, 64), "are not in an arena"),
         (chunk(1, u64::MAX, 0, 64), "are not in an arena"),
@@ -159,24 +159,24 @@ async fn notes_that_lie_end_the_link() {
     ] {
         let peer = by_hand().await;
         peer.says(&memory(1, 8192), Some(&shown));
-        peer.says(&frame(6, &[]), Some(&ledger));
+        peer.says(&frame(6, &[]), Some(&words));
         peer.says(&note, None);
         let error = peer.ends().await;
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-        assert!(error.to_string().contains(words), "{error} instead of {words}");
+        assert!(error.to_string().contains(said), "{error} instead of {said}");
     }
 }
 
 #[tokio::test]
 async fn a_flood_of_notes_memories_or_descriptors_ends_the_link() {
     let arena = Arena::shared(8192, Access::Read).unwrap();
-    let (shown, ledger) = (clone(&arena), ledger());
+    let (shown, words) = (clone(&arena), words());
     let peer = by_hand().await;
     (0..=64).for_each(|number| peer.says(&memory(number, 8192), Some(&shown)));
     assert!(peer.ends().await.to_string().contains("more than 64 memories"));
     let peer = by_hand().await;
     peer.says(&memory(1, 8192), Some(&shown));
-    peer.says(&frame(6, &[]), Some(&ledger));
+    peer.says(&frame(6, &[]), Some(&words));
     // In one call, so that none of them is done with before the last has come.
     let revoked: Vec<u8> = (0..100).flat_map(|_| chunk(1, 0, 0, 64)).collect();
     peer.says(&revoked, None);
@@ -192,9 +192,9 @@ async fn a_flood_of_notes_memories_or_descriptors_ends_the_link() {
     assert!(peer.ends().await.to_string().contains("descriptors without frames"));
 }
 
-/// The words of a ledger are the peer's to change: it can keep chunks from being taken, and nothing else.
+/// The shared words are the peer's to change: it can keep chunks from being taken, and nothing else.
 #[tokio::test]
-async fn a_ledger_that_lies_keeps_chunks_from_being_taken() {
+async fn shared_words_that_lie_keep_chunks_from_being_taken() {
     let arena = shared_pattern(8192, 1);
     let zeros = clone(&Arena::shared(4 * WINDOW as u64, Access::Write).unwrap());
     let peer = by_hand().await;
@@ -214,7 +214,7 @@ async fn a_peer_that_dies_in_the_middle_of_an_update_is_gone() {
     let peer = by_hand().await;
     let arena = shared_pattern(8192, 1);
     peer.says(&memory(1, 8192), Some(&clone(&arena)));
-    peer.says(&frame(6, &[]), Some(&ledger()));
+    peer.says(&frame(6, &[]), Some(&words()));
     peer.says(&chunk(1, 0, 0, 4096), None);
     peer.says(&chunk(1, 4096, 1, 4096)[..40], None);
     drop((peer.stream, arena));
@@ -248,7 +248,7 @@ async fn a_peer_that_goes_on_writing_changes_its_own_update_alone() {
     for _ in 0..20 {
         let peer = by_hand().await;
         peer.says(&memory(1, BYTES.into()), Some(&shown));
-        peer.says(&frame(6, &[]), Some(&ledger()));
+        peer.says(&frame(6, &[]), Some(&words()));
         peer.says(&chunk(1, 0, 0, BYTES), None);
         peer.says(&frame(1, b"after"), None);
         let sink = Recorder::new(BYTES.into());

@@ -10,13 +10,13 @@ const WORD: usize = std::mem::size_of::<AtomicU32>();
 /// A few words of memory that another process maps too, all 0 at first. Either side may change them at any moment, so
 /// whoever reads one trusts nothing but that it is a number.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct SharedWords {
     arena: Arena,
     words: usize,
 }
 
-impl Ledger {
-    /// One of so many words. Give the peer [`Ledger::descriptor`].
+impl SharedWords {
+    /// One of so many words. Give the peer [`SharedWords::descriptor`].
     ///
     /// # Errors
     /// [`ArenaError::Memory`] if the system refuses.
@@ -54,9 +54,9 @@ mod tests {
 
     #[test]
     fn both_ends_change_the_same_words() {
-        let ours = Ledger::shared(4).unwrap();
+        let ours = SharedWords::shared(4).unwrap();
         let descriptor = ours.descriptor().unwrap().try_clone_to_owned().unwrap();
-        let theirs = Ledger::of_fd(descriptor, 4).unwrap();
+        let theirs = SharedWords::of_fd(descriptor, 4).unwrap();
         ours.word(3).unwrap().store(7, Ordering::Release);
         let swapped = theirs.word(3).unwrap().compare_exchange(7, 8, Ordering::AcqRel, Ordering::Acquire);
         assert_eq!(swapped, Ok(7));
@@ -67,8 +67,8 @@ mod tests {
 
     #[test]
     fn one_of_another_size_is_refused() {
-        let ours = Ledger::shared(4).unwrap();
+        let ours = SharedWords::shared(4).unwrap();
         let descriptor = ours.descriptor().unwrap().try_clone_to_owned().unwrap();
-        assert!(Ledger::of_fd(descriptor, 5).is_err());
+        assert!(SharedWords::of_fd(descriptor, 5).is_err());
     }
 }
