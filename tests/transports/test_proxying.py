@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from thalweg.errors import PlanError
-from thalweg.transports import proxying
+from thalweg.transports import proxying, serving
 
 CONNECTION = {"connection": 3, "from": "192.0.2.7:4000", "local": "127.0.0.1:5000"}
 
@@ -66,6 +66,6 @@ def test_events_in_words(event: dict[str, Any], words: str) -> None:
 
 def test_sigterm_interrupts_within_and_is_as_before_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), proxying.ended_by_sigterm():
+    with pytest.raises(KeyboardInterrupt), serving.ended_by_sigterm():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before

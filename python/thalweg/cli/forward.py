@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,18 +75,19 @@ def command(
 
     The far end (--to) runs beside the server, the near end (--via) beside the programs. All connections share one link.
     """
-    from thalweg.transports import forwarding, proxying, registry
+    from thalweg import _core
+    from thalweg.transports import forwarding, registry, serving
 
-    def observe(event: dict[str, Any]) -> None:
+    def observe(event: Mapping[str, Any]) -> None:
         if as_json:
             _line(sys.stdout, json.dumps(event))
         else:
             _line(sys.stderr, forwarding.words(event))
 
-    with proxying.ended_by_sigterm():
+    with serving.ended_by_sigterm():
         with output(as_json=as_json) as emit:
             _check(via, to)
-            limits = {"window": forwarding.size("--window", window), "connections": connections, "liveness": liveness}
+            limits = {"window": serving.size("--window", window), "connections": connections, "liveness": liveness}
             if to is not None:
                 from thalweg.sections import SecuritySection
                 from thalweg.transports import links
@@ -113,11 +115,12 @@ def command(
                     patience=patience,
                 )
                 config = forwarding.near_end(listen, *entrance(membership))
-            forwarder, listening = forwarding.opened({**config, **limits})
+            forwarder = _core.Forwarder(json.dumps({**config, **limits}))
+            listening = serving.listening(forwarder)
             emit(listening)
         if not as_json:
             observe(listening)
-        forwarding.serve(forwarder, observe)
+        serving.serve(forwarder, observe)
 
 
 def _check(via: str | None, to: str | None) -> None:

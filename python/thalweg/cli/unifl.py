@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -59,16 +60,17 @@ def proxy(
     Clients need not know of it. The server gets each client's stream with zeros where bytes were lost, and the hole map
     says where. What the server answers is never masked.
     """
-    from thalweg.transports import proxying
+    from thalweg import _core
+    from thalweg.transports import proxying, serving
 
-    def observe(event: dict[str, Any]) -> None:
+    def observe(event: Mapping[str, Any]) -> None:
         if not as_json:
             _say(proxying.words(event))
         elif holes != proxying.STDOUT or event["event"] not in proxying.MAPPED:
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()
 
-    with proxying.ended_by_sigterm():
+    with serving.ended_by_sigterm():
         with output(as_json=as_json) as emit:
             config = proxying.configure(
                 sizes={"reliable": reliable, "buffer": buffer},
@@ -82,11 +84,12 @@ def proxy(
                 idle=idle,
                 plain=plain,
             )
-            server, listening = proxying.opened(config)
+            proxy = _core.Proxy(config)
+            listening = serving.listening(proxy)
             emit(listening)
         if not as_json:
             observe(listening)
-        proxying.serve(server, observe)
+        serving.serve(proxy, observe)
 
 
 def _say(text: str) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any, Final
 
-from thalweg import _core
 from thalweg.errors import PlanError
 from thalweg.sections import SecuritySection
 from thalweg.transports import links
-from thalweg.ui.units import format_bytes, parse_size
+from thalweg.ui.units import format_bytes
 
 # Where programs connect if only a port is named: nobody else may speak through the near end's token.
 THIS_MACHINE: Final = "127.0.0.1"
@@ -23,14 +20,6 @@ def host_and_port(option: str, text: str) -> str:
     if not colon or not port.isdecimal() or int(port) > 65535 or "://" in text:
         raise PlanError(f"{option} is {text!r}", "Write it as host:port, or as :port for this machine")
     return f"{host or THIS_MACHINE}:{port}"
-
-
-def size(option: str, text: str) -> int:
-    """Return bytes from a text as ``4MiB``. Raises PlanError."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise PlanError(f"{option}: {error}", "Write it as 4MiB") from error
 
 
 def far_end(
@@ -48,22 +37,6 @@ def far_end(
 def near_end(listen: str, url: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the core's settings of a near end; ``options`` are those of a client of that name. Raises PlanError."""
     return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options}
-
-
-def opened(config: Mapping[str, Any]) -> tuple[_core.Forwarder, dict[str, Any]]:
-    """Return an end that listens, and what it says of that. Raises CoreError."""
-    forwarder = _core.Forwarder(json.dumps(config))
-    listening: dict[str, Any] = json.loads(forwarder.listening)
-    return forwarder, listening
-
-
-def serve(forwarder: _core.Forwarder, observe: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; ``observe`` hears of links and connections. Raises CoreError."""
-    try:
-        with suppress(KeyboardInterrupt):
-            forwarder.serve(lambda text: observe(json.loads(text)))
-    finally:
-        forwarder.close()
 
 
 def words(event: Mapping[str, Any]) -> str:

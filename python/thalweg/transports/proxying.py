@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from thalweg import _core
-from thalweg.errors import PlanError
-from thalweg.transports import registry
-from thalweg.ui.units import format_bytes, parse_size
+from thalweg.transports import registry, serving
+from thalweg.ui.units import format_bytes
 
 STDOUT: Final = "-"
 # Events that the hole map has too.
@@ -25,41 +21,8 @@ def configure(*, sizes: Mapping[str, str | None], own: Mapping[str, Any], option
     texts ``KEY=VALUE`` for the others. What is None is left to the core. Raises PlanError.
     """
     chosen = {**registry.own_options(option), **{key: value for key, value in own.items() if value is not None}}
-    given = {**rest, **{key: _size(key, text) for key, text in sizes.items() if text is not None}}
+    given = {**rest, **{key: serving.size(f"--{key}", text) for key, text in sizes.items() if text is not None}}
     return json.dumps({"own": chosen, **{key: value for key, value in given.items() if value is not None}})
-
-
-def _size(name: str, text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise PlanError(f"--{name}: {error}", "Write it as 64KiB") from error
-
-
-def opened(config: str) -> tuple[_core.Proxy, dict[str, Any]]:
-    """Return a proxy that listens, and what it says of that. Raises CoreError."""
-    proxy = _core.Proxy(config)
-    listening: dict[str, Any] = json.loads(proxy.listening)
-    return proxy, listening
-
-
-def serve(proxy: _core.Proxy, observe: Callable[[dict[str, Any]], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; ``observe`` hears of connections."""
-    try:
-        with suppress(KeyboardInterrupt):
-            proxy.serve(lambda text: observe(json.loads(text)))
-    finally:
-        proxy.close()
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do within it what Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def words(event: Mapping[str, Any]) -> str:

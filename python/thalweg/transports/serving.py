@@ -1,0 +1,59 @@
+"""What commands share that carry other programs' connections until they are stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from thalweg.errors import PlanError
+from thalweg.ui.units import parse_size
+
+
+class Service(Protocol):
+    """A ``_core.Forwarder`` or ``_core.Proxy``: it listens, and tells events as JSON."""
+
+    @property
+    def listening(self) -> str:
+        """Its first event: where it listens."""
+
+    def serve(self, observe: Callable[[str], None], /) -> None:
+        """Serve until it is closed or interrupted."""
+
+    def close(self) -> None:
+        """End all connections."""
+
+
+def size(option: str, text: str) -> int:
+    """Return bytes from a text as ``4MiB``. Raises PlanError."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise PlanError(f"{option}: {error}", "Write it as 4MiB") from error
+
+
+def listening(service: Service) -> dict[str, Any]:
+    """Return what a service says of where it listens."""
+    event: dict[str, Any] = json.loads(service.listening)
+    return event
+
+
+def serve(service: Service, observe: Callable[[Mapping[str, Any]], None]) -> None:
+    """Serve until Ctrl-C or SIGTERM; ``observe`` hears of links and connections. Raises CoreError."""
+    try:
+        with suppress(KeyboardInterrupt):
+            service.serve(lambda text: observe(json.loads(text)))
+    finally:
+        service.close()
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM do within it what Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
