@@ -2,7 +2,8 @@
 
 ``plan.toml`` of a figure has ``title``, ``source``, ``quantity``; ``base`` and ``matrix`` as in a bench plan; for each
 of ``modes`` and ``scales`` what is different: ``about``, ``repetitions``, ``limit``, ``base`` (goes over the shared
-one), ``values`` (what a label of an axis means in this mode) and ``matrix`` (the labels of an axis that stay).
+one), ``values`` (what a label of an axis means in this mode), ``matrix`` (the labels of an axis that stay) and
+``without`` (cells that are not run, as those that would take hours).
 ``plot`` says how its figure is drawn. ``common`` names a file of the study's folder that the plan goes over; that file
 may name another.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import Field, model_validator
 
-from thalweg.bench import BenchPlan
+from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.axes import IS, NAME, axes, named
 from thalweg.errors import PlanError
 from thalweg.plan import read
@@ -69,6 +71,7 @@ class Variation(Section):
     base: dict[str, Any] = Field(default_factory=dict, description="keys of a plan that go over the shared ones")
     values: dict[str, dict[str, Any]] = Field(default_factory=dict, description="by axis and label: the value meant")
     matrix: dict[str, Any] = Field(default_factory=dict, description="by axis: the labels that stay")
+    without: list[dict[str, str]] = Field(default_factory=list, description="cells that are not run: label by axis")
 
 
 class Experiment(Section):
@@ -116,6 +119,12 @@ class Experiment(Section):
             "matrix": matrix,
         }
         return BenchPlan.of({key: value for key, value in chosen.items() if value is not None}, f"{mode}, {scale}")
+
+    def cells(self, mode: str, scale: str) -> Matrix:
+        """Return the matrix of a mode at a scale, but for the cells that are not run. Raises PlanError."""
+        whole = Matrix.of(self.bench(mode, scale), f"{mode}, {scale}")
+        places = [*self.modes[mode].without, *self.scales[scale].without]
+        return replace(whole, cells=[c for c in whole.cells if not any(p.items() <= c.settings.items() for p in places)])
 
     def axes(self, mode: str, scale: str) -> dict[str, list[str]]:
         """Return the labels of each axis, in their order. Raises PlanError."""

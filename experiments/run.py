@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from experiments import claims, goodput, iterations, load, measured, plots, senders
 from experiments.plan import ROOT, Experiment
-from thalweg.bench import Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import execute
@@ -52,8 +51,8 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
 
 
 def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> measured.Table:
-    plan = experiment.bench(mode, scale)
-    matrix = Matrix.of(plan, f"{mode}, {scale}")
+    matrix = experiment.cells(mode, scale)
+    plan = matrix.plan
     found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
     going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
     folder = going_on or Folder.create(place, mode, plan)

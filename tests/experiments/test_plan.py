@@ -59,6 +59,18 @@ def test_modes_differ_in_what_labels_mean_and_not_in_labels(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_what_is_left_out_is_in_the_matrix_and_not_run(name: str) -> None:
+    experiment = Experiment.load(name)
+    for mode, way in experiment.modes.items():
+        whole = matrix(name, mode, "full").cells
+        run = [cell.number for cell in experiment.cells(mode, "full").cells]
+        out = [cell.number for place in way.without for cell in whole if place.items() <= cell.settings.items()]
+        assert len(out) >= len(way.without)
+        assert sorted({*run, *out}) == [cell.number for cell in whole]
+        assert not {*run} & {*out}
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_claims_name_places_that_are_there(name: str) -> None:
     experiment = Experiment.load(name)
     axes = experiment.axes(next(iter(experiment.modes)), "full")
