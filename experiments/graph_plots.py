@@ -41,10 +41,14 @@ def boxes(axis: Axes, cells: Sequence[Cell]) -> None:
     axis.tick_params(axis="x", rotation=30)
 
 
-def curves(axis: Axes, cells: Sequence[Cell], panel: Panel, *, titled: bool = True) -> None:
-    """Draw what each case learned, a line a case, with a standard deviation over nodes each way."""
+def curves(axis: Axes, cells: Sequence[Cell], panel: Panel, cases: Sequence[str], *, titled: bool = True) -> None:
+    """Draw what each case learned, a line a case, with a standard deviation over nodes each way.
+
+    A case has the colour of its place among ``cases``, so that panels agree though one may lack it.
+    """
     title, along, key, words, factor = panel
-    for at, cell in enumerate(cells):
+    for cell in cells:
+        at = cases.index(cell.labels["case"])
         points = [point for point in cell.numbers.get("curve", ()) if point[key] is not None]
         xs = [point[along] for point in points]
         ys = [factor * point[key] for point in points]

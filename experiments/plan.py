@@ -124,7 +124,9 @@ class Experiment(Section):
         """Return the matrix of a mode at a scale, but for the cells that are not run. Raises PlanError."""
         whole = Matrix.of(self.bench(mode, scale), f"{mode}, {scale}")
         places = [*self.modes[mode].without, *self.scales[scale].without]
-        return replace(whole, cells=[c for c in whole.cells if not any(p.items() <= c.settings.items() for p in places)])
+        return replace(
+            whole, cells=[c for c in whole.cells if not any(p.items() <= c.settings.items() for p in places)]
+        )
 
     def axes(self, mode: str, scale: str) -> dict[str, list[str]]:
         """Return the labels of each axis, in their order. Raises PlanError."""

@@ -226,15 +226,16 @@ def learning(cells: Sequence[Cell], title: str, file: Path, *, panels: str | Non
 
     The graph of the case ``graph`` is drawn beside them.
     """
+    cases = labels(cells, "case")
     parts = labels(cells, panels) if panels is not None else [shown[0] for shown in graph_plots.CURVES]
     figure, axes = _figure([*parts, *([] if graph is None else [graph])], title)
     if panels is None:
         for axis, shown in zip(axes, graph_plots.CURVES, strict=False):
-            graph_plots.curves(axis, cells, shown)
+            graph_plots.curves(axis, cells, shown, cases)
     else:
         for axis, panel in zip(axes, parts, strict=False):
             chosen = [cell for cell in cells if cell.labels[panels] == panel]
-            graph_plots.curves(axis, chosen, graph_plots.OVER_TIME, titled=False)
+            graph_plots.curves(axis, chosen, graph_plots.OVER_TIME, cases, titled=False)
             axis.set_title(panel, fontsize=8)
         axes[0].set_ylabel(graph_plots.OVER_TIME[0])
     one = None if graph is None else _one(cells, {"case": graph})
