@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from thalweg import data
-from thalweg.data import Dataset, cifar10, fashion_mnist
+from thalweg.data import Dataset, cifar10, english, fashion_mnist, transform
 from thalweg.data.cifar10_pickle import read_python_batch
 from thalweg.data.dataset import pad_grey, stratified_split
 from thalweg.data.files import read_bounded
@@ -500,3 +500,48 @@ def test_an_archive_may_hold_other_files_and_links(tmp_path: Path) -> None:
         tar.add(tmp_path / "batches", arcname="batches")
     train, _ = cifar10.load(archive)
     assert train.labels[:4].tolist() == batches["data_batch_1"][1]
+
+
+def test_english_is_prose_in_windows_that_follow_each_other() -> None:
+    train, test = data.load_any("english")
+    assert isinstance(train, data.Text)
+    assert isinstance(test, data.Text)
+    assert train.tokens.shape[1] == test.tokens.shape[1] == english.WINDOW + 1
+    # Some 450 kB, of which a fifth is for tests.
+    assert 5_000 < len(train) + len(test) < 20_000
+    assert len(test) / (len(train) + len(test)) == pytest.approx(0.2, abs=0.01)
+    text = train.tokens.tobytes()
+    assert text.count(b" the ") > 1_000
+    assert sorted(set(train.labels)) == sorted(set(test.labels)) == list(range(english.GROUPS))
+
+
+def test_windows_of_english_overlap_by_the_byte_that_is_predicted_last() -> None:
+    text = "".join(chr(32 + place % 90) for place in range(3 * english.WINDOW + 5))
+    tokens, labels = english._windows({"b": text, "a": "too short"})
+    assert [bytes(row).decode() for row in tokens] == [
+        text[start : start + english.WINDOW + 1] for start in range(0, 3 * english.WINDOW, english.WINDOW)
+    ]
+    assert list(labels) == [5, 5, 5]
+
+
+def test_text_is_batched_as_tokens_and_the_next_ones() -> None:
+    text = data.Text("made up", np.arange(12, dtype=np.uint8).reshape(3, 4), np.zeros(3, np.int64), 1)
+    inputs, following = transform.batch(text, np.array([2, 0]), None)
+    assert inputs.tolist() == [[8, 9, 10], [0, 1, 2]]
+    assert following.tolist() == [[9, 10, 11], [1, 2, 3]]
+
+
+def test_text_of_the_wrong_form_is_refused() -> None:
+    labels = np.zeros(2, np.int64)
+    with pytest.raises(DataError, match="Give"):
+        data.Text("made up", np.zeros((3, 4), np.uint8), labels, 1)
+    with pytest.raises(DataError, match=r"labels 0\.\.0"):
+        data.Text("made up", np.zeros((2, 4), np.uint8), labels, 0)
+
+
+def test_a_model_is_given_what_it_reads() -> None:
+    data.check_reader("english", "gpt2", "text")
+    with pytest.raises(DataError, match=r"'gpt2' reads text, and 'mnist' is images\. Take data.name = english"):
+        data.check_reader("mnist", "gpt2", "text")
+    with pytest.raises(DataError, match=r"is text\. Name one of images"):
+        data.load("english")

@@ -11,13 +11,15 @@ import pytest
 from thalweg import _core
 from thalweg.errors import PlanError
 from thalweg.job.parties import Described, Payload, bytes_of, round_config, server_party
+from thalweg.models import PayloadSpec
 from thalweg.plan import Plan
 
 DIGITS: dict[str, Any] = {"job": {"clients": 2, "seed": 3}, "model": {"name": "lenet"}, "data": {"name": "digits"}}
 
 
 def test_a_payload_follows_from_its_seed() -> None:
-    one, two, again = (np.asarray(Payload.of({"payload": 4096}, seed).arena).view(np.float32) for seed in (1, 2, 1))
+    payload = PayloadSpec({"payload": 4096}, "F32")
+    one, two, again = (np.asarray(Payload.of(payload, seed).arena).view(np.float32) for seed in (1, 2, 1))
     np.testing.assert_array_equal(one, again)
     assert (one != two).any()
     assert one.size == 1024
@@ -56,7 +58,7 @@ def test_a_payload_may_take_its_time() -> None:
 
 @pytest.mark.parametrize("said", [{"compute": -1}, {"compute": True}, {"compute": 1, "compute_load": "gpu"}, {"a": 1}])
 def test_a_computation_that_means_nothing_is_refused(said: dict[str, Any]) -> None:
-    party = Payload.of({"payload": 64}, 0)
+    party = Payload.of(PayloadSpec({"payload": 64}, "F32"), 0)
     with pytest.raises(PlanError, match="the server says compute"):
         party.train({"training": said})
 
@@ -95,3 +97,12 @@ def test_what_the_server_says_is_checked(change: dict[str, Any], words: str) -> 
 def test_a_server_does_not_choose_the_folders_of_clients() -> None:
     plan = Plan.of({"data": {"name": "cifar10", "root": "/etc"}})
     assert "root" not in round_config(plan, 1, [])["data"]
+
+
+def test_a_payload_of_float64_has_values_of_eight_bytes() -> None:
+    party = Payload.of(PayloadSpec({"payload": 4096}, "F64"), 1)
+    values = np.asarray(party.arena).view(np.float64)
+    assert party.parameters == len(values) == 512
+    assert party.arena.layout.tensors[0][1] == "F64"
+    assert 0 <= values.min() < 0.1
+    assert 0.9 < values.max() < 1

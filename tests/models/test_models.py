@@ -31,7 +31,7 @@ SIZES = {
 
 
 def test_every_model_is_measured_here() -> None:
-    assert set(models.MODELS) == set(SIZES)
+    assert {spec.name for spec in models.MODELS.values() if spec.reads == "images"} == set(SIZES)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -126,6 +126,10 @@ def test_unknown_models_are_refused_with_a_guess() -> None:
         models.build("vgg55")
     with pytest.raises(ModelError, match="cannot be trained"):
         models.build("payload:8MiB")
+    with pytest.raises(ModelError, match=r"LoRA has a rank of 1 to 9999.*: gpt2\+lora16, gpt2-mini\+lora16"):
+        models.build("vgg5+lora4")
+    with pytest.raises(ModelError, match="unknown model"):
+        models.find("gpt2+lora0")
     with pytest.raises(ModelError, match="1 classes"):
         models.build("vgg5", classes=1)
 
@@ -144,6 +148,16 @@ def test_unknown_models_are_refused_with_a_guess() -> None:
         ("payload:1.5MiB", 3 << 19),
         ("payload:10x64B", 640),
         ("payload:3x1MiB", 3 << 20),
+        ("payload:f64:8MiB", 8 << 20),
+        ("payload:f64:10x64B", 640),
+        ("payload:vgg5", 2_330_856),
+        ("payload:f64:vgg5", 8 * 582_669),
+        # As FedRDMA sends it: 995.5 MB, and 1.125 MiB to 288 MiB of adapters (its table 3).
+        ("payload:f64:gpt2", 995_518_464),
+        ("payload:gpt2", 497_759_232),
+        ("payload:f64:gpt2+lora4", 1_179_648),
+        ("payload:f64:gpt2+lora1024", 288 << 20),
+        ("payload:gpt2+lora16", 9 << 18),
         ("vgg5", None),
         ("", None),
     ],
@@ -152,17 +166,25 @@ def test_payload_sizes(name: str, size: int | None) -> None:
     assert models.payload_bytes(name) == size
 
 
+def test_values_of_a_payload_are_float64_if_it_says_so() -> None:
+    assert [spec and spec.dtype for spec in map(models.payload_of, ("payload:f64:8B", "payload:8B"))] == ["F64", "F32"]
+    with pytest.raises(ModelError, match="12 bytes, not a positive multiple of 8"):
+        models.payload_of("payload:f64:12B")
+
+
 @pytest.mark.parametrize("name", ["payload:2x4B", "payload:10x100B", "payload:1x0B"])
 def test_several_tensors_must_fit_each_other(name: str) -> None:
     with pytest.raises(ModelError, match="not a positive multiple of 64"):
-        models.payload_tensors(name)
+        models.payload_of(name)
 
 
 @pytest.mark.parametrize("count", ["0", "00", "100001", "9" * 5000])
 def test_a_count_of_tensors_that_cannot_be_is_called_so(count: str) -> None:
     with pytest.raises(ModelError, match=r"no such number of tensors.*Give 1 to 100000 of them"):
-        models.payload_tensors(f"payload:{count}x16KiB")
-    assert len(models.payload_tensors("payload:100000x64B") or ()) == 100_000
+        models.payload_of(f"payload:{count}x16KiB")
+    several = models.payload_of("payload:100000x64B")
+    assert several is not None
+    assert len(several.tensors) == 100_000
 
 
 @pytest.mark.parametrize("name", ["payload:0B", "payload:0MiB", "payload:6B", "payload:1B"])
@@ -206,7 +228,7 @@ def test_any_text_after_payload_is_a_size_or_a_model_error(text: str) -> None:
 
 def test_payload_runs_never_load_torch() -> None:
     script = (
-        "import sys, thalweg.models, thalweg.data, thalweg.apps.image_app;"
+        "import sys, thalweg.models, thalweg.data, thalweg.apps.known_app;"
         "thalweg.models.payload_bytes('payload:8MiB');"
         "thalweg.data.load('digits');"
         "sys.exit(' '.join({'torch', 'sklearn', 'mlxtend', 'torchvision'} & set(sys.modules)) or 0)"

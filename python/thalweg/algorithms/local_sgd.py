@@ -1,4 +1,4 @@
-"""Local training and evaluation of an image classifier (FedAvg's client step, FedComm section IV.A).
+"""Local training and evaluation of a classifier or language model (FedAvg's client step, FedComm section IV.A).
 
 Parameters and buffers are changed in place and never replaced: they may be views of a buffer that is sent as it is.
 """
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from thalweg.data.dataset import Dataset
-from thalweg.data.transform import prepare
+from thalweg.data.text import Text
+from thalweg.data.transform import batch
 from thalweg.errors import DataError
 
 # FedComm's. Larger batches are slower on a CPU (500: half as fast), for the activations leave its cache.
@@ -51,7 +52,8 @@ class MomentumSGD:
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float, momentum: float) -> None:
         self._learning_rate = learning_rate
         self._momentum = momentum
-        self._pairs = [(parameter, torch.zeros_like(parameter)) for parameter in parameters]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._pairs = [(parameter, torch.zeros_like(parameter)) for parameter in trained]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -67,11 +69,11 @@ class MomentumSGD:
             parameter.grad = None
 
 
-def train(model: nn.Module, data: Dataset, settings: LocalSGD) -> tuple[int, dict[str, float]]:
+def train(model: nn.Module, data: Dataset | Text, settings: LocalSGD) -> tuple[int, dict[str, float]]:
     """Train ``model`` on ``data`` and return (samples in ``data``, metrics).
 
-    The optimiser, with its momentum, starts afresh. Metrics are means over all samples trained on, each taken
-    before the step its batch caused: ``loss`` (cross-entropy) and ``train_accuracy`` (0..1).
+    The optimiser, with its momentum, starts afresh. Metrics are means over all samples trained on, of text over all
+    tokens, each taken before the step its batch caused: ``loss`` (cross-entropy) and ``train_accuracy`` (0..1).
     Raises DataError if ``data`` is smaller than the smallest batch the model can train on.
     """
     if len(data) < max(settings.minimum_batch, 1):
@@ -86,35 +88,35 @@ def train(model: nn.Module, data: Dataset, settings: LocalSGD) -> tuple[int, dic
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         for chosen in _all_batches(len(data), settings, generator):
-            images = prepare(data, data.images[chosen], generator)
-            labels = torch.from_numpy(data.labels[chosen])
-            batch_loss, batch_correct = _step(model, optimiser, images, labels)
-            loss_sum += batch_loss * len(chosen)
+            inputs, labels = batch(data, chosen, generator)
+            batch_loss, batch_correct = _step(model, optimiser, inputs, labels)
+            loss_sum += batch_loss * labels.numel()
             correct += batch_correct
-            seen += len(chosen)
+            seen += labels.numel()
     optimiser.drop_gradients()
     return len(data), {"loss": loss_sum / seen, "train_accuracy": correct / seen}
 
 
-def evaluate(model: nn.Module, data: Dataset) -> dict[str, float]:
+def evaluate(model: nn.Module, data: Dataset | Text) -> dict[str, float]:
     """Return ``accuracy`` (0..1) and ``loss`` (mean cross-entropy) on ``data``, neither augmented nor shuffled.
 
-    The model is left in the mode, training or evaluation, in which it came. Raises DataError if ``data`` is empty.
+    Of text both are means over tokens. The model is left in the mode, training or evaluation, in which it came.
+    Raises DataError if ``data`` is empty.
     """
     if len(data) == 0:
         raise DataError(f"{data.name} has no samples to evaluate on", "Give at least one sample")
     was_training = model.training
     model.eval()
-    loss_sum, correct = 0.0, 0
+    loss_sum, correct, seen = 0.0, 0, 0
     with torch.no_grad():
         for start in range(0, len(data), EVALUATION_BATCH):
-            span = slice(start, start + EVALUATION_BATCH)
-            logits = model(prepare(data, data.images[span], None))
-            labels = torch.from_numpy(data.labels[span].copy())
-            loss_sum += cross_entropy(logits, labels, reduction="sum").item()
+            inputs, labels = batch(data, slice(start, start + EVALUATION_BATCH), None)
+            logits = _logits(model, inputs)
+            loss_sum += cross_entropy(logits, labels.flatten(), reduction="sum").item()
             correct += _count_correct(logits, labels)
+            seen += labels.numel()
     model.train(was_training)
-    return {"accuracy": correct / len(data), "loss": loss_sum / len(data)}
+    return {"accuracy": correct / seen, "loss": loss_sum / seen}
 
 
 def _all_batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> Iterator[NDArray[np.int64]]:
@@ -133,14 +135,21 @@ def _batches(samples: int, settings: LocalSGD, generator: torch.Generator) -> It
     yield from np.split(order, cuts)
 
 
-def _step(model: nn.Module, optimiser: MomentumSGD, images: Tensor, labels: Tensor) -> tuple[float, int]:
+def _step(model: nn.Module, optimiser: MomentumSGD, inputs: Tensor, labels: Tensor) -> tuple[float, int]:
     optimiser.drop_gradients()
-    logits = model(images)
-    loss = cross_entropy(logits, labels)
+    logits = _logits(model, inputs)
+    loss = cross_entropy(logits, labels.flatten())
     torch.autograd.backward(loss)
     optimiser.step()
     return loss.item(), _count_correct(logits, labels)
 
 
+def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a row of logits for each label; models of transformers return them as a part of something larger."""
+    output = model(inputs)
+    logits: Tensor = getattr(output, "logits", output)
+    return logits.flatten(0, -2)
+
+
 def _count_correct(logits: Tensor, labels: Tensor) -> int:
-    return int((logits.argmax(1) == labels).sum().item())
+    return int((logits.argmax(1) == labels.flatten()).sum().item())

@@ -9,6 +9,7 @@ from typing import cast
 
 from thalweg.data.dataset import Dataset, Split, drawn
 from thalweg.data.partition import Partition, describe, parse_partition, partition
+from thalweg.data.text import Text, TextSplit
 from thalweg.errors import DataError
 
 __all__ = [
@@ -16,23 +17,29 @@ __all__ = [
     "DATASETS",
     "Dataset",
     "Partition",
+    "Text",
+    "check_reader",
     "describe",
     "drawn",
     "find",
+    "is_text",
     "load",
+    "load_any",
     "parse_partition",
     "partition",
 ]
 
 CLASSES = 10
 
-# Name in a plan -> module with `load(root: Path | None) -> Split`.
+# Name in a plan -> module with `load(root: Path | None)` that returns a Split, or a TextSplit for one of TEXTS.
 DATASETS: dict[str, str] = {
     "digits": "digits",
     "mnist": "mnist",
     "fashion-mnist": "fashion_mnist",
     "cifar10": "cifar10",
+    "english": "english",
 }
+TEXTS = frozenset({"english"})
 
 
 def find(name: str) -> str:
@@ -44,12 +51,33 @@ def find(name: str) -> str:
     raise DataError(f"unknown data set {name!r}", f"{guess}Known: {', '.join(DATASETS)}")
 
 
+def is_text(name: str) -> bool:
+    """Return whether data set ``name`` is text, for language models; else it is images."""
+    return name in TEXTS
+
+
+def check_reader(name: str, model: str, reads: str) -> None:
+    """Raise DataError if data set ``name`` is not what ``model`` reads, ``images`` or ``text``."""
+    given = "text" if is_text(name) else "images"
+    if given != reads:
+        fitting = " or ".join(other for other in DATASETS if is_text(other) == (reads == "text"))
+        raise DataError(f"the model {model!r} reads {reads}, and {name!r} is {given}", f"Take data.name = {fitting}")
+
+
 def load(name: str, *, root: Path | None = None) -> tuple[Dataset, Dataset]:
+    """Load the images of data set ``name`` as (train, test), as ``load_any`` does. Raises DataError for a text."""
+    if is_text(find(name)):
+        raise DataError(f"the data set {name!r} is text", "Name one of images")
+    return cast(Split, load_any(name, root=root))
+
+
+def load_any(name: str, *, root: Path | None = None) -> Split | TextSplit:
     """Load data set ``name`` as (train, test).
 
     ``root`` is the folder (or, for cifar10, the archive) with the files; without it the environment variable
     ``THALWEG_DATA`` is tried, then the folder where the operating system installs the data set. ``digits`` and
-    ``mnist`` ship inside Python packages and look at neither. Raises DataError if files are missing or damaged.
+    ``mnist`` ship inside Python packages, ``english`` with Python, and look at neither. Raises DataError if files are
+    missing or damaged.
     """
     module = import_module(f"thalweg.data.{DATASETS[find(name)]}")
-    return cast(Split, module.load(root))
+    return cast("Split | TextSplit", module.load(root))

@@ -1,7 +1,7 @@
-"""From bytes to what a network eats: random crop, mirror, normalise, a batch at a time (FedComm section IV.A).
+"""From bytes to what a network eats, a batch at a time: images are cropped at random, mirrored, normalised.
 
-Images leave as float32 of shape (batch, 3, 32, 32), laid out channels-last in memory: PyTorch's CPU convolutions
-run about a quarter faster on that, whatever the layout of the weights.
+FedComm section IV.A has it so. Images leave as float32 of shape (batch, 3, 32, 32), laid out channels-last in memory:
+PyTorch's CPU convolutions run about a quarter faster on that, whatever the layout of the weights.
 """
 
 from __future__ import annotations
@@ -12,9 +12,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thalweg.data.dataset import Dataset, Images
+from thalweg.data.dataset import Dataset, Images, Labels
+from thalweg.data.text import Text
 
 PADDING: Final = 4
+
+
+def batch(data: Dataset | Text, chosen: Labels | slice, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Return what a network is given of the samples ``chosen``, and what it shall say.
+
+    Of images: those of ``prepare``, and labels (batch,). Of text: tokens (batch, window), and for each the next one,
+    in the same shape. All but images are int64.
+    """
+    if isinstance(data, Text):
+        tokens = torch.from_numpy(data.tokens[chosen].astype("int64"))
+        return tokens[:, :-1], tokens[:, 1:]
+    return prepare(data, data.images[chosen], generator), torch.from_numpy(data.labels[chosen].copy())
 
 
 def prepare(data: Dataset, images: Images, generator: torch.Generator | None) -> Tensor:
@@ -22,10 +35,10 @@ def prepare(data: Dataset, images: Images, generator: torch.Generator | None) ->
 
     With a ``generator`` and ``data.augment`` each image is cropped at random, and mirrored if ``data.flip``.
     """
-    batch = torch.from_numpy(images.copy())
+    pixels = torch.from_numpy(images.copy())
     if generator is not None and data.augment:
-        batch = crop_and_flip(batch, generator, flip=data.flip)
-    return normalise(batch, data.mean, data.std)
+        pixels = crop_and_flip(pixels, generator, flip=data.flip)
+    return normalise(pixels, data.mean, data.std)
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, *, flip: bool) -> Tensor:

@@ -265,6 +265,8 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _program("rabbitmq-server", "--transport amqp needs a broker's URL; apt install rabbitmq-server"),
     _package("torch", "no training; payload:SIZE models can be moved"),
     _package("torchvision", "no resnet18, resnet34, resnet152, vgg16"),
+    _package("transformers", "no gpt2, gpt2-mini; thalweg[lm] brings it"),
+    _package("peft", "no LoRA, as gpt2+lora16; thalweg[lm] brings it"),
     _data("digits"),
     _data("mnist"),
     _data("fashion-mnist"),

@@ -13,7 +13,7 @@ from thalweg.tensors.watching import Note, Watch, ignore
 from thalweg.transports import registry
 
 if TYPE_CHECKING:
-    from thalweg.apps.image_app import ImageApp
+    from thalweg.apps.known_app import KnownApp
     from thalweg.plan import Plan
     from thalweg.tensors.binding import Binding, Words
 
@@ -51,20 +51,21 @@ class Payload:
 
     def __init__(self, arena: _core.Arena) -> None:
         self.arena = arena
-        self.parameters = len(arena) // models.PAYLOAD_ELEMENT_BYTES
+        self.parameters = arena.layout.elements
 
     @classmethod
-    def of(cls, tensors: Mapping[str, int], seed: int, *, shared: bool = False) -> Payload:
-        """Make tensors of so many bytes: float32 numbers from 0 to 1 that follow from the seed.
+    def of(cls, spec: models.PayloadSpec, seed: int, *, shared: bool = False) -> Payload:
+        """Make a payload's tensors: float32 or float64 numbers from 0 to 1 that follow from the seed.
 
         ``shared``: peers on this machine take them without a copy, where the transport can.
         """
         import numpy as np
 
-        shapes = ((name, "F32", [size // models.PAYLOAD_ELEMENT_BYTES]) for name, size in tensors.items())
+        kind = np.dtype(np.float64 if spec.dtype == "F64" else np.float32)
+        shapes = ((name, spec.dtype, [size // kind.itemsize]) for name, size in spec.tensors.items())
         arena = _core.Arena(_core.Layout(list(shapes)), shared=shared)
-        values = np.asarray(arena).view(np.float32)
-        np.random.default_rng(seed).random(dtype=np.float32, out=values)
+        values = np.asarray(arena).view(kind)
+        np.random.default_rng(seed).random(dtype=kind.type, out=values)
         return cls(arena)
 
     def train(self, config: Mapping[str, Any]) -> tuple[int, Metrics]:
@@ -184,7 +185,7 @@ class Described:
                 "Give this client its app: thalweg client --app module:object",
             )
         elif not isinstance(model, str) or models.payload_bytes(model) is None:
-            app = self._images(config)
+            app = self._known(config)
             self._ready = _Ready(app, app.model(), app.train_data(), None)
 
     def __call__(self, config: Mapping[str, Any], arena: _core.Arena) -> ClientParty:
@@ -198,7 +199,7 @@ class Described:
         app, model, data, part = self._ready
         bound = self._bound
         if bound is None or bound.model is not model:
-            bound = attach(model, arena, self._tensors or _words(config))
+            bound = attach(model, arena, self._tensors or _words(config) or getattr(app, "tensors", None))
         return AppClient(app, bound, data, part=part, note=self._note)
 
     def _own_app(self, config: Mapping[str, Any]) -> _Ready:
@@ -214,8 +215,8 @@ class Described:
         data = apps.client_data(self._app, part)
         return _Ready(self._app, model, data, part)
 
-    def _images(self, config: Mapping[str, Any]) -> ImageApp:
-        from thalweg.apps.image_app import ImageApp
+    def _known(self, config: Mapping[str, Any]) -> KnownApp:
+        from thalweg.apps.known_app import KnownApp
         from thalweg.plan import Plan
 
         names = config.get("names")
@@ -229,7 +230,7 @@ class Described:
             "training": {**_table(config, "training"), **threads},
         }
         plan = Plan.of(table, "what the server sent")
-        return ImageApp(**image_settings(plan), client=apps.place_of(self._name, names, plan.job.clients))
+        return KnownApp(**known_settings(plan), client=apps.place_of(self._name, names, plan.job.clients))
 
 
 class _Ready(NamedTuple):
@@ -254,8 +255,8 @@ def maker_of(order: Mapping[str, Any], note: Note) -> Described:
     )
 
 
-def image_settings(plan: Any) -> dict[str, Any]:
-    """Return a plan's settings of ``ImageApp``, all but the client's number."""
+def known_settings(plan: Any) -> dict[str, Any]:
+    """Return a plan's settings of ``KnownApp``, all but the client's number."""
     return {
         "model": plan.model.name,
         "data": plan.data.name,
@@ -271,15 +272,15 @@ def image_settings(plan: Any) -> dict[str, Any]:
 
 def server_party(plan: Plan, note: Note = ignore) -> ServerParty:
     """Return the server's party of a plan. Raises PlanError, DataError, ModelError, AppError."""
-    tensors, shared = models.payload_tensors(plan.model.name), registry.lends(plan.url)
-    if tensors is not None:
-        return Payload.of(tensors, plan.job.seed, shared=shared)
+    payload, shared = models.payload_of(plan.model.name), registry.lends(plan.url)
+    if payload is not None:
+        return Payload.of(payload, plan.job.seed, shared=shared)
     if plan.app is not None:
         app = apps.load(plan.app.object, plan.app.options)
         return AppServer(app, tensors=plan.model.tensors, seed=plan.job.seed, shared=shared, note=note)
-    from thalweg.apps.image_app import ImageApp
+    from thalweg.apps.known_app import KnownApp
 
-    app = ImageApp(**image_settings(plan), client=None)
+    app = KnownApp(**known_settings(plan), client=None)
     return AppServer(app, tensors=plan.model.tensors, shared=shared, note=note)
 
 

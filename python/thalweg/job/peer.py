@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thalweg import apps, models
 from thalweg.graphs import measures
-from thalweg.job.parties import AppClient, ClientParty, Metrics, Payload, bytes_of, image_settings, parameters_of
+from thalweg.job.parties import AppClient, ClientParty, Metrics, Payload, bytes_of, known_settings, parameters_of
 from thalweg.tensors.arena import Arena
 from thalweg.tensors.watching import Note, Watch, ignore
 
@@ -78,9 +78,9 @@ def peer_of(plan: Plan, name: str, note: Note = ignore) -> Peer:
     Raises PlanError, DataError, ModelError, AppError.
     """
     seed, place = plan.job.seed, plan.members.index(name)
-    tensors = models.payload_tensors(plan.model.name) if plan.app is None else None
-    if tensors is not None:
-        payload = Payload.of(tensors, seed)
+    spec = models.payload_of(plan.model.name) if plan.app is None else None
+    if spec is not None:
+        payload = Payload.of(spec, seed)
         return Peer(payload.arena, payload, payload.evaluate, parameters=payload.parameters, seed=seed)
     from thalweg.tensors.binding import bind
 
@@ -91,9 +91,9 @@ def peer_of(plan: Plan, name: str, note: Note = ignore) -> Peer:
         part = apps.Part(name, place, plan.job.clients, seed)
         data = apps.client_data(app, part)
     else:
-        from thalweg.apps.image_app import ImageApp
+        from thalweg.apps.known_app import KnownApp
 
-        app = ImageApp(**image_settings(plan), client=place)
+        app = KnownApp(**known_settings(plan), client=place)
         model, data = app.model(), app.train_data()
     test = None
     if plan.job.test_every != 0 and apps.evaluates(app):

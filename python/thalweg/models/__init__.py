@@ -1,33 +1,32 @@
 """The models a plan can name.
 
 ``MODELS`` is a table of facts and imports no framework; ``build`` imports PyTorch when it is called.
-``payload:SIZE`` is not a network: it is an update of that many bytes that nobody trains, for measuring;
-``payload:NAME`` one of as many as the network of that name has; ``payload:COUNTxSIZE`` one of so many tensors.
+``NAME+loraRANK`` is a language model with LoRA adapters (Hu et al. 2021): the adapters alone are trained and travel.
+``payload:...`` is not a network: see ``payload.py``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from thalweg.errors import ModelError
-from thalweg.ui.units import parse_size
+from thalweg.models import payload
+from thalweg.models.payload import Dtype, PayloadSpec
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["MODELS", "ModelSpec", "build", "find", "payload_bytes", "payload_tensors"]
+__all__ = ["MODELS", "ModelSpec", "PayloadSpec", "build", "find", "payload_bytes", "payload_of"]
 
-PAYLOAD = "payload:"
-PAYLOAD_ELEMENT_BYTES = 4
-# Where tensors begin: between several there are no gaps.
-PAYLOAD_TENSOR_BYTES = 64
-MOST_PAYLOAD_TENSORS = 100_000
-PAYLOAD_TENSORS = re.compile(r"([0-9]+)x(.*)", re.ASCII)
+# A rank has at most four digits: GPT-2's widest matrix has 3072 rows.
+LORA: Final = re.compile(r"(.+)\+lora([1-9][0-9]{0,3})", re.ASCII)
+
+Reads = Literal["images", "text"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,10 @@ class ModelSpec:
     """What is known of a model without building it. Counts are for ten classes and 3x32x32 input.
 
     ``parameters`` counts trainable values; ``values`` the elements and ``tensors`` the entries of ``state_dict()``,
-    so also running means and variances and the int64 batch counters. ``layout_bytes`` is the size of the layout that
-    is sent, gaps between tensors included. ``minimum_batch`` is the smallest batch that training accepts.
+    so also running means and variances and the int64 batch counters, and tied tensors once. ``layout_bytes`` is the
+    size of the layout that is sent, gaps between tensors included. ``minimum_batch`` is the smallest batch that
+    training accepts. ``lora`` is, of a model that takes adapters, how many layers have them and how many values
+    those of rank 1 have in a layer. ``rank`` is the adapters' rank: then they alone are trained and sent; 0 without.
     """
 
     name: str
@@ -47,6 +48,24 @@ class ModelSpec:
     layout_bytes: int
     source: str
     minimum_batch: int = 1
+    reads: Reads = "images"
+    lora: tuple[int, int] | None = None
+    rank: int = 0
+
+    def with_adapters(self, rank: int) -> ModelSpec:
+        """Return this model with LoRA adapters of a rank, which alone count as ``parameters`` and ``layout_bytes``."""
+        layers, values = self.lora or (0, 0)
+        added = layers * values * rank
+        return replace(
+            self,
+            name=f"{self.name}+lora{rank}",
+            parameters=added,
+            values=self.values + added,
+            tensors=self.tensors + 2 * layers,
+            # Each of the two matrices has a multiple of 64 bytes at any rank.
+            layout_bytes=4 * added,
+            rank=rank,
+        )
 
 
 _FEDCOMM = "FedComm section IV.A"
@@ -63,25 +82,47 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("resnet34", "torchvision_models", 21_289_802, 21_306_862, 218, 85_229_608, _LIFL, minimum_batch=2),
         ModelSpec("resnet152", "torchvision_models", 58_164_298, 58_315_877, 932, 233_272_808, _LIFL, minimum_batch=2),
         ModelSpec("vgg16", "torchvision_models", 134_301_514, 134_301_514, 32, 537_206_056, "torchvision"),
+        # 12 layers of 768, 50,257 tokens; the paper's "117M" is what its first release was called.
+        ModelSpec(
+            *("gpt2", "gpt2", 124_439_808, 124_439_808, 148, 497_759_232, "FedRDMA section 4.1"),
+            reads="text",
+            lora=(12, 768 + 2304),
+        ),
+        # 4 layers of 128, the 256 bytes as tokens.
+        ModelSpec("gpt2-mini", "gpt2", 842_496, 842_496, 52, 3_369_984, "for tests", reads="text", lora=(4, 128 + 384)),
     )
 }
 
 
 def find(name: str) -> ModelSpec:
     """Return the facts of model ``name``. Raises ModelError if there is no such network."""
-    if name in MODELS:
-        return MODELS[name]
+    known = _known(name)
+    if known is not None:
+        return known
     if payload_bytes(name) is not None:
         raise ModelError(f"{name!r} is a block of bytes and cannot be trained", "Name a network to train it")
+    plain = name.partition("+")[0]
+    if plain in MODELS:
+        takes = ", ".join(f"{spec.name}+lora16" for spec in MODELS.values() if spec.lora)
+        raise ModelError(f"unknown model {name!r}", f"LoRA has a rank of 1 to 9999, and models that take it: {takes}")
     near = get_close_matches(name, MODELS, n=1)
     guess = f"Did you mean {near[0]!r}? " if near else ""
     raise ModelError(f"unknown model {name!r}", f"{guess}Known: {', '.join(MODELS)}, payload:SIZE (as payload:8MiB)")
 
 
-def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
-    """Build model ``name`` for images of shape (batch, 3, 32, 32), float32, in training mode.
+def _known(name: str) -> ModelSpec | None:
+    adapted = LORA.fullmatch(name)
+    if adapted is None:
+        return MODELS.get(name)
+    plain = MODELS.get(adapted[1])
+    return None if plain is None or plain.lora is None else plain.with_adapters(int(adapted[2]))
 
-    The same ``name``, ``classes`` and ``seed`` give the same initial values in every process.
+
+def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
+    """Build model ``name``, in training mode.
+
+    Image models take shape (batch, 3, 32, 32), float32, and know ``classes``; language models take (batch, tokens),
+    int64. The same ``name``, ``classes`` and ``seed`` give the same initial values in every process.
     The caller's random state is left as it was. Raises ModelError for an unknown model.
     """
     spec = find(name)
@@ -98,44 +139,19 @@ def build(name: str, *, classes: int = 10, seed: int = 0) -> nn.Module:
 
 def payload_bytes(name: str) -> int | None:
     """Return the size in bytes of the payload of that name, or None if ``name`` is not one. Raises ModelError."""
-    tensors = payload_tensors(name)
-    return None if tensors is None else sum(tensors.values())
+    spec = payload_of(name)
+    return None if spec is None else spec.bytes
 
 
-def payload_tensors(name: str) -> dict[str, int] | None:
-    """Return the tensors of a payload and their bytes, or None if ``name`` is not a payload.
+def payload_of(name: str) -> PayloadSpec | None:
+    """Return what the payload of that name consists of, or None if ``name`` is not one. Raises ModelError."""
+    return payload.parse(name, _network_bytes)
 
-    ``payload:SIZE`` is one tensor, ``payload``. SIZE is as in ``8MiB``, or the name of a network: then it is the size
-    of that network's layout. ``payload:COUNTxSIZE`` is up to 100,000 of that size: ``payload.0``, ``payload.1``, ...
-    Raises ModelError unless SIZE is a positive multiple of 4, the bytes of one float32, and of 64 if there are several,
-    and for a COUNT beyond that.
-    """
-    if not name.startswith(PAYLOAD):
+
+def _network_bytes(name: str, dtype: Dtype) -> int | None:
+    spec = _known(name)
+    if spec is None:
         return None
-    said = name.removeprefix(PAYLOAD)
-    several = PAYLOAD_TENSORS.fullmatch(said)
-    count, size = (_tensors(name, several[1]), several[2]) if several else (None, said)
-    multiple = PAYLOAD_ELEMENT_BYTES if count is None else PAYLOAD_TENSOR_BYTES
-    if size in MODELS and count is None:
-        return {"payload": MODELS[size].layout_bytes}
-    mend = f"Give a positive multiple of {multiple} bytes, with a unit of B KB MB GB KiB MiB GiB, as payload:8MiB"
-    mend += ", or a network" if count is None else ""
-    try:
-        each = parse_size(size)
-    except ValueError as error:
-        raise ModelError(f"the payload {name!r} has no size: {error}", mend) from error
-    if each == 0 or each % multiple:
-        raise ModelError(f"the payload {name!r} is {each} bytes, not a positive multiple of {multiple}", mend)
-    return {"payload": each} if count is None else {f"payload.{place}": each for place in range(count)}
-
-
-def _tensors(name: str, digits: str) -> int:
-    """Return how many tensors a payload has. Raises ModelError."""
-    # Digits without end are no number to make of.
-    count = int(digits) if len(digits) <= len(str(MOST_PAYLOAD_TENSORS)) else MOST_PAYLOAD_TENSORS + 1
-    if not 1 <= count <= MOST_PAYLOAD_TENSORS:
-        raise ModelError(
-            f"the payload {name[:40]!r} has no such number of tensors",
-            f"Give 1 to {MOST_PAYLOAD_TENSORS} of them, as payload:100x64KiB",
-        )
-    return count
+    if dtype == "F32":
+        return spec.layout_bytes
+    return payload.ELEMENT_BYTES[dtype] * (spec.parameters if spec.rank else spec.values)

@@ -152,8 +152,8 @@ def _names(plan: Plan) -> None:
     if plan.app is not None:
         return
     if models.payload_bytes(plan.model.name) is None:
-        models.find(plan.model.name)
-        data.find(plan.data.name)
+        model = models.find(plan.model.name)
+        data.check_reader(data.find(plan.data.name), model.name, model.reads)
         data.parse_partition(plan.data.partition)
 
 

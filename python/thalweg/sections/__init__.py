@@ -140,7 +140,7 @@ class ModelSection(Section):
     """What is trained, or moved."""
 
     name: Annotated[Text, Option("model", of=("run", *TREES))] = Field(
-        "vgg5", description="vgg5, vgg8, lenet, resnet18, ..., or payload:SIZE, which is not trained"
+        "vgg5", description="vgg5, vgg8, lenet, resnet18, gpt2, ..., or payload:SIZE, which is not trained"
     )
     tensors: Annotated[Patterns | None, Option(of=ALL, metavar="PATTERN")] = Field(
         None,
@@ -207,7 +207,7 @@ class AppSection(Section):
 class DataSection(Section):
     """What it is trained on, and how that is cut among the clients."""
 
-    name: Annotated[Text, Option("data")] = Field("mnist", description="digits, mnist, fashion-mnist or cifar10")
+    name: Annotated[Text, Option("data")] = Field("mnist", description="digits, mnist, fashion-mnist, cifar10, english")
     partition: Annotated[Text, Option()] = Field("iid", description="contiguous, iid, kshard:N or dirichlet:A")
     root: Annotated[Text | None, Option("data-root", of=ALL, metavar="DIR")] = Field(
         None, description="folder with the files, on this machine"

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from thalweg import models
 from thalweg.algorithms import local_sgd
 from thalweg.algorithms.local_sgd import LocalSGD, MomentumSGD
-from thalweg.apps.image_app import ImageApp
-from thalweg.data import Dataset
+from thalweg.apps.known_app import KnownApp
+from thalweg.data import Dataset, Text
+from thalweg.data.dataset import Images
 from thalweg.errors import DataError, ModelError, PlanError
 
 
-def app(**changes: Any) -> ImageApp:
+def app(**changes: Any) -> KnownApp:
     settings: dict[str, Any] = {
         "model": "vgg5",
         "data": "digits",
@@ -30,7 +31,7 @@ def app(**changes: Any) -> ImageApp:
         "data_root": None,
         "threads": 1,
     }
-    return ImageApp(**{**settings, **changes})
+    return KnownApp(**{**settings, **changes})
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -39,6 +40,11 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def images(data: Dataset | Text) -> Images:
+    assert isinstance(data, Dataset)
+    return data.images
 
 
 def bind(model: nn.Module) -> tuple[bytearray, dict[str, tuple[int, int]]]:
@@ -110,15 +116,15 @@ def test_training_leaves_the_callers_random_state_alone() -> None:
 def test_all_parties_start_from_the_same_model_and_test_set() -> None:
     server, client = app(client=None), app(client=3)
     assert same(state(server.model()), state(client.model()))
-    assert np.array_equal(server.test_data().images, client.test_data().images)
+    assert np.array_equal(images(server.test_data()), images(client.test_data()))
     assert not same(state(server.model()), state(app(seed=1).model()))
 
 
 def test_clients_share_the_training_set_without_overlap() -> None:
     whole = app(client=None).train_data()
     parts = [app(client=client, clients=3, partition="kshard:2").train_data() for client in range(3)]
-    rows = np.concatenate([part.images for part in parts]).reshape(len(whole), -1)
-    everything = whole.images.reshape(len(whole), -1)
+    rows = np.concatenate([images(part) for part in parts]).reshape(len(whole), -1)
+    everything = images(whole).reshape(len(whole), -1)
     assert np.array_equal(np.sort(rows.view("V3072"), axis=0), np.sort(everything.view("V3072"), axis=0))
     assert sum(map(len, parts)) == len(whole)
 
@@ -312,8 +318,8 @@ def test_a_round_without_a_number_is_refused(config: dict[str, object]) -> None:
 def test_threads_are_set_when_work_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    work: list[Callable[[ImageApp], object]] = [
-        ImageApp.model,
+    work: list[Callable[[KnownApp], object]] = [
+        KnownApp.model,
         lambda one: one.evaluate(Constant(), blank([0])),
         lambda one: one.train(Constant(), blank([0]), {"round": 1}),
     ]
@@ -327,9 +333,9 @@ def test_part_of_the_training_set_is_drawn_by_the_seed_and_cut_among_the_clients
     parts = [app(samples=200, clients=4, client=client).train_data() for client in range(4)]
     assert [len(part) for part in parts] == [50] * 4
     again = app(samples=200, clients=4, client=1).train_data()
-    assert torch.equal(torch.from_numpy(again.images.copy()), torch.from_numpy(parts[1].images.copy()))
+    assert torch.equal(torch.from_numpy(images(again).copy()), torch.from_numpy(images(parts[1]).copy()))
     other = app(samples=200, clients=4, client=1, seed=1).train_data()
-    assert not torch.equal(torch.from_numpy(other.images.copy()), torch.from_numpy(parts[1].images.copy()))
+    assert not torch.equal(torch.from_numpy(images(other).copy()), torch.from_numpy(images(parts[1]).copy()))
     assert len(app(samples=200).test_data()) == len(app().test_data())
     with pytest.raises(DataError, match=r"data\.samples at most 1438"):
         app(samples=1439).train_data()
@@ -342,7 +348,7 @@ def test_part_of_the_test_set_is_the_same_for_every_party() -> None:
         app(test_samples=50, client=1).test_data(),
     )
     assert len(server) == len(client) == 50 < len(whole)
-    assert (server.images == client.images).all()
+    assert (images(server) == images(client)).all()
     assert len(app(test_samples=50).train_data()) == len(app().train_data())
     with pytest.raises(DataError, match=r"data\.test_samples at most 359"):
         app(test_samples=360).test_data()

@@ -1,4 +1,4 @@
-"""The app that ``thalweg run`` trains: an image classifier on one of the known data sets.
+"""The app that ``thalweg run`` trains: a known model, of images or of text, on one of the known data sets.
 
 It shows what any app has: ``model()``, ``train(model, data, config)`` and ``evaluate(model, data)``. PyTorch is
 imported by the first of these calls, not by this module.
@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Final
 from thalweg import data as datasets
 from thalweg import models
 from thalweg.errors import PlanError
+from thalweg.tensors.choosing import TRAINABLE
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from thalweg.data import Dataset
+    from thalweg.data import Dataset, Text
 
 SEED_END: Final = 1 << 63
 
 
-class ImageApp:
+class KnownApp:
     """One party's view of the job: FedComm's training (section IV.A) on its own part of the data.
 
     The defaults are FedComm's: SGD with momentum 0.9 that starts afresh each round, learning rate 0.01 and a tenth
@@ -59,6 +60,7 @@ class ImageApp:
         """
         self._spec = models.find(model)
         self._data = datasets.find(data)
+        datasets.check_reader(data, self._spec.name, self._spec.reads)
         datasets.parse_partition(partition)
         self._partition = partition
         self._clients = _at_least("clients", clients, 1)
@@ -81,22 +83,29 @@ class ImageApp:
         self._local_epochs = _at_least("local_epochs", local_epochs, 1)
         self._local_steps = None if local_steps is None else _at_least("local_steps", local_steps, 1)
         self._threads = None if threads is None else _at_least("threads", threads, 1)
-        self._loaded: tuple[Dataset, Dataset] | None = None
+        self._loaded: tuple[Dataset | Text, Dataset | Text] | None = None
+
+    @property
+    def tensors(self) -> list[str] | None:
+        """What travels: of a model with adapters they alone, which are all that is trained; None for everything."""
+        return [TRAINABLE] if self._spec.rank else None
 
     def model(self) -> nn.Module:
         """Build the model. The same seed gives the same initial values in every process."""
         self._limit_threads()
         return models.build(self._spec.name, classes=datasets.CLASSES, seed=self._seed)
 
-    def train_data(self) -> Dataset:
+    def train_data(self) -> Dataset | Text:
         """Return this client's part of the training set, or all of it if there is no client number."""
         return self._load()[0]
 
-    def test_data(self) -> Dataset:
+    def test_data(self) -> Dataset | Text:
         """Return the test set, the same for every party."""
         return self._load()[1]
 
-    def train(self, model: nn.Module, data: Dataset, config: Mapping[str, object]) -> tuple[int, dict[str, float]]:
+    def train(
+        self, model: nn.Module, data: Dataset | Text, config: Mapping[str, object]
+    ) -> tuple[int, dict[str, float]]:
         """Train in place for the round ``config["round"]`` (int, from 1); return (samples, metrics).
 
         Metrics: ``loss`` and ``train_accuracy`` (0..1), means over the epochs. Follows from the model's values, the
@@ -117,7 +126,7 @@ class ImageApp:
         )
         return local_sgd.train(model, data, settings)
 
-    def evaluate(self, model: nn.Module, data: Dataset) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, data: Dataset | Text) -> dict[str, float]:
         """Return ``accuracy`` (0..1) and ``loss`` (mean cross-entropy) of ``model`` on ``data``."""
         from thalweg.algorithms import local_sgd
 
@@ -128,9 +137,9 @@ class ImageApp:
         """Return the learning rate of round ``number`` (from 1)."""
         return self._learning_rate * (self._decay if number > self._decay_round else 1.0)
 
-    def _load(self) -> tuple[Dataset, Dataset]:
+    def _load(self) -> tuple[Dataset | Text, Dataset | Text]:
         if self._loaded is None:
-            train, test = datasets.load(self._data, root=self._root)
+            train, test = datasets.load_any(self._data, root=self._root)
             if self._samples is not None:
                 train = train.subset(datasets.drawn(len(train), self._samples, self._seed))
             if self._test_samples is not None:
