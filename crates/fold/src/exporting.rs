@@ -81,15 +81,43 @@ impl Accumulator {
             return Err(FoldError::Cells { found, bytes });
         }
         let runs = self.weight_runs()?;
-        let (mut rest, mut sum) = (cells, 0);
-        for index in 0..self.stripes.len() {
-            let stripe = self.lock(index)?;
-            let (out, after) = std::mem::take(&mut rest).split_at_mut(stripe.cells_bytes());
-            stripe.export(out);
-            sum = checksum_after(sum, out);
-            rest = after;
-        }
+        let (_, sum) = self.write_cells(cells, 0)?;
         Ok(SumsHead::new(self.layout().hash(), self.precision(), bytes, Some(sum), runs))
+    }
+
+    /// [`Accumulator::export_into`] of accumulators of one part of a layout each, which follow each other and are together
+    /// all of it: what a single accumulator with all that was folded would have exported.
+    ///
+    /// # Errors
+    /// As [`Accumulator::export_into`]; [`FoldError::Damaged`] if the parts are not all of one layout, in order.
+    pub fn export_together(parts: &[Accumulator], cells: &mut [u8]) -> Result<SumsHead, FoldError> {
+        let gaps = || FoldError::Damaged("their parts are not all of one layout in order");
+        let first = parts.first().ok_or_else(gaps)?;
+        let (layout, precision) = (first.layout(), first.precision());
+        let mut next = 0;
+        for part in parts {
+            let alike = part.layout().hash() == layout.hash() && part.precision() == precision;
+            if !alike || part.part().start != next {
+                return Err(gaps());
+            }
+            next = part.part().end;
+        }
+        if next != layout.bytes() {
+            return Err(gaps());
+        }
+        let (found, bytes) = (cells.len() as u64, parts.iter().map(Self::cells_bytes).sum());
+        if found != bytes {
+            return Err(FoldError::Cells { found, bytes });
+        }
+        let mut runs = Vec::new();
+        for part in parts {
+            part.weight_runs()?.into_iter().for_each(|run| run.push(&mut runs));
+        }
+        let (mut rest, mut sum) = (cells, 0);
+        for part in parts {
+            (rest, sum) = part.write_cells(rest, sum)?;
+        }
+        Ok(SumsHead::new(layout.hash(), precision, bytes, Some(sum), runs))
     }
 
     /// Adds sums that another accumulator exported, maybe on another machine, to this one's.
@@ -148,6 +176,19 @@ impl Accumulator {
             parts.iter().for_each(|part| stripe.weights.merge(part));
         }
         Ok(())
+    }
+
+    /// Writes the cells to the beginning of `out`; returns what is behind them, and the checksum `sum` taken further.
+    fn write_cells<'a>(&self, out: &'a mut [u8], mut sum: u32) -> Result<(&'a mut [u8], u32), FoldError> {
+        let mut rest = out;
+        for index in 0..self.stripes.len() {
+            let stripe = self.lock(index)?;
+            let (cells, after) = std::mem::take(&mut rest).split_at_mut(stripe.cells_bytes());
+            stripe.export(cells);
+            sum = checksum_after(sum, cells);
+            rest = after;
+        }
+        Ok((rest, sum))
     }
 
     fn is_of(&self, head: &SumsHead, cells: u64) -> Result<(), FoldError> {

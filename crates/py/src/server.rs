@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError, RwLock};
 
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
@@ -99,6 +100,16 @@ impl Server {
     /// What worker processes have done so far, as a JSON object; `None` if the server folds by itself.
     fn tree(&self) -> PyResult<Option<String>> {
         self.with(|s| Ok(s.tree()))
+    }
+
+    /// Head and cells of the sums of the round that ended last, if rounds end with sums and it had any.
+    fn sums<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, Arena)>> {
+        self.with(|s| {
+            Ok(s.sums().map(|sums| {
+                let cells = Arena { arena: sums.cells, layout: (*sums.layout).clone() };
+                (PyBytes::new(py, &sums.head), cells)
+            }))
+        })
     }
 
     /// Tells every client that the job is over, and stops.

@@ -6,6 +6,7 @@ use serde_json::json;
 use thalweg_control::simulate::{self, Scenario, Switches};
 use thalweg_control::tag;
 
+use crate::arena::Arena;
 use crate::errors::{core_error, raise};
 
 fn options(error: impl std::fmt::Display) -> PyErr {
@@ -46,6 +47,38 @@ pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn tree_work(py: Python<'_>) -> PyResult<()> {
     py.detach(thalweg_runtime::work).map_err(raise)
+}
+
+/// The top of a tree: adds up the sums of servers, and takes their mean into the model.
+#[pyclass(frozen, module = "thalweg._core")]
+pub struct Top {
+    inner: thalweg_runtime::Top,
+}
+
+#[pymethods]
+impl Top {
+    /// For the model in the arena; `config` is a JSON object of a server's options.
+    #[new]
+    fn new(arena: &Arena, config: &str) -> PyResult<Self> {
+        let options = serde_json::from_str(config).map_err(options)?;
+        let inner = thalweg_runtime::Top::new(arena.arena.clone(), arena.layout.clone(), &options);
+        Ok(Self { inner: inner.map_err(raise)? })
+    }
+
+    /// Adds the sums of at most `participants` updates: all of them, or none.
+    fn merge(&self, py: Python<'_>, head: &[u8], cells: &Arena, participants: u32) -> PyResult<()> {
+        py.detach(|| self.inner.merge(head, &cells.arena, participants)).map_err(raise)
+    }
+
+    /// Takes the mean into the model, and forgets the sums. Returns what the fold of a round says, as JSON.
+    fn finish(&self, py: Python<'_>) -> PyResult<String> {
+        py.detach(|| self.inner.finish()).map_err(raise)
+    }
+
+    /// Forgets the sums.
+    fn forget(&self) {
+        self.inner.forget();
+    }
 }
 
 /// A schema of Flame as a tree of roles, as JSON.

@@ -177,6 +177,8 @@ pub struct ServerOptions {
     pub layers: Layers,
     /// Processes that fold updates; `None`: this process does.
     pub workers: Option<WorkerOptions>,
+    /// A round ends with the sums of its updates, for [`Top`](crate::Top) to take the mean of, and the model stays as it is.
+    pub sums: bool,
 }
 
 impl Default for ServerOptions {
@@ -202,6 +204,7 @@ impl Default for ServerOptions {
             seed: 0,
             layers: Layers::default(),
             workers: None,
+            sums: false,
         }
     }
 }

@@ -9,6 +9,7 @@ mod report;
 mod server;
 mod server_sink;
 mod staging;
+mod top;
 #[cfg(target_os = "linux")]
 mod workers;
 
@@ -16,6 +17,7 @@ pub use self::client::{Client, ClientEvent};
 pub use self::repair::RepairRule;
 pub(crate) use self::report::transfer_json;
 pub use self::server::Server;
+pub use self::top::{SumsOfRound, Top};
 #[cfg(target_os = "linux")]
 pub use self::workers::work;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use serde_json::Value;
 use thalweg_arena::{Arena, Claim};
-use thalweg_fold::{Accumulator, FoldError, Summary};
+use thalweg_fold::{Accumulator, FoldError, Summary, SumsHead};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::mending::Mending;
@@ -73,6 +73,13 @@ pub(crate) trait Reducer: Send + Sync {
     /// # Errors
     /// Why there is no mean; the model then stays as it was.
     fn close(&self, into: Option<Writable<'_>>) -> Result<Summary, NoMean>;
+
+    /// The round is over: the sums are exported to `cells`, and forgotten here; returns their head. Waits as
+    /// [`Reducer::close`] does.
+    ///
+    /// # Errors
+    /// Why there are no sums, or not as many bytes of them as `cells`.
+    fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String>;
 
     /// What its worker processes have done so far, if it has any.
     fn tree(&self) -> Option<Value> {
@@ -180,5 +187,12 @@ impl Reducer for Inline {
         // Whatever came of them, they are not for the next round.
         self.accumulator.reset();
         summary
+    }
+
+    fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String> {
+        let _folding = self.folding.write().unwrap_or_else(PoisonError::into_inner);
+        let head = self.accumulator.export_into(cells).map_err(|e| e.to_string());
+        self.accumulator.reset();
+        head
     }
 }

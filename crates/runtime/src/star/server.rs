@@ -15,6 +15,7 @@ use thalweg_wire::{Layout, Ranges};
 use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::outcome_json;
 use super::server_sink::ServerSink;
+use super::top::{room_for, SumsOfRound};
 use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
 use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
@@ -35,6 +36,8 @@ pub(crate) struct Star {
     outcome: Mutex<Option<Result<String, Error>>>,
     /// When the first update of the round was whole.
     first: Mutex<Option<Time>>,
+    /// Of the round that ended last, if rounds end with sums. Their memory is used again.
+    sums: Mutex<Option<SumsOfRound>>,
 }
 
 type StarHub = Hub<Star>;
@@ -82,8 +85,8 @@ impl Server {
         };
         let reducer = reducer(&layout, &model, &options)?;
         let keep = options.partial == crate::PartialRule::Keep;
-        let (outcome, first) = (Mutex::default(), Mutex::default());
-        let star = Star { layout, reducer, keep, model, options, outcome, first };
+        let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let star = Star { layout, reducer, keep, model, options, outcome, first, sums };
         let machine = |gate| proto::Server::new(config, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
@@ -174,6 +177,12 @@ impl Server {
     pub fn tree(&self) -> Option<String> {
         let hub = self.hub.as_ref()?;
         Some(hub.policy.reducer.tree()?.to_string())
+    }
+
+    /// The sums of the round that ended last, if rounds end with sums and it had any. They must be given up before the next
+    /// round ends.
+    pub fn sums(&self) -> Option<SumsOfRound> {
+        lock(&self.hub.as_ref()?.policy.sums).clone()
     }
 
     /// A client's process has ended for good, as `why` says if it is not empty: rounds no longer wait for it.
@@ -285,6 +294,17 @@ fn end_round(hub: &Arc<StarHub>, outcome: Box<Outcome>) {
 fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
     let star = &hub.policy;
     let first = lock(&star.first).take();
+    let completion = || first.map(|first| hub.now().saturating_sub(first).as_secs_f64());
+    let told = |fold: Value| {
+        let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
+        outcome_json(outcome, seconds, fold, hub.congestion(), star.options.repair.policy, &star.layout)
+    };
+    if star.options.sums {
+        let failure = export(hub, outcome)?;
+        let mut said = told(json!({ "uncovered_bytes": null, "completion_seconds": completion() }));
+        said["failure"] = failure.into();
+        return Ok(said.to_string());
+    }
     if let Some(reason) = &outcome.failure {
         _ = star.reducer.close(None);
         return Err(Error::new("round", "run round", reason.clone()));
@@ -296,11 +316,28 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
             Error::new("round", "take the mean", said)
         }
     })?;
-    let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
-    let completion = first.map(|first| hub.now().saturating_sub(first).as_secs_f64());
-    let fold = json!({ "uncovered_bytes": summary.uncovered_bytes, "completion_seconds": completion });
-    let policy = star.options.repair.policy;
-    Ok(outcome_json(outcome, seconds, fold, hub.congestion(), policy, &star.layout).to_string())
+    let fold = json!({ "uncovered_bytes": summary.uncovered_bytes, "completion_seconds": completion() });
+    Ok(told(fold).to_string())
+}
+
+/// Exports the sums of a round, and waits until nobody reads the model any more. Returns why it has no sums, if it has none.
+fn export(hub: &StarHub, outcome: &Outcome) -> Result<Option<String>, Error> {
+    let star = &hub.policy;
+    drop(claim_model(hub)?);
+    let kept = lock(&star.sums).take();
+    if let Some(reason) = &outcome.failure {
+        _ = star.reducer.close(None);
+        return Ok(Some(reason.clone()));
+    }
+    let (layout, cells) = room_for(&star.layout, star.options.precision, kept)?;
+    let mut claim = cells.claim_within(cells.range(), LOAN_PATIENCE)?;
+    match star.reducer.export(&mut claim) {
+        Ok(head) => {
+            *lock(&star.sums) = Some(SumsOfRound { head: head.encode(), layout, cells });
+            Ok(None)
+        }
+        Err(reason) => Ok(Some(format!("round {} has no sums: {reason}", outcome.round))),
+    }
 }
 
 /// The model, to write to. Senders of the round that is over were cancelled; one that still holds on to

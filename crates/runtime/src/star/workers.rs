@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
-use thalweg_fold::{Accumulator, Summary};
+use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_node::{Program, Split, Team, TeamConfig};
 use thalweg_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
@@ -152,6 +152,16 @@ impl Reducer for Workers {
         // Whatever came of them, they are not for the next round.
         self.team.begin();
         summary
+    }
+
+    fn export(&self, cells: &mut [u8]) -> Result<SumsHead, String> {
+        let _alone = self.receiving.write().unwrap_or_else(PoisonError::into_inner);
+        lock(&self.places).clear();
+        let sums = self.team.close();
+        let head = sums
+            .and_then(|sums| Accumulator::export_together(&sums, cells).map_err(|error| error.to_string()));
+        self.team.begin();
+        head
     }
 
     fn tree(&self) -> Option<Value> {

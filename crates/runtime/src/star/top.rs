@@ -1,0 +1,184 @@
+//! The top of an aggregation tree: sums of several servers meet, and become the next model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use thalweg_arena::Arena;
+use thalweg_fold::{Accumulator, SumsHead};
+use thalweg_wire::{Dtype, Layout, Range};
+
+use super::mending::Mending;
+use super::reduce::NoMean;
+use crate::options::{PrecisionRule, ServerOptions};
+use crate::Error;
+
+/// How long those may read the model that it was sent to, after all of them have it or are given up.
+const LOAN_PATIENCE: Duration = Duration::from_secs(6);
+
+/// The sums of a server's round, as they travel.
+#[derive(Clone)]
+pub struct SumsOfRound {
+    /// Their head, encoded.
+    pub head: Vec<u8>,
+    /// The one tensor that they travel as.
+    pub layout: Arc<Layout>,
+    /// Their cells.
+    pub cells: Arena,
+}
+
+/// Memory for the sums of updates, which are one tensor of bytes; that of `kept` if there is some.
+///
+/// # Errors
+/// Without memory.
+pub(super) fn room_for(
+    layout: &Layout,
+    precision: PrecisionRule,
+    kept: Option<SumsOfRound>,
+) -> Result<(Arc<Layout>, Arena), Error> {
+    if let Some(SumsOfRound { layout, cells, .. }) = kept {
+        return Ok((layout, cells));
+    }
+    let bytes = Accumulator::bytes_needed(layout, precision.into());
+    let told = Layout::pack([("sums", Dtype::U8, vec![bytes])]);
+    let told = told.map_err(|error| Error::new("layout", "export sums", error.to_string()))?;
+    Ok((Arc::new(told), Arena::new(bytes)?))
+}
+
+/// Adds up sums, and takes their mean into the model.
+pub struct Top {
+    sums: Accumulator,
+    mending: Mending,
+    model: Arena,
+}
+
+impl Top {
+    /// For updates of this layout, whose mean becomes the next `model`. Of the options, those that servers below have count.
+    ///
+    /// # Errors
+    /// Which option is impossible.
+    pub fn new(model: Arena, layout: Layout, options: &ServerOptions) -> Result<Self, Error> {
+        options.check()?;
+        let layout = Arc::new(layout);
+        let sums = Accumulator::new(layout.clone(), options.precision.into());
+        Ok(Self { sums, mending: Mending::new(layout, model.clone(), options), model })
+    }
+
+    /// Adds the sums of at most `participants` updates: all of them, or none.
+    ///
+    /// # Errors
+    /// `round` if they are of other updates or of more, or are damaged.
+    pub fn merge(&self, head: &[u8], cells: &Arena, participants: u32) -> Result<(), Error> {
+        let bad = |reason: String| Error::new("round", "merge sums", reason);
+        let head = SumsHead::decode(head).map_err(|error| bad(error.to_string()))?;
+        let found = head.contributions();
+        if found > participants {
+            return Err(bad(format!("they are of {found} updates, and {participants} were said to count")));
+        }
+        // An arena may be longer than what was put there.
+        let bytes = cells.lend(Range::new(0, head.cells().min(cells.len())))?;
+        self.sums.merge_sums(&head, &bytes).map_err(|error| bad(error.to_string()))
+    }
+
+    /// Takes the mean into the model, and forgets the sums. Returns what the fold of a round says, as JSON.
+    ///
+    /// # Errors
+    /// `round` if the sums come to no mean; the model then stays as it was.
+    pub fn finish(&self) -> Result<String, Error> {
+        let model = &self.model;
+        let mut into = || Ok(model.claim_within(model.range(), LOAN_PATIENCE)?);
+        let summary = self.mending.end(std::slice::from_ref(&self.sums), &mut into);
+        self.sums.reset();
+        let summary = summary.map_err(|error| match error {
+            NoMean::Model(error) => error,
+            NoMean::Sums(reason) => Error::new("round", "take the mean", reason),
+        })?;
+        Ok(json!({ "uncovered_bytes": summary.uncovered_bytes }).to_string())
+    }
+
+    /// Forgets the sums.
+    pub fn forget(&self) {
+        self.sums.reset();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout() -> Layout {
+        Layout::pack([("w", Dtype::F32, vec![40_000]), ("h", Dtype::F16, vec![7])]).unwrap()
+    }
+
+    fn options() -> ServerOptions {
+        ServerOptions { precision: PrecisionRule::Exact, ..ServerOptions::default() }
+    }
+
+    fn update(seed: u32) -> Vec<u8> {
+        let values = (0..40_000_u32).map(|i| (i.wrapping_mul(seed) % 1000) as f32 / 7.0);
+        let mut bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+        bytes.resize(layout().bytes() as usize, 0);
+        bytes
+    }
+
+    /// The sums of updates of two nodes, the second of which has two workers.
+    fn exported(updates: &[(u32, f64)], parts: usize) -> SumsOfRound {
+        let layout = Arc::new(layout());
+        let ranges = Accumulator::parts_of(&layout, parts);
+        let mut all = Vec::new();
+        for part in ranges {
+            let mut cut = |bytes: usize| Some(Box::new(vec![0_u8; bytes]) as thalweg_fold::LentMemory);
+            let sums = Accumulator::within_part(layout.clone(), PrecisionRule::Exact.into(), part, &mut cut)
+                .unwrap();
+            for (seed, weight) in updates {
+                let bytes = &update(*seed)[part.start as usize..part.end as usize];
+                assert_eq!(sums.fold(part.start, bytes, *weight).unwrap(), part);
+            }
+            all.push(sums);
+        }
+        let (told, cells) = room_for(&layout, PrecisionRule::Exact, None).unwrap();
+        let mut claim = cells.claim(cells.range()).unwrap();
+        let head = Accumulator::export_together(&all, &mut claim).unwrap();
+        drop(claim);
+        SumsOfRound { head: head.encode(), layout: told, cells }
+    }
+
+    #[test]
+    fn the_top_has_the_bits_of_one_fold() {
+        let model = Arena::new(layout().bytes()).unwrap();
+        let top = Top::new(model.clone(), layout(), &options()).unwrap();
+        let all = [(3, 2.0), (5, 1.0), (11, 0.5)];
+        for (part, workers) in [(&all[..2], 1), (&all[2..], 2)] {
+            let sums = exported(part, workers);
+            top.merge(&sums.head, &sums.cells, part.len() as u32).unwrap();
+        }
+        top.finish().unwrap();
+        let alone = Accumulator::new(Arc::new(layout()), PrecisionRule::Exact.into());
+        for (seed, weight) in all {
+            alone.fold(0, &update(seed), weight).unwrap();
+        }
+        let mut expected = vec![0; layout().bytes() as usize];
+        alone.finish(&mut expected, thalweg_fold::Repair::KeepLocal).unwrap();
+        assert_eq!(&model.lend(Range::new(0, expected.len() as u64)).unwrap()[..], &expected[..]);
+    }
+
+    #[test]
+    fn sums_that_cannot_be_are_refused_and_add_nothing() {
+        let model = Arena::new(layout().bytes()).unwrap();
+        let top = Top::new(model, layout(), &options()).unwrap();
+        let sums = exported(&[(3, 1.0), (5, 1.0)], 1);
+        let refusal = |error: Error| error.to_string();
+        let found = refusal(top.merge(&sums.head, &sums.cells, 1).unwrap_err());
+        assert!(found.contains("of 2 updates"), "{found}");
+        let found = refusal(top.merge(&sums.head[1..], &sums.cells, 2).unwrap_err());
+        assert!(found.contains("sums"), "{found}");
+        let short = Arena::new(64).unwrap();
+        assert!(top.merge(&sums.head, &short, 2).is_err());
+        let mut claim = sums.cells.claim(sums.cells.range()).unwrap();
+        claim[100] ^= 1;
+        drop(claim);
+        let found = refusal(top.merge(&sums.head, &sums.cells, 2).unwrap_err());
+        assert!(found.contains("checksum"), "{found}");
+        assert!(top.finish().is_err(), "nothing was added");
+    }
+}
