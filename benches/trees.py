@@ -44,7 +44,7 @@ def _turns(size: int) -> tuple[dict[str, Spread], dict[str, Any]]:
             for name, one in servers.items():
                 outcome = json.loads(one.round(number, "{}", None))
                 seconds[name].append(outcome["fold"]["completion_seconds"])
-        tree = live.facts(servers["one worker"], 0.0)
+        tree = live.facts(servers["one worker"].tree(), 0.0)
         for one in servers.values():
             one.close("done")
     return {name: Spread.of(values[1:]) for name, values in seconds.items()}, tree

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -39,9 +39,31 @@ def test_what_does_not_run_yet_is_named(keys: str, value: Any) -> None:
         check(tree(tree={keys: value}))
 
 
-def test_several_nodes_cannot_be_run_yet() -> None:
-    with pytest.raises(PlanError, match="trees of several nodes"):
-        check(tree(nodes={"count": 2}))
+NODES: Final = {"tree": {"top": "dedicated"}, "nodes": {"count": 2}}
+
+
+def test_several_nodes_can_be_run() -> None:
+    check(tree(**NODES))
+    check(tree(nodes={"count": 1}))
+    check(tree(nodes={"count": 2}))
+    check(tree(tree={"top": "dedicated", "placement": "worst-fit"}, nodes={"count": 3, "capacity": 2}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"tree": {"top": "sharded"}}, "tree.top = 'sharded' cannot be run"),
+        ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link cannot be run"),
+        ({"nodes": {"count": 2, "groups": ["a", "b"]}}, "nodes.groups cannot be run"),
+        ({"network": {"profile": "lan"}}, r"\[network\]"),
+        ({"job": {"clients": 4, "choose": 2}}, "job.choose"),
+        ({"transport": {"url": "memory"}}, "memory nobody else can listen"),
+        ({"transport": {"url": "mqtt"}}, "mqtt nobody else can listen"),
+    ],
+)
+def test_what_several_nodes_cannot_have_is_named(sections: dict[str, Any], named: str) -> None:
+    with pytest.raises(PlanError, match=named):
+        check(tree(**{**NODES, **sections}))
 
 
 @pytest.mark.parametrize("section", ["tree", "nodes"])

@@ -68,6 +68,8 @@ class Orders:
     # An app of one's own, {"object", "options"}, and which tensors travel.
     app: Mapping[str, Any] | None = None
     tensors: Sequence[str] | None = None
+    # Where each client connects to, if not all to the same server.
+    urls: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str, number: int) -> dict[str, Any]:
         """Return the orders of one client; its seed is its own."""
@@ -75,7 +77,7 @@ class Orders:
         if name in self.congestion:
             options["transport"] = {**options.get("transport", {}), "congestion": self.congestion[name]}
         return {
-            "url": self.url,
+            "url": self.urls.get(name, self.url),
             "name": name,
             "options": options,
             "config": dict(self.config),

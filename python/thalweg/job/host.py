@@ -16,6 +16,7 @@ from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.ending import end_badly
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
+from thalweg.job.tree import Serving, tree_of
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
@@ -96,7 +97,7 @@ class Host:
     """A server that listens. ``first`` is the round it begins with."""
 
     plan: Plan
-    server: _core.Server
+    server: Serving
     party: ServerParty
     record: RunRecord
     progress: Progress
@@ -127,7 +128,7 @@ class Host:
         for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
             self.progress.end(done)
-        self.tree.update(live.facts(self.server, machine.cpu_seconds() - self.cpu_before))
+        self.tree.update(live.facts(self.server.tree(), machine.cpu_seconds() - self.cpu_before))
         if self.tree:
             self.record.note(tree=self.tree)
         self.attendance.departed(json.loads(self.server.departed()))
@@ -216,11 +217,12 @@ def hosting(
     progress.note(f"preparing {plan.label}{with_data}")
     party = server_party(plan, progress.note)
     bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
-    told = server_options(plan, trust, None if session is None else session.layers)
-    options = json.dumps(told | live.options(plan))
+    told = server_options(plan, trust, None if session is None else session.layers) | live.options(plan)
 
-    def listen() -> _core.Server:
-        return _core.Server(party.arena, url, options)
+    def listen() -> Serving:
+        if live.has_nodes(plan):
+            return tree_of(plan, party.arena, told, trust)
+        return _core.Server(party.arena, url, json.dumps(told))
 
     server = listen() if session is None else session.listen(listen)
     try:

@@ -14,6 +14,8 @@ from thalweg.job.fleet import END_SECONDS, Fleet, Orders, client_threads
 from thalweg.job.host import Host, Result, hosting
 from thalweg.job.parties import round_config
 from thalweg.job.session import Session, session
+from thalweg.job.tree import Tree
+from thalweg.job.tree_nodes import TreeNodes
 from thalweg.machine import grace
 from thalweg.plan import check_transport, choosing
 from thalweg.plan.options import client_options
@@ -54,14 +56,17 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         if reason is not None:
             host.record.note(transport_reason=reason)
             progress.note(f"transport: {plan.scheme}, because {reason}")
+        nodes = TreeNodes(plan, host.server, host.record, progress) if isinstance(host.server, Tree) else None
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
+            if nodes is not None:
+                nodes.start(server_trust, client_trust, network.check)
             progress.note(f"starting {len(names)} clients")
             fleet.start(names, _orders(host, network, post.trusting(client_trust), names, in_process=in_process))
             host.wait(lambda: _look(fleet, network))
             host.serve(lambda: names)
         finally:
-            _end(host, fleet, network, post, in_process=in_process)
+            _end(host, fleet, network, post, nodes, in_process=in_process)
         # Before the tables are written: the library that does it is not part of the server's work.
         server_peak = machine.peak_rss_bytes()
     return replace(host.result(server_peak, _peaks(host, fleet, names)), transport_reason=reason)
@@ -72,19 +77,25 @@ def _look(fleet: Fleet, network: Session) -> None:
     network.check()
 
 
-def _end(host: Host, fleet: Fleet, network: Session, post: Attached, *, in_process: bool) -> None:
+def _end(
+    host: Host, fleet: Fleet, network: Session, post: Attached, nodes: TreeNodes | None, *, in_process: bool
+) -> None:
     """End all clients and keep what they and the network leave. No error here hides what ended the job."""
     network.end_stress()
     fleet.release()
+    if nodes is not None:
+        nodes.release()
     if grace.is_hurried():
         fleet.stop()  # before the server, which would wait for clients that say goodbye
     host.server.close("the job is over")
     # Nobody hears that the job is over on a network that has failed.
     fleet.stop(grace=0.0 if network.has_failed else END_SECONDS)
+    if nodes is not None:
+        nodes.stop(grace=0.0 if network.has_failed else END_SECONDS)
     reports = {name: host.attendance.use_of(name) for name in network.names if not in_process} | fleet.reports()
     try:
         host.record.note(**post.facts())
-        network.finish(host.record, reports | post.reports())
+        network.finish(host.record, reports | post.reports() | ({} if nodes is None else nodes.reports()))
     except RecordError as error:
         host.progress.note(f"the record is not complete: {error}")
 
@@ -102,6 +113,7 @@ def _orders(host: Host, network: Session, trust: dict[str, object], names: list[
         congestion=_dealt(plan, names),
         app=None if plan.app is None else plan.app.own(),
         tensors=plan.model.tensors,
+        urls=host.server.addresses if isinstance(host.server, Tree) else {},
     )
 
 

@@ -57,12 +57,12 @@ class CostsSection(Section):
 
 
 class TreeSection(Section):
-    """How updates are aggregated by a tree of nodes. `thalweg run` follows `split`, `inputs` and `workers` so far."""
+    """How updates are aggregated by a tree of nodes. `thalweg run` refuses keys that it does not follow yet."""
 
     system: Annotated[Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=TREES)] = Field(
         "lifl", description="the system whose switches count where a key below is not given (LIFL section 6)"
     )
-    placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=TREES)] = Field(
+    placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=("run", *TREES))] = Field(
         None, description="how a client gets its node: the fullest that has room, the emptiest, or the first with room"
     )
     split: Annotated[Literal["clients", "ranges"], Option(of=("run", *TREES))] = Field(
@@ -70,7 +70,7 @@ class TreeSection(Section):
         description="how a node's workers divide its updates. clients: leaves fold whole updates, and a middle their "
         "sums; ranges: each worker folds its own bytes of all updates",
     )
-    top: Annotated[Literal["first-finished", "dedicated", "sharded"], Option(of=TREES)] = Field(
+    top: Annotated[Literal["first-finished", "dedicated", "sharded"], Option(of=("run", *TREES))] = Field(
         "first-finished",
         description="where the nodes' sums meet: at the first to finish, at one without clients, or at each for its "
         "share of the bytes",
@@ -119,8 +119,12 @@ class TreeSection(Section):
 class NodesSection(Section):
     """The machines of an aggregation tree."""
 
-    count: Annotated[int, Option("nodes", of=TREES)] = Field(5, ge=1, le=1000, description="nodes (section 6.1)")
-    capacity: int = Field(20, ge=1, le=1_000_000, description="updates that a node can hold at once; the paper's MC")
+    count: Annotated[int, Option("nodes", of=("run", *TREES))] = Field(
+        5, ge=1, le=1000, description="nodes (section 6.1)"
+    )
+    capacity: Annotated[int, Option(of=("run", *TREES))] = Field(
+        20, ge=1, le=1_000_000, description="updates that a node can hold at once; the paper's MC"
+    )
     cores: int = Field(2, ge=1, le=10_000, description="cores of a node")
     link: Rate | None = Field(None, description="bits a second between nodes, in each direction; without it no limit")
     client_link: Rate | None = Field(None, description="bits a second from clients to a node; without it no limit")

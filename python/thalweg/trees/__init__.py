@@ -22,9 +22,12 @@ SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement
 POLICIES: Final = ("keep", "split", "top", "inputs", "every", "silence")
 
 
-def scenario(plan: Plan) -> dict[str, Any]:
-    """Return what the core is told of a plan. Raises PlanError (ModelError) for what cannot be."""
-    if plan.app is not None:
+def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
+    """Return what the core is told of a plan. Raises PlanError (ModelError) for what cannot be.
+
+    ``update_bytes`` is the size of an update where it is known; else it follows from the plan's model.
+    """
+    if plan.app is not None and update_bytes is None:
         raise PlanError(
             f"the size of an update of {plan.app.object} is known only when it runs",
             "Name a model of the same size: model.name = 'payload:SIZE'",
@@ -35,7 +38,7 @@ def scenario(plan: Plan) -> dict[str, Any]:
             f"tree.goal is {tree.goal}, and {plan.participants} clients take part", "Make it at most that many"
         )
     groups = tags.groups(tree, nodes)
-    size = plan.payload or models.find(plan.model.name).layout_bytes
+    size = update_bytes or plan.payload or models.find(plan.model.name).layout_bytes
     told = {
         "nodes": [_node(nodes, place, groups) for place in range(nodes.count)],
         "clients": plan.participants,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from thalweg import _core, machine
+from thalweg import _core, machine, trees
+from thalweg.errors import PlanError
 from thalweg.sections.trees import TreeSection
 
 if TYPE_CHECKING:
@@ -17,13 +19,41 @@ if TYPE_CHECKING:
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
 
 
+@dataclass(frozen=True)
+class Placed:
+    """Which clients send to which node, by the names of nodes that are used; and why."""
+
+    clients: Mapping[str, list[str]]
+    reasons: Sequence[str]
+
+
+def has_nodes(plan: Plan) -> bool:
+    """Return whether a plan's updates are folded by several nodes, whose sums meet at a top."""
+    return plan.aggregation.shape == "tree" and plan.nodes is not None and plan.nodes.count > 1
+
+
+def placed(plan: Plan, update_bytes: int) -> Placed:
+    """Return the nodes that a run uses, with their clients. Raises PlanError if a client has no node."""
+    found = json.loads(_core.tree_plan(json.dumps(trees.scenario(plan, update_bytes))))
+    at: dict[int, list[str]] = {}
+    for client, home in zip(plan.members, found["plan"]["homes"], strict=True):
+        if home is None:
+            raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
+        at.setdefault(home, []).append(client)
+    return Placed({f"node-{home}": at[home] for home in sorted(at)}, [one["text"] for one in found["reasons"]])
+
+
+def command() -> list[str]:
+    """Return the program of a worker."""
+    return [sys.executable, "-I", "-S", str(PROGRAM), _core.__file__]
+
+
 def options(plan: Plan) -> dict[str, Any]:
     """Return the core's options of a server whose updates workers fold; none if the server folds them itself."""
     if plan.aggregation.shape != "tree":
         return {}
     tree = plan.tree or TreeSection()
-    command = [sys.executable, "-I", "-S", str(PROGRAM), _core.__file__]
-    return {"workers": {"count": workers(plan), "split": tree.split, "command": command}}
+    return {"workers": {"count": workers(plan), "split": tree.split, "command": command()}}
 
 
 def workers(plan: Plan) -> int:
@@ -40,16 +70,17 @@ def workers(plan: Plan) -> int:
     return min(-(-plan.participants // tree.inputs), machine.cores())
 
 
-def facts(server: _core.Server, cpu_seconds: float) -> dict[str, Any]:
-    """Return what a server's workers have done so far; nothing if it has none.
+def facts(told: str | None, cpu_seconds: float) -> dict[str, Any]:
+    """Return what a server's workers have done so far, from what it ``told``; nothing if it has none.
 
     ``cpu_seconds`` is the CPU time that the server's own process has had since it listens.
     """
-    told = server.tree()
     if told is None:
         return {}
     found: dict[str, Any] = json.loads(told)
+    gateways = found.pop("gateways_cpu_seconds", None)
     found["cpu_seconds"] = {"server": cpu_seconds, "workers": found["cpu_seconds"]}
+    found["cpu_seconds"] |= {} if gateways is None else {"gateways": gateways}
     return {"nodes_used": 1, **found, "routes": "node"}
 
 
@@ -64,5 +95,6 @@ def sentence(found: Mapping[str, Any]) -> str:
     half = found["handover_us"]["p50"]
     handed = "" if half is None else f", an update handed over in {half:.0f} us"
     gone = f", {found['died']} died" if found["died"] else ""
-    count = found["workers"]
-    return f"tree: {count} {'worker' if count == 1 else 'workers'} on one node{gone}{handed}"
+    count, nodes = found["workers"], found["nodes_used"]
+    where = "one node" if nodes == 1 else f"{nodes} nodes"
+    return f"tree: {count} {'worker' if count == 1 else 'workers'} on {where}{gone}{handed}"

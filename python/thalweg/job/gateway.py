@@ -1,0 +1,201 @@
+"""A node of an aggregation tree: a server to its clients, whose workers fold, and a member of its parent's tasks.
+
+``python -m thalweg.job.gateway`` is a node of ``thalweg run``; it reads its order from standard input as
+``thalweg.job.worker`` does.
+
+| task | the node | and answers |
+|---|---|---|
+| ``open`` | listens for clients, as the options say; the model comes with it | where it listens |
+| ``wait`` | waits until its clients are there, at most so long | who is there |
+| ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
+| ``forget`` | waits no more for a client | nothing |
+| ``lead`` | is the top of this round, beginning with its own sums | nothing, or why not |
+| ``give`` | lets the node at an address take the sums of its own rounds | nothing |
+| ``take`` | takes the sums of another node | nothing, or why they were refused |
+| ``finish`` | takes the mean of all it has | what the fold says, and the model |
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thalweg import _core, machine
+from thalweg.errors import RoundError
+from thalweg.job import worker
+from thalweg.job.farewell import farewell, reason
+from thalweg.job.gathering import Gathering, Sums
+from thalweg.transports import registry
+from thalweg.trees import live
+
+if TYPE_CHECKING:
+    from thalweg.job.fleet import Work
+
+# What a handler answers: a head, and the round's sums if it has some.
+Answer = tuple[dict[str, Any], "_core.Arena | None"]
+
+
+class Gateway:
+    """A node as its parent sees it."""
+
+    def __init__(self, order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        """Begin to connect to the parent.
+
+        The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients, and
+        the ``trust`` of the node's own servers: ``token`` or ``secret``, and ``tls``. Raises CoreError.
+        """
+        self._name, self._member, self._note = order["name"], order["options"], note
+        self._listen, self._trust = order["listen"], order["trust"]
+        self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
+        self._server: _core.Server | None = None
+        self._gathering: Gathering | None = None
+        self._model: _core.Arena | None = None
+        self._expected = 0
+        self._cpu = machine.cpu_seconds()
+
+    def serve(self) -> None:
+        """Do what the parent asks, until the job is over. Raises CoreError if the parent is gone for good."""
+        with farewell(self._parent, "the node is done"):
+            self._parent.join()
+            self._serve()
+
+    def _serve(self) -> None:
+        try:
+            while (event := self._parent.next()) is not None:
+                what, number, head, _, arena, _, said = event
+                if what == "task":
+                    # A round does not keep the node from hearing that a client is gone.
+                    threading.Thread(target=self._answer, args=(number, json.loads(head), arena), daemon=True).start()
+                elif what == "rejected":
+                    self._note(f"the parent refused an answer: {said}")
+        finally:
+            if self._gathering is not None:
+                self._gathering.close("the job is over")
+            if self._server is not None:
+                self._server.close("the job is over")
+
+    def _answer(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> None:
+        try:
+            told, sums = self._do(number, head, model)
+        except Exception as error:  # noqa: BLE001 - the parent is told
+            why = reason(error)
+            self._say(lambda: self._parent.refuse(number, why))
+            return
+        self._say(lambda: self._parent.answer(number, json.dumps(told).encode(), sums, 1.0))
+
+    def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+        asked = head["do"]
+        if asked == "open":
+            return self._open(head, _given(model)), None
+        server = self._server
+        if server is None:
+            raise RoundError("this node was not opened", "Use the same version on both sides")
+        if asked == "forget":
+            server.forget(head["client"], head["why"])
+            return {}, None
+        if asked in ("lead", "give", "take", "finish"):
+            return self._gather(asked, head)
+        if asked == "wait":
+            server.wait(self._expected, head["seconds"])
+            return self._state(server), None
+        return self._round(server, number, head, _given(model))
+
+    def _open(self, head: Mapping[str, Any], model: _core.Arena) -> dict[str, Any]:
+        options = dict(head["options"])
+        options |= {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
+        options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
+        options["workers"] = {**options["workers"], "command": live.command()}
+        self._expected = options["expected"]
+        if self._server is not None:
+            self._server.close("the parent opens this node anew")
+        self._model = _core.Arena(model.layout, shared=registry.lends(self._listen))
+        self._server = _core.Server(self._model, self._listen, json.dumps(options))
+        self._note(f"listening on {self._server.address}")
+        if self._gathering is not None:
+            self._gathering.close("the parent opens this node anew")
+        self._gathering = self._gathering_of(head["top"], self._server.sums) if "top" in head else None
+        peers = None if self._gathering is None else self._gathering.address
+        return {"address": self._server.address, "peers": peers}
+
+    def _gathering_of(self, top: Mapping[str, Any], sums: Callable[[], Sums | None]) -> Gathering:
+        trust = {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
+        own = {**trust, "transport": {"tls": self._trust.get("tls")}, **top["server"]}
+        return Gathering(self._name, _given(self._model), server=own, member=self._member, top=top["top"], sums=sums)
+
+    def _gather(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        gathering = self._gathering
+        if gathering is None:
+            raise RoundError("this node was not opened to be a top", "Use the same version on both sides")
+        if asked == "lead":
+            return gathering.lead(head["counted"]), None
+        if asked == "give":
+            return gathering.give(head["to"]), None
+        if asked == "take":
+            return gathering.take(head["node"], head["counted"]), None
+        return gathering.finish()
+
+    def _round(self, server: _core.Server, number: int, head: Mapping[str, Any], model: _core.Arena) -> Answer:
+        np.copyto(np.asarray(self._model), np.asarray(model))
+        # The wall clock is the one that nodes on several machines have in common.
+        before = time.time()
+        outcome = json.loads(server.round(head["round"], head["config"], lambda _: self._check(number)))
+        after, whole = time.time(), outcome["fold"]["completion_seconds"]
+        told = self._state(server) | {
+            "outcome": outcome,
+            "zero": before - outcome["start"],
+            "first": None if whole is None else after - whole,
+        }
+        sums = server.sums()
+        told["held"] = sums is not None
+        if sums is None or self._gathering is not None:
+            return told, None
+        return told | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+
+    def _check(self, number: int) -> None:
+        """End a round that nobody waits for. Raises RoundError."""
+        if not self._parent.is_open(number):
+            raise RoundError("the parent does not wait for this round any more", "Nothing is to be done")
+
+    def _state(self, server: _core.Server) -> dict[str, Any]:
+        """Return what the parent is told with each answer."""
+        tree = server.tree()
+        return {
+            "clients": json.loads(server.clients()),
+            "departed": json.loads(server.departed()),
+            "notes": server.notes(),
+            "tree": None if tree is None else json.loads(tree),
+            "cpu_seconds": machine.cpu_seconds() - self._cpu,
+        }
+
+    def _say(self, say: Callable[[], None]) -> None:
+        """Answer, unless nobody wants to hear it any more."""
+        try:
+            say()
+        except _core.CoreError as error:
+            self._note(f"an answer that nobody waits for: {error}")
+
+
+def _given(model: _core.Arena | None) -> _core.Arena:
+    if model is None:
+        raise RoundError("the task came without a model", "Use the same version on both sides")
+    return model
+
+
+def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
+    """Be a node of a run, as its order says. Raises CoreError."""
+    Gateway(order, note).serve()
+
+
+def _work() -> Work:
+    return take_orders
+
+
+if __name__ == "__main__":
+    sys.exit(worker.main(_work))

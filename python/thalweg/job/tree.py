@@ -1,0 +1,283 @@
+"""The root of an aggregation tree: a server to whoever runs rounds, whose clients are at nodes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
+from thalweg.sections.trees import TreeSection
+from thalweg.trees import live
+from thalweg.trees.merging import Part, merged, workers
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+# Seconds after which whoever waits looks around.
+SLICE: Final = 0.2
+# Where a root listens for its nodes.
+URL: Final = "tcp://127.0.0.1:0"
+# A sum has at most 16 bytes for an element, which has one at least.
+SUMS_OF_MODELS: Final = 16
+# What there is of sums beside their elements.
+SLACK: Final = 1 << 20
+
+
+class Serving(Protocol):
+    """What runs the rounds of a job: the core's server, or the root of a tree."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+
+    def wait(self, clients: int, timeout: float | None) -> int:
+        """Wait until so many clients are there, at most so long; return how many are."""
+
+    def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
+        """Run a round and return its outcome as JSON."""
+
+    def departed(self) -> str:
+        """Return clients that are not connected any more, as JSON."""
+
+    def forget(self, client: str, why: str = "") -> None:
+        """Wait no more for a client whose process has ended."""
+
+    def clients(self) -> str:
+        """Return the names of the clients that are connected, as JSON."""
+
+    def notes(self) -> list[str]:
+        """Return what happened since the last call."""
+
+    def tree(self) -> str | None:
+        """Return what workers have done so far, as JSON."""
+
+    def close(self, reason: str) -> None:
+        """Tell everybody that the job is over, and stop."""
+
+
+class Tree:
+    """A root that asks nodes for each round, and has their sums meet at the top."""
+
+    def __init__(
+        self,
+        model: _core.Arena,
+        url: str,
+        nodes: live.Placed,
+        options: Mapping[str, Any],
+        own: Mapping[str, Any],
+        *,
+        top: str,
+    ) -> None:
+        """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's."""
+        self.placed = nodes
+        self._model, self._options = model, dict(options)
+        self._nodes = [Node(name, clients) for name, clients in nodes.clients.items()]
+        self._enough = int(options.get("enough", 1))
+        largest = SUMS_OF_MODELS * len(model) + SLACK
+        bounds = {"memory": len(nodes.clients) * largest, "max_result": largest}
+        self._server = _core.TaskServer(url, json.dumps({**own, **bounds}))
+        self._kind, self._of_top = top, _of_top(options)
+        self._top: Top = Dedicated(model, self._of_top) if top == "dedicated" else FirstFinished(model, self._quietly)
+        self._between = {key: own[key] for key in ("job", "liveness", "grace") if key in own} | bounds
+        self._zero = time.time()
+        # The number of the model's bytes: it goes to a node once.
+        self._versions = count(1)
+        self._version = next(self._versions)
+        self._notes: list[str] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def address(self) -> str:
+        """Where nodes connect to."""
+        return self._server.address
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each client connects to, once nodes are open."""
+        return {client: node.address for node in self._nodes for client in node.clients}
+
+    def open(self, look: Callable[[], None]) -> None:
+        """Wait for all nodes and have them listen. ``look`` is called several times a second and may raise.
+
+        Raises RoundError if one cannot.
+        """
+        while self._server.wait(len(self._nodes), SLICE) < len(self._nodes):
+            look()
+        for node in self._nodes:
+            options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
+            asked: dict[str, Any] = {"do": "open", "options": options}
+            if self._kind != "dedicated":
+                asked["top"] = {"top": self._of_top, "server": self._between}
+            for heard in self._ask(asked, [node], look, model=True):
+                if heard.head is None:
+                    raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
+                node.address, node.peers = heard.head["address"], heard.head["peers"]
+
+    def wait(self, clients: int, timeout: float | None) -> int:
+        """Wait until each node's clients are there, at most so long; return how many are."""
+        del clients  # each node waits for its own
+        seconds = SLICE if timeout is None else timeout
+        self._heard_all({"do": "wait", "seconds": seconds}, self._here())
+        return len(json.loads(self.clients()))
+
+    def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
+        """Run a round on all nodes, and take the mean of their sums into the model; return its outcome as JSON.
+
+        Raises RoundError if it has too few updates, CoreError if its sums come to no mean. What ``observer`` raises
+        ends it.
+        """
+        started, began = time.time(), time.perf_counter()
+        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in self._nodes}
+        self._top.begin()
+        look = None if observer is None else lambda: observer('{"clients": {}}')
+        asked = {"do": "round", "round": number, "config": config}
+        for heard in self._ask(asked, self._here(), look, model=True):
+            self._take(parts[heard.node.name], heard)
+        fold = self._top.finish(lambda: self._check(number, list(parts.values())))
+        self._version = next(self._versions)
+        firsts = [part.first for part in parts.values() if part.first is not None]
+        fold["completion_seconds"] = time.time() - min(firsts) if firsts else None
+        seconds = time.perf_counter() - began
+        return json.dumps(merged(number, list(parts.values()), started - self._zero, seconds, fold))
+
+    def departed(self) -> str:
+        """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
+        found: list[Any] = []
+        for node in self._nodes:
+            lost = [[client, node.gone, False] for client in node.clients]
+            found += lost if node.gone is not None else node.state.get("departed", [])
+        return json.dumps(found)
+
+    def forget(self, client: str, why: str = "") -> None:
+        """Wait no more for a client whose process has ended."""
+        found = [node for node in self._here() if client in node.clients]
+        if found and not self._closed:
+            self._heard_all({"do": "forget", "client": client, "why": why}, found)
+
+    def lost(self, name: str, why: str) -> None:
+        """Wait no more for a node whose process has ended; from now on its clients are lost with it."""
+        node = next(node for node in self._nodes if node.name == name)
+        node.gone = f"its node {name} is gone: {why}"
+        if not self._closed:
+            self._server.forget(name, why)
+
+    def clients(self) -> str:
+        """Return the names of the clients that are connected, as JSON."""
+        return json.dumps(sorted(name for node in self._here() for name in node.state.get("clients", [])))
+
+    def notes(self) -> list[str]:
+        """Return what happened since the last call."""
+        with self._lock:
+            told, self._notes = self._notes, []
+        return [] if self._closed else [*self._server.notes(), *told]
+
+    def tree(self) -> str | None:
+        """Return what the workers of all nodes have done so far, as JSON."""
+        told = [node.state["tree"] for node in self._nodes if node.state.get("tree") is not None]
+        used = [{"node": node.name, "clients": len(node.clients)} for node in self._nodes]
+        gateways = {node.name: node.state.get("cpu_seconds") for node in self._nodes}
+        found = {"nodes_used": len(self._nodes), "nodes": used, "top": self._kind, **workers(told)}
+        return json.dumps({**found, "gateways_cpu_seconds": gateways})
+
+    def close(self, reason: str) -> None:
+        """Tell all nodes that the job is over, and stop. Idempotent."""
+        self._closed = True
+        self._server.close(reason)
+
+    def _here(self) -> list[Node]:
+        return [node for node in self._nodes if node.gone is None]
+
+    def _check(self, number: int, parts: Sequence[Part]) -> None:
+        """Raise RoundError if a round has too few updates."""
+        counted = sum(part.counted for part in parts if not part.reason)
+        if counted < self._enough:
+            reasons = "; ".join(f"{part.node}: {part.reason}" for part in parts if part.reason)
+            raise RoundError(
+                f"round {number} has {counted} updates, and needs {self._enough}{f' ({reasons})' if reasons else ''}",
+                "See the record's log.txt for who was lost, and why",
+            )
+
+    def _take(self, part: Part, heard: Heard) -> None:
+        """Take a node's part in a round: its sums count, or it has a reason why not."""
+        part.between = heard.between
+        if heard.head is None:
+            part.reason = heard.node.gone or f"its node {part.node} gave no sums: {heard.reason}"
+            return
+        said = heard.head
+        part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
+        part.reason = said["outcome"]["failure"] or ""
+        self._top.take(part, heard)
+
+    def _quietly(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[Heard]:
+        """Ask nodes something while whoever waits for the round is not asked."""
+        yield from self._ask(head, nodes, None)
+
+    def _heard_all(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> None:
+        for _ in self._ask(head, nodes, None):
+            pass
+
+    def _ask(
+        self,
+        head: Mapping[str, Any],
+        nodes: Sequence[Node],
+        look: Callable[[], None] | None,
+        *,
+        model: bool = False,
+    ) -> Iterator[Heard]:
+        """Ask nodes something; yield what each answers, in the order in which answers come."""
+        by_name = {node.name: node for node in nodes}
+        if not by_name:
+            return
+        arena, version = (self._model, self._version) if model else (None, 0)
+        number = self._server.open(json.dumps(head).encode(), arena, version, list(by_name), None, None, None)
+        try:
+            while True:
+                try:
+                    told = self._server.next_reply(number, SLICE)
+                except _core.CoreError as error:
+                    if error.kind != "timeout":
+                        raise
+                    if look is not None:
+                        look()
+                    continue
+                if told is None:
+                    return
+                yield self._hear(by_name[told[0]], told)
+        finally:
+            self._server.release(number)
+
+    def _hear(self, node: Node, told: tuple[Any, ...]) -> Heard:
+        _, state, reason, head, _, _, sums, transfers = told
+        if state != "done":
+            return Heard(node, None, None, reason or state, json.loads(transfers))
+        said = json.loads(head)
+        if "clients" in said:
+            node.state = said
+            with self._lock:
+                self._notes += [f"{node.name}: {note}" for note in said["notes"]]
+        return Heard(node, said, sums, "", json.loads(transfers))
+
+
+def tree_of(plan: Plan, model: _core.Arena, told: Mapping[str, Any], trust: Mapping[str, Any]) -> Tree:
+    """Return the root of a plan's tree, which listens on this machine. ``told`` are a server's options for clients.
+
+    Nodes and root use TCP among themselves, whatever clients use: sums must come whole.
+    """
+    nodes = live.placed(plan, len(model))
+    kept = {key: value for key, value in told.items() if key not in ("token", "secret", "choose")}
+    own = {key: told[key] for key in ("token", "secret", "job", "liveness", "grace") if key in told}
+    own |= {"transport": {"tls": trust.get("tls")}}
+    below = {**kept, "transport": {**told["transport"], "tls": None}}
+    return Tree(model, URL, nodes, below, own, top=(plan.tree or TreeSection()).top)
+
+
+def _of_top(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a server's options that a top has to have: what sums are, and in which order updates come."""
+    return {key: options[key] for key in ("precision", "repair", "seed") if key in options}

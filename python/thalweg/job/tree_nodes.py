@@ -1,0 +1,98 @@
+"""The nodes of ``thalweg run`` with a tree of several: a process each, started and ended by the run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.errors import RecordError
+from thalweg.job.fleet import Fleet
+
+if TYPE_CHECKING:
+    from thalweg.job.tree import Tree
+    from thalweg.plan import Plan
+    from thalweg.record import RunRecord
+    from thalweg.ui.progress import Progress
+
+# What a node's process runs.
+PROGRAM: Final = "thalweg.job.gateway"
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What nodes are told when they are started. ``listen`` is where they listen for clients."""
+
+    parent: str
+    listen: str
+    server: Mapping[str, Any]
+    member: Mapping[str, Any]
+    seed: int
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        """Return the order of one node."""
+        transport = {"tls": self.member.get("tls")}
+        return {
+            "name": name,
+            "url": self.parent,
+            "listen": self.listen,
+            "options": {"transport": transport, "token": self.member.get("token"), "seed": self.seed + number},
+            "trust": dict(self.server),
+            "threads": None,
+            "parent": os.getpid(),
+            "place": None,
+        }
+
+
+class TreeNodes:
+    """A run's nodes. One that ends early is lost with its clients; the others go on."""
+
+    def __init__(self, plan: Plan, tree: Tree, record: RunRecord, progress: Progress) -> None:
+        self._plan, self._tree, self._record, self._progress = plan, tree, record, progress
+        self._fleet = Fleet(record.log_path, self._lost, program=PROGRAM)
+
+    def start(self, server: Mapping[str, Any], member: Mapping[str, Any], check: Callable[[], None]) -> None:
+        """Start all nodes and wait until they listen. ``server`` and ``member`` are the trust of both ends of links.
+
+        Raises RoundError if a node cannot be started, and what ``check`` raises.
+        """
+        placed = self._tree.placed
+        for why in placed.reasons:
+            self._record.log(why)
+        names = list(placed.clients)
+        self._progress.note(f"starting {len(names)} {'node' if len(names) == 1 else 'nodes'}")
+        listen, seed = _any_port(self._plan.url), self._plan.job.seed
+        self._fleet.start(names, Orders(self._tree.address, listen, server, member, seed))
+
+        def look() -> None:
+            self._fleet.check()
+            check()
+
+        self._tree.open(look)
+
+    def release(self) -> None:
+        """From now on nodes may end."""
+        self._fleet.release()
+
+    def stop(self, *, grace: float) -> None:
+        """Wait until all nodes have ended; after ``grace`` seconds end those that have not."""
+        self._fleet.stop(grace=grace)
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return the nodes' last words, by name."""
+        return self._fleet.reports()
+
+    def _lost(self, name: str, why: str) -> None:
+        self._progress.note(f"{name} is gone: {why}")
+        self._tree.lost(name, why)
+        with suppress(RecordError):  # the job may be ending at this moment
+            self._record.log(f"{name} is gone: {why}")
+
+
+def _any_port(url: str) -> str:
+    """Return an address to listen at with a port that the system chooses, since every node has its own."""
+    scheme, _, authority = url.partition("://")
+    host, colon, _ = authority.rpartition(":")
+    return f"{scheme}://{host}:0" if colon else url

@@ -1,0 +1,122 @@
+"""What nodes of a tree say of a round, made one: the outcome that a single server would have given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+# Times of a transfer, on the clock of its node.
+TIMES: Final = ("send_start", "send_end", "receive_start", "receive_end")
+# Figures of workers that add up over nodes; of sizes and times that do not, the largest counts.
+ADDED: Final = (
+    "workers",
+    "aggregators_created",
+    "died",
+    "reused",
+    "commits",
+    "cpu_seconds",
+    "pool_bytes",
+    "sums_bytes",
+)
+
+
+@dataclass
+class Part:
+    """A node's part in a round. Without an outcome nothing of it counts, and ``reason`` says why.
+
+    ``shift`` is what its clock is behind the root's, ``first`` when its first update was whole, on the root's clock.
+    """
+
+    node: str
+    clients: Sequence[str]
+    outcome: Mapping[str, Any] | None = None
+    reason: str = ""
+    shift: float = 0.0
+    first: float | None = None
+    # Ways of the model to the node and of its sums to the top.
+    between: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+    def drop(self, reason: str) -> None:
+        """Count nothing of it, for this reason."""
+        self.outcome, self.reason = None, reason
+
+    @property
+    def counted(self) -> int:
+        """How many updates are in its sums."""
+        parts = () if self.outcome is None else self.outcome["participants"]
+        return sum(part["state"] in ("whole", "partial") for part in parts)
+
+
+def merged(number: int, parts: Sequence[Part], start: float, seconds: float, fold: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the outcome of a round that began at ``start`` on the root's clock and took so many seconds."""
+    said = [part for part in parts if part.outcome is not None]
+    transfers = [_moved(way, part.shift) for part in said for way in _of(part)["transfers"]]
+    between = [way for part in parts for way in part.between]
+    return {
+        "round": number,
+        "expected": sum(len(part.clients) for part in parts),
+        "complete": len(said) == len(parts) and all(_of(part)["complete"] for part in said),
+        "start": start,
+        "seconds": seconds,
+        "communication_seconds": covered(_span(way) for way in transfers),
+        "bytes_down": sum(_of(part)["bytes_down"] for part in said),
+        "bytes_up": sum(_of(part)["bytes_up"] for part in said),
+        "participants": [one for part in parts for one in _participants(part)],
+        "transfers": transfers,
+        "congestion_control": next((_of(part)["congestion_control"] for part in said), None),
+        "fold": {
+            **fold,
+            "nodes": [_told(part) for part in parts],
+            "between_bytes": sum(way["wire_bytes"] for way in between),
+        },
+    }
+
+
+def covered(spans: Iterable[tuple[float, float] | None]) -> float:
+    """Return the seconds that at least one span covers."""
+    total = reached = 0.0
+    for start, end in sorted(span for span in spans if span is not None):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def workers(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the workers of all nodes have done, from what each node says of its own."""
+    found: dict[str, Any] = {key: sum(one[key] for one in told) for key in ADDED}
+    halves = [one["handover_us"] for one in told]
+    slowest = {key: max((one[key] for one in halves if one[key] is not None), default=None) for key in ("p50", "p99")}
+    return {**found, "handover_us": slowest}
+
+
+def _of(part: Part) -> Mapping[str, Any]:
+    return part.outcome or {}
+
+
+def _participants(part: Part) -> list[dict[str, Any]]:
+    """Return a node's participants; its clients with the reason if it says nothing, or nothing of it counts."""
+    if part.outcome is None:
+        return [_lost(client, part.reason) for client in part.clients]
+    own = part.outcome["participants"]
+    silent = set(part.clients) - {one["client"] for one in own}
+    return [dict(one) for one in own] + [_lost(client, "it was not there") for client in sorted(silent)]
+
+
+def _lost(client: str, reason: str) -> dict[str, Any]:
+    return {"client": client, "state": "lost", "samples": 0, "metrics": {}, "coverage": 0.0, "reason": reason}
+
+
+def _told(part: Part) -> dict[str, Any]:
+    return {"node": part.node, "clients": len(part.clients), "counted": part.counted, "reason": part.reason or None}
+
+
+def _moved(way: Mapping[str, Any], shift: float) -> dict[str, Any]:
+    return {**way, **{key: None if way[key] is None else way[key] + shift for key in TIMES}}
+
+
+def _span(way: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return a transfer's time from the first byte sent to the last received, as far as it is known."""
+    starts = [way[key] for key in ("send_start", "receive_start") if way[key] is not None]
+    ends = [way[key] for key in ("send_end", "receive_end") if way[key] is not None]
+    return (min(starts), max(ends)) if starts and ends else None

@@ -1,0 +1,240 @@
+"""Nodes of a tree are processes: the mean has a single server's bits, and whoever is killed is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.tops import Heard, Top
+from thalweg.job.tree import URL, Tree
+from thalweg.job.tree_nodes import Orders
+from thalweg.trees.live import Placed
+from thalweg.trees.merging import Part
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
+
+TOKEN: Final = "ab" * 32
+PLACED: Final = {"node-1": ["a", "b"], "node-2": ["c"], "node-3": ["d", "e"]}
+CLIENTS: Final = [client for clients in PLACED.values() for client in clients]
+# A stripe of the accumulator and a bit.
+ELEMENTS: Final = 40_000
+TOPS: Final = ("dedicated", "first-finished")
+
+
+def layout() -> _core.Layout:
+    return _core.Layout([("weight", "F32", [ELEMENTS])])
+
+
+def values(number: int, client: str) -> Any:
+    return np.random.default_rng((number, CLIENTS.index(client))).normal(size=ELEMENTS).astype(np.float32)
+
+
+def mean(number: int, clients: list[str]) -> bytes:
+    """What one server would make of these clients' updates."""
+    arena = _core.Arena(layout())
+    options = {"precision": "exact", "expected": len(clients), "enough": len(clients), "token": TOKEN}
+    server = _core.Server(arena, URL, json.dumps(options))
+    threads = [threading.Thread(target=take_part, args=(server.address, client)) for client in clients]
+    for thread in threads:
+        thread.start()
+    server.wait(len(clients), 60)
+    server.round(number, "{}", None)
+    server.close("done")
+    for thread in threads:
+        thread.join()
+    return bytes(np.asarray(arena))
+
+
+def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None) -> None:
+    """Be a client until the job is over, or its node is gone."""
+    arena = _core.Arena(layout())
+    client = _core.Client(url, name, json.dumps({"token": TOKEN, "patience": 1.0}), arena)
+    try:
+        client.join()
+        while (task := client.next()) is not None:
+            np.asarray(arena).view(np.float32)[:] = values(task[0], name)
+            before(task[0])
+            client.submit(task[0], 1.0 + CLIENTS.index(name), "{}")
+    except _core.CoreError:
+        pass
+    finally:
+        client.close("done")
+
+
+@dataclass
+class Job:
+    """A tree with its nodes' processes."""
+
+    tree: Tree
+    model: _core.Arena
+    processes: dict[str, subprocess.Popen[bytes]]
+    said: list[dict[str, Any]] = field(default_factory=list)
+
+    def kill(self, name: str) -> None:
+        """Kill a node, and say so as a run would."""
+        process = self.processes[name]
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            self.tree.lost(name, "killed by signal 9")
+
+    def round(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
+        return found
+
+    def bits(self) -> bytes:
+        return bytes(np.asarray(self.model))
+
+
+@contextmanager
+def job(top: str, before: Callable[[Job, str, int], None] = lambda *_: None, **options: Any) -> Iterator[Job]:
+    model = _core.Arena(layout())
+    told = {
+        "precision": "exact",
+        "transport": {},
+        "seed": 0,
+        "workers": {"count": 1, "split": "ranges"},
+        "grace": 0.5,
+        **options,
+    }
+    own = {"token": TOKEN, "grace": 0.5, "transport": {}}
+    tree = Tree(model, URL, Placed(PLACED, []), told, own, top=top)
+    orders = Orders(tree.address, URL, {"token": TOKEN}, {"token": TOKEN}, 0)
+    made = Job(tree, model, {})
+    threads = []
+    try:
+        for number, name in enumerate(PLACED, 1):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "thalweg.job.gateway"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
+            made.processes[name] = process
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(orders.of(name, number)).encode() + b"\n")
+            process.stdin.close()
+        tree.open(lambda: None)
+        for client in CLIENTS:
+
+            def own_before(number: int, client: str = client) -> None:
+                before(made, client, number)
+
+            threads.append(threading.Thread(target=take_part, args=(tree.addresses[client], client, own_before)))
+            threads[-1].start()
+        while tree.wait(len(CLIENTS), None) < len(CLIENTS):
+            pass
+        yield made
+    finally:
+        tree.close("the job is over")
+        for process in made.processes.values():
+            process.wait(60)
+        for thread in threads:
+            thread.join()
+
+
+def counted(outcome: dict[str, Any]) -> set[str]:
+    return {part["client"] for part in outcome["participants"] if part["state"] == "whole"}
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_a_tree_has_the_bits_of_one_server(top: str) -> None:
+    with job(top) as made:
+        for number in (1, 2):
+            outcome = made.round(number)
+            assert outcome["complete"], outcome["participants"]
+            assert made.bits() == mean(number, CLIENTS)
+            fold = outcome["fold"]
+            assert fold["completion_seconds"] > 0
+            assert [node["counted"] for node in fold["nodes"]] == [2, 1, 2]
+        told = json.loads(made.tree.tree() or "")
+        assert (told["nodes_used"], told["top"], told["workers"]) == (3, top, 3)
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_a_node_killed_before_its_sums_counted_loses_its_clients_by_name(top: str) -> None:
+    def before(made: Job, client: str, number: int) -> None:
+        if (client, number) == ("c", 1):
+            made.kill("node-2")
+
+    with job(top, before) as made:
+        outcome = made.round(1)
+        left = ["a", "b", "d", "e"]
+        assert counted(outcome) == set(left)
+        (lost,) = (part for part in outcome["participants"] if part["client"] == "c")
+        assert (lost["state"], lost["reason"]) == ("lost", "its node node-2 is gone: killed by signal 9")
+        assert not outcome["complete"]
+        assert made.bits() == mean(1, left)
+        assert counted(made.round(2)) == set(left), "the others go on"
+        assert ["c", lost["reason"], False] in json.loads(made.tree.departed())
+
+
+class Killing:
+    """A top that kills a node once its sums have been taken."""
+
+    def __init__(self, inner: Top, kill: Callable[[Any], bool]) -> None:
+        self.inner, self.kill = inner, kill
+        self.begin, self.finish = inner.begin, inner.finish
+
+    def take(self, part: Part, heard: Heard) -> None:
+        self.inner.take(part, heard)
+        self.kill(part)
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_sums_that_were_counted_outlive_their_node(top: str) -> None:
+    killed: list[str] = []
+    with job(top) as made:
+
+        def kill(part: Part) -> bool:
+            # The second that is done: with the first-finished top the first is the top.
+            killed.append(part.node)
+            if len(killed) == 2:
+                made.kill(part.node)
+            return True
+
+        made.tree._top = Killing(made.tree._top, kill)
+        outcome = made.round(1)
+        assert outcome["complete"]
+        assert made.bits() == mean(1, CLIENTS)
+
+
+def test_another_node_takes_the_place_of_a_top_that_is_lost() -> None:
+    taken: list[str] = []
+    with job("first-finished") as made:
+
+        def kill(part: Part) -> bool:
+            taken.append(part.node)
+            if len(taken) == 3:
+                made.kill(taken[0])
+            return True
+
+        made.tree._top = Killing(made.tree._top, kill)
+        outcome = made.round(1)
+        left = [client for client in CLIENTS if client not in PLACED[taken[0]]]
+        assert counted(outcome) == set(left)
+        assert made.bits() == mean(1, left)
+        assert outcome["fold"]["top"] in taken[1:]
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_a_round_with_too_few_updates_leaves_the_model(top: str) -> None:
+    def before(made: Job, client: str, _: int) -> None:
+        if client == "c":
+            made.kill("node-2")
+
+    with job(top, before, enough=5) as made:
+        bits = made.bits()
+        with pytest.raises(RoundError, match=r"has 4 updates, and needs 5 \(node-2: its node node-2 is gone"):
+            made.round(1)
+        assert made.bits() == bits

@@ -1,0 +1,86 @@
+"""What nodes say of a round is the outcome of one server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thalweg.trees.merging import Part, covered, merged, workers
+
+
+def way(client: str, start: float, end: float) -> dict[str, Any]:
+    times = {"send_start": start, "send_end": end, "receive_start": None, "receive_end": None}
+    return {"client": client, "direction": "up", "wire_bytes": 10, **times}
+
+
+def outcome(states: dict[str, str], ways: list[dict[str, Any]], *, complete: bool) -> dict[str, Any]:
+    participants: list[dict[str, Any]] = [
+        {"client": client, "state": state, "samples": 3, "metrics": {}, "coverage": 1.0, "reason": None}
+        for client, state in states.items()
+    ]
+    return {
+        "participants": participants,
+        "transfers": ways,
+        "complete": complete,
+        "bytes_down": 100,
+        "bytes_up": 50,
+        "congestion_control": "cubic",
+    }
+
+
+def test_times_are_on_the_clock_of_the_root() -> None:
+    one = outcome({"a": "whole"}, [way("a", 1.0, 2.0)], complete=True)
+    two = outcome({"b": "whole"}, [way("b", 10.0, 11.0)], complete=True)
+    parts = [Part("node-1", ["a"], one, shift=0.5), Part("node-2", ["b"], two, shift=-8.0)]
+    found = merged(4, parts, 1.25, 2.0, {"uncovered_bytes": 0})
+    assert [(one["send_start"], one["send_end"]) for one in found["transfers"]] == [(1.5, 2.5), (2.0, 3.0)]
+    assert found["transfers"][0]["receive_start"] is None
+    assert found["communication_seconds"] == 1.5
+    assert (found["round"], found["start"], found["seconds"], found["complete"]) == (4, 1.25, 2.0, True)
+    assert (found["expected"], found["bytes_down"], found["bytes_up"]) == (2, 200, 100)
+    assert [node["counted"] for node in found["fold"]["nodes"]] == [1, 1]
+
+
+def test_clients_of_a_node_that_says_nothing_are_lost_by_name() -> None:
+    one = outcome({"a": "whole", "b": "late"}, [], complete=False)
+    gone = Part("node-2", ["c", "d"], reason="its node node-2 is gone: killed by signal 9")
+    found = merged(1, [Part("node-1", ["a", "b", "x"], one), gone], 0.0, 1.0, {})
+    states = {part["client"]: (part["state"], part["reason"]) for part in found["participants"]}
+    assert states == {
+        "a": ("whole", None),
+        "b": ("late", None),
+        "x": ("lost", "it was not there"),
+        "c": ("lost", gone.reason),
+        "d": ("lost", gone.reason),
+    }
+    assert (found["expected"], found["complete"]) == (5, False)
+    assert [node["counted"] for node in found["fold"]["nodes"]] == [1, 0]
+
+
+def test_bytes_between_nodes_are_counted_apart() -> None:
+    part = Part("node-1", ["a"], outcome({"a": "whole"}, [way("a", 0, 1)], complete=True))
+    part.between = [way("node-1", 0, 1), way("node-1", 1, 2)]
+    found = merged(1, [part], 0.0, 1.0, {})
+    assert found["fold"]["between_bytes"] == 20
+    assert len(found["transfers"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("spans", "seconds"), [([], 0.0), ([(0, 2), None, (1, 3), (5, 6)], 4.0), ([(4, 5), (0, 10)], 10.0)]
+)
+def test_overlaps_count_once(spans: list[Any], seconds: float) -> None:
+    assert covered(spans) == seconds
+
+
+def test_figures_of_workers_add_up_but_for_times() -> None:
+    counts = dict.fromkeys(
+        ("workers", "aggregators_created", "died", "reused", "commits", "cpu_seconds", "pool_bytes", "sums_bytes"), 1
+    )
+    told = [
+        {**counts, "handover_us": {"p50": 20.0, "p99": None}},
+        {**counts, "workers": 2, "handover_us": {"p50": 30.0, "p99": None}},
+    ]
+    found = workers(told)
+    assert (found["workers"], found["commits"], found["pool_bytes"]) == (3, 2, 2)
+    assert found["handover_us"] == {"p50": 30.0, "p99": None}
