@@ -8,12 +8,16 @@
 //! until the peer's key is invalid or the pair is gone.
 
 mod abi;
+mod channel;
 mod device;
+mod domain;
 #[cfg(test)]
 mod layouts;
 mod open;
 #[cfg(feature = "pretend")]
 pub mod pretend;
+mod queue;
+mod regions;
 pub mod system;
 
 pub use device::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Remote, Work, ENDPOINT_BYTES};

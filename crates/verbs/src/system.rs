@@ -9,7 +9,10 @@ use thalweg_arena::Arena;
 use tokio::io::unix::AsyncFd;
 
 use crate::abi::{self, constant};
-use crate::open::{self, Channel, Domain, Event, Queue};
+use crate::channel::Channel;
+use crate::domain::{names, Domain};
+use crate::queue::{Event, Queue};
+use crate::regions;
 use crate::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Work};
 
 /// The port of a device that is used.
@@ -46,7 +49,7 @@ pub fn devices() -> Result<Vec<Described>, Error> {
         });
         Described { name, state }
     };
-    Ok(open::names()?.into_iter().map(described).collect())
+    Ok(names()?.into_iter().map(described).collect())
 }
 
 /// The device through which `local`, an address of this machine, is reached; any device if none has that address.
@@ -56,7 +59,7 @@ pub fn devices() -> Result<Vec<Described>, Error> {
 pub fn device(local: Option<IpAddr>) -> Result<Arc<dyn Device>, Error> {
     let mut last = Error::NoDevice("this machine has no RDMA device".into());
     let mut found = None;
-    for name in open::names()? {
+    for name in names()? {
         match domain(&name).and_then(|domain| System::open(name, domain, local)) {
             Ok(system) if local.is_some_and(|ip| system.has(ip)) => return Ok(Arc::new(system)),
             Ok(system) => found = found.or(Some(system)),
@@ -147,7 +150,7 @@ impl Device for System {
     }
 
     fn register(&self, arena: &Arena) -> Result<(), Error> {
-        open::register(&self.domain, self.limits.windows, arena)
+        regions::register(&self.domain, self.limits.windows, arena)
     }
 
     fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
@@ -194,14 +197,14 @@ impl SystemPair {
     /// Whether the channel has a notice; the context is woken when it has.
     fn noticed(&mut self, context: &mut Context<'_>) -> std::io::Result<bool> {
         if self.events.is_none() {
-            self.events = Some(self.queue.notices()?);
+            self.events = Some(self.queue.channel.notices()?);
         }
         let Some(events) = &self.events else { return Ok(false) };
         match events.poll_read_ready(context) {
             Poll::Pending => Ok(false),
             Poll::Ready(guard) => {
                 guard?.clear_ready();
-                self.queue.acknowledge();
+                self.queue.channel.acknowledge();
                 Ok(true)
             }
         }

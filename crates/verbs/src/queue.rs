@@ -1,0 +1,341 @@
+//! Queue pairs of libibverbs. Each owns what it needs to stay valid, so that C sees no pointer to what is gone.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::abi::{self, constant};
+use crate::channel::Channel;
+use crate::domain::Domain;
+use crate::open::{checked, there};
+use crate::regions::{region_of, By, Opened, Region, Window};
+use crate::{Error, Memory, Remote};
+
+/// What happened to a work request, or came.
+pub(crate) enum Event {
+    Written(u64),
+    Opened(u64, Remote),
+    Closed(u64, Memory),
+    Noted(u32),
+    /// The status of a failed work request.
+    Failed(c_int),
+}
+
+enum Posted {
+    /// The memory that is being read.
+    Bytes(#[allow(dead_code)] Vec<Bytes>),
+    Open(Opened, Remote),
+    Close(Opened),
+}
+
+/// A queue pair with its completion queue, and all memory that either end may touch by it.
+pub(crate) struct Queue {
+    domain: Arc<Domain>,
+    windows: bool,
+    limits: (usize, usize),
+    // Null when they are gone.
+    qp: *mut abi::Qp,
+    cq: *mut abi::Cq,
+    pub channel: Arc<Channel>,
+    next: u64,
+    posted: HashMap<u64, (u64, Posted)>,
+    open: HashMap<u32, Opened>,
+    spare: Vec<Window>,
+    /// What was done at once.
+    ready: Vec<Event>,
+    pub number: u32,
+}
+
+// SAFETY: as for `Domain`; a queue has one owner.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    /// A queue pair in its first state, which holds `works` work requests of up to `parts` parts and `notes` notes.
+    pub(crate) fn new(
+        domain: &Arc<Domain>,
+        windows: bool,
+        (works, parts): (usize, usize),
+        notes: usize,
+    ) -> Result<Self, Error> {
+        let f = domain.functions;
+        let channel = Arc::new(Channel::new(domain)?);
+        let mut queue = Self {
+            domain: domain.clone(),
+            windows,
+            limits: (works, parts),
+            qp: std::ptr::null_mut(),
+            cq: std::ptr::null_mut(),
+            channel,
+            next: 0,
+            posted: HashMap::new(),
+            open: HashMap::new(),
+            spare: Vec::new(),
+            ready: Vec::new(),
+            number: 0,
+        };
+        let entries = c_int::try_from(works + notes).unwrap_or(c_int::MAX);
+        let (nothing, channel) = (std::ptr::null_mut(), queue.channel.channel);
+        // SAFETY: context and channel are there. What has been made so far goes with `queue` if a step fails.
+        let cq = unsafe { (f.ibv_create_cq)(domain.context, entries, nothing, channel, 0) };
+        queue.cq = there("create a completion queue", cq)?;
+        let mut init = abi::QpInitAttr::zero();
+        (init.send_cq, init.recv_cq, init.qp_type) = (queue.cq, queue.cq, constant::QPT_RC);
+        init.cap = abi::QpCap {
+            max_send_wr: works as u32,
+            max_recv_wr: notes as u32,
+            max_send_sge: parts as u32,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        // SAFETY: the protection domain and the completion queue are there.
+        queue.qp = there("create a queue pair", unsafe { (f.ibv_create_qp)(domain.pd, &raw mut init) })?;
+        // SAFETY: it was just made.
+        queue.number = unsafe { (*queue.qp).qp_num };
+        Ok(queue)
+    }
+
+    pub(crate) fn modify(&mut self, mut attributes: abi::QpAttr, mask: c_int) -> Result<(), Error> {
+        if self.qp.is_null() {
+            return Err(Error::Refused("the pair was broken off".into()));
+        }
+        // SAFETY: the queue pair is there.
+        let code = unsafe { (self.domain.functions.ibv_modify_qp)(self.qp, &raw mut attributes, mask) };
+        checked("change the state of a queue pair", code)
+    }
+
+    /// Lets the peer send one more note.
+    pub(crate) fn expect_note(&mut self) -> Result<(), Error> {
+        let mut request = abi::RecvWr::zero();
+        let mut bad = std::ptr::null_mut();
+        if self.qp.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the context is open, and the queue pair there; the request names no memory.
+        let code = unsafe {
+            match (*self.domain.context).ops.post_recv {
+                Some(post) => post(self.qp, &raw mut request, &raw mut bad),
+                None => libc::EOPNOTSUPP,
+            }
+        };
+        checked("post a receive", code)
+    }
+
+    /// Writes `bytes`, one behind the other; with a note, if there is one.
+    pub(crate) fn write(
+        &mut self,
+        id: u64,
+        bytes: Vec<Bytes>,
+        to: Remote,
+        note: Option<u32>,
+    ) -> Result<(), Error> {
+        let mut parts: Vec<abi::Sge> = Vec::new();
+        for part in bytes.iter().filter(|part| !part.is_empty()) {
+            let (addr, lkey) = (part.as_ptr() as u64, region_of(&self.domain, part)?.lkey());
+            let length =
+                u32::try_from(part.len()).map_err(|_| Error::Refused("over 4 GiB at once".into()))?;
+            match parts.last_mut() {
+                Some(last) if last.lkey == lkey && last.addr + u64::from(last.length) == addr => {
+                    let sum = last.length.checked_add(length);
+                    last.length = sum.ok_or_else(|| Error::Refused("over 4 GiB at once".into()))?;
+                }
+                _ => parts.push(abi::Sge { addr, length, lkey }),
+            }
+        }
+        if parts.len() > self.limits.1 {
+            let (count, most) = (parts.len(), self.limits.1);
+            return Err(Error::Refused(format!("{count} parts in one write, the device takes {most}")));
+        }
+        let mut request = abi::SendWr::zero();
+        request.opcode = note.map_or(constant::WR_WRITE, |_| constant::WR_WRITE_IMM);
+        request.imm_or_key = note.unwrap_or(0).to_be();
+        (request.remote_addr, request.rkey) = (to.address, to.key);
+        (request.sg_list, request.num_sge) = (parts.as_mut_ptr(), parts.len() as c_int);
+        // SAFETY: the parts are registered memory, which `bytes` keeps until the completion; the list is copied.
+        unsafe { self.post(id, request, Posted::Bytes(bytes)) }
+    }
+
+    /// Lets the peer write to the memory.
+    pub(crate) fn open(&mut self, id: u64, memory: Memory) -> Result<(), Error> {
+        let address = memory.address();
+        if !self.windows {
+            let access = constant::LOCAL_WRITE | constant::REMOTE_WRITE;
+            // SAFETY: `memory` is claimed, so nobody else uses it, and goes only after the region.
+            let region = unsafe { Region::new(&self.domain, address as *mut u8, memory.len(), access)? };
+            let remote = Remote { address, key: region.rkey() };
+            self.open.insert(remote.key, Opened { memory, by: By::Region(region) });
+            self.ready.push(Event::Opened(id, remote));
+            return Ok(());
+        }
+        let region = match memory.claims().first() {
+            Some(first) => region_of(&self.domain, first)?,
+            None => return Err(Error::Refused("no memory to open".into())),
+        };
+        let mut window = match self.spare.pop() {
+            Some(window) => window,
+            None => Window::new(&self.domain)?,
+        };
+        let key = window.next_key();
+        let mut request = abi::SendWr::zero();
+        (request.opcode, request.mw, request.mw_rkey) = (constant::WR_BIND_MW, window.mw, key);
+        (request.bind_mr, request.bind_addr) = (region.mr, address);
+        (request.bind_length, request.bind_access) = (memory.len() as u64, constant::REMOTE_WRITE as u32);
+        let opened = Opened { memory, by: By::Window(window) };
+        // SAFETY: window and memory are kept until the window is invalid, or the queue pair gone.
+        unsafe { self.post(id, request, Posted::Open(opened, Remote { address, key })) }
+    }
+
+    /// Lets it no more.
+    pub(crate) fn close(&mut self, id: u64, key: u32) -> Result<(), Error> {
+        let Some(opened) = self.open.remove(&key) else {
+            return Err(Error::Refused("that memory is not open".into()));
+        };
+        match opened.by {
+            By::Region(region) => {
+                // The device may not touch the memory from here on.
+                drop(region);
+                self.ready.push(Event::Closed(id, opened.memory));
+                Ok(())
+            }
+            By::Window(_) => {
+                let mut request = abi::SendWr::zero();
+                (request.opcode, request.imm_or_key) = (constant::WR_LOCAL_INV, key);
+                // SAFETY: the memory is kept until the window is invalid, or the queue pair gone.
+                unsafe { self.post(id, request, Posted::Close(opened)) }
+            }
+        }
+    }
+
+    /// # Safety
+    /// `keep` owns whatever memory the request names.
+    unsafe fn post(&mut self, id: u64, mut request: abi::SendWr, keep: Posted) -> Result<(), Error> {
+        if self.qp.is_null() {
+            return Ok(()); // it is lost, which is told once
+        }
+        (request.wr_id, request.send_flags) = (self.next, constant::SIGNALED as u32);
+        self.posted.insert(self.next, (id, keep));
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is there; of the memory's owner the caller sees to, and it stays in `posted`.
+        let code = unsafe {
+            match (*self.domain.context).ops.post_send {
+                Some(post) => post(self.qp, &raw mut request, &raw mut bad),
+                None => libc::EOPNOTSUPP,
+            }
+        };
+        let posted = checked("post a work request", code);
+        if posted.is_err() {
+            // What was to be closed is still open.
+            if let Some((_, Posted::Close(opened))) = self.posted.remove(&self.next) {
+                self.open.insert(request.imm_or_key, opened);
+            }
+        }
+        self.next += 1;
+        posted
+    }
+
+    /// What has happened, without waiting.
+    pub(crate) fn poll(&mut self) -> Vec<Event> {
+        let mut events = std::mem::take(&mut self.ready);
+        let mut completions = [abi::Wc::zero(); 16];
+        while !self.cq.is_null() {
+            // SAFETY: the context is open, the completion queue there, and so many completions fit.
+            let count = unsafe {
+                match (*self.domain.context).ops.poll_cq {
+                    Some(poll) => poll(self.cq, completions.len() as c_int, completions.as_mut_ptr()),
+                    None => 0,
+                }
+            };
+            let count = usize::try_from(count).unwrap_or(0).min(completions.len());
+            events.extend(completions[..count].iter().filter_map(|completion| self.completed(completion)));
+            if count < completions.len() {
+                break;
+            }
+        }
+        events
+    }
+
+    fn completed(&mut self, completion: &abi::Wc) -> Option<Event> {
+        if completion.status != 0 {
+            // The memory stays until the queue pair has gone.
+            return Some(Event::Failed(completion.status));
+        }
+        if completion.opcode == constant::WC_RECV_IMM {
+            return Some(match self.expect_note() {
+                Ok(()) => Event::Noted(u32::from_be(completion.imm_data)),
+                Err(_) => Event::Failed(-1),
+            });
+        }
+        Some(match self.posted.remove(&completion.wr_id)? {
+            (id, Posted::Bytes(_)) => Event::Written(id),
+            (id, Posted::Open(opened, remote)) => {
+                self.open.insert(remote.key, opened);
+                Event::Opened(id, remote)
+            }
+            (id, Posted::Close(Opened { memory, by })) => {
+                if let By::Window(window) = by {
+                    self.spare.push(window);
+                }
+                Event::Closed(id, memory)
+            }
+        })
+    }
+
+    /// Asks for a notice on the channel of what comes next.
+    pub(crate) fn arm(&mut self) {
+        if self.cq.is_null() {
+            return;
+        }
+        // SAFETY: the context is open and the completion queue there.
+        unsafe {
+            if let Some(notify) = (*self.domain.context).ops.req_notify_cq {
+                notify(self.cq, 0);
+            }
+        }
+    }
+
+    pub(crate) fn peek(&self, key: u32, at: usize, out: &mut [u8]) -> bool {
+        let Some(first) = self.open.get(&key).and_then(|opened| opened.memory.claims().first()) else {
+            return false;
+        };
+        if at.checked_add(out.len()).is_none_or(|end| end > first.len()) {
+            return false;
+        }
+        let start = first.as_ptr();
+        for (offset, byte) in out.iter_mut().enumerate() {
+            // SAFETY: within the claim. The device may be writing there, so each byte is read once, by itself.
+            *byte = unsafe { start.add(at + offset).read_volatile() };
+        }
+        true
+    }
+
+    /// Destroys the queue pair: then no device touches the memory. Returns what was open.
+    pub(crate) fn break_off(&mut self) -> Vec<(u32, Memory)> {
+        let f = self.domain.functions;
+        // SAFETY: each is there unless null, used by nothing that is left, and null from then on. All notices have been
+        // acknowledged, or the completion queue would wait for them.
+        unsafe {
+            if !self.qp.is_null() {
+                (f.ibv_destroy_qp)(std::mem::replace(&mut self.qp, std::ptr::null_mut()));
+            }
+            self.channel.acknowledge();
+            if !self.cq.is_null() {
+                (f.ibv_destroy_cq)(std::mem::replace(&mut self.cq, std::ptr::null_mut()));
+            }
+        }
+        let posted = self.posted.drain().filter_map(|(_, (_, posted))| match posted {
+            Posted::Bytes(_) => None,
+            Posted::Open(opened, remote) => Some((remote.key, opened)),
+            Posted::Close(opened) => Some((0, opened)),
+        });
+        let all: Vec<(u32, Opened)> = posted.chain(self.open.drain()).collect();
+        // Its window or region first.
+        all.into_iter().map(|(key, Opened { memory, by })| (drop(by), (key, memory)).1).collect()
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        drop(self.break_off());
+    }
+}

@@ -1,0 +1,148 @@
+//! Memory that a device knows, and ways for a peer to reach it for a while.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use thalweg_arena::Arena;
+
+use crate::abi::{self, constant};
+use crate::domain::Domain;
+use crate::open::there;
+use crate::{Error, Memory};
+
+/// Of the key of a memory window, the part that its owner chooses.
+const OWN_PART: u32 = 0xff;
+
+/// Registered memory.
+pub(crate) struct Region {
+    pub(super) mr: *mut abi::Mr,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Domain`; its fields are not changed after it was made.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Registers `length` bytes from `start` on.
+    ///
+    /// # Safety
+    /// The memory stays mapped until the region has been dropped. With remote access nobody else may use it meanwhile.
+    pub(super) unsafe fn new(
+        domain: &Arc<Domain>,
+        start: *mut u8,
+        length: usize,
+        access: c_int,
+    ) -> Result<Self, Error> {
+        // SAFETY: the protection domain is there; the caller sees to the memory.
+        let mr = unsafe { (domain.functions.ibv_reg_mr)(domain.pd, start.cast(), length, access) };
+        let mr = there(&format!("register {length} bytes"), mr)?;
+        Ok(Self { mr, domain: domain.clone() })
+    }
+
+    pub(super) fn lkey(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.mr).lkey }
+    }
+
+    pub(super) fn rkey(&self) -> u32 {
+        // SAFETY: the region is registered.
+        unsafe { (*self.mr).rkey }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: it is registered, and no work request refers to it: pairs hold the memory of theirs, and so the arena.
+        unsafe { (self.domain.functions.ibv_dereg_mr)(self.mr) };
+    }
+}
+
+/// The registrations of an arena, one for each domain; an attachment, so dropped before the memory is unmapped.
+#[derive(Default)]
+struct Regions(std::sync::Mutex<Vec<Arc<Region>>>);
+
+fn find(domain: &Arc<Domain>, regions: &Regions) -> Option<Arc<Region>> {
+    let regions = regions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    regions.iter().find(|region| Arc::ptr_eq(&region.domain, domain)).cloned()
+}
+
+pub(crate) fn region_of(domain: &Arc<Domain>, bytes: &[u8]) -> Result<Arc<Region>, Error> {
+    let arena = Arena::of(bytes).map(|(arena, _)| arena);
+    let regions = arena.and_then(|arena| arena.attachment::<Regions>());
+    regions
+        .and_then(|regions| find(domain, &regions))
+        .ok_or_else(|| Error::Refused("the memory of a work request is not registered".into()))
+}
+
+/// Registers all of an arena with a domain, once. Nothing of it may be reached by a peer.
+pub(crate) fn register(domain: &Arc<Domain>, windows: bool, arena: &Arena) -> Result<(), Error> {
+    let regions = arena.attach(|| Ok::<_, Error>(Regions::default()))?;
+    if find(domain, &regions).is_some() {
+        return Ok(());
+    }
+    let access = match (arena.is_writable(), windows) {
+        (false, _) => 0,
+        (true, false) => constant::LOCAL_WRITE,
+        (true, true) => constant::LOCAL_WRITE | constant::MW_BIND,
+    };
+    let length = usize::try_from(arena.len().max(1)).unwrap_or(usize::MAX);
+    // SAFETY: the region is attached to the arena, whose memory goes after its attachments.
+    let region = unsafe { Region::new(domain, arena.as_ptr(), length, access)? };
+    let mut all = regions.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    all.push(Arc::new(region));
+    Ok(())
+}
+
+/// A memory window that is bound to nothing now.
+pub(crate) struct Window {
+    pub(super) mw: *mut abi::Mw,
+    key: u32,
+    domain: Arc<Domain>,
+}
+
+// SAFETY: as for `Domain`.
+unsafe impl Send for Window {}
+
+impl Window {
+    pub(super) fn new(domain: &Arc<Domain>) -> Result<Self, Error> {
+        // SAFETY: the context is open.
+        let alloc = unsafe { (*domain.context).ops.alloc_mw };
+        let none = || Error::Refused("the device has no memory windows".into());
+        // SAFETY: the protection domain is there.
+        let mw = unsafe { alloc.ok_or_else(none)?(domain.pd, constant::MW_TYPE_2) };
+        let mw = there("allocate a memory window", mw)?;
+        // SAFETY: it was just made.
+        let key = unsafe { (*mw).rkey };
+        Ok(Self { mw, key, domain: domain.clone() })
+    }
+
+    /// Another key of the same window: what the last one opened is not reached by it.
+    pub(super) fn next_key(&mut self) -> u32 {
+        self.key = (self.key & !OWN_PART) | (self.key.wrapping_add(1) & OWN_PART);
+        self.key
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the context is open.
+        if let Some(dealloc) = unsafe { (*self.domain.context).ops.dealloc_mw } {
+            // SAFETY: it is there, and its pair has gone or never bound it: see `Queue`.
+            unsafe { dealloc(self.mw) };
+        }
+    }
+}
+
+/// What the peer can write to.
+pub(crate) struct Opened {
+    pub(super) memory: Memory,
+    pub(super) by: By,
+}
+
+pub(crate) enum By {
+    Window(Window),
+    /// The registration of just this memory; dropped, it is over.
+    Region(#[allow(dead_code)] Region),
+}
