@@ -18,6 +18,7 @@
 //! ([`Arena::attach`]) and goes before the memory does.
 
 mod attachments;
+mod claim;
 mod file;
 #[cfg(target_os = "linux")]
 mod foreign;
@@ -27,7 +28,6 @@ mod shared;
 #[cfg(target_os = "linux")]
 mod words;
 
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,7 @@ use thalweg_wire::Range;
 use thiserror::Error;
 
 pub use attachments::Attached;
+pub use claim::Claim;
 #[cfg(target_os = "linux")]
 pub use foreign::Foreign;
 #[cfg(target_os = "linux")]
@@ -268,7 +269,7 @@ impl Arena {
         }
         let id = self.inner.hold(&mut holds, range, true);
         drop(holds);
-        Ok(Claim { hold: Arc::new(Held { inner: self.inner.clone(), id }), range })
+        Ok(Claim::new(self.inner.clone(), id, range))
     }
 }
 
@@ -294,72 +295,6 @@ impl AsRef<[u8]> for Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         self.inner.release(self.id);
-    }
-}
-
-/// An entry of the list, which ends with it.
-struct Held {
-    inner: Arc<Inner>,
-    id: u64,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.inner.release(self.id);
-    }
-}
-
-/// An exclusively held, writable range.
-pub struct Claim {
-    hold: Arc<Held>,
-    range: Range,
-}
-
-impl Claim {
-    /// Which bytes of the arena these are.
-    pub fn range(&self) -> Range {
-        self.range
-    }
-
-    /// Cuts the first `bytes` bytes off as a claim of their own; `None` if there are fewer. All that was claimed at once
-    /// is given back at once, when the last part of it is dropped.
-    pub fn split_to(&mut self, bytes: u64) -> Option<Claim> {
-        let at = self.range.start.checked_add(bytes).filter(|&at| at <= self.range.end)?;
-        let first = Claim { hold: self.hold.clone(), range: Range::new(self.range.start, at) };
-        self.range.start = at;
-        Some(first)
-    }
-}
-
-impl std::fmt::Debug for Claim {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Claim({}..{})", self.range.start, self.range.end)
-    }
-}
-
-impl Deref for Claim {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: in bounds (checked when claimed); the range is held exclusively until we drop, and parts that were cut off
-        // are not in it.
-        unsafe {
-            std::slice::from_raw_parts(
-                self.hold.inner.pointer.add(self.range.start as usize),
-                self.range.len() as usize,
-            )
-        }
-    }
-}
-
-impl DerefMut for Claim {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` makes this the only slice from this claim.
-        unsafe {
-            std::slice::from_raw_parts_mut(
-                self.hold.inner.pointer.add(self.range.start as usize),
-                self.range.len() as usize,
-            )
-        }
     }
 }
 
@@ -407,6 +342,22 @@ mod tests {
         let bytes = arena.lend(arena.range()).unwrap();
         assert!(bytes[64..164].iter().all(|&b| b == 1) && bytes[164..1024].iter().all(|&b| b == 2));
         assert!(bytes[..64].iter().chain(&bytes[1024..]).all(|&b| b == 0));
+    }
+
+    #[test]
+    fn parts_of_a_claim_are_put_together_again() {
+        let arena = arena();
+        let mut first = arena.claim(Range::new(64, 1024)).unwrap();
+        let (one, two) = (first.split_to(100).unwrap(), first.split_to(300).unwrap());
+        let (mut rest, mut one) = (first, one);
+        rest = one.join(rest).unwrap_err();
+        one.join(two).unwrap();
+        one.join(rest).unwrap();
+        assert_eq!(one.range(), Range::new(64, 1024));
+        let (mut other, mut next) = (arena.claim(Range::new(0, 64)).unwrap(), one);
+        next = other.join(next).unwrap_err();
+        drop(next);
+        assert!(arena.claim(Range::new(64, 1024)).is_ok(), "a part is still held");
     }
 
     #[test]
