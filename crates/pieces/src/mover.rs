@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use thalweg_wire::Range;
 
-use crate::cut::{cut, Cut};
+use crate::cut::{cut, Cut, MOST_PIECE};
 use crate::slots::Slots;
 use crate::window::{Flight, Permit, Sent, Window};
 use crate::Time;
@@ -267,6 +267,17 @@ impl Mover {
         self.runs.iter().find(|(_, run)| ready(run)).map(|(&number, _)| number)
     }
 
+    /// Bytes of the longest piece now. Where few pieces may be in flight, they are long enough to fill the window.
+    fn longest(&self) -> u64 {
+        match self.config.cut {
+            Cut::Adaptive => {
+                let share = self.window.bytes() / self.config.pieces.max(1) as u64;
+                self.window.size.bytes().max(share.min(MOST_PIECE))
+            }
+            Cut::Fixed { .. } | Cut::Whole => u64::MAX,
+        }
+    }
+
     /// The next work request.
     pub fn poll_work(&mut self, now: Time) -> Option<Job> {
         if self.flying.len() >= self.config.pieces {
@@ -276,10 +287,7 @@ impl Mover {
             self.window.idle();
             return None;
         };
-        let longest = match self.config.cut {
-            Cut::Adaptive => self.window.size.bytes(),
-            Cut::Fixed { .. } | Cut::Whole => u64::MAX,
-        };
+        let longest = self.longest();
         let run = self.runs.get_mut(&number)?;
         let task = if let Some(&whole) = run.todo.front() {
             let range = Range::new(whole.start, whole.end.min(whole.start.saturating_add(longest)));
@@ -309,7 +317,7 @@ impl Mover {
     /// When [`Self::poll_work`] has something without anything happening before.
     pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         let number = self.ready().filter(|_| self.flying.len() < self.config.pieces)?;
-        let longest = if self.config.cut == Cut::Adaptive { self.window.size.bytes() } else { u64::MAX };
+        let longest = self.longest();
         let length = self.runs.get(&number)?.todo.front()?.len().min(longest);
         match self.window.permit(now, length) {
             Permit::At(at) => Some(at),

@@ -104,7 +104,10 @@ pub struct DeviceAttr {
     pub max_cqe: c_int,
     max_mr: c_int,
     max_pd: c_int,
-    rd_atom: [c_int; 5],
+    pub max_qp_rd_atom: c_int,
+    ee_rd_atom: [c_int; 2],
+    pub max_qp_init_rd_atom: c_int,
+    ee_init_rd_atom: c_int,
     atomic_cap: c_int,
     max_ee: c_int,
     max_rdd: c_int,
@@ -305,7 +308,8 @@ pub fn layouts() -> Vec<(&'static str, usize)> {
         "ibv_cq" Cq { "context" (context) }
         "ibv_qp" Qp { "context" (context) "qp_num" (qp_num) }
         "ibv_device_attr" DeviceAttr { "max_qp_wr" (max_qp_wr) "device_cap_flags" (device_cap_flags)
-            "max_sge" (max_sge) "max_cqe" (max_cqe) "max_mw" (max_mw) }
+            "max_sge" (max_sge) "max_cqe" (max_cqe) "max_mw" (max_mw) "max_qp_rd_atom" (max_qp_rd_atom)
+            "max_qp_init_rd_atom" (max_qp_init_rd_atom) }
         "ibv_port_attr" PortAttr { "active_mtu" (active_mtu) "gid_tbl_len" (gid_tbl_len) "max_msg_sz" (max_msg_sz)
             "lid" (lid) "link_layer" (link_layer) }
         "ibv_qp_init_attr" QpInitAttr { "send_cq" (send_cq) "recv_cq" (recv_cq) "cap.max_send_wr" (cap.max_send_wr)
@@ -352,6 +356,7 @@ pub mod constant {
     constants! {
         LOCAL_WRITE = 1, "IBV_ACCESS_LOCAL_WRITE";
         REMOTE_WRITE = 2, "IBV_ACCESS_REMOTE_WRITE";
+        REMOTE_READ = 4, "IBV_ACCESS_REMOTE_READ";
         MW_BIND = 16, "IBV_ACCESS_MW_BIND";
         MEM_WINDOW_2B = 1 << 24, "IBV_DEVICE_MEM_WINDOW_TYPE_2B";
         MW_TYPE_2 = 2, "IBV_MW_TYPE_2";
@@ -368,6 +373,7 @@ pub mod constant {
         SIGNALED = 2, "IBV_SEND_SIGNALED";
         WR_WRITE = 0, "IBV_WR_RDMA_WRITE";
         WR_WRITE_IMM = 1, "IBV_WR_RDMA_WRITE_WITH_IMM";
+        WR_READ = 4, "IBV_WR_RDMA_READ";
         WR_LOCAL_INV = 7, "IBV_WR_LOCAL_INV";
         WR_BIND_MW = 8, "IBV_WR_BIND_MW";
         WC_RECV_IMM = 129, "IBV_WC_RECV_RDMA_WITH_IMM";

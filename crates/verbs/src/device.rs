@@ -7,7 +7,7 @@ use thalweg_arena::{Arena, Claim};
 use thiserror::Error;
 
 /// Bytes of an encoded [`Endpoint`].
-pub const ENDPOINT_BYTES: usize = 28;
+pub const ENDPOINT_BYTES: usize = 32;
 
 /// Why a device cannot be used, with the mend.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -39,6 +39,8 @@ pub struct Limits {
     pub parts: usize,
     /// Work requests that a pair holds.
     pub works: usize,
+    /// Reads that a pair has under way at a time; more of them wait for the first to end.
+    pub reads: usize,
     /// Whether it has memory windows of type 2B; otherwise each grant registers its memory.
     pub windows: bool,
     /// Bytes of a packet's payload.
@@ -56,6 +58,8 @@ pub struct Endpoint {
     pub first: u32,
     /// The longest packet it takes, in bytes of payload.
     pub mtu: u32,
+    /// Reads by its peer that it answers at a time.
+    pub reads: u32,
 }
 
 impl Endpoint {
@@ -63,7 +67,7 @@ impl Endpoint {
     pub fn encode(&self) -> [u8; ENDPOINT_BYTES] {
         let mut out = [0; ENDPOINT_BYTES];
         out[..16].copy_from_slice(&self.gid);
-        for (at, number) in [(16, self.number), (20, self.first), (24, self.mtu)] {
+        for (at, number) in [(16, self.number), (20, self.first), (24, self.mtu), (28, self.reads)] {
             out[at..at + 4].copy_from_slice(&number.to_le_bytes());
         }
         out
@@ -74,7 +78,8 @@ impl Endpoint {
         let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[..16]);
-        let endpoint = Self { gid, number: number(16), first: number(20), mtu: number(24) };
+        let endpoint =
+            Self { gid, number: number(16), first: number(20), mtu: number(24), reads: number(28) };
         let plausible = endpoint.number < 1 << 24 && endpoint.first < 1 << 24;
         (plausible && [256, 512, 1024, 2048, 4096].contains(&endpoint.mtu)).then_some(endpoint)
     }
@@ -126,6 +131,12 @@ impl Memory {
     }
 }
 
+impl From<Claim> for Memory {
+    fn from(claim: Claim) -> Self {
+        Self(vec![claim])
+    }
+}
+
 /// A work request. Its memory lies in registered arenas, and belongs to the pair until it is done.
 #[derive(Debug)]
 pub enum Work {
@@ -139,15 +150,24 @@ pub enum Work {
     /// The same, and then the peer hears of it ([`Done::Noted`]): when all that was written before is there.
     Note {
         /// What.
-        bytes: Bytes,
+        bytes: Vec<Bytes>,
         /// Where to.
         to: Remote,
         /// What the peer hears.
         note: u32,
     },
+    /// Reads the peer's memory into this one.
+    Read {
+        /// Where to.
+        into: Claim,
+        /// What.
+        from: Remote,
+    },
     /// Lets the peer write to this memory, over this pair alone.
     Open(Memory),
-    /// Lets it no more. When this is done, nothing the peer has sent or will send changes a byte there.
+    /// Lets the peer read these bytes, over this pair alone.
+    Lend(Bytes),
+    /// Lets it no more. When this is done, nothing the peer has sent or will send changes a byte there, or reads one.
     Close {
         /// The key that [`Done::Opened`] told.
         key: u32,
@@ -159,9 +179,11 @@ pub enum Work {
 pub enum Done {
     /// A write is acknowledged: the peer's device has it.
     Written(u64),
-    /// The peer may write to the memory of this request.
+    /// What was to be read is here.
+    Read(u64, Claim),
+    /// The peer may write to the memory of this request, or read it.
     Opened(u64, Remote),
-    /// It may no more; here is the memory.
+    /// It may no more; here is the memory that it could write to.
     Closed(u64, Memory),
     /// The peer has written with a note.
     Noted(u32),
@@ -176,7 +198,7 @@ pub enum Fault {
     Retries,
     /// It was broken off, here or by an earlier fault (FLUSH).
     Flushed,
-    /// The peer's memory must not be written to with this key (REM_ACCESS).
+    /// The peer's memory must not be written to, or read, with this key (REM_ACCESS).
     Access,
     /// Anything else.
     Other,
@@ -233,6 +255,7 @@ pub trait Pair: Send {
     /// Copies bytes of memory that the peer may be writing to; `false` if there is no such memory.
     fn peek(&self, key: u32, at: usize, out: &mut [u8]) -> bool;
 
-    /// Ends the pair at once. No device touches its memory from then on; what was open is given back by its key.
+    /// Ends the pair at once. No device touches its memory from then on. What the peer could write to is given back by its
+    /// key; with key 0 what was to be opened, closed or read into.
     fn break_off(&mut self) -> Vec<(u32, Memory)>;
 }

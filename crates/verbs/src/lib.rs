@@ -1,5 +1,5 @@
-//! RDMA verbs, as far as thalweg needs them: reliable pairs, one-sided writes, and memory that the peer may write to for a
-//! while.
+//! RDMA verbs, as far as thalweg needs them: reliable pairs, one-sided writes and reads, and memory that the peer may reach
+//! for a while.
 //!
 //! [`system`] opens libibverbs when the program asks for it: nothing here needs the library, its headers or a device to
 //! build or to load. [`pretend`] is a device without hardware, for tests.

@@ -5,17 +5,19 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use thalweg_arena::Claim;
 
 use crate::abi::{self, constant};
 use crate::channel::Channel;
 use crate::domain::Domain;
 use crate::open::{checked, there};
-use crate::regions::{region_of, By, Opened, Region, Window};
+use crate::regions::{region_of, By, Held, Opened, Region, Window};
 use crate::{Error, Memory, Remote};
 
 /// What happened to a work request, or came.
 pub(crate) enum Event {
     Written(u64),
+    Read(u64, Claim),
     Opened(u64, Remote),
     Closed(u64, Memory),
     Noted(u32),
@@ -26,6 +28,8 @@ pub(crate) enum Event {
 enum Posted {
     /// The memory that is being read.
     Bytes(#[allow(dead_code)] Vec<Bytes>),
+    /// The memory that is being read into.
+    Read(Claim),
     Open(Opened, Remote),
     Close(Opened),
 }
@@ -156,22 +160,36 @@ impl Queue {
         unsafe { self.post(id, request, Posted::Bytes(bytes)) }
     }
 
-    /// Lets the peer write to the memory.
-    pub(crate) fn open(&mut self, id: u64, memory: Memory) -> Result<(), Error> {
-        let address = memory.address();
-        if !self.windows {
-            let access = constant::LOCAL_WRITE | constant::REMOTE_WRITE;
-            // SAFETY: `memory` is claimed, so nobody else uses it, and goes only after the region.
-            let region = unsafe { Region::new(&self.domain, address as *mut u8, memory.len(), access)? };
+    /// Reads the peer's memory.
+    pub(crate) fn read(&mut self, id: u64, into: Claim, from: Remote) -> Result<(), Error> {
+        let length = u32::try_from(into.len()).map_err(|_| Error::Refused("over 4 GiB at once".into()))?;
+        let lkey = region_of(&self.domain, &into)?.lkey();
+        let mut part = abi::Sge { addr: into.as_ptr() as u64, length, lkey };
+        let mut request = abi::SendWr::zero();
+        request.opcode = constant::WR_READ;
+        (request.remote_addr, request.rkey) = (from.address, from.key);
+        (request.sg_list, request.num_sge) = (&raw mut part, 1);
+        // SAFETY: the part is registered memory that `into` claims until the completion; the list is copied.
+        unsafe { self.post(id, request, Posted::Read(into)) }
+    }
+
+    /// Lets the peer reach the memory.
+    pub(crate) fn open(&mut self, id: u64, held: Held) -> Result<(), Error> {
+        let address = held.address();
+        if !self.windows || !held.takes_windows() {
+            let access = match &held {
+                Held::Written(_) => constant::LOCAL_WRITE | held.access(),
+                Held::Lent(_) => held.access(),
+            };
+            // SAFETY: `held` owns the memory, and goes only after the region. If the peer may write to it, it is claimed, so
+            // that nobody else uses it.
+            let region = unsafe { Region::new(&self.domain, address as *mut u8, held.len(), access)? };
             let remote = Remote { address, key: region.rkey() };
-            self.open.insert(remote.key, Opened { memory, by: By::Region(region) });
+            self.open.insert(remote.key, Opened { held, by: By::Region(region) });
             self.ready.push(Event::Opened(id, remote));
             return Ok(());
         }
-        let region = match memory.claims().first() {
-            Some(first) => region_of(&self.domain, first)?,
-            None => return Err(Error::Refused("no memory to open".into())),
-        };
+        let region = held.region(&self.domain)?;
         let mut window = match self.spare.pop() {
             Some(window) => window,
             None => Window::new(&self.domain)?,
@@ -180,8 +198,8 @@ impl Queue {
         let mut request = abi::SendWr::zero();
         (request.opcode, request.mw, request.mw_rkey) = (constant::WR_BIND_MW, window.mw, key);
         (request.bind_mr, request.bind_addr) = (region.mr, address);
-        (request.bind_length, request.bind_access) = (memory.len() as u64, constant::REMOTE_WRITE as u32);
-        let opened = Opened { memory, by: By::Window(window) };
+        (request.bind_length, request.bind_access) = (held.len() as u64, held.access() as u32);
+        let opened = Opened { held, by: By::Window(window) };
         // SAFETY: window and memory are kept until the window is invalid, or the queue pair gone.
         unsafe { self.post(id, request, Posted::Open(opened, Remote { address, key })) }
     }
@@ -195,7 +213,7 @@ impl Queue {
             By::Region(region) => {
                 // The device may not touch the memory from here on.
                 drop(region);
-                self.ready.push(Event::Closed(id, opened.memory));
+                self.ready.push(Event::Closed(id, opened.held.into_memory()));
                 Ok(())
             }
             By::Window(_) => {
@@ -268,15 +286,16 @@ impl Queue {
         }
         Some(match self.posted.remove(&completion.wr_id)? {
             (id, Posted::Bytes(_)) => Event::Written(id),
+            (id, Posted::Read(into)) => Event::Read(id, into),
             (id, Posted::Open(opened, remote)) => {
                 self.open.insert(remote.key, opened);
                 Event::Opened(id, remote)
             }
-            (id, Posted::Close(Opened { memory, by })) => {
+            (id, Posted::Close(Opened { held, by })) => {
                 if let By::Window(window) = by {
                     self.spare.push(window);
                 }
-                Event::Closed(id, memory)
+                Event::Closed(id, held.into_memory())
             }
         })
     }
@@ -295,9 +314,10 @@ impl Queue {
     }
 
     pub(crate) fn peek(&self, key: u32, at: usize, out: &mut [u8]) -> bool {
-        let Some(first) = self.open.get(&key).and_then(|opened| opened.memory.claims().first()) else {
+        let Some(Held::Written(memory)) = self.open.get(&key).map(|opened| &opened.held) else {
             return false;
         };
+        let Some(first) = memory.claims().first() else { return false };
         if at.checked_add(out.len()).is_none_or(|end| end > first.len()) {
             return false;
         }
@@ -309,7 +329,7 @@ impl Queue {
         true
     }
 
-    /// Destroys the queue pair: then no device touches the memory. Returns what was open.
+    /// Destroys the queue pair: then no device touches the memory. Returns what either end could write to.
     pub(crate) fn break_off(&mut self) -> Vec<(u32, Memory)> {
         let f = self.domain.functions;
         // SAFETY: each is there unless null, used by nothing that is left, and null from then on. All notices have been
@@ -323,14 +343,22 @@ impl Queue {
                 (f.ibv_destroy_cq)(std::mem::replace(&mut self.cq, std::ptr::null_mut()));
             }
         }
-        let posted = self.posted.drain().filter_map(|(_, (_, posted))| match posted {
-            Posted::Bytes(_) => None,
-            Posted::Open(opened, remote) => Some((remote.key, opened)),
-            Posted::Close(opened) => Some((0, opened)),
-        });
-        let all: Vec<(u32, Opened)> = posted.chain(self.open.drain()).collect();
-        // Its window or region first.
-        all.into_iter().map(|(key, Opened { memory, by })| (drop(by), (key, memory)).1).collect()
+        let (mut all, mut given) = (Vec::new(), Vec::new());
+        for (_, (_, posted)) in self.posted.drain() {
+            match posted {
+                Posted::Bytes(_) => {}
+                Posted::Read(into) => given.push((0, into.into())),
+                Posted::Open(opened, remote) => all.push((remote.key, opened)),
+                Posted::Close(opened) => all.push((0, opened)),
+            }
+        }
+        all.extend(self.open.drain());
+        for (key, Opened { held, by }) in all {
+            drop(by); // its window or region first
+            given.push((key, held.into_memory()));
+        }
+        given.retain(|(_, memory)| memory.len() > 0);
+        given
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use thalweg_arena::Arena;
 
 use crate::abi::{self, constant};
@@ -135,9 +136,68 @@ impl Drop for Window {
     }
 }
 
-/// What the peer can write to.
+/// Memory that the peer can reach.
+pub(crate) enum Held {
+    /// It can write to it.
+    Written(Memory),
+    /// It can read it.
+    Lent(Bytes),
+}
+
+impl Held {
+    pub(super) fn address(&self) -> u64 {
+        match self {
+            Held::Written(memory) => memory.address(),
+            Held::Lent(bytes) => bytes.as_ptr() as u64,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Held::Written(memory) => memory.len(),
+            Held::Lent(bytes) => bytes.len(),
+        }
+    }
+
+    /// What the peer may do.
+    pub(super) fn access(&self) -> c_int {
+        match self {
+            Held::Written(_) => constant::REMOTE_WRITE,
+            Held::Lent(_) => constant::REMOTE_READ,
+        }
+    }
+
+    /// The registration of all of its arena.
+    pub(super) fn region(&self, domain: &Arc<Domain>) -> Result<Arc<Region>, Error> {
+        match self {
+            Held::Written(memory) => match memory.claims().first() {
+                Some(first) => region_of(domain, first),
+                None => Err(Error::Refused("no memory to open".into())),
+            },
+            Held::Lent(bytes) => region_of(domain, bytes),
+        }
+    }
+
+    /// Whether a window may be bound to it: not in memory that nobody writes to, as its registration then allows none.
+    pub(super) fn takes_windows(&self) -> bool {
+        match self {
+            Held::Written(_) => true,
+            Held::Lent(bytes) => Arena::of(bytes).is_some_and(|(arena, _)| arena.is_writable()),
+        }
+    }
+
+    /// What is given back: memory that the peer could write to.
+    pub(super) fn into_memory(self) -> Memory {
+        match self {
+            Held::Written(memory) => memory,
+            Held::Lent(_) => Memory::default(),
+        }
+    }
+}
+
+/// What the peer can reach, and how.
 pub(crate) struct Opened {
-    pub(super) memory: Memory,
+    pub(super) held: Held,
     pub(super) by: By,
 }
 

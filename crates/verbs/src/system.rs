@@ -12,7 +12,7 @@ use crate::abi::{self, constant};
 use crate::channel::Channel;
 use crate::domain::{names, Domain};
 use crate::queue::{Event, Queue};
-use crate::regions;
+use crate::regions::{self, Held};
 use crate::{Device, Done, Endpoint, Error, Fault, Limits, Memory, Pair, Work};
 
 /// The port of a device that is used.
@@ -20,6 +20,8 @@ const PORT: u8 = 1;
 /// Work requests of a pair, and parts of memory in one, if the device has as many.
 const WORKS: usize = 512;
 const PARTS: usize = 16;
+/// Reads under way over a pair, if the device has as many: each may be long.
+const READS: usize = 16;
 /// 4.096 us x 2^16, 0.27 s, until a packet is sent again; seven times in all, as 7 repeats for ever on rxe.
 const TIMEOUT: u8 = 16;
 const RETRIES: u8 = 6;
@@ -92,6 +94,7 @@ fn limits(domain: &Domain) -> Result<Limits, Error> {
         message: port.max_msg_sz.into(),
         parts: bound(device.max_sge, PARTS),
         works: bound(device.max_qp_wr.min(device.max_cqe / 2), WORKS),
+        reads: bound(device.max_qp_init_rd_atom, READS),
         windows: device.device_cap_flags & constant::MEM_WINDOW_2B as u32 != 0 && device.max_mw > 0,
         mtu: 128 << port.active_mtu.clamp(1, 5),
     })
@@ -154,17 +157,20 @@ impl Device for System {
     }
 
     fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
-        let Limits { works, parts, windows, mtu, .. } = self.limits;
+        let Limits { works, parts, windows, mtu, reads, .. } = self.limits;
+        let answers = self.domain.attributes()?.max_qp_rd_atom.clamp(1, READS as i32) as u32;
         let mut queue = Queue::new(&self.domain, windows, (works, parts), notes)?;
         let mut init = abi::QpAttr::zero();
         (init.qp_state, init.port_num) = (constant::INIT, PORT);
-        init.qp_access_flags = (constant::LOCAL_WRITE | constant::REMOTE_WRITE | constant::MW_BIND) as u32;
+        let access =
+            [constant::LOCAL_WRITE, constant::REMOTE_WRITE, constant::REMOTE_READ, constant::MW_BIND];
+        init.qp_access_flags = access.iter().sum::<i32>() as u32;
         queue.modify(init, constant::TO_INIT)?;
         for _ in 0..notes {
             queue.expect_note()?;
         }
-        let endpoint = Endpoint { gid: self.gid, number: queue.number, first: 0, mtu };
-        Ok(Box::new(SystemPair { queue, endpoint, index: self.index, events: None, lost: false }))
+        let endpoint = Endpoint { gid: self.gid, number: queue.number, first: 0, mtu, reads: answers };
+        Ok(Box::new(SystemPair { queue, endpoint, reads, index: self.index, events: None, lost: false }))
     }
 }
 
@@ -172,6 +178,8 @@ struct SystemPair {
     events: Option<AsyncFd<Arc<Channel>>>,
     queue: Queue,
     endpoint: Endpoint,
+    /// Reads that this end may have under way.
+    reads: usize,
     index: u8,
     lost: bool,
 }
@@ -182,6 +190,7 @@ impl SystemPair {
         for event in self.queue.poll() {
             match event {
                 Event::Written(id) => done.push(Done::Written(id)),
+                Event::Read(id, into) => done.push(Done::Read(id, into)),
                 Event::Opened(id, remote) => done.push(Done::Opened(id, remote)),
                 Event::Closed(id, memory) => done.push(Done::Closed(id, memory)),
                 Event::Noted(note) => done.push(Done::Noted(note)),
@@ -230,7 +239,7 @@ impl Pair for SystemPair {
         ready.qp_state = constant::RTR;
         ready.path_mtu = (peer.mtu.min(self.endpoint.mtu) / 128).ilog2() as i32;
         (ready.dest_qp_num, ready.rq_psn) = (peer.number, peer.first);
-        (ready.max_dest_rd_atomic, ready.min_rnr_timer) = (1, RNR_TIMER);
+        (ready.max_dest_rd_atomic, ready.min_rnr_timer) = (self.endpoint.reads as u8, RNR_TIMER);
         let to = &mut ready.ah_attr;
         (to.is_global, to.port_num, to.sgid_index, to.hop_limit) = (1, PORT, self.index, HOPS);
         let half = |at: usize| {
@@ -242,16 +251,19 @@ impl Pair for SystemPair {
         self.queue.modify(ready, constant::TO_RTR)?;
         let mut send = abi::QpAttr::zero();
         (send.qp_state, send.sq_psn) = (constant::RTS, self.endpoint.first);
-        (send.timeout, send.retry_cnt, send.rnr_retry, send.max_rd_atomic) =
-            (TIMEOUT, RETRIES, RNR_RETRIES, 1);
+        (send.timeout, send.retry_cnt, send.rnr_retry) = (TIMEOUT, RETRIES, RNR_RETRIES);
+        // No more than the other end answers.
+        send.max_rd_atomic = peer.reads.clamp(1, self.reads as u32) as u8;
         self.queue.modify(send, constant::TO_RTS)
     }
 
     fn post(&mut self, id: u64, work: Work) -> Result<(), Error> {
         match work {
             Work::Write { bytes, to } => self.queue.write(id, bytes, to, None),
-            Work::Note { bytes, to, note } => self.queue.write(id, vec![bytes], to, Some(note)),
-            Work::Open(memory) => self.queue.open(id, memory),
+            Work::Note { bytes, to, note } => self.queue.write(id, bytes, to, Some(note)),
+            Work::Read { into, from } => self.queue.read(id, into, from),
+            Work::Open(memory) => self.queue.open(id, Held::Written(memory)),
+            Work::Lend(bytes) => self.queue.open(id, Held::Lent(bytes)),
             Work::Close { key } => self.queue.close(id, key),
         }
     }

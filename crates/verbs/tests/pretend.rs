@@ -71,7 +71,7 @@ fn a_note_comes_when_all_before_it_is_there() {
             ends.write(id, Range::new(start, start + 1_000), remote);
         }
         let bytes = ends.source.lend(Range::new(0, 1)).unwrap();
-        ends.from.post(99, Work::Note { bytes, to: remote, note: 5 }).unwrap();
+        ends.from.post(99, Work::Note { bytes: vec![bytes], to: remote, note: 5 }).unwrap();
         assert_eq!(settle(&mut ends.from).len(), 11);
         assert!(matches!(settle(&mut ends.to)[..], [Done::Noted(5)]));
         let mut last = [0; 1_000];

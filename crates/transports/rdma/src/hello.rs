@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! connecting end                        listening end
-//! hello: two endpoints, or why not  ->
-//!                                   <-  hello: two endpoints, or why not
+//! hello: endpoints, style; or why not ->
+//!                                   <-  hello: endpoints, style; or why not
 //! ring: where commit records go     <-> ring                               if both have endpoints
 //!      one packet over each pair    <->
 //! ready, or why not                 <-> ready, or why not
@@ -20,15 +20,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use thalweg_arena::Arena;
 use thalweg_transport::{Error, ErrorKind, Link, NoChunks, Result};
-use thalweg_verbs::{Device, Done, Endpoint, Fault, Memory, Pair, Remote, Work};
+use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::text::plain;
 use thalweg_wire::Range;
 
-use crate::settings::SLOTS;
+use crate::settings::{Style, SLOTS};
 use crate::words::{put_remote, Reader, RECORD};
 use crate::{NOTES, WORKS};
 
-const MAGIC: &[u8; 5] = b"tlwr\x01";
+const MAGIC: &[u8; 5] = b"tlwr\x02";
 const SHAKE: &str = "shake hands";
 /// Longest reason, in bytes.
 const REASON: usize = 600;
@@ -57,6 +57,8 @@ pub(crate) struct Pairs {
     /// The key to our ring, and where it is.
     pub(crate) ring: u32,
     pub(crate) ring_address: usize,
+    /// Whether receivers read.
+    pub(crate) pulls: bool,
 }
 
 /// Which end this is.
@@ -143,12 +145,14 @@ pub(crate) async fn shake(
     inner: &dyn Link,
     end: End,
     device: std::result::Result<Arc<dyn Device>, String>,
+    style: Style,
 ) -> Result<Shaken> {
     let messages = Messages(inner);
     let ours = device.and_then(prepare);
     let endpoints = ours.as_ref().map(|ours| {
         let mut both = ours.outgoing.endpoint().encode().to_vec();
         both.extend(ours.incoming.endpoint().encode());
+        both.push(style as u8);
         both
     });
     let said = endpoints.as_ref().map(Vec::as_slice).map_err(|why| why.as_str());
@@ -160,24 +164,37 @@ pub(crate) async fn shake(
     };
     let mut reader = Reader(&theirs);
     let (their_outgoing, their_incoming) = (reader.endpoint()?, reader.endpoint()?);
-    join(messages, end, ours, &their_outgoing, &their_incoming).await
+    let theirs = match reader.take()? {
+        [style] if style == Style::Writes as u8 => Style::Writes,
+        [style] if style == Style::Pull as u8 => Style::Pull,
+        _ => return Err(corrupt("an unknown mode")),
+    };
+    let pulls = style == Style::Pull || theirs == Style::Pull;
+    join(messages, end, ours, (&their_outgoing, &their_incoming), pulls).await
 }
 
 async fn join(
     messages: Messages<'_>,
     end: End,
     mut ours: Ours,
-    their_outgoing: &Endpoint,
-    their_incoming: &Endpoint,
+    (their_outgoing, their_incoming): (&Endpoint, &Endpoint),
+    pulls: bool,
 ) -> Result<Shaken> {
     let opened = async {
         let refused = |error: thalweg_verbs::Error| error.to_string();
         ours.outgoing.connect(their_incoming).map_err(refused)?;
         ours.incoming.connect(their_outgoing).map_err(refused)?;
-        let claim = ours.ring.claim(ours.ring.range()).map_err(|error| error.to_string())?;
-        let memory = Memory::new(vec![claim]).unwrap_or_default();
-        ours.incoming.post(0, Work::Open(memory)).map_err(refused)?;
-        match next(&mut ours.incoming).await {
+        // Whoever reads lets nobody write: what it can read for a first packet is as long as the ring.
+        let pair = if pulls {
+            let bytes = ours.ring.lend(ours.ring.range()).map_err(|error| error.to_string())?;
+            ours.outgoing.post(0, Work::Lend(bytes)).map_err(refused)?;
+            &mut ours.outgoing
+        } else {
+            let claim = ours.ring.claim(ours.ring.range()).map_err(|error| error.to_string())?;
+            ours.incoming.post(0, Work::Open(claim.into())).map_err(refused)?;
+            &mut ours.incoming
+        };
+        match next(pair).await {
             Done::Opened(_, ring) => Ok(ring),
             other => Err(format!("the ring could not be opened ({other:?})")),
         }
@@ -195,14 +212,14 @@ async fn join(
         (Err(why), _) => return Ok(Shaken::Tcp(why)),
         (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
     };
-    let probed = probe(&mut ours, to).await;
+    let probed = if pulls { probe_by_read(&mut ours, to).await } else { probe(&mut ours, to).await };
     let said = probed.as_ref().map(|()| &[][..]).map_err(|why| why.as_str());
     let heard = messages.exchange(end, 3, said).await?;
     match (probed, heard) {
         (Ok(()), Ok(_)) => {
             let Ours { device, outgoing, incoming, ring } = ours;
             let ring_address = ring.as_ptr() as usize;
-            let pairs = Pairs { device, outgoing, to, incoming, ring: own.key, ring_address };
+            let pairs = Pairs { device, outgoing, to, incoming, ring: own.key, ring_address, pulls };
             Ok(Shaken::Rdma(Box::new(pairs)))
         }
         (Err(why), _) => Ok(Shaken::Tcp(why)),
@@ -220,26 +237,60 @@ async fn next(pair: &mut Box<dyn Pair>) -> Done {
     .await
 }
 
+/// As long as a packet on the path may be.
+fn packet(ours: &Ours) -> u64 {
+    let (mine, theirs) = (ours.outgoing.endpoint().mtu, ours.incoming.endpoint().mtu);
+    u64::from(mine.min(theirs)).min((SLOTS * RECORD) as u64)
+}
+
+fn blocked(what: &str, length: u64) -> String {
+    format!(
+        "{what} over RDMA: a firewall may drop UDP port 4791, or the path's MTU is below {length} bytes; open the port, or \
+         set the MTU of the RDMA ports"
+    )
+}
+
+/// Reads one packet by the pair of what comes. The peer does so by the other.
+async fn probe_by_read(ours: &mut Ours, from: Remote) -> std::result::Result<(), String> {
+    let length = packet(ours);
+    let memory = Arena::new(length).map_err(|error| error.to_string())?;
+    ours.device.register(&memory).map_err(|error| error.to_string())?;
+    let into = memory.claim(memory.range()).map_err(|error| error.to_string())?;
+    ours.incoming.post(0, Work::Read { into, from }).map_err(|error| error.to_string())?;
+    // The peer's read may need this end to go on.
+    let other = async {
+        Err::<(), _>(format!("the peer's first read failed ({:?})", next(&mut ours.outgoing).await))
+    };
+    let read = async {
+        match next(&mut ours.incoming).await {
+            Done::Read(..) => Ok(()),
+            Done::Lost(Fault::Retries) => Err(blocked("the peer does not answer", length)),
+            other => Err(format!("the first read failed ({other:?})")),
+        }
+    };
+    let both = async {
+        tokio::select! {
+            biased;
+            read = read => read,
+            other = other => other,
+        }
+    };
+    tokio::time::timeout(PROBING, both).await.unwrap_or_else(|_| Err(blocked("nothing comes", length)))
+}
+
 /// Writes one packet over each pair: a path may carry TCP and nothing of RDMA, or no packets of that length. It is also
 /// FedRDMA's Link-Enable (section 4.3): whatever has to learn of the path does so before data comes.
 async fn probe(ours: &mut Ours, to: Remote) -> std::result::Result<(), String> {
-    let (mine, theirs) = (ours.outgoing.endpoint().mtu, ours.incoming.endpoint().mtu);
-    let length = u64::from(mine.min(theirs)).min((SLOTS * RECORD) as u64);
-    let packet = Arena::new(length).map_err(|error| error.to_string())?;
-    ours.device.register(&packet).map_err(|error| error.to_string())?;
-    let bytes = packet.lend(Range::new(0, length)).map_err(|error| error.to_string())?;
-    let work = Work::Note { bytes, to, note: PROBE };
+    let length = packet(ours);
+    let memory = Arena::new(length).map_err(|error| error.to_string())?;
+    ours.device.register(&memory).map_err(|error| error.to_string())?;
+    let bytes = memory.lend(Range::new(0, length)).map_err(|error| error.to_string())?;
+    let work = Work::Note { bytes: vec![bytes], to, note: PROBE };
     ours.outgoing.post(0, work).map_err(|error| error.to_string())?;
-    let blocked = |what: &str| {
-        format!(
-            "{what} over RDMA: a firewall may drop UDP port 4791, or the path's MTU is below {length} bytes; open the \
-             port, or set the MTU of the RDMA ports"
-        )
-    };
     let outgoing = async {
         match next(&mut ours.outgoing).await {
             Done::Written(_) => Ok(()),
-            Done::Lost(Fault::Retries) => Err(blocked("the peer does not answer")),
+            Done::Lost(Fault::Retries) => Err(blocked("the peer does not answer", length)),
             other => Err(format!("the first write failed ({other:?})")),
         }
     };
@@ -252,6 +303,6 @@ async fn probe(ours: &mut Ours, to: Remote) -> std::result::Result<(), String> {
     let both = async { tokio::join!(outgoing, incoming) };
     match tokio::time::timeout(PROBING, both).await {
         Ok((outgoing, incoming)) => outgoing.and(incoming),
-        Err(_) => Err(blocked("nothing comes")),
+        Err(_) => Err(blocked("nothing comes", length)),
     }
 }

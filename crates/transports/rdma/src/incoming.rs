@@ -6,24 +6,22 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::task::{Context, Waker};
+use std::time::Instant;
 
-use thalweg_arena::{Arena, Claim};
-use thalweg_pieces::Credits;
+use thalweg_arena::Claim;
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Remote, Work};
-use thalweg_wire::{FrameHeader, Range};
+use thalweg_wire::FrameHeader;
 
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::SLOTS;
+use crate::sides::{Came, Landing, Receives};
+use crate::stock::Stock;
 use crate::words::{recorded, Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const RECEIVE: &str = "receive";
-/// Bytes that are granted at a time.
-const GRANTED: u64 = 256 << 20;
-/// Those of them that lie in memory of the link's own.
-const POOLED: u64 = 32 << 20;
 /// The ring's work request; grants have their numbers.
 const RING: u64 = u64::MAX;
 
@@ -48,14 +46,6 @@ enum Fate {
     Committed,
 }
 
-/// Where the bytes of a chunk are received.
-pub(crate) enum Landing {
-    /// In the place that the sink gave.
-    Place,
-    /// In memory of the link's own, and then in the sink's place if it gave one.
-    Pool(Arena, Option<Claim>),
-}
-
 struct Granted {
     header: FrameHeader,
     landing: Landing,
@@ -64,19 +54,9 @@ struct Granted {
     fate: Fate,
 }
 
-/// A chunk that has come, in memory that the peer cannot reach any more.
-pub(crate) struct Came {
-    pub(crate) number: u64,
-    pub(crate) header: FrameHeader,
-    /// The bytes, as long as the chunk.
-    pub(crate) bytes: Claim,
-    pub(crate) landing: Landing,
-}
-
 /// The receiving side.
 pub(crate) struct Incoming {
-    device: Arc<dyn Device>,
-    pool: Arc<Pool>,
+    stock: Stock,
     pair: Option<Box<dyn Pair>>,
     /// The key to the ring; `None` while it is opened.
     ring: Option<u32>,
@@ -86,8 +66,8 @@ pub(crate) struct Incoming {
     /// The number of the next offer.
     next: u64,
     grants: BTreeMap<u64, Granted>,
-    credits: Credits,
-    pooled: Credits,
+    /// The offer that is being placed.
+    placing: Option<u64>,
     came: VecDeque<Came>,
     waker: Option<Waker>,
 }
@@ -114,8 +94,7 @@ impl Incoming {
         (pair, ring, ring_address): (Box<dyn Pair>, u32, usize),
     ) -> Self {
         Self {
-            device,
-            pool,
+            stock: Stock::new(device, pool),
             pair: Some(pair),
             ring: Some(ring),
             ring_address,
@@ -123,8 +102,7 @@ impl Incoming {
             offers: VecDeque::new(),
             next: 0,
             grants: BTreeMap::new(),
-            credits: Credits::new(GRANTED, GRANTS),
-            pooled: Credits::new(POOLED, GRANTS),
+            placing: None,
             came: VecDeque::new(),
             waker: None,
         }
@@ -138,7 +116,7 @@ impl Incoming {
 
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
-    pub(crate) fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
+    fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
         if number != self.next || self.offers.len() + self.grants.len() + self.came.len() > 2 * GRANTS {
             return Err(corrupt("an offer out of order, or one too many"));
         }
@@ -150,11 +128,12 @@ impl Incoming {
 
     /// # Errors
     /// [`ErrorKind::Corrupt`] for what was never offered.
-    pub(crate) fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
+    fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("a withdrawal of what was not offered"));
         }
         self.offers.retain(|(offer, _)| *offer != number);
+        self.placing = self.placing.filter(|&placing| placing != number);
         if let Some(grant) = self.grants.get_mut(&number).filter(|grant| grant.fate == Fate::Awaited) {
             grant.fate = if committed { Fate::Trailing } else { Fate::Withdrawn };
             if grant.fate == Fate::Withdrawn {
@@ -169,7 +148,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the device cannot, [`ErrorKind::Corrupt`] for what was committed wrongly.
-    pub(crate) fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
+    fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
         if epoch <= self.epoch {
             return Err(corrupt("an old pair"));
         }
@@ -177,7 +156,7 @@ impl Incoming {
         let open = self.pair.take().map(|mut pair| pair.break_off()).unwrap_or_default();
         let mut memory: BTreeMap<usize, Claim> =
             open.into_iter().filter_map(|(_, memory)| claim_of(memory)).collect();
-        let mut pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
+        let mut pair = self.stock.device.pair(NOTES).map_err(|error| refused(&error))?;
         pair.connect(endpoint).map_err(|error| refused(&error))?;
         (self.epoch, self.ring, self.pair) = (epoch, None, Some(pair));
         let ring = memory.remove(&self.ring_address).ok_or_else(|| corrupt("a pair that was not whole"))?;
@@ -211,24 +190,6 @@ impl Incoming {
         Ok(())
     }
 
-    /// Takes what has happened.
-    ///
-    /// # Errors
-    /// With which the link ends.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()> {
-        self.waker = Some(context.waker().clone());
-        let mut done = Vec::new();
-        while let Some(pair) = &mut self.pair {
-            if pair.poll(context, &mut done).is_pending() {
-                break;
-            }
-            for done in done.drain(..) {
-                self.handle(done, outbox)?;
-            }
-        }
-        Ok(())
-    }
-
     fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
         match done {
             Done::Opened(RING, ring) => {
@@ -247,7 +208,7 @@ impl Incoming {
             }
             Done::Lost(fault) if fault.may_retry() => outbox.say(&Word::Broken { epoch: self.epoch }),
             Done::Lost(_) => return Err(Error::closed(RECEIVE, "the device broke the pair (access error)")),
-            Done::Written(_) => {}
+            Done::Written(_) | Done::Read(..) => {}
         }
         Ok(())
     }
@@ -300,73 +261,82 @@ impl Incoming {
         }
     }
 
-    /// A chunk is taken or dropped, and its credit is free.
-    pub(crate) fn done(&mut self, length: u64, landing: Landing) {
-        self.credits.give(length);
-        if let Landing::Pool(arena, place) = landing {
-            drop(place);
-            self.pooled.give(length);
-            self.pool.give(arena);
+    fn open(&mut self, id: u64, claim: Claim) -> Result<()> {
+        let (Some(pair), Some(memory)) = (&mut self.pair, Memory::new(vec![claim])) else { return Ok(()) };
+        pair.post(id, Work::Open(memory)).map_err(|error| refused(&error))
+    }
+}
+
+impl Receives for Incoming {
+    fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
+        match word {
+            Word::Offer { number, header } => self.handle_offer(number, header),
+            Word::Withdraw { number, committed } => self.handle_withdraw(number, committed),
+            Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox),
+            _ => Err(corrupt("a word of another mode")),
         }
-        self.wake();
     }
 
-    /// The next chunk that has come.
-    pub(crate) fn next_came(&mut self) -> Option<Came> {
+    fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()> {
+        self.waker = Some(context.waker().clone());
+        let mut done = Vec::new();
+        while let Some(pair) = &mut self.pair {
+            if pair.poll(context, &mut done).is_pending() {
+                break;
+            }
+            for done in done.drain(..) {
+                self.handle(done, outbox)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drive(&mut self, _: &mut Context<'_>, _: &Outbox) -> Result<Option<Instant>> {
+        Ok(None) // the peer does
+    }
+
+    fn next_came(&mut self) -> Option<Came> {
         self.came.pop_front()
     }
 
-    /// How many offers there have been.
-    pub(crate) fn offers(&self) -> u64 {
+    fn offers(&self) -> u64 {
         self.next
     }
 
-    /// The next of the first `offers` offers for which there is credit, which is taken now.
-    pub(crate) fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
+    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
         let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
-        // While pairs are exchanged nothing can be opened. Memory of the link's own may be needed for any of them.
-        if self.ring.is_none() || !self.pooled.take(length) {
+        // While pairs are exchanged nothing can be opened.
+        if self.ring.is_none() || !self.stock.take(length) {
             return None;
         }
-        self.pooled.give(length);
-        self.credits.take(length).then(|| self.offers.pop_front()).flatten()
+        let offer = self.offers.pop_front();
+        self.placing = offer.map(|(number, _)| number);
+        offer
     }
 
-    /// Grants an offer memory: the claim that the sink gave, or some of the link's own.
-    ///
-    /// # Errors
-    /// [`ErrorKind::System`] where there is no memory, or none that may be registered.
-    pub(crate) fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>) -> Result<()> {
+    fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
         let length = header.length() as u64;
-        let known =
-            |claim: &Claim| Arena::of(claim).is_some_and(|(arena, _)| self.device.register(&arena).is_ok());
-        let (claim, landing) = match place {
-            Some(claim) if known(&claim) => (claim, Landing::Place),
-            other => {
-                self.pooled.take(length);
-                let arena = self.pool.take(length as usize)?;
-                let claim = arena.claim(Range::new(0, length));
-                let claim = claim.map_err(|e| Error::new(ErrorKind::System, RECEIVE, e.to_string()))?;
-                (claim, Landing::Pool(arena, other))
-            }
-        };
+        if self.placing.take() != Some(number) {
+            // It was withdrawn meanwhile.
+            self.stock.give(length);
+            return Ok(());
+        }
+        let (claim, landing) = self.stock.land(length, place)?;
         let (address, state) = (claim.as_ptr() as usize, State::Opening);
         self.grants.insert(number, Granted { header, landing, address, state, fate: Fate::Awaited });
         self.open(number, claim)
     }
 
-    fn open(&mut self, id: u64, claim: Claim) -> Result<()> {
-        let (Some(pair), Some(memory)) = (&mut self.pair, Memory::new(vec![claim])) else { return Ok(()) };
-        pair.post(id, Work::Open(memory)).map_err(|error| refused(&error))
-    }
-
-    /// Whether nothing is under way of what the peer has committed or has stopped sending.
-    pub(crate) fn is_settled(&self) -> bool {
+    fn is_settled(&self) -> bool {
         self.grants.values().all(|grant| grant.fate == Fate::Awaited)
     }
 
-    /// Ends it: all memory is free from here on.
-    pub(crate) fn stop(&mut self) {
+    fn done(&mut self, length: u64, landing: Landing) {
+        self.stock.done(length, landing);
+        self.wake();
+    }
+
+    fn stop(&mut self) {
         if let Some(mut pair) = self.pair.take() {
             drop(pair.break_off());
         }

@@ -1,9 +1,10 @@
 //! A sender that breaks the rules, over a pretend device.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
+use thalweg_arena::Arena;
 use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
 use thalweg_verbs::Fault;
-use thalweg_wire::{checksum, ChunkHeader, LayoutHash};
+use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range};
 
 use super::*;
 use crate::words::record;
@@ -63,7 +64,7 @@ impl Ends {
         // The middle third of it.
         let granted = Range::new(LENGTH.into(), 2 * u64::from(LENGTH));
         let claim = self.place.claim(granted).unwrap();
-        self.receiver.grant(number, header, Some(claim)).unwrap();
+        self.receiver.grant(number, header, Some(claim), &self.outbox).unwrap();
         self.poll().unwrap();
         let address = self.receiver.grants[&number].address as u64;
         let State::Open { key } = self.receiver.grants[&number].state else { panic!("not open") };
@@ -84,7 +85,7 @@ impl Ends {
     }
 
     fn note(&mut self, number: u64, slot: u32) {
-        let bytes = self.bytes(&record(number));
+        let bytes = vec![self.bytes(&record(number))];
         let at = u64::from(slot) * RECORD as u64;
         let to = Remote { address: self.ring.address + at, ..self.ring };
         self.sender.post(2, Work::Note { bytes, to, note: slot }).unwrap();
@@ -160,7 +161,7 @@ fn records_of_what_is_not_granted_end_the_link() {
         drop(settle(&mut ends.sender));
         ends.poll().unwrap();
         ends.receiver.next_came().unwrap();
-        let bytes = ends.bytes(&record(number));
+        let bytes = vec![ends.bytes(&record(number))];
         let slot_of = u64::from(slot.min(SLOTS as u32 - 1));
         let to = Remote { address: ends.ring.address + slot_of * RECORD as u64, ..ends.ring };
         ends.sender.post(3, Work::Note { bytes, to, note: slot }).unwrap();

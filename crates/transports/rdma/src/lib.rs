@@ -6,22 +6,30 @@
 //! hello      the handshake: endpoints, rings, a first packet
 //! outgoing   chunks that are offered; thalweg-pieces says which piece is written when
 //! incoming   chunks that are granted memory; a grant is revoked before its bytes are looked at
-//! shared     the three tasks of a link: read, write, drive
+//! lending    chunks that the peer reads, instead of outgoing
+//! reading    chunks that are read, instead of incoming; thalweg-pieces says which piece is read when
+//! shared     the tasks of a link: read, write, drive
 //! link       the contract
 //! ```
 #![forbid(unsafe_code)]
 
 mod device;
+mod entry;
 mod hello;
 mod incoming;
+mod lending;
 mod link;
 mod listener;
 mod outbox;
 mod outgoing;
+mod parts;
 mod plain;
 mod pool;
+mod reading;
 mod settings;
 mod shared;
+mod sides;
+mod stock;
 mod tracker;
 mod words;
 
@@ -118,7 +126,7 @@ pub(crate) async fn finish(
     choices: &Choices,
     has_lobby: bool,
 ) -> Result<Arc<dyn Link>> {
-    Ok(match shake(&*inner, end, device).await? {
+    Ok(match shake(&*inner, end, device, choices.style).await? {
         Shaken::Rdma(pairs) => Arc::new(RdmaLink::new(inner, *pairs, choices.mover, has_lobby)?),
         Shaken::Tcp(why) => {
             let notice = format!("the link to {} is tcp: {why}", inner.peer().address);

@@ -18,11 +18,14 @@ use thalweg_wire::{FrameHeader, MAX_CHUNK};
 use tokio::sync::{mpsc, Mutex};
 
 use crate::hello::Pairs;
-use crate::incoming::{Came, Incoming, Landing};
+use crate::incoming::Incoming;
+use crate::lending::Lending;
 use crate::outbox::Outbox;
 use crate::outgoing::Outgoing;
 use crate::pool::Pool;
-use crate::shared::{drive, read, write, Shared};
+use crate::reading::Reading;
+use crate::shared::{drive, pull, read, write, Shared};
+use crate::sides::{Came, Landing, Receives, Sends};
 use crate::tracker::Tracker;
 use crate::words::{Word, RECORD};
 use crate::Rdma;
@@ -57,18 +60,30 @@ impl RdmaLink {
     /// # Errors
     /// [`ErrorKind::System`] without memory that may be registered.
     pub(crate) fn new(inner: Arc<dyn Link>, pairs: Pairs, config: Config, has_lobby: bool) -> Result<Self> {
-        let Pairs { device, outgoing, to, incoming, ring, ring_address } = pairs;
+        let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls } = pairs;
         let pool = Arc::new(Pool::new(device.clone()));
         let (outbox, to_send) = Outbox::new();
         let sent = Arc::default();
-        let outgoing =
-            Outgoing::new(device.clone(), pool.clone(), (outgoing, to), config, Arc::clone(&sent))?;
-        let incoming = Incoming::new(device.clone(), pool.clone(), (incoming, ring, ring_address));
-        let shared = Arc::new(Shared::new(inner, outbox, (outgoing, incoming), sent, !has_lobby));
+        let (known, place, counted) = (device.clone(), pool.clone(), Arc::clone(&sent));
+        let sends: Box<dyn Sends> = if pulls {
+            Box::new(Lending::new(known, place, outgoing, counted))
+        } else {
+            Box::new(Outgoing::new(known, place, (outgoing, to), config, counted)?)
+        };
+        let (known, place) = (device.clone(), pool.clone());
+        let receives: Box<dyn Receives> = if pulls {
+            Box::new(Reading::new(known, place, incoming, config))
+        } else {
+            Box::new(Incoming::new(known, place, (incoming, ring, ring_address)))
+        };
+        let shared = Arc::new(Shared::new(inner, outbox, (sends, receives, pulls), sent, !has_lobby));
         let (pass, messages) = mpsc::channel(UNREAD);
         tokio::spawn(read(shared.clone(), pass));
         tokio::spawn(write(shared.clone(), to_send));
         tokio::spawn(drive(shared.clone()));
+        if pulls {
+            tokio::spawn(pull(shared.clone()));
+        }
         let inbox = Mutex::new(Inbox { messages, held: None });
         Ok(Self { shared, device, pool, inbox })
     }
@@ -90,8 +105,9 @@ impl RdmaLink {
             {
                 let mut outgoing = self.shared.outgoing();
                 if outgoing.has_room(bytes.len() as u64) {
-                    outgoing.offer(header, bytes, staged, tracker, &self.shared.outbox);
-                    return Ok(());
+                    let offered = outgoing.offer(header, bytes, staged, tracker, &self.shared.outbox);
+                    drop(outgoing);
+                    return offered.inspect_err(|error| self.shared.end(error.clone()));
                 }
             }
             room.await;
@@ -195,7 +211,7 @@ impl RdmaLink {
             let context = format!("a place of {} bytes for {}", place.len(), header.length());
             return Err(Error::new(ErrorKind::System, RECEIVE, context));
         }
-        self.shared.incoming().grant(number, header, place)
+        self.shared.incoming().grant(number, header, place, &self.shared.outbox)
     }
 }
 

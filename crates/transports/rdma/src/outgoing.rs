@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -13,39 +13,17 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::{FrameHeader, Range};
 
+use crate::entry::{Entry, Records, State};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
-use crate::settings::SLOTS;
+use crate::sides::Sends;
 use crate::tracker::Tracker;
-use crate::words::{record, Word, RECORD};
+use crate::words::{Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
-/// Commit records are written here before they leave: more than there are slots, as a slot may be free before its last
-/// record's completion is known.
-const RECORDS: u64 = 2 * SLOTS as u64;
 /// As much may always be offered.
 const LEAST_OFFERED: u64 = 4 << 20;
-
-enum State {
-    Offered,
-    Granted,
-    /// Nobody wants it here any more. It ends with its last completion, or if it is committed, when the peer has taken it.
-    Leaving {
-        committed: bool,
-    },
-}
-
-/// A chunk that was offered and not yet taken.
-struct Entry {
-    state: State,
-    length: u64,
-    bytes: Bytes,
-    /// Where the bytes were copied to, if they lay in no registered arena.
-    staged: Option<Arena>,
-    /// Whom to tell when nothing of the chunk is used any more.
-    tracker: Option<Arc<Tracker>>,
-}
 
 /// The sending side.
 pub(crate) struct Outgoing {
@@ -61,8 +39,7 @@ pub(crate) struct Outgoing {
     next: u64,
     /// The grant of each work request under way.
     posted: HashMap<u64, u64>,
-    records: Arena,
-    next_record: u64,
+    records: Records,
     started: Instant,
     waker: Option<Waker>,
     sent: Arc<AtomicU64>,
@@ -77,7 +54,7 @@ impl Outgoing {
         config: Config,
         sent: Arc<AtomicU64>,
     ) -> Result<Self> {
-        let records = pool.take(RECORDS as usize * RECORD)?;
+        let records = Records::new(&pool)?;
         Ok(Self {
             device,
             pool,
@@ -90,7 +67,6 @@ impl Outgoing {
             next: 0,
             posted: HashMap::new(),
             records,
-            next_record: 0,
             started: Instant::now(),
             waker: None,
             sent,
@@ -105,54 +81,6 @@ impl Outgoing {
     fn wake(&mut self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
-        }
-    }
-
-    /// Whether a chunk of so many bytes may be offered now: two windows may be, so that grants are there before they are
-    /// needed.
-    pub(crate) fn has_room(&self, bytes: u64) -> bool {
-        let most = self.mover.window().saturating_mul(2).max(LEAST_OFFERED);
-        self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)
-    }
-
-    /// Whether a chunk that nobody wants any more waits for a completion before the peer can be told.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.entries.values().any(|entry| matches!(entry.state, State::Leaving { committed: false }))
-    }
-
-    /// Offers a chunk, whose bytes lie in registered memory.
-    pub(crate) fn offer(
-        &mut self,
-        header: FrameHeader,
-        bytes: Bytes,
-        staged: Option<Arena>,
-        tracker: &Arc<Tracker>,
-        outbox: &Outbox,
-    ) {
-        let (number, length) = (self.next, bytes.len() as u64);
-        self.next += 1;
-        self.offered += length;
-        tracker.began(number);
-        let tracker = Some(tracker.clone());
-        self.entries.insert(number, Entry { state: State::Offered, length, bytes, staged, tracker });
-        outbox.say(&Word::Offer { number, header });
-    }
-
-    /// Takes a chunk back. Its bytes are free when its tracker says so.
-    pub(crate) fn withdraw(&mut self, number: u64, outbox: &Outbox) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
-        if matches!(entry.state, State::Leaving { .. }) {
-            return;
-        }
-        entry.bytes = Bytes::new();
-        let committed = self.mover.withdraw(number);
-        let flies = self.posted.values().any(|&of| of == number);
-        entry.state = State::Leaving { committed };
-        if committed {
-            outbox.say(&Word::Withdraw { number, committed });
-        }
-        if !flies {
-            self.left(number, outbox);
         }
     }
 
@@ -183,7 +111,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
-    pub(crate) fn handle_grant(&mut self, number: u64, to: Remote) -> Result<()> {
+    fn handle_grant(&mut self, number: u64, to: Remote) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("a grant for what was not offered"));
         }
@@ -203,7 +131,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`ErrorKind::Corrupt`] for a chunk that was never offered.
-    pub(crate) fn handle_taken(&mut self, number: u64) -> Result<()> {
+    fn handle_taken(&mut self, number: u64) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("word of what was not offered"));
         }
@@ -217,7 +145,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`ErrorKind::System`] if the device cannot join it.
-    pub(crate) fn handle_ring(&mut self, epoch: u32, endpoint: &Endpoint, ring: Remote) -> Result<()> {
+    fn handle_ring(&mut self, epoch: u32, endpoint: &Endpoint, ring: Remote) -> Result<()> {
         if epoch == self.epoch && self.ring.is_none() {
             if let Some(pair) = &mut self.pair {
                 pair.connect(endpoint).map_err(|error| refused(&error))?;
@@ -232,33 +160,12 @@ impl Outgoing {
     ///
     /// # Errors
     /// As [`Self::poll`].
-    pub(crate) fn handle_broken(&mut self, epoch: u32, outbox: &Outbox) -> Result<()> {
+    fn handle_broken(&mut self, epoch: u32, outbox: &Outbox) -> Result<()> {
         if epoch == self.epoch && self.ring.is_some() {
             self.lost(Fault::Flushed, outbox)?;
             self.wake();
         }
         Ok(())
-    }
-
-    /// Goes on as far as it can, and says when it can again without anything happening before.
-    ///
-    /// # Errors
-    /// With which the link ends: three pairs were lost without progress, or the peer forbids what it granted.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>> {
-        self.waker = Some(context.waker().clone());
-        let mut done = Vec::new();
-        while let Some(pair) = self.pair.as_mut().filter(|_| !self.stopped) {
-            if pair.poll(context, &mut done).is_pending() {
-                break;
-            }
-            for done in done.drain(..) {
-                self.handle(done, outbox)?;
-            }
-        }
-        self.post()?;
-        let now = self.now();
-        let next = self.ring.and_then(|_| self.mover.poll_timeout(now));
-        Ok(next.filter(|&at| at > now).map(|at| self.started + at))
     }
 
     fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
@@ -277,7 +184,7 @@ impl Outgoing {
             }
             Done::Lost(fault) => self.lost(fault, outbox),
             // Of a pair for writing nothing else comes.
-            Done::Opened(..) | Done::Closed(..) | Done::Noted(_) => Ok(()),
+            Done::Opened(..) | Done::Closed(..) | Done::Noted(_) | Done::Read(..) => Ok(()),
         }
     }
 
@@ -344,19 +251,87 @@ impl Outgoing {
     }
 
     fn commit(&mut self, grant: &Grant, ring: Remote, slot: u32) -> Result<Work> {
-        let start = self.next_record % RECORDS * RECORD as u64;
-        self.next_record += 1;
-        let place = Range::new(start, start + RECORD as u64);
-        let busy = |error: thalweg_arena::ArenaError| Error::new(ErrorKind::System, SEND, error.to_string());
-        self.records.claim(place).map_err(busy)?.copy_from_slice(&record(grant.number));
-        let bytes = self.records.lend(place).map_err(busy)?;
+        let bytes = self.records.write(grant.number)?;
         let at = u64::from(slot) * RECORD as u64;
         let to = Remote { address: ring.address.wrapping_add(at), key: ring.key };
-        Ok(Work::Note { bytes, to, note: slot })
+        Ok(Work::Note { bytes: vec![bytes], to, note: slot })
+    }
+}
+
+impl Sends for Outgoing {
+    /// Two windows may be offered, so that grants are there before they are needed.
+    fn has_room(&self, bytes: u64) -> bool {
+        let most = self.mover.window().saturating_mul(2).max(LEAST_OFFERED);
+        self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)
     }
 
-    /// Ends it: no device uses the bytes from here on, and all trackers are told.
-    pub(crate) fn stop(&mut self) {
+    fn is_leaving(&self) -> bool {
+        self.entries.values().any(|entry| matches!(entry.state, State::Leaving { committed: false }))
+    }
+
+    fn offer(
+        &mut self,
+        header: FrameHeader,
+        bytes: Bytes,
+        staged: Option<Arena>,
+        tracker: &Arc<Tracker>,
+        outbox: &Outbox,
+    ) -> Result<()> {
+        let (number, length) = (self.next, bytes.len() as u64);
+        self.next += 1;
+        self.offered += length;
+        tracker.began(number);
+        let tracker = Some(tracker.clone());
+        self.entries.insert(number, Entry { state: State::Offered, length, bytes, staged, tracker });
+        outbox.say(&Word::Offer { number, header });
+        Ok(())
+    }
+
+    fn withdraw(&mut self, number: u64, outbox: &Outbox) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        if matches!(entry.state, State::Leaving { .. }) {
+            return;
+        }
+        entry.bytes = Bytes::new();
+        let committed = self.mover.withdraw(number);
+        let flies = self.posted.values().any(|&of| of == number);
+        entry.state = State::Leaving { committed };
+        if committed {
+            outbox.say(&Word::Withdraw { number, committed });
+        }
+        if !flies {
+            self.left(number, outbox);
+        }
+    }
+
+    fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
+        match word {
+            Word::Grant { number, to } => self.handle_grant(number, to),
+            Word::Taken { number } => self.handle_taken(number),
+            Word::Ring { epoch, endpoint, ring } => self.handle_ring(epoch, &endpoint, ring),
+            Word::Broken { epoch } => self.handle_broken(epoch, outbox),
+            _ => Err(corrupt("a word of another mode")),
+        }
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>> {
+        self.waker = Some(context.waker().clone());
+        let mut done = Vec::new();
+        while let Some(pair) = self.pair.as_mut().filter(|_| !self.stopped) {
+            if pair.poll(context, &mut done).is_pending() {
+                break;
+            }
+            for done in done.drain(..) {
+                self.handle(done, outbox)?;
+            }
+        }
+        self.post()?;
+        let now = self.now();
+        let next = self.ring.and_then(|_| self.mover.poll_timeout(now));
+        Ok(next.filter(|&at| at > now).map(|at| self.started + at))
+    }
+
+    fn stop(&mut self) {
         self.stopped = true;
         self.ring = None;
         if let Some(mut pair) = self.pair.take() {
@@ -368,35 +343,6 @@ impl Outgoing {
             entry.release(number);
         }
         self.wake();
-    }
-}
-
-impl Entry {
-    /// Nothing of the chunk is used any more.
-    fn release(&mut self, number: u64) {
-        if let Some(tracker) = self.tracker.take() {
-            tracker.ended(number);
-        }
-    }
-}
-
-/// The driver's future: goes on until the link ends, and returns why it has to.
-pub(crate) fn poll_until(
-    timer: &mut std::pin::Pin<Box<tokio::time::Sleep>>,
-    context: &mut Context<'_>,
-    mut poll: impl FnMut(&mut Context<'_>) -> Result<Option<Instant>>,
-) -> Poll<Error> {
-    loop {
-        match poll(context) {
-            Err(error) => return Poll::Ready(error),
-            Ok(None) => return Poll::Pending,
-            Ok(Some(at)) => {
-                timer.as_mut().reset(at.into());
-                if std::future::Future::poll(timer.as_mut(), context).is_pending() {
-                    return Poll::Pending;
-                }
-            }
-        }
     }
 }
 

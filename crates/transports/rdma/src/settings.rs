@@ -13,9 +13,10 @@ pub(crate) const SLOTS: usize = 256;
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
         name: "mode",
-        kind: Kind::Choice { default: "window", choices: &["window", "fedrdma-e", "whole"] },
-        meaning: "how chunks are written: in pieces, as many under way as the path carries; one piece at a time, from the \
-                  last to the first (FedRDMA-E, section 3.2); or each chunk at once",
+        kind: Kind::Choice { default: "window", choices: &["window", "pull", "fedrdma-e", "whole"] },
+        meaning: "how chunks move: written in pieces, as many under way as the path carries; read so by their receiver, to \
+                  whom nobody writes then, if either end says so; written one piece at a time, from the last to the first \
+                  (FedRDMA-E, section 3.2); or written each at once",
     },
     Setting {
         name: "piece",
@@ -45,7 +46,17 @@ pub(crate) const SETTINGS: &[Setting] = &[
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Choices {
     pub(crate) mover: Config,
+    pub(crate) style: Style,
     pub(crate) trusts_fabric: bool,
+}
+
+/// How an end sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Style {
+    /// It writes.
+    Writes,
+    /// Whoever receives reads, at both ends.
+    Pull,
 }
 
 impl Choices {
@@ -61,7 +72,11 @@ impl Choices {
             _ => (Cut::Adaptive, Flight::Window),
         };
         let mover = Config { cut, flight, pieces: WORKS, slots: SLOTS };
-        Ok(Self { mover, trusts_fabric: chosen.text("trust") == "fabric" })
+        let style = match chosen.text("mode") {
+            "pull" => Style::Pull,
+            _ => Style::Writes,
+        };
+        Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
     }
 
     /// What is to be said aloud: that updates are written in the clear where TLS was asked for.

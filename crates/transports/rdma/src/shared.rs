@@ -2,23 +2,26 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Instant;
 
 use bytes::Bytes;
 use thalweg_transport::{Error, Link, Result, Sink, Target};
 use thalweg_wire::{ChunkHeader, WireError};
 use tokio::sync::{mpsc, watch, Notify};
 
-use crate::incoming::Incoming;
 use crate::outbox::{Message, Outbox, MOST_WORDS};
-use crate::outgoing::{poll_until, Outgoing};
+use crate::sides::{Receives, Sends};
 use crate::words::Word;
 
 /// A link's state. The two sides are never locked together.
 pub(crate) struct Shared {
     pub(crate) inner: Arc<dyn Link>,
     pub(crate) outbox: Outbox,
-    outgoing: Mutex<Outgoing>,
-    incoming: Mutex<Incoming>,
+    outgoing: Mutex<Box<dyn Sends>>,
+    incoming: Mutex<Box<dyn Receives>>,
+    /// Whether receivers read, instead of senders writing.
+    pulls: bool,
     /// Told when more may be offered.
     pub(crate) room: Notify,
     /// Why the link has ended.
@@ -42,7 +45,7 @@ impl Shared {
     pub(crate) fn new(
         inner: Arc<dyn Link>,
         outbox: Outbox,
-        (outgoing, incoming): (Outgoing, Incoming),
+        (outgoing, incoming, pulls): (Box<dyn Sends>, Box<dyn Receives>, bool),
         sent: Arc<AtomicU64>,
         admitted: bool,
     ) -> Self {
@@ -51,6 +54,7 @@ impl Shared {
             outbox,
             outgoing: Mutex::new(outgoing),
             incoming: Mutex::new(incoming),
+            pulls,
             room: Notify::new(),
             ended: watch::Sender::new(None),
             closed: AtomicBool::new(false),
@@ -62,11 +66,11 @@ impl Shared {
         }
     }
 
-    pub(crate) fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+    pub(crate) fn outgoing(&self) -> MutexGuard<'_, Box<dyn Sends>> {
         locked(&self.outgoing)
     }
 
-    pub(crate) fn incoming(&self) -> MutexGuard<'_, Incoming> {
+    pub(crate) fn incoming(&self) -> MutexGuard<'_, Box<dyn Receives>> {
         locked(&self.incoming)
     }
 
@@ -112,19 +116,22 @@ impl Shared {
     }
 
     fn take(&self, word: Word) -> Result<()> {
-        match word {
-            Word::Offer { number, header } => self.incoming().handle_offer(number, header),
-            Word::Withdraw { number, committed } => self.incoming().handle_withdraw(number, committed),
-            Word::Renew { epoch, endpoint } => self.incoming().handle_renew(epoch, &endpoint, &self.outbox),
-            Word::Grant { number, to } => self.outgoing().handle_grant(number, to),
-            Word::Taken { number } => {
-                let taken = self.outgoing().handle_taken(number);
-                self.room.notify_waiters();
-                taken
-            }
-            Word::Ring { epoch, endpoint, ring } => self.outgoing().handle_ring(epoch, &endpoint, ring),
-            Word::Broken { epoch } => self.outgoing().handle_broken(epoch, &self.outbox),
+        let to_receiver = match word {
+            Word::Offer { .. } | Word::Lent { .. } | Word::Withdraw { .. } => true,
+            Word::Grant { .. } | Word::Taken { .. } => false,
+            // Said by whoever moves the bytes, and answered by the other.
+            Word::Renew { .. } => !self.pulls,
+            Word::Ring { .. } | Word::Broken { .. } => self.pulls,
+        };
+        if to_receiver {
+            return self.incoming().handle_word(word, &self.outbox);
         }
+        let makes_room = matches!(word, Word::Taken { .. });
+        let taken = self.outgoing().handle_word(word, &self.outbox);
+        if makes_room {
+            self.room.notify_waiters();
+        }
+        taken
     }
 }
 
@@ -194,26 +201,54 @@ pub(crate) async fn write(shared: Arc<Shared>, mut messages: mpsc::Receiver<Mess
     }
 }
 
-/// Writes what is granted.
+/// Moves what is to be sent.
 pub(crate) async fn drive(shared: Arc<Shared>) {
+    let driven = |context: &mut Context<'_>| {
+        let mut outgoing = shared.outgoing();
+        let leaving = outgoing.is_leaving();
+        let polled = outgoing.poll(context, &shared.outbox);
+        let left = leaving && !outgoing.is_leaving();
+        drop(outgoing);
+        if left {
+            shared.room.notify_waiters();
+        }
+        polled
+    };
+    go_on(&shared, driven).await;
+}
+
+/// Moves what is to be received, where that is read.
+pub(crate) async fn pull(shared: Arc<Shared>) {
+    go_on(&shared, |context| shared.incoming().drive(context, &shared.outbox)).await;
+}
+
+/// Polls a side until the link ends, or has to.
+async fn go_on(shared: &Shared, mut poll: impl FnMut(&mut Context<'_>) -> Result<Option<Instant>>) {
     let mut timer = Box::pin(tokio::time::sleep(std::time::Duration::ZERO));
-    let driven = std::future::poll_fn(|context| {
-        let before = &shared;
-        poll_until(&mut timer, context, |context| {
-            let mut outgoing = before.outgoing();
-            let leaving = outgoing.is_leaving();
-            let polled = outgoing.poll(context, &before.outbox);
-            let left = leaving && !outgoing.is_leaving();
-            drop(outgoing);
-            if left {
-                before.room.notify_waiters();
-            }
-            polled
-        })
-    });
+    let driven = std::future::poll_fn(|context| poll_until(&mut timer, context, &mut poll));
     tokio::select! {
         biased;
         () = shared.until_ended() => {}
         error = driven => shared.end(error),
+    }
+}
+
+/// The driver's future: goes on until the link ends, and returns why it has to.
+fn poll_until(
+    timer: &mut std::pin::Pin<Box<tokio::time::Sleep>>,
+    context: &mut Context<'_>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Result<Option<Instant>>,
+) -> Poll<Error> {
+    loop {
+        match poll(context) {
+            Err(error) => return Poll::Ready(error),
+            Ok(None) => return Poll::Pending,
+            Ok(Some(at)) => {
+                timer.as_mut().reset(at.into());
+                if std::future::Future::poll(timer.as_mut(), context).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        }
     }
 }

@@ -16,15 +16,17 @@ pub(crate) enum Word {
     Offer { number: u64, header: FrameHeader },
     /// The sender takes it back. If it was committed before, the record still comes.
     Withdraw { number: u64, committed: bool },
+    /// The sender lets the receiver read a chunk there. Numbers grow. Said again with another place for another pair.
+    Lent { number: u64, header: FrameHeader, from: Remote },
     /// The receiver lets the sender write the chunk there.
     Grant { number: u64, to: Remote },
     /// The receiver has stored or dropped the chunk.
     Taken { number: u64 },
-    /// The sender's pair was lost. This is its end of another one.
+    /// The pair of whoever moves the bytes was lost. This is its end of another one.
     Renew { epoch: u32, endpoint: Endpoint },
-    /// The receiver's end of the pair, and where its ring is. What it granted before is void.
+    /// The other end of the pair, and where its ring is. What it granted or lent before is void.
     Ring { epoch: u32, endpoint: Endpoint, ring: Remote },
-    /// The receiver's end of this pair was lost.
+    /// The other end of this pair was lost.
     Broken { epoch: u32 },
 }
 
@@ -82,6 +84,7 @@ impl Reader<'_> {
             4 => Word::Renew { epoch: self.epoch()?, endpoint: self.endpoint()? },
             5 => Word::Ring { epoch: self.epoch()?, endpoint: self.endpoint()?, ring: self.remote()? },
             6 => Word::Broken { epoch: self.epoch()? },
+            7 => Word::Lent { number: self.number()?, header: self.header()?, from: self.remote()? },
             _ => return Err(corrupt("an unknown word")),
         })
     }
@@ -95,6 +98,12 @@ impl Word {
                 out.push(0);
                 out.extend(number.to_le_bytes());
                 out.extend(header.encode());
+            }
+            Word::Lent { number, header, from } => {
+                out.push(7);
+                out.extend(number.to_le_bytes());
+                out.extend(header.encode());
+                put_remote(out, *from);
             }
             Word::Withdraw { number, committed } => {
                 out.push(1);
@@ -160,7 +169,7 @@ mod tests {
 
     fn words() -> Vec<Word> {
         let chunk = ChunkHeader { job: 1, round: 2, sender: 3, layout: LayoutHash(4), offset: 5, length: 6 };
-        let endpoint = Endpoint { gid: [7; 16], number: 8, first: 9, mtu: 4096 };
+        let endpoint = Endpoint { gid: [7; 16], number: 8, first: 9, mtu: 4096, reads: 16 };
         let to = Remote { address: 10, key: 11 };
         vec![
             Word::Offer { number: 1, header: FrameHeader::chunk(chunk, 12) },
@@ -171,6 +180,7 @@ mod tests {
             Word::Renew { epoch: 5, endpoint },
             Word::Ring { epoch: 6, endpoint, ring: to },
             Word::Broken { epoch: 7 },
+            Word::Lent { number: 8, header: FrameHeader::chunk(chunk, 9), from: to },
         ]
     }
 
@@ -202,7 +212,7 @@ mod tests {
             |_, _| {},
             |bytes| {
                 for word in Word::decode_all(bytes).into_iter().flatten() {
-                    if let Word::Offer { header, .. } = word {
+                    if let Word::Offer { header, .. } | Word::Lent { header, .. } = word {
                         assert!(header.length() <= MAX_CHUNK as usize);
                     }
                 }

@@ -1,0 +1,266 @@
+//! The sending side of a link whose receiver reads: chunks that are lent to it.
+//!
+//! A chunk is lent, read, taken, and then lent no more: only then are its bytes free. The peer can read nothing else.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
+use thalweg_wire::FrameHeader;
+
+use crate::outbox::Outbox;
+use crate::pool::Pool;
+use crate::sides::Sends;
+use crate::tracker::Tracker;
+use crate::words::Word;
+use crate::{GRANTS, NOTES};
+
+const SEND: &str = "send update";
+/// Bytes that are lent at a time.
+const LENT: u64 = 64 << 20;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The device is asked to lend it, or will be when there is a pair.
+    Opening,
+    Lent {
+        key: u32,
+    },
+    Closing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Wanted,
+    /// Nobody wants it here any more, and the peer does not know of it.
+    Unsaid,
+    /// Nobody wants it here any more. The peer may be reading it until it says that it has taken it.
+    Leaving,
+    /// The peer has taken it.
+    Taken,
+}
+
+/// A chunk that is lent.
+struct Entry {
+    header: FrameHeader,
+    bytes: Bytes,
+    /// Where the bytes were copied to, if they lay in no registered arena.
+    staged: Option<Arena>,
+    tracker: Arc<Tracker>,
+    state: State,
+    fate: Fate,
+    /// Whether the peer has been told of it.
+    said: bool,
+}
+
+/// The sending side.
+pub(crate) struct Lending {
+    device: Arc<dyn Device>,
+    pool: Arc<Pool>,
+    /// `None` from when it is lost until the peer has made another.
+    pair: Option<Box<dyn Pair>>,
+    epoch: u32,
+    entries: BTreeMap<u64, Entry>,
+    lent: u64,
+    next: u64,
+    sent: Arc<AtomicU64>,
+    waker: Option<Waker>,
+}
+
+fn refused(error: &thalweg_verbs::Error) -> Error {
+    Error::new(ErrorKind::System, SEND, error.to_string())
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, "receive", format!("{what} from the peer of an rdma link"))
+}
+
+impl Lending {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        pool: Arc<Pool>,
+        pair: Box<dyn Pair>,
+        sent: Arc<AtomicU64>,
+    ) -> Self {
+        let (entries, pair) = (BTreeMap::new(), Some(pair));
+        Self { device, pool, pair, epoch: 0, entries, lent: 0, next: 0, sent, waker: None }
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn post(&mut self, number: u64, work: Work) -> Result<()> {
+        self.pair.as_mut().map_or(Ok(()), |pair| pair.post(number, work)).map_err(|error| refused(&error))
+    }
+
+    fn lend(&mut self, number: u64) -> Result<()> {
+        let Some(entry) = self.entries.get_mut(&number) else { return Ok(()) };
+        entry.state = State::Opening;
+        let work = Work::Lend(entry.bytes.clone());
+        self.post(number, work)
+    }
+
+    /// Lends a chunk no more, as soon as it is lent.
+    fn close(&mut self, number: u64) -> Result<()> {
+        let Some(entry) = self.entries.get_mut(&number) else { return Ok(()) };
+        let State::Lent { key } = entry.state else { return Ok(()) };
+        entry.state = State::Closing;
+        self.post(number, Work::Close { key })
+    }
+
+    fn remove(&mut self, number: u64) {
+        let Some(entry) = self.entries.remove(&number) else { return };
+        self.lent -= entry.header.length() as u64;
+        drop(entry.bytes);
+        if let Some(staged) = entry.staged {
+            self.pool.give(staged);
+        }
+        entry.tracker.ended(number);
+    }
+
+    fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
+        match done {
+            Done::Opened(number, from) => {
+                let Some(entry) = self.entries.get_mut(&number) else { return Ok(()) };
+                entry.state = State::Lent { key: from.key };
+                if matches!(entry.fate, Fate::Unsaid | Fate::Taken) {
+                    return self.close(number);
+                }
+                if entry.fate == Fate::Wanted {
+                    entry.said = true;
+                    outbox.say(&Word::Lent { number, header: entry.header, from });
+                }
+            }
+            Done::Closed(number, _) => self.remove(number),
+            Done::Lost(fault) if fault.may_retry() => {
+                outbox.say(&Word::Broken { epoch: self.epoch });
+                self.pair = None;
+            }
+            Done::Lost(_) => return Err(Error::closed(SEND, "the device broke the pair (access error)")),
+            Done::Written(_) | Done::Read(..) | Done::Noted(_) => {}
+        }
+        Ok(())
+    }
+
+    fn taken(&mut self, number: u64) -> Result<()> {
+        if number >= self.next {
+            return Err(corrupt("word of what was not lent"));
+        }
+        if let Some(entry) = self.entries.get_mut(&number) {
+            if entry.fate == Fate::Wanted {
+                self.sent.fetch_add(entry.header.length() as u64, Ordering::Relaxed);
+                entry.tracker.written();
+            }
+            entry.fate = Fate::Taken;
+            self.close(number)?;
+        }
+        Ok(())
+    }
+
+    /// The peer has lost the pair by which it reads, and made another: joins it, and lends it what is left.
+    fn renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
+        if epoch <= self.epoch {
+            return Err(corrupt("an old pair"));
+        }
+        self.pair = None; // nobody reads by it from here on
+        let mut pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
+        pair.connect(endpoint).map_err(|error| refused(&error))?;
+        let ring = Remote { address: 0, key: 0 };
+        outbox.say(&Word::Ring { epoch, endpoint: pair.endpoint(), ring });
+        (self.epoch, self.pair) = (epoch, Some(pair));
+        for (number, fate) in self.entries.iter().map(|(&n, e)| (n, e.fate)).collect::<Vec<_>>() {
+            if fate == Fate::Wanted {
+                self.lend(number)?;
+            } else {
+                self.remove(number);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sends for Lending {
+    fn has_room(&self, bytes: u64) -> bool {
+        self.entries.is_empty() || (self.entries.len() < GRANTS && self.lent.saturating_add(bytes) <= LENT)
+    }
+
+    fn is_leaving(&self) -> bool {
+        false // it is said at once
+    }
+
+    fn offer(
+        &mut self,
+        header: FrameHeader,
+        bytes: Bytes,
+        staged: Option<Arena>,
+        tracker: &Arc<Tracker>,
+        _: &Outbox,
+    ) -> Result<()> {
+        let (number, tracker) = (self.next, tracker.clone());
+        self.next += 1;
+        self.lent += header.length() as u64;
+        tracker.began(number);
+        let (state, fate) = (State::Opening, Fate::Wanted);
+        self.entries.insert(number, Entry { header, bytes, staged, tracker, state, fate, said: false });
+        self.lend(number)?;
+        self.wake();
+        Ok(())
+    }
+
+    fn withdraw(&mut self, number: u64, outbox: &Outbox) {
+        let Some(entry) = self.entries.get_mut(&number).filter(|entry| entry.fate == Fate::Wanted) else {
+            return;
+        };
+        if entry.said {
+            entry.fate = Fate::Leaving;
+            outbox.say(&Word::Withdraw { number, committed: false });
+        } else {
+            entry.fate = Fate::Unsaid;
+        }
+        if self.pair.is_none() {
+            self.remove(number);
+        }
+        self.wake();
+    }
+
+    fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
+        match word {
+            Word::Taken { number } => self.taken(number)?,
+            Word::Renew { epoch, endpoint } => self.renew(epoch, &endpoint, outbox)?,
+            _ => return Err(corrupt("a word of another mode")),
+        }
+        self.wake();
+        Ok(())
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>> {
+        self.waker = Some(context.waker().clone());
+        let mut done = Vec::new();
+        while let Some(pair) = &mut self.pair {
+            if pair.poll(context, &mut done).is_pending() {
+                break;
+            }
+            for done in done.drain(..) {
+                self.handle(done, outbox)?;
+            }
+        }
+        Ok(None)
+    }
+
+    fn stop(&mut self) {
+        self.pair = None;
+        for number in self.entries.keys().copied().collect::<Vec<_>>() {
+            self.remove(number);
+        }
+        self.wake();
+    }
+}

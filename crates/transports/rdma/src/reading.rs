@@ -1,0 +1,322 @@
+//! The receiving side of a link that reads: the peer lends it chunks, and can write nothing here.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Instant;
+
+use thalweg_arena::Claim;
+use thalweg_pieces::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
+use thalweg_wire::{FrameHeader, Range};
+
+use crate::outbox::Outbox;
+use crate::parts::Parts;
+use crate::pool::Pool;
+use crate::sides::{Came, Landing, Receives};
+use crate::stock::Stock;
+use crate::words::Word;
+use crate::{GRANTS, NOTES};
+
+const RECEIVE: &str = "receive";
+
+/// A chunk that is being read.
+struct Run {
+    header: FrameHeader,
+    landing: Landing,
+    parts: Parts,
+    /// Whether anybody wants it.
+    wanted: bool,
+}
+
+/// The receiving side.
+pub(crate) struct Reading {
+    stock: Stock,
+    pair: Box<dyn Pair>,
+    /// Whether the peer has joined the pair.
+    joined: bool,
+    epoch: u32,
+    mover: Mover,
+    offers: VecDeque<(u64, FrameHeader)>,
+    /// Where the chunks lie that are offered or being placed; `None` if that was lent to a pair that is lost.
+    lent: BTreeMap<u64, Option<Remote>>,
+    /// The offer that is being placed.
+    placing: Option<u64>,
+    /// All below were offered.
+    next: u64,
+    runs: BTreeMap<u64, Run>,
+    /// The chunk of each read under way.
+    posted: HashMap<u64, u64>,
+    came: VecDeque<Came>,
+    started: Instant,
+    /// Of the driver, and of whoever receives.
+    wakers: [Option<Waker>; 2],
+}
+
+fn refused(error: &thalweg_verbs::Error) -> Error {
+    Error::new(ErrorKind::System, RECEIVE, error.to_string())
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
+}
+
+impl Reading {
+    pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, pair: Box<dyn Pair>, config: Config) -> Self {
+        let pieces = config.pieces.min(device.limits().reads).max(1);
+        Self {
+            stock: Stock::new(device, pool),
+            pair,
+            joined: true,
+            epoch: 0,
+            mover: Mover::new(Config { pieces, slots: 0, ..config }),
+            offers: VecDeque::new(),
+            lent: BTreeMap::new(),
+            placing: None,
+            next: 0,
+            runs: BTreeMap::new(),
+            posted: HashMap::new(),
+            came: VecDeque::new(),
+            started: Instant::now(),
+            wakers: [None, None],
+        }
+    }
+
+    fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    fn wake(&mut self) {
+        self.wakers.iter_mut().filter_map(Option::take).for_each(Waker::wake);
+    }
+
+    fn handle_lent(&mut self, number: u64, header: FrameHeader, from: Remote) -> Result<()> {
+        // What was lent to a pair that is lost is lent again to the next.
+        let place = self.joined.then_some(from);
+        if number >= self.next {
+            if self.offers.len() + self.runs.len() + self.came.len() > 2 * GRANTS {
+                return Err(corrupt("one offer too many"));
+            }
+            self.next = number + 1;
+            self.offers.push_back((number, header));
+            self.lent.insert(number, place);
+        } else if let Some(known) = self.lent.get_mut(&number) {
+            *known = place;
+        } else {
+            self.begin(number, place);
+        }
+        Ok(())
+    }
+
+    /// Reads what has its place, from here.
+    fn begin(&mut self, number: u64, from: Option<Remote>) {
+        if let (Some(run), Some(Remote { address, key })) = (self.runs.get(&number), from) {
+            let length = run.header.length() as u64;
+            self.mover.handle_grant(Grant { number, length, address, key });
+        }
+    }
+
+    /// What the peer takes back is read no more. It is told when nothing of it is being read.
+    fn handle_withdraw(&mut self, number: u64, outbox: &Outbox) -> Result<()> {
+        if number >= self.next {
+            return Err(corrupt("a withdrawal of what was not offered"));
+        }
+        if self.lent.remove(&number).is_some() {
+            self.offers.retain(|(offer, _)| *offer != number);
+            outbox.say(&Word::Taken { number });
+        } else if let Some(run) = self.runs.get_mut(&number) {
+            run.wanted = false;
+            self.mover.withdraw(number);
+            self.drop_unwanted(number, outbox);
+        }
+        Ok(())
+    }
+
+    /// Drops a chunk that nobody wants, once nothing of it is being read.
+    fn drop_unwanted(&mut self, number: u64, outbox: &Outbox) {
+        let over = |run: &Run| !run.wanted;
+        if self.posted.values().any(|&of| of == number) || !self.runs.get(&number).is_some_and(over) {
+            return;
+        }
+        if let Some(Run { header, landing, .. }) = self.runs.remove(&number) {
+            self.stock.done(header.length() as u64, landing);
+            outbox.say(&Word::Taken { number });
+        }
+    }
+
+    fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
+        match done {
+            Done::Read(piece, part) => {
+                let Some(number) = self.posted.remove(&piece) else { return Ok(()) };
+                if let Some(run) = self.runs.get_mut(&number) {
+                    run.parts.put(part);
+                }
+                self.mover.handle_done(self.now(), piece, Outcome::Done);
+                self.drop_unwanted(number, outbox);
+                while let Some(number) = self.mover.poll_ended() {
+                    self.over(number)?;
+                }
+                Ok(())
+            }
+            Done::Lost(fault) => self.lost(fault, outbox),
+            Done::Written(_) | Done::Opened(..) | Done::Closed(..) | Done::Noted(_) => Ok(()),
+        }
+    }
+
+    /// All of a chunk has been read.
+    fn over(&mut self, number: u64) -> Result<()> {
+        let Some(Run { header, landing, parts, .. }) = self.runs.remove(&number) else { return Ok(()) };
+        self.mover.handle_taken(number);
+        let bytes = parts.whole();
+        let bytes =
+            bytes.ok_or_else(|| Error::new(ErrorKind::System, RECEIVE, "a part of a chunk is missing"))?;
+        self.came.push_back(Came { number, header, bytes, landing });
+        Ok(())
+    }
+
+    /// The pair is lost: makes another one, or ends the link.
+    fn lost(&mut self, fault: Fault, outbox: &Outbox) -> Result<()> {
+        for (_, memory) in self.pair.break_off() {
+            memory.into_claims().into_iter().for_each(|part| self.put_back(part));
+        }
+        self.joined = false;
+        self.lent.values_mut().for_each(|from| *from = None);
+        let ended = |why: &str| Err(Error::closed(RECEIVE, why));
+        if !fault.may_retry() {
+            return ended("the peer's device refused a read of what was lent (access error)");
+        }
+        let verdict = self.mover.handle_lost_pair(self.now());
+        self.posted.clear();
+        for number in self.runs.keys().copied().collect::<Vec<_>>() {
+            self.drop_unwanted(number, outbox);
+        }
+        if verdict == Verdict::End {
+            return ended("three pairs were lost one after the other, and nothing got through");
+        }
+        self.pair = self.stock.device.pair(NOTES).map_err(|error| refused(&error))?;
+        self.epoch += 1;
+        outbox.say(&Word::Renew { epoch: self.epoch, endpoint: self.pair.endpoint() });
+        Ok(())
+    }
+
+    fn put_back(&mut self, part: Claim) {
+        if let Some(run) = self.runs.values_mut().find(|run| run.parts.has(&part)) {
+            run.parts.put(part);
+        }
+    }
+
+    fn handle_ring(&mut self, epoch: u32, endpoint: &Endpoint) -> Result<()> {
+        if epoch == self.epoch && !self.joined {
+            self.pair.connect(endpoint).map_err(|error| refused(&error))?;
+            self.joined = true;
+        }
+        Ok(())
+    }
+
+    fn post(&mut self) -> Result<()> {
+        while self.joined {
+            let Some(Job { piece, grant, task: Task::Move(range) }) = self.mover.poll_work(self.now()) else {
+                break;
+            };
+            let Grant { number, address, key, .. } = grant;
+            let part = self.runs.get_mut(&number).and_then(|run| run.parts.take(range));
+            let into =
+                part.ok_or_else(|| Error::new(ErrorKind::System, RECEIVE, "a chunk to read has no place"))?;
+            let from = Remote { address: address.wrapping_add(range.start), key };
+            self.pair.post(piece, Work::Read { into, from }).map_err(|error| refused(&error))?;
+            self.posted.insert(piece, number);
+        }
+        Ok(())
+    }
+}
+
+impl Receives for Reading {
+    fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
+        match word {
+            Word::Lent { number, header, from } => self.handle_lent(number, header, from)?,
+            Word::Withdraw { number, .. } => self.handle_withdraw(number, outbox)?,
+            Word::Ring { epoch, endpoint, .. } => self.handle_ring(epoch, &endpoint)?,
+            Word::Broken { epoch } if epoch == self.epoch && self.joined => {
+                self.lost(Fault::Flushed, outbox)?;
+            }
+            Word::Broken { .. } => {}
+            _ => return Err(corrupt("a word of another mode")),
+        }
+        self.wake();
+        Ok(())
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>, _: &Outbox) -> Result<()> {
+        self.wakers[1] = Some(context.waker().clone());
+        Ok(())
+    }
+
+    fn drive(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>> {
+        self.wakers[0] = Some(context.waker().clone());
+        let (mut done, mut any) = (Vec::new(), false);
+        while self.pair.poll(context, &mut done).is_ready() {
+            any = true;
+            for done in done.drain(..) {
+                self.handle(done, outbox)?;
+            }
+        }
+        self.post()?;
+        if any {
+            self.wakers[1].take().into_iter().for_each(Waker::wake);
+        }
+        let now = self.now();
+        let next = if self.joined { self.mover.poll_timeout(now) } else { None };
+        Ok(next.filter(|&at| at > now).map(|at| self.started + at))
+    }
+
+    fn next_came(&mut self) -> Option<Came> {
+        self.came.pop_front()
+    }
+
+    fn offers(&self) -> u64 {
+        self.next
+    }
+
+    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
+        let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
+        if !self.stock.take(length) {
+            return None;
+        }
+        let offer = self.offers.pop_front();
+        self.placing = offer.map(|(number, _)| number);
+        offer
+    }
+
+    fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
+        let length = header.length() as u64;
+        let from = self.placing.take().and_then(|placing| self.lent.remove(&placing));
+        let Some(from) = from else {
+            // It was withdrawn meanwhile.
+            self.stock.give(length);
+            return Ok(());
+        };
+        let (claim, landing) = self.stock.land(length, place)?;
+        self.runs.insert(number, Run { header, landing, parts: Parts::new(claim), wanted: true });
+        self.begin(number, from);
+        self.wakers[0].take().into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+
+    fn is_settled(&self) -> bool {
+        self.runs.values().all(|run| run.wanted)
+    }
+
+    fn done(&mut self, length: u64, landing: Landing) {
+        self.stock.done(length, landing);
+        self.wake();
+    }
+
+    fn stop(&mut self) {
+        drop(self.pair.break_off());
+        self.offers.clear();
+        self.runs.clear();
+        self.came.clear();
+        self.wake();
+    }
+}

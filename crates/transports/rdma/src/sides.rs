@@ -1,0 +1,122 @@
+//! The two sides of a link, whoever of them moves the bytes.
+
+use std::sync::Arc;
+use std::task::Context;
+use std::time::Instant;
+
+use bytes::Bytes;
+use thalweg_arena::{Arena, Claim};
+use thalweg_transport::Result;
+use thalweg_wire::FrameHeader;
+
+use crate::outbox::Outbox;
+use crate::tracker::Tracker;
+use crate::words::Word;
+
+/// The side that has chunks.
+pub(crate) trait Sends: Send {
+    /// Whether a chunk of so many bytes may be offered now.
+    fn has_room(&self, bytes: u64) -> bool;
+
+    /// Whether a chunk that nobody wants any more waits for a completion before the peer can be told.
+    fn is_leaving(&self) -> bool;
+
+    /// Offers a chunk, whose bytes lie in registered memory.
+    ///
+    /// # Errors
+    /// Of the device.
+    fn offer(
+        &mut self,
+        header: FrameHeader,
+        bytes: Bytes,
+        staged: Option<Arena>,
+        tracker: &Arc<Tracker>,
+        outbox: &Outbox,
+    ) -> Result<()>;
+
+    /// Takes a chunk back. Its bytes are free when its tracker says so.
+    fn withdraw(&mut self, number: u64, outbox: &Outbox);
+
+    /// The receiving side has said something.
+    ///
+    /// # Errors
+    /// With which the link ends.
+    fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()>;
+
+    /// Goes on as far as it can, and says when it can again without anything happening before.
+    ///
+    /// # Errors
+    /// With which the link ends: three pairs were lost without progress, or the peer forbids what it allowed.
+    fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>>;
+
+    /// Ends it: no device uses the bytes from here on, and all trackers are told.
+    fn stop(&mut self);
+}
+
+/// The side that gets them.
+pub(crate) trait Receives: Send {
+    /// The sending side has said something.
+    ///
+    /// # Errors
+    /// With which the link ends.
+    fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()>;
+
+    /// Takes what has happened. Whoever receives is woken when there is more.
+    ///
+    /// # Errors
+    /// With which the link ends.
+    fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()>;
+
+    /// Goes on by itself, as [`Sends::poll`] does.
+    ///
+    /// # Errors
+    /// As there.
+    fn drive(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>>;
+
+    /// The next chunk that has come.
+    fn next_came(&mut self) -> Option<Came>;
+
+    /// How many offers there have been.
+    fn offers(&self) -> u64;
+
+    /// The next of the first `offers` offers for which there is credit, which is taken now. To be granted.
+    fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)>;
+
+    /// Grants an offer memory: the claim that the sink gave, or some of the link's own.
+    ///
+    /// # Errors
+    /// [`thalweg_transport::ErrorKind::System`] where there is no memory, or none that may be registered.
+    fn grant(
+        &mut self,
+        number: u64,
+        header: FrameHeader,
+        place: Option<Claim>,
+        outbox: &Outbox,
+    ) -> Result<()>;
+
+    /// Whether nothing is under way of what the peer has committed or has stopped sending.
+    fn is_settled(&self) -> bool;
+
+    /// A chunk is taken or dropped, and its credit is free.
+    fn done(&mut self, length: u64, landing: Landing);
+
+    /// Ends it: all memory is free from here on.
+    fn stop(&mut self);
+}
+
+/// Where the bytes of a chunk are received.
+pub(crate) enum Landing {
+    /// In the place that the sink gave.
+    Place,
+    /// In memory of the link's own, and then in the sink's place if it gave one.
+    Pool(Arena, Option<Claim>),
+}
+
+/// A chunk that has come, in memory that the peer cannot reach any more.
+pub(crate) struct Came {
+    pub(crate) number: u64,
+    pub(crate) header: FrameHeader,
+    /// The bytes, as long as the chunk.
+    pub(crate) bytes: Claim,
+    pub(crate) landing: Landing,
+}
