@@ -32,7 +32,7 @@ def run(result: Run, folder: Path, *options: str) -> str:
     return (Record(folder / done["record"]).path / "log.txt").read_text()
 
 
-@pytest.mark.parametrize("mode", ["window", "fedrdma-e", "whole"])
+@pytest.mark.parametrize("mode", ["window", "pull", "fedrdma-e", "fedrdma", "whole"])
 def test_without_a_device_links_are_tcp_and_the_log_says_why(result: Run, tmp_path: Path, mode: str) -> None:
     why = missing()
     if not why:

@@ -29,6 +29,14 @@ pub enum Cut {
         /// Bytes of the Link-Enable piece; `None` without.
         link_enable: Option<u64>,
     },
+    /// FedRDMA's first version (section 3.1): the same, from the first to the last, and the header of each piece is not
+    /// counted.
+    Forward {
+        /// Bytes of a piece.
+        piece: u64,
+        /// Bytes of the Link-Enable piece; `None` without.
+        link_enable: Option<u64>,
+    },
     /// All at once.
     Whole,
 }
@@ -64,10 +72,11 @@ impl Size {
 /// FedRDMA's pieces end at multiples of their length in header and data together, counted from the header. The data is
 /// contiguous at the receiver, since each piece has its place.
 pub fn cut(length: u64, how: Cut) -> Vec<Range> {
-    let Cut::Fixed { piece, link_enable } = how else {
-        return if length == 0 { Vec::new() } else { vec![Range::new(0, length)] };
+    let (piece, link_enable) = match how {
+        Cut::Fixed { piece, link_enable } => (piece.max(HEADER + 1), link_enable),
+        Cut::Forward { piece, link_enable } => return forward(length, piece.max(1), link_enable),
+        Cut::Adaptive | Cut::Whole => return forward(length, u64::MAX, None),
     };
-    let piece = piece.max(HEADER + 1);
     let (mut pieces, mut start) = (Vec::new(), 0);
     while start < length {
         let end = ((start + HEADER) / piece + 1).saturating_mul(piece).saturating_sub(HEADER).min(length);
@@ -77,6 +86,20 @@ pub fn cut(length: u64, how: Cut) -> Vec<Range> {
     pieces.reverse();
     if let Some(small) = link_enable.filter(|_| length >= LINK_ENABLED) {
         enable(&mut pieces, small.max(1));
+    }
+    pieces
+}
+
+fn forward(length: u64, piece: u64, link_enable: Option<u64>) -> Vec<Range> {
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    if let Some(small) = link_enable.filter(|&small| length >= LINK_ENABLED && small > 0 && small < piece) {
+        pieces.push(Range::new(0, small));
+        start = small;
+    }
+    while start < length {
+        let end = start.saturating_add(piece).min(length);
+        pieces.push(Range::new(start, end));
+        start = end;
     }
     pieces
 }
@@ -102,6 +125,7 @@ pub fn count(length: u64, piece: u64, link_enable: Option<u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     const MTU: Option<u64> = Some(4096);
 
@@ -140,5 +164,59 @@ mod tests {
         assert_eq!(size.bytes(), MOST_PIECE);
         (0..9).for_each(|_| size.late());
         assert_eq!(size.bytes(), LEAST);
+    }
+
+    proptest! {
+        /// Whatever the mode: each byte is in one piece, no piece is too long or empty, and their number is the formula's.
+        #[test]
+        fn pieces_are_all_of_an_update_and_as_many_as_the_formula_says(
+            length in 1_u64..40_000_000,
+            piece in 4_096_u64..5_000_000,
+            small in prop::option::of(1_u64..8_192),
+        ) {
+            let modes = [
+                Cut::Fixed { piece, link_enable: small },
+                Cut::Forward { piece, link_enable: small },
+                Cut::Whole,
+                Cut::Adaptive,
+            ];
+            for how in modes {
+                let mut pieces = cut(length, how);
+                let number = pieces.len() as u64;
+                let enabled = u64::from(small.is_some() && length >= LINK_ENABLED);
+                match how {
+                    Cut::Fixed { .. } => {
+                        // The formula counts the header's own chunk, here the commit record, where there are several.
+                        let counted = count(length, piece, small);
+                        prop_assert!(counted == number || counted == number + 1, "{counted} for {number}");
+                        prop_assert!(pieces[usize::from(enabled == 1)..].windows(2).all(|two| two[0].start >= two[1].end));
+                        prop_assert!(pieces.iter().all(|range| range.len() <= piece));
+                    }
+                    Cut::Forward { .. } => {
+                        let first = small.filter(|&small| enabled == 1 && small < piece).unwrap_or(0);
+                        prop_assert_eq!(number, (length - first).div_ceil(piece) + u64::from(first > 0));
+                        prop_assert!(pieces.windows(2).all(|two| two[0].end == two[1].start));
+                        prop_assert!(pieces.iter().all(|range| range.len() <= piece));
+                    }
+                    Cut::Whole | Cut::Adaptive => prop_assert_eq!(number, 1),
+                }
+                pieces.sort_unstable();
+                prop_assert!(pieces.iter().all(|range| !range.is_empty()));
+                prop_assert_eq!((pieces[0].start, pieces.last().map(|range| range.end)), (0, Some(length)));
+                prop_assert!(pieces.windows(2).all(|two| two[0].end == two[1].start));
+            }
+        }
+    }
+
+    /// Table 3 without what FedRDMA-E adds: the first version sends as many chunks as there are pieces of 4 MiB.
+    #[test]
+    fn the_first_version_sends_as_many_pieces_as_fit() {
+        for (mib, pieces) in [(1.1, 1), (4.5, 2), (36.0, 9), (144.0, 36), (288.0, 72)] {
+            let bytes = (mib * f64::from(1 << 20)) as u64;
+            assert_eq!(cut(bytes, Cut::Forward { piece: MOST_PIECE, link_enable: None }).len(), pieces);
+            let enabled = usize::from(bytes >= LINK_ENABLED);
+            let forward = cut(bytes, Cut::Forward { piece: MOST_PIECE, link_enable: MTU });
+            assert_eq!(forward.len(), pieces + enabled, "{mib} MiB");
+        }
     }
 }

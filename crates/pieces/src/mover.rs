@@ -187,6 +187,21 @@ impl Mover {
         self.losses = 0;
     }
 
+    /// Bytes of a grant were moved, and are missing nevertheless: they are moved again.
+    pub fn again(&mut self, number: u64, range: Range) {
+        let piece = match self.config.cut {
+            Cut::Fixed { piece, .. } | Cut::Forward { piece, .. } => piece.max(1),
+            Cut::Adaptive | Cut::Whole => u64::MAX,
+        };
+        let Some(run) = self.runs.get_mut(&number).filter(|run| run.commit != Commit::Waived) else { return };
+        let (mut start, end) = (range.start, range.end.min(run.grant.length));
+        while start < end {
+            let next = start.saturating_add(piece).min(end);
+            run.todo.push_back(Range::new(start, next));
+            start = next;
+        }
+    }
+
     /// Nobody wants the bytes of this grant any more. What is in flight stays so until its completion.
     ///
     /// Returns whether the record was committed: then the peer takes it nevertheless.
@@ -274,7 +289,7 @@ impl Mover {
                 let share = self.window.bytes() / self.config.pieces.max(1) as u64;
                 self.window.size.bytes().max(share.min(MOST_PIECE))
             }
-            Cut::Fixed { .. } | Cut::Whole => u64::MAX,
+            Cut::Fixed { .. } | Cut::Forward { .. } | Cut::Whole => u64::MAX,
         }
     }
 

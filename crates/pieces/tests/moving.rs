@@ -54,6 +54,8 @@ fn configs() -> impl Strategy<Value = Config> {
         Just(Cut::Whole),
         (1_000_u64..2_000_000, prop::option::of(Just(4096)))
             .prop_map(|(piece, link_enable)| Cut::Fixed { piece, link_enable }),
+        (1_000_u64..2_000_000, prop::option::of(Just(4096)))
+            .prop_map(|(piece, link_enable)| Cut::Forward { piece, link_enable }),
     ];
     let flights = prop_oneof![
         Just(Flight::Window),
@@ -223,4 +225,38 @@ fn what_is_withdrawn_stays_so() {
     assert_eq!((mover.poll_ended(), mover.under_way()), (None, 0));
     assert_eq!(mover.handle_lost_pair(MS), Verdict::Again);
     assert!(mover.poll_work(MS).is_none());
+}
+
+/// FedRDMA's first version: pieces that were written over at the receiver are moved again, and the end is told again.
+#[test]
+fn what_is_missing_is_moved_again() {
+    let cut = Cut::Forward { piece: 1_000, link_enable: None };
+    let mut mover = Mover::new(Config { cut, flight: Flight::One(Duration::ZERO), pieces: 9, slots: 0 });
+    mover.handle_grant(grant(1, 3_000));
+    let all = |mover: &mut Mover| {
+        let mut ranges = Vec::new();
+        while let Some(job) = mover.poll_work(MS) {
+            if let Task::Move(range) = job.task {
+                ranges.push((range.start, range.end));
+            }
+            mover.handle_done(MS, job.piece, Outcome::Done);
+        }
+        (ranges, mover.poll_ended())
+    };
+    assert_eq!(all(&mut mover), (vec![(0, 1_000), (1_000, 2_000), (2_000, 3_000)], Some(1)));
+    mover.again(1, thalweg_wire::Range::new(500, 2_000));
+    mover.again(9, thalweg_wire::Range::new(0, 1));
+    assert_eq!(all(&mut mover), (vec![(500, 1_500), (1_500, 2_000)], Some(1)));
+    mover.handle_taken(1);
+    mover.again(1, thalweg_wire::Range::new(0, 1_000));
+    assert_eq!(all(&mut mover), (vec![], None), "what was taken is over");
+}
+
+/// Where a device has few reads under way, they are long enough to fill the path, and no longer than a piece may be.
+#[test]
+fn few_pieces_fill_the_path() {
+    let config = Config { cut: Cut::Adaptive, flight: Flight::Window, pieces: 16, slots: 0 };
+    let (time, jobs) = transfer(config, 1 << 30, 1.25e9, 20 * MS);
+    assert!(time.as_secs_f64() < 1.2, "{time:?} in {jobs} pieces");
+    assert!(jobs >= 256, "{jobs} pieces, some longer than 4 MiB");
 }

@@ -1,18 +1,21 @@
-//! Chunks that were offered, and the commit records that follow them.
+//! Chunks that were offered, and the records that go with them: commits, or headers of pieces.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use thalweg_arena::Arena;
+use thalweg_pieces::Grant;
 use thalweg_transport::{Error, ErrorKind, Result};
-use thalweg_wire::Range;
+use thalweg_verbs::{Remote, Work};
+use thalweg_wire::{checksum, Range};
 
+use crate::piece::Piece;
 use crate::pool::Pool;
-use crate::settings::SLOTS;
+use crate::settings::{Style, SLOTS};
 use crate::tracker::Tracker;
-use crate::words::{record, RECORD};
+use crate::words::RECORD;
 
-/// Commit records are written here before they leave: more than there are slots, as a slot may be free before its last
+/// Records are written here before they leave: more than there are slots, as a slot may be free before its last
 /// record's completion is known.
 const RECORDS: u64 = 2 * SLOTS as u64;
 
@@ -45,7 +48,7 @@ impl Entry {
     }
 }
 
-/// Commit records on their way out.
+/// Records on their way out.
 pub(crate) struct Records {
     arena: Arena,
     next: u64,
@@ -58,18 +61,54 @@ impl Records {
         Ok(Self { arena: pool.take(RECORDS as usize * RECORD)?, next: 0 })
     }
 
-    /// The record of a grant, in registered memory.
+    /// A record in registered memory.
     ///
     /// # Errors
     /// [`ErrorKind::System`] if more are on their way than there are slots.
-    pub(crate) fn write(&mut self, number: u64) -> Result<Bytes> {
+    pub(crate) fn write(&mut self, record: &[u8; RECORD]) -> Result<Bytes> {
         let start = self.next % RECORDS * RECORD as u64;
         self.next += 1;
         let place = Range::new(start, start + RECORD as u64);
         let busy = |error: thalweg_arena::ArenaError| {
             Error::new(ErrorKind::System, "send update", error.to_string())
         };
-        self.arena.claim(place).map_err(busy)?.copy_from_slice(&record(number));
+        self.arena.claim(place).map_err(busy)?.copy_from_slice(record);
         self.arena.lend(place).map_err(busy)
+    }
+
+    /// The work request that writes a piece of a chunk, and how many bytes it has.
+    ///
+    /// # Errors
+    /// As [`Self::write`].
+    pub(crate) fn piece(
+        &mut self,
+        style: Style,
+        grant: &Grant,
+        range: Range,
+        bytes: Bytes,
+        slot: Remote,
+    ) -> Result<(Work, u64)> {
+        let Grant { number, length, address, key } = *grant;
+        let at = |start: u64| Remote { address: address.wrapping_add(start), key };
+        let (bare, headed) = (range.len(), range.len() + RECORD as u64);
+        match style {
+            Style::Slot => {
+                let piece = Piece { number, range, checksum: checksum(&bytes) };
+                let bytes = vec![self.write(&piece.encode())?, bytes];
+                Ok((Work::Note { bytes, to: slot, note: 0 }, headed))
+            }
+            // The header stands in front of the data, and goes with its first piece.
+            Style::Printed if range.start == 0 => {
+                let whole = Piece { number, range: Range::new(0, length), checksum: 0 };
+                let bytes = vec![self.write(&whole.encode())?, bytes];
+                Ok((Work::Write { bytes, to: at(0) }, headed))
+            }
+            Style::Printed => {
+                Ok((Work::Write { bytes: vec![bytes], to: at(range.start + RECORD as u64) }, bare))
+            }
+            Style::Writes | Style::Pull => {
+                Ok((Work::Write { bytes: vec![bytes], to: at(range.start) }, bare))
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ use thalweg_arena::Arena;
 use thalweg_transport::{Error, ErrorKind, Link, NoChunks, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::text::plain;
-use thalweg_wire::Range;
+use thalweg_wire::{Range, MAX_CHUNK};
 
 use crate::settings::{Style, SLOTS};
 use crate::words::{put_remote, Reader, RECORD};
@@ -39,6 +39,9 @@ const PROBING: Duration = Duration::from_secs(4);
 
 /// Memory that a link may need for one chunk each way, if the arenas' may not be locked.
 const SPARE: u64 = 8 << 20;
+
+/// Bytes of the one slot of FedRDMA's first version: a header, and as many bytes as a chunk may have.
+const SLOT: u64 = RECORD as u64 + MAX_CHUNK as u64;
 
 /// What shaking hands comes to.
 pub(crate) enum Shaken {
@@ -59,6 +62,8 @@ pub(crate) struct Pairs {
     pub(crate) ring_address: usize,
     /// Whether receivers read.
     pub(crate) pulls: bool,
+    /// How the peer sends, if they do not.
+    pub(crate) theirs: Style,
 }
 
 /// Which end this is.
@@ -164,13 +169,11 @@ pub(crate) async fn shake(
     };
     let mut reader = Reader(&theirs);
     let (their_outgoing, their_incoming) = (reader.endpoint()?, reader.endpoint()?);
-    let theirs = match reader.take()? {
-        [style] if style == Style::Writes as u8 => Style::Writes,
-        [style] if style == Style::Pull as u8 => Style::Pull,
-        _ => return Err(corrupt("an unknown mode")),
-    };
-    let pulls = style == Style::Pull || theirs == Style::Pull;
-    join(messages, end, ours, (&their_outgoing, &their_incoming), pulls).await
+    let [theirs] = reader.take()?;
+    let styles = [Style::Writes, Style::Pull, Style::Slot, Style::Printed];
+    let known = styles.into_iter().find(|&known| known as u8 == theirs);
+    let theirs = known.ok_or_else(|| corrupt("an unknown mode"))?;
+    join(messages, end, ours, (&their_outgoing, &their_incoming), (style, theirs)).await
 }
 
 async fn join(
@@ -178,12 +181,17 @@ async fn join(
     end: End,
     mut ours: Ours,
     (their_outgoing, their_incoming): (&Endpoint, &Endpoint),
-    pulls: bool,
+    (style, theirs): (Style, Style),
 ) -> Result<Shaken> {
+    let pulls = [style, theirs].contains(&Style::Pull);
     let opened = async {
         let refused = |error: thalweg_verbs::Error| error.to_string();
         ours.outgoing.connect(their_incoming).map_err(refused)?;
         ours.incoming.connect(their_outgoing).map_err(refused)?;
+        if theirs == Style::Slot && !pulls {
+            ours.ring = Arena::new(SLOT).map_err(|error| error.to_string())?;
+            ours.device.register(&ours.ring).map_err(refused)?;
+        }
         // Whoever reads lets nobody write: what it can read for a first packet is as long as the ring.
         let pair = if pulls {
             let bytes = ours.ring.lend(ours.ring.range()).map_err(|error| error.to_string())?;
@@ -219,7 +227,7 @@ async fn join(
         (Ok(()), Ok(_)) => {
             let Ours { device, outgoing, incoming, ring } = ours;
             let ring_address = ring.as_ptr() as usize;
-            let pairs = Pairs { device, outgoing, to, incoming, ring: own.key, ring_address, pulls };
+            let pairs = Pairs { device, outgoing, to, incoming, ring: own.key, ring_address, pulls, theirs };
             Ok(Shaken::Rdma(Box::new(pairs)))
         }
         (Err(why), _) => Ok(Shaken::Tcp(why)),

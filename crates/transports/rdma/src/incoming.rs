@@ -256,7 +256,7 @@ impl Incoming {
     fn over(&mut self, number: u64, grant: Granted, bytes: Option<Claim>) {
         let Granted { header, landing, .. } = grant;
         match bytes {
-            Some(bytes) => self.came.push_back(Came { number, header, bytes, landing }),
+            Some(bytes) => self.came.push_back(Came { number, header, bytes, landing, copies: 0 }),
             None => self.done(header.length() as u64, landing),
         }
     }

@@ -184,6 +184,24 @@ fn words_out_of_order_end_the_link() {
     assert!(too_many <= 2 * GRANTS as u64 + 1, "{too_many} offers wait");
 }
 
+/// A chunk may be withdrawn while the sink is asked for its place.
+#[test]
+fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
+    let mut ends = Ends::new(4);
+    let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length: LENGTH };
+    let header = FrameHeader::chunk(chunk, 0);
+    for number in 0..2 * GRANTS as u64 {
+        ends.receiver.handle_offer(number, header).unwrap();
+        let (_, header) = ends.receiver.next_offer(u64::MAX).unwrap();
+        ends.receiver.handle_withdraw(number, false).unwrap();
+        let claim = ends.place.claim(Range::new(0, LENGTH.into())).unwrap();
+        ends.receiver.grant(number, header, Some(claim), &ends.outbox).unwrap();
+        ends.poll().unwrap();
+        assert!(ends.receiver.grants.is_empty() && ends.receiver.is_settled());
+    }
+    assert!(ends.place.claim(ends.place.range()).is_ok(), "a place is held");
+}
+
 /// A message that was sent after a chunk was committed and its update stopped waits for that chunk, whenever the record and
 /// the withdrawal come.
 #[test]

@@ -157,7 +157,9 @@ impl Lending {
         }
         if let Some(entry) = self.entries.get_mut(&number) {
             if entry.fate == Fate::Wanted {
-                self.sent.fetch_add(entry.header.length() as u64, Ordering::Relaxed);
+                let length = entry.header.length() as u64;
+                self.sent.fetch_add(length, Ordering::Relaxed);
+                entry.tracker.handed_over(length);
                 entry.tracker.written();
             }
             entry.fate = Fate::Taken;

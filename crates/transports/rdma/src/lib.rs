@@ -6,6 +6,8 @@
 //! hello      the handshake: endpoints, rings, a first packet
 //! outgoing   chunks that are offered; thalweg-pieces says which piece is written when
 //! incoming   chunks that are granted memory; a grant is revoked before its bytes are looked at
+//! assembling chunks that are put together from pieces with headers, instead of incoming (FedRDMA's first version)
+//! printed    chunks whose header is polled for, instead of incoming (FedRDMA-E as printed)
 //! lending    chunks that the peer reads, instead of outgoing
 //! reading    chunks that are read, instead of incoming; thalweg-pieces says which piece is read when
 //! shared     the tasks of a link: read, write, drive
@@ -13,6 +15,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod assembling;
 mod device;
 mod entry;
 mod hello;
@@ -23,8 +26,10 @@ mod listener;
 mod outbox;
 mod outgoing;
 mod parts;
+mod piece;
 mod plain;
 mod pool;
+mod printed;
 mod reading;
 mod settings;
 mod shared;
@@ -127,7 +132,7 @@ pub(crate) async fn finish(
     has_lobby: bool,
 ) -> Result<Arc<dyn Link>> {
     Ok(match shake(&*inner, end, device, choices.style).await? {
-        Shaken::Rdma(pairs) => Arc::new(RdmaLink::new(inner, *pairs, choices.mover, has_lobby)?),
+        Shaken::Rdma(pairs) => Arc::new(RdmaLink::new(inner, *pairs, choices, has_lobby)?),
         Shaken::Tcp(why) => {
             let notice = format!("the link to {} is tcp: {why}", inner.peer().address);
             Arc::new(Plain { inner, notice: Some(notice) })

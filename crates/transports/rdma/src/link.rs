@@ -8,7 +8,6 @@ use std::time::Instant;
 use async_trait::async_trait;
 use bytes::Bytes;
 use thalweg_arena::Arena;
-use thalweg_pieces::Config;
 use thalweg_transport::{
     Capabilities, Counters, Error, ErrorKind, Link, Outgoing as Update, Peer, Result, SendReport, Sink,
     Target, Transport,
@@ -17,13 +16,16 @@ use thalweg_verbs::Device;
 use thalweg_wire::{FrameHeader, MAX_CHUNK};
 use tokio::sync::{mpsc, Mutex};
 
+use crate::assembling::Assembling;
 use crate::hello::Pairs;
 use crate::incoming::Incoming;
 use crate::lending::Lending;
 use crate::outbox::Outbox;
 use crate::outgoing::Outgoing;
 use crate::pool::Pool;
+use crate::printed::Printed;
 use crate::reading::Reading;
+use crate::settings::{Choices, Style};
 use crate::shared::{drive, pull, read, write, Shared};
 use crate::sides::{Came, Landing, Receives, Sends};
 use crate::tracker::Tracker;
@@ -59,8 +61,14 @@ enum Next {
 impl RdmaLink {
     /// # Errors
     /// [`ErrorKind::System`] without memory that may be registered.
-    pub(crate) fn new(inner: Arc<dyn Link>, pairs: Pairs, config: Config, has_lobby: bool) -> Result<Self> {
-        let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls } = pairs;
+    pub(crate) fn new(
+        inner: Arc<dyn Link>,
+        pairs: Pairs,
+        choices: &Choices,
+        has_lobby: bool,
+    ) -> Result<Self> {
+        let Choices { mover: config, style, .. } = *choices;
+        let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs } = pairs;
         let pool = Arc::new(Pool::new(device.clone()));
         let (outbox, to_send) = Outbox::new();
         let sent = Arc::default();
@@ -68,20 +76,24 @@ impl RdmaLink {
         let sends: Box<dyn Sends> = if pulls {
             Box::new(Lending::new(known, place, outgoing, counted))
         } else {
-            Box::new(Outgoing::new(known, place, (outgoing, to), config, counted)?)
+            Box::new(Outgoing::new(known, place, (outgoing, to), (config, style), counted)?)
         };
         let (known, place) = (device.clone(), pool.clone());
-        let receives: Box<dyn Receives> = if pulls {
-            Box::new(Reading::new(known, place, incoming, config))
-        } else {
-            Box::new(Incoming::new(known, place, (incoming, ring, ring_address)))
+        let drives = pulls || theirs == Style::Printed;
+        let receives: Box<dyn Receives> = match theirs {
+            _ if pulls => Box::new(Reading::new(known, place, incoming, config)),
+            Style::Slot => Box::new(Assembling::new(known, place, (incoming, ring, ring_address))),
+            Style::Printed => Box::new(Printed::new(known, place, (incoming, ring, ring_address))),
+            Style::Writes | Style::Pull => {
+                Box::new(Incoming::new(known, place, (incoming, ring, ring_address)))
+            }
         };
         let shared = Arc::new(Shared::new(inner, outbox, (sends, receives, pulls), sent, !has_lobby));
         let (pass, messages) = mpsc::channel(UNREAD);
         tokio::spawn(read(shared.clone(), pass));
         tokio::spawn(write(shared.clone(), to_send));
         tokio::spawn(drive(shared.clone()));
-        if pulls {
+        if drives {
             tokio::spawn(pull(shared.clone()));
         }
         let inbox = Mutex::new(Inbox { messages, held: None });
@@ -172,9 +184,10 @@ impl RdmaLink {
 
     /// Hands a chunk to the sink, and tells the sender.
     fn deliver(&self, came: Came, sink: &dyn Sink) -> Result<()> {
-        let Came { number, header, bytes, landing } = came;
+        let Came { number, header, bytes, landing, copies } = came;
         let (chunk, length) = (&header.chunk, header.length() as u64);
         self.shared.received.fetch_add(length + RECORD as u64, Ordering::Relaxed);
+        self.shared.copied.fetch_add(copies * length, Ordering::Relaxed);
         sink.begun(chunk);
         sink.progress(length);
         let landing = match landing {
@@ -283,7 +296,7 @@ impl Link for RdmaLink {
             sent = self.offer_all(update, &sending.tracker) => sent?,
         }
         let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
-        let wire = payload + chunks * RECORD as u64;
+        let wire = sending.tracker.wire();
         let ended = sending.tracker.last().unwrap_or_else(Instant::now);
         Ok(SendReport { chunks, payload, wire, started, ended })
     }

@@ -49,6 +49,13 @@ impl Outbox {
         self.said.notify_one();
     }
 
+    /// What was said and not yet sent.
+    #[cfg(test)]
+    pub(crate) fn said(&self) -> Vec<Word> {
+        let frames = std::mem::take(&mut *self.words());
+        frames.iter().filter_map(|frame| Word::decode_all(frame).ok()).flatten().collect()
+    }
+
     /// Hands a control message to the writer. `None` once the writer has ended.
     pub(crate) async fn send(&self, message: Bytes) -> Option<Result<()>> {
         let (tell, hear) = oneshot::channel();

@@ -16,9 +16,10 @@ use thalweg_wire::{FrameHeader, Range};
 use crate::entry::{Entry, Records, State};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
+use crate::settings::Style;
 use crate::sides::Sends;
 use crate::tracker::Tracker;
-use crate::words::{Word, RECORD};
+use crate::words::{record, Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
@@ -34,6 +35,7 @@ pub(crate) struct Outgoing {
     ring: Option<Remote>,
     epoch: u32,
     mover: Mover,
+    style: Style,
     entries: BTreeMap<u64, Entry>,
     offered: u64,
     next: u64,
@@ -51,7 +53,7 @@ impl Outgoing {
         device: Arc<dyn Device>,
         pool: Arc<Pool>,
         (pair, ring): (Box<dyn Pair>, Remote),
-        config: Config,
+        (config, style): (Config, Style),
         sent: Arc<AtomicU64>,
     ) -> Result<Self> {
         let records = Records::new(&pool)?;
@@ -62,6 +64,7 @@ impl Outgoing {
             ring: Some(ring),
             epoch: 0,
             mover: Mover::new(config),
+            style,
             entries: BTreeMap::new(),
             offered: 0,
             next: 0,
@@ -172,7 +175,11 @@ impl Outgoing {
         match done {
             Done::Written(piece) => {
                 self.mover.handle_done(self.now(), piece, Outcome::Done);
-                while self.mover.poll_ended().is_some() {}
+                while let Some(number) = self.mover.poll_ended() {
+                    if self.style != Style::Writes {
+                        outbox.say(&Word::Sent { number });
+                    }
+                }
                 let Some(number) = self.posted.remove(&piece) else { return Ok(()) };
                 if let Some(tracker) = self.entries.get(&number).and_then(|entry| entry.tracker.as_ref()) {
                     tracker.written();
@@ -229,29 +236,43 @@ impl Outgoing {
         while let Some(ring) = self.ring.filter(|_| !self.stopped) {
             let Some(Job { piece, grant, task }) = self.mover.poll_work(self.now()) else { break };
             let (work, bytes) = match task {
-                Task::Move(range) => (self.write(&grant, range), range.len()),
-                Task::Commit(slot) => (Some(self.commit(&grant, ring, slot)?), RECORD as u64),
+                Task::Move(range) => self.write(&grant, range, ring)?,
+                Task::Commit(slot) => (self.commit(&grant, ring, slot)?, RECORD as u64),
             };
-            let (Some(work), Some(pair)) = (work, self.pair.as_mut()) else {
-                return Err(Error::new(ErrorKind::System, SEND, "a granted chunk has no bytes"));
-            };
+            let Some(pair) = self.pair.as_mut() else { break };
             pair.post(piece, work).map_err(|error| refused(&error))?;
             self.posted.insert(piece, grant.number);
             self.sent.fetch_add(bytes, Ordering::Relaxed);
+            if let Some(tracker) = self.entries.get(&grant.number).and_then(|entry| entry.tracker.as_ref()) {
+                tracker.handed_over(bytes);
+            }
         }
         Ok(())
     }
 
-    fn write(&self, grant: &Grant, range: Range) -> Option<Work> {
-        let bytes = &self.entries.get(&grant.number)?.bytes;
+    /// A piece of a chunk, and how many bytes go to the network.
+    fn write(&mut self, grant: &Grant, range: Range, ring: Remote) -> Result<(Work, u64)> {
+        let bytes = self.entries.get(&grant.number).map(|entry| &entry.bytes);
         let part = range.start as usize..range.end as usize;
-        let bytes = (part.end <= bytes.len()).then(|| bytes.slice(part))?;
-        let to = Remote { address: grant.address.wrapping_add(range.start), key: grant.key };
-        Some(Work::Write { bytes: vec![bytes], to })
+        let bytes = bytes.filter(|bytes| part.end <= bytes.len()).map(|bytes| bytes.slice(part));
+        let bytes =
+            bytes.ok_or_else(|| Error::new(ErrorKind::System, SEND, "a granted chunk has no bytes"))?;
+        self.records.piece(self.style, grant, range, bytes, ring)
+    }
+
+    /// What is missing of a chunk whose pieces were written over.
+    fn handle_missing(&mut self, number: u64, range: Range) -> Result<()> {
+        let Some(entry) = self.entries.get(&number) else { return Ok(()) };
+        if range.is_empty() || range.end > entry.length || self.style != Style::Slot {
+            return Err(corrupt("a question about what is not in a chunk"));
+        }
+        self.mover.again(number, range);
+        self.wake();
+        Ok(())
     }
 
     fn commit(&mut self, grant: &Grant, ring: Remote, slot: u32) -> Result<Work> {
-        let bytes = self.records.write(grant.number)?;
+        let bytes = self.records.write(&record(grant.number))?;
         let at = u64::from(slot) * RECORD as u64;
         let to = Remote { address: ring.address.wrapping_add(at), key: ring.key };
         Ok(Work::Note { bytes: vec![bytes], to, note: slot })
@@ -308,6 +329,7 @@ impl Sends for Outgoing {
         match word {
             Word::Grant { number, to } => self.handle_grant(number, to),
             Word::Taken { number } => self.handle_taken(number),
+            Word::Missing { number, range } => self.handle_missing(number, range),
             Word::Ring { epoch, endpoint, ring } => self.handle_ring(epoch, &endpoint, ring),
             Word::Broken { epoch } => self.handle_broken(epoch, outbox),
             _ => Err(corrupt("a word of another mode")),

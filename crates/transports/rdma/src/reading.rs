@@ -9,7 +9,7 @@ use thalweg_arena::Claim;
 use thalweg_pieces::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
-use thalweg_wire::{FrameHeader, Range};
+use thalweg_wire::FrameHeader;
 
 use crate::outbox::Outbox;
 use crate::parts::Parts;
@@ -129,6 +129,9 @@ impl Reading {
             run.wanted = false;
             self.mover.withdraw(number);
             self.drop_unwanted(number, outbox);
+        } else {
+            // It has come, and waits for whoever receives: nothing of it is read any more.
+            outbox.say(&Word::Taken { number });
         }
         Ok(())
     }
@@ -171,7 +174,7 @@ impl Reading {
         let bytes = parts.whole();
         let bytes =
             bytes.ok_or_else(|| Error::new(ErrorKind::System, RECEIVE, "a part of a chunk is missing"))?;
-        self.came.push_back(Came { number, header, bytes, landing });
+        self.came.push_back(Came { number, header, bytes, landing, copies: 0 });
         Ok(())
     }
 

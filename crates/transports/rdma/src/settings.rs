@@ -13,26 +13,34 @@ pub(crate) const SLOTS: usize = 256;
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
         name: "mode",
-        kind: Kind::Choice { default: "window", choices: &["window", "pull", "fedrdma-e", "whole"] },
+        kind: Kind::Choice { default: "window", choices: &["window", "pull", "fedrdma-e", "fedrdma", "whole"] },
         meaning: "how chunks move: written in pieces, as many under way as the path carries; read so by their receiver, to \
                   whom nobody writes then, if either end says so; written one piece at a time, from the last to the first \
-                  (FedRDMA-E, section 3.2); or written each at once",
+                  (FedRDMA-E, section 3.2); one piece at a time, each with a header, into one slot (FedRDMA, section 3.1); \
+                  or written each at once",
     },
     Setting {
         name: "piece",
         kind: Kind::Number { default: MOST_PIECE, least: 4096, most: 1 << 30 },
-        meaning: "with mode = \"fedrdma-e\", bytes of a piece",
+        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of a piece",
     },
     Setting {
         name: "link_enable",
         kind: Kind::Number { default: 4096, least: 0, most: 1 << 20 },
-        meaning: "with mode = \"fedrdma-e\", bytes of the small piece that leaves first of chunks from 2 MiB on \
+        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", bytes of the small piece that leaves first of chunks from 2 MiB on \
                   (section 4.3); 0 for none",
     },
     Setting {
         name: "delay_us",
         kind: Kind::Number { default: 0, least: 0, most: 10_000_000 },
-        meaning: "with mode = \"fedrdma-e\", microseconds between a piece's completion and the next piece (section 3.2)",
+        meaning: "with mode = \"fedrdma-e\" or \"fedrdma\", microseconds between a piece's completion and the next piece \
+                  (section 3.2): with \"fedrdma\" what gives the receiver time to empty the slot",
+    },
+    Setting {
+        name: "race",
+        kind: Kind::Flag { default: false },
+        meaning: "with mode = \"fedrdma-e\", for comparison only: the header is sent as printed (section 3.2), as the first bytes \
+                  of the last piece, and the receiver takes what is there when it sees it; damaged chunks are asked for again",
     },
     Setting {
         name: "trust",
@@ -57,25 +65,32 @@ pub(crate) enum Style {
     Writes,
     /// Whoever receives reads, at both ends.
     Pull,
+    /// It writes pieces with headers into one slot.
+    Slot,
+    /// It writes the header in front of the first piece, and no commit record.
+    Printed,
 }
 
 impl Choices {
     pub(crate) fn read(options: &Options) -> Result<Self> {
         let chosen = options.own.read(SETTINGS)?;
         let link_enable = Some(chosen.number("link_enable")).filter(|&bytes| bytes > 0);
+        let piece = chosen.number("piece");
+        let one = Flight::One(Duration::from_micros(chosen.number("delay_us")));
         let (cut, flight) = match chosen.text("mode") {
-            "fedrdma-e" => (
-                Cut::Fixed { piece: chosen.number("piece"), link_enable },
-                Flight::One(Duration::from_micros(chosen.number("delay_us"))),
-            ),
+            "fedrdma-e" => (Cut::Fixed { piece, link_enable }, one),
+            "fedrdma" => (Cut::Forward { piece, link_enable }, one),
             "whole" => (Cut::Whole, Flight::All),
             _ => (Cut::Adaptive, Flight::Window),
         };
-        let mover = Config { cut, flight, pieces: WORKS, slots: SLOTS };
         let style = match chosen.text("mode") {
             "pull" => Style::Pull,
+            "fedrdma" => Style::Slot,
+            "fedrdma-e" if chosen.flag("race") => Style::Printed,
             _ => Style::Writes,
         };
+        let slots = if style == Style::Writes { SLOTS } else { 0 };
+        let mover = Config { cut, flight, pieces: WORKS, slots };
         Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
     }
 

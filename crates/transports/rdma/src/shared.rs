@@ -117,8 +117,8 @@ impl Shared {
 
     fn take(&self, word: Word) -> Result<()> {
         let to_receiver = match word {
-            Word::Offer { .. } | Word::Lent { .. } | Word::Withdraw { .. } => true,
-            Word::Grant { .. } | Word::Taken { .. } => false,
+            Word::Offer { .. } | Word::Lent { .. } | Word::Withdraw { .. } | Word::Sent { .. } => true,
+            Word::Grant { .. } | Word::Taken { .. } | Word::Missing { .. } => false,
             // Said by whoever moves the bytes, and answered by the other.
             Word::Renew { .. } => !self.pulls,
             Word::Ring { .. } | Word::Broken { .. } => self.pulls,
@@ -217,7 +217,7 @@ pub(crate) async fn drive(shared: Arc<Shared>) {
     go_on(&shared, driven).await;
 }
 
-/// Moves what is to be received, where that is read.
+/// Moves what is to be received, where that is read or polled for.
 pub(crate) async fn pull(shared: Arc<Shared>) {
     go_on(&shared, |context| shared.incoming().drive(context, &shared.outbox)).await;
 }

@@ -119,4 +119,6 @@ pub(crate) struct Came {
     /// The bytes, as long as the chunk.
     pub(crate) bytes: Claim,
     pub(crate) landing: Landing,
+    /// How often they were copied on the way here.
+    pub(crate) copies: u64,
 }

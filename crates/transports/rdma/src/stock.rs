@@ -49,14 +49,20 @@ impl Stock {
             |claim: &Claim| Arena::of(claim).is_some_and(|(arena, _)| self.device.register(&arena).is_ok());
         match place {
             Some(claim) if known(&claim) => Ok((claim, Landing::Place)),
-            other => {
-                self.pooled.take(length);
-                let arena = self.pool.take(length as usize)?;
-                let claim = arena.claim(Range::new(0, length));
-                let claim = claim.map_err(|e| Error::new(ErrorKind::System, "receive", e.to_string()))?;
-                Ok((claim, Landing::Pool(arena, other)))
-            }
+            other => self.keep(length, other),
         }
+    }
+
+    /// Memory of the link's own for a chunk that has credit.
+    ///
+    /// # Errors
+    /// As [`Self::land`].
+    pub(crate) fn keep(&mut self, length: u64, place: Option<Claim>) -> Result<(Claim, Landing)> {
+        self.pooled.take(length);
+        let arena = self.pool.take(length as usize)?;
+        let claim = arena.claim(Range::new(0, length));
+        let claim = claim.map_err(|e| Error::new(ErrorKind::System, "receive", e.to_string()))?;
+        Ok((claim, Landing::Pool(arena, place)))
     }
 
     /// Credit for a chunk that was never landed is free.

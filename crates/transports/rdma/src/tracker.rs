@@ -16,6 +16,8 @@ pub(crate) struct Tracker {
 #[derive(Default)]
 struct Inner {
     under_way: BTreeSet<u64>,
+    /// Bytes handed to the network.
+    wire: u64,
     /// When a piece was last acknowledged.
     last: Option<Instant>,
 }
@@ -27,6 +29,14 @@ impl Tracker {
 
     pub(crate) fn began(&self, number: u64) {
         self.inner().under_way.insert(number);
+    }
+
+    pub(crate) fn handed_over(&self, bytes: u64) {
+        self.inner().wire += bytes;
+    }
+
+    pub(crate) fn wire(&self) -> u64 {
+        self.inner().wire
     }
 
     pub(crate) fn written(&self) {

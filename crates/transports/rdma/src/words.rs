@@ -4,7 +4,7 @@
 
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Endpoint, Remote, ENDPOINT_BYTES};
-use thalweg_wire::{FrameHeader, Kind, HEADER_BYTES, MAX_CHUNK};
+use thalweg_wire::{FrameHeader, Kind, Range, HEADER_BYTES, MAX_CHUNK};
 
 /// Bytes of a commit record, and of its slot in the ring.
 pub(crate) const RECORD: usize = 64;
@@ -20,6 +20,10 @@ pub(crate) enum Word {
     Lent { number: u64, header: FrameHeader, from: Remote },
     /// The receiver lets the sender write the chunk there.
     Grant { number: u64, to: Remote },
+    /// All of a chunk was sent, piece by piece into the one slot: what is missing?
+    Sent { number: u64 },
+    /// This is. Said once for each range.
+    Missing { number: u64, range: Range },
     /// The receiver has stored or dropped the chunk.
     Taken { number: u64 },
     /// The pair of whoever moves the bytes was lost. This is its end of another one.
@@ -85,6 +89,8 @@ impl Reader<'_> {
             5 => Word::Ring { epoch: self.epoch()?, endpoint: self.endpoint()?, ring: self.remote()? },
             6 => Word::Broken { epoch: self.epoch()? },
             7 => Word::Lent { number: self.number()?, header: self.header()?, from: self.remote()? },
+            8 => Word::Sent { number: self.number()? },
+            9 => Word::Missing { number: self.number()?, range: Range::new(self.number()?, self.number()?) },
             _ => return Err(corrupt("an unknown word")),
         })
     }
@@ -114,6 +120,14 @@ impl Word {
                 out.push(2);
                 out.extend(number.to_le_bytes());
                 put_remote(out, *to);
+            }
+            Word::Sent { number } => {
+                out.push(8);
+                out.extend(number.to_le_bytes());
+            }
+            Word::Missing { number, range } => {
+                out.push(9);
+                [*number, range.start, range.end].iter().for_each(|number| out.extend(number.to_le_bytes()));
             }
             Word::Taken { number } => {
                 out.push(3);
@@ -180,6 +194,8 @@ mod tests {
             Word::Renew { epoch: 5, endpoint },
             Word::Ring { epoch: 6, endpoint, ring: to },
             Word::Broken { epoch: 7 },
+            Word::Sent { number: 10 },
+            Word::Missing { number: 11, range: Range::new(12, 13) },
             Word::Lent { number: 8, header: FrameHeader::chunk(chunk, 9), from: to },
         ]
     }

@@ -70,6 +70,29 @@ mod in_fedrdma_e {
     suite!(printed());
 }
 
+mod in_fedrdma {
+    use super::*;
+
+    fn first() -> Factory {
+        let behaviour = Behaviour { seed: 5, delay: 0.1, ..Behaviour::default() };
+        factory(behaviour, r#"{"mode": "fedrdma", "piece": 20000}"#)
+    }
+
+    suite!(first());
+}
+
+mod in_pull {
+    use super::*;
+
+    fn read() -> Factory {
+        let behaviour = Behaviour { seed: 3, delay: 0.2, reads: 4, ..Behaviour::default() };
+        factory(behaviour, r#"{"mode": "pull"}"#)
+    }
+
+    suite!(read());
+    guests!(read());
+}
+
 mod without_a_device {
     use super::*;
 

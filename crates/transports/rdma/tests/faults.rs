@@ -25,9 +25,12 @@ fn plain() -> Options {
     Options::default()
 }
 
-async fn pair(behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
+/// Modes in which whoever sends moves the bytes, to their places or into one slot, and in which whoever receives does.
+const MODES: [&str; 3] = ["window", "fedrdma", "pull"];
+
+async fn pair_in(mode: &str, behaviour: Behaviour) -> (Pair, Arc<Fabric>) {
     let (transport, fabric) = pretend(behaviour);
-    let mut factory = factory(Behaviour::default(), "{}");
+    let mut factory = factory(Behaviour::default(), &format!(r#"{{"mode": "{mode}"}}"#));
     factory.transport = Arc::new(transport);
     (factory.pair().await, fabric)
 }
@@ -44,11 +47,13 @@ async fn send(pair: &Pair, source: &Arena) -> (Result<SendReport>, Arc<Recorder>
 /// Wherever a pair breaks, another one goes on, and the update is whole.
 #[tokio::test]
 async fn a_pair_that_breaks_is_made_anew() {
-    for fault in [Fault::Retries, Fault::Flushed] {
-        for at in PROBES..PROBES + 24 {
+    for (fault, mode) in
+        [Fault::Retries, Fault::Flushed].into_iter().flat_map(|fault| MODES.map(|mode| (fault, mode)))
+    {
+        for at in PROBES..PROBES + 12 {
             let behaviour =
                 Behaviour { seed: at, delay: 0.2, faults: vec![(at, fault)], ..Behaviour::default() };
-            let (pair, _) = pair(behaviour).await;
+            let (pair, _) = pair_in(mode, behaviour).await;
             let source = pattern(UPDATE, at);
             let (sent, recorder) = send(&pair, &source).await;
             sent.unwrap();
@@ -62,7 +67,13 @@ async fn a_pair_that_breaks_is_made_anew() {
 /// The cable is cut while an update is on its way, at both ends at once. What came is not sent again.
 #[tokio::test]
 async fn after_a_cut_only_what_is_missing_is_sent() {
-    let (pair, fabric) = pair(Behaviour { delay: 0.5, ..Behaviour::default() }).await;
+    for mode in MODES {
+        after_a_cut(mode).await;
+    }
+}
+
+async fn after_a_cut(mode: &str) {
+    let (pair, fabric) = pair_in(mode, Behaviour { delay: 0.5, ..Behaviour::default() }).await;
     let source = pattern(UPDATE, 1);
     let recorder = Arc::new(Recorder::new(UPDATE).preparing(|_| true));
     let _pump = Pump::start(&pair.server, &recorder);
@@ -81,30 +92,41 @@ async fn after_a_cut_only_what_is_missing_is_sent() {
 
 #[tokio::test]
 async fn three_losses_without_progress_end_the_link() {
+    for mode in MODES {
+        three_losses(mode).await;
+    }
+}
+
+async fn three_losses(mode: &str) {
     let faults = (PROBES..PROBES + 3).map(|at| (at, Fault::Retries)).collect();
-    let (pair, _) = pair(Behaviour { faults, ..Behaviour::default() }).await;
+    let (pair, _) = pair_in(mode, Behaviour { faults, ..Behaviour::default() }).await;
     let source = pattern(UPDATE, 2);
     let (sent, recorder) = send(&pair, &source).await;
     let error = sent.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
-    assert!(error.to_string().contains("three pairs were lost"), "{error}");
+    // Whoever moves the bytes knows it.
+    assert!(mode == "pull" || error.to_string().contains("three pairs were lost"), "{error}");
     assert_eq!(recorder.seen().ranges.bytes(), 0);
     assert!(source.claim(source.range()).is_ok(), "the loan outlives the link");
 }
 
 #[tokio::test]
 async fn an_access_error_ends_the_link_at_once() {
-    let (pair, _) = pair(Behaviour { faults: vec![(PROBES, Fault::Access)], ..Behaviour::default() }).await;
-    let (sent, _) = send(&pair, &pattern(UPDATE, 3)).await;
-    let error = sent.unwrap_err();
-    assert!(error.kind() == ErrorKind::Closed && error.to_string().contains("access error"), "{error}");
+    for mode in MODES {
+        let behaviour = Behaviour { faults: vec![(PROBES, Fault::Access)], ..Behaviour::default() };
+        let (pair, _) = pair_in(mode, behaviour).await;
+        let (sent, _) = send(&pair, &pattern(UPDATE, 3)).await;
+        let error = sent.unwrap_err();
+        let said = mode == "pull" || error.to_string().contains("access error");
+        assert!(error.kind() == ErrorKind::Closed && said, "{error}");
+    }
 }
 
 /// Cancelling while the pair breaks: the loan ends, and the link goes on.
 #[tokio::test]
 async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
-    for seed in 0..20 {
-        let (pair, fabric) = pair(Behaviour { seed, delay: 0.5, ..Behaviour::default() }).await;
+    for (seed, mode) in (0..20).zip(MODES.into_iter().cycle()) {
+        let (pair, fabric) = pair_in(mode, Behaviour { seed, delay: 0.5, ..Behaviour::default() }).await;
         let source = pattern(UPDATE, seed);
         let update = outgoing(&source, update_id(1), CHUNK);
         let cancel = update.cancel().clone();
@@ -134,11 +156,48 @@ async fn a_send_is_cancelled_while_its_pair_is_made_anew() {
 /// Bytes go from the sender's arena into the places that the sink gave beforehand.
 #[tokio::test]
 async fn nothing_is_copied_into_places_that_were_given_beforehand() {
-    let (pair, _) = pair(Behaviour::default()).await;
-    let (sent, recorder) = send(&pair, &pattern(UPDATE, 4)).await;
-    sent.unwrap();
-    assert_eq!(pair.client.counters().copied + pair.server.counters().copied, 0);
-    assert!(recorder.seen().placed.is_empty());
+    for mode in MODES {
+        let (pair, _) = pair_in(mode, Behaviour::default()).await;
+        let (sent, recorder) = send(&pair, &pattern(UPDATE, 4)).await;
+        sent.unwrap();
+        // FedRDMA's first version takes each piece out of its slot, and puts the chunk together beside it.
+        let copies = if mode == "fedrdma" { 2 } else { 0 };
+        assert_eq!(pair.client.counters().copied + pair.server.counters().copied, copies * UPDATE);
+        assert!(recorder.seen().placed.is_empty());
+    }
+}
+
+/// One end is enough: then neither lets the other write.
+#[tokio::test]
+async fn if_either_end_wants_to_read_both_do() {
+    for (listen, connect) in [("pull", "window"), ("fedrdma-e", "pull")] {
+        let mut factory = factory(Behaviour { reads: 1, ..Behaviour::default() }, "{}");
+        let own = [listen, connect].map(|mode| options(&format!(r#"{{"mode": "{mode}"}}"#)));
+        let [listen, connect] = own;
+        factory = factory.options(listen, connect);
+        let pair = factory.pair().await;
+        let source = pattern(UPDATE, 6);
+        let (sent, recorder) = send(&pair, &source).await;
+        sent.unwrap();
+        recorder.check(&source);
+        // Nothing but the update itself: no commit records.
+        assert!(pair.client.counters().sent < UPDATE + (16 << 10));
+    }
+}
+
+/// By the printed rule a chunk may be taken too early; it is handed on once nevertheless, and the link goes on.
+#[tokio::test]
+async fn the_printed_rule_hands_each_chunk_on_once() {
+    for seed in 0..5 {
+        let own = options(r#"{"mode": "fedrdma-e", "race": true, "piece": 70000}"#);
+        let behaviour =
+            Behaviour { seed, delay: 0.3, faults: vec![(9 + seed, Fault::Retries)], ..Behaviour::default() };
+        let pair = factory(behaviour, "{}").options(own.clone(), own).pair().await;
+        let (sent, recorder) = send(&pair, &pattern(UPDATE, seed)).await;
+        sent.unwrap();
+        assert_eq!(recorder.seen().stored.len() as u64, UPDATE / u64::from(CHUNK));
+        assert!(recorder.is_free(std::time::Duration::ZERO), "a place is held");
+    }
 }
 
 /// The link over devices that behave so is tcp at both ends; returns what they say.
