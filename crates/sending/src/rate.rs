@@ -44,6 +44,13 @@ const FLOOR: u64 = 4;
 /// [told otherwise](Rate::making_up). Otherwise it would slow down by the loss. It is also the most that a sender can
 /// lose because of it, in queues too short to be seen.
 const MADE_UP: f64 = 0.1;
+/// Where more than half is lost, a sender that was told such a share makes up for at least this much: else a path that loses
+/// 70 % would make the window shrink for ever, since it is at most 1.3 times what a round trip delivered.
+const HALF: f64 = 0.5;
+const MOST_MADE_UP: f64 = 0.62;
+/// Of a greater path loss nothing is made up for in the second and third phase of each cycle. Who makes up for so much is
+/// faster than the path in every phase of it, and could take what it loses by that for the path's loss.
+const DOUBTED: f64 = 0.4;
 /// Start-up ends, on a path whose jitter hides a queue, when a round without growth lost so much more than the path does.
 const OVERFLOW: f64 = 0.05;
 /// Start-up begins again if the path loses so much more than when it ended.
@@ -257,8 +264,14 @@ impl Rate {
 
     /// The share of what is sent that makes up for loss.
     pub fn made_up(&self) -> f64 {
+        if matches!(self.mode, Mode::Cruising(1..=2, _)) && self.path_loss > DOUBTED {
+            return 0.0;
+        }
         if self.queued == 0 || matches!(self.mode, Mode::Checking(_)) {
-            self.most_made_up.map_or(self.lossy.min(MADE_UP), |most| self.path_loss.min(most))
+            let most =
+                self.most_made_up
+                    .map(|most| if self.path_loss > HALF { most.max(MOST_MADE_UP) } else { most });
+            most.map_or(self.lossy.min(MADE_UP), |most| self.path_loss.min(most))
         } else {
             0.0
         }
@@ -398,7 +411,8 @@ impl Rate {
         self.path_loss = self.losses.iter().copied().fold(1.0, f64::min);
         let known = self.known_loss.min(self.path_loss);
         self.known_loss = known;
-        if self.growth > 0.0 && self.path_loss > known + WORSE && matches!(self.mode, Mode::Cruising(..)) {
+        let makes_up = self.most_made_up.is_some();
+        if makes_up && self.path_loss > known + WORSE && matches!(self.mode, Mode::Cruising(..)) {
             // While that loss was not known, the rate fell. A cycle raises it by a quarter: that takes too long.
             self.known_loss = self.path_loss;
             (self.mode, self.plateau) = (Mode::Starting, 0);
@@ -719,6 +733,23 @@ mod tests {
             rate.heard(&Heard { fates, ..heard(40 * MS * round as u32, 1e6, 40 * MS, rate.round_ends) });
         }
         assert_eq!((rate.path_loss(), rate.flight()), (0.0, rate.window()));
+    }
+
+    /// A path that loses 70 % in front of a queue too short to be seen, and then nothing but what the queue cannot hold.
+    #[test]
+    fn what_a_sender_loses_by_making_up_for_loss_is_no_loss_of_the_path() {
+        let mut rate = cruising().making_up(0.4);
+        for (loss, least, most) in [(0.7, 0.6, 0.62), (0.0, 0.0, 0.05)] {
+            for _ in 0..100 {
+                let sent = rate.pace().unwrap();
+                let came = (sent * (1.0 - loss)).min(1e6);
+                let fates = ((MANY * came / sent) as u64, (MANY * (1.0 - came / sent)) as u64);
+                let now = 40 * MS * (rate.round + 1) as u32;
+                rate.heard(&Heard { fates, ..heard(now, came, 40 * MS, rate.round_ends) });
+            }
+            let made_up = rate.path_loss().min(MOST_MADE_UP);
+            assert!((least..=most).contains(&made_up), "{loss}: {made_up} of {rate:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub mod fuzz;
 pub mod hello;
 mod link;
 pub mod listener;
+#[cfg(test)]
+mod paths;
 mod receive;
 #[cfg(test)]
 #[path = "../../../proto/tests/common/recorded.rs"]
