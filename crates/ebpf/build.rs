@@ -6,7 +6,7 @@ use std::process::Command;
 use std::{env, fs};
 
 /// A name in the crate, and the program's file.
-const PROGRAMS: [(&str, &str); 1] = [("UNIFL", "unifl")];
+const PROGRAMS: [(&str, &str); 2] = [("UNIFL", "unifl"), ("ROUTE", "route")];
 
 fn main() {
     println!("cargo:rerun-if-changed=programs");

@@ -5,6 +5,9 @@
 #![forbid(unsafe_code)]
 #![cfg(target_os = "linux")]
 
+use std::error::Error;
+use std::io;
+
 pub use aya;
 
 mod built {
@@ -17,6 +20,28 @@ mod built {
 /// Why this build has none, with the mend.
 pub fn unifl() -> Result<&'static [u8], String> {
     object(built::UNIFL)
+}
+
+/// The program that routes notes between the processes of a node: object code for [`aya::Ebpf::load`].
+///
+/// # Errors
+/// As [`unifl`].
+pub fn route() -> Result<&'static [u8], String> {
+    object(built::ROUTE)
+}
+
+/// An error of [`aya`] with its causes, and what to do, if that is known.
+pub fn explain(error: &(dyn Error + 'static)) -> String {
+    let chain: Vec<&(dyn Error + 'static)> = std::iter::successors(Some(error), |&e| e.source()).collect();
+    let text = chain.iter().map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let denied = |e: &&(dyn Error + 'static)| {
+        let io = e.downcast_ref::<io::Error>();
+        io.is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
+    };
+    if chain.iter().any(denied) {
+        return format!("{text}; run it as root, or with CAP_BPF and CAP_NET_ADMIN");
+    }
+    text
 }
 
 fn object(built: Result<&'static [u8], &str>) -> Result<&'static [u8], String> {
@@ -37,9 +62,18 @@ mod tests {
 
     #[test]
     fn what_was_built_is_object_code() {
-        match unifl() {
-            Ok(code) => assert_eq!(code.first_chunk(), Some(b"\x7fELF")),
-            Err(why) => println!("skipped: {why}"),
+        for built in [unifl(), route()] {
+            match built {
+                Ok(code) => assert_eq!(code.first_chunk(), Some(b"\x7fELF")),
+                Err(why) => println!("skipped: {why}"),
+            }
         }
+    }
+
+    #[test]
+    fn what_is_denied_has_a_mend() {
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert!(explain(&denied).contains("CAP_BPF"));
+        assert!(!explain(&io::Error::from(io::ErrorKind::NotFound)).contains("CAP_BPF"));
     }
 }

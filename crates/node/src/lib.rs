@@ -13,6 +13,7 @@
 //! | `team/` | drives the ledger: a thread for each worker, which starts it again when it dies |
 //! | `worker/` | what runs in a worker's process |
 //! | `launch.rs` | starts worker processes |
+//! | `routes/` | takes notes from process to process inside the kernel, where that is allowed |
 //! | `note.rs`, `setup.rs` | what node and worker say to each other |
 //!
 //! **Exactly once.** An object stays in the pool until the sums that it is in are committed. A worker has two slots for sums.
@@ -25,6 +26,7 @@ mod clock;
 mod launch;
 mod ledger;
 mod note;
+mod routes;
 mod setup;
 mod team;
 mod worker;
@@ -32,5 +34,6 @@ mod worker;
 pub use launch::{Launched, Launcher, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
+pub use routes::{Count, Routes};
 pub use team::{Counts, Team, TeamConfig};
 pub use worker::{work, work_with, Step};

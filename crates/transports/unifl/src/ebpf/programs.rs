@@ -11,6 +11,7 @@ use thalweg_ebpf::aya::maps::{Array, HashMap as Table, Map, MapData, MapError, R
 use thalweg_ebpf::aya::programs::tc::TcAttachOptions;
 use thalweg_ebpf::aya::programs::{LinkOrder, SchedClassifier, TcAttachType};
 use thalweg_ebpf::aya::Ebpf;
+use thalweg_ebpf::explain;
 use thalweg_masking::Time;
 use thalweg_masking::{Group, GroupRate};
 use thalweg_tcp::line::Hole;
@@ -257,30 +258,4 @@ fn attach(ebpf: &mut Ebpf, program: &str, at: TcAttachType, names: &[&str]) -> R
 
 fn map(ebpf: &mut Ebpf, name: &str) -> Result<Map, String> {
     ebpf.take_map(name).ok_or_else(|| format!("no map {name}"))
-}
-
-/// An error with its causes, and what to do, if that is known.
-fn explain(error: &(dyn Error + 'static)) -> String {
-    let chain: Vec<&(dyn Error + 'static)> = std::iter::successors(Some(error), |&e| e.source()).collect();
-    let text = chain.iter().map(ToString::to_string).collect::<Vec<_>>().join(": ");
-    let denied = |e: &&(dyn Error + 'static)| {
-        let io = e.downcast_ref::<io::Error>();
-        io.is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied)
-    };
-    if chain.iter().any(denied) {
-        return format!("{text}; run it as root, or with CAP_BPF and CAP_NET_ADMIN");
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_denied_has_a_mend() {
-        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-        assert!(explain(&denied).contains("CAP_BPF"));
-        assert!(!explain(&io::Error::from(io::ErrorKind::NotFound)).contains("CAP_BPF"));
-    }
 }
