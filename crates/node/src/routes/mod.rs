@@ -1,4 +1,5 @@
-//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps.
+//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps. No run
+//! uses them yet: a team sends notes through the node.
 //!
 //! ```text
 //! node's outlet --TCP--> node's inlet        what the program does not route comes out here
