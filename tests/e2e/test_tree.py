@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from tests.e2e.conftest import Program
 from thalweg.record import Record
+from thalweg.transports import pki
 
 pytestmark = [
     pytest.mark.e2e,
@@ -17,6 +20,28 @@ pytestmark = [
 ]
 
 Run = Callable[..., Any]
+Start = Callable[..., Program]
+
+PLAN: Final = """
+[job]
+clients = 2
+rounds = 1
+
+[model]
+name = "payload:64KiB"
+
+[transport]
+url = "tcp://127.0.0.1:0"
+
+[aggregation]
+shape = "tree"
+
+[tree]
+top = "dedicated"
+
+[nodes]
+count = 2
+"""
 
 
 def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
@@ -73,3 +98,29 @@ def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
         assert row["fold"]["top"] in ("node-0", "node-1")
         # Times of all nodes are on one clock: what a round took is not longer than the round.
         assert 0 < row["communication_seconds"] < row["seconds"] + 1
+
+
+def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(PLAN)
+    pki.init(tmp_path / "pki", ["127.0.0.1"], 1)
+    for name in ("west", "east", "a", "b"):
+        pki.issue(tmp_path / "pki", name, 1)
+    server = start("server", "job.toml", "--pki", "pki", "--json")
+    parent = server.until("listening on").split("listening on ")[1].split()[0]
+    nodes = {}
+    for name in ("west", "east"):
+        own = ("--token-file", f"pki/{name}.token", "--pki", "pki", "--clients", "1", "--json")
+        nodes[name] = start("node", "tcp://127.0.0.1:0", "--parent", parent, *own)
+    for name, node in zip(("a", "b"), nodes.values(), strict=True):
+        url = node.until("listening on").split("listening on ")[1].strip()
+        start("client", url, "--token-file", f"pki/{name}.token", "--json")
+    code, out, said = server.end()
+    assert code == 0, said
+    done = json.loads(out)
+    assert [row["participants"] for row in done["rounds"]] == [2]
+    assert {one["node"] for one in done["tree"]["nodes"]} == {"west", "east"}
+    for name, node in nodes.items():
+        code, out, said = node.end()
+        assert code == 0, said
+        assert json.loads(out)["rounds"] == 1
+        assert json.loads(out)["name"] == name

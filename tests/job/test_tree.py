@@ -81,7 +81,13 @@ class Job:
     tree: Tree
     model: _core.Arena
     processes: dict[str, subprocess.Popen[bytes]]
-    said: list[dict[str, Any]] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def address_of(self, client: str) -> str:
+        """Where a client's node listens, as the tree has said."""
+        node = next(node for node, clients in PLACED.items() if client in clients)
+        (line,) = (line for line in self.said if line.startswith(f"{node} listens on "))
+        return line.split()[3]
 
     def kill(self, name: str) -> None:
         """Kill a node, and say so as a run would."""
@@ -100,7 +106,10 @@ class Job:
 
 
 @contextmanager
-def job(top: str, before: Callable[[Job, str, int], None] = lambda *_: None, **options: Any) -> Iterator[Job]:
+def job(
+    top: str, before: Callable[[Job, str, int], None] = lambda *_: None, *, come: bool = False, **options: Any
+) -> Iterator[Job]:
+    """Run a tree; with ``come`` its nodes come by themselves, and say how many clients they have."""
     model = _core.Arena(layout())
     told = {
         "precision": "exact",
@@ -111,7 +120,7 @@ def job(top: str, before: Callable[[Job, str, int], None] = lambda *_: None, **o
         **options,
     }
     own = {"token": TOKEN, "grace": 0.5, "transport": {}}
-    tree = Tree(model, URL, Placed(PLACED, []), told, own, top=top)
+    tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top)
     orders = Orders(tree.address, URL, {"token": TOKEN}, {"token": TOKEN}, 0)
     made = Job(tree, model, {})
     threads = []
@@ -122,15 +131,18 @@ def job(top: str, before: Callable[[Job, str, int], None] = lambda *_: None, **o
             )
             made.processes[name] = process
             assert process.stdin is not None
-            process.stdin.write(json.dumps(orders.of(name, number)).encode() + b"\n")
+            order = orders.of(name, number) | {"clients": len(PLACED[name])}
+            process.stdin.write(json.dumps(order).encode() + b"\n")
             process.stdin.close()
         tree.open(lambda: None)
+        made.said = tree.notes()
         for client in CLIENTS:
 
             def own_before(number: int, client: str = client) -> None:
                 before(made, client, number)
 
-            threads.append(threading.Thread(target=take_part, args=(tree.addresses[client], client, own_before)))
+            url = made.address_of(client)
+            threads.append(threading.Thread(target=take_part, args=(url, client, own_before)))
             threads[-1].start()
         while tree.wait(len(CLIENTS), None) < len(CLIENTS):
             pass
@@ -177,6 +189,22 @@ def test_a_node_killed_before_its_sums_counted_loses_its_clients_by_name(top: st
         assert made.bits() == mean(1, left)
         assert counted(made.round(2)) == set(left), "the others go on"
         assert ["c", lost["reason"], False] in json.loads(made.tree.departed())
+
+
+def test_nodes_may_come_by_themselves() -> None:
+    with job("dedicated", come=True, expected=len(CLIENTS)) as made:
+        outcome = made.round(1)
+        assert outcome["complete"], outcome["participants"]
+        assert made.bits() == mean(1, CLIENTS)
+        assert [node["clients"] for node in outcome["fold"]["nodes"]] == [2, 1, 2]
+
+
+def test_nodes_that_come_with_other_clients_than_the_job_has_are_refused() -> None:
+    with (
+        pytest.raises(RoundError, match="wait for 5 clients in all, and the job has 7"),
+        job("dedicated", come=True, expected=7),
+    ):
+        pass
 
 
 class Killing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +15,28 @@ PemFile = Path | None
 
 def command(
     context: typer.Context,
-    plan: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="Plan with job.graph and hosts.nodes.")],
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN.toml|URL", help="Plan with job.graph and hosts.nodes; or where a node of a tree listens."
+        ),
+    ],
     *,
-    name: Annotated[str, typer.Option(help="Which node of hosts.nodes it is.")],
+    name: Annotated[
+        str | None, typer.Option(help="Which node of hosts.nodes it is; of a tree, without it the token's name.")
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option(metavar="URL", help="Of a tree: where its server listens, as tcp://host:port.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, metavar="NUMBER", help="Of a tree: how many clients this node waits for.")
+    ] = None,
+    token_file: Annotated[
+        PemFile, typer.Option(metavar="FILE", help="Of a tree: token for the parent, from `thalweg pki issue`.")
+    ] = None,
+    pki: Annotated[
+        PemFile, typer.Option(metavar="DIR", help="Of a tree: folder of `thalweg pki init`, for clients of this node.")
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Where to listen, as tcp://0.0.0.0:7070; without it as hosts.nodes says."),
@@ -32,20 +51,51 @@ def command(
     resume: Resume = None,
     as_json: Json = False,
 ) -> None:
-    """Be one node of a graph.
+    """Be one node of a graph, or with --parent of an aggregation tree.
 
     The other nodes are started in the same way, on their machines.
     """
+    if "://" in plan or parent is not None:
+        with output(as_json=as_json) as emit:
+            emit(_of_tree(plan, parent, clients, name=name, pki=pki, token_file=token_file, ca=ca, patience=patience))
+        return
     with output(as_json=as_json) as emit:
+        from thalweg.errors import PlanError
         from thalweg.job.remote_node import Place, take_part
         from thalweg.transports import registry
         from thalweg.ui.progress import progress_on_stderr
 
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
-        chosen = assemble(plan, None, given(context) | own)
+        if name is None:
+            raise PlanError("no node of the plan is named", "Give --name; hosts.nodes has the names")
+        chosen = assemble(Path(plan), None, given(context) | own)
         result = take_part(chosen, Place(name, listen, ca, cert, key, patience, resume), progress_on_stderr())
         emit({"name": name, **result.table()})
     if not as_json:
         from thalweg.cli.summary import show
 
         show(result)
+
+
+def _of_tree(
+    listen: str,
+    parent: str | None,
+    clients: int | None,
+    *,
+    name: str | None,
+    pki: Path | None,
+    token_file: Path | None,
+    ca: Path | None,
+    patience: float,
+) -> dict[str, Any]:
+    """Be a node of a tree until its job is over, and return what came of it."""
+    from thalweg.cli.client import note
+    from thalweg.errors import PlanError
+    from thalweg.job.remote_gateway import Post, take_post
+
+    if parent is None or clients is None or "://" not in listen:
+        raise PlanError(
+            "a node of a tree needs to know where it listens, its parent, and how many clients it has",
+            "Give URL --parent URL --clients NUMBER",
+        )
+    return take_post(Post(listen, parent, clients, name, pki, token_file, ca, patience=patience), note)

@@ -49,7 +49,8 @@ class Gateway:
         """Begin to connect to the parent.
 
         The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients, and
-        the ``trust`` of the node's own servers: ``token`` or ``secret``, and ``tls``. Raises CoreError.
+        the ``trust`` of the node's own servers: ``token`` or ``secret``, and ``tls``. ``clients`` is how many it has,
+        for a parent that does not know. Raises CoreError.
         """
         self._name, self._member, self._note = order["name"], order["options"], note
         self._listen, self._trust = order["listen"], order["trust"]
@@ -57,14 +58,24 @@ class Gateway:
         self._server: _core.Server | None = None
         self._gathering: Gathering | None = None
         self._model: _core.Arena | None = None
-        self._expected = 0
+        self._expected = int(order.get("clients", 1))
+        self._rounds = 0
         self._cpu = machine.cpu_seconds()
 
-    def serve(self) -> None:
-        """Do what the parent asks, until the job is over. Raises CoreError if the parent is gone for good."""
+    @property
+    def address(self) -> str | None:
+        """Where it listens for clients, once the parent has opened it."""
+        return None if self._server is None else self._address
+
+    def serve(self) -> int:
+        """Do what the parent asks until the job is over; return in how many rounds it took part.
+
+        Raises CoreError if the parent is gone for good.
+        """
         with farewell(self._parent, "the node is done"):
             self._parent.join()
             self._serve()
+        return self._rounds
 
     def _serve(self) -> None:
         try:
@@ -112,17 +123,18 @@ class Gateway:
         options |= {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
         options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
         options["workers"] = {**options["workers"], "command": live.command()}
-        self._expected = options["expected"]
+        self._expected = options.setdefault("expected", self._expected)
         if self._server is not None:
             self._server.close("the parent opens this node anew")
         self._model = _core.Arena(model.layout, shared=registry.lends(self._listen))
         self._server = _core.Server(self._model, self._listen, json.dumps(options))
-        self._note(f"listening on {self._server.address}")
+        self._address = self._server.address
+        self._note(f"listening on {self._address}")
         if self._gathering is not None:
             self._gathering.close("the parent opens this node anew")
         self._gathering = self._gathering_of(head["top"], self._server.sums) if "top" in head else None
         peers = None if self._gathering is None else self._gathering.address
-        return {"address": self._server.address, "peers": peers}
+        return {"address": self._address, "peers": peers, "expected": self._expected}
 
     def _gathering_of(self, top: Mapping[str, Any], sums: Callable[[], Sums | None]) -> Gathering:
         trust = {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
@@ -152,6 +164,7 @@ class Gateway:
             "zero": before - outcome["start"],
             "first": None if whole is None else after - whole,
         }
+        self._rounds += 1
         sums = server.sums()
         told["held"] = sums is not None
         if sums is None or self._gathering is not None:

@@ -221,7 +221,7 @@ def hosting(
 
     def listen() -> Serving:
         if live.has_nodes(plan):
-            return tree_of(plan, party.arena, told, trust)
+            return tree_of(plan, party.arena, told, trust, url if session is None else None)
         return _core.Server(party.arena, url, json.dumps(told))
 
     server = listen() if session is None else session.listen(listen)

@@ -68,19 +68,24 @@ class Tree:
         self,
         model: _core.Arena,
         url: str,
-        nodes: live.Placed,
+        nodes: live.Placed | int,
         options: Mapping[str, Any],
         own: Mapping[str, Any],
         *,
         top: str,
     ) -> None:
-        """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's."""
-        self.placed = nodes
+        """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's.
+
+        Of nodes that come by themselves ``nodes`` is the number; each of them says how many clients it has.
+        """
+        self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
         self._model, self._options = model, dict(options)
-        self._nodes = [Node(name, clients) for name, clients in nodes.clients.items()]
+        self._nodes = [Node(name, clients) for name, clients in self.placed.clients.items()]
+        self._count = nodes if isinstance(nodes, int) else len(self._nodes)
+        self._opened = False
         self._enough = int(options.get("enough", 1))
         largest = SUMS_OF_MODELS * len(model) + SLACK
-        bounds = {"memory": len(nodes.clients) * largest, "max_result": largest}
+        bounds = {"memory": self._count * largest, "max_result": largest}
         self._server = _core.TaskServer(url, json.dumps({**own, **bounds}))
         self._kind, self._of_top = top, _of_top(options)
         self._top: Top = Dedicated(model, self._of_top) if top == "dedicated" else FirstFinished(model, self._quietly)
@@ -108,10 +113,19 @@ class Tree:
 
         Raises RoundError if one cannot.
         """
-        while self._server.wait(len(self._nodes), SLICE) < len(self._nodes):
+        while self._server.wait(self._count, SLICE) < self._count:
             look()
+        self._open(look)
+
+    def _open(self, look: Callable[[], None] | None) -> None:
+        come = not self.placed.clients
+        if come:
+            self._nodes = [Node(name, ()) for name in sorted(json.loads(self._server.clients()))[: self._count]]
+        self._opened, total = True, 0
         for node in self._nodes:
             options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
+            if come:
+                del options["expected"]
             asked: dict[str, Any] = {"do": "open", "options": options}
             if self._kind != "dedicated":
                 asked["top"] = {"top": self._of_top, "server": self._between}
@@ -119,12 +133,26 @@ class Tree:
                 if heard.head is None:
                     raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
                 node.address, node.peers = heard.head["address"], heard.head["peers"]
+                total += heard.head["expected"]
+                self._note(f"{node.name} listens on {node.address} for {heard.head['expected']} clients")
+        if come and total != self._options["expected"]:
+            raise RoundError(
+                f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
+                "Start nodes with --clients that add up to job.clients",
+            )
 
     def wait(self, clients: int, timeout: float | None) -> int:
         """Wait until each node's clients are there, at most so long; return how many are."""
         del clients  # each node waits for its own
         seconds = SLICE if timeout is None else timeout
+        if not self._opened:
+            if self._server.wait(self._count, seconds) < self._count:
+                return 0
+            self._open(None)
         self._heard_all({"do": "wait", "seconds": seconds}, self._here())
+        if not self.placed.clients:
+            for node in self._nodes:
+                node.clients = sorted({*node.clients, *node.state.get("clients", ())})
         return len(json.loads(self.clients()))
 
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
@@ -219,6 +247,10 @@ class Tree:
         """Ask nodes something while whoever waits for the round is not asked."""
         yield from self._ask(head, nodes, None)
 
+    def _note(self, text: str) -> None:
+        with self._lock:
+            self._notes.append(text)
+
     def _heard_all(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> None:
         for _ in self._ask(head, nodes, None):
             pass
@@ -255,27 +287,33 @@ class Tree:
 
     def _hear(self, node: Node, told: tuple[Any, ...]) -> Heard:
         _, state, reason, head, _, _, sums, transfers = told
+        if state == "lost" and node.gone is None:
+            node.gone = f"its node {node.name} is gone: {reason}"
         if state != "done":
             return Heard(node, None, None, reason or state, json.loads(transfers))
         said = json.loads(head)
         if "clients" in said:
             node.state = said
-            with self._lock:
-                self._notes += [f"{node.name}: {note}" for note in said["notes"]]
+            for note in said["notes"]:
+                self._note(f"{node.name}: {note}")
         return Heard(node, said, sums, "", json.loads(transfers))
 
 
-def tree_of(plan: Plan, model: _core.Arena, told: Mapping[str, Any], trust: Mapping[str, Any]) -> Tree:
-    """Return the root of a plan's tree, which listens on this machine. ``told`` are a server's options for clients.
+def tree_of(
+    plan: Plan, model: _core.Arena, told: Mapping[str, Any], trust: Mapping[str, Any], url: str | None = None
+) -> Tree:
+    """Return the root of a plan's tree. ``told`` are a server's options for clients.
 
+    It listens at ``url`` for nodes that come by themselves; without it on this machine, for those that a run starts.
     Nodes and root use TCP among themselves, whatever clients use: sums must come whole.
     """
-    nodes = live.placed(plan, len(model))
+    nodes = live.placed(plan, len(model)) if url is None or plan.nodes is None else plan.nodes.count
     kept = {key: value for key, value in told.items() if key not in ("token", "secret", "choose")}
     own = {key: told[key] for key in ("token", "secret", "job", "liveness", "grace") if key in told}
     own |= {"transport": {"tls": trust.get("tls")}}
     below = {**kept, "transport": {**told["transport"], "tls": None}}
-    return Tree(model, URL, nodes, below, own, top=(plan.tree or TreeSection()).top)
+    listen = URL if url is None else f"tcp://{url.partition('://')[2]}"
+    return Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top)
 
 
 def _of_top(options: Mapping[str, Any]) -> dict[str, Any]:

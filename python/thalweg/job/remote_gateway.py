@@ -1,0 +1,65 @@
+"""``thalweg node URL --parent URL``: one node of an aggregation tree whose root is another process, maybe elsewhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from thalweg import machine
+from thalweg.errors import PlanError
+from thalweg.job.gateway import Gateway
+from thalweg.sections import SecuritySection
+from thalweg.transports import links, pki
+
+
+@dataclass(frozen=True)
+class Post:
+    """Where a node listens for its clients, and how it gets into its parent's job. Files are PEM.
+
+    ``pki`` is the folder that says which clients may join it. It waits for ``clients`` of them.
+    """
+
+    listen: str
+    parent: str
+    clients: int
+    name: str | None = None
+    pki: Path | None = None
+    token_file: Path | None = None
+    ca: Path | None = None
+    tls: str = "auto"
+    patience: float = 300.0
+
+
+def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
+    """Be the node until the job is over; return ``{"name", "url", "rounds", "peak_rss_bytes"}``.
+
+    Raises PlanError or LinkError for what is wrong on this side, CoreError if the parent does not let it in.
+    """
+    if "://" not in post.parent:
+        raise PlanError(f"--parent is {post.parent!r}", "Give where the server listens, as tcp://host:port")
+    token = None if post.token_file is None else pki.read_token(post.token_file)
+    authority = None if post.ca is None else pki.read(post.ca)
+    up = links.remote_trust(post.parent, token, authority, None, post.tls)
+    security = SecuritySection(pki=None if post.pki is None else str(post.pki))
+    name = post.name or (token.name if token else socket.gethostname())
+    order: Mapping[str, Any] = {
+        "name": name,
+        "url": post.parent,
+        "listen": post.listen,
+        "clients": post.clients,
+        "options": {
+            "transport": {"tls": up.get("tls")},
+            "token": up.get("token"),
+            "patience": post.patience,
+            "seed": os.getpid(),
+        },
+        "trust": links.server_trust(security, post.listen),
+    }
+    gateway = Gateway(order, note)
+    note(f"{name}: joining {post.parent}")
+    rounds = gateway.serve()
+    return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}
