@@ -1,6 +1,6 @@
 //! The grpc transport: a link is one bidirectional stream of gRPC, over an HTTP/2 connection of its own, in the clear
 //! or under TLS 1.3. In unary mode updates are not in the stream: each is the one message of a unary call beside it,
-//! as most frameworks have it.
+//! as most frameworks have it. In push mode it is several, and each waits for the answer to the one before.
 //!
 //! Messages are [`frame::Frame`]s, real protobuf; `proto/thalweg.proto` says so to others. gRPC's own code (tonic)
 //! copies a payload once on the way out and twice with us on the way in; all of that is counted. HTTP/2's windows keep
@@ -41,15 +41,21 @@ pub const WINDOW: u32 = 8 << 20;
 const SETTINGS: &[Setting] = &[
     Setting {
         name: "mode",
-        kind: Kind::Choice { default: "stream", choices: &["stream", "unary"] },
+        kind: Kind::Choice { default: "stream", choices: &["stream", "unary", "push"] },
         meaning:
-            "stream: chunks are messages of one stream; unary: a whole update is the one message of a call",
+            "stream: chunks are messages of one stream; unary: a whole update is the one message of a call; push: \
+             so is each piece of it, and waits for the answer to the one before, as in FATE",
     },
     Setting {
         name: "largest",
         kind: Kind::Number { default: 512 << 20, least: 4 << 20, most: (2 << 30) - 1 },
         meaning:
             "unary: most bytes of a message, which both ends hold whole, with a copy of it at the sender",
+    },
+    Setting {
+        name: "piece",
+        kind: Kind::Number { default: 1 << 20, least: 64 << 10, most: 4 << 20 },
+        meaning: "push: most bytes of an update in a call, but of one chunk at least",
     },
 ];
 
@@ -110,5 +116,9 @@ fn check(operation: &'static str, address: &Address, options: &Options) -> Resul
 fn unary(options: &Options) -> Result<Option<unary::Unary>> {
     let chosen = options.own.read(SETTINGS)?;
     let largest = usize::try_from(chosen.number("largest")).unwrap_or(usize::MAX);
-    Ok((chosen.text("mode") == "unary").then(|| unary::Unary::new(largest)))
+    Ok(match chosen.text("mode") {
+        "unary" => Some(unary::Unary::new(largest, None)),
+        "push" => Some(unary::Unary::new(largest, Some(chosen.number("piece")))),
+        _ => None,
+    })
 }

@@ -21,7 +21,7 @@ use crate::MAX_MESSAGE;
 /// The method's path.
 pub(crate) const EXCHANGE: &str = "/thalweg.v1.Link/Exchange";
 
-/// A header of the first call: updates are to come and go by unary calls.
+/// A header of the first call: updates are to come and go by unary calls, in unary and in push mode.
 pub(crate) const UNARY: &str = "thalweg-unary";
 pub(crate) const ALIKE: &str = "set transport.options.mode alike at both ends";
 

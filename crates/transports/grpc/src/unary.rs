@@ -1,5 +1,8 @@
 //! Updates as unary calls beside the stream: a client puts its update, and gets the server's by asking for it.
 //!
+//! In push mode an update is several calls of at most `piece` bytes, and each waits for the answer to the one before, as
+//! FATE's transport (eggroll) sends it: one piece a round trip.
+//!
 //! Control messages keep to the stream. An update counts as sent when the other end has taken it: the server's answer
 //! to a `Put` says so, and the client's next `Get`. So what is sent after it comes after it.
 
@@ -8,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use bytes::Bytes;
-use thalweg_transport::{Error, ErrorKind, Outgoing, Result, SendReport};
+use thalweg_transport::{ChunkRef, Error, ErrorKind, Outgoing, Result, SendReport};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::body::Stop;
@@ -41,6 +44,8 @@ pub(crate) struct Delivery {
 pub(crate) struct Unary {
     /// Most bytes of a message.
     pub largest: usize,
+    /// Most bytes of an update in a call; `None` for all of it.
+    piece: Option<u64>,
     /// One update at a time is sent, in the order of asking.
     turn: tokio::sync::Mutex<()>,
     outgoing: mpsc::Sender<Outbound>,
@@ -56,11 +61,12 @@ pub(crate) struct Unary {
 }
 
 impl Unary {
-    pub(crate) fn new(largest: usize) -> Self {
+    pub(crate) fn new(largest: usize, piece: Option<u64>) -> Self {
         let (outgoing, outbounds) = mpsc::channel(1);
         let (incoming, deliveries) = mpsc::channel(1);
         Self {
             largest,
+            piece,
             turn: tokio::sync::Mutex::default(),
             outgoing,
             outbounds: tokio::sync::Mutex::new(outbounds),
@@ -168,14 +174,40 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Sends an update as one message; done when the other end has taken it.
+/// Sends an update as one message, or as one a piece; done when the other end has taken the last.
 pub(crate) async fn update(shared: &LinkState, unary: &Unary, update: &Outgoing) -> Result<SendReport> {
-    let operation = "send update";
     let _turn = unary.turn.lock().await;
-    shared.check(operation)?;
-    let started = Instant::now();
-    let message = seal(update, unary.largest)?;
+    shared.check("send update")?;
+    let (started, mut wire) = (Instant::now(), 0);
+    for (at, chunks) in pieces(update.chunks(), unary.piece).enumerate() {
+        wire += piece(shared, unary, &update.with_chunks(chunks.iter().cloned()), at == 0).await?;
+    }
     let (chunks, payload) = (update.chunks().len() as u64, update.payload_bytes());
+    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+}
+
+/// Chunks in groups of at most `most` bytes, but of one chunk at least.
+fn pieces(chunks: &[ChunkRef], most: Option<u64>) -> impl Iterator<Item = &[ChunkRef]> {
+    let mut rest = chunks;
+    std::iter::from_fn(move || {
+        let (mut bytes, mut count) = (0, 0);
+        while let Some(chunk) = rest.get(count) {
+            bytes += chunk.range().len();
+            if count > 0 && most.is_some_and(|most| bytes > most) {
+                break;
+            }
+            count += 1;
+        }
+        let (piece, behind) = rest.split_at(count);
+        rest = behind;
+        (count > 0).then_some(piece)
+    })
+}
+
+/// Sends chunks as one message, and returns its bytes when the other end has taken it.
+async fn piece(shared: &LinkState, unary: &Unary, update: &Outgoing, is_first: bool) -> Result<u64> {
+    let operation = "send update";
+    let message = seal(update, unary.largest)?;
     let mut wire = PREFIX + message.len() as u64;
     // Into the message and into gRPC's buffer, and under TLS into its.
     let copies = if shared.tls { 3 } else { 2 };
@@ -184,10 +216,10 @@ pub(crate) async fn update(shared: &LinkState, unary: &Unary, update: &Outgoing)
     let outbound = Outbound { message, stop: stop.0.clone(), taken };
     let sent = async {
         unary.outgoing.send(outbound).await.map_err(|_| shared.closed(operation))?;
-        shared.copied.fetch_add(copies * payload, Ordering::Relaxed);
+        shared.copied.fetch_add(copies * update.payload_bytes(), Ordering::Relaxed);
         when_taken.await.map_err(|_| refused(shared))?
     };
-    if let Some(chunk) = update.chunks().first() {
+    if let Some(chunk) = update.chunks().first().filter(|_| is_first) {
         let (header, _) = update.frame(chunk).ok_or_else(SendReport::cancelled)?;
         let begins = frame::begins(&header);
         wire += begins.wire_bytes();
@@ -198,7 +230,7 @@ pub(crate) async fn update(shared: &LinkState, unary: &Unary, update: &Outgoing)
         outcome = sent => outcome?,
         () = shared.ended() => return Err(shared.closed(operation)),
     }
-    Ok(SendReport { chunks, payload, wire, started, ended: Instant::now() })
+    Ok(wire)
 }
 
 /// The other end has not taken a message, though the link is there.
@@ -207,4 +239,28 @@ pub(crate) fn refused(shared: &LinkState) -> Error {
         Error::new(ErrorKind::Unsupported, "send update", format!("{} did not take the update", shared.who))
             .mend("set transport.options.largest alike at both ends")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use thalweg_transport::{Cancel, UpdateId};
+    use thalweg_wire::{LayoutHash, Ranges};
+
+    use super::*;
+
+    fn cut(bytes: u64, chunk: u32, most: Option<u64>) -> Vec<Vec<u64>> {
+        let id = UpdateId { job: 1, round: 2, sender: 3, layout: LayoutHash(4) };
+        let body = Bytes::from(vec![7; usize::try_from(bytes).unwrap_or_default()]);
+        let update = Outgoing::new(id, body, &Ranges::full(bytes), chunk, Cancel::default());
+        pieces(update.chunks(), most).map(|piece| piece.iter().map(|c| c.range().len()).collect()).collect()
+    }
+
+    #[test]
+    fn pieces_have_whole_chunks_and_at_least_one() {
+        assert_eq!(cut(320, 64, Some(128)), [vec![64, 64], vec![64, 64], vec![64]]);
+        assert_eq!(cut(256, 128, Some(64)), [[128], [128]]);
+        assert_eq!(cut(256, 64, Some(200)), [vec![64, 64, 64], vec![64]]);
+        assert_eq!(cut(256, 128, None), [[128, 128]]);
+        assert!(cut(0, 64, Some(64)).is_empty());
+    }
 }

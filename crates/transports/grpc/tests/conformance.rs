@@ -9,7 +9,7 @@ use thalweg_transport::Options;
 use tokio::io::AsyncWriteExt;
 
 mod common;
-use common::{plain, unary, Trust};
+use common::{plain, push, unary, Trust};
 
 fn factory(host: &str, listen: Options, connect: Options) -> Factory {
     let mut factory = Factory::new(Arc::new(Grpc), &format!("grpc://{host}:0")).options(listen, connect);
@@ -88,6 +88,17 @@ mod in_unary_mode_under_tls {
     suite!(encrypted());
 
     guests!(encrypted());
+}
+
+mod in_push_mode {
+    use super::*;
+
+    fn push_factory() -> Factory {
+        const PIECE: u64 = 64 << 10;
+        factory("127.0.0.1", push(plain(), PIECE), push(plain(), PIECE))
+    }
+
+    suite!(push_factory());
 }
 
 mod under_mutual_tls {

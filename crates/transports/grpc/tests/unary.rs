@@ -11,7 +11,7 @@ use thalweg_transport::{ErrorKind, Link, Listener, Options, Value};
 use thalweg_wire::{ChunkHeader, FrameHeader, LayoutHash};
 
 mod common;
-use common::{knock, link, listen, meet, plain, unary, Trust};
+use common::{knock, link, listen, meet, plain, push, unary, Trust};
 
 fn at_most(bytes: u64) -> Options {
     let options = unary(plain());
@@ -221,4 +221,31 @@ async fn an_update_that_is_cancelled_goes_no_further() {
     }
     assert!(came < 1 << 20, "{came} bytes of 8 MiB came");
     assert!(source.claim(source.range()).is_ok(), "nothing is lent any more");
+}
+
+/// In push mode the next piece goes when the one before was taken, and no sooner: here the client does not take the second.
+#[tokio::test]
+async fn each_piece_waits_for_the_answer_to_the_one_before() {
+    const PIECE: usize = 64 << 10;
+    let listener = listen(&push(plain(), PIECE as u64)).await;
+    let (mut requests, _stream, server) = by_hand(&*listener).await;
+    let source = pattern(4 * PIECE as u64, 1);
+    let update = outgoing(&source, update_id(1), PIECE as u32 / 2);
+    let sending = tokio::spawn(async move { server.send_update(&update).await });
+    let [asks, has_it] = [&[0; 5][..], &[0, 0, 0, 0, 2, 8, 1]];
+    for want in [asks, has_it] {
+        let (answer, mut asking) = requests.send_request(request("/thalweg.v1.Link/Get"), false).unwrap();
+        asking.send_data(Bytes::from_static(want), true).unwrap();
+        let (mut answer, mut came) = (answer.await.unwrap(), 0);
+        while let Some(data) = answer.body_mut().data().await {
+            let bytes = data.unwrap().len();
+            came += bytes;
+            answer.body_mut().flow_control().release_capacity(bytes).unwrap();
+        }
+        assert!((PIECE..PIECE + 200).contains(&came), "{came}");
+        assert!(!sending.is_finished());
+    }
+    let (_, mut asking) = requests.send_request(request("/thalweg.v1.Link/Get"), false).unwrap();
+    asking.send_data(Bytes::from_static(asks), true).unwrap();
+    assert_eq!(sending.await.unwrap().unwrap_err().kind(), ErrorKind::Unsupported);
 }

@@ -23,6 +23,12 @@ pub fn unary(options: Options) -> Options {
     Options { own: options.own.with("mode", Value::Text("unary".into())), ..options }
 }
 
+/// The same in pieces of so many bytes, one after the other.
+pub fn push(options: Options, piece: u64) -> Options {
+    let own = options.own.with("mode", Value::Text("push".into())).with("piece", Value::Number(piece));
+    Options { own, ..options }
+}
+
 pub async fn listen(options: &Options) -> Box<dyn Listener> {
     Grpc.listen(&Address::parse("grpc://127.0.0.1:0").unwrap(), options).await.unwrap()
 }
