@@ -105,6 +105,12 @@ def test_the_nearest_name_is_said(here: Path) -> None:
     assert "'Whole'" in caught.value.mend
 
 
+def test_a_flower_app_says_which_commands_run_it() -> None:
+    with pytest.raises(PlanError, match="is a Flower app") as caught:
+        apps.load("flower:my/app")
+    assert "thalweg flower run my/app" in caught.value.mend
+
+
 def test_options_are_for_what_can_be_called(here: Path) -> None:
     with pytest.raises(PlanError, match="takes no options"):
         apps.load("some_app:ready", {"size": 1})

@@ -52,6 +52,12 @@ def load(text: str, options: Mapping[str, Any] | None = None) -> Any:
     called, with ``options`` as keyword arguments; any other object is the app itself. Raises PlanError.
     """
     place, colon, attribute = text.rpartition(":")
+    if text.startswith(FLOWER):
+        folder = text.removeprefix(FLOWER)
+        raise PlanError(
+            f"{text} is a Flower app",
+            f"Run it with: thalweg flower run {folder}; between machines with thalweg flower server and client",
+        )
     if not colon or not place or not attribute:
         raise PlanError(f"{text!r} does not name an app", FORM)
     found = _attribute(_module(text, place), text, attribute)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from thalweg.tensors.arena import ARRAY_TYPES
 
@@ -184,6 +184,12 @@ def size_of(array: Array) -> int:
         return 0
     values = array.values if isinstance(array, View) else None
     return len(array.data) if values is None else values.nbytes
+
+
+def bytes_of(content: RecordDict) -> int:
+    """Return about how many bytes the arrays of a message have in memory."""
+    records = (record for record in content.values() if isinstance(record, ArrayRecord))
+    return sum(size_of(array) for record in records for array in record.values())
 
 
 def travels(dtype: np.dtype[Any]) -> bool:

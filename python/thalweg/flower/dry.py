@@ -11,13 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
 from thalweg.apps import seed_all
 from thalweg.flower import compat, fold
 from thalweg.flower.app import AppFolder, read
-from thalweg.flower.arrays import size_of as bytes_of
+from thalweg.flower.arrays import bytes_of
 from thalweg.flower.sizing import Size
 
 #: What apps call the number of their rounds.
@@ -56,9 +56,7 @@ class Measuring(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> NoReturn:
         for message in messages:
-            arrays = (record for record in message.content.values() if isinstance(record, ArrayRecord))
-            size = sum(bytes_of(array) for record in arrays for array in record.values())
-            self.largest = max(self.largest, size)
+            self.largest = max(self.largest, bytes_of(message.content))
         raise Enough
 
     def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:

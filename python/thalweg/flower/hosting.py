@@ -116,7 +116,6 @@ class Hosting:
         from thalweg.flower import compat, fold
 
         app = self._app or self.load()
-        seed_all(self.plan.job.seed)
         context = Context(
             run_id=self._run_id,
             node_id=compat.SERVER_NODE,

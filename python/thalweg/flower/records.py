@@ -12,17 +12,13 @@ import binascii
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from thalweg.flower.arrays import MOST_DIMENSIONS, NUMPY, Folded, Values, View, values_of
 from thalweg.tensors.arena import ARRAY_TYPES
-
-if TYPE_CHECKING:
-    from thalweg.tasks import Tensors
-
 
 #: Bytes in a ConfigRecord up to which they stand in the head; longer ones are tensors.
 INLINE: Final = 1024
@@ -125,8 +121,8 @@ def housed(record: ArrayRecord) -> ArrayRecord:
     return made
 
 
-def unpack(records: Any, tensors: Mapping[str, Values], home: Tensors | None = None) -> RecordDict:
-    """Return the records that a peer sent; ``tensors`` are what came with them, and lie in ``home``.
+def unpack(records: Any, tensors: Mapping[str, Values]) -> RecordDict:
+    """Return the records that a peer sent; ``tensors`` are what came with them.
 
     Raises HeadError for anything that is not as ``pack`` makes it.
     """
@@ -136,13 +132,13 @@ def unpack(records: Any, tensors: Mapping[str, Values], home: Tensors | None = N
         found = RecordDict()
         for key, kind, items in records:
             make = _MAKERS[kind]
-            found[key] = make(items, tensors, home)
+            found[key] = make(items, tensors)
     except (TypeError, ValueError, LookupError, OverflowError, RecursionError) as error:
         raise HeadError(f"the head does not describe records: {error}") from error
     return found
 
 
-def _array_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> ArrayRecord:
+def _array_record(items: Any, tensors: Mapping[str, Values]) -> ArrayRecord:
     record = ArrayRecord()
     for name, kind, *rest in items:
         if kind == "folded":
@@ -159,8 +155,7 @@ def _array_record(items: Any, tensors: Mapping[str, Values], home: Tensors | Non
             number, *fields = rest
             values = tensors[str(_number(number))]
             kept = (_text(fields[0]), _shape(fields[1])) if fields else None
-            place = None if home is None else (home, str(number))
-            record[name] = View({"along": values, "across": values.T}[kind], kept, place)
+            record[name] = View({"along": values, "across": values.T}[kind], kept)
     return record
 
 
@@ -172,16 +167,16 @@ def _empty(element: Any, shape: Any) -> Values:
     return np.empty(lengths, element)
 
 
-def _metric_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> MetricRecord:
+def _metric_record(items: Any, tensors: Mapping[str, Values]) -> MetricRecord:
     return MetricRecord(dict(items))
 
 
-def _config_record(items: Any, tensors: Mapping[str, Values], home: Tensors | None) -> ConfigRecord:
+def _config_record(items: Any, tensors: Mapping[str, Values]) -> ConfigRecord:
     return ConfigRecord({name: _decoded(value, tensors) for name, value in items})
 
 
 _Record: TypeAlias = ArrayRecord | MetricRecord | ConfigRecord
-_Maker: TypeAlias = Callable[[Any, Mapping[str, Values], "Tensors | None"], _Record]
+_Maker: TypeAlias = Callable[[Any, Mapping[str, Values]], _Record]
 _MAKERS: Final[Mapping[str, _Maker]] = {"arrays": _array_record, "metrics": _metric_record, "config": _config_record}
 
 

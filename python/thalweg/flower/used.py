@@ -6,10 +6,10 @@ import gc
 import sys
 import weakref
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import RecordDict
 
 from thalweg.flower import fold
-from thalweg.flower.arrays import size_of
+from thalweg.flower.arrays import bytes_of
 from thalweg.flower.fold import Replies
 from thalweg.machine import heap
 
@@ -34,14 +34,17 @@ class UsedReplies:
         Its variables name them until the next replies come, which would be one model a node more in memory. A list that
         anybody else has, such as a strategy of one's own, is left as it is.
         """
-        freed, contents = 0, []
+        freed = 0
+        contents: list[weakref.ref[RecordDict]] = []
         # What Python counts for a list that only another list names; how it counts differs between its releases.
         alone = [Replies()]
         unnamed = sys.getrefcount(alone[0])
         for at in range(len(self._lists)):
             if sys.getrefcount(self._lists[at]) <= unnamed + 1:  # the loop's variable names it
-                freed += sum(map(_kept_bytes, self._lists[at]))
-                contents += [weakref.ref(reply.content) for reply in self._lists[at] if reply.has_content()]
+                found = [reply.content for reply in self._lists[at] if reply.has_content()]
+                freed += sum(map(bytes_of, found))
+                contents += map(weakref.ref, found)
+                del found  # or it would keep what is to be freed
                 self._lists[at].clear()
                 self._lists[at].mean = None
         self._lists.clear()
@@ -53,10 +56,3 @@ class UsedReplies:
                 gc.collect()
             # glibc keeps freed arrays of less than 32 MiB, up to a whole model of them.
             heap.trim()
-
-
-def _kept_bytes(message: Message) -> int:
-    """Return the bytes of a reply's arrays."""
-    found = message.content.values() if message.has_content() else ()
-    arrays = (array for record in found if isinstance(record, ArrayRecord) for array in record.values())
-    return sum(map(size_of, arrays))
