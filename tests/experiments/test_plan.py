@@ -18,7 +18,7 @@ from thalweg.errors import PlanError
 ALL = names()
 STUDIES = sorted({name.partition("/")[0] for name in ALL})
 # How the requirements' lines on each paper begin.
-PREFIX = {"fedcomm": "F-", "unifl": "U-", "udp-dpsgd": "D-"}
+PREFIX = {"fedcomm": "F-", "fedrdma": "R-", "unifl": "U-", "udp-dpsgd": "D-"}
 
 
 def matrix(name: str, mode: str, scale: str) -> Matrix:
