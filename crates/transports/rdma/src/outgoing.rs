@@ -176,7 +176,7 @@ impl Outgoing {
             Done::Written(piece) => {
                 self.mover.handle_done(self.now(), piece, Outcome::Done);
                 while let Some(number) = self.mover.poll_ended() {
-                    if self.style != Style::Writes {
+                    if self.style == Style::Slot {
                         outbox.say(&Word::Sent { number });
                     }
                 }

@@ -2,8 +2,8 @@
 //! memory, and the receiver polls for it. Once it is there, all is said to be there.
 //!
 //! It need not be: the header is visible before the end of its own piece. What the rule would have taken is taken then, as a
-//! copy, and its checksum says whether it was too early. The memory is revoked when the sender says that its device has sent
-//! all, so that a late write meets no closed key.
+//! copy, and its checksum says whether it was too early. The memory is revoked when the commit record has come, behind all
+//! that was written: so a late write meets no closed key.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
 use crate::stock::Stock;
-use crate::words::{Word, RECORD};
+use crate::words::{recorded, Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const RECEIVE: &str = "receive";
@@ -39,8 +39,10 @@ struct Run {
     bytes: Claim,
     landing: Landing,
     seen: bool,
-    /// Whether the sender's device has sent all.
+    /// Whether the commit record has come.
     sent: bool,
+    /// The peer has withdrawn it, and committed it before.
+    trailing: bool,
     wanted: bool,
     closing: bool,
 }
@@ -108,14 +110,15 @@ impl Printed {
         Ok(())
     }
 
-    fn handle_withdraw(&mut self, number: u64) -> Result<()> {
+    fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
         if number >= self.next {
             return Err(corrupt("a withdrawal of what was not offered"));
         }
         self.offers.retain(|(offer, _)| *offer != number);
         self.placing = self.placing.filter(|&placing| placing != number);
         if let Some(run) = self.runs.get_mut(&number) {
-            run.wanted = false;
+            run.wanted &= committed;
+            run.trailing = true;
         }
         self.close(number)
     }
@@ -162,6 +165,18 @@ impl Printed {
         found.into_iter().try_for_each(|number| self.close(number))
     }
 
+    /// All of a chunk is there.
+    fn noted(&mut self, slot: u32) -> Result<()> {
+        let (mut record, at) = ([0; RECORD], slot as usize * RECORD);
+        let ring = self.ring.zip(self.pair.as_ref());
+        let found = ring.is_some_and(|(key, pair)| pair.peek(key, at, &mut record));
+        let run = self.runs.get_mut(&recorded(&record)).filter(|_| found);
+        let run = run.ok_or_else(|| corrupt("a commit record of nothing that was granted"))?;
+        run.sent = true;
+        self.look()?;
+        self.close(recorded(&record))
+    }
+
     fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
         match done {
             Done::Opened(RING, ring) => {
@@ -183,7 +198,8 @@ impl Printed {
             }
             Done::Lost(fault) if fault.may_retry() => outbox.say(&Word::Broken { epoch: self.epoch }),
             Done::Lost(_) => return Err(Error::closed(RECEIVE, "the device broke the pair (access error)")),
-            Done::Written(_) | Done::Noted(_) | Done::Read(..) => {}
+            Done::Noted(slot) => self.noted(slot)?,
+            Done::Written(_) | Done::Read(..) => {}
         }
         Ok(())
     }
@@ -209,7 +225,7 @@ impl Printed {
             let Some(run) = self.runs.get_mut(&number) else { continue };
             let claim = memory.remove(&(run.memory.as_ptr() as u64));
             match claim {
-                Some(memory) if run.wanted && !run.seen => {
+                Some(memory) if run.wanted && !run.seen && !run.trailing => {
                     (run.key, run.sent) = (None, false);
                     self.post(number, Work::Open(memory))?;
                 }
@@ -227,14 +243,8 @@ impl Receives for Printed {
     fn handle_word(&mut self, word: Word, _: &Outbox) -> Result<()> {
         match word {
             Word::Offer { number, header } => self.handle_offer(number, header)?,
-            Word::Withdraw { number, .. } => self.handle_withdraw(number)?,
+            Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
             Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint)?,
-            Word::Sent { number } => {
-                if let Some(run) = self.runs.get_mut(&number) {
-                    run.sent = true;
-                }
-                self.close(number)?;
-            }
             _ => return Err(corrupt("a word of another mode")),
         }
         self.wake();
@@ -296,8 +306,8 @@ impl Receives for Printed {
         let mut claim = claim.map_err(|e| Error::new(ErrorKind::System, RECEIVE, e.to_string()))?;
         // A header of an earlier chunk would be taken for this one's.
         claim[..RECORD].fill(0);
-        let (seen, sent, wanted, closing) = (false, false, true, false);
-        let run = Run { header, memory, key: None, bytes, landing, seen, sent, wanted, closing };
+        let (seen, sent, trailing, wanted, closing) = (false, false, false, true, false);
+        let run = Run { header, memory, key: None, bytes, landing, seen, sent, trailing, wanted, closing };
         self.runs.insert(number, run);
         self.post(number, Work::Open(claim.into()))?;
         self.wakers[0].take().into_iter().for_each(Waker::wake);
@@ -305,7 +315,7 @@ impl Receives for Printed {
     }
 
     fn is_settled(&self) -> bool {
-        self.runs.values().all(|run| run.wanted && !run.seen)
+        self.runs.values().all(|run| run.wanted && !run.seen && !run.trailing)
     }
 
     fn done(&mut self, length: u64, landing: Landing) {

@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
+use thalweg_verbs::Remote;
 use thalweg_wire::{checksum, ChunkHeader, LayoutHash};
 
 use super::*;
+use crate::words::record;
 
 const LENGTH: u64 = 3_000;
 
@@ -14,6 +16,7 @@ struct Ends {
     receiver: Printed,
     outbox: Outbox,
     sender: Box<dyn Pair>,
+    ring: Remote,
 }
 
 fn step(pair: &mut Box<dyn Pair>, done: &mut Vec<Done>) {
@@ -27,9 +30,25 @@ impl Ends {
         let (mut sender, mut pair) = (device.pair(NOTES).unwrap(), device.pair(NOTES).unwrap());
         sender.connect(&pair.endpoint()).unwrap();
         pair.connect(&sender.endpoint()).unwrap();
+        let ring = Arena::new(RECORD as u64).unwrap();
+        device.register(&ring).unwrap();
+        pair.post(0, Work::Open(ring.claim(ring.range()).unwrap().into())).unwrap();
+        let mut opened = Vec::new();
+        (0..20).for_each(|_| step(&mut pair, &mut opened));
+        let Some(Done::Opened(_, ring)) = opened.pop() else { panic!("no ring") };
         let pool = Arc::new(Pool::new(device.clone()));
-        let receiver = Printed::new(device.clone(), pool, (pair, 0, 0));
-        Self { device, receiver, outbox: Outbox::new().0, sender }
+        let receiver = Printed::new(device.clone(), pool, (pair, ring.key, ring.address as usize));
+        Self { device, receiver, outbox: Outbox::new().0, sender, ring }
+    }
+
+    /// Commits what was written.
+    fn commit(&mut self, number: u64) {
+        let arena = Arena::new(RECORD as u64).unwrap();
+        self.device.register(&arena).unwrap();
+        arena.claim(arena.range()).unwrap().copy_from_slice(&record(number));
+        let bytes = vec![arena.lend(arena.range()).unwrap()];
+        self.sender.post(99, Work::Note { bytes, to: self.ring, note: 0 }).unwrap();
+        (0..20).for_each(|_| step(&mut self.sender, &mut Vec::new()));
     }
 
     fn drive(&mut self) {
@@ -76,7 +95,7 @@ fn a_header_may_come_before_the_end_of_its_piece() {
         }
         assert!(matches!(done[..], [Done::Written(0)]), "{done:?}");
         assert!(ends.receiver.next_came().is_none(), "handed on before all was sent");
-        ends.receiver.handle_word(Word::Sent { number: 0 }, &ends.outbox).unwrap();
+        ends.commit(0);
         ends.drive();
         let came = ends.receiver.next_came().unwrap();
         outcomes[usize::from(came.header.verify(&came.bytes).is_ok())] += 1;
@@ -95,7 +114,7 @@ fn an_old_header_is_not_taken() {
         assert!(ends.receiver.runs.values().all(|run| !run.seen), "nothing was written yet");
         let mut done = Vec::new();
         (0..20).for_each(|_| step(&mut ends.sender, &mut done));
-        ends.receiver.handle_word(Word::Sent { number }, &ends.outbox).unwrap();
+        ends.commit(number);
         ends.drive();
         let Came { header, bytes, landing, .. } = ends.receiver.next_came().unwrap();
         assert_eq!(header.verify(&bytes), Ok(()));

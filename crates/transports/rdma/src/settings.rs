@@ -67,7 +67,7 @@ pub(crate) enum Style {
     Pull,
     /// It writes pieces with headers into one slot.
     Slot,
-    /// It writes the header in front of the first piece, and no commit record.
+    /// It writes the header in front of the first piece, and a commit record that only ends the grant.
     Printed,
 }
 
@@ -89,7 +89,7 @@ impl Choices {
             "fedrdma-e" if chosen.flag("race") => Style::Printed,
             _ => Style::Writes,
         };
-        let slots = if style == Style::Writes { SLOTS } else { 0 };
+        let slots = if matches!(style, Style::Writes | Style::Printed) { SLOTS } else { 0 };
         let mover = Config { cut, flight, pieces: WORKS, slots };
         Ok(Self { mover, style, trusts_fabric: chosen.text("trust") == "fabric" })
     }
