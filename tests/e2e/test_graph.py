@@ -400,7 +400,9 @@ def test_beyond_this_machine_a_node_needs_certificates(start: Start, guarded: Pa
 
 
 @pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "there is a lab")
-@pytest.mark.parametrize(("topology", "link"), [("star", "node-1"), ("mesh", "node-1_node-2")])
+@pytest.mark.parametrize(
+    ("topology", "link"), [("star", "node-1"), ("mesh", "node-1_node-2"), ("ring", "node-1_node-2")]
+)
 def test_links_of_an_emulated_network_carry_the_exchanges(
     start: Start, tmp_path: Path, topology: str, link: str
 ) -> None:
@@ -408,7 +410,7 @@ def test_links_of_an_emulated_network_carry_the_exchanges(
     said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "4", *PAYLOAD, *words)
     record = Record(tmp_path / said["record"])
     assert record.manifest["emulation"] == "packet level"
-    # In a star a node's link carries what it sends to two neighbours, in a mesh each has a link of its own.
+    # In a star a node's link carries what it sends to two neighbours, else each has a link of its own.
     least = 4 * (256 << 10) * (2 if topology == "star" else 1)
     rows = {(row["link"], row["direction"]): row for row in read_table(record.path, "links")}
     for direction in ("ab", "ba"):

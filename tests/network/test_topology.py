@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from thalweg import graphs
 from thalweg.errors import PlanError
 from thalweg.network import spec
 from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
 from thalweg.network.spec import Spec
+from thalweg.plan import Plan
 from thalweg.sections.network import NetworkSection
 
 MBIT = 1_000_000
@@ -231,6 +233,43 @@ def test_peers_exchange_through_a_switch_or_over_links_of_their_own() -> None:
     mesh = spec.build(names, NetworkSection.model_validate({"rate": 1_000_000, "topology": "mesh"}), peers=True)
     assert [hop[0].name for hop in routes(mesh)["node-2", "node-3"]] == ["node-2_node-3"]
     assert {name for pair in star.connected for name in pair} == set(names)
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_a_graphs_word_links_the_pairs_that_it_joins(*, peers: bool) -> None:
+    names = [f"node-{number}" for number in range(1, 17)]
+    drawn = graphs.schedule("3-regular", 16, 7).links.edges
+    section = NetworkSection.model_validate({"rate": MBIT, "topology": "3-regular", "clients": {"node-2": {"rate": 7}}})
+    made = spec.build(names, section, 7, peers=peers)
+    access = {*names, "server"} if peers else set(names)
+    assert {link.name for link in made.links} - access == {f"{names[a]}_{names[b]}" for a, b in drawn}
+    assert made.topology == "3-regular"
+    paths = routes(made) if peers else {}
+    for one, other in made.connected if peers else ():
+        joined = (names.index(one), names.index(other)) in drawn
+        assert len(paths[one, other]) == (1 if joined else 2), "through a link of their own, or the switch"
+    assert {link.name: link.ab.rate for link in made.links}["node-2"] == 7
+
+
+def test_many_nodes_fit_a_graph_that_do_not_fit_a_mesh() -> None:
+    names = [f"node-{number}" for number in range(1, 257)]
+    made = spec.build(names, NetworkSection.model_validate({"rate": MBIT, "topology": "ring"}), peers=True)
+    assert len(made.links) == 256 + 256 + 1
+
+
+@pytest.mark.parametrize(
+    ("topology", "words", "mend"),
+    [
+        ("rign", "unknown topology 'rign'", "Did you mean 'ring'? Known: star, bottleneck"),
+        ("mash", "unknown topology 'mash'", "Did you mean 'mesh'?"),
+        ("9-regular", "cannot be 9-regular", ""),
+    ],
+)
+def test_a_word_that_is_no_topology_is_refused(topology: str, words: str, mend: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.of({"job": {"clients": 4}, "network": {"rate": MBIT, "topology": topology}})
+    assert words in caught.value.cause
+    assert mend in (caught.value.mend or "")
 
 
 def test_peers_need_no_way_to_a_server() -> None:

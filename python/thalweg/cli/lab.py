@@ -30,7 +30,7 @@ PlanFile = Annotated[Path | None, typer.Option("--plan", metavar="PLAN.toml", he
 Network = Annotated[
     str | None, typer.Option(metavar="NETWORK", help="wifi, wan, ..., rate=100mbit,rtt=40ms,loss=1%, or both.")
 ]
-Topology = Annotated[str | None, typer.Option(help="star, bottleneck, dumbbell or mesh.")]
+Topology = Annotated[str | None, typer.Option(help="star, bottleneck, dumbbell, mesh, or a graph's word as ring.")]
 Clients = Annotated[int | None, typer.Option(min=1, help="Hosts besides the server; 2 unless a plan says.")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the links.")]
 Name = Annotated[str | None, typer.Option(help="Name of the new lab; else the profile's, with a number if taken.")]

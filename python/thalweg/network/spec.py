@@ -160,10 +160,11 @@ class Spec:
 def build(names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers: bool = False) -> Spec:
     """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
 
-    ``seed`` counts besides the section's own. With ``peers`` clients exchange with each other.
+    ``seed`` counts besides the section's own; it draws the graph that a topology names. With ``peers`` clients exchange
+    with each other.
     """
     mixed = _mixed(seed, network.seed)
-    made = layout(network, [name for name in names if name != SERVER], peers=peers)
+    made = layout(network, [name for name in names if name != SERVER], seed, peers=peers)
     links = tuple(
         Link(w.name, w.a, w.b, w.keys.up.shape(mixed, w.name), w.keys.down.shape(mixed, w.name)) for w in made.wires
     )

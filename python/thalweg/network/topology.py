@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import combinations
 from typing import Final
 
+from thalweg import graphs
 from thalweg.errors import PlanError
+from thalweg.graphs.words import PLAIN
 from thalweg.network import profiles
 from thalweg.network.shape import Keys, keys_of
 from thalweg.sections.network import LinkSection, NetworkSection
@@ -18,8 +20,8 @@ from thalweg.sections.network import LinkSection, NetworkSection
 SERVER: Final = "server"
 BOTTLENECK: Final = "bottleneck"
 BROKER: Final = "broker"
-# Topologies in which clients can exchange with each other.
-PEERS: Final = ("star", "mesh")
+# Topologies that lead to a server alone.
+SERVED: Final = ("bottleneck", "dumbbell", "graph")
 SWITCH: Final = "switch"
 MOST_LINKS: Final = 10_000
 # As the core has it: each is a namespace.
@@ -82,20 +84,21 @@ def pair_of_profile(name: str) -> Pair:
     return IDEAL.with_section(profiles.load(name).link, f"the profile {name!r}")
 
 
-def layout(section: NetworkSection, clients: Sequence[str], *, peers: bool = False) -> Layout:
+def layout(section: NetworkSection, clients: Sequence[str], seed: int = 0, *, peers: bool = False) -> Layout:
     """Return the topology of a plan's [network] for clients of these names. Raises PlanError.
 
     With ``peers`` clients exchange with each other and not with the server, whose host is then idle: a star has a
-    switch in the middle, a mesh a link for each pair.
+    switch in the middle, a mesh a link for each pair, and a graph in words, which ``seed`` draws, one for each edge.
     """
     _check_names(section, clients)
     common = IDEAL.with_section(section, "[network]")
-    if peers and section.topology not in PEERS:
+    if peers and section.topology in SERVED:
         raise PlanError(
             f"a {section.topology} leads to a server, and a job on a graph has none",
-            f"Take network.topology = '{PEERS[0]}' or '{PEERS[1]}'",
+            "Take network.topology = 'star', 'mesh', or a graph's word as ring or 3-regular",
         )
-    made = _MAKERS[section.topology](section, clients, common)
+    maker = _MAKERS.get(section.topology)
+    made = _joined(section, clients, common, seed) if maker is None else maker(section, clients, common)
     if peers:
         made = _switched(made)
     _check_unique("hosts or switches", (*made.hosts, *made.switches))
@@ -127,7 +130,28 @@ def _dumbbell(section: NetworkSection, clients: Sequence[str], common: Pair) -> 
 
 
 def _mesh(section: NetworkSection, clients: Sequence[str], common: Pair) -> Layout:
-    among = (Wire(joined(a, b), a, b, common) for a, b in combinations(clients, 2))
+    return _among(section, clients, common, combinations(clients, 2))
+
+
+def _joined(section: NetworkSection, clients: Sequence[str], common: Pair, seed: int) -> Layout:
+    """Return what links clients as a graph in words does. Raises PlanError if the words mean none, or it cannot be."""
+    try:
+        word = graphs.parse(section.topology)
+    except PlanError as error:
+        names = [*_MAKERS, *PLAIN, "3-regular"]
+        near = get_close_matches(section.topology, names, n=1)
+        guess = f"Did you mean {near[0]!r}? " if near else ""
+        raise PlanError(
+            f"unknown topology {section.topology!r}",
+            f"{guess}Known: {', '.join(_MAKERS)}, and graphs for links between clients: {graphs.FORMS}",
+        ) from error
+    edges = graphs.Schedule(word, len(clients), seed).links.edges
+    return _among(section, clients, common, ((clients[a], clients[b]) for a, b in edges))
+
+
+def _among(section: NetworkSection, clients: Sequence[str], common: Pair, pairs: Iterable[tuple[str, str]]) -> Layout:
+    """Return a star whose clients have links with each other as well."""
+    among = (Wire(joined(a, b), a, b, common) for a, b in pairs)
     hub = _hub(section)
     wires = (*_access(section, clients, common, hub), *among)
     return _with_broker(section, Layout((SERVER, *clients), wires), hub)

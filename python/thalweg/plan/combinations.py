@@ -313,7 +313,8 @@ def _names_files(network: NetworkSection) -> bool:
 
     links = (network, network.bottleneck, network.broker, *(network.clients or {}).values(), *(network.links or ()))
     names = [link.profile for link in (*links, *(network.changes or ())) if link is not None]
-    return network.trace is not None or any(name is not None and not profiles.is_shipped(name) for name in names)
+    named = network.trace is not None or network.topology.startswith("file:")
+    return named or any(name is not None and not profiles.is_shipped(name) for name in names)
 
 
 def _stress(plan: Plan) -> None:

@@ -248,8 +248,10 @@ class TcpSection(Section):
 class NetworkSection(LinkSection):
     """An emulated network: what the links between server and clients are like."""
 
-    topology: Annotated[Literal["star", "bottleneck", "dumbbell", "mesh", "graph"], Option(of=RUNS)] = Field(
-        "star", description="who is linked with whom"
+    topology: Annotated[Text, Option(of=RUNS, metavar="TOPOLOGY")] = Field(
+        "star",
+        description="who is linked with whom: star, bottleneck, dumbbell, mesh, graph (as links says), or a word as "
+        "ring or 3-regular, the graph of links between clients",
     )
     clients: dict[Text, LinkSection] | None = Field(
         None, description="table of a client's own link: its keys go before those of all, its profile replaces them"
