@@ -15,10 +15,10 @@ from thalweg.plan import Plan
 from thalweg.plan.options import OF_TASKS
 from thalweg.sections.marks import Key, keys
 
-# Options of the core that no key of a plan has: trust, the job's number, what follows from several keys, what an
-# emulated network is like, and what only tests change.
+# Options of the core that no key of a plan has: trust, the job's number, what follows from several keys (workers
+# and sums of a tree), what an emulated network is like, and what only tests change.
 OWN = {
-    "": {"transport", "layers", "secret", "token", "job", "workers"},
+    "": {"transport", "layers", "secret", "token", "job", "workers", "sums"},
     "transport": {"tls", "login", "connect_timeout_ms"},
     "layers": {"emulate"},
 }
