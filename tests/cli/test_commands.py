@@ -123,7 +123,7 @@ def test_wrong_arguments_exit_with_2(arguments: list[str]) -> None:
         (["pki", "issue", "a", "--dir", "/none"], "cannot read /none/ca.crt", "thalweg pki init"),
         (["doctor", "--size", "big"], "'big'", "64MiB"),
         (PROXY, "loss cannot be masked at 127.0.0.1:", "--plain"),
-        ([*PROXY, "--reliable", "much"], "--reliable: 'much'", "64KiB"),
+        ([*PROXY, "--reliable", "much"], "--reliable: 'much'", "4MiB"),
         ([*PROXY, "--to", "here"], 'to is "here"', "192.0.2.1:9000"),
         ([*PROXY, "--control", "fast"], "control must be one of delay, paper, fixed, none", "thalweg doctor"),
         ([*PROXY, "--option", "speed"], "'speed' is no option", "KEY=VALUE"),

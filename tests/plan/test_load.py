@@ -105,7 +105,7 @@ def test_tensors_are_named_by_patterns() -> None:
         ("[network]\nloss = [0.1]", "loss in [network] is [0.1], not a fraction as 0.01"),
         ("[network]\nloss = [0.2, 0.1]", "loss in [network] is [0.2, 0.1], not a fraction as 0.01"),
         ("[network]\nqueue = 100", "queue in [network] is 100, not bytes (at least 1500)"),
-        ("[network]\ntopology = 'ring'", "topology in [network] is 'ring', not 'star', 'bottleneck'"),
+        ("[network]\ntopology = 3", "topology in [network] is 3, not text in quotes"),
         ("[network]\ntime_scale = 0", "time_scale in [network] is 0, not a factor"),
         ("[network.tcp]\nsend_buffer = 10", "send_buffer in [network.tcp] is 10, not at least 4096"),
         ("[network.burst]\nenter = 2\nleave = 1", "enter in [network.burst] is 2, not from 0 to 1"),

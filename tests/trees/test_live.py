@@ -131,7 +131,9 @@ def test_workers_give_the_servers_bits(star: bytes, count: int, split: str) -> N
     assert (tree["workers"], tree["aggregators_created"], tree["died"]) == (count, count, 0)
     assert tree["commits"] == ROUNDS
     assert tree["cpu_seconds"] > 0
-    assert 0 < tree["handover_us"]["p50"] <= tree["handover_us"]["p99"]
+    middle, most = tree["handover_us"]["p50"], tree["handover_us"]["p99"]
+    # It is timed when a worker is told of an update while it has nothing to do, which need not happen.
+    assert (middle is most is None) or 0 < middle <= most
     assert tree["pool_bytes"] > CLIENTS * 4 * ELEMENTS
 
 
