@@ -60,9 +60,12 @@ def test_what_has_no_virtual_time_is_refused(more: dict[str, Any], word: str) ->
     assert "clock = 'virtual'" in error.value.cause
 
 
-def test_nothing_but_the_command_runs_a_plan_of_virtual_time_in_real_time() -> None:
+def test_no_plan_of_virtual_time_runs_in_real_time() -> None:
     plan = Plan.of({"network": {"clock": "virtual"}, "model": {"name": "payload:1MiB"}})
-    with pytest.raises(PlanError, match="only `thalweg run` has virtual time"), session(plan, ["client-1"], print):
+    with (
+        pytest.raises(PlanError, match="have virtual time"),
+        session(plan, ["client-1"], print),
+    ):
         pass
 
 
@@ -87,6 +90,43 @@ def test_a_job_gives_the_same_times_again(tmp_path: Path) -> None:
         tables.append(table)
     assert tables[0] == tables[1]
     assert [entry["round"] for entry in tables[0]["rounds"]] == [1, 2]
+
+
+BENCH = """
+repetitions = 1
+
+[base.job]
+clients = 1
+rounds = 1
+
+[base.network]
+clock = "virtual"
+rate = "100mbit"
+rtt = "20ms"
+
+[matrix]
+model = ["payload:256KiB", "payload:512KiB"]
+"""
+
+
+def bench(folder: Path, **environment: str) -> list[dict[str, Any]]:
+    """What came of the cells of a bench in virtual time, whose folder is not the one that it is run in."""
+    (folder / "here").mkdir()
+    (folder / "bench.toml").write_text(BENCH)
+    done = thalweg(folder / "here", "bench", "../bench.toml", "--folder", "../found", "--json", **environment)
+    cells: list[dict[str, Any]] = json.loads(done.stdout)["cells"]
+    return cells
+
+
+def test_without_its_kernel_a_bench_says_so(tmp_path: Path) -> None:
+    for cell in bench(tmp_path, XDG_CACHE_HOME=str(tmp_path)):
+        assert "there is no guest kernel" in json.dumps(cell)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_bench_measures_in_virtual_time(tmp_path: Path) -> None:
+    smaller, larger = bench(tmp_path)
+    assert smaller["repetitions"] == larger["repetitions"] == 1
 
 
 @pytest.mark.usefixtures("built")

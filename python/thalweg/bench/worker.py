@@ -1,7 +1,8 @@
 """One run of a cell: ``python -m thalweg.bench.worker``, a process of its own as ``thalweg run`` is.
 
 It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints what ``thalweg run --json`` does, or
-``thalweg flower run --json`` for a Flower app. It never outlives its parent; SIGINT ends it in good order.
+``thalweg flower run --json`` for a Flower app. A plan with virtual time runs inside a guest kernel. The process never
+outlives its parent; SIGINT ends it in good order.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def main() -> int:
     from thalweg.errors import ThalwegError
     from thalweg.flower import run as flower
     from thalweg.job.run import run
+    from thalweg.lab import guest
     from thalweg.plan import Plan
     from thalweg.ui.explain import INTERRUPTED, exit_code
     from thalweg.ui.output import output
@@ -30,6 +32,12 @@ def main() -> int:
     try:
         with output(as_json=True) as emit:
             plan, lines = Plan.load(Path(order["plan"])), LineProgress()
+            if guest.is_wanted(plan):
+                program = [sys.executable, "-m", "thalweg", "run", order["plan"], "--json"]
+                code, said = guest.run(program, folders=[Path(order["plan"]).parent, Path(plan.record.folder)])
+                if said:
+                    emit(json.loads(said))
+                return code
             result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
             emit(result.table())
     except KeyboardInterrupt:

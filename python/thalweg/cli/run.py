@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import typer
 
 from thalweg.cli.plans import Options, PlanFile, Resume, assemble, given
 from thalweg.ui.output import Json, output
-
-if TYPE_CHECKING:
-    from thalweg.plan import Plan
 
 
 def command(
@@ -28,16 +25,17 @@ def command(
     The server is this process, each client one of its own; with --graph there is no server, and each node is one.
     """
     with output(as_json=as_json) as emit:
+        from thalweg.lab import guest
         from thalweg.transports import registry
 
         own = {f"transport.options.{key}": value for key, value in registry.own_options(option or ()).items()}
         chosen = assemble(plan, resume, given(context) | own)
-        inside = _wants_guest(chosen)
+        inside = guest.is_wanted(chosen)
         if inside:
-            from thalweg.lab import guest
-
             # The same command line again, by the same program.
-            code, said = guest.run([sys.executable, "-m", "thalweg", *sys.argv[1:]])
+            program = [sys.executable, "-m", "thalweg", *sys.argv[1:]]
+            folders = [Path(chosen.record.folder), *([] if plan is None else [plan.parent])]
+            code, said = guest.run(program, folders=folders)
             if as_json and said:
                 emit(json.loads(said))
         else:
@@ -53,12 +51,3 @@ def command(
         from thalweg.cli.summary import show
 
         show(result)
-
-
-def _wants_guest(chosen: Plan) -> bool:
-    """Return whether the job is to run in virtual time, and does not yet."""
-    if chosen.network is None or chosen.network.clock == "real":
-        return False
-    from thalweg.lab import guest
-
-    return not guest.is_inside()

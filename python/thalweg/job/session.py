@@ -257,8 +257,11 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
     network = made.plan.network
     if network is None or network.emulator == "none":
         return
-    if network.clock == "virtual" and not guest.is_inside():
-        raise PlanError("only `thalweg run` has virtual time", "Use it, or take network.clock = 'real'")
+    if guest.is_wanted(made.plan):
+        raise PlanError(
+            "only `thalweg run` and `thalweg bench` have virtual time",
+            "Use one, or take network.clock = 'real'",
+        )
     from thalweg.plan.emulated import message_layers, network_of
 
     made.spec = network_of(made.plan)

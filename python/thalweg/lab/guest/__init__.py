@@ -2,7 +2,8 @@
 
 Time inside stands still while anything computes, and jumps to the next timer when all wait (``time-travel=inf-cpu`` of
 arch/um). So the network takes the time that its rate, delay and loss say, whatever else the machine does. The guest
-sees the host's files read-only; the folder of the job is writable. It needs no root on the host, and has root inside.
+sees the host's files read-only; the folder of the job is writable, and that of its record. It needs no root on the
+host, and has root inside.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from thalweg.errors import LabError
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
 
 HERE: Final = Path(__file__).parent
 #: What runs inside the guest; there alone it is at this place.
@@ -34,6 +38,11 @@ def is_inside() -> bool:
     return JOB.exists()
 
 
+def is_wanted(plan: Plan) -> bool:
+    """Return whether a plan is to run in virtual time, and this process does not."""
+    return plan.network is not None and plan.network.clock == "virtual" and not is_inside()
+
+
 def kernel() -> Path:
     """Return the guest kernel. Raises LabError if it has not been built."""
     where = subprocess.run([HERE / "build.sh", "--where"], capture_output=True, text=True, check=False)
@@ -44,16 +53,17 @@ def kernel() -> Path:
     return path
 
 
-def run(arguments: Sequence[str], *, limit: float = LIMIT) -> tuple[int, str]:
+def run(arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float = LIMIT) -> tuple[int, str]:
     """Run a command inside, in virtual time and in this folder; return its exit code and standard output.
 
-    Its standard error is passed on as it comes. Raises LabError if there is no guest kernel, if the guest fails, or if
-    it has not ended after ``limit`` seconds of the host.
+    It can write to this folder and to ``folders``, which are made; of /tmp it sees nothing else. Its standard error is
+    passed on as it comes. Raises LabError if there is no guest kernel, if the guest fails, or if it has not ended after
+    ``limit`` seconds of the host.
     """
     program = kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
         folder = Path(name)
-        (folder / "job").write_text(_script(arguments))
+        (folder / "job").write_text(_script(arguments, folders))
         with (folder / "console").open("wb") as console:
             guest = subprocess.Popen(_boot(program, folder), stdin=subprocess.DEVNULL, stdout=console, stderr=console)
             try:
@@ -76,13 +86,15 @@ def _boot(program: Path, folder: Path) -> list[str]:
     return [str(program), f"mem={MEMORY}", *root, *consoles, "time-travel=inf-cpu", start, f"guest={folder}"]
 
 
-def _script(arguments: Sequence[str]) -> str:
-    here = shlex.quote(str(Path.cwd()))
+def _script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
     exported = {**os.environ, "XDG_CACHE_HOME": "/tmp/cache"}  # noqa: S108 - the guest's own
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exported.items() if key.isidentifier()]
-    # The folder of the job alone can be written to.
-    place = [f"mkdir -p {here}", f"mount -t hostfs -o {here} hostfs {here}", f"cd {here}"]
-    return "\n".join([*lines, *place, f"exec {shlex.join(arguments)}", ""])
+    here = Path.cwd()
+    for folder in (here, *folders):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = shlex.quote(str(folder.resolve()))
+        lines += [f"mkdir -p {path}", f"mount -t hostfs -o {path} hostfs {path}"]
+    return "\n".join([*lines, f"cd {shlex.quote(str(here))}", f"exec {shlex.join(arguments)}", ""])
 
 
 def _watch(guest: subprocess.Popen[bytes], folder: Path, limit: float) -> None:
