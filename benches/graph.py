@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from benches.common import FOLDER, MIB, Figure, Spread, note
-from benches.neighbour import LIMIT, name, neighbours
-from thalweg import _core
+from benches.neighbour import name
+from benches.threads import driven, gathered, iterations
 
 LENET = 359_336  # bytes: 89,834 values
 NODES = 16
@@ -116,39 +117,48 @@ def in_one_process(nodes: int = 256, size: int = 64 << 10, rounds: int = 5) -> F
     """A ring of nodes, each driven by a thread of this process."""
     label = f"{nodes} nodes in one process, {size >> 10} KiB, ring, one iteration"
     note(label)
-    layout = _core.Layout([("w", "F32", [size // 4])])
-    made = [_core.Node(_core.Arena(layout), name(n), "tcp://127.0.0.1:0", "{}") for n in range(nodes)]
-    others = [neighbours(n, nodes, 2) for n in range(nodes)]
-    for node, of_node in zip(made, others, strict=True):
-        node.meet(json.dumps({name(n): made[n].address for n in of_node}))
-    for node in made:
-        node.gather(2, LIMIT)
-    marks: list[list[float]] = [[] for _ in made]
-    failed: list[int] = []
-
-    def run(place: int) -> None:
-        weights = json.dumps({name(n): 1 / 3 for n in others[place]})
-        for number in range(1, rounds + 1):
-            made[place].begin(number, weights, None)
-            if made[place].wait(made[place].ready(number), LIMIT) is None:
-                failed.append(place)
-            marks[place].append(time.perf_counter())
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(nodes)]
+    made = gathered(nodes, 2, size, "{}")
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    marks = driven([partial(iterations, node, rounds) for node in made])
     for node in made:
-        node.close("done")
-    if failed:
-        raise RuntimeError(f"{len(failed)} nodes waited in vain")
+        node.core.close("done")
     ends = [started, *(max(mark[number] for mark in marks) for number in range(rounds))]
     seconds = Spread.of([after - before for before, after in pairwise(ends)])
     return Figure(label, f"{seconds.text(1.0, 2)} s", "1 s", seconds.median <= 1.0, {"seconds": vars(seconds)})
 
 
+def one_slow(turns: int = 3, rounds: int = 40, train: float = 0.05, times: int = 20) -> Figure:
+    """What a node that trains 20 times as long costs the others, who wait until a deadline that adapts."""
+    label = f"one node of 8 trains {times} times as long, 3-regular, deadline: an iteration of the others"
+    note(label)
+    found: dict[int, list[float]] = {1: [], times: []}
+    heard = 0
+    for _ in range(turns):
+        for factor, seconds in found.items():
+            made = gathered(8, 3, 64 << 10, '{"wait": "deadline"}')
+            over = threading.Event()
+            slow, *others = made
+            work = [partial(iterations, node, rounds, partial(time.sleep, train)) for node in others]
+            beside = threading.Thread(target=iterations, args=(slow, None, partial(over.wait, factor * train)))
+            beside.start()
+            marks = driven(work)
+            over.set()
+            # The first iterations know no lags yet.
+            seconds += [after - before for mark in marks for before, after in pairwise(mark[rounds // 4 :])]
+            if factor == times:
+                heard += sum(name(0) in report["heard"] for node in others for report in node.reports)
+            for node in others:
+                node.core.close("done")
+            beside.join()
+            slow.core.close("done")
+    alike, beside_slow = Spread.of(found[1]), Spread.of(found[times])
+    ratio = beside_slow.median / alike.median
+    value = f"{beside_slow.text(1e3)} ms, among nodes alike {alike.text(1e3)} ms, ratio {ratio:.2f}"
+    value += f"; its models were used {heard} times"
+    details = {"seconds": vars(beside_slow), "alike_seconds": vars(alike), "heard": heard}
+    return Figure(label, value, "2 times", ratio <= 2.0 and heard > 0, details)
+
+
 def graph() -> list[Figure]:
     """All figures of nodes on a graph."""
-    return [*beside_tcp(), *memory(), in_one_process()]
+    return [*beside_tcp(), *memory(), in_one_process(), one_slow()]
