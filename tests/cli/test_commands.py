@@ -170,6 +170,7 @@ def test_doctor() -> None:
         "root",
         "tun",
         "lab",
+        "guest",
         "sched_fifo",
         "cgroup",
         "stress-ng",

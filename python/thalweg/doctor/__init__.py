@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from thalweg import _core, machine
-from thalweg.errors import DataError
+from thalweg.errors import DataError, LabError
 
 CAP_NET_ADMIN: Final = 12
 ROUND_TRIP_SECONDS: Final = 0.04
@@ -111,6 +111,16 @@ def _lab() -> Check:
     except _core.CoreError as error:
         return Check("lab", False, str(error), cost)
     return Check("lab", True, "made one of two hosts and removed it", cost)
+
+
+def _guest() -> Check:
+    from thalweg.lab import guest
+
+    cost = "no --clock virtual"
+    try:
+        return Check("guest", True, str(guest.kernel()), cost)
+    except LabError as error:
+        return Check("guest", False, error.cause, f"{cost}. {error.mend}")
 
 
 def _cgroup() -> Check:
@@ -255,6 +265,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _network_admin,
     _tun,
     _lab,
+    _guest,
     _sched_fifo,
     _cgroup,
     _program("stress-ng", "no stress.cpu; apt install stress-ng"),
