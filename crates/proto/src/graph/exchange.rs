@@ -3,8 +3,9 @@
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::{ChunkHeader, Range, Ranges};
 
-use super::node::{Neighbour, Node, Taken};
+use super::node::Node;
 use super::peer::{Place, Way};
+use super::terms::{Neighbour, Taken};
 use super::weighing::Weighing;
 use crate::session::{Action, ClientAction, LinkId};
 use crate::transfer::Step;

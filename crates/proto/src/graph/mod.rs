@@ -8,14 +8,18 @@
 //! begin --> training --ready--> waiting --Mix--> mixing --mixed--> idle
 //! ```
 
+mod dialling;
 mod exchange;
+mod iteration;
 mod meeting;
 mod node;
 mod peer;
 mod sharing;
+mod terms;
 mod timing;
 mod weighing;
 
-pub use node::{Mixing, Neighbour, Node, NodeAction, NodeConfig, NodeStep, Taken, Waiting};
+pub use node::Node;
 pub use peer::{Exchange, Outcome as ExchangeState, Place as NodePlace};
+pub use terms::{Mixing, Neighbour, NodeAction, NodeConfig, NodeStep, Taken, Waiting};
 pub use weighing::{Portion, Weighing};

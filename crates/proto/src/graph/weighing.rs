@@ -8,7 +8,8 @@
 use thalweg_wire::control::{Control, MAX_HOLES};
 use thalweg_wire::Ranges;
 
-use super::node::{Mixing, Node, NodeStep, Stage};
+use super::node::{Node, Stage};
+use super::terms::{Mixing, NodeStep};
 
 /// When weights are known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

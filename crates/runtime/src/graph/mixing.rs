@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use thalweg_fold::{Accumulator, Precision, Repair};
+use thalweg_proto as proto;
+use thalweg_proto::{Mixing, Portion};
 use thalweg_wire::{Layout, Ranges};
 
+use super::node::{Node, LOAN_PATIENCE};
 use super::options::MixingRule;
-use crate::lock;
 use crate::mean::{check_means, take_mean};
+use crate::{lock, Error};
 
 #[derive(Default)]
 struct Places {
@@ -102,4 +105,44 @@ pub(crate) fn mix(
     }
     take_mean(std::slice::from_ref(sums), model, repair)?;
     Ok(1.0 - given / total)
+}
+
+impl Node {
+    /// Adds neighbours' models that were put aside, with the weights that they have now.
+    fn add_portions(&self, sums: &Accumulator, round: u32) -> Result<(), String> {
+        let Some(stages) = &self.shared.stages else { return Ok(()) };
+        for Portion { peer, weight, ranges } in self.shared.look(proto::Node::portions) {
+            let model = stages.of(round, peer);
+            let added = sums.fold_ranges(&lock(&model), &ranges, weight);
+            added.map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Mixes an iteration's sums into the own model; returns the report as JSON.
+    ///
+    /// # Errors
+    /// If they come to no model.
+    pub(super) fn mix(&self, mixing: Mixing) -> Result<String, Error> {
+        self.shared.settle_folding();
+        let over = self.shared.now();
+        let own = lock(&self.under).own;
+        let mixed = match self.shared.slots.known(mixing.round) {
+            None => Ok(1.0),
+            Some(sums) => self.add_portions(&sums, mixing.round).and_then(|()| {
+                let model = self.arena.claim_within(self.arena.range(), LOAN_PATIENCE);
+                let rule = self.options.mixing;
+                model
+                    .map_err(|e| e.to_string())
+                    .and_then(|mut model| mix(&sums, &mut model, rule, own, mixing.fresh))
+            }),
+        };
+        self.shared.free_below(mixing.round.saturating_add(1));
+        let (exchanges, dropped) = self.shared.tell(|node| (node.mixed(), node.dropped()));
+        let weight = mixed.map_err(|reason| {
+            let what = format!("iteration {} gives no model: {reason}", mixing.round);
+            Error::new("round", "mix", what)
+        })?;
+        Ok(self.report(&mixing, &exchanges, dropped, weight, over).to_string())
+    }
 }

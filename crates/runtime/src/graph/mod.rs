@@ -7,6 +7,7 @@ mod doors;
 mod mixing;
 mod node;
 mod options;
+mod report;
 mod sink;
 mod staging;
 #[cfg(test)]

@@ -5,18 +5,18 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::{json, Value};
+use serde_json::Value;
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, MAX_WEIGHT, MIN_WEIGHT};
+use thalweg_fold::{MAX_WEIGHT, MIN_WEIGHT};
 use thalweg_proto as proto;
-use thalweg_proto::{Exchange, ExchangeState, Mixing, Portion, Time, Weighing};
+use thalweg_proto::{Time, Weighing};
 use thalweg_transport::Address;
 use thalweg_wire::text::check_name;
 use thalweg_wire::Layout;
 
 use super::doors::{Accepted, Dialled, Dialling, Listening, NodeDialer, NodeHub, Shared};
-use super::mixing::{mix, Slots};
-use super::options::{MixingRule, NodeOptions, WaitRule};
+use super::mixing::Slots;
+use super::options::{MixingRule, NodeOptions};
 use super::staging::Stages;
 use crate::engine::{goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_PATIENCE};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
@@ -24,7 +24,7 @@ use crate::{lock, random, registry, Error};
 
 /// How long a link may take to release the last model before the node closes it, and how long the node waits when it leaves
 /// for models that are still being sent.
-const LOAN_PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const LOAN_PATIENCE: Duration = Duration::from_secs(2);
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Neighbours' weights by name.
@@ -32,24 +32,24 @@ type Weights = BTreeMap<String, f64>;
 
 /// What was noted of the iteration that is under way.
 #[derive(Default)]
-struct Under {
-    asked: u32,
-    begun: Time,
-    ready: Time,
-    own: f64,
-    traffic: (u64, u64),
+pub(super) struct Under {
+    pub asked: u32,
+    pub begun: Time,
+    pub ready: Time,
+    pub own: f64,
+    pub traffic: (u64, u64),
 }
 
 /// A node of a graph.
 pub struct Node {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     hub: Arc<NodeHub>,
     dialers: Mutex<BTreeMap<usize, Arc<NodeDialer>>>,
-    arena: Arena,
+    pub(super) arena: Arena,
     name: String,
     instance: u64,
-    options: NodeOptions,
-    under: Mutex<Under>,
+    pub(super) options: NodeOptions,
+    pub(super) under: Mutex<Under>,
     closed: Mutex<bool>,
 }
 
@@ -346,109 +346,8 @@ impl Node {
         self.mix(mixing).map(Some)
     }
 
-    /// Adds neighbours' models that were put aside, with the weights that they have now.
-    fn add_portions(&self, sums: &Accumulator, round: u32) -> Result<(), String> {
-        let Some(stages) = &self.shared.stages else { return Ok(()) };
-        for Portion { peer, weight, ranges } in self.shared.look(proto::Node::portions) {
-            let model = stages.of(round, peer);
-            let added = sums.fold_ranges(&lock(&model), &ranges, weight);
-            added.map_err(|error| error.to_string())?;
-        }
-        Ok(())
-    }
-
-    fn mix(&self, mixing: Mixing) -> Result<String, Error> {
-        self.shared.settle_folding();
-        let over = self.shared.now();
-        let own = lock(&self.under).own;
-        let mixed = match self.shared.slots.known(mixing.round) {
-            None => Ok(1.0),
-            Some(sums) => self.add_portions(&sums, mixing.round).and_then(|()| {
-                let model = self.arena.claim_within(self.arena.range(), LOAN_PATIENCE);
-                let rule = self.options.mixing;
-                model
-                    .map_err(|e| e.to_string())
-                    .and_then(|mut model| mix(&sums, &mut model, rule, own, mixing.fresh))
-            }),
-        };
-        self.shared.free_below(mixing.round.saturating_add(1));
-        let (exchanges, dropped) = self.shared.tell(|node| (node.mixed(), node.dropped()));
-        let weight = mixed.map_err(|reason| {
-            let what = format!("iteration {} gives no model: {reason}", mixing.round);
-            Error::new("round", "mix", what)
-        })?;
-        Ok(self.report(&mixing, &exchanges, dropped, weight, over).to_string())
-    }
-
-    fn report(
-        &self,
-        mixing: &Mixing,
-        exchanges: &[Exchange],
-        (early, bad): (u64, u64),
-        own_weight: f64,
-        over: Time,
-    ) -> Value {
-        let traffic = self.traffic();
-        let mixed = self.shared.now();
-        let mut under = lock(&self.under);
-        let before = std::mem::replace(&mut under.traffic, traffic);
-        let names = |which: &dyn Fn(&Exchange) -> bool| -> Vec<&str> {
-            exchanges.iter().filter(|e| which(e)).map(|e| e.peer.as_str()).collect()
-        };
-        let sum = |of: &dyn Fn(&Exchange) -> u64| exchanges.iter().map(of).sum::<u64>();
-        let ready = under.ready.as_secs_f64();
-        let of_neighbour = |e: &Exchange| {
-            let state = match e.outcome {
-                ExchangeState::Whole => "whole",
-                ExchangeState::Part => "part",
-                ExchangeState::Nothing => "nothing",
-                ExchangeState::Away => "away",
-            };
-            json!({
-                "peer": e.peer, "weight": e.weight, "bytes": e.bytes, "expected": e.expected, "chunks": e.chunks,
-                "duplicates": e.duplicates, "corrupt": e.corrupt, "late_chunks": e.late,
-                "first_seconds": e.span.map(|(first, _)| first.as_secs_f64() - ready),
-                "last_seconds": e.span.map(|(_, last)| last.as_secs_f64() - ready),
-                "newest": e.newest, "state": state,
-            })
-        };
-        json!({
-            "round": mixing.round,
-            "next": mixing.round.saturating_add(1),
-            "skipped": mixing.round - under.asked.min(mixing.round),
-            "wait": match self.options.wait {
-                WaitRule::All => "all",
-                WaitRule::None => "none",
-                WaitRule::FirstChunk => "first-chunk",
-                WaitRule::Deadline => "deadline",
-            },
-            "timed_out": mixing.timed_out,
-            "limit_seconds": mixing.limit.map(|limit| limit.as_secs_f64()),
-            "heard": names(&|e| e.bytes > 0),
-            "whole": names(&|e| e.outcome == ExchangeState::Whole),
-            "connected": self.connected(),
-            "bytes_used": sum(&|e| e.bytes),
-            "bytes_expected": sum(&|e| e.expected),
-            "chunks_used": sum(&|e| e.chunks),
-            "chunks_expected": sum(&|e| e.chunks_expected),
-            "own_weight": own_weight,
-            "fresh": mixing.fresh,
-            "begin_at": under.begun.as_secs_f64(),
-            "ready_at": ready,
-            "mixed_at": mixed.as_secs_f64(),
-            "wait_seconds": over.saturating_sub(under.ready).as_secs_f64(),
-            "mix_seconds": mixed.saturating_sub(over).as_secs_f64(),
-            "bytes_sent": traffic.0.saturating_sub(before.0),
-            "bytes_received": traffic.1.saturating_sub(before.1),
-            "late_chunks": sum(&|e| e.late),
-            "early_dropped": early,
-            "bad_chunks": bad,
-            "exchanges": exchanges.iter().map(of_neighbour).collect::<Vec<_>>(),
-        })
-    }
-
     /// Bytes sent and received on the links that there are.
-    fn traffic(&self) -> (u64, u64) {
+    pub(super) fn traffic(&self) -> (u64, u64) {
         let dialers = lock(&self.dialers);
         let dialled = dialers.values().filter_map(|dialer| dialer.link()).map(|link| link.counters());
         dialled.fold(self.hub.traffic(), |(sent, received), c| (sent + c.sent, received + c.received))

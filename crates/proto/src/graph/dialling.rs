@@ -1,0 +1,144 @@
+//! Neighbours that a node dials: their links, by place.
+
+use thalweg_wire::control::{Control, Holding, Nonce, Proof, Welcome};
+
+use super::node::Node;
+use super::peer::{Peer, Way};
+use super::terms::Neighbour;
+use crate::session::{ClientAction, Heard};
+use crate::{Span, Time};
+
+impl Node {
+    /// Places of those for whom there is something to do.
+    pub fn dials_waiting(&self) -> Vec<usize> {
+        let waiting = |peer: &Peer| matches!(&peer.way, Way::Dialled(dial) if dial.has_action());
+        let places = self.peers.iter().enumerate();
+        places.filter(|(_, peer)| waiting(peer)).map(|(place, _)| place).collect()
+    }
+
+    /// The next thing to do for a neighbour that is dialled.
+    pub fn poll_dial(&mut self, place: usize) -> Option<ClientAction<()>> {
+        self.dial(place)?.poll_action()
+    }
+
+    /// The link is up. `nonce` must be fresh random bytes.
+    pub fn dial_connected(&mut self, now: Time, place: usize, nonce: Nonce, ordered: bool) {
+        if let Some(dial) = self.dial(place) {
+            dial.connected(now, nonce, ordered);
+        }
+    }
+
+    /// It could not be reached.
+    pub fn dial_unreachable(&mut self, now: Time, place: usize, reason: &str, may_retry: bool) {
+        if let Some(dial) = self.dial(place) {
+            dial.unreachable(now, reason, may_retry);
+        }
+    }
+
+    /// The link has ended.
+    pub fn dial_closed(&mut self, now: Time, place: usize, reason: &str) {
+        if let Some(dial) = self.dial(place) {
+            dial.closed(now, reason);
+            self.lost(now, place, reason);
+        }
+    }
+
+    /// Nothing gets through at the moment, for no fault of the neighbour.
+    pub fn dial_held(&mut self, now: Time, place: usize) {
+        if let Some(dial) = self.dial(place) {
+            dial.held(now);
+        }
+    }
+
+    /// The proof is made, or none was wanted.
+    pub fn dial_proven(&mut self, now: Time, place: usize, proof: Option<Proof>) {
+        let holding = Holding::Node(self.config.alike);
+        if let Some(dial) = self.dial(place) {
+            dial.proven(now, proof, holding);
+        }
+    }
+
+    /// The nonce of this connection, for the proof.
+    pub fn dial_nonce(&self, place: usize) -> Option<Nonce> {
+        match &self.peers.get(place)?.way {
+            Way::Dialled(dial) => dial.nonce(),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    /// What the neighbour said when it let us in.
+    pub fn dial_welcome(&self, place: usize) -> Option<&Welcome> {
+        match &self.peers.get(place)?.way {
+            Way::Dialled(dial) => dial.welcome(),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    /// Whether nothing more will happen with this neighbour.
+    pub fn dial_is_done(&self, place: usize) -> bool {
+        match self.peers.get(place).map(|peer| &peer.way) {
+            Some(Way::Dialled(dial)) => dial.is_done(),
+            _ => true,
+        }
+    }
+
+    /// Leaves this neighbour for good.
+    pub fn dial_leave(&mut self, place: usize, reason: &str) {
+        if let Some(dial) = self.dial(place) {
+            dial.leave(reason);
+            self.peers[place].met = false;
+        }
+    }
+
+    /// A message has come from a neighbour that is dialled.
+    pub fn dial_control(&mut self, now: Time, place: usize, message: Control) {
+        let farewell = match &message {
+            Control::Bye { reason } | Control::Refused { reason, .. } => Some(format!("left: {reason}")),
+            _ => None,
+        };
+        let (job, layout) = (self.config.job, self.config.layout.hash());
+        let Some(dial) = self.dial(place) else { return };
+        match dial.control(now, message) {
+            Heard::Nothing | Heard::Lost => {
+                if let Some(reason) = farewell {
+                    self.lost(now, place, &reason);
+                }
+            }
+            Heard::Welcomed => {
+                let ordered = dial.is_ordered();
+                let same = dial.welcome().is_some_and(|w| w.job == job && w.layout.hash() == layout);
+                if same {
+                    return self.met(place, ordered);
+                }
+                dial.act(ClientAction::Close);
+                let reason =
+                    "the neighbour has another job or layout; start both with the same plan and model";
+                dial.finish(Err(reason.into()));
+            }
+            Heard::Message(message) => self.neighbour_says(now, place, message),
+        }
+    }
+
+    /// Our model was sent to a neighbour that is dialled.
+    pub fn dial_sent(&mut self, now: Time, place: usize, round: u32, outcome: Result<Span, String>) {
+        if self.resolve(Neighbour::Dialled(place)).is_some() {
+            self.was_sent(now, place, round, outcome);
+        }
+    }
+
+    /// When [`Node::dial_timeout`] wants to be called at the latest.
+    pub fn dial_poll_timeout(&self, place: usize) -> Option<Time> {
+        match &self.peers.get(place)?.way {
+            Way::Dialled(dial) => dial.poll_timeout(),
+            Way::Accepted(_) => None,
+        }
+    }
+
+    /// Time has passed.
+    pub fn dial_timeout(&mut self, now: Time, place: usize) {
+        let Some(dial) = self.dial(place) else { return };
+        if let Err(reason) = dial.timeout(now) {
+            self.dial_closed(now, place, &reason);
+        }
+    }
+}

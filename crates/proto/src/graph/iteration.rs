@@ -1,0 +1,296 @@
+//! An iteration from its begin to the own model that is mixed: its number, whom the node sends to, for whom it waits.
+
+use std::collections::BTreeMap;
+
+use thalweg_wire::control::Control;
+use thalweg_wire::{Range, Ranges};
+
+use super::node::{Node, Stage};
+use super::peer::{Exchange, Outcome};
+use super::terms::{NodeStep, Waiting};
+use super::weighing::Weighing;
+use crate::session::{Action, ClientAction};
+use crate::transfer::Outgoing;
+use crate::Time;
+
+impl Node {
+    /// The place of a neighbour that was met.
+    fn place_of(&self, name: &str) -> Result<usize, String> {
+        let place = self.peers.iter().position(|peer| peer.name == name);
+        place.ok_or_else(|| format!("{name:?} is no neighbour that was met; meet it first"))
+    }
+
+    fn places(&self, weights: &[(String, f64)]) -> Result<BTreeMap<usize, f64>, String> {
+        let mut places = BTreeMap::new();
+        for (name, weight) in weights {
+            let place = self.place_of(name)?;
+            if !(weight.is_finite() && *weight > 0.0) {
+                return Err(format!("{weight} is no weight of {name:?}; leave out who counts for nothing"));
+            }
+            places.insert(place, *weight);
+        }
+        Ok(places)
+    }
+
+    /// Begins an iteration: the node trains, then averages with these neighbours by these weights. `then` has the weights of
+    /// the next iteration, for its chunks that arrive early; `None` means the same weights. `to` are those that it sends to;
+    /// `None` means those whose models it takes.
+    ///
+    /// # Errors
+    /// If another iteration is not over, the number does not rise, or somebody was not met.
+    pub fn begin(
+        &mut self,
+        now: Time,
+        round: u32,
+        weights: &[(String, f64)],
+        then: Option<&[(String, f64)]>,
+        to: Option<&[String]>,
+    ) -> Result<(), String> {
+        if self.stage != Stage::Idle {
+            return Err(format!("iteration {} is not over; call ready and wait first", self.round));
+        }
+        if round <= self.round {
+            let next = self.round.saturating_add(1);
+            return Err(format!("iteration {round} is over; go on with {next} or a later one"));
+        }
+        let weights = self.places(weights)?;
+        let then = then.map(|then| self.places(then)).transpose()?;
+        let place_of = |to: &[String]| to.iter().map(|name| self.place_of(name)).collect::<Result<_, _>>();
+        let targets = to.map(place_of).transpose()?;
+        (self.weights, self.then, self.targets) = (weights, then, targets);
+        (self.stage, self.begun) = (Stage::Training, now);
+        self.go_to(now, round);
+        Ok(())
+    }
+
+    /// Moves to an iteration: drops what arrived of earlier ones, and handles Ends that arrived before their iteration.
+    fn go_to(&mut self, now: Time, round: u32) {
+        let before = std::mem::replace(&mut self.round, round);
+        for place in 0..self.peers.len() {
+            // Of an iteration that is left out nothing more is wanted, and its sender may wait to hear that.
+            let ended = self.peers[place].ended;
+            if (before..round).contains(&ended) {
+                self.acknowledge(now, place, ended);
+            }
+        }
+        for peer in &mut self.peers {
+            peer.arrivals.retain(|&of, _| of >= round);
+            peer.had.retain(|&of, _| of >= round);
+        }
+        self.roster.want(NodeStep::Forget { below: round });
+        for place in self.weights.keys().copied().collect::<Vec<_>>() {
+            self.look_again(now, place);
+        }
+    }
+
+    /// Stops sending the last own model, before the next one replaces it. With [`Waiting::All`] it does nothing, because
+    /// neighbours still wait for that model; [`Node::is_hushed`] says when none does.
+    pub fn hush(&mut self) {
+        if self.waits_for_all() {
+            return;
+        }
+        for place in 0..self.peers.len() {
+            if self.peers[place].out.is_sending() {
+                self.cancel(place);
+            }
+            self.peers[place].out.forget();
+        }
+    }
+
+    /// Whether the last own model has been sent to all neighbours.
+    pub fn is_out(&self) -> bool {
+        self.peers.iter().filter(|peer| peer.met).all(|peer| !peer.out.is_sending())
+    }
+
+    /// Whether no neighbour needs the last own model any more.
+    pub fn is_hushed(&self) -> bool {
+        !self.waits_for_all()
+            || self.peers.iter().filter(|peer| peer.met).all(|peer| {
+                // That all was sent does not do: what came before it had begun this iteration it has to ask for.
+                peer.acknowledged >= peer.sending && !peer.out.is_sending() && !peer.out.is_granted()
+            })
+    }
+
+    /// The own model is trained and may be sent. Returns the iteration it is sent under: `round`, or a later one if most
+    /// neighbours are ahead.
+    ///
+    /// # Errors
+    /// If this iteration was not begun.
+    pub fn ready(&mut self, now: Time, round: u32) -> Result<u32, String> {
+        if self.stage != Stage::Training || round != self.round {
+            return Err(format!("iteration {round} is not being trained; begin it first"));
+        }
+        let number = self.number(round);
+        if number > round {
+            self.fresh |= !self.completed;
+            self.go_to(now, number);
+        }
+        self.stage = Stage::Waiting;
+        self.pace.ready(now, number, now.saturating_sub(self.begun));
+        self.limit = match self.config.waiting {
+            Waiting::All | Waiting::None => None,
+            Waiting::FirstChunk(limit) | Waiting::Deadline(Some(limit)) => Some(limit),
+            // What came before the first own update says nothing of how long later ones take.
+            Waiting::Deadline(None) if !self.completed => Some(self.config.liveness),
+            Waiting::Deadline(None) => {
+                let lags = self.awaited().map(|place| &self.peers[place].lag);
+                Some(self.pace.limit(lags).unwrap_or(self.config.liveness))
+            }
+        };
+        self.deadline = self.limit.map(|limit| now.saturating_add(limit));
+        if self.fresh {
+            self.pass(number);
+        } else {
+            self.send_to_all(number);
+        }
+        self.advance(now);
+        Ok(number)
+    }
+
+    /// The iteration to send under. If most neighbours are ahead, chunks under our own number would be late for them, so the
+    /// node takes the number that they send next. A node that comes back takes the first number that its neighbours have not
+    /// begun.
+    fn number(&self, round: u32) -> u32 {
+        if self.then.is_some() {
+            return round; // another number would be another graph
+        }
+        let met = || self.weights.keys().map(|&place| &self.peers[place]).filter(|peer| peer.met);
+        let most = |mut numbers: Vec<u32>| {
+            numbers.sort_unstable_by(|a, b| b.cmp(a));
+            numbers.get(numbers.len() / 2).copied().unwrap_or(0)
+        };
+        let common = || met().map(|peer| peer.from);
+        match self.config.waiting {
+            Waiting::All => common().max().unwrap_or(0).max(round),
+            _ if !self.completed => most(common().collect()).max(round),
+            Waiting::Deadline(_) => {
+                let theirs = most(met().map(|peer| peer.newest).collect());
+                if theirs > round {
+                    theirs.saturating_add(1)
+                } else {
+                    round
+                }
+            }
+            Waiting::None | Waiting::FirstChunk(_) => round,
+        }
+    }
+
+    /// Tells neighbours that this node sends no model in this iteration: it has come back, and its model is old.
+    fn pass(&mut self, number: u32) {
+        for place in self.targets() {
+            self.tell(place, Control::Closed { parcel: number });
+        }
+    }
+
+    /// Places of those that it sends to.
+    fn targets(&self) -> Vec<usize> {
+        self.targets.clone().unwrap_or_else(|| self.weights.keys().copied().collect())
+    }
+
+    fn send_to_all(&mut self, number: u32) {
+        let wanted = self.size().wanted(number);
+        let mut links = Vec::new();
+        let mut places = self.targets();
+        // With the same order at all nodes, many would send to one node at the same time (incast).
+        let first = places.partition_point(|&place| self.peers[place].name < self.config.name);
+        places.rotate_left(first);
+        for place in places {
+            let link = self.link_of(place);
+            let peer = &mut self.peers[place];
+            if !peer.met {
+                continue;
+            }
+            (peer.out, peer.sending) = (Outgoing::pushed(), number);
+            match link {
+                Some(link) => links.push(link),
+                None => {
+                    self.dial_act(place, ClientAction::SendParcel { parcel: number, wanted: wanted.clone() })
+                }
+            }
+        }
+        if !links.is_empty() {
+            self.roster.act(Action::SendParcel { links, parcel: number, wanted });
+        }
+    }
+
+    /// Places of the neighbours for which it waits in this iteration.
+    fn awaited(&self) -> impl Iterator<Item = usize> + '_ {
+        let round = self.round;
+        self.weights.keys().copied().filter(move |&place| {
+            let peer = &self.peers[place];
+            peer.met && peer.from <= round
+        })
+    }
+
+    /// Looks whether the waiting is over.
+    pub(super) fn advance(&mut self, now: Time) {
+        if self.stage != Stage::Waiting {
+            return;
+        }
+        let round = self.round;
+        let done = match self.config.waiting {
+            Waiting::None => true,
+            Waiting::FirstChunk(_) => self
+                .awaited()
+                .all(|place| self.peers[place].is_heard(round) || self.peers[place].is_over(round)),
+            Waiting::All | Waiting::Deadline(_) => {
+                self.awaited().all(|place| self.peers[place].is_over(round))
+            }
+        };
+        let late = self.deadline.is_some_and(|at| now >= at);
+        // The next model replaces this one, and ends what is still being sent of it: give it the same time.
+        let leaves = matches!(self.config.waiting, Waiting::Deadline(_)) && !self.is_out();
+        if late || (done && !leaves) {
+            self.deadline = None;
+            self.close_iteration(!done);
+        }
+    }
+
+    /// The iteration's sums were mixed into the own model. Returns each neighbour's part in it.
+    pub fn mixed(&mut self) -> Vec<Exchange> {
+        if self.stage != Stage::Mixing {
+            return Vec::new();
+        }
+        let (round, wanted) = (self.round, self.size().wanted(self.round));
+        let expected = wanted.bytes();
+        let used = |(&place, &weight): (&usize, &f64)| (place, self.final_weight(weight), self.used(place));
+        let used: Vec<(usize, f64, Ranges)> = self.weights.iter().map(used).collect();
+        let (mutual, chunk) = (self.config.weighing == Weighing::Mutual, u64::from(self.config.chunk.max(1)));
+        let exchange = |(place, weight, ranges): (usize, f64, Ranges)| {
+            let peer = &mut self.peers[place];
+            let arrival = peer.arrivals.remove(&round);
+            let came = arrival.as_ref().map(|arrival| arrival.incoming.came());
+            let bytes = ranges.bytes();
+            let cut = |range: Range| range.end.div_ceil(chunk) - range.start / chunk;
+            let outcome = match bytes {
+                _ if bytes == expected && came.is_some() => Outcome::Whole,
+                0 if !peer.met => Outcome::Away,
+                0 => Outcome::Nothing,
+                _ => Outcome::Part,
+            };
+            let (duplicates, corrupt) = came.map_or((0, 0), |came| came.faults());
+            Exchange {
+                peer: peer.name.clone(),
+                weight,
+                bytes,
+                expected,
+                chunks_expected: wanted.iter().map(cut).sum(),
+                chunks: match &arrival {
+                    Some(_) if mutual => ranges.iter().map(cut).sum(),
+                    Some(arrival) => arrival.chunks,
+                    None => 0,
+                },
+                duplicates,
+                corrupt,
+                late: std::mem::take(&mut peer.late),
+                span: came.and_then(|came| came.span()).map(|span| (span.start, span.end)),
+                newest: peer.newest,
+                outcome,
+            }
+        };
+        let exchanges: Vec<Exchange> = used.into_iter().map(exchange).collect();
+        self.fresh &= exchanges.iter().all(|exchange| exchange.bytes == 0);
+        (self.stage, self.completed) = (Stage::Idle, true);
+        exchanges
+    }
+}
