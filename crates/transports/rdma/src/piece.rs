@@ -1,10 +1,12 @@
 //! The header that FedRDMA's first version sends with each piece (section 3.1), into the one slot at the receiver.
 
-use thalweg_wire::Range;
+use thalweg_wire::{checksum, Range};
 
 use crate::words::RECORD;
 
 const MAGIC: [u8; 4] = *b"tlwp";
+/// Bytes of a header that say something; their checksum follows.
+const SAID: usize = 32;
 
 /// Which bytes of which chunk follow. With their place instead of a number they can be put together in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +26,13 @@ impl Piece {
         for (at, number) in [(8, self.number), (16, self.range.start), (24, self.range.end)] {
             out[at..at + 8].copy_from_slice(&number.to_le_bytes());
         }
+        let own = checksum(&out[..SAID]);
+        out[SAID..SAID + 4].copy_from_slice(&own.to_le_bytes());
         out
     }
 
-    /// `None` for what is no header: nothing has been written yet, or something else is being written over it.
+    /// `None` for what is no header: nothing has been written yet, or another one is being written over it. The number of
+    /// one piece beside the range and the checksum of another would put right bytes into a wrong chunk.
     pub(crate) fn decode(bytes: &[u8; RECORD]) -> Option<Self> {
         let number = |at: usize| {
             let mut number = [0; 8];
@@ -35,9 +40,10 @@ impl Piece {
             u64::from_le_bytes(number)
         };
         let range = Range::new(number(16), number(24));
-        let checksum = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-        let plausible = bytes.starts_with(&MAGIC) && !range.is_empty();
-        plausible.then_some(Self { number: number(8), range, checksum })
+        let short = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let whole = bytes.starts_with(&MAGIC) && short(SAID) == checksum(&bytes[..SAID]);
+        let piece = Self { number: number(8), range, checksum: short(4) };
+        (whole && !range.is_empty()).then_some(piece)
     }
 }
 
@@ -45,6 +51,18 @@ impl Piece {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_header_of_two_pieces_is_none() {
+        let old = Piece { number: 7, range: Range::new(0, 64), checksum: 9 };
+        let new = Piece { number: 8, range: Range::new(64, 128), checksum: 10 };
+        for at in 1..SAID + 4 {
+            let mut torn = old.encode();
+            torn[..at].copy_from_slice(&new.encode()[..at]);
+            let whole = [old, new].map(|piece| piece.encode()).contains(&torn);
+            assert_eq!(Piece::decode(&torn).is_some(), whole, "{at} bytes of the new one");
+        }
+    }
 
     #[test]
     fn headers_come_as_they_were_sent() {
