@@ -11,10 +11,11 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use thalweg_arena::Claim;
-use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_transport::{Error, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
 use thalweg_wire::{checksum, FrameHeader, Range, Ranges};
 
+use crate::offers::{corrupt, refused, Offers, RECEIVE};
 use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
@@ -23,7 +24,6 @@ use crate::stock::Stock;
 use crate::words::{Word, RECORD};
 use crate::{GRANTS, NOTES};
 
-const RECEIVE: &str = "receive";
 /// Ranges that the sender is told of at a time.
 const MOST_MISSING: usize = 64;
 
@@ -42,23 +42,12 @@ pub(crate) struct Assembling {
     /// The slot; `None` while it is opened.
     slot: Option<Remote>,
     epoch: u32,
-    offers: VecDeque<(u64, FrameHeader)>,
-    /// The offer that is being placed.
-    placing: Option<u64>,
-    next: u64,
+    offers: Offers,
     runs: BTreeMap<u64, Run>,
     /// Chunks that the sender has sent.
     asked: VecDeque<u64>,
     came: VecDeque<Came>,
     waker: Option<Waker>,
-}
-
-fn corrupt(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
-}
-
-fn refused(error: &thalweg_verbs::Error) -> Error {
-    Error::new(ErrorKind::System, RECEIVE, error.to_string())
 }
 
 impl Assembling {
@@ -73,9 +62,7 @@ impl Assembling {
             pair: Some(pair),
             slot: Some(Remote { address: address as u64, key }),
             epoch: 0,
-            offers: VecDeque::new(),
-            placing: None,
-            next: 0,
+            offers: Offers::default(),
             runs: BTreeMap::new(),
             asked: VecDeque::new(),
             came: VecDeque::new(),
@@ -90,20 +77,12 @@ impl Assembling {
     }
 
     fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        if number != self.next || self.offers.len() + self.runs.len() + self.came.len() > 2 * GRANTS {
-            return Err(corrupt("an offer out of order, or one too many"));
-        }
-        self.next += 1;
-        self.offers.push_back((number, header));
+        self.offers.add(number, header, self.runs.len() + self.came.len())?;
         Ok(())
     }
 
     fn handle_withdraw(&mut self, number: u64) -> Result<()> {
-        if number >= self.next {
-            return Err(corrupt("a withdrawal of what was not offered"));
-        }
-        self.offers.retain(|(offer, _)| *offer != number);
-        self.placing = self.placing.filter(|&placing| placing != number);
+        self.offers.withdraw(number)?;
         if let Some(run) = self.runs.remove(&number) {
             drop(run.bytes);
             self.stock.done(run.header.length() as u64, run.landing);
@@ -232,17 +211,12 @@ impl Receives for Assembling {
     }
 
     fn offers(&self) -> u64 {
-        self.next
+        self.offers.count()
     }
 
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
-        if self.slot.is_none() || !self.stock.take(length) {
-            return None;
-        }
-        let offer = self.offers.pop_front();
-        self.placing = offer.map(|(number, _)| number);
-        offer
+        // While pairs are exchanged nothing can be opened.
+        self.slot.and_then(|_| self.offers.next(offers, &mut self.stock))
     }
 
     fn grant(
@@ -253,10 +227,8 @@ impl Receives for Assembling {
         outbox: &Outbox,
     ) -> Result<()> {
         let length = header.length() as u64;
-        if self.placing.take() != Some(number) {
-            // It was withdrawn meanwhile.
-            self.stock.give(length);
-            return Ok(());
+        if !self.offers.placed(number, length, &mut self.stock) {
+            return Ok(()); // it was withdrawn meanwhile
         }
         let (bytes, landing) = self.stock.keep(length, place)?;
         self.runs.insert(number, Run { header, landing, bytes, there: Ranges::new() });

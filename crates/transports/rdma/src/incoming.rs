@@ -9,19 +9,19 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use thalweg_arena::Claim;
-use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_transport::{Error, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Remote, Work};
 use thalweg_wire::FrameHeader;
 
+use crate::offers::{corrupt, refused, Offers, RECEIVE};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::SLOTS;
 use crate::sides::{Came, Landing, Receives};
 use crate::stock::Stock;
 use crate::words::{recorded, Word, RECORD};
-use crate::{GRANTS, NOTES};
+use crate::NOTES;
 
-const RECEIVE: &str = "receive";
 /// The ring's work request; grants have their numbers.
 const RING: u64 = u64::MAX;
 
@@ -62,22 +62,10 @@ pub(crate) struct Incoming {
     ring: Option<u32>,
     ring_address: usize,
     epoch: u32,
-    offers: VecDeque<(u64, FrameHeader)>,
-    /// The number of the next offer.
-    next: u64,
+    offers: Offers,
     grants: BTreeMap<u64, Granted>,
-    /// The offer that is being placed.
-    placing: Option<u64>,
     came: VecDeque<Came>,
     waker: Option<Waker>,
-}
-
-fn corrupt(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
-}
-
-fn refused(error: &thalweg_verbs::Error) -> Error {
-    Error::new(ErrorKind::System, RECEIVE, error.to_string())
 }
 
 /// Memory by where it begins. All of it was claimed at once.
@@ -99,10 +87,8 @@ impl Incoming {
             ring: Some(ring),
             ring_address,
             epoch: 0,
-            offers: VecDeque::new(),
-            next: 0,
+            offers: Offers::default(),
             grants: BTreeMap::new(),
-            placing: None,
             came: VecDeque::new(),
             waker: None,
         }
@@ -117,11 +103,7 @@ impl Incoming {
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
     fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        if number != self.next || self.offers.len() + self.grants.len() + self.came.len() > 2 * GRANTS {
-            return Err(corrupt("an offer out of order, or one too many"));
-        }
-        self.next += 1;
-        self.offers.push_back((number, header));
+        self.offers.add(number, header, self.grants.len() + self.came.len())?;
         self.wake();
         Ok(())
     }
@@ -129,11 +111,7 @@ impl Incoming {
     /// # Errors
     /// [`ErrorKind::Corrupt`] for what was never offered.
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
-        if number >= self.next {
-            return Err(corrupt("a withdrawal of what was not offered"));
-        }
-        self.offers.retain(|(offer, _)| *offer != number);
-        self.placing = self.placing.filter(|&placing| placing != number);
+        self.offers.withdraw(number)?;
         if let Some(grant) = self.grants.get_mut(&number).filter(|grant| grant.fate == Fate::Awaited) {
             grant.fate = if committed { Fate::Trailing } else { Fate::Withdrawn };
             if grant.fate == Fate::Withdrawn {
@@ -300,26 +278,18 @@ impl Receives for Incoming {
     }
 
     fn offers(&self) -> u64 {
-        self.next
+        self.offers.count()
     }
 
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
         // While pairs are exchanged nothing can be opened.
-        if self.ring.is_none() || !self.stock.take(length) {
-            return None;
-        }
-        let offer = self.offers.pop_front();
-        self.placing = offer.map(|(number, _)| number);
-        offer
+        self.ring.and_then(|_| self.offers.next(offers, &mut self.stock))
     }
 
     fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
         let length = header.length() as u64;
-        if self.placing.take() != Some(number) {
-            // It was withdrawn meanwhile.
-            self.stock.give(length);
-            return Ok(());
+        if !self.offers.placed(number, length, &mut self.stock) {
+            return Ok(()); // it was withdrawn meanwhile
         }
         let (claim, landing) = self.stock.land(length, place)?;
         let (address, state) = (claim.as_ptr() as usize, State::Opening);

@@ -8,6 +8,8 @@ use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range};
 
 use super::*;
 use crate::words::record;
+use crate::GRANTS;
+use thalweg_transport::ErrorKind;
 
 const LENGTH: u32 = 5_000;
 

@@ -23,6 +23,7 @@ mod incoming;
 mod lending;
 mod link;
 mod listener;
+mod offers;
 mod outbox;
 mod outgoing;
 mod parts;

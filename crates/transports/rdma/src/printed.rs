@@ -15,15 +15,15 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Work};
 use thalweg_wire::{FrameHeader, Range};
 
+use crate::offers::{corrupt, refused, Offers, RECEIVE};
 use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
 use crate::stock::Stock;
 use crate::words::{recorded, Word, RECORD};
-use crate::{GRANTS, NOTES};
+use crate::NOTES;
 
-const RECEIVE: &str = "receive";
 /// How often it is looked whether a header has come.
 const EVERY: Duration = Duration::from_millis(1);
 /// The work request that opens what a new pair is told of first.
@@ -55,21 +55,11 @@ pub(crate) struct Printed {
     ring: Option<u32>,
     ring_address: u64,
     epoch: u32,
-    offers: VecDeque<(u64, FrameHeader)>,
-    placing: Option<u64>,
-    next: u64,
+    offers: Offers,
     runs: BTreeMap<u64, Run>,
     came: VecDeque<Came>,
     /// Of the driver, and of whoever receives.
     wakers: [Option<Waker>; 2],
-}
-
-fn corrupt(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
-}
-
-fn refused(error: &thalweg_verbs::Error) -> Error {
-    Error::new(ErrorKind::System, RECEIVE, error.to_string())
 }
 
 impl Printed {
@@ -84,9 +74,7 @@ impl Printed {
             ring: Some(ring),
             ring_address: ring_address as u64,
             epoch: 0,
-            offers: VecDeque::new(),
-            placing: None,
-            next: 0,
+            offers: Offers::default(),
             runs: BTreeMap::new(),
             came: VecDeque::new(),
             wakers: [None, None],
@@ -102,20 +90,12 @@ impl Printed {
     }
 
     fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        if number != self.next || self.offers.len() + self.runs.len() + self.came.len() > 2 * GRANTS {
-            return Err(corrupt("an offer out of order, or one too many"));
-        }
-        self.next += 1;
-        self.offers.push_back((number, header));
+        self.offers.add(number, header, self.runs.len() + self.came.len())?;
         Ok(())
     }
 
     fn handle_withdraw(&mut self, number: u64, committed: bool) -> Result<()> {
-        if number >= self.next {
-            return Err(corrupt("a withdrawal of what was not offered"));
-        }
-        self.offers.retain(|(offer, _)| *offer != number);
-        self.placing = self.placing.filter(|&placing| placing != number);
+        self.offers.withdraw(number)?;
         if let Some(run) = self.runs.get_mut(&number) {
             run.wanted &= committed;
             run.trailing = true;
@@ -280,25 +260,18 @@ impl Receives for Printed {
     }
 
     fn offers(&self) -> u64 {
-        self.next
+        self.offers.count()
     }
 
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
-        if self.ring.is_none() || !self.stock.take(length) {
-            return None;
-        }
-        let offer = self.offers.pop_front();
-        self.placing = offer.map(|(number, _)| number);
-        offer
+        // While pairs are exchanged nothing can be opened.
+        self.ring.and_then(|_| self.offers.next(offers, &mut self.stock))
     }
 
     fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
         let length = header.length() as u64;
-        if self.placing.take() != Some(number) {
-            // It was withdrawn meanwhile.
-            self.stock.give(length);
-            return Ok(());
+        if !self.offers.placed(number, length, &mut self.stock) {
+            return Ok(()); // it was withdrawn meanwhile
         }
         let (bytes, landing) = self.stock.keep(length, place)?;
         let memory = self.stock.pool.take(RECORD + length as usize)?;

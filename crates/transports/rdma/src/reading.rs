@@ -11,6 +11,7 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::FrameHeader;
 
+use crate::offers::{corrupt, refused, RECEIVE};
 use crate::outbox::Outbox;
 use crate::parts::Parts;
 use crate::pool::Pool;
@@ -18,8 +19,6 @@ use crate::sides::{Came, Landing, Receives};
 use crate::stock::Stock;
 use crate::words::Word;
 use crate::{GRANTS, NOTES};
-
-const RECEIVE: &str = "receive";
 
 /// A chunk that is being read.
 struct Run {
@@ -52,14 +51,6 @@ pub(crate) struct Reading {
     started: Instant,
     /// Of the driver, and of whoever receives.
     wakers: [Option<Waker>; 2],
-}
-
-fn refused(error: &thalweg_verbs::Error) -> Error {
-    Error::new(ErrorKind::System, RECEIVE, error.to_string())
-}
-
-fn corrupt(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
 }
 
 impl Reading {

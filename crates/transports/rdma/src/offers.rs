@@ -1,0 +1,85 @@
+//! What the peer offers, until it is granted; and what every receiving side says of a peer or a device that is wrong.
+
+use std::collections::VecDeque;
+
+use thalweg_transport::{Error, ErrorKind, Result};
+use thalweg_wire::FrameHeader;
+
+use crate::stock::Stock;
+use crate::GRANTS;
+
+pub(crate) const RECEIVE: &str = "receive";
+
+pub(crate) fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, RECEIVE, format!("{what} from the peer of an rdma link"))
+}
+
+pub(crate) fn refused(error: &thalweg_verbs::Error) -> Error {
+    Error::new(ErrorKind::System, RECEIVE, error.to_string())
+}
+
+/// Offers in order; one at a time is placed.
+#[derive(Default)]
+pub(crate) struct Offers {
+    waiting: VecDeque<(u64, FrameHeader)>,
+    placing: Option<u64>,
+    next: u64,
+}
+
+impl Offers {
+    /// How many there have been.
+    pub(crate) fn count(&self) -> u64 {
+        self.next
+    }
+
+    /// Takes one in; `others` are the chunks that were granted and are not taken yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
+    pub(crate) fn add(&mut self, number: u64, header: FrameHeader, others: usize) -> Result<()> {
+        if number != self.next || self.waiting.len() + others > 2 * GRANTS {
+            return Err(corrupt("an offer out of order, or one too many"));
+        }
+        self.next += 1;
+        self.waiting.push_back((number, header));
+        Ok(())
+    }
+
+    /// The peer takes one back; it may have been granted.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] for what was never offered.
+    pub(crate) fn withdraw(&mut self, number: u64) -> Result<()> {
+        if number >= self.next {
+            return Err(corrupt("a withdrawal of what was not offered"));
+        }
+        self.waiting.retain(|(offer, _)| *offer != number);
+        self.placing = self.placing.filter(|&placing| placing != number);
+        Ok(())
+    }
+
+    /// The next of the first `count` for which there is credit, which is taken. It is to be placed.
+    pub(crate) fn next(&mut self, count: u64, stock: &mut Stock) -> Option<(u64, FrameHeader)> {
+        let length = self.waiting.front().filter(|(number, _)| *number < count)?.1.length() as u64;
+        if !stock.take(length) {
+            return None;
+        }
+        let offer = self.waiting.pop_front();
+        self.placing = offer.map(|(number, _)| number);
+        offer
+    }
+
+    /// It is placed. Returns whether it is still wanted; if not, its credit is free again.
+    pub(crate) fn placed(&mut self, number: u64, length: u64, stock: &mut Stock) -> bool {
+        let wanted = self.placing.take() == Some(number);
+        if !wanted {
+            stock.give(length);
+        }
+        wanted
+    }
+
+    /// Forgets those that wait.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+}
