@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from thalweg.job.host import Host
 from thalweg.job.parties import ServerParty
 from thalweg.plan import Plan
 from thalweg.plan.bound import Bound
-from thalweg.record import Record, RunRecord
+from thalweg.record import Record, RunRecord, stores
 from thalweg.ui.progress import LineProgress
 
 T = TypeVar("T")
@@ -75,3 +76,50 @@ def test_rounds_are_those_of_the_plans_algorithm(
     host.serve(lambda: ["a", "b"])
     record.close()
     assert [one["round"] for one in Record(record.path).rounds()] == rounds
+
+
+class Stuck:
+    """Storage that takes nothing until it is let go on."""
+
+    url = "stuck://run"
+
+    def __init__(self) -> None:
+        self.go_on, self.written = threading.Event(), list[str]()
+
+    def names(self) -> list[str]:
+        return []
+
+    def write(self, name: str, content: Iterable[Any]) -> None:
+        assert self.go_on.wait(60)
+        list(content)
+        self.written.append(name)
+
+    def read(self, name: str) -> Any:
+        raise FileNotFoundError(name)
+
+    def remove(self, name: str) -> None:
+        raise FileNotFoundError(name)
+
+
+class Trained(Nothing):
+    def __init__(self) -> None:
+        self.arena = _core.Arena(_core.Layout([("weight", "F32", [4])]))
+
+
+def test_no_round_waits_for_the_storage_of_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rounds are over while the storage has not taken the first checkpoint."""
+    stuck = Stuck()
+    monkeypatch.setattr(stores, "store_of", lambda _url, _run: stuck)
+    table = {"folder": str(tmp_path), "checkpoint_to": "stuck://"}
+    plan = Plan.of({"job": {"clients": 2, "rounds": 5}, "record": table})
+    record = RunRecord.create(plan, {})
+    party = cast("ServerParty", Trained())
+    server = cast("_core.Server", Core())
+    Host(plan, server, party, record, LineProgress(), Bound("none"), first=1).serve(lambda: ["a", "b"])
+    assert [one["round"] for one in Record(record.path).rounds()] == [1, 2, 3, 4, 5]
+    assert stuck.written == []
+    stuck.go_on.set()
+    record.finish("complete")
+    assert stuck.written[-1] == "round-00000005.safetensors"
+    assert record.manifest["checkpoints"]["last"] == 5
+    assert "is left out: storage still writes" in record.log_path.read_text()

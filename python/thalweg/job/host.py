@@ -176,7 +176,8 @@ class Host:
         self.record.append(done)
         self.record.log(round_line(done, last))
         if every and (number % every == 0 or number == last):
-            self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena))
+            for note in self.record.save(number, self.party.arena.layout.tensors, bytes_of(self.party.arena)):
+                self.progress.note(note)
 
     def result(self, server_peak: int | None, peaks: Sequence[int | None] | None) -> Result:
         """Return what the job came to."""

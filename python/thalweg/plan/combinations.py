@@ -32,6 +32,7 @@ def check(plan: Plan) -> None:
     _names(plan)
     _training(plan)
     _payload(plan)
+    _checkpoints(plan)
     _round(plan)
     _aggregation(plan)
     _repair(plan)
@@ -180,8 +181,24 @@ def _payload(plan: Plan) -> None:
             f"{plan.model.name} is not trained, but the plan has [{given[0]}]",
             f"Remove [{given[0]}], or name a network as vgg5",
         )
-    if plan.is_payload and plan.record.checkpoint_every:
-        raise PlanError("a payload has no state to check-point", "Remove record.checkpoint_every")
+    for key in ("checkpoint_every", "checkpoint_to"):
+        if plan.is_payload and getattr(plan.record, key):
+            raise PlanError("a payload has no state to check-point", f"Remove record.{key}")
+
+
+def _checkpoints(plan: Plan) -> None:
+    url = plan.record.checkpoint_to
+    if url is None:
+        return
+    if plan.job.graph is not None:
+        raise PlanError("nodes of a graph keep their models in the record, each its own", "Remove record.checkpoint_to")
+    if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
+        raise PlanError("a Flower app keeps its own state", "Remove record.checkpoint_to")
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise PlanError(
+            "record.checkpoint_to has a key or a password, which the record would keep",
+            "Give them as the storage's own programs take them: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
 
 
 def _round(plan: Plan) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from io import FileIO
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 from thalweg.errors import RecordError
 from thalweg.record.journal import write_all
@@ -31,43 +30,76 @@ LARGEST_HEADER: Final = 100_000_000
 ROUND: Final = "thalweg_round"
 
 
+class Readable(Protocol):
+    """A file that is read: one of Python's without a buffer, or one of pyarrow's."""
+
+    def read(self, size: int = -1, /) -> bytes | None:
+        """Return the next bytes."""
+
+    def readinto(self, target: memoryview, /) -> int | None:
+        """Read the next bytes into ``target``; return how many."""
+
+
 def write(path: Path, tensors: Sequence[Tensor], arena: Buffer, number: int, *, record: Path | None = None) -> None:
     """Write the model in ``arena`` as the checkpoint of round ``number``.
 
     ``record`` is the folder of the run's record, if ``path`` is not in it itself. Raises RecordError that names the
     last good checkpoint, which stays, if it cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb", buffering=0) as file:
-            _write(file, tensors, memoryview(arena).cast("B"), number)
-            os.fsync(file.fileno())
-        part.replace(path)
-        _sync_folder(path.parent)
+        write_file(path, content(tensors, arena, number))
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise RecordError(
             f"cannot write the checkpoint of round {number} to {path}: {error.strerror}; {_last(path)}",
             f"Make room, then: thalweg run --resume {record or path.parent}",
         ) from error
 
 
+def write_file(path: Path, pieces: Iterable[Buffer]) -> None:
+    """Write a file that appears whole or not at all, even if the machine goes down. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb", buffering=0) as file:
+            for piece in pieces:
+                write_all(file, piece)
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def content(tensors: Sequence[Tensor], arena: Buffer, number: int) -> Iterator[Buffer]:
+    """Yield a checkpoint of the model in ``arena``, piece by piece, without a copy of it."""
+    header = {"__metadata__": {"format": "pt", ROUND: str(number)}, **_describe(tensors)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    model = memoryview(arena).cast("B")
+    yield from (model[_span(tensor)] for tensor in tensors)
+
+
 def read(path: Path, tensors: Sequence[Tensor], arena: Buffer) -> int:
     """Read a checkpoint of the same tensors into ``arena`` and return its round. Raises RecordError."""
     try:
         with path.open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            header, start = _header(path, file, size)
-            expected = _describe(tensors)
-            found = {name: value for name, value in header.items() if name != "__metadata__"}
-            if found != expected or size - start != _total(tensors):
-                raise _other_model(path, found, expected)
-            buffer = memoryview(arena).cast("B")
-            for tensor in tensors:
-                _read_into(path, file, buffer[_span(tensor)])
-            return _round(path, header)
+            return restore(str(path), file, os.fstat(file.fileno()).st_size, tensors, arena)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}", "Name the folder of a run's record") from error
+
+
+def restore(name: str, file: Readable, size: int, tensors: Sequence[Tensor], arena: Buffer) -> int:
+    """Read a file of ``size`` bytes that is called ``name`` as ``read`` does. Raises RecordError, OSError."""
+    header, start = _header(name, file, size)
+    expected = _describe(tensors)
+    found = {tensor: value for tensor, value in header.items() if tensor != "__metadata__"}
+    if found != expected or size - start != _total(tensors):
+        raise _other_model(name, found, expected)
+    buffer = memoryview(arena).cast("B")
+    for tensor in tensors:
+        _read_into(name, file, buffer[_span(tensor)])
+    return _round(name, header)
 
 
 def round_of(path: Path) -> int | None:
@@ -75,17 +107,20 @@ def round_of(path: Path) -> int | None:
     if not path.exists():
         return None
     with path.open("rb", buffering=0) as file:
-        header, _ = _header(path, file, os.fstat(file.fileno()).st_size)
-    return _round(path, header)
+        header, _ = _header(str(path), file, os.fstat(file.fileno()).st_size)
+    return _round(str(path), header)
 
 
-def _write(file: FileIO, tensors: Sequence[Tensor], arena: memoryview, number: int) -> None:
-    header = {"__metadata__": {"format": "pt", ROUND: str(number)}, **_describe(tensors)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    write_all(file, len(text).to_bytes(8, "little") + text)
-    for tensor in tensors:
-        write_all(file, arena[_span(tensor)])
+def check(name: str, file: Readable, size: int) -> int:
+    """Return the round of a file of ``size`` bytes. Raises RecordError if it is not a whole checkpoint."""
+    header, start = _header(name, file, size)
+    try:
+        end = max((entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"), default=0)
+    except (TypeError, KeyError, IndexError) as error:
+        raise _damaged(name) from error
+    if size - start != end:
+        raise _damaged(name)
+    return _round(name, header)
 
 
 def _describe(tensors: Sequence[Tensor]) -> dict[str, Any]:
@@ -110,9 +145,13 @@ def _total(tensors: Sequence[Tensor]) -> int:
     return sum(map(_bytes, tensors))
 
 
-def _header(path: Path, file: FileIO, size: int) -> tuple[dict[str, Any], int]:
+def _damaged(name: str) -> RecordError:
+    return RecordError(f"{name} is not a whole checkpoint", "Remove it and start the run anew")
+
+
+def _header(name: str, file: Readable, size: int) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file and the byte behind it."""
-    damaged = RecordError(f"{path} is not a whole checkpoint", "Remove it and start the run anew")
+    damaged = _damaged(name)
     length = int.from_bytes(file.read(8) or b"", "little")
     if not 0 < length <= min(LARGEST_HEADER, size - 8):
         raise damaged
@@ -125,26 +164,26 @@ def _header(path: Path, file: FileIO, size: int) -> tuple[dict[str, Any], int]:
     return cast("dict[str, Any]", header), 8 + length
 
 
-def _round(path: Path, header: dict[str, Any]) -> int:
+def _round(name: str, header: dict[str, Any]) -> int:
     metadata = header.get("__metadata__")
     number = metadata.get(ROUND) if isinstance(metadata, dict) else None
     if not isinstance(number, str) or not number.isdecimal():
-        raise RecordError(f"{path} does not say of which round it is", "Name a checkpoint of a run's record")
+        raise RecordError(f"{name} does not say of which round it is", "Name a checkpoint of a run's record")
     return int(number)
 
 
-def _read_into(path: Path, file: FileIO, target: memoryview) -> None:
+def _read_into(name: str, file: Readable, target: memoryview) -> None:
     while target:
         count = file.readinto(target)
         if not count:
-            raise RecordError(f"{path} is cut short", "Remove it and start the run anew")
+            raise RecordError(f"{name} is cut short", "Remove it and start the run anew")
         target = target[count:]
 
 
-def _other_model(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> RecordError:
-    names = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
-    what = f"{names[0]!r} differs" if names else "its size differs"
-    return RecordError(f"{path} holds another model: {what}", "Go on with the plan that the record holds")
+def _other_model(name: str, found: dict[str, Any], expected: dict[str, Any]) -> RecordError:
+    others = [tensor for tensor in {**expected, **found} if found.get(tensor) != expected.get(tensor)]
+    what = f"{others[0]!r} differs" if others else "its size differs"
+    return RecordError(f"{name} holds another model: {what}", "Go on with the plan that the record holds")
 
 
 def _last(path: Path) -> str:

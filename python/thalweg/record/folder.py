@@ -15,7 +15,7 @@
 ``links.parquet``           a row a direction of an emulated link, if there was a network
 ``queues.parquet``          its queues over time; while the run goes on ``queues.jsonl``
 ``log.txt``                 what happened when
-``checkpoint.safetensors``  the global model of the last round that was check-pointed
+``checkpoint.safetensors``  the global model of the last round that was check-pointed, unless the plan says where else
 ``nodes/``                  of a job on a graph, instead of this: the nodes' models (``thalweg.record.of_nodes``)
 ==========================  ====================================================================================
 """
@@ -33,12 +33,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine
 from thalweg.errors import RecordError
-from thalweg.machine.grace import is_hurried
+from thalweg.machine.grace import is_hurried, within
 from thalweg.plan import Plan
-from thalweg.record import checkpoint, of_nodes, tables
+from thalweg.record import checkpoint, of_nodes, stores, tables
 from thalweg.record import samples as queues
 from thalweg.record.columns import Row
 from thalweg.record.journal import Journal, read
+from thalweg.record.keeper import LAST_SECONDS, Keeper
 from thalweg.record.log import Log
 
 if TYPE_CHECKING:
@@ -89,12 +90,19 @@ class Record:
         return list(self.rounds())
 
     @property
+    def store(self) -> stores.Store | None:
+        """Where checkpoints are kept instead of in this folder, if the plan says so. Raises RecordError."""
+        return _store(self.plan, self.path)
+
+    @property
     def checkpoint_round(self) -> int | None:
-        """The round of the checkpoint, or None."""
+        """The round of the checkpoint, or None. Raises RecordError."""
         marked = self.manifest.get(MARKED) if self.plan.job.graph is not None else None
         if isinstance(marked, int):
             return marked
-        return checkpoint.round_of(self.path / CHECKPOINT)
+        own, store = checkpoint.round_of(self.path / CHECKPOINT), self.store
+        found = [own] if store is None else [own, *stores.rounds(store)]
+        return max((number for number in found if number is not None), default=None)
 
 
 class RunRecord(Record):
@@ -103,6 +111,9 @@ class RunRecord(Record):
     def __init__(self, path: Path, keep: int) -> None:
         """Open the record for writing; keep rounds up to ``keep``."""
         super().__init__(path)
+        # Where the checkpoint of round ``_kept`` is, if it is not in this folder, and where later ones go.
+        self._kept, self._source = keep, self.store
+        self._keeper: Keeper | None = None
         self._journal = Journal(path / JOURNAL, keep)
         try:
             self._log = Log(path / LOG, _now)
@@ -115,6 +126,7 @@ class RunRecord(Record):
     def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
         """Make the folder of a new run. ``facts`` join the manifest. Raises RecordError."""
         path = Path(plan.record.folder) / _folder_name(plan)
+        store = _store(plan, path)
         try:
             path.mkdir(parents=True)
             (path / PLAN).write_text(plan.to_toml())
@@ -123,7 +135,9 @@ class RunRecord(Record):
             raise RecordError(
                 f"cannot make the record {path}: {error.strerror}", "Give another folder with --record"
             ) from error
-        return cls(path, keep=0)
+        record = cls(path, keep=0)
+        record._keep_in(store)
+        return record
 
     @classmethod
     def resume(cls, path: Path, plan: Plan) -> RunRecord:
@@ -144,8 +158,10 @@ class RunRecord(Record):
             raise RecordError(f"{path} has no checkpoint", "Start the run anew")
         if done >= plan.job.rounds:
             raise RecordError(f"all {done} rounds of {path} are done", f"Ask for more with --rounds {done + 1}")
+        store = _store(plan, path)
         record = cls(path, keep=done)
         record.replan(plan)
+        record._keep_in(store)
         try:
             (path / queues.FILE).unlink(missing_ok=True)  # of a clock that has ended
         except OSError as error:
@@ -175,9 +191,33 @@ class RunRecord(Record):
         """Keep a round. Raises RecordError."""
         self._journal.append(entry)
 
-    def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> None:
-        """Make the global model of round ``number`` the checkpoint. Raises RecordError; the last one stays."""
-        checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
+    def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> list[str]:
+        """Make the global model of round ``number`` the checkpoint. Raises RecordError; the last one stays.
+
+        Where the plan says where checkpoints go, that is done in the background. Returns what came of earlier ones.
+        """
+        if self._keeper is None:
+            checkpoint.write(self.path / CHECKPOINT, layout, arena, number)
+            return []
+        self._keeper.put(number, layout, arena)
+        return self._heard(self._keeper)
+
+    def _keep_in(self, store: stores.Store | None) -> None:
+        """Keep checkpoints there from now on, or in this folder."""
+        self._keeper = None if store is None else Keeper(store)
+
+    def _heard(self, keeper: Keeper) -> list[str]:
+        notes = keeper.notes()
+        for note in notes:
+            self.log(note)
+        return notes
+
+    @property
+    def checkpoint_round(self) -> int | None:
+        """The round of the checkpoint, or None. Raises RecordError."""
+        if self._keeper is None:
+            return super().checkpoint_round
+        return self._keeper.last or self._kept or None
 
     def mark(self, iteration: int) -> None:
         """Make ``iteration`` of a job on a graph, of which nodes have kept their models, the checkpoint."""
@@ -186,7 +226,14 @@ class RunRecord(Record):
 
     def restore(self, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> int:
         """Read the checkpoint into ``arena`` and return its round. Raises RecordError."""
-        return checkpoint.read(self.path / CHECKPOINT, layout, arena)
+        own, source, keeper = self.path / CHECKPOINT, self._source, self._keeper
+        if source is None or checkpoint.round_of(own) == self._kept:
+            number = checkpoint.read(own, layout, arena)
+        else:
+            number = stores.restore(source, self._kept, layout, arena)
+        if keeper is not None:  # which may be another one than that it came from
+            keeper.put(number, layout, arena)
+        return number
 
     def note(self, **facts: object) -> None:
         """Add facts to the manifest. Raises RecordError."""
@@ -212,6 +259,7 @@ class RunRecord(Record):
         read the journal then, and ``thalweg export`` makes the tables that follow from it.
         """
         try:
+            self._end_checkpoints()
             if not is_hurried():
                 self._write_tables()
             self.note(status=status, ended=_now())
@@ -223,6 +271,13 @@ class RunRecord(Record):
         finally:
             self.close()
 
+    def _end_checkpoints(self) -> None:
+        """Have the last checkpoint written, as long as that does not take too long."""
+        if self._keeper is not None:
+            self._keeper.close(within(LAST_SECONDS))
+            self._heard(self._keeper)
+            self.note(checkpoints=self._keeper.facts())
+
     def _write_tables(self) -> None:
         tables.write_parquet(self.path, self.rounds(), self.journaled)
         for name, rows in self._written.items():
@@ -231,8 +286,15 @@ class RunRecord(Record):
 
     def close(self) -> None:
         """Give the record free as it is, for another process to go on with. ``finish`` does so too."""
+        if self._keeper is not None:
+            self._keeper.close(0)
         self._journal.close()
         self._log.close()
+
+
+def _store(plan: Plan, path: Path) -> stores.Store | None:
+    url = plan.record.checkpoint_to
+    return None if url is None else stores.store_of(url, path.resolve().name)
 
 
 def _folder_name(plan: Plan) -> str:

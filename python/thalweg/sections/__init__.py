@@ -476,3 +476,8 @@ class RecordSection(Section):
     checkpoint_every: int | None = Field(
         None, ge=0, description="rounds between checkpoints, 0 for none; without it 1; none for a payload or on a graph"
     )
+    checkpoint_to: Annotated[Text | None, Option(of=BOTH, metavar="URL")] = Field(
+        None,
+        description="folder, or URL of an object store as s3://BUCKET/FOLDER, that keeps checkpoints instead of the "
+        "record; they are written in the background",
+    )

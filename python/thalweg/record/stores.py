@@ -1,0 +1,194 @@
+"""Where checkpoints of a run are kept beside its record: a folder, or an object store that pyarrow.fs reaches.
+
+A checkpoint is a file ``round-00000012.safetensors`` in a folder named like the run's record. It appears whole or not
+at all: in a folder by a rename, in an object store because objects do. One that was cut short all the same is found by
+its size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from thalweg.errors import RecordError
+from thalweg.record import checkpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+NAME: Final = re.compile(r"round-(\d{8})\.safetensors")
+# An older one is kept beside the newest, in case that one turns out to be damaged.
+KEPT: Final = 2
+# Filesystems of pyarrow in which an object appears when it is whole, and in which to rename is to copy.
+OBJECTS: Final = frozenset({"s3", "gcs", "abfs"})
+
+
+class Store(Protocol):
+    """A folder of checkpoints. All raise OSError, or ValueError for what the storage does not understand."""
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+
+    def names(self) -> list[str]:
+        """Return the names of what is there; nothing if the folder is not there yet."""
+
+    def write(self, name: str, content: Iterable[Buffer]) -> None:
+        """Write a file, which appears whole or not at all."""
+
+    def read(self, name: str) -> tuple[Any, int]:
+        """Open a file; return it and its bytes."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+
+
+class Folder:
+    """A folder of this machine, or one that is mounted here."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def url(self) -> str:
+        return str(self._path)
+
+    def names(self) -> list[str]:
+        return [path.name for path in self._path.iterdir()] if self._path.is_dir() else []
+
+    def write(self, name: str, content: Iterable[Buffer]) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        checkpoint.write_file(self._path / name, content)
+
+    def read(self, name: str) -> tuple[Any, int]:
+        path = self._path / name
+        return path.open("rb", buffering=0), path.stat().st_size
+
+    def remove(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+
+class Objects:
+    """A folder of a filesystem of pyarrow: an object store, as a rule."""
+
+    def __init__(self, files: Any, path: str, url: str) -> None:
+        """Take the filesystem, the folder in it, and what it is called."""
+        self._files, self._path, self._url = files, path.rstrip("/"), url
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def names(self) -> list[str]:
+        from pyarrow import fs
+
+        found = self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True))
+        return [info.base_name for info in found if info.is_file]
+
+    def write(self, name: str, content: Iterable[Buffer]) -> None:
+        path = f"{self._path}/{name}"
+        if self._files.type_name in OBJECTS:
+            self._put(path, content)
+            return
+        self._files.create_dir(self._path, recursive=True)
+        part = f"{self._path}/.{name}.part"
+        self._put(part, content)
+        self._files.move(part, path)
+
+    def _put(self, path: str, content: Iterable[Buffer]) -> None:
+        try:
+            with self._files.open_output_stream(path) as file:
+                for piece in content:
+                    file.write(piece)
+        except BaseException:
+            # An object store may take what came so far for the whole object.
+            with suppress(OSError):
+                self._files.delete_file(path)
+            raise
+
+    def read(self, name: str) -> tuple[Any, int]:
+        path = f"{self._path}/{name}"
+        return self._files.open_input_file(path), self._files.get_file_info(path).size
+
+    def remove(self, name: str) -> None:
+        self._files.delete_file(f"{self._path}/{name}")
+
+
+def store_of(url: str, run: str) -> Store:
+    """Return the store of a run's checkpoints below ``url``, a folder or a URL. Raises RecordError if it is none."""
+    whole = f"{url.partition('?')[0].rstrip('/')}/{run}"
+    parts = urlsplit(url)
+    if "://" not in url:
+        return Folder(Path(url) / run)
+    if parts.scheme == "file" and not parts.netloc:
+        return Folder(Path(unquote(parts.path)) / run)
+    try:
+        if not parts.netloc or parts.scheme == "file":
+            raise ValueError("it names no bucket" if parts.scheme != "file" else "file:// has three slashes")
+        from pyarrow import fs
+
+        files, path = fs.FileSystem.from_uri(url)
+    except (OSError, ValueError) as error:  # pyarrow's own are of these
+        raise RecordError(
+            f"checkpoints cannot be kept at {whole}: {_line(error)}",
+            "Give a folder, file:///FOLDER, or a URL that pyarrow.fs understands, as s3://BUCKET/FOLDER",
+        ) from error
+    return Objects(files, f"{path}/{run}", whole)
+
+
+def save(store: Store, tensors: Sequence[checkpoint.Tensor], arena: Buffer, number: int) -> None:
+    """Write the checkpoint of round ``number``, and remove older ones. Raises RecordError; older ones stay then."""
+    try:
+        store.write(f"round-{number:08}.safetensors", checkpoint.content(tensors, arena, number))
+        for name in _checkpoints(store)[KEPT:]:
+            store.remove(name)
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"cannot write the checkpoint of round {number} to {store.url}: {_line(error)}",
+            "Make room or correct the permissions there; the next checkpoint is another try",
+        ) from error
+
+
+def rounds(store: Store) -> list[int]:
+    """Return the rounds of the checkpoints that are whole, the newest first. Raises RecordError."""
+    found = []
+    try:
+        for name in _checkpoints(store):
+            file, size = store.read(name)
+            with file, suppress(RecordError):
+                found.append(checkpoint.check(f"{store.url}/{name}", file, size))
+    except (OSError, ValueError) as error:
+        raise _unreadable(store, error) from error
+    return found
+
+
+def restore(store: Store, number: int, tensors: Sequence[checkpoint.Tensor], arena: Buffer) -> int:
+    """Read the checkpoint of round ``number`` into ``arena``; return the round. Raises RecordError."""
+    name = f"round-{number:08}.safetensors"
+    try:
+        file, size = store.read(name)
+        with file:
+            return checkpoint.restore(f"{store.url}/{name}", file, size, tensors, arena)
+    except (OSError, ValueError) as error:
+        raise _unreadable(store, error) from error
+
+
+def _checkpoints(store: Store) -> list[str]:
+    """Return the names of checkpoints, the newest first."""
+    return sorted(filter(NAME.fullmatch, store.names()), reverse=True)
+
+
+def _unreadable(store: Store, error: Exception) -> RecordError:
+    return RecordError(
+        f"cannot read the checkpoints at {store.url}: {_line(error)}",
+        "See whether that storage can be reached from here",
+    )
+
+
+def _line(error: Exception) -> str:
+    said = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return " ".join(str(said).split())[:300]
