@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from tests.e2e.conftest import Program
+from tests.e2e.conftest import Program, why_no_lab
 from thalweg.record import Record
+from thalweg.record.tables import read_table
 from thalweg.transports import pki
 
 pytestmark = [
@@ -98,6 +99,26 @@ def test_two_nodes_train_the_same_model(result: Run, tmp_path: Path) -> None:
         assert row["fold"]["top"] in ("node-0", "node-1")
         # Times of all nodes are on one clock: what a round took is not longer than the round.
         assert 0 < row["communication_seconds"] < row["seconds"] + 1
+
+
+@pytest.mark.skipif(bool(why_no_lab()), reason=why_no_lab() or "-")
+def test_nodes_have_an_emulated_network(result: Run, tmp_path: Path) -> None:
+    plan = PLAN.replace("dedicated", "first-finished").replace("64KiB", "256KiB")
+    limits = '\nlink = "20mbit"\ncapacity = 1\n[network]\nrate = "50mbit"\n'
+    (tmp_path / "job.toml").write_text(plan.replace("rounds = 1", "rounds = 2") + limits)
+    done = result("run", "job.toml")
+    assert (done["emulation"], done["tree"]["nodes_used"]) == ("packet level", 2)
+    record = Record(tmp_path / done["record"])
+    parties = read_table(record.path, "parties")
+    assert [row["party"] for row in parties] == ["server", "node-0", "node-1", "client-1", "client-2"]
+    crossed = {(row["link"], row["direction"]): row["bytes_out"] for row in read_table(record.path, "links")}
+    # The model goes from the root to each node, and each node's sums to the top, in each of two rounds.
+    assert crossed["server", "ab"] > 2 * 2 * done["update_bytes"]
+    for node in ("node-0", "node-1"):
+        assert crossed[node, "ba"] > 2 * done["update_bytes"]
+    # The sums of a node, and the mean, each take as long as their link of 20 Mbit/s needs.
+    for row in record.rounds():
+        assert row["seconds"] > 2 * done["update_bytes"] * 8 / 20e6
 
 
 def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:

@@ -193,6 +193,25 @@ def test_what_the_record_gets(packets: list[str]) -> None:
     assert record.facts["network"]["congestion_control"] == "cubic"
 
 
+TREE: dict[str, Any] = {"aggregation": {"shape": "tree"}, "nodes": {"count": 3, "capacity": 1}}
+
+
+def test_nodes_of_a_tree_are_parties(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing(monkeypatch, "permission")
+    with sessions.session(plan(**TREE, network={"profile": "lan"}), NAMES, lambda _: None) as made:
+        assert made.homes == {"client-1": "node-0", "client-2": "node-1"}
+        assert made.parties == ["server", "node-0", "node-1", *NAMES]
+        assert made.spec is not None
+        assert [host.name for host in made.spec.hosts] == made.parties
+        assert made.listening("node-0") == "tcp://127.0.0.1:0"
+
+
+def test_stress_names_nodes_that_are_used() -> None:
+    asked = plan(**TREE, stress={"cpu_quota": 0.5, "parties": ["node-2"]})
+    with pytest.raises(PlanError, match="no client was placed there"), sessions.session(asked, NAMES, print):
+        raise AssertionError("it must not begin")
+
+
 def test_the_flood_needs_a_network() -> None:
     asked = plan(stress={"network": "10mbit"})
     with pytest.raises(PlanError, match=r"stress\.network"), sessions.session(asked, NAMES, lambda _: None):

@@ -18,15 +18,18 @@ import pytest
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job.session import session
 from thalweg.job.tops import Heard, Top
-from thalweg.job.tree import URL, Tree
+from thalweg.job.tree import Tree
 from thalweg.job.tree_nodes import Orders
+from thalweg.plan import Plan
 from thalweg.trees.live import Placed
 from thalweg.trees.merging import Part
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory as Linux alone does")
 
 TOKEN: Final = "ab" * 32
+URL: Final = "tcp://127.0.0.1:0"
 PLACED: Final = {"node-1": ["a", "b"], "node-2": ["c"], "node-3": ["d", "e"]}
 CLIENTS: Final = [client for clients in PLACED.values() for client in clients]
 # A stripe of the accumulator and a bit.
@@ -121,7 +124,9 @@ def job(
     }
     own = {"token": TOKEN, "grace": 0.5, "transport": {}}
     tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top)
-    orders = Orders(tree.address, URL, {"token": TOKEN}, {"token": TOKEN}, 0)
+    trust = {"token": TOKEN}
+    with session(Plan.of({}), CLIENTS, print) as network:
+        orders = Orders(tree.address, network, trust, trust, 0)
     made = Job(tree, model, {})
     threads = []
     try:

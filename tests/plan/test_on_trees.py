@@ -49,13 +49,21 @@ def test_several_nodes_can_be_run() -> None:
     check(tree(tree={"top": "dedicated", "placement": "worst-fit"}, nodes={"count": 3, "capacity": 2}))
 
 
+def test_their_network_and_stress_can_be_emulated() -> None:
+    check(tree(network={"profile": "lan"}, nodes={"count": 2, "link": "1gbit", "client_link": "100mbit"}))
+    check(tree(nodes={"count": 2}, stress={"cpu_quota": 0.5, "parties": ["node-1", "server"]}))
+    with pytest.raises(PlanError, match=r"stress\.parties names 'node-2'"):
+        tree(nodes={"count": 2}, stress={"cpu_quota": 0.5, "parties": ["node-2"]})
+
+
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
         ({"tree": {"top": "sharded"}}, "tree.top = 'sharded' cannot be run"),
-        ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link cannot be run"),
+        ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link is the rate of an emulated link"),
+        ({"nodes": {"count": 2, "client_link": "1gbit"}}, "nodes.client_link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "groups": ["a", "b"]}}, "nodes.groups cannot be run"),
-        ({"network": {"profile": "lan"}}, r"\[network\]"),
+        ({"stress": {"network": "1mbit"}}, "stress.network is between clients and one server"),
         ({"job": {"clients": 4, "choose": 2}}, "job.choose"),
         ({"transport": {"url": "memory"}}, "memory nobody else can listen"),
         ({"transport": {"url": "mqtt"}}, "mqtt nobody else can listen"),

@@ -157,18 +157,16 @@ def _links(spec: Spec) -> tuple[Path, Path, str]:
     from thalweg.network.topology import SERVER
 
     paths = routes(spec)
-    ways = [[_along(paths[ends]) for ends in pairs] for pairs in _pairs(spec.clients, SERVER)]
+    hubs = {client: spec.homes.get(client, SERVER) for client in spec.clients}
+    up = [_along(paths[client, hub]) for client, hub in hubs.items()]
+    down = [_along(paths[hub, client]) for client, hub in hubs.items()]
     shapes = sorted({json.dumps(_rest(getattr(link, way))) for path in paths.values() for link, way in path})
     sysctls = sorted(
         {f"{key}={value}" for host in spec.hosts for key, value in host.sysctls.items() if "mem" not in key}
     )
     limiters = ["limiter=device"] * any(host.egress is not None for host in spec.hosts)
     changes = [(change.at, change.link, change.direction, change.shape.table()) for change in spec.changes]
-    return _middle(ways[0]), _middle(ways[1]), json.dumps([shapes, sysctls + limiters, changes])
-
-
-def _pairs(clients: Sequence[str], server: str) -> list[list[tuple[str, str]]]:
-    return [[(client, server) for client in clients], [(server, client) for client in clients]]
+    return _middle(up), _middle(down), json.dumps([shapes, sysctls + limiters, changes])
 
 
 def _along(path: Sequence[Hop]) -> Path:

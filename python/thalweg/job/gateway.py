@@ -48,12 +48,13 @@ class Gateway:
     def __init__(self, order: Mapping[str, Any], note: Callable[[str], None]) -> None:
         """Begin to connect to the parent.
 
-        The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients, and
-        the ``trust`` of the node's own servers: ``token`` or ``secret``, and ``tls``. ``clients`` is how many it has,
-        for a parent that does not know. Raises CoreError.
+        The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients and
+        at which ``address`` for other nodes, and the ``trust`` of the node's own servers: ``token`` or ``secret``, and
+        ``tls``. ``clients`` is how many it has, for a parent that does not know. Raises CoreError.
         """
         self._name, self._member, self._note = order["name"], order["options"], note
         self._listen, self._trust = order["listen"], order["trust"]
+        self._peers = f"tcp://{order.get('address', '127.0.0.1')}:0"
         self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
         self._server: _core.Server | None = None
         self._gathering: Gathering | None = None
@@ -139,7 +140,8 @@ class Gateway:
     def _gathering_of(self, top: Mapping[str, Any], sums: Callable[[], Sums | None]) -> Gathering:
         trust = {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
         own = {**trust, "transport": {"tls": self._trust.get("tls")}, **top["server"]}
-        return Gathering(self._name, _given(self._model), server=own, member=self._member, top=top["top"], sums=sums)
+        model, own_end = _given(self._model), {"listen": self._peers, "server": own, "member": self._member}
+        return Gathering(self._name, model, **own_end, top=top["top"], sums=sums)
 
     def _gather(self, asked: str, head: Mapping[str, Any]) -> Answer:
         gathering = self._gathering

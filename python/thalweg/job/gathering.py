@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from thalweg import _core
 from thalweg.job.farewell import farewell
 
-# Where a node listens for others.
-URL: Final = "tcp://127.0.0.1:0"
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
 
@@ -25,15 +24,16 @@ class Gathering:
         name: str,
         model: _core.Arena,
         *,
+        listen: str,
         server: Mapping[str, Any],
         member: Mapping[str, Any],
         top: Mapping[str, Any],
         sums: Callable[[], Sums | None],
     ) -> None:
-        """Listen for other nodes. ``server``, ``member`` and ``top`` are the core's options of each."""
+        """Listen for other nodes at ``listen``. ``server``, ``member`` and ``top`` are the core's options of each."""
         self._name, self._model, self._member, self._sums = name, model, member, sums
         self._top = _core.Top(model, json.dumps(top))
-        self._server = _core.TaskServer(URL, json.dumps(server))
+        self._server = _core.TaskServer(listen, json.dumps(server))
         self._leaders: dict[str, _core.TaskClient] = {}
 
     @property
@@ -78,8 +78,9 @@ class Gathering:
             self._server.release(number)
 
     def finish(self) -> tuple[dict[str, Any], _core.Arena]:
-        """Take the mean; return what the fold says, and the model. Raises CoreError if there is none."""
-        return {"fold": json.loads(self._top.finish())}, self._model
+        """Take the mean; return what the fold says, when that was, and the model. Raises CoreError if there is none."""
+        fold = json.loads(self._top.finish())
+        return {"fold": fold, "done": time.time()}, self._model
 
     def close(self, reason: str) -> None:
         """Leave all other nodes. Idempotent."""

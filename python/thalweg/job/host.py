@@ -16,10 +16,12 @@ from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.ending import end_badly
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
+from thalweg.job.session import SERVER
 from thalweg.job.tree import Serving, tree_of
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
+from thalweg.plan.on_trees import has_nodes
 from thalweg.plan.options import server_options
 from thalweg.record import RunRecord, entry
 from thalweg.transports import registry
@@ -220,9 +222,11 @@ def hosting(
     bound = bound_of(plan, url, len(party.arena), None if session is None else session.spec)
     told = server_options(plan, trust, None if session is None else session.layers) | live.options(plan)
 
+    address = None if session is None else session.address(SERVER)
+
     def listen() -> Serving:
-        if live.has_nodes(plan):
-            return tree_of(plan, party.arena, told, trust, url if session is None else None)
+        if has_nodes(plan):
+            return tree_of(plan, party.arena, told, trust, url, address=address)
         return _core.Server(party.arena, url, json.dumps(told))
 
     server = listen() if session is None else session.listen(listen)

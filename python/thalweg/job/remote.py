@@ -17,11 +17,11 @@ from thalweg.job.host import Result, hosting
 from thalweg.job.participant import take_part
 from thalweg.job.parties import Described
 from thalweg.job.roster import Roster
+from thalweg.plan import on_trees
 from thalweg.plan.options import of_both_ends
 from thalweg.sections.trees import TreeSection
 from thalweg.tensors.watching import Note
 from thalweg.transports import links, pki, registry
-from thalweg.trees import live
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -50,7 +50,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             "a job on a graph has no server",
             "Start `thalweg node PLAN --name NAME` on each machine, or remove job.graph",
         )
-    if live.has_nodes(plan) and (plan.tree or TreeSection()).top != "dedicated":
+    if on_trees.has_nodes(plan) and (plan.tree or TreeSection()).top != "dedicated":
         raise PlanError(
             "a top that is a node has to be reached by all other nodes, which `thalweg server` does not see to",
             "Take tree.top = 'dedicated'",
@@ -61,7 +61,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         address = host.server.address
         guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
         progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")
-        if live.has_nodes(plan) and plan.nodes is not None:
+        if on_trees.has_nodes(plan) and plan.nodes is not None:
             progress.note(f"waiting for {plan.nodes.count} nodes")
         progress.note(f"waiting for {plan.job.clients} clients{_expected(plan)}")
         host.wait(lambda: None)

@@ -56,11 +56,11 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
         if reason is not None:
             host.record.note(transport_reason=reason)
             progress.note(f"transport: {plan.scheme}, because {reason}")
-        nodes = TreeNodes(plan, host.server, host.record, progress) if isinstance(host.server, Tree) else None
+        nodes = TreeNodes(plan, host.server, network, host.record, progress) if isinstance(host.server, Tree) else None
         fleet = Fleet(host.record.log_path, lambda name, why: _lost(host, name, why), in_process=in_process)
         try:
             if nodes is not None:
-                nodes.start(server_trust, client_trust, network.check)
+                nodes.start(server_trust, client_trust)
             progress.note(f"starting {len(names)} clients")
             fleet.start(names, _orders(host, network, post.trusting(client_trust), names, in_process=in_process))
             host.wait(lambda: _look(fleet, network))

@@ -17,7 +17,9 @@ from thalweg.lab import client, guest, namespaces, reaper
 from thalweg.lab.cgroups import Groups
 from thalweg.lab.client import RunningLab
 from thalweg.lab.stress import Stress, parties_of
+from thalweg.plan.on_trees import has_nodes, nodes_of
 from thalweg.transports import registry
+from thalweg.trees import live
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
@@ -35,7 +37,7 @@ class Session:
     """A run's emulated network: at packet level with a lab, at message level with layers, or none.
 
     ``reason`` says why it is not at packet level though it would have been. ``congestion`` is the congestion control of
-    sockets that ask for none.
+    sockets that ask for none. ``homes`` are the nodes of a tree's clients, if there are several.
     """
 
     plan: Plan
@@ -47,6 +49,7 @@ class Session:
     reason: str | None = None
     stress: Stress | None = None
     congestion: str | None = None
+    homes: Mapping[str, str] = field(default_factory=dict)
     _clock: float | None = None
     _cpu: float = field(default_factory=machine.cpu_seconds)
     _sampler: threading.Thread | None = None
@@ -71,16 +74,23 @@ class Session:
         return f"{scheme}://{self.address(SERVER, v6=host.startswith('['))}:{port or 0}"
 
     def listening(self, party: str) -> str:
-        """Return where a node of a graph listens: at its address in the lab if there is one, on any port."""
+        """Return where a node of a graph or a tree listens: at its address in the lab if there is one, on any port."""
         scheme, _, authority = self.plan.url.partition("://")
-        host = authority.rpartition(":")[0]
+        host, colon, _ = authority.rpartition(":")
+        if not colon:
+            return self.plan.url
         where = host if self.lab is None else self.address(party, v6=host.startswith("["))
         return f"{scheme}://{where}:0"
 
     @property
     def parties(self) -> list[str]:
-        """The run's parties: its clients and their server, which a job on a graph does not have."""
-        return [*self.names] if self.plan.job.graph is not None else [SERVER, *self.names]
+        """The run's parties: its clients, and their server and nodes, which a job on a graph does not have."""
+        return [*self.names] if self.plan.job.graph is not None else [SERVER, *self.nodes, *self.names]
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that clients send to, if there are several."""
+        return list(dict.fromkeys(self.homes.values()))
 
     def address(self, party: str, *, v6: bool = False) -> str:
         """Return a party's address in the lab, an IPv6 one in brackets."""
@@ -232,13 +242,17 @@ def session(plan: Plan, names: Sequence[str], note: Callable[[str], None]) -> It
     """
     for reaped in reaper.reap():
         note(f"removed what {reaped} left, whose keeper was killed")
-    asked = plan.stress
+    asked, homes = plan.stress, live.placed(plan).homes if has_nodes(plan) else {}
+    idle = set(nodes_of(plan)) - set(homes.values())
+    if asked is not None and idle & set(asked.parties or ()):
+        named = min(idle & set(asked.parties or ()))
+        raise PlanError(f"stress.parties names {named!r}, and no client was placed there", "Name nodes that are used")
     shares = {}
     if asked is not None and asked.cpu_quota is not None:
         shares = dict.fromkeys(parties_of(asked, names), asked.cpu_quota)
     with Groups(shares) as groups:
         chosen = machine.congestion_controls()[0] if registry.can(plan.scheme)["congestion"] else None
-        made = Session(plan, names, groups, congestion=chosen)
+        made = Session(plan, names, groups, congestion=chosen, homes=homes)
         try:
             _emulate(made, note)
             if asked is not None:
@@ -264,7 +278,7 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
         )
     from thalweg.plan.emulated import message_layers, network_of
 
-    made.spec = network_of(made.plan)
+    made.spec = network_of(made.plan, made.homes or None)
     if network.emulator in ("auto", "packet"):
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -53,9 +54,10 @@ class Top(Protocol):
         """Take the sums of a node that has finished its round, or give its part a reason why they do not count."""
 
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
-        """Take the mean into the model; return what the fold says. ``check`` raises if too few updates are in it.
+        """Take the mean into the model; return what the fold says, and with ``done`` when, on the wall clock.
 
-        Raises CoreError if the sums come to none, RoundError if nobody has them any more.
+        ``check`` raises if too few updates are in it. Raises CoreError if the sums come to none, RoundError if nobody
+        has them any more.
         """
 
 
@@ -80,7 +82,7 @@ class Dedicated:
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
         check()
         fold: dict[str, Any] = json.loads(self._top.finish())
-        return fold
+        return {**fold, "done": time.time()}
 
 
 class FirstFinished:
@@ -114,7 +116,7 @@ class FirstFinished:
             if heard.head is not None and heard.tensors is not None:
                 np.copyto(np.asarray(self._model), np.asarray(heard.tensors))
                 fold: dict[str, Any] = heard.head["fold"]
-                return {**fold, "top": leader.name}
+                return {**fold, "top": leader.name, "done": heard.head["done"]}
             if leader.gone is None:
                 raise RoundError(f"{leader.name} gives no model: {heard.reason}", "See the record's log.txt")
             self._lost(leader, heard.reason)

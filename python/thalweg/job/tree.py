@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # Seconds after which whoever waits looks around.
 SLICE: Final = 0.2
-# Where a root listens for its nodes.
-URL: Final = "tcp://127.0.0.1:0"
 # A sum has at most 16 bytes for an element, which has one at least.
 SUMS_OF_MODELS: Final = 16
 # What there is of sums beside their elements.
@@ -169,9 +167,9 @@ class Tree:
         for heard in self._ask(asked, self._here(), look, model=True):
             self._take(parts[heard.node.name], heard)
         fold = self._top.finish(lambda: self._check(number, list(parts.values())))
-        self._version = next(self._versions)
+        self._version, done = next(self._versions), fold.pop("done")
         firsts = [part.first for part in parts.values() if part.first is not None]
-        fold["completion_seconds"] = time.time() - min(firsts) if firsts else None
+        fold["completion_seconds"] = done - min(firsts) if firsts else None
         seconds = time.perf_counter() - began
         return json.dumps(merged(number, list(parts.values()), started - self._zero, seconds, fold))
 
@@ -300,19 +298,25 @@ class Tree:
 
 
 def tree_of(
-    plan: Plan, model: _core.Arena, told: Mapping[str, Any], trust: Mapping[str, Any], url: str | None = None
+    plan: Plan,
+    model: _core.Arena,
+    told: Mapping[str, Any],
+    trust: Mapping[str, Any],
+    url: str,
+    *,
+    address: str | None = None,
 ) -> Tree:
     """Return the root of a plan's tree. ``told`` are a server's options for clients.
 
-    It listens at ``url`` for nodes that come by themselves; without it on this machine, for those that a run starts.
+    It listens at ``url`` for nodes that come by themselves, or at any port of ``address`` for those that a run starts.
     Nodes and root use TCP among themselves, whatever clients use: sums must come whole.
     """
-    nodes = live.placed(plan, len(model)) if url is None or plan.nodes is None else plan.nodes.count
+    nodes = live.placed(plan) if address is not None or plan.nodes is None else plan.nodes.count
     kept = {key: value for key, value in told.items() if key not in ("token", "secret", "choose")}
     own = {key: told[key] for key in ("token", "secret", "job", "liveness", "grace") if key in told}
     own |= {"transport": {"tls": trust.get("tls")}}
     below = {**kept, "transport": {**told["transport"], "tls": None}}
-    listen = URL if url is None else f"tcp://{url.partition('://')[2]}"
+    listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{address}:0"
     return Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top)
 
 

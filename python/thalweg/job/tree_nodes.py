@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +12,7 @@ from thalweg.errors import RecordError
 from thalweg.job.fleet import Fleet
 
 if TYPE_CHECKING:
+    from thalweg.job.session import Session
     from thalweg.job.tree import Tree
     from thalweg.plan import Plan
     from thalweg.record import RunRecord
@@ -23,10 +24,10 @@ PROGRAM: Final = "thalweg.job.gateway"
 
 @dataclass(frozen=True)
 class Orders:
-    """What nodes are told when they are started. ``listen`` is where they listen for clients."""
+    """What nodes are told when they are started."""
 
     parent: str
-    listen: str
+    network: Session
     server: Mapping[str, Any]
     member: Mapping[str, Any]
     seed: int
@@ -37,38 +38,38 @@ class Orders:
         return {
             "name": name,
             "url": self.parent,
-            "listen": self.listen,
+            "listen": self.network.listening(name),
+            "address": self.network.address(name),
             "options": {"transport": transport, "token": self.member.get("token"), "seed": self.seed + number},
             "trust": dict(self.server),
             "threads": None,
             "parent": os.getpid(),
-            "place": None,
+            "place": self.network.place(name),
         }
 
 
 class TreeNodes:
     """A run's nodes. One that ends early is lost with its clients; the others go on."""
 
-    def __init__(self, plan: Plan, tree: Tree, record: RunRecord, progress: Progress) -> None:
-        self._plan, self._tree, self._record, self._progress = plan, tree, record, progress
+    def __init__(self, plan: Plan, tree: Tree, network: Session, record: RunRecord, progress: Progress) -> None:
+        self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
         self._fleet = Fleet(record.log_path, self._lost, program=PROGRAM)
 
-    def start(self, server: Mapping[str, Any], member: Mapping[str, Any], check: Callable[[], None]) -> None:
+    def start(self, server: Mapping[str, Any], member: Mapping[str, Any]) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` are the trust of both ends of links.
 
-        Raises RoundError if a node cannot be started, and what ``check`` raises.
+        Raises RoundError if a node cannot be started, LabError if the network fails.
         """
         placed = self._tree.placed
         for why in placed.reasons:
             self._record.log(why)
         names = list(placed.clients)
         self._progress.note(f"starting {len(names)} {'node' if len(names) == 1 else 'nodes'}")
-        listen, seed = _any_port(self._plan.url), self._plan.job.seed
-        self._fleet.start(names, Orders(self._tree.address, listen, server, member, seed))
+        self._fleet.start(names, Orders(self._tree.address, self._network, server, member, self._plan.job.seed))
 
         def look() -> None:
             self._fleet.check()
-            check()
+            self._network.check()
 
         self._tree.open(look)
 
@@ -89,10 +90,3 @@ class TreeNodes:
         self._tree.lost(name, why)
         with suppress(RecordError):  # the job may be ending at this moment
             self._record.log(f"{name} is gone: {why}")
-
-
-def _any_port(url: str) -> str:
-    """Return an address to listen at with a port that the system chooses, since every node has its own."""
-    scheme, _, authority = url.partition("://")
-    host, colon, _ = authority.rpartition(":")
-    return f"{scheme}://{host}:0" if colon else url

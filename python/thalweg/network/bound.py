@@ -95,8 +95,9 @@ def _ways(spec: Spec, *, broker: bool) -> tuple[dict[str, list[Hop]], dict[str, 
     """Return each client's hops down and up, and those that the model crosses once for all of them."""
     paths = routes(spec)
     if not broker or spec.broker is None:
-        down = {client: paths[SERVER, client] for client in spec.clients}
-        return down, {client: paths[client, SERVER] for client in spec.clients}, set()
+        hubs = {client: spec.homes.get(client, SERVER) for client in spec.clients}
+        down = {client: paths[hub, client] for client, hub in hubs.items()}
+        return down, {client: paths[client, hub] for client, hub in hubs.items()}, set()
     to, back = paths[SERVER, spec.broker], paths[spec.broker, SERVER]
     down = {client: [*to, *paths[spec.broker, client]] for client in spec.clients}
     up = {client: [*paths[client, spec.broker], *back] for client in spec.clients}

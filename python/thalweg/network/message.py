@@ -7,7 +7,6 @@ from typing import Any
 
 from thalweg.errors import PlanError
 from thalweg.network.spec import Spec
-from thalweg.network.topology import SERVER
 from thalweg.sections.network import MTU, NetworkSection
 
 
@@ -31,7 +30,8 @@ def check(network: NetworkSection) -> None:
 
 def layers(spec: Spec) -> dict[str, Any]:
     """Return the core's layer for a star: ``up`` and ``down`` of most links, and ``clients`` that have others."""
-    own = [link for link in spec.links if link.a != SERVER]  # of peers the server has one as well, which is idle
+    clients = set(spec.clients)
+    own = [link for link in spec.links if link.a in clients]  # of peers and of nodes there are others, which are idle
     ways = {link.name: {"up": link.ab.table(), "down": link.ba.table()} for link in own}
     most = Counter((link.ab, link.ba) for link in own).most_common(1)[0][0]
     common = {"up": most[0].table(), "down": most[1].table()}

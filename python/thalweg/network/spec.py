@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, Final
 
 from thalweg.errors import PlanError
 from thalweg.network.changes import Change, expand
+from thalweg.network.nodes import Nodes
 from thalweg.network.routes import routes
 from thalweg.network.shape import Shape
 from thalweg.network.topology import BROKER, SERVER, layout
@@ -84,11 +85,14 @@ class Spec:
     broker: str | None = None
     # Whether clients exchange with each other, and not with the server.
     peers: bool = False
+    # The node that each client exchanges updates with, if that is not the server.
+    homes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def clients(self) -> list[str]:
-        """Names of all hosts but the server and a broker's."""
-        return [host.name for host in self.hosts if host.name not in (SERVER, self.broker)]
+        """Names of all hosts but the server, a broker's and those of nodes."""
+        others = {SERVER, self.broker, *self.homes.values()}
+        return [host.name for host in self.hosts if host.name not in others]
 
     @property
     def broker_host(self) -> str:
@@ -100,6 +104,9 @@ class Spec:
         """The pairs of hosts that exchange updates, server or broker first; of peers some, with each in a pair."""
         if self.peers:
             return list(pairwise(self.clients))
+        if self.homes:
+            among = combinations([SERVER, *dict.fromkeys(self.homes.values())], 2)
+            return [*among, *((home, client) for client, home in self.homes.items())]
         hubs = [SERVER] if self.broker is None else [SERVER, self.broker]
         pairs = [(hub, client) for hub in hubs for client in self.clients]
         return pairs if self.broker is None else [*pairs, (SERVER, self.broker)]
@@ -157,14 +164,18 @@ class Spec:
         return later
 
 
-def build(names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers: bool = False) -> Spec:
+def build(
+    names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers: bool = False, nodes: Nodes | None = None
+) -> Spec:
     """Return the network for clients of these names and a server. Raises PlanError if it cannot be.
 
     ``seed`` counts besides the section's own; it draws the graph that a topology names. With ``peers`` clients exchange
-    with each other.
+    with each other, with ``nodes`` each with its own of them.
     """
     mixed = _mixed(seed, network.seed)
     made = layout(network, [name for name in names if name != SERVER], seed, peers=peers)
+    if nodes is not None:
+        made = nodes.hang(made)
     links = tuple(
         Link(w.name, w.a, w.b, w.keys.up.shape(mixed, w.name), w.keys.down.shape(mixed, w.name)) for w in made.wires
     )
@@ -180,6 +191,7 @@ def build(names: Sequence[str], network: NetworkSection, seed: int = 0, *, peers
         mtu=network.mtu,
         broker=None if network.broker is None else BROKER,
         peers=peers,
+        homes={} if nodes is None else nodes.homes,
     )
     sysctls = settings(network.tcp, buffer_bytes(bare))
     limits = _limits(network, links)

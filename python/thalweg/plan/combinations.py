@@ -339,7 +339,7 @@ def _stress(plan: Plan) -> None:
     if stress is None:
         return
     clients = plan.members
-    known = [*clients] if plan.job.graph is not None else ["server", *clients]
+    known = [*clients] if plan.job.graph is not None else ["server", *clients, *on_trees.nodes_of(plan)]
     for party in stress.parties or ():
         if party not in known:
             near = get_close_matches(party, known, n=1)

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import PlanError
-from thalweg.network import message, spec
+from thalweg.network import message, nodes, spec
+from thalweg.plan.on_trees import has_nodes, nodes_of
 
 if TYPE_CHECKING:
     from thalweg.network.spec import Spec
     from thalweg.plan import Plan
 
 
-def network_of(plan: Plan) -> Spec:
-    """Return the network of a plan. Raises PlanError if it has none, or one that cannot be."""
+def network_of(plan: Plan, homes: Mapping[str, str] | None = None) -> Spec:
+    """Return the network of a plan. Raises PlanError if it has none, or one that cannot be.
+
+    ``homes`` are the nodes of a tree's clients; without them clients are dealt to nodes in turn.
+    """
     if plan.network is None:
         raise PlanError("the plan has no [network]", "Add [network] with a profile or keys, or give --network")
-    return spec.build(plan.members, plan.network, plan.job.seed, peers=plan.job.graph is not None)
+    own = _nodes_of(plan, homes)
+    return spec.build(plan.members, plan.network, plan.job.seed, peers=plan.job.graph is not None, nodes=own)
+
+
+def _nodes_of(plan: Plan, homes: Mapping[str, str] | None) -> nodes.Nodes | None:
+    """Return the nodes between clients and server, if there are several."""
+    if plan.network is None or plan.nodes is None or not has_nodes(plan):
+        return None
+    nodes.check(plan.network)
+    found = nodes.dealt(plan.members, nodes_of(plan)) if homes is None else homes
+    return nodes.Nodes(found, plan.nodes.link, plan.nodes.client_link)
 
 
 def message_layers(plan: Plan) -> dict[str, Any]:
     """Return the core's layer for a plan's network at message level. Raises PlanError for what only packets show."""
     if plan.network is not None:
         message.check(plan.network)
+    for key in ("link", "client_link"):
+        if has_nodes(plan) and getattr(plan.nodes, key) is not None:
+            raise PlanError(
+                f"emulation at message level is a layer around each client's link, and nodes.{key} is of many at once",
+                f"Remove nodes.{key}, or take network.emulator = 'packet', which needs root",
+            )
     return message.layers(network_of(plan))

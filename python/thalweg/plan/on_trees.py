@@ -37,19 +37,35 @@ def check(plan: Plan) -> None:
             "workers fold whole updates, and partial = keep folds what comes on arrival",
             "Take aggregation.partial = 'discard', or remove aggregation.shape",
         )
-    several = plan.nodes is not None and plan.nodes.count > 1
+    several = has_nodes(plan)
     _keys(plan.tree or TreeSection(), (*LIVE, *LIVE_NODES) if several else LIVE)
     if several:
         _nodes(plan)
 
 
+def has_nodes(plan: Plan) -> bool:
+    """Return whether a plan's updates are folded by several nodes, whose sums meet at a top."""
+    return plan.aggregation.shape == "tree" and plan.nodes is not None and plan.nodes.count > 1
+
+
+def nodes_of(plan: Plan) -> list[str]:
+    """Return the names of the nodes that a plan may use, if these are several."""
+    return [f"node-{place}" for place in range(plan.nodes.count)] if plan.nodes is not None and has_nodes(plan) else []
+
+
 def _nodes(plan: Plan) -> None:
     """Refuse several nodes where they cannot be run."""
     nodes, plain = plan.nodes or NodesSection(), NodesSection()
-    for key in ("link", "client_link", "groups"):
-        if getattr(nodes, key) != getattr(plain, key):
+    if nodes.groups != plain.groups:
+        raise PlanError(
+            "nodes.groups cannot be run yet", "Remove it; `thalweg tree simulate` shows what nodes.groups would do"
+        )
+    is_emulated = plan.network is not None and plan.network.emulator != "none"
+    for key in ("link", "client_link"):
+        if getattr(nodes, key) is not None and not is_emulated:
             raise PlanError(
-                f"nodes.{key} cannot be run yet", f"Remove it; `thalweg tree simulate` shows what nodes.{key} would do"
+                f"nodes.{key} is the rate of an emulated link, and the plan has no [network]",
+                f"Give --network (rate=unlimited, if clients' links are to have no limit), or remove nodes.{key}",
             )
     top = (plan.tree or TreeSection()).top
     if top == "sharded":
@@ -58,8 +74,11 @@ def _nodes(plan: Plan) -> None:
             "Take 'first-finished' or 'dedicated'; `thalweg tree simulate` shows what it would do",
         )
     for asked, what, mend in (
-        (plan.network is not None, "[network] is of one server", "Remove [network]"),
-        (plan.stress is not None, "[stress] is of one server", "Remove [stress]"),
+        (
+            plan.stress is not None and plan.stress.network is not None,
+            "stress.network is between clients and one server",
+            "Remove stress.network",
+        ),
         (plan.job.choose is not None, "job.choose is of one server", "Remove job.choose, so that all take part"),
     ):
         if asked:

@@ -126,8 +126,14 @@ class NodesSection(Section):
         20, ge=1, le=1_000_000, description="updates that a node can hold at once; the paper's MC"
     )
     cores: int = Field(2, ge=1, le=10_000, description="cores of a node")
-    link: Rate | None = Field(None, description="bits a second between nodes, in each direction; without it no limit")
-    client_link: Rate | None = Field(None, description="bits a second from clients to a node; without it no limit")
+    link: Rate | None = Field(
+        None,
+        description="bits a second of a node's link with the others, in each direction; without it no limit. A run "
+        "emulates it where it has a [network]",
+    )
+    client_link: Rate | None = Field(
+        None, description="bits a second from all clients of a node to it; without it no limit. A run likewise"
+    )
     groups: list[Text] | None = Field(
         None, description="groups that nodes serve, dealt out in turn; without it those of the schema"
     )

@@ -26,15 +26,16 @@ class Placed:
     clients: Mapping[str, list[str]]
     reasons: Sequence[str]
 
+    @property
+    def homes(self) -> dict[str, str]:
+        """The node of each client."""
+        return {client: node for node, clients in self.clients.items() for client in clients}
 
-def has_nodes(plan: Plan) -> bool:
-    """Return whether a plan's updates are folded by several nodes, whose sums meet at a top."""
-    return plan.aggregation.shape == "tree" and plan.nodes is not None and plan.nodes.count > 1
 
-
-def placed(plan: Plan, update_bytes: int) -> Placed:
+def placed(plan: Plan) -> Placed:
     """Return the nodes that a run uses, with their clients. Raises PlanError if a client has no node."""
-    found = json.loads(_core.tree_plan(json.dumps(trees.scenario(plan, update_bytes))))
+    # How large updates are makes no difference here.
+    found = json.loads(_core.tree_plan(json.dumps(trees.scenario(plan, update_bytes=1))))
     at: dict[int, list[str]] = {}
     for client, home in zip(plan.members, found["plan"]["homes"], strict=True):
         if home is None:

@@ -1,0 +1,69 @@
+"""A tree's nodes in a network: each client's link leads to its own node, and nodes and server meet at a switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from thalweg.errors import PlanError
+from thalweg.network.shape import Keys
+from thalweg.network.topology import IDEAL, SERVER, SWITCH, Layout, Pair, Wire
+from thalweg.sections.network import NetworkSection
+
+PLACE = "[nodes]"
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that clients send to. ``homes`` has each client's.
+
+    ``link`` is the rate, in bits a second and each way, of the link of a node, and of the server, with the others.
+    ``ingress`` is that of all a node's clients together on their way to it. None is no limit.
+    """
+
+    homes: Mapping[str, str]
+    link: int | None = None
+    ingress: int | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes that have clients, in the order in which clients name them."""
+        return list(dict.fromkeys(self.homes.values()))
+
+    def hang(self, star: Layout) -> Layout:
+        """Return a star of clients around a server with nodes between them."""
+        ends = {name: name if self.ingress is None else door(name) for name in self.names}
+        wires = [replace(wire, b=ends[self.homes[wire.a]]) for wire in star.wires]
+        if self.ingress is not None:
+            inwards = Pair(_rate(self.ingress), Keys({}, PLACE))
+            wires += [Wire(end, end, name, inwards, steady=True) for name, end in ends.items()]
+        between = IDEAL if self.link is None else Pair(_rate(self.link), _rate(self.link))
+        wires += [Wire(name, name, SWITCH, between, steady=True) for name in (SERVER, *self.names)]
+        doors = () if self.ingress is None else tuple(ends.values())
+        return Layout((SERVER, *self.names, *(h for h in star.hosts if h != SERVER)), tuple(wires), (SWITCH, *doors))
+
+
+def dealt(clients: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return a node for each client, in turn: where it is not known yet how clients are placed."""
+    return {client: names[place % len(names)] for place, client in enumerate(clients)}
+
+
+def door(node: str) -> str:
+    """Return the name of the switch through which a node's clients come, if they share a rate."""
+    return f"{node}-clients"
+
+
+def check(network: NetworkSection) -> None:
+    """Refuse networks that are of one server. Raises PlanError."""
+    asked = {f"network.topology = '{network.topology}'": network.topology != "star"}
+    asked |= {"[network.broker]": network.broker is not None}
+    for what, is_so in asked.items():
+        if is_so:
+            raise PlanError(
+                f"{what} is of one server, and the clients of a tree of several nodes are a star around each",
+                f"Remove {what.partition(' =')[0]}; nodes.link says what is between nodes",
+            )
+
+
+def _rate(rate: int) -> Keys:
+    return Keys({"rate": rate}, PLACE)
