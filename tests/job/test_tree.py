@@ -61,10 +61,10 @@ def mean(number: int, clients: list[str]) -> bytes:
     return bytes(np.asarray(arena))
 
 
-def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None) -> None:
+def take_part(url: str, name: str, before: Callable[[int], None] = lambda _: None, patience: float = 1.0) -> None:
     """Be a client until the job is over, or its node is gone."""
     arena = _core.Arena(layout())
-    client = _core.Client(url, name, json.dumps({"token": TOKEN, "patience": 1.0}), arena)
+    client = _core.Client(url, name, json.dumps({"token": TOKEN, "patience": patience}), arena)
     try:
         client.join()
         while (task := client.next()) is not None:
@@ -83,8 +83,20 @@ class Job:
 
     tree: Tree
     model: _core.Arena
-    processes: dict[str, subprocess.Popen[bytes]]
+    orders: Orders
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
+
+    def start(self, name: str, number: int) -> None:
+        """Start a node, whose number is its seed."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thalweg.job.gateway"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        self.processes[name] = process
+        assert process.stdin is not None
+        order = self.orders.of(name, number) | {"clients": len(PLACED[name])}
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.close()
 
     def address_of(self, client: str) -> str:
         """Where a client's node listens, as the tree has said."""
@@ -94,11 +106,14 @@ class Job:
 
     def kill(self, name: str) -> None:
         """Kill a node, and say so as a run would."""
-        process = self.processes[name]
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+        if self.processes[name].poll() is None:
+            self.kill_unseen(name)
             self.tree.lost(name, "killed by signal 9")
+
+    def kill_unseen(self, name: str) -> None:
+        """Kill a node on another machine, whose end nobody here sees."""
+        os.kill(self.processes[name].pid, signal.SIGKILL)
+        self.processes[name].wait()
 
     def round(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.tree.round(number, "{}", None))
@@ -110,7 +125,12 @@ class Job:
 
 @contextmanager
 def job(
-    top: str, before: Callable[[Job, str, int], None] = lambda *_: None, *, come: bool = False, **options: Any
+    top: str,
+    before: Callable[[Job, str, int], None] = lambda *_: None,
+    *,
+    come: bool = False,
+    patience: float = 1.0,
+    **options: Any,
 ) -> Iterator[Job]:
     """Run a tree; with ``come`` its nodes come by themselves, and say how many clients they have."""
     model = _core.Arena(layout())
@@ -122,23 +142,16 @@ def job(
         "grace": 0.5,
         **options,
     }
-    own = {"token": TOKEN, "grace": 0.5, "transport": {}}
+    own = {"token": TOKEN, "grace": told["grace"], "transport": {}}
     tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top)
     trust = {"token": TOKEN}
     with session(Plan.of({}), CLIENTS, print) as network:
         orders = Orders(tree.address, network, trust, trust, 0)
-    made = Job(tree, model, {})
+    made = Job(tree, model, orders)
     threads = []
     try:
         for number, name in enumerate(PLACED, 1):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "thalweg.job.gateway"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
-            )
-            made.processes[name] = process
-            assert process.stdin is not None
-            order = orders.of(name, number) | {"clients": len(PLACED[name])}
-            process.stdin.write(json.dumps(order).encode() + b"\n")
-            process.stdin.close()
+            made.start(name, number)
         tree.open(lambda: None)
         made.said = tree.notes()
         for client in CLIENTS:
@@ -147,7 +160,7 @@ def job(
                 before(made, client, number)
 
             url = made.address_of(client)
-            threads.append(threading.Thread(target=take_part, args=(url, client, own_before)))
+            threads.append(threading.Thread(target=take_part, args=(url, client, own_before, patience)))
             threads[-1].start()
         while tree.wait(len(CLIENTS), None) < len(CLIENTS):
             pass
@@ -210,6 +223,24 @@ def test_nodes_that_come_with_other_clients_than_the_job_has_are_refused() -> No
         job("dedicated", come=True, expected=7),
     ):
         pass
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_a_node_that_is_started_anew_is_back_in_the_next_round_with_its_clients(top: str) -> None:
+    with job(top, patience=60.0, grace=30.0) as made:
+        assert made.round(1)["complete"]
+        made.kill_unseen("node-3")
+        made.start("node-3", 9)
+        outcome = made.round(2)
+        assert counted(outcome) == {"a", "b", "c"}
+        assert made.bits() == mean(2, ["a", "b", "c"])
+        reasons = {part["reason"] for part in outcome["participants"] if part["state"] == "lost"}
+        assert reasons == {"its node node-3 was started anew"}
+        outcome = made.round(3)
+        assert outcome["complete"], outcome["participants"]
+        assert made.bits() == mean(3, CLIENTS)
+        assert "node-3 is back" in made.tree.notes()
+        assert json.loads(made.tree.departed()) == []
 
 
 class Killing:

@@ -74,6 +74,32 @@ def test_what_several_nodes_cannot_have_is_named(sections: dict[str, Any], named
         check(tree(**{**NODES, **sections}))
 
 
+RAY: Final = {"count": 2, "engine": "ray"}
+
+
+def test_ray_may_place_several_nodes() -> None:
+    check(tree(nodes=RAY))
+    check(tree(nodes={**RAY, "ray_address": "auto"}))
+    check(tree(nodes={**RAY, "ray_address": "[fd00::1]:6379", "ray_wait": "5s"}))
+    check(tree(nodes=RAY, transport={"url": "shm"}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "named"),
+    [
+        ({"nodes": {"engine": "ray", "count": 1}}, "places nodes, and the job has one"),
+        ({"nodes": {"count": 2, "ray_address": "auto"}}, "nodes.ray_address is of Ray"),
+        ({"nodes": {**RAY, "ray_address": "10.0.0.1"}}, "nodes.ray_address is '10.0.0.1'"),
+        ({"nodes": {**RAY, "ray_address": "ray://10.0.0.1:10001"}}, "nodes.ray_address is 'ray://"),
+        ({"nodes": RAY, "network": {"profile": "lan"}}, r"\[network\] is of nodes on this machine"),
+        ({"nodes": {**RAY, "ray_address": "auto"}, "transport": {"url": "shm"}}, "shm does not leave a machine"),
+    ],
+)
+def test_what_ray_cannot_have_is_named(sections: dict[str, Any], named: str) -> None:
+    with pytest.raises(PlanError, match=named):
+        check(tree(**sections))
+
+
 @pytest.mark.parametrize("section", ["tree", "nodes"])
 def test_a_tree_needs_its_shape(section: str) -> None:
     with pytest.raises(PlanError, match=rf"\[{section}\] is of aggregation trees") as caught:

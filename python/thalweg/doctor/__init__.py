@@ -278,6 +278,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _package("torchvision", "no resnet18, resnet34, resnet152, vgg16"),
     _package("transformers", "no gpt2, gpt2-mini; thalweg[lm] brings it"),
     _package("peft", "no LoRA, as gpt2+lora16; thalweg[lm] brings it"),
+    _package("ray", "no --engine ray for trees; thalweg[ray] brings it"),
     _data("digits"),
     _data("mnist"),
     _data("fashion-mnist"),

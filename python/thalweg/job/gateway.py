@@ -13,6 +13,8 @@
 | ``give`` | lets the node at an address take the sums of its own rounds | nothing |
 | ``take`` | takes the sums of another node | nothing, or why they were refused |
 | ``finish`` | takes the mean of all it has | what the fold says, and the model |
+
+A node that was started anew answers ``{"unopened": true}`` until it is opened.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ class Gateway:
             return self._open(head, _given(model)), None
         server = self._server
         if server is None:
-            raise RoundError("this node was not opened", "Use the same version on both sides")
+            return {"unopened": True}, None
         if asked == "forget":
             server.forget(head["client"], head["why"])
             return {}, None
@@ -128,7 +130,7 @@ class Gateway:
         if self._server is not None:
             self._server.close("the parent opens this node anew")
         self._model = _core.Arena(model.layout, shared=registry.lends(self._listen))
-        self._server = _core.Server(self._model, self._listen, json.dumps(options))
+        self._server = self._listening(self._model, head.get("listen"), json.dumps(options))
         self._address = self._server.address
         self._note(f"listening on {self._address}")
         if self._gathering is not None:
@@ -136,6 +138,15 @@ class Gateway:
         self._gathering = self._gathering_of(head["top"], self._server.sums) if "top" in head else None
         peers = None if self._gathering is None else self._gathering.address
         return {"address": self._address, "peers": peers, "expected": self._expected}
+
+    def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
+        """Return a server that listens where a former process of this node did, if it can."""
+        if before is not None:
+            try:
+                return _core.Server(model, before, options)
+            except _core.CoreError as error:
+                self._note(f"it cannot listen on {before} again, so its clients do not find it: {error}")
+        return _core.Server(model, self._listen, options)
 
     def _gathering_of(self, top: Mapping[str, Any], sums: Callable[[], Sums | None]) -> Gathering:
         trust = {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}

@@ -55,6 +55,11 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             "a top that is a node has to be reached by all other nodes, which `thalweg server` does not see to",
             "Take tree.top = 'dedicated'",
         )
+    if plan.nodes is not None and plan.nodes.engine != "local":
+        raise PlanError(
+            "`thalweg server` starts no nodes: they come by themselves",
+            "Start `thalweg node URL --parent URL` on each machine, and remove nodes.engine",
+        )
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume) as host:

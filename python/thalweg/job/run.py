@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from thalweg import _core, apps, machine
 from thalweg.errors import PlanError, RecordError
+from thalweg.job import engines
 from thalweg.job.attached import Attached, attached
 from thalweg.job.fleet import END_SECONDS, Fleet, Orders, client_threads
 from thalweg.job.host import Host, Result, hosting
@@ -17,7 +18,7 @@ from thalweg.job.session import Session, session
 from thalweg.job.tree import Tree
 from thalweg.job.tree_nodes import TreeNodes
 from thalweg.machine import grace
-from thalweg.plan import check_transport, choosing
+from thalweg.plan import check_transport, choosing, on_trees
 from thalweg.plan.options import client_options
 from thalweg.transports import links, registry
 
@@ -46,7 +47,8 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> Result
     in_process = registry.can(plan.scheme)["in_process"]
     check_transport(plan, registry.transports())
     # In a network of its own the server is as much among itself as on loopback.
-    server_trust, client_trust = links.local_trust(plan.security, plan.url)
+    engines.require(plan)
+    server_trust, client_trust = links.local_trust(plan.security, on_trees.reached(plan))
     with (
         session(plan, names, progress.note) as network,
         attached(plan, network, server_trust, progress.note) as post,

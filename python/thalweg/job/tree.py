@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
+from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import TreeSection
 from thalweg.trees import live
 from thalweg.trees.merging import Part, merged, workers
@@ -121,23 +122,43 @@ class Tree:
             self._nodes = [Node(name, ()) for name in sorted(json.loads(self._server.clients()))[: self._count]]
         self._opened, total = True, 0
         for node in self._nodes:
-            options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
-            if come:
-                del options["expected"]
-            asked: dict[str, Any] = {"do": "open", "options": options}
-            if self._kind != "dedicated":
-                asked["top"] = {"top": self._of_top, "server": self._between}
-            for heard in self._ask(asked, [node], look, model=True):
-                if heard.head is None:
-                    raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
-                node.address, node.peers = heard.head["address"], heard.head["peers"]
-                total += heard.head["expected"]
-                self._note(f"{node.name} listens on {node.address} for {heard.head['expected']} clients")
+            heard = self._open_node(node, look, known=not come)
+            if heard.head is None:
+                raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
+            total += heard.head["expected"]
         if come and total != self._options["expected"]:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
             )
+
+    def _open_node(self, node: Node, look: Callable[[], None] | None, *, known: bool) -> Heard:
+        """Have a node listen, where it did before if it has. Its clients are ``known``, or come by themselves."""
+        options = {**self._options, "enough": 1, "sums": True}
+        options |= {"expected": len(node.clients)} if known else {}
+        if not known:
+            options.pop("expected", None)
+        asked: dict[str, Any] = {"do": "open", "options": options, "listen": node.address or None}
+        if self._kind != "dedicated":
+            asked["top"] = {"top": self._of_top, "server": self._between}
+        (heard,) = self._ask(asked, [node], look, model=True)
+        if heard.head is not None:
+            node.address, node.peers = heard.head["address"], heard.head["peers"]
+            self._note(f"{node.name} listens on {node.address} for {heard.head['expected']} clients")
+        return heard
+
+    def _take_back(self) -> None:
+        """Have nodes take part again that were lost and are there: their clients find them where they were before."""
+        there = json.loads(self._server.clients())
+        for node in self._nodes:
+            if node.gone is None or node.name not in there:
+                continue
+            (heard,) = self._ask({"do": "wait", "seconds": 0}, [node], None)
+            if heard.head is None and heard.unopened:
+                heard = self._open_node(node, None, known=True)
+            if heard.head is not None:
+                node.gone = None
+                self._note(f"{node.name} is back")
 
     def wait(self, clients: int, timeout: float | None) -> int:
         """Wait until each node's clients are there, at most so long; return how many are."""
@@ -160,6 +181,7 @@ class Tree:
         ends it.
         """
         started, began = time.time(), time.perf_counter()
+        self._take_back()
         parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in self._nodes}
         self._top.begin()
         look = None if observer is None else lambda: observer('{"clients": {}}')
@@ -290,6 +312,9 @@ class Tree:
         if state != "done":
             return Heard(node, None, None, reason or state, json.loads(transfers))
         said = json.loads(head)
+        if "unopened" in said:
+            node.gone = f"its node {node.name} was started anew"
+            return Heard(node, None, None, node.gone, json.loads(transfers), unopened=True)
         if "clients" in said:
             node.state = said
             for note in said["notes"]:
@@ -316,7 +341,8 @@ def tree_of(
     own = {key: told[key] for key in ("token", "secret", "job", "liveness", "grace") if key in told}
     own |= {"transport": {"tls": trust.get("tls")}}
     below = {**kept, "transport": {**told["transport"], "tls": None}}
-    listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{address}:0"
+    where = EVERYWHERE if is_spread(plan) else address
+    listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     return Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top)
 
 

@@ -1,4 +1,4 @@
-"""The nodes of ``thalweg run`` with a tree of several: a process each, started and ended by the run."""
+"""The nodes of ``thalweg run`` with a tree of several: started and ended by the run, through an engine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from thalweg.errors import RecordError
-from thalweg.job.fleet import Fleet
+from thalweg.job.engines import engine_of
 
 if TYPE_CHECKING:
     from thalweg.job.session import Session
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.record import RunRecord
     from thalweg.ui.progress import Progress
-
-# What a node's process runs.
-PROGRAM: Final = "thalweg.job.gateway"
 
 
 @dataclass(frozen=True)
@@ -49,41 +46,49 @@ class Orders:
 
 
 class TreeNodes:
-    """A run's nodes. One that ends early is lost with its clients; the others go on."""
+    """A run's nodes. One that is lost is lost with its clients until it is back; the others go on."""
 
     def __init__(self, plan: Plan, tree: Tree, network: Session, record: RunRecord, progress: Progress) -> None:
         self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
-        self._fleet = Fleet(record.log_path, self._lost, program=PROGRAM)
+        self._engine = engine_of(plan, record.log_path, self._lost, self._told)
 
     def start(self, server: Mapping[str, Any], member: Mapping[str, Any]) -> None:
         """Start all nodes and wait until they listen. ``server`` and ``member`` are the trust of both ends of links.
 
-        Raises RoundError if a node cannot be started, LabError if the network fails.
+        Raises RoundError if a node cannot be started, PlanError if the engine is not installed, LabError if the network
+        fails.
         """
         placed = self._tree.placed
         for why in placed.reasons:
             self._record.log(why)
         names = list(placed.clients)
         self._progress.note(f"starting {len(names)} {'node' if len(names) == 1 else 'nodes'}")
-        self._fleet.start(names, Orders(self._tree.address, self._network, server, member, self._plan.job.seed))
+        self._engine.start(names, Orders(self._tree.address, self._network, server, member, self._plan.job.seed))
 
         def look() -> None:
-            self._fleet.check()
+            self._engine.check()
             self._network.check()
 
         self._tree.open(look)
+        self._record.note(engine=self._engine.facts())
 
     def release(self) -> None:
         """From now on nodes may end."""
-        self._fleet.release()
+        self._engine.release()
 
     def stop(self, *, grace: float) -> None:
         """Wait until all nodes have ended; after ``grace`` seconds end those that have not."""
-        self._fleet.stop(grace=grace)
+        self._engine.stop(grace=grace)
 
     def reports(self) -> dict[str, dict[str, Any]]:
         """Return the nodes' last words, by name."""
-        return self._fleet.reports()
+        return self._engine.reports()
+
+    def _told(self, text: str) -> None:
+        """Put what an engine says before whoever watches, and into the log. It may say so from a thread."""
+        self._progress.note(text)
+        with suppress(RecordError):  # the job may be ending at this moment
+            self._record.log(text)
 
     def _lost(self, name: str, why: str) -> None:
         self._progress.note(f"{name} is gone: {why}")

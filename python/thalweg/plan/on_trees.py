@@ -13,6 +13,8 @@ from thalweg.transports import registry
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
+# Where a server listens that other machines are to reach.
+EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - with TLS and tokens
 # Keys of [tree] that a run follows, and values that say what a run does anyway.
 LIVE: Final = ("workers", "split", "inputs")
 # Those that it follows besides if there are several nodes.
@@ -39,6 +41,7 @@ def check(plan: Plan) -> None:
         )
     several = has_nodes(plan)
     _keys(plan.tree or TreeSection(), (*LIVE, *LIVE_NODES) if several else LIVE)
+    _engine(plan, several=several)
     if several:
         _nodes(plan)
 
@@ -51,6 +54,48 @@ def has_nodes(plan: Plan) -> bool:
 def nodes_of(plan: Plan) -> list[str]:
     """Return the names of the nodes that a plan may use, if these are several."""
     return [f"node-{place}" for place in range(plan.nodes.count)] if plan.nodes is not None and has_nodes(plan) else []
+
+
+def is_spread(plan: Plan) -> bool:
+    """Return whether nodes that a run starts may be on other machines than its own."""
+    return has_nodes(plan) and plan.nodes is not None and plan.nodes.ray_address is not None
+
+
+def reached(plan: Plan) -> str:
+    """Return the URL by which the trust of a run's links is chosen: that of all machines if nodes may be elsewhere."""
+    return f"{plan.scheme}://{EVERYWHERE}:0" if is_spread(plan) else plan.url
+
+
+def _engine(plan: Plan, *, several: bool) -> None:
+    """Refuse an engine where it has nothing to do, or cannot do it."""
+    nodes = plan.nodes or NodesSection()
+    if nodes.engine != "ray":
+        if nodes.ray_address is not None:
+            raise PlanError("nodes.ray_address is of Ray", "Set nodes.engine = 'ray' (--engine ray), or remove it")
+        return
+    if not several:
+        raise PlanError(
+            "nodes.engine = 'ray' places nodes, and the job has one", "Take --nodes 2 or more, or remove it"
+        )
+    for section in ("network", "stress"):
+        if getattr(plan, section) is not None:
+            raise PlanError(f"[{section}] is of nodes on this machine", f"Remove [{section}], or take --engine local")
+    if nodes.ray_address is None:
+        return
+    if nodes.ray_address != "auto" and not _is_address(nodes.ray_address):
+        raise PlanError(
+            f"nodes.ray_address is {nodes.ray_address!r}", "Give host:port of the cluster, as 10.0.0.1:6379, or auto"
+        )
+    scheme = plan.transport.url.partition("://")[0]
+    if scheme != "auto" and not registry.can(scheme)["remote"]:
+        raise PlanError(
+            f"{scheme} does not leave a machine, and Ray puts nodes on several", "Take another transport, such as tcp"
+        )
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and "/" not in host and port.isdecimal()
 
 
 def _nodes(plan: Plan) -> None:

@@ -134,6 +134,17 @@ class NodesSection(Section):
     client_link: Rate | None = Field(
         None, description="bits a second from all clients of a node to it; without it no limit. A run likewise"
     )
+    engine: Annotated[Literal["local", "ray"], Option(of=("run",))] = Field(
+        "local", description="what starts nodes: the run itself, on this machine, or Ray, on the machines that it has"
+    )
+    ray_address: Annotated[Text | None, Option("ray-address", of=("run",), metavar="HOST:PORT")] = Field(
+        None,
+        description="with Ray, the cluster to join, or auto for the one that this machine belongs to; without it the "
+        "run starts a Ray of its own on this machine",
+    )
+    ray_wait: Annotated[Time, Option("ray-wait", of=("run",), metavar="TIME")] = Field(
+        60.0, description="with Ray, how long to wait for machines that are free"
+    )
     groups: list[Text] | None = Field(
         None, description="groups that nodes serve, dealt out in turn; without it those of the schema"
     )

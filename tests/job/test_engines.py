@@ -1,0 +1,130 @@
+"""What starts a tree's nodes: what a run is told, and what it says. tests/e2e/test_ray.py has Ray itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg.errors import LinkError, PlanError, RoundError
+from thalweg.job.engines import Local, by_ray, engine_of, ray_driver, require
+from thalweg.job.engines.ray_actor import NodeActor
+from thalweg.plan import Plan
+from thalweg.sections.trees import NodesSection
+
+
+def plan(engine: str) -> Plan:
+    return Plan.of({"aggregation": {"shape": "tree"}, "nodes": {"count": 2, "engine": engine}})
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, release: str | None) -> None:
+    def found(_name: str) -> str:
+        if release is None:
+            raise PackageNotFoundError
+        return release
+
+    monkeypatch.setattr(by_ray, "version", found)
+
+
+def test_nodes_are_local_unless_ray_is_asked_for(tmp_path: Path) -> None:
+    made = engine_of(plan("local"), tmp_path / "log.txt", lambda *_: None, lambda _: None)
+    assert isinstance(made, Local)
+    assert made.facts() == {"name": "local"}
+    require(plan("local"))
+
+
+@pytest.mark.parametrize(("release", "said"), [(None, "Ray is not installed"), ("2.9.3", "needs 2.52 or newer")])
+def test_a_ray_that_is_missing_or_old_is_named(monkeypatch: pytest.MonkeyPatch, release: str | None, said: str) -> None:
+    installed(monkeypatch, release)
+    with pytest.raises(PlanError, match=said) as caught:
+        require(plan("ray"))
+    assert "pip install 'thalweg[ray]'" in caught.value.mend
+    installed(monkeypatch, "2.60.0")
+    require(plan("ray"))
+
+
+class Told:
+    """A run's side of Ray, and what the run hears from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lost: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        lost, note = lambda name, why: self.lost.append((name, why)), self.notes.append
+        self.ray = by_ray.Ray(NodesSection(engine="ray"), folder / "log.txt", lost, note)
+
+    def hears(self, what: str, node: str | None = None, **facts: Any) -> None:
+        self.ray._heard("ray", {"say": what, "node": node, **facts})
+
+
+def test_the_record_says_where_ray_has_put_nodes(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.hears("note", text="waiting")
+    told.hears("placed", "node-0", address="10.0.0.5", ray_node="0123456789ab")
+    assert told.notes == ["waiting", "node-0 is on 10.0.0.5, Ray node 01234567"]
+    assert told.ray.facts()["nodes"] == {"node-0": {"address": "10.0.0.5", "ray_node": "0123456789ab"}}
+    told.hears("ended", "node-0", report={"cpu_seconds": 1.0})
+    told.ray.check()
+    assert (told.ray.reports(), told.lost) == ({"node-0": {"cpu_seconds": 1.0}}, [])
+
+
+def test_a_node_that_ray_cannot_start_is_lost_with_the_reason(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.hears("ended", "node-0", report={"error": {"cause": "no such thalweg", "mend": "Install it"}})
+    assert told.lost == [("node-0", "no such thalweg")]
+    with pytest.raises(RoundError, match="node-0 could not take part: no such thalweg"):
+        told.ray.check()
+
+
+def test_if_rays_process_ends_all_nodes_that_it_has_started_are_lost(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.hears("placed", "node-0", address="10.0.0.5", ray_node="01")
+    told.hears("placed", "node-1", address="10.0.0.6", ray_node="02")
+    told.hears("ended", "node-1", report={})
+    told.ray._ended("ray", "killed by signal 9")
+    assert told.lost == [("node-0", "Ray's process killed by signal 9")]
+
+
+def test_a_machine_with_another_release_says_so() -> None:
+    said = json.loads(NodeActor("{}", "0.0.1").serve())
+    assert said["error"]["cause"] == f"its machine has thalweg {version('thalweg')}, and the run 0.0.1"
+
+
+def test_a_node_that_cannot_join_has_last_words() -> None:
+    where = {"url": "tcp://127.0.0.1:1", "listen": "tcp://127.0.0.1:0"}
+    options = {"transport": {}, "patience": 0.1}
+    order = {"name": "node-0", **where, "options": options, "trust": {}, "threads": None}
+    said = json.loads(NodeActor(json.dumps(order), version("thalweg")).serve())
+    assert "refused" in said["error"]["cause"]
+    assert said["error"]["mend"]
+    assert said["peak_rss_bytes"] > 0
+
+
+def test_a_cluster_that_nobody_answers_for_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        free = there.getsockname()[1]
+        ray_driver._reach(f"127.0.0.1:{free}")
+    with pytest.raises(LinkError, match=r"no Ray cluster answers at 127\.0\.0\.1:"):
+        ray_driver._reach(f"127.0.0.1:{free}")
+    ray_driver._reach("auto")  # Ray finds it by itself
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "there"),
+    [
+        ("tcp://127.0.0.1:0", "10.0.0.5", "tcp://10.0.0.5:0"),
+        ("udp://0.0.0.0:7070", "10.0.0.5", "udp://10.0.0.5:7070"),
+        ("tcp://[::]:0", "fd00::5", "tcp://[fd00::5]:0"),
+    ],
+)
+def test_a_node_listens_at_its_machines_address(url: str, host: str, there: str) -> None:
+    assert ray_driver._at(url, host) == there
+
+
+def test_a_machine_without_thalweg_is_told_apart() -> None:
+    error = RuntimeError("The actor died\n\nModuleNotFoundError: No module named 'thalweg'\n")
+    assert ray_driver._died(error)["cause"] == "ModuleNotFoundError: No module named 'thalweg'"
+    assert ray_driver._died(RuntimeError("gone"))["cause"] == "gone"
