@@ -120,7 +120,7 @@ def thalweg_faults(words: list[str]) -> list[str]:
     }
     if not words or words[0].startswith("-"):
         return [f"no option {word}" for word in words if word not in COMMON | OF_ALL]
-    name = next((n for n in (" ".join(words[:2]), words[0]) if n in known), None)
+    name = next((n for n in (" ".join(words[:length]) for length in (3, 2, 1)) if n in known), None)
     if name is None:
         return [] if words[0] in ("lab", "pki") and set(words[1:]) <= COMMON else [f"no command {words[0]}"]
     options = {word.partition("=")[0] for word in words if re.match(r"-{1,2}[a-z]", word)}

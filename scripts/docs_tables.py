@@ -155,13 +155,13 @@ def commands() -> str:
     return "\n\n".join(_command(name, command) for name, command in leaves())
 
 
-def leaves() -> list[tuple[str, Any]]:
-    """Return the name of each command, as ``pki init``, and the command."""
-    group: Any = typer.main.get_command(app)
+def leaves(group: Any = None, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the name of each command of a group (default: all), as ``pki init``, and the command."""
     found: list[tuple[str, Any]] = []
-    for name, command in group.commands.items():
-        inner = getattr(command, "commands", None)
-        found += [(name, command)] if inner is None else [(f"{name} {key}", value) for key, value in inner.items()]
+    whole: Any = group or typer.main.get_command(app)
+    for name, command in whole.commands.items():
+        inner = hasattr(command, "commands")
+        found += leaves(command, f"{prefix}{name} ") if inner else [(f"{prefix}{name}", command)]
     return found
 
 

@@ -41,6 +41,9 @@ NEEDED: dict[str, Sequence[str]] = {
     "lab status": (),
     "lab set": ("client-1", "loss=1%"),
     "lab down": (),
+    "lab guest build": (),
+    "lab guest status": (),
+    "lab guest shell": ("true",),
     "flower data": ("an-app",),
     "flower run": ("an-app",),
     "flower server": ("an-app",),
@@ -76,7 +79,8 @@ COMMANDS = sorted(leaves(typer.main.get_command(cli.app)))
 
 
 def module_of(command: str) -> ModuleType:
-    return sys.modules[f"thalweg.cli.{command.partition(' ')[0]}"]
+    *groups, _ = command.split()
+    return sys.modules[f"thalweg.cli.{groups[-1] if groups else command}"]
 
 
 def refuse(error: Exception) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
 
+from thalweg import machine
+from thalweg.cli.guest import app
 from thalweg.errors import LabError, PlanError
 from thalweg.job.session import session
 from thalweg.lab import guest
@@ -85,7 +90,12 @@ def test_a_job_gives_the_same_times_again(tmp_path: Path) -> None:
         done = thalweg(tmp_path, *JOB, *NETWORK, "--json")
         assert done.returncode == 0, done.stderr
         table = json.loads(done.stdout)
-        assert (tmp_path / table.pop("record") / "manifest.json").is_file()
+        record = tmp_path / table.pop("record")
+        manifest = json.loads((record / "manifest.json").read_text())
+        assert manifest["network"]["relay"]["cpu_seconds"] is None, "time stands still while anything computes"
+        parties = parquet.read_table(record / "parties.parquet").to_pylist()
+        assert [(row["party"], row["cpu_seconds"]) for row in parties] == [("server", None), ("client-1", None)]
+        assert all(row["peak_rss_bytes"] > 0 for row in parties)
         del table["peak_rss_bytes"]
         tables.append(table)
     assert tables[0] == tables[1]
@@ -127,6 +137,7 @@ def test_without_its_kernel_a_bench_says_so(tmp_path: Path) -> None:
 def test_a_bench_measures_in_virtual_time(tmp_path: Path) -> None:
     smaller, larger = bench(tmp_path)
     assert smaller["repetitions"] == larger["repetitions"] == 1
+    assert set(smaller["cpu_seconds"].values()) == {None}
 
 
 @pytest.mark.usefixtures("built")
@@ -146,3 +157,52 @@ def test_a_program_that_polls_is_ended_by_the_outer_limit(tmp_path: Path, monkey
     with pytest.raises(LabError, match="the outer limit of virtual time") as error:
         guest.run(["/bin/sh", "-c", "while :; do :; done"], limit=4)
     assert "polls without sleeping" in error.value.mend
+
+
+def said(*arguments: str, code: int = 0) -> Any:
+    """Return what ``thalweg lab guest`` prints as JSON."""
+    result = CliRunner().invoke(app, [arguments[0], "--json", *arguments[1:]])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def test_status_says_whether_the_kernel_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = said("status")
+    assert (found["there"], found["bytes"]) == (False, None)
+    assert Path(found["kernel"]).is_relative_to(tmp_path)
+    assert "run `thalweg lab guest build`" in CliRunner().invoke(app, ["status"]).stdout
+    Path(found["kernel"]).parent.mkdir(parents=True)
+    Path(found["kernel"]).write_bytes(b"kernel")
+    assert said("status") == {**found, "there": True, "bytes": 6}
+
+
+def test_a_build_that_cannot_be_says_what_is_missing(tmp_path: Path) -> None:
+    for program in ("bash", "cat", "cut", "dirname", "sha256sum", "uname", "env"):
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    done = thalweg(tmp_path, "lab", "guest", "build", "--json", XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode != 0
+    assert "programs are missing: bc bison flex" in error["cause"]
+    assert error["mend"].startswith("apt-get install bc bison flex")
+
+
+@pytest.mark.usefixtures("built")
+def test_a_program_runs_inside_and_its_exit_code_is_the_commands() -> None:
+    program = ("sh", "-c", "test -e /run/guest/job && echo inside; exit 7")
+    assert said("shell", "--", *program, code=7) == {"command": [*program], "exit_code": 7, "output": "inside\n"}
+
+
+def test_a_shell_needs_a_terminal() -> None:
+    result = CliRunner().invoke(app, ["shell"])
+    assert isinstance(result.exception, PlanError)
+    assert "terminal" in result.exception.cause
+
+
+def test_in_virtual_time_there_are_no_cpu_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = machine.cpu_seconds()
+    assert before is not None
+    assert (machine.cpu_seconds(before) or -1) >= 0
+    assert machine.cpu_seconds(None) is None
+    monkeypatch.setattr(machine, "has_virtual_time", lambda: True)
+    assert machine.cpu_seconds() is machine.cpu_seconds(before) is None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from thalweg.cli import guest
 from thalweg.ui.output import Json, output
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Emulated networks for any program (Linux, as root)."
 )
+app.add_typer(guest.app, name="guest")
 DEFAULT_CLIENTS: Final = 2
 OWN_LAB: Final = "THALWEG_LAB"
 

@@ -63,13 +63,13 @@ def run(arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float 
     program = kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
         folder = Path(name)
-        (folder / "job").write_text(_script(arguments, folders))
+        (folder / "job").write_text(script(arguments, folders))
         with (folder / "console").open("wb") as console:
-            guest = subprocess.Popen(_boot(program, folder), stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+            guest = subprocess.Popen(boot(program, folder), stdin=subprocess.DEVNULL, stdout=console, stderr=console)
             try:
                 _watch(guest, folder, limit)
             finally:
-                _end(guest)
+                end(guest)
         code = folder / "code"
         if not code.is_file() or not code.read_text().strip():
             tail = (folder / "console").read_text(errors="replace")[-TAIL:].strip()
@@ -79,14 +79,17 @@ def run(arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float 
         return int(code.read_text()), (folder / "out").read_text(errors="replace")
 
 
-def _boot(program: Path, folder: Path) -> list[str]:
+def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
+    """Return the command that starts the guest; ``folder`` has the job's script, and gets what it says."""
     start = f"time-travel-start={int(time.time()) * 10**9}"  # nanoseconds
+    travel = ("time-travel=inf-cpu", start) if clock == "virtual" else ()
     root = ("rootfstype=hostfs", "rootflags=/", "ro", f"init={HERE / 'init'}")
     consoles = ("con=null", "con0=fd:0,fd:1", "quiet", "panic=-1", f"uml_dir={folder}")
-    return [str(program), f"mem={MEMORY}", *root, *consoles, "time-travel=inf-cpu", start, f"guest={folder}"]
+    return [str(program), f"mem={MEMORY}", *root, *consoles, *travel, f"guest={folder}"]
 
 
-def _script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
+def script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return the job that runs a command in this folder, which it can write to, as to ``folders``."""
     exported = {**os.environ, "XDG_CACHE_HOME": "/tmp/cache"}  # noqa: S108 - the guest's own
     lines = [f"export {key}={shlex.quote(value)}" for key, value in exported.items() if key.isidentifier()]
     here = Path.cwd()
@@ -127,7 +130,7 @@ def _pass_on(path: Path, at: int) -> int:
     return at + len(new)
 
 
-def _end(guest: subprocess.Popen[bytes]) -> None:
+def end(guest: subprocess.Popen[bytes]) -> None:
     """End the guest's processes: those of the kernel are its children."""
     if guest.poll() is None:
         guest.terminate()
