@@ -158,7 +158,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         host.grid.close()
         peak = machine.peak_rss_bytes()
         names = host.attendance.names()
-        own = {"cpu_seconds": machine.cpu_seconds() - cpu, "peak_rss_bytes": peak}
+        own = {"cpu_seconds": machine.cpu_seconds(cpu), "peak_rss_bytes": peak}
         parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
         record.table("parties", [{"party": name, **used} for name, used in parties])
     peaks = [host.attendance.peak_of(name) for name in names]

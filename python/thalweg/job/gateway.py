@@ -197,7 +197,7 @@ class Gateway:
             "departed": json.loads(server.departed()),
             "notes": server.notes(),
             "tree": None if tree is None else json.loads(tree),
-            "cpu_seconds": machine.cpu_seconds() - self._cpu,
+            "cpu_seconds": machine.cpu_seconds(self._cpu),
         }
 
     def _say(self, say: Callable[[], None]) -> None:

@@ -108,7 +108,7 @@ class Host:
     session: Session | None = None
     intake: Intake = field(default_factory=Intake)
     attendance: Attendance = field(default_factory=Attendance)
-    cpu_before: float = field(default_factory=machine.cpu_seconds)
+    cpu_before: float | None = field(default_factory=machine.cpu_seconds)
     # What workers did, once the job is done, if it had some.
     tree: dict[str, Any] = field(default_factory=dict)
 
@@ -130,7 +130,7 @@ class Host:
         for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
             self.progress.end(done)
-        self.tree.update(live.facts(self.server.tree(), machine.cpu_seconds() - self.cpu_before))
+        self.tree.update(live.facts(self.server.tree(), machine.cpu_seconds(self.cpu_before)))
         if self.tree:
             self.record.note(tree=self.tree)
         self.attendance.departed(json.loads(self.server.departed()))

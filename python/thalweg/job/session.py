@@ -51,7 +51,7 @@ class Session:
     congestion: str | None = None
     homes: Mapping[str, str] = field(default_factory=dict)
     _clock: float | None = None
-    _cpu: float = field(default_factory=machine.cpu_seconds)
+    _cpu: float | None = field(default_factory=machine.cpu_seconds)
     _sampler: threading.Thread | None = None
     _done: threading.Event = field(default_factory=threading.Event)
 
@@ -162,7 +162,7 @@ class Session:
         self._done.set()
         if self._sampler is not None:
             self._sampler.join()
-        own = {"cpu_seconds": machine.cpu_seconds() - self._cpu, "peak_rss_bytes": machine.peak_rss_bytes()}
+        own = {"cpu_seconds": machine.cpu_seconds(self._cpu), "peak_rss_bytes": machine.peak_rss_bytes()}
         known = {SERVER: own, **reports}
         parties = dict.fromkeys((*self.parties, *reports))
         record.table("parties", [self._party(party, known.get(party, {}), status) for party in parties])
@@ -220,7 +220,7 @@ class Session:
             "lab": None if self.lab is None else self.lab.name,
             "congestion_control": self.plan.transport.congestion or self.congestion,
             "spec": None if self.spec is None else self.spec.table(),
-            "relay": None if status is None else status.get("relay"),
+            "relay": None if status is None else _relay(status.get("relay")),
         }
 
     def _sample(self, lab: RunningLab, record: RunRecord, shift: float) -> None:
@@ -314,6 +314,13 @@ def _seated(spec: Spec, plan: Plan) -> Spec:
 def cannot(error: LabError) -> bool:
     """Return whether an error says that this user, or this machine, has no emulation at packet level at all."""
     return error.kind == "permission" or (error.kind == "unsupported" and not TUN.exists())
+
+
+def _relay(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what an emulator says of itself; its CPU time means nothing in virtual time."""
+    if said is None or not machine.has_virtual_time():
+        return None if said is None else dict(said)
+    return {**said, "cpu_seconds": None}
 
 
 def link_row(link: Mapping[str, Any], nominal: Mapping[str, Any]) -> dict[str, Any]:

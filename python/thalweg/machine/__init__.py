@@ -8,6 +8,7 @@ import platform
 import resource
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ PACKAGES: Final = ("numpy", "pyarrow", "pydantic", "safetensors", "torch", "torc
 SECRET_OPTIONS: Final = ("token", "secret", "password", "key")
 _TCP: Final = Path("/proc/sys/net/ipv4")
 _CORE: Final = Path("/proc/sys/net/core")
+_COMMAND_LINE: Final = Path("/proc/cmdline")
 
 
 def read_text(path: Path) -> str | None:
@@ -37,10 +39,21 @@ def peak_rss_bytes(pid: int | None = None) -> int | None:
     return None if line is None else int(line.split()[1]) * 1024
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of this process so far, in user space and in the kernel, all threads together."""
+@cache
+def has_virtual_time() -> bool:
+    """Return whether time stands still here while a process computes, as in the guest kernel of ``--clock virtual``."""
+    return "time-travel=inf-cpu" in (read_text(_COMMAND_LINE) or "").split()
+
+
+def cpu_seconds(since: float | None = 0.0) -> float | None:
+    """Return the CPU time of this process, in user space and in the kernel, all threads together.
+
+    Counts from when this function returned ``since``. None in virtual time, which a CPU does not take.
+    """
+    if since is None or has_virtual_time():
+        return None
     used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    return used.ru_utime + used.ru_stime - since
 
 
 def memory_bytes() -> dict[str, int]:

@@ -97,7 +97,7 @@ PARTICIPANTS: Final = (
 )
 PARTIES: Final = (
     Column("party", "string", "server, or name of the client"),
-    Column("cpu_seconds", "float64", "that its process used, in user space and in the kernel"),
+    Column("cpu_seconds", "float64", "that its process used, in user space and in the kernel; null in virtual time"),
     Column("peak_rss_bytes", "uint64", "most memory it had resident"),
     Column("retransmitted_segments", "uint64", "TCP segments its emulated host sent again"),
     Column("receive_buffer_drops", "uint64", "packets its emulated host dropped for want of a receive buffer"),

@@ -71,16 +71,17 @@ def workers(plan: Plan) -> int:
     return min(-(-plan.participants // tree.inputs), machine.cores())
 
 
-def facts(told: str | None, cpu_seconds: float) -> dict[str, Any]:
+def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
     """Return what a server's workers have done so far, from what it ``told``; nothing if it has none.
 
-    ``cpu_seconds`` is the CPU time that the server's own process has had since it listens.
+    ``cpu_seconds`` is the CPU time that the server's own process has had since it listens, None in virtual time.
     """
     if told is None:
         return {}
     found: dict[str, Any] = json.loads(told)
     gateways = found.pop("gateways_cpu_seconds", None)
-    found["cpu_seconds"] = {"server": cpu_seconds, "workers": found["cpu_seconds"]}
+    workers = None if cpu_seconds is None else found["cpu_seconds"]
+    found["cpu_seconds"] = {"server": cpu_seconds, "workers": workers}
     found["cpu_seconds"] |= {} if gateways is None else {"gateways": gateways}
     return {"nodes_used": 1, **found, "routes": "node"}
 
