@@ -23,6 +23,7 @@ from benches.paths import paths
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
 from benches.tasks import tasks
+from benches.tops import tops
 from benches.trees import trees
 from thalweg import _core, machine
 
@@ -66,6 +67,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "peers": transports.peers,
     "paths": paths,
     "trees": trees,
+    "tops": tops,
 }
 # Take minutes, so only those who name them get them.
 LONG = ("soak",)

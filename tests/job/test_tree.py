@@ -34,7 +34,7 @@ PLACED: Final = {"node-1": ["a", "b"], "node-2": ["c"], "node-3": ["d", "e"]}
 CLIENTS: Final = [client for clients in PLACED.values() for client in clients]
 # A stripe of the accumulator and a bit.
 ELEMENTS: Final = 40_000
-TOPS: Final = ("dedicated", "first-finished")
+TOPS: Final = ("dedicated", "first-finished", "sharded")
 
 
 def layout() -> _core.Layout:
@@ -255,7 +255,7 @@ class Killing:
         self.kill(part)
 
 
-@pytest.mark.parametrize("top", TOPS)
+@pytest.mark.parametrize("top", ["dedicated", "first-finished"])
 def test_sums_that_were_counted_outlive_their_node(top: str) -> None:
     killed: list[str] = []
     with job(top) as made:
@@ -302,3 +302,64 @@ def test_a_round_with_too_few_updates_leaves_the_model(top: str) -> None:
         with pytest.raises(RoundError, match=r"has 4 updates, and needs 5 \(node-2: its node node-2 is gone"):
             made.round(1)
         assert made.bits() == bits
+
+
+def at(made: Job, step: str, nth: int, do: Callable[[], None]) -> None:
+    """Do something once the ``nth`` answer to a step of a sharded top has come, counted from 0 for none."""
+    top = made.tree._top
+    inner, seen = top._ask, [0]  # type: ignore[attr-defined]
+
+    def asking(head: Any, nodes: Any) -> Iterator[Heard]:
+        if head["do"] == step and nth == 0 and not seen[0]:
+            seen[0] = 1
+            do()
+        for heard in inner(head, nodes):
+            if head["do"] == step:
+                seen[0] += 1
+                if seen[0] == nth:
+                    do()
+            yield heard
+
+    top._ask = asking  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("step", "nth"), [("share", 0), ("share", 1), ("settle", 0), ("settle", 1), ("settle", 2)])
+def test_a_sharded_mean_is_of_the_same_updates_everywhere_whoever_is_lost(step: str, nth: int) -> None:
+    with job("sharded") as made:
+        first = made.round(1)
+        assert first["complete"]
+        at(made, step, nth, lambda: made.kill("node-2"))
+        outcome = made.round(2)
+        left = sorted(counted(outcome))
+        # Its part of the mean may have come before it was lost.
+        assert left in (["a", "b", "d", "e"], CLIENTS)
+        assert left != CLIENTS or (step, nth) in (("settle", 1), ("settle", 2))
+        assert made.bits() == mean(2, left)
+        for part in outcome["participants"]:
+            if part["client"] == "c" and part["state"] == "lost":
+                assert part["reason"] == "its node node-2 is gone: killed by signal 9"
+        outcome = made.round(3)
+        assert counted(outcome) == {"a", "b", "d", "e"}
+        assert made.bits() == mean(3, ["a", "b", "d", "e"])
+
+
+def test_a_sharded_mean_goes_from_node_to_node() -> None:
+    with job("sharded", precision="f32") as made:
+        update = len(made.bits())
+        crossed = [made.round(number)["fold"]["between_bytes"] / update for number in (1, 2)]
+        # Two thirds of the sums leave each of three nodes, then its third of the mean goes to two others and the root.
+        assert crossed[1] == pytest.approx(2 + 2 + 1, rel=0.05)
+        assert crossed[0] <= crossed[1] + 3
+        shares = made.round(3)["fold"]["shares"]
+        assert sum(share["bytes"] for share in shares) == update
+
+
+def test_a_node_without_sums_gets_the_sharded_mean_too() -> None:
+    def before(made: Job, client: str, number: int) -> None:
+        if (client, number) == ("c", 1):
+            made.tree.forget("c", "it was told to")
+
+    with job("sharded", before) as made:
+        assert counted(made.round(1)) == {"a", "b", "d", "e"}
+        assert {node.name for node in made.tree._nodes if node.has is not None} == set(PLACED)
+        assert counted(made.round(2)) >= {"a", "b", "d", "e"}

@@ -59,7 +59,10 @@ def test_their_network_and_stress_can_be_emulated() -> None:
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
-        ({"tree": {"top": "sharded"}}, "tree.top = 'sharded' cannot be run"),
+        (
+            {"tree": {"top": "sharded"}, "repair": {"spread": True, "resend": False}},
+            "repair.spread scatters what is lost over all bytes",
+        ),
         ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "client_link": "1gbit"}}, "nodes.client_link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "groups": ["a", "b"]}}, "nodes.groups cannot be run"),

@@ -78,7 +78,7 @@ pub enum Repair {
 pub struct Accumulator {
     layout: Arc<Layout>,
     precision: Precision,
-    /// What of updates it sums up; all but for [`Accumulator::within_part`].
+    /// What of updates it sums up; all but for [`Accumulator::of_part`] and [`Accumulator::within_part`].
     part: Range,
     pub(crate) level: Level,
     pub(crate) stripes: Vec<Mutex<Stripe>>,
@@ -87,12 +87,28 @@ pub struct Accumulator {
 impl Accumulator {
     /// Sums of nothing, for updates of this layout.
     pub fn new(layout: Arc<Layout>, precision: Precision) -> Self {
+        let all = Range::new(0, layout.bytes());
+        Self::own(layout, precision, all)
+    }
+
+    /// [`Accumulator::new`] that sums up one part of updates only; what lies beyond it is out of range.
+    ///
+    /// # Errors
+    /// [`FoldError::Part`] if the part does not begin and end at ends of stripes.
+    pub fn of_part(layout: Arc<Layout>, precision: Precision, part: Range) -> Result<Self, FoldError> {
+        is_part(part, layout.bytes())?;
+        Ok(Self::own(layout, precision, part))
+    }
+
+    fn own(layout: Arc<Layout>, precision: Precision, part: Range) -> Self {
         let stripes = stripes_of(&layout).map(|(start, length)| {
+            if !(part.start..part.end).contains(&start) {
+                return Mutex::new(Stripe::absent(length));
+            }
             let own = |bytes| Ok::<_, Infallible>(Memory::zeroed(bytes));
             let Ok(stripe) = Stripe::new(&layout, precision, start, length, own);
             Mutex::new(stripe)
         });
-        let part = Range::new(0, layout.bytes());
         Self { stripes: stripes.collect(), layout, precision, part, level: Level::new() }
     }
 
@@ -522,7 +538,7 @@ impl Accumulator {
 }
 
 /// Whether a range begins and ends at ends of stripes of an update of so many bytes.
-fn is_part(range: Range, bytes: u64) -> Result<(), FoldError> {
+pub(crate) fn is_part(range: Range, bytes: u64) -> Result<(), FoldError> {
     let at_border = |at: u64| at.is_multiple_of(STRIPE_BYTES) || at == bytes;
     if at_border(range.start) && at_border(range.end) && range.end <= bytes {
         return Ok(());

@@ -2,7 +2,7 @@
 
 use thalweg_wire::{checksum_after, Layout, Range};
 
-use crate::accumulator::{in_stripe, no_room, parts_of, stripes_of, unpoisoned, STRIPE_BYTES};
+use crate::accumulator::{in_stripe, is_part, no_room, parts_of, stripes_of, unpoisoned, STRIPE_BYTES};
 use crate::memory::Memory;
 use crate::stripe::{segments, Stripe};
 use crate::sums::{Sums, SumsHead, WeightRun};
@@ -118,6 +118,36 @@ impl Accumulator {
             (rest, sum) = part.write_cells(rest, sum)?;
         }
         Ok(SumsHead::new(layout.hash(), precision, bytes, Some(sum), runs))
+    }
+
+    /// What of exported sums is of one part of updates: their head, and where their cells lie among `cells`. They are what
+    /// an accumulator of that part alone would have exported, and one of that part merges them.
+    ///
+    /// # Errors
+    /// [`FoldError::Part`] if the part does not begin and end at ends of stripes; [`FoldError::Layout`] or
+    /// [`FoldError::Cells`] if the sums are not of this layout.
+    pub fn cut_sums(
+        layout: &Layout,
+        head: &SumsHead,
+        cells: &[u8],
+        part: Range,
+    ) -> Result<(SumsHead, std::ops::Range<usize>), FoldError> {
+        is_part(part, layout.bytes())?;
+        let (ours, theirs) = (layout.hash(), head.layout());
+        if ours != theirs {
+            return Err(FoldError::Layout(format!("hash {ours} here and {theirs} there")));
+        }
+        let precision = head.precision();
+        let (found, bytes) = (cells.len() as u64, Self::bytes_needed(layout, precision));
+        if found != bytes {
+            return Err(FoldError::Cells { found, bytes });
+        }
+        let start = Self::bytes_needed_of(layout, precision, Range::new(0, part.start)) as usize;
+        let own = start..start + Self::bytes_needed_of(layout, precision, part) as usize;
+        let runs = head.runs().iter().map(|run| WeightRun { bytes: run.bytes.intersect(part), ..*run });
+        let runs = runs.filter(|run| !run.bytes.is_empty()).collect();
+        let sum = checksum_after(0, &cells[own.clone()]);
+        Ok((SumsHead::new(ours, precision, own.len() as u64, Some(sum), runs), own))
     }
 
     /// Adds sums that another accumulator exported, maybe on another machine, to this one's.

@@ -61,6 +61,30 @@ fn one(precision: Precision) -> (Arc<Layout>, Accumulator) {
     (layout, accumulator)
 }
 
+#[test]
+fn only_parts_of_whole_stripes_are_cut() {
+    let (layout, accumulator) = one(Precision::Exact);
+    let Sums { head, cells } = accumulator.export().unwrap();
+    let whole = Range::new(0, layout.bytes());
+    let (same, place) = Accumulator::cut_sums(&layout, &head, &cells, whole).unwrap();
+    assert_eq!((same, place), (head.clone(), 0..cells.len()));
+    let cut = |part, cells: &[u8]| Accumulator::cut_sums(&layout, &head, cells, part);
+    assert!(matches!(cut(Range::new(0, 64), &cells), Err(FoldError::Part { .. })));
+    assert!(matches!(cut(Range::new(0, layout.bytes() + 1), &cells), Err(FoldError::Part { .. })));
+    assert!(matches!(cut(whole, &cells[1..]), Err(FoldError::Cells { .. })));
+    let other = Layout::pack([("w", Dtype::F32, vec![70_001])]).unwrap();
+    let found = Accumulator::cut_sums(&other, &head, &cells, Range::new(0, other.bytes()));
+    assert!(matches!(found, Err(FoldError::Layout(_))));
+    assert!(Accumulator::of_part(layout.clone(), Precision::F32, Range::new(1, layout.bytes())).is_err());
+    // What is of one part is not merged where another one is summed up.
+    let half = Range::new(0, STRIPE_BYTES);
+    let (of_half, place) = cut(half, &cells).unwrap();
+    let top =
+        Accumulator::of_part(layout.clone(), Precision::Exact, Range::new(STRIPE_BYTES, layout.bytes()))
+            .unwrap();
+    assert!(top.merge_sums(&of_half, &cells[place]).is_err());
+}
+
 /// A head that says what it likes, with a checksum that is right.
 fn forged(head: &SumsHead, change: impl FnOnce(&mut Vec<u8>)) -> SumsHead {
     let mut bytes = head.encode();
@@ -104,6 +128,31 @@ proptest! {
         prop_assert!(finish(&nodes[0]) == finish(&single));
         prop_assert_eq!(weights(&nodes[0]), weights(&single));
         prop_assert!(nodes[0].export().unwrap().cells == single.export().unwrap().cells);
+    }
+
+    /// Sums cut into parts, each merged where that part is summed up, come to the same bits as all of them at one place.
+    #[test]
+    fn parts_of_sums_come_to_the_same_bits(layout in layouts(), seed in any::<u64>(), count in 1..6_usize) {
+        let layout = Arc::new(layout);
+        let single = Accumulator::new(layout.clone(), Precision::Exact);
+        let nodes: Vec<Accumulator> = (0..3).map(|_| Accumulator::new(layout.clone(), Precision::Exact)).collect();
+        let mut random = Random::new(!seed);
+        for (range, bytes, weight) in chunks(&layout, seed) {
+            single.fold(range.start, &bytes, weight).unwrap();
+            nodes[random.below(3) as usize].fold(range.start, &bytes, weight).unwrap();
+        }
+        let mut model = vec![0x55; layout.bytes() as usize];
+        for part in Accumulator::parts_of(&layout, count) {
+            let top = Accumulator::of_part(layout.clone(), Precision::Exact, part).unwrap();
+            for node in &nodes {
+                let Sums { head, cells } = node.export().unwrap();
+                let (head, place) = Accumulator::cut_sums(&layout, &head, &cells, part).unwrap();
+                top.merge_sums(&SumsHead::decode(&head.encode()).unwrap(), &cells[place]).unwrap();
+            }
+            let bytes = &mut model[part.start as usize..part.end as usize];
+            top.finish_part(part.start, bytes, Repair::KeepLocal).unwrap();
+        }
+        prop_assert!(model == finish(&single));
     }
 
     /// Of any precision, what is merged from bytes is what is merged from memory.

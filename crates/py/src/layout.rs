@@ -51,6 +51,11 @@ impl Layout {
         self.0.elements()
     }
 
+    /// At most `count` parts of about the same size for tops of parts: each is the first byte and the one past the last.
+    fn parts(&self, count: usize) -> Vec<(u64, u64)> {
+        thalweg_runtime::parts_of(&self.0, count).into_iter().map(|part| (part.start, part.end)).collect()
+    }
+
     /// What both ends compare.
     #[getter]
     fn hash(&self) -> String {

@@ -8,6 +8,7 @@ use thalweg_runtime as runtime;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
+use crate::tree::range;
 use crate::{interruptibly, limit, list, waiting};
 
 /// The server's end of a job; it listens from when it is made.
@@ -102,14 +103,20 @@ impl Server {
         self.with(|s| Ok(s.tree()))
     }
 
-    /// Head and cells of the sums of the round that ended last, if rounds end with sums and it had any.
-    fn sums<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, Arena)>> {
-        self.with(|s| {
-            Ok(s.sums().map(|sums| {
-                let cells = Arena { arena: sums.cells, layout: (*sums.layout).clone() };
-                (PyBytes::new(py, &sums.head), cells)
-            }))
-        })
+    /// Head and cells of the sums of the round that ended last, if rounds end with sums and it had any; of a `part` of them,
+    /// the first byte of updates and the one past the last, a copy.
+    #[pyo3(signature = (part=None))]
+    fn sums<'py>(
+        &self,
+        py: Python<'py>,
+        part: Option<(u64, u64)>,
+    ) -> PyResult<Option<(Bound<'py, PyBytes>, Arena)>> {
+        let part = part.map(range).transpose()?;
+        let found = self.with(|s| py.detach(|| Ok(s.sums(part))))?.map_err(raise)?;
+        Ok(found.map(|sums| {
+            let cells = Arena { arena: sums.cells, layout: (*sums.layout).clone() };
+            (PyBytes::new(py, &sums.head), cells)
+        }))
     }
 
     /// Tells every client that the job is over, and stops.

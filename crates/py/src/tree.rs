@@ -5,6 +5,7 @@ use serde::Serialize;
 use serde_json::json;
 use thalweg_control::simulate::{self, Scenario, Switches};
 use thalweg_control::tag;
+use thalweg_wire::Range;
 
 use crate::arena::Arena;
 use crate::errors::{core_error, raise};
@@ -57,11 +58,14 @@ pub struct Top {
 
 #[pymethods]
 impl Top {
-    /// For the model in the arena; `config` is a JSON object of a server's options.
+    /// For the model in the arena; `config` is a JSON object of a server's options. With a `part`, the first byte and the
+    /// one past the last, it is the top of those bytes alone.
     #[new]
-    fn new(arena: &Arena, config: &str) -> PyResult<Self> {
+    #[pyo3(signature = (arena, config, part=None))]
+    fn new(arena: &Arena, config: &str, part: Option<(u64, u64)>) -> PyResult<Self> {
         let options = serde_json::from_str(config).map_err(options)?;
-        let inner = thalweg_runtime::Top::new(arena.arena.clone(), arena.layout.clone(), &options);
+        let part = part.map(range).transpose()?;
+        let inner = thalweg_runtime::Top::new(arena.arena.clone(), arena.layout.clone(), &options, part);
         Ok(Self { inner: inner.map_err(raise)? })
     }
 
@@ -79,6 +83,14 @@ impl Top {
     fn forget(&self) {
         self.inner.forget();
     }
+}
+
+/// Bytes of an update as Python says them: the first, and the one past the last.
+pub(crate) fn range((start, end): (u64, u64)) -> PyResult<Range> {
+    if start > end {
+        return Err(options(format!("a part of an update cannot be from {start} to {end}")));
+    }
+    Ok(Range::new(start, end))
 }
 
 /// A schema of Flame as a tree of roles, as JSON.

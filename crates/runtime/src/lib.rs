@@ -33,7 +33,7 @@ pub use options::{
 };
 pub use proxy::Proxy;
 pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice};
-pub use star::{work, Client, ClientEvent, RepairRule, Server, SumsOfRound, Top};
+pub use star::{parts_of, work, Client, ClientEvent, RepairRule, Server, SumsOfRound, Top};
 pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 pub use thalweg_layers::Format;
 

@@ -9,10 +9,15 @@
 | ``wait`` | waits until its clients are there, at most so long | who is there |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
 | ``forget`` | waits no more for a client | nothing |
+| ``gone`` | waits no more for another node | nothing |
 | ``lead`` | is the top of this round, beginning with its own sums | nothing, or why not |
 | ``give`` | lets the node at an address take the sums of its own rounds | nothing |
 | ``take`` | takes the sums of another node | nothing, or why they were refused |
 | ``finish`` | takes the mean of all it has | what the fold says, and the model |
+| ``share`` | takes the sums of its part of the bytes from all others | whose were refused |
+| ``settle`` | takes the mean of its part, and sends it to all others | what the fold says, and its part of the model |
+
+With ``round`` no model comes if the nodes have all of it from each other (``kept``).
 
 A node that was started anew answers ``{"unopened": true}`` until it is opened.
 """
@@ -33,15 +38,14 @@ from thalweg import _core, machine
 from thalweg.errors import RoundError
 from thalweg.job import worker
 from thalweg.job.farewell import farewell, reason
-from thalweg.job.gathering import Gathering, Sums
+from thalweg.job.gathering import Gathering, Role, SumsOf, not_understood
+from thalweg.job.others import Answer, Others
+from thalweg.job.sharing import Sharing
 from thalweg.transports import registry
 from thalweg.trees import live
 
 if TYPE_CHECKING:
     from thalweg.job.fleet import Work
-
-# What a handler answers: a head, and the round's sums if it has some.
-Answer = tuple[dict[str, Any], "_core.Arena | None"]
 
 
 class Gateway:
@@ -59,7 +63,7 @@ class Gateway:
         self._peers = f"tcp://{order.get('address', '127.0.0.1')}:0"
         self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
         self._server: _core.Server | None = None
-        self._gathering: Gathering | None = None
+        self._role: Role | None = None
         self._model: _core.Arena | None = None
         self._expected = int(order.get("clients", 1))
         self._rounds = 0
@@ -90,8 +94,8 @@ class Gateway:
                 elif what == "rejected":
                     self._note(f"the parent refused an answer: {said}")
         finally:
-            if self._gathering is not None:
-                self._gathering.close("the job is over")
+            if self._role is not None:
+                self._role.others.close("the job is over")
             if self._server is not None:
                 self._server.close("the job is over")
 
@@ -114,12 +118,20 @@ class Gateway:
         if asked == "forget":
             server.forget(head["client"], head["why"])
             return {}, None
-        if asked in ("lead", "give", "take", "finish"):
-            return self._gather(asked, head)
         if asked == "wait":
             server.wait(self._expected, head["seconds"])
             return self._state(server), None
-        return self._round(server, number, head, _given(model))
+        if asked == "round":
+            return self._round(server, number, head, None if head.get("kept") else _given(model))
+        return self._among_nodes(asked, head)
+
+    def _among_nodes(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        if self._role is None:
+            raise not_understood(asked)
+        if asked == "gone":
+            self._role.others.forget(head["node"], head["why"])
+            return {}, None
+        return self._role.do(asked, head)
 
     def _open(self, head: Mapping[str, Any], model: _core.Arena) -> dict[str, Any]:
         options = dict(head["options"])
@@ -133,10 +145,10 @@ class Gateway:
         self._server = self._listening(self._model, head.get("listen"), json.dumps(options))
         self._address = self._server.address
         self._note(f"listening on {self._address}")
-        if self._gathering is not None:
-            self._gathering.close("the parent opens this node anew")
-        self._gathering = self._gathering_of(head["top"], self._server.sums) if "top" in head else None
-        peers = None if self._gathering is None else self._gathering.address
+        if self._role is not None:
+            self._role.others.close("the parent opens this node anew")
+        self._role = self._role_of(head["top"], self._model, self._server.sums) if "top" in head else None
+        peers = None if self._role is None else self._role.others.address
         return {"address": self._address, "peers": peers, "expected": self._expected}
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
@@ -148,26 +160,22 @@ class Gateway:
                 self._note(f"it cannot listen on {before} again, so its clients do not find it: {error}")
         return _core.Server(model, self._listen, options)
 
-    def _gathering_of(self, top: Mapping[str, Any], sums: Callable[[], Sums | None]) -> Gathering:
+    def _role_of(self, top: Mapping[str, Any], model: _core.Arena, sums: SumsOf) -> Role:
         trust = {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
         own = {**trust, "transport": {"tls": self._trust.get("tls")}, **top["server"]}
-        model, own_end = _given(self._model), {"listen": self._peers, "server": own, "member": self._member}
-        return Gathering(self._name, model, **own_end, top=top["top"], sums=sums)
 
-    def _gather(self, asked: str, head: Mapping[str, Any]) -> Answer:
-        gathering = self._gathering
-        if gathering is None:
-            raise RoundError("this node was not opened to be a top", "Use the same version on both sides")
-        if asked == "lead":
-            return gathering.lead(head["counted"]), None
-        if asked == "give":
-            return gathering.give(head["to"]), None
-        if asked == "take":
-            return gathering.take(head["node"], head["counted"]), None
-        return gathering.finish()
+        def link(answer: Callable[[Mapping[str, Any], _core.Arena | None], Answer]) -> Others:
+            return Others(self._name, listen=self._peers, server=own, member=self._member, answer=answer)
 
-    def _round(self, server: _core.Server, number: int, head: Mapping[str, Any], model: _core.Arena) -> Answer:
-        np.copyto(np.asarray(self._model), np.asarray(model))
+        if top["kind"] == "sharded":
+            return Sharing(self._name, model, top["top"], sums, link)
+        return Gathering(model, top["top"], sums, link)
+
+    def _round(self, server: _core.Server, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
+        if self._role is not None:
+            self._role.begin(kept=model is None)
+        if model is not None:
+            np.copyto(np.asarray(self._model), np.asarray(model))
         # The wall clock is the one that nodes on several machines have in common.
         before = time.time()
         outcome = json.loads(server.round(head["round"], head["config"], lambda _: self._check(number)))
@@ -180,7 +188,7 @@ class Gateway:
         self._rounds += 1
         sums = server.sums()
         told["held"] = sums is not None
-        if sums is None or self._gathering is not None:
+        if sums is None or self._role is not None:
             return told, None
         return told | {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 

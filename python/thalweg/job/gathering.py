@@ -4,105 +4,92 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from thalweg import _core
-from thalweg.job.farewell import farewell
+from thalweg.errors import RoundError
+from thalweg.job.others import Answer, Others
 
 # A round's sums: their head, and their cells.
 Sums = tuple[bytes, "_core.Arena"]
+# Gives the sums of a node's last round, or of a part of its bytes; None if it has none.
+SumsOf = Callable[["tuple[int, int] | None"], "Sums | None"]
+# Makes a node's links with the others from what it answers them.
+Link = Callable[[Callable[[Mapping[str, Any], "_core.Arena | None"], Answer]], Others]
+
+
+class Role(Protocol):
+    """What a node does where the nodes' sums meet."""
+
+    others: Others
+
+    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        """Do what the root asks. Raises CoreError or RoundError if that cannot be."""
+
+    def begin(self, *, kept: bool) -> None:
+        """Begin a round: with the model that the last one left here, or with one that the root has sent."""
 
 
 class Gathering:
-    """A node among the others. ``sums`` gives those of its own last round, None without any."""
+    """The top at one node: the first that has finished its round takes the sums of all others."""
 
-    def __init__(
-        self,
-        name: str,
-        model: _core.Arena,
-        *,
-        listen: str,
-        server: Mapping[str, Any],
-        member: Mapping[str, Any],
-        top: Mapping[str, Any],
-        sums: Callable[[], Sums | None],
-    ) -> None:
-        """Listen for other nodes at ``listen``. ``server``, ``member`` and ``top`` are the core's options of each."""
-        self._name, self._model, self._member, self._sums = name, model, member, sums
+    def __init__(self, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
+        self._model, self._sums = model, sums
         self._top = _core.Top(model, json.dumps(top))
-        self._server = _core.TaskServer(listen, json.dumps(server))
-        self._leaders: dict[str, _core.TaskClient] = {}
+        self.others = link(lambda *_: _given(self._sums(None)))
 
-    @property
-    def address(self) -> str:
-        """Where other nodes connect to."""
-        return self._server.address
+    def begin(self, *, kept: bool) -> None:
+        """Begin a round; there is nothing to do."""
 
-    def lead(self, counted: int) -> dict[str, Any]:
-        """Be the top from now on, with the sums of one's own round. Raises CoreError if they cannot be added."""
+    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        """Do what the root asks."""
+        if asked == "lead":
+            return self._lead(head["counted"]), None
+        if asked == "give":
+            self.others.join(head["to"])
+            return {}, None
+        if asked == "take":
+            return self._take(head["node"], head["counted"]), None
+        if asked == "finish":
+            return {"fold": json.loads(self._top.finish()), "done": time.time()}, self._model
+        raise not_understood(asked)
+
+    def _lead(self, counted: int) -> dict[str, Any]:
+        """Be the top from now on, with the sums of one's own round."""
         self._top.forget()
-        own = self._sums()
+        own = self._sums(None)
         if own is None:
             return {"refused": "it has no sums"}
         self._top.merge(*own, counted)
         return {}
 
-    def give(self, leader: str) -> dict[str, Any]:
-        """Let the node at this address take the sums of one's own round, now and in later rounds."""
-        if leader not in self._leaders:
-            client = _core.TaskClient(leader, self._name, json.dumps(self._member))
-            self._leaders[leader] = client
-            threading.Thread(target=self._serve, args=(leader, client), daemon=True).start()
-        return {}
+    def _take(self, name: str, counted: int) -> dict[str, Any]:
+        """Take the sums of another node, of so many updates; say why they were refused, if they were."""
+        (reply,) = self.others.ask({}, [name])
+        why = taken(self._top, reply.head, reply.tensors, counted) if reply.head is not None else reply.reason
+        return {"between": list(reply.between)} | ({} if why is None else {"refused": why})
 
-    def take(self, name: str, counted: int) -> dict[str, Any]:
-        """Take the sums of another node, of so many updates. Returns why they were refused, if they were."""
-        number = self._server.open(b"{}", None, 0, [name], None, None, None)
-        try:
-            told = self._server.next_reply(number, None)
-            if told is None:
-                return {"refused": "nothing came"}
-            _, state, reason, head, _, _, cells, transfers = told
-            between = {"between": json.loads(transfers)}
-            if state != "done" or cells is None:
-                return {"refused": reason or "it has no sums", **between}
-            try:
-                self._top.merge(base64.b64decode(json.loads(head)["sums"]), cells, counted)
-            except _core.CoreError as error:
-                return {"refused": str(error), **between}
-            return between
-        finally:
-            self._server.release(number)
 
-    def finish(self) -> tuple[dict[str, Any], _core.Arena]:
-        """Take the mean; return what the fold says, when that was, and the model. Raises CoreError if there is none."""
-        fold = json.loads(self._top.finish())
-        return {"fold": fold, "done": time.time()}, self._model
+def _given(sums: Sums | None) -> Answer:
+    """Return sums as a node sends them."""
+    if sums is None:
+        raise RoundError("it has no sums", "See the record's log.txt")
+    return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
 
-    def close(self, reason: str) -> None:
-        """Leave all other nodes. Idempotent."""
-        for client in self._leaders.values():
-            client.close(reason)
-        self._server.close(reason)
 
-    def _serve(self, leader: str, client: _core.TaskClient) -> None:
-        """Answer a leader with the sums of the last round, until it ends."""
-        try:
-            with farewell(client, "the node is done"):
-                client.join()
-                while (event := client.next()) is not None:
-                    if event[0] == "task":
-                        self._answer(client, event[1])
-        except _core.CoreError:  # the leader has ended; whoever leads next has another address
-            self._leaders.pop(leader, None)
+def taken(top: _core.Top, head: Mapping[str, Any], cells: _core.Arena | None, counted: int) -> str | None:
+    """Add the sums that a node has sent to those of a top; return why they were refused, if they were."""
+    if cells is None:
+        return "it has no sums"
+    try:
+        top.merge(base64.b64decode(head["sums"]), cells, counted)
+    except _core.CoreError as error:
+        return str(error)
+    return None
 
-    def _answer(self, client: _core.TaskClient, number: int) -> None:
-        own = self._sums()
-        if own is None:
-            client.refuse(number, "it has no sums")
-            return
-        head, cells = own
-        client.answer(number, json.dumps({"sums": base64.b64encode(head).decode()}).encode(), cells, 1.0)
+
+def not_understood(asked: str) -> RoundError:
+    """Return the error about what a node is asked and cannot do."""
+    return RoundError(f"this node was not opened for {asked!r}", "Use the same version on both sides")

@@ -27,6 +27,8 @@ class Node:
     peers: str = ""
     state: dict[str, Any] = field(default_factory=dict)
     gone: str | None = None
+    # The version of the model that it has from other nodes.
+    has: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Top(Protocol):
     def finish(self, check: Callable[[], None]) -> dict[str, Any]:
         """Take the mean into the model; return what the fold says, and with ``done`` when, on the wall clock.
 
-        ``check`` raises if too few updates are in it. Raises CoreError if the sums come to none, RoundError if nobody
-        has them any more.
+        ``has`` may name nodes that have the whole mean already. ``check`` raises if too few updates are in it. Raises
+        CoreError if the sums come to none, RoundError if nobody has them any more.
         """
 
 
@@ -117,6 +119,7 @@ class FirstFinished:
             heard = self._one({"do": "finish"}, leader)
             if heard.head is not None and heard.tensors is not None:
                 np.copyto(np.asarray(self._model), np.asarray(heard.tensors))
+                self._add_between(leader, heard)
                 fold: dict[str, Any] = heard.head["fold"]
                 return {**fold, "top": leader.name, "done": heard.head["done"]}
             if leader.gone is None:
@@ -146,6 +149,12 @@ class FirstFinished:
                 continue
             self._leader = self._leader or node
             self._in.add(node.name)
+
+    def _add_between(self, leader: Node, heard: Heard) -> None:
+        """Count the way of the mean to the root."""
+        for part, node in self._parts:
+            if node is leader:
+                part.between = [*part.between, *heard.between]
 
     def _lost(self, leader: Node, why: str) -> None:
         """Have no leader any more: what it took is to be brought to another one."""

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job.asking import SLICE, Reply, ask
+from thalweg.job.sharded import Sharded
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
 from thalweg.sections.trees import TreeSection
@@ -20,8 +22,6 @@ from thalweg.trees.merging import Part, merged, workers
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
-# Seconds after which whoever waits looks around.
-SLICE: Final = 0.2
 # A sum has at most 16 bytes for an element, which has one at least.
 SUMS_OF_MODELS: Final = 16
 # What there is of sums beside their elements.
@@ -87,7 +87,7 @@ class Tree:
         bounds = {"memory": self._count * largest, "max_result": largest}
         self._server = _core.TaskServer(url, json.dumps({**own, **bounds}))
         self._kind, self._of_top = top, _of_top(options)
-        self._top: Top = Dedicated(model, self._of_top) if top == "dedicated" else FirstFinished(model, self._quietly)
+        self._top: Top = self._top_of(top)
         self._between = {key: own[key] for key in ("job", "liveness", "grace") if key in own} | bounds
         self._zero = time.time()
         # The number of the model's bytes: it goes to a node once.
@@ -96,6 +96,13 @@ class Tree:
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
+
+    def _top_of(self, kind: str) -> Top:
+        if kind == "dedicated":
+            return Dedicated(self._model, self._of_top)
+        if kind == "sharded":
+            return Sharded(self._model, self._quietly, self._here)
+        return FirstFinished(self._model, self._quietly)
 
     @property
     def address(self) -> str:
@@ -140,7 +147,7 @@ class Tree:
             options.pop("expected", None)
         asked: dict[str, Any] = {"do": "open", "options": options, "listen": node.address or None}
         if self._kind != "dedicated":
-            asked["top"] = {"top": self._of_top, "server": self._between}
+            asked["top"] = {"kind": self._kind, "top": self._of_top, "server": self._between}
         (heard,) = self._ask(asked, [node], look, model=True)
         if heard.head is not None:
             node.address, node.peers = heard.head["address"], heard.head["peers"]
@@ -185,11 +192,15 @@ class Tree:
         parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in self._nodes}
         self._top.begin()
         look = None if observer is None else lambda: observer('{"clients": {}}')
-        asked = {"do": "round", "round": number, "config": config}
-        for heard in self._ask(asked, self._here(), look, model=True):
+        here = self._here()
+        kept = all(node.has == self._version for node in here)
+        asked = {"do": "round", "round": number, "config": config, "kept": kept}
+        for heard in self._ask(asked, here, look, model=not kept):
             self._take(parts[heard.node.name], heard)
         fold = self._top.finish(lambda: self._check(number, list(parts.values())))
-        self._version, done = next(self._versions), fold.pop("done")
+        self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
+        for node in here:
+            node.has = self._version if node.name in has else None
         firsts = [part.first for part in parts.values() if part.first is not None]
         fold["completion_seconds"] = done - min(firsts) if firsts else None
         seconds = time.perf_counter() - began
@@ -213,8 +224,11 @@ class Tree:
         """Wait no more for a node whose process has ended; from now on its clients are lost with it."""
         node = next(node for node in self._nodes if node.name == name)
         node.gone = f"its node {name} is gone: {why}"
-        if not self._closed:
-            self._server.forget(name, why)
+        if self._closed:
+            return
+        self._server.forget(name, why)
+        if self._kind != "dedicated":
+            self._heard_all({"do": "gone", "node": name, "why": why}, self._here())
 
     def clients(self) -> str:
         """Return the names of the clients that are connected, as JSON."""
@@ -285,41 +299,21 @@ class Tree:
     ) -> Iterator[Heard]:
         """Ask nodes something; yield what each answers, in the order in which answers come."""
         by_name = {node.name: node for node in nodes}
-        if not by_name:
-            return
-        arena, version = (self._model, self._version) if model else (None, 0)
-        number = self._server.open(json.dumps(head).encode(), arena, version, list(by_name), None, None, None)
-        try:
-            while True:
-                try:
-                    told = self._server.next_reply(number, SLICE)
-                except _core.CoreError as error:
-                    if error.kind != "timeout":
-                        raise
-                    if look is not None:
-                        look()
-                    continue
-                if told is None:
-                    return
-                yield self._hear(by_name[told[0]], told)
-        finally:
-            self._server.release(number)
+        own = (self._model, self._version) if model else None
+        for reply in ask(self._server, head, list(by_name), model=own, look=look):
+            yield self._hear(by_name[reply.member], reply)
 
-    def _hear(self, node: Node, told: tuple[Any, ...]) -> Heard:
-        _, state, reason, head, _, _, sums, transfers = told
-        if state == "lost" and node.gone is None:
-            node.gone = f"its node {node.name} is gone: {reason}"
-        if state != "done":
-            return Heard(node, None, None, reason or state, json.loads(transfers))
-        said = json.loads(head)
-        if "unopened" in said:
+    def _hear(self, node: Node, reply: Reply) -> Heard:
+        if reply.is_lost and node.gone is None:
+            node.gone = f"its node {node.name} is gone: {reply.reason}"
+        if reply.head is not None and "unopened" in reply.head:
             node.gone = f"its node {node.name} was started anew"
-            return Heard(node, None, None, node.gone, json.loads(transfers), unopened=True)
-        if "clients" in said:
-            node.state = said
-            for note in said["notes"]:
+            return Heard(node, None, None, node.gone, reply.between, unopened=True)
+        if reply.head is not None and "clients" in reply.head:
+            node.state = reply.head
+            for note in reply.head["notes"]:
                 self._note(f"{node.name}: {note}")
-        return Heard(node, said, sums, "", json.loads(transfers))
+        return Heard(node, reply.head, reply.tensors, reply.reason, reply.between)
 
 
 def tree_of(

@@ -112,11 +112,10 @@ def _nodes(plan: Plan) -> None:
                 f"nodes.{key} is the rate of an emulated link, and the plan has no [network]",
                 f"Give --network (rate=unlimited, if clients' links are to have no limit), or remove nodes.{key}",
             )
-    top = (plan.tree or TreeSection()).top
-    if top == "sharded":
+    if (plan.tree or TreeSection()).top == "sharded" and plan.repair.spread:
         raise PlanError(
-            "tree.top = 'sharded' cannot be run yet",
-            "Take 'first-finished' or 'dedicated'; `thalweg tree simulate` shows what it would do",
+            "repair.spread scatters what is lost over all bytes, and with a sharded top each node has a part of them",
+            "Remove repair.spread, or take tree.top = 'first-finished'",
         )
     for asked, what, mend in (
         (

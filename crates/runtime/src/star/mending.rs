@@ -30,6 +30,11 @@ impl Mending {
         Self { layout, model, mender, order: options.repair.order(options.seed), wire: Mutex::default() }
     }
 
+    /// Whether updates come in another order than the model's.
+    pub fn reorders(&self) -> bool {
+        self.order.is_some()
+    }
+
     /// Whether an update with these holes has to be mended; otherwise it is folded as it came.
     pub fn is_due(&self, holes: &Ranges) -> bool {
         !holes.is_empty() || self.mender.keeps_updates()

@@ -10,7 +10,7 @@ use thalweg_proto as proto;
 use thalweg_proto::{Action, LinkId, Outcome, RoundAction, Span, Time, Traffic};
 use thalweg_transport::{Address, Sink};
 use thalweg_wire::control::{Control, Nonce};
-use thalweg_wire::{Layout, Ranges};
+use thalweg_wire::{Layout, Range, Ranges};
 
 use super::reduce::{Fold, Inline, NoMean, Reducer};
 use super::report::outcome_json;
@@ -180,9 +180,17 @@ impl Server {
     }
 
     /// The sums of the round that ended last, if rounds end with sums and it had any. They must be given up before the next
-    /// round ends.
-    pub fn sums(&self) -> Option<SumsOfRound> {
-        lock(&self.hub.as_ref()?.policy.sums).clone()
+    /// round ends; of a `part` of them a copy is made, which may be kept.
+    ///
+    /// # Errors
+    /// `round` if there is no such part.
+    pub fn sums(&self, part: Option<Range>) -> Result<Option<SumsOfRound>, Error> {
+        let Some(hub) = &self.hub else { return Ok(None) };
+        let sums = lock(&hub.policy.sums).clone();
+        match (sums, part) {
+            (Some(sums), Some(part)) => sums.cut(&hub.policy.layout, part).map(Some),
+            (sums, _) => Ok(sums),
+        }
     }
 
     /// A client's process has ended for good, as `why` says if it is not empty: rounds no longer wait for it.

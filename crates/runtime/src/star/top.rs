@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use thalweg_arena::Arena;
-use thalweg_fold::{Accumulator, SumsHead};
+use thalweg_fold::{Accumulator, FoldError, SumsHead};
 use thalweg_wire::{Dtype, Layout, Range};
 
 use super::mending::Mending;
@@ -27,6 +27,27 @@ pub struct SumsOfRound {
     pub cells: Arena,
 }
 
+impl SumsOfRound {
+    /// What of them is of one part of updates, whose layout is `of`.
+    ///
+    /// # Errors
+    /// `round` if there is no such part.
+    pub fn cut(&self, of: &Layout, part: Range) -> Result<Self, Error> {
+        let bad = |error: FoldError| Error::new("round", "cut sums", error.to_string());
+        let head = SumsHead::decode(&self.head).map_err(bad)?;
+        let cells = self.cells.lend(Range::new(0, head.cells().min(self.cells.len())))?;
+        let (head, place) = Accumulator::cut_sums(of, &head, &cells, part).map_err(bad)?;
+        let (layout, own) = memory(place.len() as u64)?;
+        own.claim(own.range())?[..place.len()].copy_from_slice(&cells[place]);
+        Ok(Self { head: head.encode(), layout, cells: own })
+    }
+}
+
+/// At most `count` parts of about the same size of updates of a layout, for tops of parts.
+pub fn parts_of(layout: &Layout, count: usize) -> Vec<Range> {
+    Accumulator::parts_of(layout, count)
+}
+
 /// Memory for the sums of updates, which are one tensor of bytes; that of `kept` if there is some.
 ///
 /// # Errors
@@ -39,7 +60,11 @@ pub(super) fn room_for(
     if let Some(SumsOfRound { layout, cells, .. }) = kept {
         return Ok((layout, cells));
     }
-    let bytes = Accumulator::bytes_needed(layout, precision.into());
+    memory(Accumulator::bytes_needed(layout, precision.into()))
+}
+
+/// So many bytes, as one tensor.
+fn memory(bytes: u64) -> Result<(Arc<Layout>, Arena), Error> {
     let told = Layout::pack([("sums", Dtype::U8, vec![bytes])]);
     let told = told.map_err(|error| Error::new("layout", "export sums", error.to_string()))?;
     Ok((Arc::new(told), Arena::new(bytes)?))
@@ -54,14 +79,30 @@ pub struct Top {
 
 impl Top {
     /// For updates of this layout, whose mean becomes the next `model`. Of the options, those that servers below have count.
+    /// With a `part` it merges sums of that part of updates alone, and takes their mean into the model's same bytes.
     ///
     /// # Errors
-    /// Which option is impossible.
-    pub fn new(model: Arena, layout: Layout, options: &ServerOptions) -> Result<Self, Error> {
+    /// Which option is impossible, or that there is no such part.
+    pub fn new(
+        model: Arena,
+        layout: Layout,
+        options: &ServerOptions,
+        part: Option<Range>,
+    ) -> Result<Self, Error> {
         options.check()?;
         let layout = Arc::new(layout);
-        let sums = Accumulator::new(layout.clone(), options.precision.into());
-        Ok(Self { sums, mending: Mending::new(layout, model.clone(), options), model })
+        let mending = Mending::new(layout.clone(), model.clone(), options);
+        if part.is_some() && mending.reorders() {
+            return Err(Error::new(
+                "options",
+                "be the top of a part",
+                "updates that are spread have no parts",
+            ));
+        }
+        let part = part.unwrap_or(Range::new(0, layout.bytes()));
+        let sums = Accumulator::of_part(layout, options.precision.into(), part);
+        let sums = sums.map_err(|error| Error::new("options", "be the top of a part", error.to_string()))?;
+        Ok(Self { sums, mending, model })
     }
 
     /// Adds the sums of at most `participants` updates: all of them, or none.
@@ -86,7 +127,7 @@ impl Top {
     /// `round` if the sums come to no mean; the model then stays as it was.
     pub fn finish(&self) -> Result<String, Error> {
         let model = &self.model;
-        let mut into = || Ok(model.claim_within(model.range(), LOAN_PATIENCE)?);
+        let mut into = || Ok(model.claim_within(self.sums.part(), LOAN_PATIENCE)?);
         let summary = self.mending.end(std::slice::from_ref(&self.sums), &mut into);
         self.sums.reset();
         let summary = summary.map_err(|error| match error {
@@ -146,7 +187,7 @@ mod tests {
     #[test]
     fn the_top_has_the_bits_of_one_fold() {
         let model = Arena::new(layout().bytes()).unwrap();
-        let top = Top::new(model.clone(), layout(), &options()).unwrap();
+        let top = Top::new(model.clone(), layout(), &options(), None).unwrap();
         let all = [(3, 2.0), (5, 1.0), (11, 0.5)];
         for (part, workers) in [(&all[..2], 1), (&all[2..], 2)] {
             let sums = exported(part, workers);
@@ -163,10 +204,49 @@ mod tests {
     }
 
     #[test]
+    fn tops_of_parts_have_the_bits_of_one_top() {
+        let whole = Arena::new(layout().bytes()).unwrap();
+        let parted = Arena::new(layout().bytes()).unwrap();
+        let sums: Vec<_> =
+            [[(3, 2.0), (5, 1.0)], [(11, 0.5), (7, 1.0)]].iter().map(|two| exported(two, 2)).collect();
+        let one = Top::new(whole.clone(), layout(), &options(), None).unwrap();
+        sums.iter().for_each(|sums| one.merge(&sums.head, &sums.cells, 2).unwrap());
+        one.finish().unwrap();
+        let parts = parts_of(&layout(), 2);
+        assert_eq!(parts.len(), 2);
+        for part in parts {
+            let top = Top::new(parted.clone(), layout(), &options(), Some(part)).unwrap();
+            for sums in &sums {
+                let own = sums.cut(&layout(), part).unwrap();
+                top.merge(&own.head, &own.cells, 2).unwrap();
+                assert!(
+                    top.merge(&sums.head, &sums.cells, 2).is_err(),
+                    "sums of all bytes are none of a part"
+                );
+            }
+            top.finish().unwrap();
+        }
+        let bytes = |arena: &Arena| arena.lend(Range::new(0, layout().bytes())).unwrap().to_vec();
+        assert_eq!(bytes(&whole), bytes(&parted));
+    }
+
+    #[test]
+    fn parts_that_cannot_be_are_refused() {
+        let model = Arena::new(layout().bytes()).unwrap();
+        let refused = |options: &ServerOptions, part| {
+            Top::new(model.clone(), layout(), options, Some(part)).err().map(|error| error.to_string())
+        };
+        let found = refused(&options(), Range::new(0, 64)).unwrap();
+        assert!(found.contains("be the top of a part"), "{found}");
+        let sums = exported(&[(3, 2.0)], 1);
+        assert!(sums.cut(&layout(), Range::new(0, 64)).is_err());
+    }
+
+    #[test]
     fn sums_that_cannot_be_are_refused_and_add_nothing() {
         let model = Arena::new(layout().bytes()).unwrap();
         model.claim(model.range()).unwrap().fill(7);
-        let top = Top::new(model.clone(), layout(), &options()).unwrap();
+        let top = Top::new(model.clone(), layout(), &options(), None).unwrap();
         let sums = exported(&[(3, 1.0), (5, 1.0)], 1);
         let refusal = |error: Error| error.to_string();
         let found = refusal(top.merge(&sums.head, &sums.cells, 1).unwrap_err());

@@ -1,0 +1,132 @@
+"""A node that is the top for its part of the bytes, as every other is for another part (``tree.top = "sharded"``).
+
+A round's mean is made in two steps, each of which the root asks of all nodes. ``share``: a node takes the sums of its
+part from all others. ``settle``: it takes their mean, and sends that to all others and to the root. Until the root
+begins the next round with ``kept``, no node takes a part of the mean into its model: if a node is lost at any moment,
+the root asks those that are left to share anew, and they do so as if nothing had been. Each time has a number, the
+``turn``: a part of a mean of an earlier turn may still be on its way.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from thalweg import _core
+from thalweg.errors import RoundError
+from thalweg.job.gathering import Link, SumsOf, not_understood, taken
+from thalweg.job.others import Answer
+
+# The first byte of a part of updates, and the one past the last.
+Part = tuple[int, int]
+
+
+class Sharing:
+    """The top for a part of the bytes, which may be another one in each round."""
+
+    def __init__(self, name: str, model: _core.Arena, top: Mapping[str, Any], sums: SumsOf, link: Link) -> None:
+        self._name, self._model, self._options, self._sums = name, model, json.dumps(top), sums
+        self._top: _core.Top | None = None
+        self._part: Part | None = None
+        # The own part of the model before the mean, and the others' parts of the mean, until the round has ended.
+        self._before: np.ndarray[Any, Any] | None = None
+        self._means: dict[Part, _core.Arena] = {}
+        self._turn = 0
+        self._lock = threading.Lock()
+        self.others = link(self._answer)
+
+    def begin(self, *, kept: bool) -> None:
+        """Begin a round: ``kept`` says that the last one's mean is the model, which the root has not sent then."""
+        with self._lock:
+            if kept:
+                for part, mean in self._means.items():
+                    self._bytes(part)[:] = np.asarray(mean)[: part[1] - part[0]]
+            self._top = self._part = self._before = None
+            self._means = {}
+
+    def do(self, asked: str, head: Mapping[str, Any]) -> Answer:
+        """Do what the root asks."""
+        if asked == "share":
+            parts = {name: (int(start), int(end)) for name, (start, end) in head["parts"].items()}
+            self._forget(head["turn"])
+            for address in head["addresses"]:
+                if address != self.others.address:
+                    self.others.join(address)
+            return self._share(head["nodes"], parts), None
+        if asked == "settle":
+            return self._settle(head["to"])
+        raise not_understood(asked)
+
+    def _share(self, counted: Mapping[str, int], parts: Mapping[str, Part]) -> dict[str, Any]:
+        """Take the sums of one's own part from all nodes that count; say whose were refused, and why."""
+        if self._name not in parts:
+            return {"refused": {}, "between": []}
+        part = parts[self._name]
+        top, own = _core.Top(self._model, self._options, part), self._sums(part)
+        if own is None:
+            return {"refused": {self._name: "it has no sums"}, "between": []}
+        top.merge(*own, counted[self._name])
+        refused: dict[str, str] = {}
+        between: list[Mapping[str, Any]] = []
+        names = [name for name in counted if name != self._name]
+        for reply in self.others.ask({"sums": part}, names):
+            between += reply.between
+            why = reply.reason
+            if reply.head is not None:
+                why = taken(top, reply.head, reply.tensors, counted[reply.member]) or ""
+            if why:
+                refused[reply.member] = why
+        self._top, self._part = top, part
+        return {"refused": refused, "between": between}
+
+    def _settle(self, to: Sequence[str]) -> Answer:
+        """Take the mean of one's own part, and send it to all others; say who has it."""
+        if self._top is None or self._part is None:
+            raise RoundError("this node has no part of the round's sums", "See the record's log.txt")
+        own = self._bytes(self._part)
+        self._before = own.copy()
+        fold = json.loads(self._top.finish())
+        mean = _core.Arena(_core.Layout([("mean", "U8", [len(own)])]))
+        np.asarray(mean)[: len(own)] = own
+        has: list[str] = []
+        between: list[Mapping[str, Any]] = []
+        done = time.time()
+        asked = {"mean": self._part, "turn": self._turn}
+        for reply in self.others.ask(asked, [name for name in to if name != self._name], mean):
+            between += reply.between
+            has += [reply.member] if reply.head is not None else []
+        return {"fold": fold, "done": done, "has": has, "between": between}, mean
+
+    def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
+        """Answer another node: give it the sums of its part, or take its part of the mean."""
+        if "sums" in head:
+            sums = self._sums(tuple(head["sums"]))
+            if sums is None:
+                raise RoundError("it has no sums", "See the record's log.txt")
+            return {"sums": base64.b64encode(sums[0]).decode()}, sums[1]
+        start, end = head["mean"]
+        if tensors is None or not 0 <= start <= end <= len(self._model) or len(tensors) < end - start:
+            raise RoundError("a part of a mean came that is none of this model", "Use the same version on both sides")
+        with self._lock:
+            if head["turn"] != self._turn:
+                raise RoundError("a part of a mean came too late", "Nothing is to be done")
+            self._means[start, end] = tensors
+        return {}, None
+
+    def _forget(self, turn: int) -> None:
+        """Have the model of before, and no part of a mean of an earlier turn."""
+        with self._lock:
+            if self._part is not None and self._before is not None:
+                self._bytes(self._part)[:] = self._before
+            self._top = self._part = self._before = None
+            self._turn, self._means = turn, {}
+
+    def _bytes(self, part: Part) -> np.ndarray[Any, Any]:
+        """Return these bytes of the model, to be changed."""
+        return np.asarray(self._model)[part[0] : part[1]]
