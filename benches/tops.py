@@ -12,7 +12,7 @@ from typing import Any
 from benches.common import MIB, Figure, Spread, note
 
 NODES = 5
-SIZE = 32 * MIB
+SIZE = 16 * MIB
 LINK = "200mbit"
 TURNS, ROUNDS = 3, 4
 # One top takes N-1 sums and gives N-1 models; of N tops each takes and gives (N-1)/N of both.
@@ -47,7 +47,7 @@ def tops() -> list[Figure]:
         for top in seconds:
             note(f"turn {turn + 1}/{TURNS}: {NODES} nodes on links of {LINK}, top {top}")
             done = _run(top)
-            # In the first round nodes have the model from when they were opened.
+            # In the first round the root sends all nodes the model, whatever the top.
             seconds[top] += [row["seconds"] for row in done["rounds"][1:]]
             completed[top] += done["tree"]["aggregation_completion_seconds"][1:]
     return [

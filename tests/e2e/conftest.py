@@ -54,18 +54,18 @@ class Program:
         out, err = self.process.communicate(timeout=TIMEOUT)
         return self.process.returncode, out, "".join(self.seen) + err
 
-    def children(self) -> list[int]:
-        """Return the ids of its client processes, in the order they were started."""
+    def children(self, module: str = "thalweg.job.worker") -> list[int]:
+        """Return the ids of its processes that run this module, by default clients, in the order they were started."""
         numbers = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
-        return sorted(pid for pid in numbers if self._is_child(pid))
+        return sorted(pid for pid in numbers if self._is_child(pid, module.encode()))
 
-    def _is_child(self, pid: int) -> bool:
+    def _is_child(self, pid: int, module: bytes) -> bool:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False  # it has ended meanwhile
-        return int(fields[1]) == self.process.pid and b"thalweg.job.worker" in command
+        return int(fields[1]) == self.process.pid and module in command
 
 
 Start = Callable[..., Program]

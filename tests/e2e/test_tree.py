@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -119,6 +121,23 @@ def test_nodes_have_an_emulated_network(result: Run, tmp_path: Path) -> None:
     # The sums of a node, and the mean, each take as long as their link of 20 Mbit/s needs.
     for row in record.rounds():
         assert row["seconds"] > 2 * done["update_bytes"] * 8 / 20e6
+
+
+def test_a_node_that_is_killed_is_back_in_the_next_round(start: Start) -> None:
+    base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "30", "--aggregation", "tree")
+    run = start(*base, "--nodes", "2", "--placement", "worst-fit", "--top", "sharded", "--json")
+    run.until("round 3/30")
+    os.kill(run.children("thalweg.job.gateway")[1], signal.SIGKILL)
+    run.until("node-1 is gone")
+    run.until("node-1 is back")
+    code, out, said = run.end()
+    assert code == 0, said
+    assert "starting node-1 again" in said
+    done = json.loads(out)
+    counts = [row["participants"] for row in done["rounds"]]
+    assert counts[-1] == 4
+    assert set(counts) <= {2, 4}
+    assert counts.count(2) <= 2, "it is lost for the round, or for two if it died between them"
 
 
 def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -35,6 +37,29 @@ def test_nodes_are_local_unless_ray_is_asked_for(tmp_path: Path) -> None:
     assert isinstance(made, Local)
     assert made.facts() == {"name": "local"}
     require(plan("local"))
+
+
+class Unfinished:
+    """Orders that lack where to connect to: a process that gets one ends at once."""
+
+    def of(self, name: str, number: int) -> dict[str, Any]:
+        del number
+        return {"name": name, "parent": os.getpid(), "threads": None, "place": None}
+
+
+def test_a_local_node_is_started_again_a_few_times(tmp_path: Path) -> None:
+    ended: Queue[str] = Queue()
+    notes: list[str] = []
+    local = Local(tmp_path / "log.txt", lambda name, _: ended.put(name), notes.append)
+    local.start(["node-0"], Unfinished())
+    for _ in range(3):
+        assert ended.get(timeout=60) == "node-0"
+        assert local.restart("node-0")
+        assert not local.restart("another")
+    ended.get(timeout=60)
+    assert not local.restart("node-0"), "it cannot live here"
+    assert notes == ["starting node-0 again"] * 3
+    local.stop(grace=0.0)
 
 
 @pytest.mark.parametrize(("release", "said"), [(None, "Ray is not installed"), ("2.9.3", "needs 2.52 or newer")])

@@ -131,6 +131,12 @@ class Fleet:
             self.members.append(member)
             member.thread.start()
 
+    def again(self, name: str, order: Mapping[str, Any]) -> None:
+        """Start the process of a client anew that has ended; it ends with the thread that calls this, if not before."""
+        member = self._process(name, order)
+        self.members = [member if one.name == name else one for one in self.members]
+        member.thread.start()
+
     def tell(self, name: str, message: Mapping[str, Any]) -> None:
         """Send a process a line of JSON. One that has ended hears nothing."""
         member = next(member for member in self.members if member.name == name)

@@ -5,7 +5,7 @@
 
 | task | the node | and answers |
 |---|---|---|
-| ``open`` | listens for clients, as the options say; the model comes with it | where it listens |
+| ``open`` | listens for clients, as the options say, for a model of this layout | where it listens |
 | ``wait`` | waits until its clients are there, at most so long | who is there |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
 | ``forget`` | waits no more for a client | nothing |
@@ -111,7 +111,7 @@ class Gateway:
     def _do(self, number: int, head: Mapping[str, Any], model: _core.Arena | None) -> Answer:
         asked = head["do"]
         if asked == "open":
-            return self._open(head, _given(model)), None
+            return self._open(head), None
         server = self._server
         if server is None:
             return {"unopened": True}, None
@@ -133,7 +133,7 @@ class Gateway:
             return {}, None
         return self._role.do(asked, head)
 
-    def _open(self, head: Mapping[str, Any], model: _core.Arena) -> dict[str, Any]:
+    def _open(self, head: Mapping[str, Any]) -> dict[str, Any]:
         options = dict(head["options"])
         options |= {key: self._trust[key] for key in ("token", "secret") if self._trust.get(key) is not None}
         options["transport"] = {**options["transport"], "tls": self._trust.get("tls")}
@@ -141,7 +141,8 @@ class Gateway:
         self._expected = options.setdefault("expected", self._expected)
         if self._server is not None:
             self._server.close("the parent opens this node anew")
-        self._model = _core.Arena(model.layout, shared=registry.lends(self._listen))
+        layout = _core.Layout([(name, dtype, shape) for name, dtype, shape, _ in head["layout"]])
+        self._model = _core.Arena(layout, shared=registry.lends(self._listen))
         self._server = self._listening(self._model, head.get("listen"), json.dumps(options))
         self._address = self._server.address
         self._note(f"listening on {self._address}")

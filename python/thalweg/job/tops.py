@@ -40,8 +40,6 @@ class Heard:
     tensors: _core.Arena | None
     reason: str
     between: Sequence[Mapping[str, Any]]
-    # The process of the node was started anew, and does not listen yet.
-    unopened: bool = False
 
 
 # Asks nodes something; gives what each answers, in the order in which answers come.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job.asking import SLICE, Reply, ask
+from thalweg.job.returning import Returning
 from thalweg.job.sharded import Sharded
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
@@ -96,6 +97,7 @@ class Tree:
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
+        self.returning = Returning(self)
 
     def _top_of(self, kind: str) -> Top:
         if kind == "dedicated":
@@ -129,43 +131,49 @@ class Tree:
             self._nodes = [Node(name, ()) for name in sorted(json.loads(self._server.clients()))[: self._count]]
         self._opened, total = True, 0
         for node in self._nodes:
-            heard = self._open_node(node, look, known=not come)
-            if heard.head is None:
-                raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
-            total += heard.head["expected"]
+            total += self.open_node(node, look)
         if come and total != self._options["expected"]:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
                 "Start nodes with --clients that add up to job.clients",
             )
 
-    def _open_node(self, node: Node, look: Callable[[], None] | None, *, known: bool) -> Heard:
-        """Have a node listen, where it did before if it has. Its clients are ``known``, or come by themselves."""
-        options = {**self._options, "enough": 1, "sums": True}
-        options |= {"expected": len(node.clients)} if known else {}
-        if not known:
-            options.pop("expected", None)
+    def open_node(self, node: Node, look: Callable[[], None] | None = None) -> int:
+        """Have a node listen, where it did before if it has; return for how many clients.
+
+        Raises RoundError if it cannot. Its clients are known, or it says itself how many it has.
+        """
+        options = {**self._options, "expected": len(node.clients), "enough": 1, "sums": True}
+        if not node.clients:
+            del options["expected"]
         asked: dict[str, Any] = {"do": "open", "options": options, "listen": node.address or None}
+        asked["layout"] = self._model.layout.tensors
         if self._kind != "dedicated":
             asked["top"] = {"kind": self._kind, "top": self._of_top, "server": self._between}
-        (heard,) = self._ask(asked, [node], look, model=True)
-        if heard.head is not None:
-            node.address, node.peers = heard.head["address"], heard.head["peers"]
-            self._note(f"{node.name} listens on {node.address} for {heard.head['expected']} clients")
-        return heard
+        (heard,) = self._ask(asked, [node], look)
+        if heard.head is None:
+            raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
+        node.address, node.peers = heard.head["address"], heard.head["peers"]
+        expected = int(heard.head["expected"])
+        self._note(f"{node.name} listens on {node.address} for {expected} clients")
+        return expected
 
-    def _take_back(self) -> None:
-        """Have nodes take part again that were lost and are there: their clients find them where they were before."""
-        there = json.loads(self._server.clients())
-        for node in self._nodes:
-            if node.gone is None or node.name not in there:
-                continue
-            (heard,) = self._ask({"do": "wait", "seconds": 0}, [node], None)
-            if heard.head is None and heard.unopened:
-                heard = self._open_node(node, None, known=True)
-            if heard.head is not None:
-                node.gone = None
-                self._note(f"{node.name} is back")
+    def is_connected(self, node: Node, seconds: float) -> bool:
+        """Return whether a node is, waiting for it at most so long."""
+        if seconds:
+            self._server.wait(self._count, seconds)
+        return node.name in json.loads(self._server.clients())
+
+    def is_open(self, node: Node) -> bool:
+        """Return whether a node that is connected listens for its clients; a process that was started anew does not."""
+        (heard,) = self._ask({"do": "wait", "seconds": 0.0}, [node], None)
+        return heard.head is not None
+
+    def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
+        """Wait until the clients of nodes that are back are there, at most so long."""
+        for node in nodes:
+            self._note(f"{node.name} is back")
+        self._heard_all({"do": "wait", "seconds": seconds}, nodes)
 
     def wait(self, clients: int, timeout: float | None) -> int:
         """Wait until each node's clients are there, at most so long; return how many are."""
@@ -187,15 +195,20 @@ class Tree:
         Raises RoundError if it has too few updates, CoreError if its sums come to no mean. What ``observer`` raises
         ends it.
         """
+        look = None if observer is None else lambda: observer('{"clients": {}}')
+        self.returning.settle(self._nodes, look or _nothing)
         started, began = time.time(), time.perf_counter()
-        self._take_back()
         parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in self._nodes}
         self._top.begin()
-        look = None if observer is None else lambda: observer('{"clients": {}}')
+
+        def tend() -> None:
+            self.returning.look(self._nodes)
+            (look or _nothing)()
+
         here = self._here()
         kept = all(node.has == self._version for node in here)
         asked = {"do": "round", "round": number, "config": config, "kept": kept}
-        for heard in self._ask(asked, here, look, model=not kept):
+        for heard in self._ask(asked, here, tend, model=not kept):
             self._take(parts[heard.node.name], heard)
         fold = self._top.finish(lambda: self._check(number, list(parts.values())))
         self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
@@ -223,6 +236,7 @@ class Tree:
     def lost(self, name: str, why: str) -> None:
         """Wait no more for a node whose process has ended; from now on its clients are lost with it."""
         node = next(node for node in self._nodes if node.name == name)
+        self.returning.lost(node)
         node.gone = f"its node {name} is gone: {why}"
         if self._closed:
             return
@@ -308,7 +322,7 @@ class Tree:
             node.gone = f"its node {node.name} is gone: {reply.reason}"
         if reply.head is not None and "unopened" in reply.head:
             node.gone = f"its node {node.name} was started anew"
-            return Heard(node, None, None, node.gone, reply.between, unopened=True)
+            return Heard(node, None, None, node.gone, reply.between)
         if reply.head is not None and "clients" in reply.head:
             node.state = reply.head
             for note in reply.head["notes"]:
@@ -338,6 +352,10 @@ def tree_of(
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
     return Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top)
+
+
+def _nothing() -> None:
+    """Nobody looks."""
 
 
 def _of_top(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class TreeNodes:
             self._network.check()
 
         self._tree.open(look)
+        self._tree.returning.restart = lambda node: self._engine.restart(node.name)
         self._record.note(engine=self._engine.facts())
 
     def release(self) -> None:

@@ -5,7 +5,8 @@ Whoever runs a tree knows no more of an engine than ``Engine`` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # What a node's process runs, whoever starts it.
 PROGRAM: Final = "thalweg.job.gateway"
+# After so many ends of a process of this machine its clients are lost for the rest of the job.
+MOST_RESTARTS: Final = 3
 
 
 class Engine(Protocol):
@@ -24,6 +27,9 @@ class Engine(Protocol):
 
     def start(self, names: Sequence[str], orders: Ordering) -> None:
         """Start all nodes; do not wait for them. Raises ThalwegError."""
+
+    def restart(self, name: str) -> bool:
+        """Start a node again that has ended; return whether it was. The caller's thread has to outlive the node."""
 
     def check(self) -> None:
         """Raise RoundError if a node could not be started."""
@@ -42,10 +48,26 @@ class Engine(Protocol):
 
 
 class Local(Fleet):
-    """Processes of this machine. One that ends early is lost."""
+    """Processes of this machine. One that ends early is lost until it is started again."""
 
-    def __init__(self, log: Path, lost: OnEnd) -> None:
+    def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None]) -> None:
         super().__init__(log, lost, program=PROGRAM)
+        self._note_of_run = note
+        self._orders: dict[str, Mapping[str, Any]] = {}
+        self._restarts: Counter[str] = Counter()
+
+    def start(self, names: Sequence[str], orders: Ordering) -> None:
+        self._orders = {name: orders.of(name, number) for number, name in enumerate(names, 1)}
+        super().start(names, orders)
+
+    def restart(self, name: str) -> bool:
+        has_ended = any(member.name == name and member.failure is not None for member in self.members)
+        if not has_ended or self._restarts[name] >= MOST_RESTARTS:
+            return False
+        self._restarts[name] += 1
+        self._note_of_run(f"starting {name} again")
+        self.again(name, self._orders[name])
+        return True
 
     def facts(self) -> dict[str, Any]:
         return {"name": "local"}
@@ -63,7 +85,7 @@ def engine_of(plan: Plan, log: Path, lost: OnEnd, note: Callable[[str], None]) -
     """Return the engine that a plan names. ``lost`` hears of a node that does not come back, and why."""
     nodes = plan.nodes or NodesSection()
     if nodes.engine == "local":
-        return Local(log, lost)
+        return Local(log, lost, note)
     from thalweg.job.engines.by_ray import Ray
 
     return Ray(nodes, log, lost, note)
