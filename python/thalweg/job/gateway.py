@@ -16,6 +16,7 @@
 | ``finish`` | takes the mean of all it has | what the fold says, and the model |
 | ``share`` | takes the sums of its part of the bytes from all others | whose were refused |
 | ``settle`` | takes the mean of its part, and sends it to all others | what the fold says, and its part of the model |
+| ``told`` | waits until all others have that | who has it |
 
 With ``round`` no model comes if the nodes have all of it from each other (``kept``).
 

@@ -89,25 +89,31 @@ class Sharded:
             if said.head is None or said.tensors is None:
                 part.drop(node.gone or f"its node {name} gave no part of the mean: {said.reason}")
                 continue
-            part.between = [*part.between, *said.between, *said.head["between"]]
+            part.between = [*part.between, *said.between]
         if any(part.outcome is None for part, _ in counting.values()):
             return None
         model = np.asarray(self._model)
         for name, (start, end) in shares.items():
             model[start:end] = np.asarray(heard[name].tensors)[: end - start]
-        return _together({name: one.head for name, one in heard.items() if one.head is not None}, shares, here)
+        folds = [one.head for one in heard.values() if one.head is not None]
+        return {
+            "uncovered_bytes": sum(said["fold"]["uncovered_bytes"] for said in folds),
+            "shares": [{"node": name, "bytes": end - start} for name, (start, end) in shares.items()],
+            "done": max(said["done"] for said in folds),
+            "has": self._told(counting, shares, here),
+        }
+
+    def _told(self, counting: Counting, shares: Shares, here: Sequence[Node]) -> list[str]:
+        """Wait until the nodes have the mean from each other; return those that have all of it."""
+        has = {node.name: {node.name} for node in here}
+        for heard in self._ask({"do": "told"}, [counting[name][1] for name in shares]):
+            part, node = counting[heard.node.name]
+            if heard.head is not None:
+                part.between = [*part.between, *heard.head["between"]]
+                for name in heard.head["has"]:
+                    has[name].add(node.name)
+        return [name for name, parts in has.items() if parts >= set(shares)]
 
 
 def _refused(heard: Heard | None) -> Mapping[str, str]:
     return {} if heard is None or heard.head is None else heard.head["refused"]
-
-
-def _together(heads: Mapping[str, Mapping[str, Any]], shares: Shares, here: Sequence[Node]) -> dict[str, Any]:
-    """Return what the folds of all parts say, and who ``has`` the whole mean."""
-    has = [node.name for node in here if all(node.name in (top, *said["has"]) for top, said in heads.items())]
-    return {
-        "uncovered_bytes": sum(said["fold"]["uncovered_bytes"] for said in heads.values()),
-        "shares": [{"node": name, "bytes": end - start} for name, (start, end) in shares.items()],
-        "done": max(said["done"] for said in heads.values()),
-        "has": has,
-    }

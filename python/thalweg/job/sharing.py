@@ -1,10 +1,10 @@
 """A node that is the top for its part of the bytes, as every other is for another part (``tree.top = "sharded"``).
 
-A round's mean is made in two steps, each of which the root asks of all nodes. ``share``: a node takes the sums of its
-part from all others. ``settle``: it takes their mean, and sends that to all others and to the root. Until the root
-begins the next round with ``kept``, no node takes a part of the mean into its model: if a node is lost at any moment,
-the root asks those that are left to share anew, and they do so as if nothing had been. Each time has a number, the
-``turn``: a part of a mean of an earlier turn may still be on its way.
+A round's mean is made in steps that the root asks of all nodes. ``share``: a node takes the sums of its part from all
+others. ``settle``: it takes their mean, and sends it to all others, and to the root as its answer. ``told``: it says
+which of the others have it. Until the root begins the next round with ``kept``, no node takes a part of the mean into
+its model: if a node is lost at any moment, the root asks those that are left to share anew, and they do so as if
+nothing had been. Each time has a number, the ``turn``: a part of a mean of an earlier turn may still be on its way.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job.asking import Reply
 from thalweg.job.gathering import Link, SumsOf, not_understood, taken
 from thalweg.job.others import Answer
 
@@ -38,6 +40,8 @@ class Sharing:
         self._before: np.ndarray[Any, Any] | None = None
         self._means: dict[Part, _core.Arena] = {}
         self._turn = 0
+        # What sends the own part of the mean, and what others have answered.
+        self._sending: tuple[threading.Thread, list[Reply]] | None = None
         self._lock = threading.Lock()
         self.others = link(self._answer)
 
@@ -61,6 +65,8 @@ class Sharing:
             return self._share(head["nodes"], parts), None
         if asked == "settle":
             return self._settle(head["to"])
+        if asked == "told":
+            return self._told(), None
         raise not_understood(asked)
 
     def _share(self, counted: Mapping[str, int], parts: Mapping[str, Part]) -> dict[str, Any]:
@@ -86,22 +92,34 @@ class Sharing:
         return {"refused": refused, "between": between}
 
     def _settle(self, to: Sequence[str]) -> Answer:
-        """Take the mean of one's own part, and send it to all others; say who has it."""
+        """Take the mean of one's own part, and begin to send it to all others."""
         if self._top is None or self._part is None:
             raise RoundError("this node has no part of the round's sums", "See the record's log.txt")
         own = self._bytes(self._part)
         self._before = own.copy()
-        fold = json.loads(self._top.finish())
+        fold, done = json.loads(self._top.finish()), time.time()
         mean = _core.Arena(_core.Layout([("mean", "U8", [len(own)])]))
         np.asarray(mean)[: len(own)] = own
-        has: list[str] = []
-        between: list[Mapping[str, Any]] = []
-        done = time.time()
-        asked = {"mean": self._part, "turn": self._turn}
-        for reply in self.others.ask(asked, [name for name in to if name != self._name], mean):
-            between += reply.between
-            has += [reply.member] if reply.head is not None else []
-        return {"fold": fold, "done": done, "has": has, "between": between}, mean
+        asked, told = {"mean": self._part, "turn": self._turn}, list[Reply]()
+        names = [name for name in to if name != self._name]
+
+        def send() -> None:
+            with suppress(_core.CoreError):  # the job is ending
+                told.extend(self.others.ask(asked, names, mean))
+
+        sending = threading.Thread(target=send, daemon=True)
+        sending.start()
+        self._sending = sending, told
+        return {"fold": fold, "done": done}, mean
+
+    def _told(self) -> dict[str, Any]:
+        """Wait until all others have one's own part of the mean, or are lost; say who has it."""
+        if self._sending is None:
+            raise RoundError("this node has sent no part of a mean", "See the record's log.txt")
+        sending, told = self._sending
+        sending.join()
+        has = [reply.member for reply in told if reply.head is not None]
+        return {"has": has, "between": [way for reply in told for way in reply.between]}
 
     def _answer(self, head: Mapping[str, Any], tensors: _core.Arena | None) -> Answer:
         """Answer another node: give it the sums of its part, or take its part of the mean."""
