@@ -35,5 +35,5 @@ pub use launch::{Launched, Launcher, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
 pub use routes::{Count, Routes};
-pub use team::{Counts, Team, TeamConfig};
+pub use team::{Counts, Doing, Handovers, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
 pub use worker::{work, work_with, Step};

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
+from thalweg.report import workers
 from thalweg.report.charts import GREY, Chart, Trace, axes, colour
 from thalweg.report.series import (
     KINDS,
@@ -31,8 +33,22 @@ DASHES: Final = {"ba": "dot"}
 
 def timeline_chart(run: Run, runs: int) -> Chart:
     """Return the lanes of a run's clients with what they sent, received and trained when, on a page of ``runs``."""
-    shown = timeline(run, max(300, min(MOST_BARS, BARS_OF_ALL // runs)))
-    traces = [_stretches(shown, kind) for kind in KINDS if any(bar.kind == kind for bar in shown.bars)]
+    return _lanes("timeline", timeline(run, _bars_of_each(runs)), {kind: COLOUR_OF[kind] for kind in KINDS})
+
+
+def workers_chart(run: Run, runs: int) -> Chart:
+    """Return the lanes of a run's workers with what each did when, on a page of ``runs``."""
+    colours = {kind: workers.COLOUR_OF[kind] for kind in workers.KINDS}
+    return _lanes("workers", workers.timeline(run, _bars_of_each(runs)), colours)
+
+
+def _bars_of_each(runs: int) -> int:
+    return max(300, min(MOST_BARS, BARS_OF_ALL // runs))
+
+
+def _lanes(name: str, shown: Timeline, colours: Mapping[str, str]) -> Chart:
+    kinds = [kind for kind in colours if any(bar.kind == kind for bar in shown.bars)]
+    traces = [_stretches(shown, kind, colours[kind]) for kind in kinds]
     names = [escaped(lane) for lane in shown.lanes]
     layout = axes("time on the server's clock of the run (s)", "", barmode="overlay", bargap=0.25)
     layout["yaxis"] = {
@@ -45,7 +61,7 @@ def timeline_chart(run: Run, runs: int) -> Chart:
     }
     layout["shapes"] = [_round_line(start) for start in list(shown.starts.values())[:MOST_LINES]]
     height = 150 + max(3, len(names)) * (24 if len(names) <= 32 else 14)
-    return Chart("timeline", traces, layout, [shown.note] if shown.note else [], height)
+    return Chart(name, traces, layout, [shown.note] if shown.note else [], height)
 
 
 def _round_line(start: float) -> dict[str, Any]:
@@ -53,7 +69,7 @@ def _round_line(start: float) -> dict[str, Any]:
     return {"type": "line", "x0": start, "x1": start, "y0": 0, "y1": 1, "yref": "paper", "layer": "below", "line": line}
 
 
-def _stretches(shown: Timeline, kind: str) -> Trace:
+def _stretches(shown: Timeline, kind: str, shade: str) -> Trace:
     bars = [bar for bar in shown.bars if bar.kind == kind]
     return {
         "type": "bar",
@@ -63,7 +79,7 @@ def _stretches(shown: Timeline, kind: str) -> Trace:
         "base": [bar.start for bar in bars],
         "x": [bar.end - bar.start for bar in bars],
         # The line keeps visible what is shorter than a pixel.
-        "marker": {"color": COLOUR_OF[kind], "line": {"width": 1, "color": COLOUR_OF[kind]}},
+        "marker": {"color": shade, "line": {"width": 1, "color": shade}},
         "opacity": 0.45 if kind == "training" else 1,
         "hovertext": [_bar_words(bar) for bar in bars],
         "hovertemplate": "%{hovertext}<extra>%{fullData.name}</extra>",
@@ -71,7 +87,7 @@ def _stretches(shown: Timeline, kind: str) -> Trace:
 
 
 def _bar_words(bar: Bar) -> str:
-    words = [f"{escaped(bar.lane)}, round {bar.round}", f"{bar.start:.6g} s to {bar.end:.6g} s"]
+    words = [f"{escaped(bar.lane)}, round {bar.round}", f"{bar.start:.6g} s to {bar.end:.6g} s", *bar.words]
     if bar.row is not None:
         source, target = bar.row["source"], bar.row["target"]
         words += [] if source is None else [f"{escaped(source)} to {escaped(target)}"]

@@ -12,10 +12,19 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.errors import RecordError
-from thalweg.report import graphs
+from thalweg.report import graphs, workers
 from thalweg.report.charts import GREY, colour
 from thalweg.report.details import COLOUR_OF
-from thalweg.report.series import KINDS, distinct_rates, groups, links_over_time, round_times, thinned, timeline
+from thalweg.report.series import (
+    KINDS,
+    Timeline,
+    distinct_rates,
+    groups,
+    links_over_time,
+    round_times,
+    thinned,
+    timeline,
+)
 from thalweg.report.source import Run
 from thalweg.report.text import plain
 
@@ -94,6 +103,8 @@ def _figures(runs: Sequence[Run], numbers: Sequence[Numbers]) -> Iterator[tuple[
     for number, run in enumerate(runs, 1):
         place = f"-{number}-{_slug(run.label)}" if len(runs) > 1 else ""
         yield f"timeline{place}", lambda figure, run=run: _timeline(figure, run)  # type: ignore[misc]
+        if workers.has_workers(run):
+            yield f"workers{place}", lambda figure, run=run: _workers(figure, run)  # type: ignore[misc]
         if numbers[number - 1]["graph"] is not None:
             yield f"graph{place}", lambda figure, of=numbers[number - 1]["graph"]: _graph(figure, of)  # type: ignore[misc]
         yield f"links{place}", lambda figure, run=run: _links(figure, run)  # type: ignore[misc]
@@ -252,13 +263,22 @@ def _round_time(figure: Figure, numbers: Sequence[Numbers]) -> None:
 
 
 def _timeline(figure: Figure, run: Run) -> None:
-    shown = timeline(run)
+    _lanes(figure, timeline(run), {kind: COLOUR_OF[kind] for kind in KINDS}, "no transfer was recorded")
+
+
+def _workers(figure: Figure, run: Run) -> None:
+    colours = {kind: workers.COLOUR_OF[kind] for kind in workers.KINDS}
+    _lanes(figure, workers.timeline(run), colours, "no round was finished")
+
+
+def _lanes(figure: Figure, shown: Timeline, colours: Mapping[str, str], nothing: str) -> None:
+    """Draw lanes with bars of kinds; ``nothing`` says why there are none."""
     if not shown.bars:
-        raise NothingToDrawError("no transfer was recorded")
+        raise NothingToDrawError(nothing)
     figure.set_figheight(max(1.6, min(8.0, 0.9 + 0.17 * len(shown.lanes))))
     axes = figure.add_subplot()
     rows = {lane: row for row, lane in enumerate(shown.lanes)}
-    for kind in KINDS:
+    for kind, shade in colours.items():
         spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for bar in shown.bars:
             if bar.kind == kind:
@@ -267,7 +287,7 @@ def _timeline(figure: Figure, run: Run) -> None:
             axes.broken_barh(
                 pairs,
                 (rows[lane] - 0.35, 0.7),
-                color=COLOUR_OF[kind],
+                color=shade,
                 alpha=0.4 if kind == "training" else 1,
                 # The line keeps visible what is narrower than a dot.
                 linewidth=0 if kind == "training" else 0.5,
@@ -281,7 +301,7 @@ def _timeline(figure: Figure, run: Run) -> None:
     _room(axes, min(bar.start for bar in shown.bars), max(bar.end for bar in shown.bars))
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(_clock(shown.note))
-    _legend(figure, axes, columns=4)
+    _legend(figure, axes, columns=4 if len(colours) <= 4 else 3)
 
 
 def _graph(figure: Figure, of: Numbers) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Final
 
-from thalweg.report import charts, details, graphs, tables, traces
+from thalweg.report import charts, details, graphs, tables, traces, workers
 from thalweg.report.cells import Cell, Lost, cells, verdicts
 from thalweg.report.charts import Chart
 from thalweg.report.series import MOST_POINTS, thinned
@@ -87,6 +87,7 @@ def _runs(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]],
     _compare(made, runs, numbers)
     made.section("timeline", "Timeline", TIMELINE)
     made.each(runs, {run.label: NO_TRANSFERS for run in runs if not run.transfers}, details.timeline_chart)
+    _workers(made, runs)
     made.section("links", "Links", LINKS)
     made.each(runs, {run.label: run.why_no_links() for run in runs if not run.samples}, details.links_chart)
     for run, of in zip(runs, numbers, strict=True):
@@ -95,6 +96,14 @@ def _runs(made: Page, runs: Sequence[Run], numbers: Sequence[Mapping[str, Any]],
     for run, of in zip(runs, numbers, strict=True):
         made.parts += parties(run.label if len(runs) > 1 else None, of["parties"])
     made.notes(_reasons({run["label"]: NO_PARTIES for run in numbers if not run["parties"]}))
+
+
+def _workers(made: Page, runs: Sequence[Run]) -> None:
+    """Draw what workers did, if any run had some."""
+    if not any(map(workers.has_workers, runs)):
+        return
+    made.section("workers", "Workers", WORKERS)
+    made.each(runs, {run.label: NO_WORKERS for run in runs if not workers.has_workers(run)}, details.workers_chart)
 
 
 def _traces(made: Page, links: Sequence[LinkTrace]) -> None:
@@ -235,6 +244,11 @@ TIMELINE: Final = (
     "Each client's transfers, from the first byte sent to the last one received, and its training between them. "
     "Dotted: a round's first byte."
 )
+WORKERS: Final = (
+    "What each worker of an aggregation tree did: it waits for updates, folds them into its sums, and hands these over "
+    "to its node. The node then takes the mean, or gives its sums to the top. Dotted: a round's first byte."
+)
+NO_WORKERS: Final = "its server folds updates itself"
 LINKS: Final = (
     "What each direction of each link carried, IP headers included, and the most that waited in its queue. "
     "Dashed: the rate it was set to."

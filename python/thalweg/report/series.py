@@ -115,7 +115,7 @@ def places(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of time in a party's lane of the timeline. ``row`` is the transfer, if it is one."""
+    """A stretch of time in a lane of a timeline. ``row`` is the transfer, if it is one; ``words`` say more of it."""
 
     lane: str
     kind: str
@@ -123,6 +123,7 @@ class Bar:
     end: float
     round: int
     row: Row | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

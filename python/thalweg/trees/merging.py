@@ -48,6 +48,19 @@ class Part:
         return sum(part["state"] in ("whole", "partial") for part in parts)
 
 
+def timeline(parts: Iterable[Part]) -> dict[str, Any]:
+    """Return what workers of all nodes did in a round, on the root's clock."""
+    told = [(part, found) for part in parts if (found := (_of(part).get("fold") or {}).get("timeline")) is not None]
+    return {
+        "did": [
+            {"node": part.node, **one, "start": one["start"] + part.shift, "end": one["end"] + part.shift}
+            for part, found in told
+            for one in found["did"]
+        ],
+        "left_out": sum(found["left_out"] for _, found in told),
+    }
+
+
 def merged(number: int, parts: Sequence[Part], start: float, seconds: float, fold: Mapping[str, Any]) -> dict[str, Any]:
     """Return the outcome of a round that began at ``start`` on the root's clock and took so many seconds."""
     said = [part for part in parts if part.outcome is not None]
@@ -69,6 +82,7 @@ def merged(number: int, parts: Sequence[Part], start: float, seconds: float, fol
             **fold,
             "nodes": [_told(part) for part in parts],
             "between_bytes": sum(way["wire_bytes"] for way in between),
+            "timeline": timeline(parts),
         },
     }
 

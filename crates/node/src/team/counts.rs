@@ -4,6 +4,20 @@ use std::collections::VecDeque;
 
 /// Most hand-overs that are kept.
 const MOST: usize = 4096;
+/// Upper bounds of the classes that hand-overs are counted in, in nanoseconds; one more class has the rest.
+pub const HANDOVER_BOUNDS: [u64; 11] = [
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    100_000_000,
+];
 
 /// What a team has done so far.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -12,30 +26,53 @@ pub struct Counts {
     pub started: u64,
     /// Processes that ended while they were wanted.
     pub died: u64,
+    /// Updates that workers have added; one counts for each worker that adds its part.
+    pub folded: u64,
     /// Commits of all workers.
     pub commits: u64,
     /// Workers that began a round with a process that had worked in an earlier one.
     pub reused: u64,
     /// Nanoseconds of CPU time of workers, as they said when they last committed.
     pub cpu: u64,
-    /// Nanoseconds from the node's note until the worker held the object, of the last updates that found it without
-    /// work.
-    pub handovers: Vec<u64>,
+    /// Nanoseconds from the node's note until the worker held the object, of updates that found it without work.
+    pub handovers: Handovers,
 }
 
-/// The last hand-overs, in nanoseconds.
-#[derive(Debug, Default)]
-pub(super) struct Handovers(VecDeque<u64>);
+/// Hand-overs: the last ones, and how long all of them took.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Handovers {
+    last: VecDeque<u64>,
+    /// How many are in each class of [`HANDOVER_BOUNDS`], and in the last one above all.
+    pub classes: [u64; HANDOVER_BOUNDS.len() + 1],
+    /// Nanoseconds of all.
+    pub sum: u64,
+}
 
 impl Handovers {
-    pub fn add(&mut self, nanoseconds: u64) {
-        if self.0.len() == MOST {
-            self.0.pop_front();
+    pub(super) fn add(&mut self, nanoseconds: u64) {
+        if self.last.len() == MOST {
+            self.last.pop_front();
         }
-        self.0.push_back(nanoseconds);
+        self.last.push_back(nanoseconds);
+        self.classes[HANDOVER_BOUNDS.partition_point(|&bound| bound < nanoseconds)] += 1;
+        self.sum = self.sum.saturating_add(nanoseconds);
     }
 
-    pub fn all(&self) -> Vec<u64> {
-        self.0.iter().copied().collect()
+    /// The last of them, in nanoseconds.
+    pub fn last(&self) -> Vec<u64> {
+        self.last.iter().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hand_overs_are_counted_by_class() {
+        let mut all = Handovers::default();
+        [1, 10_000, 10_001, 100_000_000, u64::MAX].into_iter().for_each(|one| all.add(one));
+        assert_eq!(all.classes, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1]);
+        assert_eq!((all.sum, all.last().len()), (u64::MAX, 5));
     }
 }

@@ -11,6 +11,7 @@ use crate::clock;
 use crate::launch::Process;
 use crate::ledger::{Base, Ledger, Lie, Order};
 use crate::note::{Kind, Note, NOTE_BYTES};
+use crate::team::timeline::{Doing, Stretch};
 
 /// A worker that runs.
 pub(super) struct Line {
@@ -23,6 +24,8 @@ pub(super) struct Line {
     owed: usize,
     /// The update that it was told of while it had nothing to do, and when.
     told: Option<(u32, u64)>,
+    /// When it was told to commit, until it has.
+    committing: Option<u64>,
     /// Nanoseconds of CPU time, as it said last.
     pub cpu: u64,
     /// It has folded an update.
@@ -31,7 +34,16 @@ pub(super) struct Line {
 
 impl Line {
     pub fn new(socket: UnixStream, process: Box<dyn Process>) -> Self {
-        Self { socket, process, outbox: Vec::new(), owed: 0, told: None, cpu: 0, has_worked: false }
+        Self {
+            socket,
+            process,
+            outbox: Vec::new(),
+            owed: 0,
+            told: None,
+            committing: None,
+            cpu: 0,
+            has_worked: false,
+        }
     }
 
     pub fn kill(&mut self) {
@@ -60,6 +72,9 @@ impl Line {
             self.told = (self.owed == 0).then(|| (note.sequence, clock::now()));
             self.owed += 1;
         }
+        if note.kind == Kind::Commit {
+            self.committing = Some(clock::now());
+        }
         self.outbox.extend(note.encode());
         self.flush();
     }
@@ -76,10 +91,21 @@ impl Line {
         }
     }
 
+    /// What a worker has done until it gave this answer.
+    pub fn stretch(&mut self, worker: usize, note: &Note, following: &[u8]) -> Option<Stretch> {
+        let end = clock::now();
+        let (doing, start, updates) = match note.kind {
+            Kind::Folded => (Doing::Fold, stated(following)?, 1),
+            Kind::Committed => (Doing::Commit, self.committing.take()?, 0),
+            Kind::Refused | Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold => return None,
+        };
+        Some(Stretch { worker, doing, start, end, updates })
+    }
+
     /// What an answer says of times; returns the nanoseconds from note to object, if it was told while it had nothing to
     /// do.
     pub fn note_times(&mut self, note: &Note, following: &[u8]) -> Option<u64> {
-        let stated = following.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
+        let stated = stated(following);
         match note.kind {
             Kind::Committed => self.cpu = stated.map_or(self.cpu, |cpu| cpu.max(self.cpu)),
             Kind::Folded | Kind::Refused => self.owed = self.owed.saturating_sub(1),
@@ -89,6 +115,11 @@ impl Line {
         let (_, sent) = self.told.take_if(|(told, _)| note.kind == Kind::Folded && *told == note.sequence)?;
         stated?.checked_sub(sent)
     }
+}
+
+/// The time that a worker states behind an answer.
+fn stated(following: &[u8]) -> Option<u64> {
+    following.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
 fn number_of(worker: usize) -> u16 {

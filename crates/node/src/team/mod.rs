@@ -3,6 +3,7 @@
 mod counts;
 mod line;
 mod sums;
+mod timeline;
 
 use std::collections::HashMap;
 use std::io::{self, Read};
@@ -16,13 +17,14 @@ use thalweg_fold::{Accumulator, Precision};
 use thalweg_pool::{Object, Pool};
 use thalweg_wire::Layout;
 
-pub use counts::Counts;
-use counts::Handovers;
+pub use counts::{Counts, Handovers, HANDOVER_BOUNDS};
 use line::{answer, message, Line};
+pub use timeline::{Doing, Stretch, Timeline};
 
+use crate::clock;
 use crate::launch::{Launched, Launcher};
 use crate::ledger::{Action, Base, Ledger, Split};
-use crate::note::NOTE_BYTES;
+use crate::note::{Kind, NOTE_BYTES};
 use crate::setup::Setup;
 
 /// Hears whether an update counts.
@@ -60,7 +62,7 @@ struct State {
     closed: Option<Result<Vec<Base>, String>>,
     is_stopping: bool,
     counts: Counts,
-    handovers: Handovers,
+    timeline: Timeline,
     /// An update has come in this round.
     has_begun: bool,
 }
@@ -96,7 +98,7 @@ impl Team {
             closed: None,
             is_stopping: false,
             counts: Counts::default(),
-            handovers: Handovers::default(),
+            timeline: Timeline::since(clock::now()),
             has_begun: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
@@ -166,12 +168,14 @@ impl Team {
     pub fn counts(&self) -> Counts {
         let state = self.shared.lock();
         let running: u64 = state.running.iter().flatten().map(|line| line.cpu).sum();
-        Counts {
-            commits: state.ledger.commits(),
-            cpu: state.counts.cpu + running,
-            handovers: state.handovers.all(),
-            ..state.counts.clone()
-        }
+        Counts { commits: state.ledger.commits(), cpu: state.counts.cpu + running, ..state.counts.clone() }
+    }
+
+    /// What workers did since this was asked last, and the nanoseconds of the clock that it has.
+    pub fn timeline(&self) -> (Timeline, u64) {
+        let now = clock::now();
+        let told = std::mem::replace(&mut self.shared.lock().timeline, Timeline::since(now));
+        (told, now)
     }
 
     /// Bytes of memory for sums, that of all workers.
@@ -244,8 +248,9 @@ impl Shared {
             }
             let (round, base) = (state.ledger.round(), state.ledger.base(worker).cloned());
             drop(state);
+            let began = clock::now();
             match self.start(worker, base) {
-                Ok(launched) => self.attend(worker, round, launched),
+                Ok(launched) => self.attend(worker, round, began, launched),
                 Err(error) => self.give_up(round, &error),
             }
         }
@@ -284,7 +289,7 @@ impl Shared {
     }
 
     /// Hears a worker until it ends.
-    fn attend(&self, worker: usize, round: u32, launched: Launched) {
+    fn attend(&self, worker: usize, round: u32, began: u64, launched: Launched) {
         let Launched { socket, process } = launched;
         let hearing = socket.try_clone().and_then(|socket| {
             socket.set_read_timeout(Some(self.tick()))?;
@@ -293,6 +298,13 @@ impl Shared {
         let line = Line::new(socket, process);
         let mut state = self.lock();
         state.counts.started += 1;
+        state.timeline.add(Stretch {
+            worker,
+            doing: Doing::Start,
+            start: began,
+            end: clock::now(),
+            updates: 0,
+        });
         if state.is_stopping {
             line.hang_up();
         }
@@ -309,6 +321,8 @@ impl Shared {
         state.counts.cpu += cpu;
         if !state.is_stopping {
             state.counts.died += 1;
+            let now = clock::now();
+            state.timeline.add(Stretch { worker, doing: Doing::Died, start: now, end: now, updates: 0 });
             state.ledger.died(worker);
         }
         self.act(state);
@@ -344,8 +358,11 @@ impl Shared {
                 }
                 if let Some(line) = &mut state.running[worker] {
                     let handover = line.note_times(&note, following);
+                    let stretch = line.stretch(worker, &note, following);
                     line.flush();
-                    handover.into_iter().for_each(|nanoseconds| state.handovers.add(nanoseconds));
+                    state.counts.folded += u64::from(note.kind == Kind::Folded);
+                    handover.into_iter().for_each(|nanoseconds| state.counts.handovers.add(nanoseconds));
+                    stretch.into_iter().for_each(|stretch| state.timeline.add(stretch));
                 }
                 used += NOTE_BYTES + following.len();
                 self.act(state);

@@ -29,6 +29,22 @@ pub(crate) type Done = Box<dyn FnOnce(Result<(), String>) + Send>;
 /// Gives the model to write to.
 pub(crate) type Writable<'a> = &'a mut dyn FnMut() -> Result<Claim, Error>;
 
+/// What a worker did; times are seconds before now.
+pub(crate) struct Did {
+    /// From 1.
+    pub worker: usize,
+    pub what: &'static str,
+    pub start: f64,
+    pub end: f64,
+    pub updates: u64,
+}
+
+/// What workers did in a round, and how much of it is left out.
+pub(crate) struct Worked {
+    pub did: Vec<Did>,
+    pub left_out: u64,
+}
+
 /// Why a round has no mean.
 pub(crate) enum NoMean {
     /// The sums come to none.
@@ -83,6 +99,11 @@ pub(crate) trait Reducer: Send + Sync {
 
     /// What its worker processes have done so far, if it has any.
     fn tree(&self) -> Option<Value> {
+        None
+    }
+
+    /// What its worker processes did since this was asked last, if it has any.
+    fn timeline(&self) -> Option<Worked> {
         None
     }
 }

@@ -1,9 +1,11 @@
 //! A round's outcome as the JSON that crosses to Python. Times are seconds on the server's clock.
 
 use serde_json::{json, Value};
-use thalweg_proto::{Outcome, Participation, Span, Transfer};
+use thalweg_proto::{Outcome, Participation, Span, Time, Transfer};
 use thalweg_wire::control::StandIn;
 use thalweg_wire::Layout;
+
+use super::reduce::Worked;
 
 /// The outcome, with the seconds the whole round took, what the fold says, the server's congestion control,
 /// what stood in for what did not come, and the layout to say of which tensors that was.
@@ -29,6 +31,22 @@ pub(crate) fn outcome_json(
         "congestion_control": congestion,
         "fold": fold,
     })
+}
+
+/// What workers did, and last the node itself, as worker 0, since a time. Times are seconds on the server's clock.
+pub(crate) fn timeline_json(worked: &Worked, now: Time, (what, since): (&str, Time)) -> Value {
+    let now = now.as_secs_f64();
+    let did = worked.did.iter().map(|one| {
+        json!({
+            "worker": one.worker,
+            "what": one.what,
+            "start": now - one.start,
+            "end": now - one.end,
+            "updates": one.updates,
+        })
+    });
+    let own = json!({ "worker": 0, "what": what, "start": since.as_secs_f64(), "end": now, "updates": 0 });
+    json!({ "did": did.chain([own]).collect::<Vec<_>>(), "left_out": worked.left_out })
 }
 
 fn participant(part: &Participation) -> Value {

@@ -13,7 +13,7 @@ use thalweg_wire::control::{Control, Nonce};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::reduce::{Fold, Inline, NoMean, Reducer};
-use super::report::outcome_json;
+use super::report::{outcome_json, timeline_json};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
 use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
@@ -307,9 +307,11 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
         let seconds = hub.now().saturating_sub(outcome.span.start).as_secs_f64();
         outcome_json(outcome, seconds, fold, hub.congestion(), star.options.repair.policy, &star.layout)
     };
+    let closing = hub.now();
     if star.options.sums {
         let failure = export(hub, outcome)?;
-        let mut said = told(json!({ "uncovered_bytes": null, "completion_seconds": completion() }));
+        let fold = json!({ "uncovered_bytes": null, "completion_seconds": completion() });
+        let mut said = told(with_timeline(fold, hub, closing, "sums"));
         said["failure"] = failure.into();
         return Ok(said.to_string());
     }
@@ -325,7 +327,16 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
         }
     })?;
     let fold = json!({ "uncovered_bytes": summary.uncovered_bytes, "completion_seconds": completion() });
-    Ok(told(fold).to_string())
+    Ok(told(with_timeline(fold, hub, closing, "mean")).to_string())
+}
+
+/// What the fold of a round says, with what workers did, and that the node took sums or a mean since `closing`.
+fn with_timeline(mut fold: Value, hub: &StarHub, closing: Time, what: &str) -> Value {
+    let now = hub.now();
+    if let Some(worked) = hub.policy.reducer.timeline() {
+        fold["timeline"] = timeline_json(&worked, now, (what, closing));
+    }
+    fold
 }
 
 /// Exports the sums of a round, and waits until nobody reads the model any more. Returns why it has no sums, if it has none.

@@ -10,12 +10,12 @@ use std::time::Duration;
 use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, Summary, SumsHead};
-use thalweg_node::{Program, Split, Team, TeamConfig};
+use thalweg_node::{Doing, Program, Split, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
 use thalweg_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 
 use super::mending::Mending;
-use super::reduce::{judge_ranges, Done, Fold, NoMean, Reducer, Writable};
+use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
 use crate::engine::CHUNK_PATIENCE;
 use crate::mean::nothing;
 use crate::options::{ServerOptions, SplitRule, WorkerOptions};
@@ -166,7 +166,7 @@ impl Reducer for Workers {
 
     fn tree(&self) -> Option<Value> {
         let counts = self.team.counts();
-        let mut handovers = counts.handovers;
+        let mut handovers = counts.handovers.last();
         handovers.sort_unstable();
         Some(json!({
             "workers": self.team.workers(),
@@ -178,7 +178,33 @@ impl Reducer for Workers {
             "cpu_seconds": counts.cpu as f64 / 1e9,
             "pool_bytes": self.pool.bytes(),
             "sums_bytes": self.team.sums_bytes(),
+            "now": {
+                "folds": counts.folded,
+                "places": self.pool.plan().slots(),
+                "free": self.pool.free(0),
+                "handover_bounds_us": HANDOVER_BOUNDS.map(|bound| bound as f64 / 1e3),
+                "handover_counts": counts.handovers.classes,
+                "handover_sum_us": counts.handovers.sum as f64 / 1e3,
+            },
         }))
+    }
+
+    fn timeline(&self) -> Option<Worked> {
+        let (Timeline { stretches, left_out, .. }, now) = self.team.timeline();
+        let before = |at: u64| now.saturating_sub(at) as f64 / 1e9;
+        let told = |one: Stretch| Did {
+            worker: one.worker + 1,
+            what: match one.doing {
+                Doing::Start => "start",
+                Doing::Fold => "fold",
+                Doing::Commit => "commit",
+                Doing::Died => "died",
+            },
+            start: before(one.start),
+            end: before(one.end),
+            updates: one.updates,
+        };
+        Some(Worked { did: stretches.into_iter().map(told).collect(), left_out })
     }
 }
 

@@ -1,0 +1,121 @@
+"""What each worker of an aggregation tree did when (LIFL figures 4 and 7c), from the folds of a run's rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from thalweg.report.series import MOST_BARS, MOST_LANES, Bar, Timeline, natural
+from thalweg.report.source import Run, json_object
+
+# What the journal says, and what it is called.
+CALLED: Final = {
+    "start": "starting",
+    "fold": "folding",
+    "commit": "handing over",
+    "sums": "giving the sums",
+    "mean": "taking the mean",
+    "died": "died",
+}
+WAITING: Final = "waiting"
+KINDS: Final = (WAITING, *CALLED.values())
+COLOUR_OF: Final = {
+    WAITING: "#c9ced4",
+    "starting": "#b8860b",
+    "folding": "#0a84c6",
+    "handing over": "#e0782f",
+    "giving the sums": "#009e73",
+    "taking the mean": "#009e73",
+    "died": "#d02060",
+}
+# One node has the server's name in a record.
+ONE_NODE: Final = "server"
+# Between the names of a node and of its worker.
+WORKER: Final = " worker "
+
+
+def has_workers(run: Run) -> bool:
+    """Return whether workers folded a run's updates."""
+    return run.plan.aggregation.shape == "tree"
+
+
+def timeline(run: Run, most: int = MOST_BARS) -> Timeline:
+    """Return the timeline of a run's workers: its first rounds and workers, so that there are about ``most`` bars."""
+    begins = _begins(run)
+    every: dict[str, None] = {}
+    bars: list[Bar] = []
+    starts: dict[int, float] = {}
+    drawn, left_out, last = 0, 0, 0
+    for row in run.rounds:
+        number = row["round"]
+        found = json_object(row["fold"]).get("timeline")
+        if not isinstance(found, dict):
+            continue
+        last = number
+        if len(bars) >= most:
+            continue
+        own = list(_round(number, _did(found), begins.get(number)))
+        every |= dict.fromkeys(bar.lane for bar in own)
+        bars += own
+        starts |= {number: begins.get(number, min(bar.start for bar in own))} if own else {}
+        left_out += found.get("left_out") or 0
+        drawn = number
+    lanes = sorted(every, key=_place)
+    shown = set(lanes[:MOST_LANES])
+    said = [f"rounds 1 to {drawn} of {last}"] if drawn < last else []
+    said += [f"{len(shown)} of {len(lanes)} workers"] if len(shown) < len(lanes) else []
+    note = f"shown are {' and '.join(said)}" if said else ""
+    note += f"{'; ' if note else ''}{left_out} stretches were not recorded" if left_out else ""
+    return Timeline(lanes[:MOST_LANES], [bar for bar in bars if bar.lane in shown], starts, note or None)
+
+
+def _place(lane: str) -> tuple[tuple[str, int, str], tuple[str, int, str]]:
+    """Return a key that sorts each node before its workers."""
+    node, _, worker = lane.partition(WORKER)
+    return natural(node), natural(worker)
+
+
+def _begins(run: Run) -> dict[int, float]:
+    """Return when each round sent its first byte."""
+    begins: dict[int, float] = {}
+    for way in run.transfers:
+        if way["send_start"] is not None:
+            begins[way["round"]] = min(way["send_start"], begins.get(way["round"], math.inf))
+    return begins
+
+
+def _did(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what workers did, as far as it can be drawn: a journal may be damaged."""
+    did = found.get("did")
+    for one in did if isinstance(did, list) else ():
+        if isinstance(one, dict) and one.get("what") in CALLED:
+            times = (one.get("start"), one.get("end"))
+            if all(isinstance(time, (int, float)) for time in times):
+                yield one
+
+
+def _round(number: int, did: Iterable[Mapping[str, Any]], begin: float | None) -> Iterator[Bar]:
+    """Yield the bars of one round: what workers did, and that they waited between."""
+    lanes: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for one in did:
+        node, worker = one.get("node", ONE_NODE), one.get("worker")
+        lanes[f"{node}{WORKER}{worker}" if worker else str(node)].append(one)
+    for lane, stretches in lanes.items():
+        yield from _lane(lane, number, sorted(stretches, key=lambda one: one["start"]), begin)
+
+
+def _lane(lane: str, number: int, stretches: Sequence[Mapping[str, Any]], begin: float | None) -> Iterator[Bar]:
+    reached = begin
+    for one in stretches:
+        is_worker = bool(one.get("worker"))
+        if is_worker and reached is not None and one["start"] > reached and one["what"] != "start":
+            yield Bar(lane, WAITING, reached, one["start"], number)
+        yield Bar(lane, CALLED[one["what"]], one["start"], one["end"], number, words=_words(one))
+        reached = max(one["end"], one["end"] if reached is None else reached)
+
+
+def _words(one: Mapping[str, Any]) -> tuple[str, ...]:
+    updates = one.get("updates")
+    return (f"{updates} {'update' if updates == 1 else 'updates'}",) if updates else ()
