@@ -57,7 +57,9 @@ def command(
     """
     if "://" in plan or parent is not None:
         with output(as_json=as_json) as emit:
-            emit(_of_tree(plan, parent, clients, name=name, pki=pki, token_file=token_file, ca=ca, patience=patience))
+            metrics = given(context)["record.metrics"]
+            post = {"name": name, "pki": pki, "token_file": token_file, "ca": ca, "patience": patience}
+            emit(_of_tree(plan, parent, clients, metrics=metrics, **post))
         return
     with output(as_json=as_json) as emit:
         from thalweg.errors import PlanError
@@ -82,20 +84,19 @@ def _of_tree(
     parent: str | None,
     clients: int | None,
     *,
-    name: str | None,
-    pki: Path | None,
-    token_file: Path | None,
-    ca: Path | None,
-    patience: float,
+    metrics: str | None,
+    **post: Any,
 ) -> dict[str, Any]:
     """Be a node of a tree until its job is over, and return what came of it."""
     from thalweg.cli.client import note
     from thalweg.errors import PlanError
     from thalweg.job.remote_gateway import Post, take_post
+    from thalweg.plan import Plan
 
     if parent is None or clients is None or "://" not in listen:
         raise PlanError(
             "a node of a tree needs to know where it listens, its parent, and how many clients it has",
             "Give URL --parent URL --clients NUMBER",
         )
-    return take_post(Post(listen, parent, clients, name, pki, token_file, ca, patience=patience), note)
+    asked = Plan.of({"record": {} if metrics is None else {"metrics": metrics}})
+    return take_post(Post(listen, parent, clients, metrics=asked.record.metrics, **post), note)

@@ -68,12 +68,27 @@ class Gateway:
         self._model: _core.Arena | None = None
         self._expected = int(order.get("clients", 1))
         self._rounds = 0
+        self._count: Callable[[Mapping[str, Any]], None] = lambda _outcome: None
         self._cpu = machine.cpu_seconds()
 
     @property
     def address(self) -> str | None:
         """Where it listens for clients, once the parent has opened it."""
         return None if self._server is None else self._address
+
+    def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
+        """Have ``count`` hear of the outcome of each round from now on."""
+        self._count = count
+
+    def clients(self) -> list[str]:
+        """Return the names of the clients that are connected."""
+        found: list[str] = [] if self._server is None else json.loads(self._server.clients())
+        return found
+
+    def told(self, name: str) -> dict[str, Any]:
+        """Return what its workers have done so far, by this name."""
+        told = None if self._server is None else self._server.tree()
+        return {} if told is None else {name: json.loads(told)}
 
     def serve(self) -> int:
         """Do what the parent asks until the job is over; return in how many rounds it took part.
@@ -188,6 +203,7 @@ class Gateway:
             "first": None if whole is None else after - whole,
         }
         self._rounds += 1
+        self._count(outcome)
         sums = server.sums()
         told["held"] = sums is not None
         if sums is None or self._role is not None:

@@ -15,9 +15,10 @@ from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
 from thalweg.job.ending import end_badly
+from thalweg.job.exposing import exposing
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
 from thalweg.job.session import SERVER
-from thalweg.job.tree import Serving, tree_of
+from thalweg.job.tree import Serving, Tree, tree_of
 from thalweg.machine.grace import end_if_interrupted
 from thalweg.plan import check_transport
 from thalweg.plan.bound import Bound, bound_of
@@ -142,6 +143,13 @@ class Host:
         names: list[str] = json.loads(self.server.clients())
         return sorted(names)
 
+    def told(self) -> dict[str, Any]:
+        """Return what the workers of each node have done so far, by the node's name."""
+        if isinstance(self.server, Tree):
+            return self.server.told()
+        told = self.server.tree()
+        return {} if told is None else {SERVER: json.loads(told)}
+
     def _step(self, number: int, names: Sequence[str]) -> dict[str, Any]:
         """Run a round and evaluate the model; return the journal's entry."""
         end_if_interrupted()
@@ -239,10 +247,14 @@ def hosting(
         _compare(record, facts, progress)
         host = Host(plan, server, party, record, progress, bound, first, session)
         try:
-            yield host
+            with exposing(plan.record.metrics, progress.note, clients=host.connected, nodes=host.told) as count:
+                record.watch(count)
+                yield host
         except BaseException as error:
             _end_badly(host, error)
             raise
+        for note in record.end_checkpoints():
+            progress.note(note)
         server.close("the job is done")
         record.finish("complete")
     finally:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg.errors import RecordError, RoundError
 from thalweg.job.collecting import Collector
 from thalweg.job.ending import recording
+from thalweg.job.exposing import exposing
 from thalweg.job.fleet import END_SECONDS, Fleet, client_threads
 from thalweg.job.graph_result import GraphResult
 from thalweg.job.iterating import turns_of
@@ -184,6 +185,10 @@ class Course:
         """Hear from a thread of the fleet that a process has ended."""
         self._hear(name, {"say": "ended", "why": why})
 
+    def left(self) -> list[str]:
+        """Return the nodes that have not ended early."""
+        return [name for name in self._plan.members if name not in self.gone]
+
     def drain(self) -> None:
         """Hear nothing more, so that no thread of the fleet waits to be heard."""
         self._over = True
@@ -214,7 +219,8 @@ def run(plan: Plan, progress: Progress, *, resume: Path | None = None) -> GraphR
         record, done = opened(plan, resume, {**facts, **network.facts()})
         progress.note(f"record: {record.path}")
         course = Course(plan, schedule, network, record, progress, done=done)
-        with recording(record, progress):
+        with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=course.left) as count:
+            record.watch(count)
             try:
                 course.meet(Orders(plan, schedule, trusts, network, record, done))
                 record.note(**course.facts)

@@ -11,6 +11,7 @@ from typing import Any
 
 from thalweg import machine
 from thalweg.errors import PlanError
+from thalweg.job.exposing import exposing
 from thalweg.job.gateway import Gateway
 from thalweg.sections import SecuritySection
 from thalweg.transports import links, pki
@@ -32,6 +33,8 @@ class Post:
     ca: Path | None = None
     tls: str = "auto"
     patience: float = 300.0
+    # Where Prometheus reads numbers of this node, as PORT or HOST:PORT.
+    metrics: str | None = None
 
 
 def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
@@ -61,5 +64,7 @@ def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
     }
     gateway = Gateway(order, note)
     note(f"{name}: joining {post.parent}")
-    rounds = gateway.serve()
+    with exposing(post.metrics, note, clients=gateway.clients, nodes=lambda: gateway.told(name)) as count:
+        gateway.watch(count)
+        rounds = gateway.serve()
     return {"name": name, "url": gateway.address, "rounds": rounds, "peak_rss_bytes": machine.peak_rss_bytes()}

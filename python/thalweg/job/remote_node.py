@@ -11,6 +11,7 @@ from thalweg import machine
 from thalweg.errors import PlanError, RecordError
 from thalweg.job import seats
 from thalweg.job.ending import recording
+from thalweg.job.exposing import exposing
 from thalweg.job.graph_result import GraphResult
 from thalweg.job.iterating import turns_of
 from thalweg.job.node import standing
@@ -73,7 +74,8 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
         record, done = opened(plan, place.resume, {"node": name, **facts})
         due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         progress.note(f"listening on {here.node.address}, record: {record.path}")
-        with recording(record, progress):
+        with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=lambda: around) as count:
+            record.watch(count)
             progress.note(f"waiting for {', '.join(around)}")
             here.meet({other: f"{plan.scheme}://{hosts[other]}" for other in around}, progress.note, place.patience)
             share = seats.share_of(seat, plan.training.threads, progress.note)

@@ -26,7 +26,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -121,6 +121,7 @@ class RunRecord(Record):
             self._journal.close()
             raise
         self._written: dict[str, list[Row]] = {}
+        self._count: Callable[[Mapping[str, Any]], None] | None = None
 
     @classmethod
     def create(cls, plan: Plan, facts: Mapping[str, Any]) -> RunRecord:
@@ -187,9 +188,15 @@ class RunRecord(Record):
             raise RecordError(said, "Correct its permissions, or make room") from error
         self.plan = plan
 
+    def watch(self, count: Callable[[Mapping[str, Any]], None]) -> None:
+        """Have ``count`` hear of each round that is kept from now on."""
+        self._count = count
+
     def append(self, entry: Mapping[str, Any]) -> None:
         """Keep a round. Raises RecordError."""
         self._journal.append(entry)
+        if self._count is not None:
+            self._count(entry)
 
     def save(self, number: int, layout: Sequence[checkpoint.Tensor], arena: Buffer) -> list[str]:
         """Make the global model of round ``number`` the checkpoint. Raises RecordError; the last one stays.
@@ -259,7 +266,7 @@ class RunRecord(Record):
         read the journal then, and ``thalweg export`` makes the tables that follow from it.
         """
         try:
-            self._end_checkpoints()
+            self.end_checkpoints()
             if not is_hurried():
                 self._write_tables()
             self.note(status=status, ended=_now())
@@ -271,12 +278,13 @@ class RunRecord(Record):
         finally:
             self.close()
 
-    def _end_checkpoints(self) -> None:
-        """Have the last checkpoint written, as long as that does not take too long."""
-        if self._keeper is not None:
-            self._keeper.close(within(LAST_SECONDS))
-            self._heard(self._keeper)
-            self.note(checkpoints=self._keeper.facts())
+    def end_checkpoints(self) -> list[str]:
+        """Wait until the last checkpoint is written, but not for long; return what came of it. Raises RecordError."""
+        if self._keeper is None:
+            return []
+        self._keeper.close(within(LAST_SECONDS))
+        self.note(checkpoints=self._keeper.facts())
+        return self._heard(self._keeper)
 
     def _write_tables(self) -> None:
         tables.write_parquet(self.path, self.rounds(), self.journaled)

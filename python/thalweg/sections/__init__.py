@@ -18,6 +18,7 @@ FLOWER: Final = ("flower run", "flower server")
 FLOWER_ALL: Final = (*FLOWER, "flower client")
 # The commands that look at aggregation trees.
 TREES: Final = ("tree plan", "tree simulate")
+CALIBRATE: Final = "tree calibrate"
 
 
 def _parsed(parse: Callable[[str], float]) -> BeforeValidator:
@@ -28,6 +29,14 @@ def _numbered(value: Any) -> Any:
     if isinstance(value, list) and all(isinstance(host, str) for host in value):
         return {f"client-{number}": host for number, host in enumerate(value, 1)}
     return value
+
+
+def _listening(value: Any) -> Any:
+    text = str(value) if type(value) is int else value
+    port = text.rpartition(":")[2] if isinstance(text, str) else ""
+    if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16):
+        raise ValueError("a port from 0 to 65535, alone or behind a host as in 0.0.0.0:9100")
+    return text
 
 
 Size: TypeAlias = Annotated[int, _parsed(parse_size), Field(ge=1, le=LARGEST, description=SIZE_FORM)]
@@ -43,6 +52,7 @@ Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Milliseconds: TypeAlias = Annotated[float, Field(ge=0, le=3.6e6, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
+Listening: TypeAlias = Annotated[Text, BeforeValidator(_listening), Words("port, or HOST:PORT")]
 Shares: TypeAlias = Annotated[dict[Text, Fraction], Words("table of shares")]
 Part: TypeAlias = Annotated[
     Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)],
@@ -79,7 +89,7 @@ class JobSection(Section):
     clients: Annotated[
         int,
         Core("expected"),
-        Option(of=(*BOTH, *TREES)),
+        Option(of=(*BOTH, *TREES, CALIBRATE)),
         Option(of=FLOWER, help="Nodes that take part; without it as many as the app's own federation has."),
     ] = Field(4, ge=1, le=100_000, description="clients of the job (FedComm section IV.A); on a graph, nodes")
     graph: Annotated[Text | None, Option(metavar="GRAPH")] = Field(
@@ -139,7 +149,7 @@ class JobSection(Section):
 class ModelSection(Section):
     """What is trained, or moved."""
 
-    name: Annotated[Text, Option("model", of=("run", *TREES))] = Field(
+    name: Annotated[Text, Option("model", of=("run", *TREES, CALIBRATE))] = Field(
         "vgg5", description="vgg5, vgg8, lenet, resnet18, gpt2, ..., or payload:SIZE, which is not trained"
     )
     tensors: Annotated[Patterns | None, Option(of=ALL, metavar="PATTERN")] = Field(
@@ -480,4 +490,7 @@ class RecordSection(Section):
         None,
         description="folder, or URL of an object store as s3://BUCKET/FOLDER, that keeps checkpoints instead of the "
         "record; they are written in the background",
+    )
+    metrics: Annotated[Listening | None, Option(of=(*BOTH, "node"), metavar="PORT")] = Field(
+        None, description="port on 127.0.0.1, or HOST:PORT, at which Prometheus reads numbers of the job while it runs"
     )
