@@ -49,6 +49,14 @@ def test_several_nodes_can_be_run() -> None:
     check(tree(tree={"top": "dedicated", "placement": "worst-fit"}, nodes={"count": 3, "capacity": 2}))
 
 
+def test_groups_of_clients_need_several_nodes() -> None:
+    check(tree(tree={"tag": "schema.json"}, nodes={"count": 2}))
+    check(tree(nodes={"count": 2, "groups": ["west", "east"]}))
+    for one in ({"tree": {"tag": "schema.json"}}, {"nodes": {"count": 1, "groups": ["west"]}}):
+        with pytest.raises(PlanError, match="nodes of their own, and there is one node"):
+            check(tree(**one))
+
+
 def test_their_network_and_stress_can_be_emulated() -> None:
     check(tree(network={"profile": "lan"}, nodes={"count": 2, "link": "1gbit", "client_link": "100mbit"}))
     check(tree(nodes={"count": 2}, stress={"cpu_quota": 0.5, "parties": ["node-1", "server"]}))
@@ -65,7 +73,6 @@ def test_their_network_and_stress_can_be_emulated() -> None:
         ),
         ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "client_link": "1gbit"}}, "nodes.client_link is the rate of an emulated link"),
-        ({"nodes": {"count": 2, "groups": ["a", "b"]}}, "nodes.groups cannot be run"),
         ({"stress": {"network": "1mbit"}}, "stress.network is between clients and one server"),
         ({"job": {"clients": 4, "choose": 2}}, "job.choose"),
         ({"transport": {"url": "memory"}}, "memory nobody else can listen"),

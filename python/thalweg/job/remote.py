@@ -60,6 +60,11 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
             "`thalweg server` starts no nodes: they come by themselves",
             "Start `thalweg node URL --parent URL` on each machine, and remove nodes.engine",
         )
+    if on_trees.has_nodes(plan) and on_trees.grouped(plan):
+        raise PlanError(
+            "nodes that come by themselves bring their own clients, whatever groups there are",
+            "Remove tree.tag and nodes.groups; give each client the address of its group's node",
+        )
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
     with hosting(plan, url, trust, progress, resume) as host:

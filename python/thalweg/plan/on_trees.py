@@ -18,7 +18,7 @@ EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - with TLS and tokens
 # Keys of [tree] that a run follows, and values that say what a run does anyway.
 LIVE: Final = ("workers", "split", "inputs")
 # Those that it follows besides if there are several nodes.
-LIVE_NODES: Final = ("placement", "top")
+LIVE_NODES: Final = ("placement", "tag", "top")
 DONE: Final = {"system": "lifl", "data_plane": "pool", "timing": "eager", "side_process": False, "reuse": True}
 
 
@@ -40,6 +40,9 @@ def check(plan: Plan) -> None:
             "Take aggregation.partial = 'discard', or remove aggregation.shape",
         )
     several = has_nodes(plan)
+    keys = grouped(plan)
+    if keys and not several:
+        raise PlanError(f"{keys[0]} gives groups of clients nodes of their own, and there is one node", "Give --nodes")
     _keys(plan.tree or TreeSection(), (*LIVE, *LIVE_NODES) if several else LIVE)
     _engine(plan, several=several)
     if several:
@@ -49,6 +52,15 @@ def check(plan: Plan) -> None:
 def has_nodes(plan: Plan) -> bool:
     """Return whether a plan's updates are folded by several nodes, whose sums meet at a top."""
     return plan.aggregation.shape == "tree" and plan.nodes is not None and plan.nodes.count > 1
+
+
+def grouped(plan: Plan) -> list[str]:
+    """Return the keys by which a plan has groups of clients with nodes of their own."""
+    given = {
+        "tree.tag": None if plan.tree is None else plan.tree.tag,
+        "nodes.groups": None if plan.nodes is None else plan.nodes.groups,
+    }
+    return [key for key, value in given.items() if value]
 
 
 def nodes_of(plan: Plan) -> list[str]:
@@ -100,11 +112,7 @@ def _is_address(text: str) -> bool:
 
 def _nodes(plan: Plan) -> None:
     """Refuse several nodes where they cannot be run."""
-    nodes, plain = plan.nodes or NodesSection(), NodesSection()
-    if nodes.groups != plain.groups:
-        raise PlanError(
-            "nodes.groups cannot be run yet", "Remove it; `thalweg tree simulate` shows what nodes.groups would do"
-        )
+    nodes = plan.nodes or NodesSection()
     is_emulated = plan.network is not None and plan.network.emulator != "none"
     for key in ("link", "client_link"):
         if getattr(nodes, key) is not None and not is_emulated:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from thalweg.sections import TREES, Fraction, Rate, Section, Text, Time
+from thalweg.sections import CALIBRATE, TREES, Fraction, Rate, Section, Text, Time
 from thalweg.sections.marks import Option, Words
 
 
@@ -65,7 +65,7 @@ class TreeSection(Section):
     placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=("run", *TREES))] = Field(
         None, description="how a client gets its node: the fullest that has room, the emptiest, or the first with room"
     )
-    split: Annotated[Literal["clients", "ranges"], Option(of=("run", *TREES))] = Field(
+    split: Annotated[Literal["clients", "ranges"], Option(of=("run", *TREES, CALIBRATE))] = Field(
         "ranges",
         description="how a node's workers divide its updates. clients: leaves fold whole updates, and a middle their "
         "sums; ranges: each worker folds its own bytes of all updates",
@@ -94,7 +94,7 @@ class TreeSection(Section):
     )
     keep: bool = Field(True, description="whether clients stay at their node while they fit")
     inputs: int = Field(2, ge=1, le=100_000, description="updates for each leaf; the paper's I")
-    workers: Annotated[Workers, Option(of=("run", *TREES), metavar="NUMBER")] = Field(
+    workers: Annotated[Workers, Option(of=("run", *TREES, CALIBRATE), metavar="NUMBER")] = Field(
         None,
         description="most leaves of a node; with ranges or fixed scaling its workers. auto or without it: 1; in a run "
         "with clients participants by inputs, at most one a core",
@@ -109,7 +109,7 @@ class TreeSection(Section):
     spread: Annotated[Time, Option(of=TREES, metavar="TIME")] = Field(
         0.0, description="of a simulation: time within which clients finish, evenly; 0 means all at once"
     )
-    tag: Annotated[Text | None, Option(of=TREES, metavar="FILE")] = Field(
+    tag: Annotated[Text | None, Option(of=("run", *TREES), metavar="FILE")] = Field(
         None, description="file with a schema of Flame (a Topology Abstraction Graph), whose groups the tree gets"
     )
     costs: CostsSection | None = Field(None)

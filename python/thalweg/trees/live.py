@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine, trees
 from thalweg.errors import PlanError
-from thalweg.sections.trees import TreeSection
+from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.trees import tags
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -41,7 +42,19 @@ def placed(plan: Plan) -> Placed:
         if home is None:
             raise PlanError(f"{client} has no node", "Remove nodes.groups and tree.tag")
         at.setdefault(home, []).append(client)
-    return Placed({f"node-{home}": at[home] for home in sorted(at)}, [one["text"] for one in found["reasons"]])
+    reasons = [one["text"] for one in found["reasons"]]
+    return Placed({f"node-{home}": at[home] for home in sorted(at)}, [*reasons, *_groups(plan, at)])
+
+
+def _groups(plan: Plan, at: Mapping[int, Sequence[str]]) -> list[str]:
+    """Say which group of clients each node serves, if there are groups."""
+    groups = tags.groups(plan.tree or TreeSection(), plan.nodes or NodesSection())
+    served = ((place, groups.of_node(place)) for place in sorted(at))
+    return [
+        f"node-{place} serves the group {groups.clients[group]!r}: {', '.join(at[place])}"
+        for place, group in served
+        if group is not None
+    ]
 
 
 def command() -> list[str]:
@@ -80,6 +93,7 @@ def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = json.loads(told)
     gateways = found.pop("gateways_cpu_seconds", None)
+    found.pop("now", None)  # of a moment, for whoever watches the run
     workers = None if cpu_seconds is None else found["cpu_seconds"]
     found["cpu_seconds"] = {"server": cpu_seconds, "workers": workers}
     found["cpu_seconds"] |= {} if gateways is None else {"gateways": gateways}
