@@ -49,6 +49,7 @@ NEEDED: dict[str, Sequence[str]] = {
     "flower server": ("an-app",),
     "flower client": ("an-app", "tcp://127.0.0.1:1"),
     "tree plan": (),
+    "tree calibrate": (),
     "tree simulate": (),
     "forward": ("--listen", "tcp://127.0.0.1:0", "--to", "127.0.0.1:9"),
     "unifl proxy": ("--listen", "127.0.0.1:0", "--to", "127.0.0.1:9"),

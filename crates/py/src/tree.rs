@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use serde::Serialize;
 use serde_json::json;
+use thalweg_control::capacity::{knee, Measured};
 use thalweg_control::simulate::{self, Scenario, Switches};
 use thalweg_control::tag;
 use thalweg_wire::Range;
@@ -42,6 +43,13 @@ pub fn tree_simulate(py: Python<'_>, given: &str) -> PyResult<String> {
     let scenario = scenario(given)?;
     let outcomes = py.detach(|| simulate::run(&scenario)).map_err(options)?;
     written(&outcomes)
+}
+
+/// Where a node's capacity is, as JSON: `measured` is a JSON list of arrival rates with the times of an update.
+#[pyfunction]
+pub fn tree_knee(measured: &str, significant: f64) -> PyResult<String> {
+    let measured: Vec<Measured> = serde_json::from_str(measured).map_err(options)?;
+    written(&knee(&measured, significant).map_err(options)?)
 }
 
 /// Works for the node whose socket is this process's standard input, until the node closes it.

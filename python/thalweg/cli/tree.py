@@ -1,4 +1,4 @@
-"""``thalweg tree plan`` and ``thalweg tree simulate``."""
+"""``thalweg tree plan``, ``thalweg tree simulate`` and ``thalweg tree calibrate``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ PlanFile: TypeAlias = Annotated[
 # Said with every simulated number.
 CAVEAT: Final = "simulated, and not yet accepted: no live tree has confirmed these times within 15 %"
 SHOWN: Final = 20
+# What is calibrated if no plan says it.
+DEFAULT: Final = "payload:8MiB"
 
 
 class TreeCommand(PlanCommand):
@@ -61,6 +63,46 @@ def simulate(context: typer.Context, file: PlanFile = None, *, as_json: Json = F
     for row in found["rounds"][-SHOWN:]:
         typer.echo(f"  {_round(row)}")
     typer.echo(CAVEAT)
+
+
+@app.command("calibrate", cls=TreeCommand)
+def calibrate(
+    context: typer.Context,
+    file: PlanFile = None,
+    *,
+    seconds: Annotated[float, typer.Option(min=1, help="Time that it may take, about.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Find how many updates a node of this machine can hold at once, and what its work costs, by live rounds.
+
+    Prints [nodes] and [tree.costs] for a plan (LIFL appendix E).
+    """
+    with output(as_json=as_json) as emit:
+        from thalweg.cli.plans import assemble
+        from thalweg.job.calibrating import calibrated
+        from thalweg.ui.progress import progress_on_stderr
+
+        note = progress_on_stderr().note
+        default = {"model.name": DEFAULT} if file is None else {}
+        asked = {key: value for key, value in given(context).items() if value is not None}
+        found = calibrated(assemble(file, None, {**default, **asked}), seconds, note)
+        emit(found)
+    if as_json:
+        return
+    typer.echo(_capacity(found))
+    typer.echo(found["toml"].rstrip())
+
+
+def _capacity(found: dict[str, Any]) -> str:
+    """Say in a comment of TOML what was found, and how sure that is."""
+    from thalweg.ui.units import format_bytes, format_seconds
+
+    at = found["at"]
+    size = format_bytes(found["update_bytes"])
+    said = f"# {at['rate']:.4g} updates of {size} a second took {format_seconds(at['seconds'])} each"
+    if found["overloaded"]:
+        return f"{said}, {found['significant']:g} times as long as in an idle node"
+    return f"{said}, hardly longer than in an idle node: it can do more, and {found['ended']}"
 
 
 def _head(found: dict[str, Any]) -> str:
