@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.e2e
 
 DIGITS = ("--model", "lenet", "--data", "digits")
 PAYLOAD = ("--model", "payload:256KiB")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shared memory by descriptors is Linux's")
 
 
 def run(start: Start, *words: str) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def test_sixteen_processes_learn_digits(start: Start, tmp_path: Path) -> None:
     assert len(shown["runs"][0]["graph"]["nodes"]) == 16
 
 
-@pytest.mark.parametrize("transport", ["tcp", "udp", "ltp", "zmq", "grpc"])
+@pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=LINUX), "udp", "ltp", "zmq", "grpc"])
 def test_every_link_carries_a_model_each_way_in_each_iteration(start: Start, tmp_path: Path, transport: str) -> None:
     said = run(start, "--graph", "ring", "--clients", "3", "--rounds", "3", "--transport", transport, *PAYLOAD)
     exchanges = read_table(tmp_path / said["record"], "exchanges")

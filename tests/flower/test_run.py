@@ -25,6 +25,7 @@ from thalweg.ui.progress import LineProgress
 APPS = Path(__file__).parent / "apps"
 LIMIT = 90.0
 MQTT = pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shared memory by descriptors is Linux's")
 # What a run prints, and nothing else.
 KEYS = ["rounds", "metrics", "peak_rss_bytes", "record"]
 ROUND = ["round", "seconds", "communication_seconds", "replies", "errors", "folded"]
@@ -70,7 +71,9 @@ def test_apps_of_all_kinds_run_and_leave_a_record(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("transport", ["tcp", "grpc", pytest.param("mqtt", marks=MQTT)])
+@pytest.mark.parametrize(
+    "transport", ["tcp", "grpc", pytest.param("shm", marks=LINUX), pytest.param("mqtt", marks=MQTT)]
+)
 def test_the_bits_are_the_same_over_any_transport(tmp_path: Path, transport: str) -> None:
     models = []
     for place, url in (("near", "memory"), ("far", transport)):

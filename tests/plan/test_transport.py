@@ -12,10 +12,11 @@ from thalweg.plan import Plan, check_transport
 ALL: dict[str, Any] = {"congestion": True, "remote": True, "encrypted": True}
 ALL |= {"broker": False, "symmetric": True, "in_process": False}
 NONE: dict[str, Any] = {"congestion": False, "remote": False, "encrypted": False, "in_process": True}
+LOCAL: dict[str, Any] = {**ALL, "congestion": False, "remote": False, "encrypted": False}
 REGISTRY: list[dict[str, Any]] = [
     {"name": "river", "available": True, "reason": None, "capabilities": ALL, "settings": []},
     {"name": "pond", "available": True, "reason": None, "capabilities": NONE, "settings": []},
-    {"name": "lake", "available": True, "reason": None, "capabilities": {**NONE, "in_process": False}, "settings": []},
+    {"name": "lake", "available": True, "reason": None, "capabilities": LOCAL, "settings": []},
     {"name": "weir", "available": True, "reason": None, "capabilities": {**ALL, "symmetric": False}, "settings": []},
     {"name": "mill", "available": True, "reason": None, "capabilities": {**ALL, "broker": True}, "settings": []},
     {"name": "canal", "available": False, "reason": "it is dry", "capabilities": ALL, "settings": []},
@@ -38,10 +39,19 @@ def plan(url: str, **overrides: object) -> Plan:
     return Plan.of({}).merge({"transport.url": url, **{key.replace("__", "."): v for key, v in overrides.items()}})
 
 
+ELSEWHERE: dict[str, object] = {
+    "job__graph": "ring",
+    "job__clients": 3,
+    "hosts__nodes": {f"node-{number}": f"10.0.0.{number}:7000" for number in (1, 2, 3)},
+}
+
+
 def test_what_a_transport_can_do_is_accepted() -> None:
     check_transport(plan("river", transport__congestion="reno", transport__streams=4, security__tls="on"), REGISTRY)
     check_transport(plan("pond"), REGISTRY)
     check_transport(plan("river", job__graph="ring"), REGISTRY)
+    check_transport(plan("river", **ELSEWHERE), REGISTRY)
+    check_transport(plan("lake", job__graph="ring"), REGISTRY)
     check_transport(plan("river", network="wan"), REGISTRY)
     check_transport(plan("pond", network="none"), REGISTRY)
     own = plan("lock", transport__options__gates=4, transport__options__mode="down", transport__options__shut=True)
@@ -62,7 +72,7 @@ def test_what_a_transport_can_do_is_accepted() -> None:
         (plan("pond", security__tls="on"), "security.tls"),
         (plan("pond", network="wan"), "crosses no network"),
         (plan("pond", job__graph="ring"), "stays within one process"),
-        (plan("lake", job__graph="ring"), "stays within one machine"),
+        (plan("lake", **ELSEWHERE), "stays within one machine, and [hosts.nodes] is of nodes on several machines"),
         (plan("lake", network="wan"), "stays within one machine"),
         (plan("mill", job__graph="ring"), "goes through a broker"),
         (plan("weir", job__graph="ring"), "ends of a link over 'weir' are not alike"),

@@ -58,10 +58,13 @@ def check_transport(plan: Plan, can: Mapping[str, Any]) -> None:
     """Refuse a transport, of which ``can`` has the capabilities, that a graph's links cannot have. Raises PlanError."""
     if plan.job.graph is None:
         return
-    if not can["remote"]:
+    # A machine holds all nodes of `thalweg run`; those of [hosts.nodes] may be on several.
+    apart = (
+        "each node of a graph is a process" if can["in_process"] else "[hosts.nodes] is of nodes on several machines"
+    )
+    if not can["remote"] and (can["in_process"] or plan.hosts.nodes is not None):
         raise PlanError(
-            f"the transport {plan.scheme!r} stays within {reach(can)}, and nodes of a graph are further apart",
-            "Take another transport, as tcp",
+            f"the transport {plan.scheme!r} stays within {reach(can)}, and {apart}", "Take another transport, as tcp"
         )
     if can["broker"]:
         raise PlanError(
