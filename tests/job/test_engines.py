@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import Queue
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from thalweg.errors import LinkError, PlanError, RoundError
-from thalweg.job.engines import Local, by_ray, engine_of, ray_driver, require
+from thalweg.job.engines import Local, by_ray, engine_of, ray_actor, ray_driver, require
 from thalweg.job.engines.ray_actor import NodeActor
 from thalweg.plan import Plan
 from thalweg.sections.trees import NodesSection
@@ -126,6 +127,15 @@ def test_a_node_that_cannot_join_has_last_words() -> None:
     assert "refused" in said["error"]["cause"]
     assert said["error"]["mend"]
     assert said["peak_rss_bytes"] > 0
+    assert "node-0: connect" in said["log"], "what it said goes to the record's log"
+
+
+def test_of_a_long_log_the_last_lines_are_left() -> None:
+    with tempfile.TemporaryFile() as log:
+        log.write(b"first\n" + b"line\n" * 2000 + b"last\n")
+        left = ray_actor._tail(log)
+    assert len(left) <= ray_actor.TAIL
+    assert set(left.splitlines()) == {"line", "last"}
 
 
 def test_a_cluster_that_nobody_answers_for_is_named() -> None:

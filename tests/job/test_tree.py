@@ -232,9 +232,9 @@ def test_nodes_that_come_with_other_clients_than_the_job_has_are_refused() -> No
         pass
 
 
-@pytest.mark.parametrize("top", TOPS)
-def test_a_node_that_is_started_anew_is_back_in_the_next_round_with_its_clients(top: str) -> None:
-    with job(top, patience=60.0, grace=30.0) as made:
+@pytest.mark.parametrize(("top", "come"), [("dedicated", False), ("first-finished", False), ("dedicated", True)])
+def test_a_node_that_is_started_anew_is_back_in_the_next_round_with_its_clients(top: str, come: bool) -> None:
+    with job(top, come=come, expected=len(CLIENTS), patience=60.0, grace=30.0) as made:
         assert made.round(1)["complete"]
         made.kill_unseen("node-3")
         made.start("node-3", 9)

@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
-from typing import Any
+from typing import IO, Any, Final
 
 from thalweg.job.engines import PROGRAM
+
+# Bytes of a node's log that it leaves when it ends.
+TAIL: Final = 4096
 
 
 class NodeActor:
@@ -24,17 +28,20 @@ class NodeActor:
         self._order, self._release = json.loads(order), release
 
     def serve(self) -> str:
-        """Run the node until its job is over; return its last words as JSON."""
+        """Run the node until its job is over; return its last words as JSON, with the end of its log as ``log``."""
         here = version("thalweg")
         if here != self._release:
             cause = f"its machine has thalweg {here}, and the run {self._release}"
             return json.dumps({"error": {"cause": cause, "mend": "Install the same release on all machines"}})
-        process = subprocess.Popen([sys.executable, "-m", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         order = json.dumps({**self._order, "parent": os.getpid()}).encode() + b"\n"
-        said, _ = process.communicate(order)
-        if process.returncode < 0:
-            os._exit(1)  # what Ray takes for a crash
-        return json.dumps(_last(said) or {"error": _early(process.returncode)})
+        with tempfile.TemporaryFile() as log:
+            command, pipe = [sys.executable, "-m", PROGRAM], subprocess.PIPE
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log)
+            said, _ = process.communicate(order)
+            if process.returncode < 0:
+                os._exit(1)  # what Ray takes for a crash
+            report = _last(said) or {"error": _early(process.returncode)}
+            return json.dumps({**report, "log": _tail(log)})
 
 
 def _last(said: bytes) -> dict[str, Any]:
@@ -44,5 +51,13 @@ def _last(said: bytes) -> dict[str, Any]:
     return found
 
 
+def _tail(log: IO[bytes]) -> str:
+    """Return the last whole lines of a log."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - TAIL))
+    found = log.read().decode(errors="replace")
+    return found if size <= TAIL else found.partition("\n")[2]
+
+
 def _early(code: int) -> dict[str, str]:
-    return {"cause": f"it ended with exit code {code}", "mend": "See Ray's logs of that machine"}
+    return {"cause": f"it ended with exit code {code}", "mend": "See the record's log.txt for what it said"}

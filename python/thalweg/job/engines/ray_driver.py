@@ -193,6 +193,8 @@ def _look(nodes: Nodes) -> None:
             report = json.loads(ray.get(one))
         except ray.exceptions.RayError as error:
             report = {"error": _died(error)}
+        # Standard error of this process is the record's log.
+        sys.stderr.write(report.pop("log", ""))
         _say("ended", name, report=report)
 
 
