@@ -23,6 +23,7 @@ mod pair;
 pub mod preparing;
 mod recorder;
 mod relay;
+mod suite;
 pub mod trust;
 mod updates;
 mod waiting;
@@ -32,6 +33,8 @@ pub use factory::{Factory, Intruder};
 pub use pair::{Pair, Pump};
 pub use recorder::{Recorder, Router, Seen};
 pub use relay::{Gate, Relay};
+pub(crate) use suite::boxed;
+pub use suite::Sentence;
 pub use updates::{outgoing, pattern, shared_pattern, update_id};
 pub use waiting::chunks_keep_no_message_away;
 
@@ -48,7 +51,7 @@ const IN_TURN: [&str; 1] = ["control_overtakes_a_running_update"];
 ///
 /// # Panics
 /// When the sentence does not hold, or does not end within [`GUARD`].
-pub fn run(name: &str, make: impl FnOnce() -> Factory, sentence: impl AsyncFnOnce(&Factory)) {
+pub fn run(name: &str, make: &dyn Fn() -> Factory, sentence: Sentence) {
     let mut builder = match IN_TURN.contains(&name) {
         true => tokio::runtime::Builder::new_current_thread(),
         false => tokio::runtime::Builder::new_multi_thread(),
@@ -70,127 +73,11 @@ pub(crate) fn skip(why: &str) {
     println!("skipped: {why}");
 }
 
-/// The whole contract for one transport: `thalweg_conformance::suite!(factory());` in a test file.
-///
-/// The expression makes a [`Factory`]; it is evaluated anew for each test, within a tokio runtime. A block after `before`
-/// is evaluated first, on the test's thread, whose children the runtime's threads are; its value lives as long as the test.
-#[macro_export]
-macro_rules! suite {
-    (before $before:block; $factory:expr $(,)?) => {
-        $crate::suite! { @modules $before, $factory;
-            addresses {
-                the_name_is_the_scheme
-                the_listener_says_the_port_the_system_chose
-                a_taken_address_is_in_use
-                nobody_there_is_unreachable
-                an_option_it_cannot_honour_is_unsupported
-                peers_have_an_address_for_people
-                a_chunk_of_the_greatest_size_is_within_the_frames_limit
-            }
-            control {
-                messages_arrive_both_ways_in_order
-                an_empty_message_is_a_message
-                a_message_of_the_greatest_length_arrives
-                a_longer_message_is_refused_and_the_link_goes_on
-                dropping_a_send_breaks_at_most_the_link
-            }
-            chunks {
-                every_chunk_lands_at_its_place
-                chunks_come_in_any_order
-                only_the_wanted_ranges_are_sent
-                chunks_have_any_size
-                bytes_are_sent_whether_an_arena_lends_them_or_not
-                an_update_without_chunks_is_sent
-                the_header_arrives_unchanged
-                a_wrong_checksum_is_reported_and_the_link_goes_on
-                a_chunk_nobody_wants_is_dropped
-                a_scratch_buffer_is_a_place
-                progress_sums_to_the_bytes
-                a_chunk_sent_twice_comes_twice
-                an_update_begins_with_its_first_bytes
-                the_report_says_what_was_sent
-            }
-            flow {
-                control_overtakes_a_running_update
-                a_detached_update_waits_for_no_message
-                both_directions_go_on_at_once
-                many_updates_share_a_link
-                many_links_go_on_at_once
-                a_link_not_yet_accepted_holds_up_nobody
-                a_dropped_receive_leaves_the_sending_side
-            }
-            groups {
-                each_member_gets_all_and_done_hears_of_each_once
-                an_empty_group_is_done
-                a_dead_member_fails_alone
-                a_slow_member_holds_up_nobody
-            }
-            cancelling {
-                cancel_ends_the_loan_and_the_link_goes_on
-                released_says_when_the_memory_is_free
-                a_cancelled_update_is_not_begun
-                cancel_stops_its_own_update_only
-                the_loan_ends_with_the_call
-            }
-            preparing {
-                a_chunk_has_one_place_beforehand_or_when_it_comes
-                places_of_a_cancelled_update_are_given_back
-                places_of_a_link_that_ended_are_given_back
-            }
-            closing {
-                close_wakes_a_blocked_receive_at_both_ends
-                close_wakes_a_blocked_send
-                close_by_the_peer_wakes_a_blocked_send
-                all_calls_fail_after_close
-                closing_twice_is_fine
-                a_peer_that_is_dropped_is_gone
-            }
-            counting {
-                counters_cover_the_payload
-                nothing_is_copied_by_a_transport_that_says_so
-            }
-            trust {
-                an_intruder_harms_nobody
-                a_stranger_is_refused
-                both_ends_share_a_secret
-                a_certificate_names_the_peer
-            }
-        }
-    };
-    (@modules $before:block, $factory:expr; $($module:ident { $($sentence:ident)* })*) => {
-        $(mod $module {
-            #[allow(unused_imports)]
-            use super::*;
-            $(#[test]
-            fn $sentence() {
-                let _before = $before;
-                $crate::run(stringify!($sentence), || $factory, $crate::$module::$sentence);
-            })*
-        })*
-    };
-    ($factory:expr $(,)?) => {
-        $crate::suite!(before {}; $factory);
-    };
-}
-
-/// What is said of peers that have not proved who they are; part of [`suite!`] once every transport keeps to it.
-#[macro_export]
-macro_rules! guests {
-    (before $before:block; $factory:expr $(,)?) => {
-        $crate::suite! { @modules $before, $factory;
-            guests {
-                a_guest_may_say_who_it_is
-                a_guest_may_say_no_more
-                a_guest_sends_no_chunks
-                an_admitted_peer_sends_what_it_likes
-                a_guest_gives_way_to_others
-                a_guest_that_leaves_frees_its_place
-            }
-        }
-    };
-    ($factory:expr $(,)?) => {
-        $crate::guests!(before {}; $factory);
-    };
+/// All sentences as functions of one type.
+#[doc(hidden)]
+pub mod sentences {
+    crate::contract! { boxed {} }
+    crate::contract_on_guests! { boxed {} }
 }
 
 #[cfg(test)]
@@ -198,7 +85,7 @@ mod tests {
     /// A sentence that the macro forgets would never run.
     #[test]
     fn the_macro_lists_every_sentence() {
-        let listed = include_str!("lib.rs");
+        let listed = include_str!("suite.rs");
         let modules = [
             include_str!("addresses.rs"),
             include_str!("cancelling.rs"),
@@ -217,7 +104,7 @@ mod tests {
             if let Some(rest) = line.strip_prefix("pub async fn ") {
                 let name = rest.split('(').next().unwrap();
                 let entry = format!("                {name}\n");
-                assert!(listed.contains(&entry), "suite! does not list {name}");
+                assert!(listed.contains(&entry), "the suite does not list {name}");
                 sentences += 1;
             }
         }
