@@ -11,8 +11,6 @@ mod abi;
 mod channel;
 mod device;
 mod domain;
-#[cfg(test)]
-mod layouts;
 mod open;
 #[cfg(feature = "pretend")]
 pub mod pretend;
