@@ -2,10 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
 
 use thalweg_arena::Arena;
-use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
+use thalweg_verbs::pretend::{connected, settle, step, Behaviour, Fabric, Pretend};
 use thalweg_verbs::{Device, Done, Fault, Memory, Pair, Remote, Work};
 use thalweg_wire::Range;
 
@@ -25,19 +24,8 @@ fn ends(behaviour: Behaviour) -> Ends {
     source.claim(source.range()).unwrap().fill(7);
     a.register(&source).unwrap();
     b.register(&target).unwrap();
-    let (mut from, mut to) = (a.pair(4).unwrap(), b.pair(4).unwrap());
-    from.connect(&to.endpoint()).unwrap();
-    to.connect(&from.endpoint()).unwrap();
+    let (from, to) = connected(&a, &b, 4).unwrap();
     Ends { source, target, from, to }
-}
-
-/// Lets a pair go on until it has nothing to do.
-fn settle(pair: &mut Box<dyn Pair>) -> Vec<Done> {
-    let (mut done, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
-    for _ in 0..1_000 {
-        let _ = pair.poll(&mut context, &mut done);
-    }
-    done
 }
 
 impl Ends {
@@ -90,9 +78,7 @@ fn a_write_after_revocation_changes_no_byte() {
         let remote = ends.open();
         ends.write(0, Range::new(0, LENGTH), remote);
         // It is under way, and may have landed in part.
-        let mut context = Context::from_waker(Waker::noop());
-        let _ = ends.from.poll(&mut context, &mut Vec::new());
-        let _ = ends.from.poll(&mut context, &mut Vec::new());
+        (0..2).for_each(|_| step(&mut ends.from, &mut Vec::new()));
         ends.to.post(2, Work::Close { key: remote.key }).unwrap();
         drop(settle(&mut ends.to));
         let before = ends.written();

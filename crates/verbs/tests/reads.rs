@@ -2,10 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
 
 use thalweg_arena::Arena;
-use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
+use thalweg_verbs::pretend::{connected, settle, step, Behaviour, Fabric, Pretend};
 use thalweg_verbs::{Device, Done, Fault, Pair, Remote, Work};
 use thalweg_wire::Range;
 
@@ -28,20 +27,8 @@ fn ends(behaviour: Behaviour) -> Ends {
     drop(bytes);
     a.register(&source).unwrap();
     b.register(&target).unwrap();
-    let (mut lender, mut reader) = (a.pair(4).unwrap(), b.pair(4).unwrap());
-    lender.connect(&reader.endpoint()).unwrap();
-    reader.connect(&lender.endpoint()).unwrap();
+    let (lender, reader) = connected(&a, &b, 4).unwrap();
     Ends { source, target, lender, reader }
-}
-
-fn step(pair: &mut Box<dyn Pair>, done: &mut Vec<Done>) {
-    let _ = pair.poll(&mut Context::from_waker(Waker::noop()), done);
-}
-
-fn settle(pair: &mut Box<dyn Pair>) -> Vec<Done> {
-    let mut done = Vec::new();
-    (0..1_000).for_each(|_| step(pair, &mut done));
-    done
 }
 
 impl Ends {

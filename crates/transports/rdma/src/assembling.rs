@@ -7,22 +7,22 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::task::{Context, Waker};
-use std::time::Instant;
+use std::task::Context;
 
 use thalweg_arena::Claim;
-use thalweg_transport::{Error, Result};
-use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
+use thalweg_transport::Result;
+use thalweg_verbs::{Device, Done, Endpoint, Pair};
 use thalweg_wire::{checksum, FrameHeader, Range, Ranges};
 
-use crate::offers::{corrupt, refused, Offers, RECEIVE};
+use crate::arrivals::Arrivals;
+use crate::joined::{Joined, FIRST};
+use crate::offers::{corrupt, Offers};
 use crate::outbox::Outbox;
 use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
-use crate::stock::Stock;
 use crate::words::{Word, RECORD};
-use crate::{GRANTS, NOTES};
+use crate::GRANTS;
 
 /// Ranges that the sender is told of at a time.
 const MOST_MISSING: usize = 64;
@@ -37,115 +37,66 @@ struct Run {
 
 /// The receiving side.
 pub(crate) struct Assembling {
-    stock: Stock,
-    pair: Option<Box<dyn Pair>>,
-    /// The slot; `None` while it is opened.
-    slot: Option<Remote>,
-    epoch: u32,
+    arrivals: Arrivals,
+    /// The first memory is the slot.
+    joined: Joined,
     offers: Offers,
     runs: BTreeMap<u64, Run>,
     /// Chunks that the sender has sent.
     asked: VecDeque<u64>,
-    came: VecDeque<Came>,
-    waker: Option<Waker>,
 }
 
 impl Assembling {
-    /// Over a pair to which the slot is open.
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        pool: Arc<Pool>,
-        (pair, key, address): (Box<dyn Pair>, u32, usize),
-    ) -> Self {
+    /// Over a pair to which the slot is open by a key, at an address.
+    pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
-            stock: Stock::new(device, pool),
-            pair: Some(pair),
-            slot: Some(Remote { address: address as u64, key }),
-            epoch: 0,
+            arrivals: Arrivals::new(device.clone(), pool),
+            joined: Joined::new(device, joined),
             offers: Offers::default(),
             runs: BTreeMap::new(),
             asked: VecDeque::new(),
-            came: VecDeque::new(),
-            waker: None,
-        }
-    }
-
-    fn wake(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
         }
     }
 
     fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        self.offers.add(number, header, self.runs.len() + self.came.len())?;
-        Ok(())
+        self.offers.add(number, header, self.runs.len() + self.arrivals.len())
     }
 
     fn handle_withdraw(&mut self, number: u64) -> Result<()> {
         self.offers.withdraw(number)?;
         if let Some(run) = self.runs.remove(&number) {
             drop(run.bytes);
-            self.stock.done(run.header.length() as u64, run.landing);
+            self.arrivals.stock.done(run.header.length() as u64, run.landing);
         }
         Ok(())
     }
 
     /// The sender has lost its pair and made another: joins it, and opens the slot to it.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
-        if epoch <= self.epoch {
-            return Err(corrupt("an old pair"));
+        self.joined.check(epoch)?;
+        while let Some(done) = self.joined.next_before_renewal(outbox) {
+            self.handle(done, outbox);
         }
-        let mut context = Context::from_waker(Waker::noop());
-        self.take_all(&mut context, outbox, false)?;
-        let open = self.pair.take().map(|mut pair| pair.break_off()).unwrap_or_default();
-        let slot = open.into_iter().map(|(_, memory)| memory).find(|memory| memory.len() > 0);
-        let slot = slot.ok_or_else(|| corrupt("a pair that was not whole"))?;
-        let mut pair = self.stock.device.pair(NOTES).map_err(|error| refused(&error))?;
-        pair.connect(endpoint).map_err(|error| refused(&error))?;
-        pair.post(0, Work::Open(slot)).map_err(|error| refused(&error))?;
-        (self.epoch, self.slot, self.pair) = (epoch, None, Some(pair));
+        self.joined.renew(epoch, endpoint)?;
         Ok(())
     }
 
-    /// Takes what has happened to the pair; whether it was lost only if that is `told`.
-    fn take_all(&mut self, context: &mut Context<'_>, outbox: &Outbox, told: bool) -> Result<()> {
-        let mut done = Vec::new();
-        while let Some(pair) = &mut self.pair {
-            if pair.poll(context, &mut done).is_pending() {
-                break;
-            }
-            for done in done.drain(..) {
-                if told || !matches!(done, Done::Lost(_)) {
-                    self.handle(done, outbox)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
+    fn handle(&mut self, done: Done, outbox: &Outbox) {
         match done {
-            Done::Opened(_, slot) => {
-                let Some(pair) = &self.pair else { return Ok(()) };
-                self.slot = Some(slot);
-                outbox.say(&Word::Ring { epoch: self.epoch, endpoint: pair.endpoint(), ring: slot });
+            Done::Opened(FIRST, slot) => {
                 for &number in self.runs.keys() {
                     outbox.say(&Word::Grant { number, to: slot });
                 }
             }
             Done::Noted(_) => self.take_out(),
-            Done::Lost(fault) if fault.may_retry() => outbox.say(&Word::Broken { epoch: self.epoch }),
-            Done::Lost(_) => return Err(Error::closed(RECEIVE, "the device broke the pair (access error)")),
-            Done::Written(_) | Done::Closed(..) | Done::Read(..) => {}
+            Done::Opened(..) | Done::Written(_) | Done::Closed(..) | Done::Read(..) | Done::Lost(_) => {}
         }
-        Ok(())
     }
 
     /// Takes out of the slot what is in it now: not always what the note was about.
     fn take_out(&mut self) {
-        let (Some(pair), Some(Remote { key, .. })) = (&self.pair, self.slot) else { return };
         let mut header = [0; RECORD];
-        if !pair.peek(key, 0, &mut header) {
+        if !self.joined.peek_first(0, &mut header) {
             return;
         }
         let Some(Piece { number, range, checksum: sum }) = Piece::decode(&header) else { return };
@@ -156,13 +107,13 @@ impl Assembling {
             return;
         }
         let place = &mut run.bytes[range.start as usize..range.end as usize];
-        if !pair.peek(key, RECORD, place) || checksum(place) != sum {
+        if !self.joined.peek_first(RECORD, place) || checksum(place) != sum {
             return;
         }
         run.there.insert(range);
         if run.there.covers(all) {
             if let Some(Run { header, landing, bytes, .. }) = self.runs.remove(&number) {
-                self.came.push_back(Came { number, header, bytes, landing, copies: 1 });
+                self.arrivals.push(Came { number, header, bytes, landing, copies: 1 });
             }
         }
     }
@@ -189,25 +140,23 @@ impl Receives for Assembling {
             Word::Sent { number } if self.asked.len() <= GRANTS => self.asked.push_back(number),
             _ => return Err(corrupt("a word of another mode")),
         }
-        self.wake();
+        self.arrivals.wake();
         Ok(())
     }
 
     fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()> {
-        self.waker = Some(context.waker().clone());
-        self.take_all(context, outbox, true)?;
-        if self.slot.is_some() {
+        self.arrivals.receiver_waits(context);
+        while let Some(done) = self.joined.next(context, outbox)? {
+            self.handle(done, outbox);
+        }
+        if self.joined.first().is_some() {
             self.answer(outbox);
         }
         Ok(())
     }
 
-    fn drive(&mut self, _: &mut Context<'_>, _: &Outbox) -> Result<Option<Instant>> {
-        Ok(None) // the peer does
-    }
-
-    fn next_came(&mut self) -> Option<Came> {
-        self.came.pop_front()
+    fn arrivals(&mut self) -> &mut Arrivals {
+        &mut self.arrivals
     }
 
     fn offers(&self) -> u64 {
@@ -215,8 +164,7 @@ impl Receives for Assembling {
     }
 
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        // While pairs are exchanged nothing can be opened.
-        self.slot.and_then(|_| self.offers.next(offers, &mut self.stock))
+        self.joined.first().and_then(|_| self.offers.next(offers, &mut self.arrivals.stock))
     }
 
     fn grant(
@@ -227,13 +175,13 @@ impl Receives for Assembling {
         outbox: &Outbox,
     ) -> Result<()> {
         let length = header.length() as u64;
-        if !self.offers.placed(number, length, &mut self.stock) {
+        if !self.offers.placed(number, length, &mut self.arrivals.stock) {
             return Ok(()); // it was withdrawn meanwhile
         }
-        let (bytes, landing) = self.stock.keep(length, place)?;
+        let (bytes, landing) = self.arrivals.stock.keep(length, place)?;
         self.runs.insert(number, Run { header, landing, bytes, there: Ranges::new() });
         // While pairs are exchanged, it is said when the slot is open again.
-        if let Some(to) = self.slot {
+        if let Some(to) = self.joined.first() {
             outbox.say(&Word::Grant { number, to });
         }
         Ok(())
@@ -243,19 +191,11 @@ impl Receives for Assembling {
         true // what is withdrawn is dropped at once
     }
 
-    fn done(&mut self, length: u64, landing: Landing) {
-        self.stock.done(length, landing);
-        self.wake();
-    }
-
     fn stop(&mut self) {
-        if let Some(mut pair) = self.pair.take() {
-            drop(pair.break_off());
-        }
+        self.joined.stop();
         self.offers.clear();
         self.runs.clear();
-        self.came.clear();
-        self.wake();
+        self.arrivals.stop();
     }
 }
 

@@ -3,27 +3,23 @@
 //! A chunk is offered, placed, granted, written, committed, revoked, stored. The peer's key to the memory is invalid before
 //! anybody looks at the bytes, so a late write changes none that are used.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::task::{Context, Waker};
-use std::time::Instant;
+use std::task::Context;
 
 use thalweg_arena::Claim;
-use thalweg_transport::{Error, Result};
-use thalweg_verbs::{Device, Done, Endpoint, Memory, Pair, Remote, Work};
+use thalweg_transport::Result;
+use thalweg_verbs::{Device, Done, Endpoint, Pair, Remote, Work};
 use thalweg_wire::FrameHeader;
 
-use crate::offers::{corrupt, refused, Offers, RECEIVE};
+use crate::arrivals::Arrivals;
+use crate::joined::{Joined, FIRST};
+use crate::offers::{corrupt, Offers};
 use crate::outbox::Outbox;
 use crate::pool::Pool;
 use crate::settings::SLOTS;
 use crate::sides::{Came, Landing, Receives};
-use crate::stock::Stock;
 use crate::words::{recorded, Word, RECORD};
-use crate::NOTES;
-
-/// The ring's work request; grants have their numbers.
-const RING: u64 = u64::MAX;
 
 /// How a grant stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,63 +45,35 @@ enum Fate {
 struct Granted {
     header: FrameHeader,
     landing: Landing,
-    address: usize,
+    address: u64,
     state: State,
     fate: Fate,
 }
 
 /// The receiving side.
 pub(crate) struct Incoming {
-    stock: Stock,
-    pair: Option<Box<dyn Pair>>,
-    /// The key to the ring; `None` while it is opened.
-    ring: Option<u32>,
-    ring_address: usize,
-    epoch: u32,
+    arrivals: Arrivals,
+    /// The first memory is the ring.
+    joined: Joined,
     offers: Offers,
     grants: BTreeMap<u64, Granted>,
-    came: VecDeque<Came>,
-    waker: Option<Waker>,
-}
-
-/// Memory by where it begins. All of it was claimed at once.
-fn claim_of(memory: Memory) -> Option<(usize, Claim)> {
-    let claim = memory.into_claims().pop()?;
-    Some((claim.as_ptr() as usize, claim))
 }
 
 impl Incoming {
-    /// Over a pair to which the ring at `ring_address` is open by a key.
-    pub(crate) fn new(
-        device: Arc<dyn Device>,
-        pool: Arc<Pool>,
-        (pair, ring, ring_address): (Box<dyn Pair>, u32, usize),
-    ) -> Self {
+    /// Over a pair to which the ring is open by a key, at an address.
+    pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, joined: (Box<dyn Pair>, u32, usize)) -> Self {
         Self {
-            stock: Stock::new(device, pool),
-            pair: Some(pair),
-            ring: Some(ring),
-            ring_address,
-            epoch: 0,
+            arrivals: Arrivals::new(device.clone(), pool),
+            joined: Joined::new(device, joined),
             offers: Offers::default(),
             grants: BTreeMap::new(),
-            came: VecDeque::new(),
-            waker: None,
-        }
-    }
-
-    fn wake(&mut self) {
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
         }
     }
 
     /// # Errors
     /// [`ErrorKind::Corrupt`] for numbers out of order, or more offers than a sender may have.
     fn handle_offer(&mut self, number: u64, header: FrameHeader) -> Result<()> {
-        self.offers.add(number, header, self.grants.len() + self.came.len())?;
-        self.wake();
-        Ok(())
+        self.offers.add(number, header, self.grants.len() + self.arrivals.len())
     }
 
     /// # Errors
@@ -118,7 +86,6 @@ impl Incoming {
                 self.close(number)?;
             }
         }
-        self.wake();
         Ok(())
     }
 
@@ -127,42 +94,21 @@ impl Incoming {
     /// # Errors
     /// [`ErrorKind::System`] if the device cannot, [`ErrorKind::Corrupt`] for what was committed wrongly.
     fn handle_renew(&mut self, epoch: u32, endpoint: &Endpoint, outbox: &Outbox) -> Result<()> {
-        if epoch <= self.epoch {
-            return Err(corrupt("an old pair"));
+        self.joined.check(epoch)?;
+        // What was noted before the pair was lost counts.
+        while let Some(done) = self.joined.next_before_renewal(outbox) {
+            self.handle(done, outbox)?;
         }
-        self.take_notes(outbox)?;
-        let open = self.pair.take().map(|mut pair| pair.break_off()).unwrap_or_default();
-        let mut memory: BTreeMap<usize, Claim> =
-            open.into_iter().filter_map(|(_, memory)| claim_of(memory)).collect();
-        let mut pair = self.stock.device.pair(NOTES).map_err(|error| refused(&error))?;
-        pair.connect(endpoint).map_err(|error| refused(&error))?;
-        (self.epoch, self.ring, self.pair) = (epoch, None, Some(pair));
-        let ring = memory.remove(&self.ring_address).ok_or_else(|| corrupt("a pair that was not whole"))?;
-        self.open(RING, ring)?;
+        let mut memory = self.joined.renew(epoch, endpoint)?;
         for (number, mut grant) in std::mem::take(&mut self.grants).into_iter().rev() {
             let claim = memory.remove(&grant.address);
             match (grant.fate, claim) {
                 (Fate::Awaited, Some(claim)) => {
                     grant.state = State::Opening;
                     self.grants.insert(number, grant);
-                    self.open(number, claim)?;
+                    self.joined.post(number, Work::Open(claim.into()))?;
                 }
                 (fate, claim) => self.over(number, grant, claim.filter(|_| fate == Fate::Committed)),
-            }
-        }
-        self.wake();
-        Ok(())
-    }
-
-    /// What was noted before the pair was lost counts.
-    fn take_notes(&mut self, outbox: &Outbox) -> Result<()> {
-        let (mut done, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
-        while let Some(pair) = &mut self.pair {
-            if pair.poll(&mut context, &mut done).is_pending() {
-                break;
-            }
-            for done in done.drain(..).filter(|done| !matches!(done, Done::Lost(_))) {
-                self.handle(done, outbox)?;
             }
         }
         Ok(())
@@ -170,23 +116,17 @@ impl Incoming {
 
     fn handle(&mut self, done: Done, outbox: &Outbox) -> Result<()> {
         match done {
-            Done::Opened(RING, ring) => {
-                let Some(pair) = &self.pair else { return Ok(()) };
-                self.ring = Some(ring.key);
-                outbox.say(&Word::Ring { epoch: self.epoch, endpoint: pair.endpoint(), ring });
-            }
+            Done::Opened(FIRST, _) => {}
             Done::Opened(number, to) => self.opened(number, to, outbox)?,
             Done::Noted(slot) => self.noted(slot)?,
             Done::Closed(number, memory) => {
-                let claim = claim_of(memory).map(|(_, claim)| claim);
+                let claim = memory.into_claims().pop();
                 if let Some(grant) = self.grants.remove(&number) {
                     let committed = grant.fate == Fate::Committed;
                     self.over(number, grant, claim.filter(|_| committed));
                 }
             }
-            Done::Lost(fault) if fault.may_retry() => outbox.say(&Word::Broken { epoch: self.epoch }),
-            Done::Lost(_) => return Err(Error::closed(RECEIVE, "the device broke the pair (access error)")),
-            Done::Written(_) | Done::Read(..) => {}
+            Done::Written(_) | Done::Read(..) | Done::Lost(_) => {}
         }
         Ok(())
     }
@@ -206,9 +146,7 @@ impl Incoming {
         let wrong = || corrupt("a commit record of nothing that was granted");
         let mut record = [0; RECORD];
         let at = slot as usize * RECORD;
-        let found = (slot as usize) < SLOTS
-            && self.ring.zip(self.pair.as_ref()).is_some_and(|(key, pair)| pair.peek(key, at, &mut record));
-        if !found {
+        if slot as usize >= SLOTS || !self.joined.peek_first(at, &mut record) {
             return Err(wrong());
         }
         let number = recorded(&record);
@@ -223,58 +161,43 @@ impl Incoming {
     /// Revokes a grant, as soon as it is open.
     fn close(&mut self, number: u64) -> Result<()> {
         let Some(grant) = self.grants.get_mut(&number) else { return Ok(()) };
-        if let (State::Open { key }, Some(pair)) = (grant.state, &mut self.pair) {
-            grant.state = State::Closing;
-            pair.post(number, Work::Close { key }).map_err(|error| refused(&error))?;
-        }
-        Ok(())
+        let State::Open { key } = grant.state else { return Ok(()) };
+        grant.state = State::Closing;
+        self.joined.post(number, Work::Close { key })
     }
 
     /// A grant is over; with its bytes if they came.
     fn over(&mut self, number: u64, grant: Granted, bytes: Option<Claim>) {
         let Granted { header, landing, .. } = grant;
         match bytes {
-            Some(bytes) => self.came.push_back(Came { number, header, bytes, landing, copies: 0 }),
-            None => self.done(header.length() as u64, landing),
+            Some(bytes) => self.arrivals.push(Came { number, header, bytes, landing, copies: 0 }),
+            None => self.arrivals.done(header.length() as u64, landing),
         }
-    }
-
-    fn open(&mut self, id: u64, claim: Claim) -> Result<()> {
-        let (Some(pair), Some(memory)) = (&mut self.pair, Memory::new(vec![claim])) else { return Ok(()) };
-        pair.post(id, Work::Open(memory)).map_err(|error| refused(&error))
     }
 }
 
 impl Receives for Incoming {
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()> {
         match word {
-            Word::Offer { number, header } => self.handle_offer(number, header),
-            Word::Withdraw { number, committed } => self.handle_withdraw(number, committed),
-            Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox),
-            _ => Err(corrupt("a word of another mode")),
+            Word::Offer { number, header } => self.handle_offer(number, header)?,
+            Word::Withdraw { number, committed } => self.handle_withdraw(number, committed)?,
+            Word::Renew { epoch, endpoint } => self.handle_renew(epoch, &endpoint, outbox)?,
+            _ => return Err(corrupt("a word of another mode")),
         }
+        self.arrivals.wake();
+        Ok(())
     }
 
     fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()> {
-        self.waker = Some(context.waker().clone());
-        let mut done = Vec::new();
-        while let Some(pair) = &mut self.pair {
-            if pair.poll(context, &mut done).is_pending() {
-                break;
-            }
-            for done in done.drain(..) {
-                self.handle(done, outbox)?;
-            }
+        self.arrivals.receiver_waits(context);
+        while let Some(done) = self.joined.next(context, outbox)? {
+            self.handle(done, outbox)?;
         }
         Ok(())
     }
 
-    fn drive(&mut self, _: &mut Context<'_>, _: &Outbox) -> Result<Option<Instant>> {
-        Ok(None) // the peer does
-    }
-
-    fn next_came(&mut self) -> Option<Came> {
-        self.came.pop_front()
+    fn arrivals(&mut self) -> &mut Arrivals {
+        &mut self.arrivals
     }
 
     fn offers(&self) -> u64 {
@@ -282,38 +205,29 @@ impl Receives for Incoming {
     }
 
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
-        // While pairs are exchanged nothing can be opened.
-        self.ring.and_then(|_| self.offers.next(offers, &mut self.stock))
+        self.joined.first().and_then(|_| self.offers.next(offers, &mut self.arrivals.stock))
     }
 
     fn grant(&mut self, number: u64, header: FrameHeader, place: Option<Claim>, _: &Outbox) -> Result<()> {
         let length = header.length() as u64;
-        if !self.offers.placed(number, length, &mut self.stock) {
+        if !self.offers.placed(number, length, &mut self.arrivals.stock) {
             return Ok(()); // it was withdrawn meanwhile
         }
-        let (claim, landing) = self.stock.land(length, place)?;
-        let (address, state) = (claim.as_ptr() as usize, State::Opening);
+        let (claim, landing) = self.arrivals.stock.land(length, place)?;
+        let (address, state) = (claim.as_ptr() as u64, State::Opening);
         self.grants.insert(number, Granted { header, landing, address, state, fate: Fate::Awaited });
-        self.open(number, claim)
+        self.joined.post(number, Work::Open(claim.into()))
     }
 
     fn is_settled(&self) -> bool {
         self.grants.values().all(|grant| grant.fate == Fate::Awaited)
     }
 
-    fn done(&mut self, length: u64, landing: Landing) {
-        self.stock.done(length, landing);
-        self.wake();
-    }
-
     fn stop(&mut self) {
-        if let Some(mut pair) = self.pair.take() {
-            drop(pair.break_off());
-        }
+        self.joined.stop();
         self.offers.clear();
         self.grants.clear();
-        self.came.clear();
-        self.wake();
+        self.arrivals.stop();
     }
 }
 

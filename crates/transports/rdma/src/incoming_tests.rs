@@ -1,66 +1,29 @@
 //! A sender that breaks the rules, over a pretend device.
 #![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
 
-use thalweg_arena::Arena;
-use thalweg_verbs::pretend::{Behaviour, Fabric, Pretend};
+use std::task::Waker;
+
+use thalweg_transport::ErrorKind;
+use thalweg_verbs::pretend::{settle, step};
 use thalweg_verbs::Fault;
-use thalweg_wire::{checksum, ChunkHeader, LayoutHash, Range};
+use thalweg_wire::Range;
 
 use super::*;
+use crate::ends::{header, Ends, PLACE};
 use crate::words::record;
 use crate::GRANTS;
-use thalweg_transport::ErrorKind;
 
-const LENGTH: u32 = 5_000;
+/// Bytes of a chunk.
+const LENGTH: u32 = PLACE / 3;
 
-/// A receiver, and the sender's end of its pair.
-struct Ends {
-    device: Arc<dyn Device>,
-    receiver: Incoming,
-    outbox: Outbox,
-    sender: Box<dyn Pair>,
-    ring: Remote,
-    /// Memory that chunks are granted a part of.
-    place: Arena,
+fn ends(seed: u64) -> Ends<Incoming> {
+    Ends::new(seed, SLOTS * RECORD, Incoming::new)
 }
 
-fn settle(pair: &mut Box<dyn Pair>) -> Vec<Done> {
-    let (mut done, mut context) = (Vec::new(), Context::from_waker(Waker::noop()));
-    for _ in 0..200 {
-        let _ = pair.poll(&mut context, &mut done);
-    }
-    done
-}
-
-impl Ends {
-    fn new(seed: u64) -> Self {
-        let behaviour = Behaviour { seed, ..Behaviour::default() };
-        let device: Arc<dyn Device> = Arc::new(Pretend::new(&Arc::new(Fabric::default()), behaviour));
-        let (mut sender, mut pair) = (device.pair(NOTES).unwrap(), device.pair(NOTES).unwrap());
-        sender.connect(&pair.endpoint()).unwrap();
-        pair.connect(&sender.endpoint()).unwrap();
-        let ring = Arena::new((SLOTS * RECORD) as u64).unwrap();
-        device.register(&ring).unwrap();
-        let memory = Memory::new(vec![ring.claim(ring.range()).unwrap()]).unwrap();
-        pair.post(0, Work::Open(memory)).unwrap();
-        let Some(Done::Opened(_, remote)) = settle(&mut pair).pop() else { panic!("no ring") };
-        let pool = Arc::new(Pool::new(device.clone()));
-        let at = (pair, remote.key, ring.as_ptr() as usize);
-        let receiver = Incoming::new(device.clone(), pool, at);
-        let place = Arena::new(3 * u64::from(LENGTH)).unwrap();
-        Self { device, receiver, outbox: Outbox::new().0, sender, ring: remote, place }
-    }
-
-    fn poll(&mut self) -> Result<()> {
-        let mut context = Context::from_waker(Waker::noop());
-        (0..200).try_for_each(|_| self.receiver.poll(&mut context, &self.outbox))
-    }
-
+impl Ends<Incoming> {
     /// Offers a chunk of these bytes, and has it granted.
     fn granted(&mut self, number: u64, byte: u8) -> Remote {
-        let chunk =
-            ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length: LENGTH };
-        let header = FrameHeader::chunk(chunk, checksum(&vec![byte; LENGTH as usize]));
+        let header = header(&vec![byte; LENGTH as usize]);
         self.receiver.handle_offer(number, header).unwrap();
         let (number, header) = self.receiver.next_offer(u64::MAX).unwrap();
         // The middle third of it.
@@ -68,29 +31,22 @@ impl Ends {
         let claim = self.place.claim(granted).unwrap();
         self.receiver.grant(number, header, Some(claim), &self.outbox).unwrap();
         self.poll().unwrap();
-        let address = self.receiver.grants[&number].address as u64;
+        let address = self.receiver.grants[&number].address;
         let State::Open { key } = self.receiver.grants[&number].state else { panic!("not open") };
         Remote { address, key }
     }
 
-    /// Bytes in memory that the sender's device knows.
-    fn bytes(&self, bytes: &[u8]) -> bytes::Bytes {
-        let arena = Arena::new(bytes.len() as u64).unwrap();
-        self.device.register(&arena).unwrap();
-        arena.claim(arena.range()).unwrap().copy_from_slice(bytes);
-        arena.lend(arena.range()).unwrap()
-    }
-
     fn write(&mut self, byte: u8, to: Remote) {
-        let bytes = vec![self.bytes(&vec![byte; LENGTH as usize])];
+        let bytes = self.bytes(&vec![byte; LENGTH as usize]);
         self.sender.post(1, Work::Write { bytes, to }).unwrap();
     }
 
-    fn note(&mut self, number: u64, slot: u32) {
-        let bytes = vec![self.bytes(&record(number))];
-        let at = u64::from(slot) * RECORD as u64;
-        let to = Remote { address: self.ring.address + at, ..self.ring };
-        self.sender.post(2, Work::Note { bytes, to, note: slot }).unwrap();
+    /// Writes the commit record of a chunk to a slot of the ring; the note may say another one.
+    fn note(&mut self, number: u64, slot: usize, note: u32) {
+        let bytes = self.bytes(&record(number));
+        let to = Remote { address: self.first.address + (slot * RECORD) as u64, ..self.first };
+        self.sender.post(2, Work::Note { bytes, to, note }).unwrap();
+        settle(&mut self.sender);
     }
 }
 
@@ -98,13 +54,12 @@ impl Ends {
 #[test]
 fn a_write_after_the_grant_was_revoked_changes_no_byte() {
     for seed in 0..30 {
-        let mut ends = Ends::new(seed);
+        let mut ends = ends(seed);
         let to = ends.granted(0, 7);
         ends.write(7, to);
-        ends.note(0, 0);
-        drop(settle(&mut ends.sender));
+        ends.note(0, 0, 0);
         ends.poll().unwrap();
-        let came = ends.receiver.next_came().unwrap();
+        let came = ends.receiver.arrivals.next().unwrap();
         assert_eq!(came.header.verify(&came.bytes), Ok(()));
         ends.write(9, to);
         assert!(matches!(settle(&mut ends.sender)[..], [.., Done::Lost(Fault::Access)]));
@@ -117,13 +72,10 @@ fn a_write_after_the_grant_was_revoked_changes_no_byte() {
 fn a_write_under_way_lands_nowhere_once_its_place_is_free() {
     let mut cut_short = 0;
     for seed in 0..50 {
-        let mut ends = Ends::new(seed);
+        let mut ends = ends(seed);
         let to = ends.granted(0, 7);
         ends.write(7, to);
-        let mut context = Context::from_waker(Waker::noop());
-        for _ in 0..2 {
-            let _ = ends.sender.poll(&mut context, &mut Vec::new());
-        }
+        (0..2).for_each(|_| step(&mut ends.sender, &mut Vec::new()));
         ends.receiver.handle_withdraw(0, false).unwrap();
         ends.poll().unwrap();
         let mut place = ends.place.claim(ends.place.range()).unwrap();
@@ -140,7 +92,7 @@ fn a_write_under_way_lands_nowhere_once_its_place_is_free() {
 #[test]
 fn forged_keys_and_addresses_reach_nothing_else() {
     for (offset, key) in [(0, 1), (1, 0), (u64::from(LENGTH), 0), (u64::MAX - 9, 0)] {
-        let mut ends = Ends::new(1);
+        let mut ends = ends(1);
         let to = ends.granted(0, 7);
         ends.write(9, Remote { address: to.address.wrapping_add(offset), key: to.key + key });
         assert!(settle(&mut ends.sender).iter().any(|done| matches!(done, Done::Lost(Fault::Access))));
@@ -155,26 +107,21 @@ fn forged_keys_and_addresses_reach_nothing_else() {
 #[test]
 fn records_of_what_is_not_granted_end_the_link() {
     // An old one that was left in its slot, one of the future, one that was taken, and a slot that there is not.
-    for (number, slot) in [(1, 0), (u64::MAX, 3), (0, 1), (0, SLOTS as u32 + 1)] {
-        let mut ends = Ends::new(2);
+    for (number, slot) in [(1, 0), (u64::MAX, 3), (0, 1), (0, SLOTS + 1)] {
+        let mut ends = ends(2);
         let to = ends.granted(0, 7);
         ends.write(7, to);
-        ends.note(0, 0);
-        drop(settle(&mut ends.sender));
+        ends.note(0, 0, 0);
         ends.poll().unwrap();
-        ends.receiver.next_came().unwrap();
-        let bytes = vec![ends.bytes(&record(number))];
-        let slot_of = u64::from(slot.min(SLOTS as u32 - 1));
-        let to = Remote { address: ends.ring.address + slot_of * RECORD as u64, ..ends.ring };
-        ends.sender.post(3, Work::Note { bytes, to, note: slot }).unwrap();
-        drop(settle(&mut ends.sender));
+        ends.receiver.arrivals.next().unwrap();
+        ends.note(number, slot.min(SLOTS - 1), slot as u32);
         assert_eq!(ends.poll().unwrap_err().kind(), ErrorKind::Corrupt, "{number} in {slot}");
     }
 }
 
 #[test]
 fn words_out_of_order_end_the_link() {
-    let mut ends = Ends::new(3);
+    let mut ends = ends(3);
     ends.granted(0, 7);
     let header = ends.receiver.grants[&0].header;
     assert!(ends.receiver.handle_offer(0, header).is_err(), "offered twice");
@@ -189,9 +136,8 @@ fn words_out_of_order_end_the_link() {
 /// A chunk may be withdrawn while the sink is asked for its place.
 #[test]
 fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
-    let mut ends = Ends::new(4);
-    let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout: LayoutHash(1), offset: 0, length: LENGTH };
-    let header = FrameHeader::chunk(chunk, 0);
+    let mut ends = ends(4);
+    let header = header(&vec![7; LENGTH as usize]);
     for number in 0..2 * GRANTS as u64 {
         ends.receiver.handle_offer(number, header).unwrap();
         let (_, header) = ends.receiver.next_offer(u64::MAX).unwrap();
@@ -210,24 +156,23 @@ fn what_is_withdrawn_while_it_is_placed_is_granted_nothing() {
 fn what_was_committed_is_under_way_until_it_has_come() {
     for seed in 0..20 {
         for before in 0..4 {
-            let mut ends = Ends::new(seed);
+            let mut ends = ends(seed);
             let to = ends.granted(0, 7);
             ends.write(7, to);
-            ends.note(0, 0);
-            drop(settle(&mut ends.sender));
+            ends.note(0, 0, 0);
             let mut context = Context::from_waker(Waker::noop());
             for step in 0..200 {
                 if step == before {
                     ends.receiver.handle_withdraw(0, true).unwrap();
                 }
                 ends.receiver.poll(&mut context, &ends.outbox).unwrap();
-                let there = !ends.receiver.came.is_empty();
+                let there = ends.receiver.arrivals.len() > 0;
                 assert!(
                     step < before || there || !ends.receiver.is_settled(),
                     "a message overtakes at {step}"
                 );
             }
-            assert!(ends.receiver.next_came().is_some() && ends.receiver.is_settled());
+            assert!(ends.receiver.arrivals.next().is_some() && ends.receiver.is_settled());
         }
     }
 }

@@ -10,16 +10,22 @@
 //! printed    chunks whose header is polled for, instead of incoming (FedRDMA-E as printed)
 //! lending    chunks that the peer reads, instead of outgoing
 //! reading    chunks that are read, instead of incoming; thalweg-pieces says which piece is read when
+//! joined     the pair that the peer writes over, joined again when it was lost
+//! arrivals   what every receiving side has: credit, what has come, whom to wake
 //! shared     the tasks of a link: read, write, drive
 //! link       the contract
 //! ```
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod assembling;
 mod device;
+#[cfg(test)]
+mod ends;
 mod entry;
 mod hello;
 mod incoming;
+mod joined;
 mod lending;
 mod link;
 mod listener;

@@ -156,7 +156,7 @@ impl RdmaLink {
             shared.end(error.clone());
             return Poll::Ready(Err(error));
         }
-        if let Some(came) = incoming.next_came() {
+        if let Some(came) = incoming.arrivals().next() {
             return Poll::Ready(Ok(Next::Came(came)));
         }
         let offers = incoming.offers();
@@ -212,7 +212,7 @@ impl RdmaLink {
                 Landing::Pool(arena, None)
             }
         };
-        self.shared.incoming().done(length, landing);
+        self.shared.incoming().arrivals().done(length, landing);
         self.shared.outbox.say(&Word::Taken { number });
         Ok(())
     }

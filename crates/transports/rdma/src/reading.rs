@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::Context;
 use std::time::Instant;
 
 use thalweg_arena::Claim;
@@ -11,12 +11,12 @@ use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::FrameHeader;
 
+use crate::arrivals::Arrivals;
 use crate::offers::{corrupt, refused, RECEIVE};
 use crate::outbox::Outbox;
 use crate::parts::Parts;
 use crate::pool::Pool;
 use crate::sides::{Came, Landing, Receives};
-use crate::stock::Stock;
 use crate::words::Word;
 use crate::{GRANTS, NOTES};
 
@@ -31,7 +31,8 @@ struct Run {
 
 /// The receiving side.
 pub(crate) struct Reading {
-    stock: Stock,
+    arrivals: Arrivals,
+    device: Arc<dyn Device>,
     pair: Box<dyn Pair>,
     /// Whether the peer has joined the pair.
     joined: bool,
@@ -47,17 +48,15 @@ pub(crate) struct Reading {
     runs: BTreeMap<u64, Run>,
     /// The chunk of each read under way.
     posted: HashMap<u64, u64>,
-    came: VecDeque<Came>,
     started: Instant,
-    /// Of the driver, and of whoever receives.
-    wakers: [Option<Waker>; 2],
 }
 
 impl Reading {
     pub(crate) fn new(device: Arc<dyn Device>, pool: Arc<Pool>, pair: Box<dyn Pair>, config: Config) -> Self {
         let pieces = config.pieces.min(device.limits().reads).max(1);
         Self {
-            stock: Stock::new(device, pool),
+            arrivals: Arrivals::new(device.clone(), pool),
+            device,
             pair,
             joined: true,
             epoch: 0,
@@ -68,9 +67,7 @@ impl Reading {
             next: 0,
             runs: BTreeMap::new(),
             posted: HashMap::new(),
-            came: VecDeque::new(),
             started: Instant::now(),
-            wakers: [None, None],
         }
     }
 
@@ -78,15 +75,11 @@ impl Reading {
         self.started.elapsed()
     }
 
-    fn wake(&mut self) {
-        self.wakers.iter_mut().filter_map(Option::take).for_each(Waker::wake);
-    }
-
     fn handle_lent(&mut self, number: u64, header: FrameHeader, from: Remote) -> Result<()> {
         // What was lent to a pair that is lost is lent again to the next.
         let place = self.joined.then_some(from);
         if number >= self.next {
-            if self.offers.len() + self.runs.len() + self.came.len() > 2 * GRANTS {
+            if self.offers.len() + self.runs.len() + self.arrivals.len() > 2 * GRANTS {
                 return Err(corrupt("one offer too many"));
             }
             self.next = number + 1;
@@ -134,7 +127,7 @@ impl Reading {
             return;
         }
         if let Some(Run { header, landing, .. }) = self.runs.remove(&number) {
-            self.stock.done(header.length() as u64, landing);
+            self.arrivals.stock.done(header.length() as u64, landing);
             outbox.say(&Word::Taken { number });
         }
     }
@@ -165,7 +158,7 @@ impl Reading {
         let bytes = parts.whole();
         let bytes =
             bytes.ok_or_else(|| Error::new(ErrorKind::System, RECEIVE, "a part of a chunk is missing"))?;
-        self.came.push_back(Came { number, header, bytes, landing, copies: 0 });
+        self.arrivals.push(Came { number, header, bytes, landing, copies: 0 });
         Ok(())
     }
 
@@ -188,7 +181,7 @@ impl Reading {
         if verdict == Verdict::End {
             return ended("three pairs were lost one after the other, and nothing got through");
         }
-        self.pair = self.stock.device.pair(NOTES).map_err(|error| refused(&error))?;
+        self.pair = self.device.pair(NOTES).map_err(|error| refused(&error))?;
         self.epoch += 1;
         outbox.say(&Word::Renew { epoch: self.epoch, endpoint: self.pair.endpoint() });
         Ok(())
@@ -237,17 +230,12 @@ impl Receives for Reading {
             Word::Broken { .. } => {}
             _ => return Err(corrupt("a word of another mode")),
         }
-        self.wake();
-        Ok(())
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>, _: &Outbox) -> Result<()> {
-        self.wakers[1] = Some(context.waker().clone());
+        self.arrivals.wake();
         Ok(())
     }
 
     fn drive(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>> {
-        self.wakers[0] = Some(context.waker().clone());
+        self.arrivals.driver_waits(context);
         let (mut done, mut any) = (Vec::new(), false);
         while self.pair.poll(context, &mut done).is_ready() {
             any = true;
@@ -257,15 +245,15 @@ impl Receives for Reading {
         }
         self.post()?;
         if any {
-            self.wakers[1].take().into_iter().for_each(Waker::wake);
+            self.arrivals.wake_receiver();
         }
         let now = self.now();
         let next = if self.joined { self.mover.poll_timeout(now) } else { None };
         Ok(next.filter(|&at| at > now).map(|at| self.started + at))
     }
 
-    fn next_came(&mut self) -> Option<Came> {
-        self.came.pop_front()
+    fn arrivals(&mut self) -> &mut Arrivals {
+        &mut self.arrivals
     }
 
     fn offers(&self) -> u64 {
@@ -274,7 +262,7 @@ impl Receives for Reading {
 
     fn next_offer(&mut self, offers: u64) -> Option<(u64, FrameHeader)> {
         let length = self.offers.front().filter(|(number, _)| *number < offers)?.1.length() as u64;
-        if !self.stock.take(length) {
+        if !self.arrivals.stock.take(length) {
             return None;
         }
         let offer = self.offers.pop_front();
@@ -287,13 +275,13 @@ impl Receives for Reading {
         let from = self.placing.take().and_then(|placing| self.lent.remove(&placing));
         let Some(from) = from else {
             // It was withdrawn meanwhile.
-            self.stock.give(length);
+            self.arrivals.stock.give(length);
             return Ok(());
         };
-        let (claim, landing) = self.stock.land(length, place)?;
+        let (claim, landing) = self.arrivals.stock.land(length, place)?;
         self.runs.insert(number, Run { header, landing, parts: Parts::new(claim), wanted: true });
         self.begin(number, from);
-        self.wakers[0].take().into_iter().for_each(Waker::wake);
+        self.arrivals.wake_driver();
         Ok(())
     }
 
@@ -301,16 +289,10 @@ impl Receives for Reading {
         self.runs.values().all(|run| run.wanted)
     }
 
-    fn done(&mut self, length: u64, landing: Landing) {
-        self.stock.done(length, landing);
-        self.wake();
-    }
-
     fn stop(&mut self) {
         drop(self.pair.break_off());
         self.offers.clear();
         self.runs.clear();
-        self.came.clear();
-        self.wake();
+        self.arrivals.stop();
     }
 }

@@ -9,6 +9,7 @@ use thalweg_arena::{Arena, Claim};
 use thalweg_transport::Result;
 use thalweg_wire::FrameHeader;
 
+use crate::arrivals::Arrivals;
 use crate::outbox::Outbox;
 use crate::tracker::Tracker;
 use crate::words::Word;
@@ -61,20 +62,25 @@ pub(crate) trait Receives: Send {
     /// With which the link ends.
     fn handle_word(&mut self, word: Word, outbox: &Outbox) -> Result<()>;
 
-    /// Takes what has happened. Whoever receives is woken when there is more.
+    /// Takes what has happened, unless [`Self::drive`] does. Whoever receives is woken when there is more.
     ///
     /// # Errors
     /// With which the link ends.
-    fn poll(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<()>;
+    fn poll(&mut self, context: &mut Context<'_>, _: &Outbox) -> Result<()> {
+        self.arrivals().receiver_waits(context);
+        Ok(())
+    }
 
-    /// Goes on by itself, as [`Sends::poll`] does.
+    /// Goes on by itself, as [`Sends::poll`] does, where the peer does not move everything.
     ///
     /// # Errors
     /// As there.
-    fn drive(&mut self, context: &mut Context<'_>, outbox: &Outbox) -> Result<Option<Instant>>;
+    fn drive(&mut self, _: &mut Context<'_>, _: &Outbox) -> Result<Option<Instant>> {
+        Ok(None)
+    }
 
-    /// The next chunk that has come.
-    fn next_came(&mut self) -> Option<Came>;
+    /// What has come.
+    fn arrivals(&mut self) -> &mut Arrivals;
 
     /// How many offers there have been.
     fn offers(&self) -> u64;
@@ -96,9 +102,6 @@ pub(crate) trait Receives: Send {
 
     /// Whether nothing is under way of what the peer has committed or has stopped sending.
     fn is_settled(&self) -> bool;
-
-    /// A chunk is taken or dropped, and its credit is free.
-    fn done(&mut self, length: u64, landing: Landing);
 
     /// Ends it: all memory is free from here on.
     fn stop(&mut self);

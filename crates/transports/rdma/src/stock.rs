@@ -19,7 +19,7 @@ const POOLED: u64 = 32 << 20;
 
 /// Credits, and memory of the link's own.
 pub(crate) struct Stock {
-    pub(crate) device: Arc<dyn Device>,
+    device: Arc<dyn Device>,
     pub(crate) pool: Arc<Pool>,
     credits: Credits,
     pooled: Credits,

@@ -10,6 +10,7 @@
 
 mod pair;
 mod state;
+mod steps;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ use thalweg_arena::Arena;
 use crate::{Device, Error, Fault, Limits, Pair};
 use pair::PretendPair;
 use state::State;
+
+pub use steps::{connected, settle, step};
 
 /// Work requests that a pair holds.
 const WORKS: usize = 512;

@@ -1,0 +1,74 @@
+//! What tests of receiving sides begin with: one over a pretend device, and the sender's end of its pair.
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
+
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use bytes::Bytes;
+use thalweg_arena::Arena;
+use thalweg_transport::Result;
+use thalweg_verbs::pretend::{connected, settle, Behaviour, Fabric, Pretend};
+use thalweg_verbs::{Device, Done, Pair, Remote, Work};
+use thalweg_wire::{checksum, ChunkHeader, FrameHeader, LayoutHash};
+
+use crate::outbox::Outbox;
+use crate::pool::Pool;
+use crate::sides::Receives;
+use crate::NOTES;
+
+/// More than a receiving side needs for anything.
+const ENOUGH: usize = 200;
+
+/// Bytes of the memory that chunks may be granted parts of.
+pub(crate) const PLACE: u32 = 15_000;
+
+/// Makes a receiving side, over a pair to which memory is open by a key, at an address.
+type Make<R> = fn(Arc<dyn Device>, Arc<Pool>, (Box<dyn Pair>, u32, usize)) -> R;
+
+pub(crate) struct Ends<R> {
+    device: Arc<dyn Device>,
+    pub(crate) receiver: R,
+    pub(crate) outbox: Outbox,
+    pub(crate) sender: Box<dyn Pair>,
+    /// By which the sender writes to the memory that it is told of first.
+    pub(crate) first: Remote,
+    /// Memory that chunks may be granted parts of.
+    pub(crate) place: Arena,
+}
+
+impl<R: Receives> Ends<R> {
+    /// The memory that the sender is told of first has so many bytes.
+    pub(crate) fn new(seed: u64, bytes: usize, make: Make<R>) -> Self {
+        let behaviour = Behaviour { seed, ..Behaviour::default() };
+        let device: Arc<dyn Device> = Arc::new(Pretend::new(&Arc::new(Fabric::default()), behaviour));
+        let (sender, mut pair) = connected(&*device, &*device, NOTES).unwrap();
+        let arena = Arena::new(bytes as u64).unwrap();
+        device.register(&arena).unwrap();
+        pair.post(0, Work::Open(arena.claim(arena.range()).unwrap().into())).unwrap();
+        let Some(Done::Opened(_, first)) = settle(&mut pair).pop() else { panic!("nothing is open") };
+        let pool = Arc::new(Pool::new(device.clone()));
+        let receiver = make(device.clone(), pool, (pair, first.key, arena.as_ptr() as usize));
+        let place = Arena::new(PLACE.into()).unwrap();
+        Self { device, receiver, outbox: Outbox::new().0, sender, first, place }
+    }
+
+    pub(crate) fn poll(&mut self) -> Result<()> {
+        let mut context = Context::from_waker(Waker::noop());
+        (0..ENOUGH).try_for_each(|_| self.receiver.poll(&mut context, &self.outbox))
+    }
+
+    /// Bytes in memory that the sender's device knows.
+    pub(crate) fn bytes(&self, bytes: &[u8]) -> Vec<Bytes> {
+        let arena = Arena::new(bytes.len() as u64).unwrap();
+        self.device.register(&arena).unwrap();
+        arena.claim(arena.range()).unwrap().copy_from_slice(bytes);
+        vec![arena.lend(arena.range()).unwrap()]
+    }
+}
+
+/// The header of a chunk of these bytes.
+pub(crate) fn header(bytes: &[u8]) -> FrameHeader {
+    let (layout, length) = (LayoutHash(1), bytes.len() as u32);
+    let chunk = ChunkHeader { job: 1, round: 1, sender: 1, layout, offset: 0, length };
+    FrameHeader::chunk(chunk, checksum(bytes))
+}
