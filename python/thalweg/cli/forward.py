@@ -18,6 +18,7 @@ EXAMPLES = """\b
 Examples:
   thalweg forward --listen ltp://0.0.0.0:9371 --to 127.0.0.1:9370 --pki pki
   thalweg forward --listen :9370 --via ltp://far.example:9371 --token-file site-1.token
+  thalweg forward --listen :9370 --via ltp://far.example:9371 --token-file site-1.token --grpc
 """
 
 
@@ -55,6 +56,18 @@ def command(
     ] = None,
     congestion: Annotated[str | None, typer.Option(help="TCP congestion control of the link, such as cubic.")] = None,
     option: Options = None,
+    grpc: Annotated[
+        bool,
+        typer.Option("--grpc", help="End HTTP/2 at this end, so that a call's windows do not wait for the link."),
+    ] = False,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD[=FILE]",
+            help="Near end with --grpc: answer calls of /package.Service/Method here, with success and the message in "
+            "FILE (default: an empty one). The server may still fail. May be repeated.",
+        ),
+    ] = None,
     window: Annotated[
         str,
         typer.Option(metavar="SIZE", help="Most of each direction of a connection that is buffered at its receiver."),
@@ -87,7 +100,13 @@ def command(
     with serving.ended_by_sigterm():
         with output(as_json=as_json) as emit:
             _check(via, to)
-            limits = {"window": serving.size("--window", window), "connections": connections, "liveness": liveness}
+            limits = {
+                "window": serving.size("--window", window),
+                "connections": connections,
+                "liveness": liveness,
+                "grpc": grpc,
+                "answers": forwarding.answers(answer or (), grpc=grpc, near=via is not None),
+            }
             if to is not None:
                 from thalweg.sections import SecuritySection
                 from thalweg.transports import links

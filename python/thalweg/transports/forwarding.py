@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from thalweg.errors import PlanError
@@ -12,6 +14,8 @@ from thalweg.ui.units import format_bytes
 
 # Where programs connect if only a port is named: nobody else may speak through the near end's token.
 THIS_MACHINE: Final = "127.0.0.1"
+# The core takes no longer message of an answer.
+MOST_MESSAGE: Final = 1 << 20
 
 
 def host_and_port(option: str, text: str) -> str:
@@ -39,12 +43,38 @@ def near_end(listen: str, url: str, name: str, options: Mapping[str, Any]) -> di
     return {"listen": host_and_port("--listen", listen), "via": url, "name": name, **options}
 
 
+def answers(options: Iterable[str], *, grpc: bool, near: bool) -> list[dict[str, str]]:
+    """Return the core's settings of methods that a near end answers, each ``METHOD`` or ``METHOD=FILE``.
+
+    Raises PlanError.
+    """
+    methods = [_answer(option) for option in options]
+    if methods and not (grpc and near):
+        raise PlanError("--answer is of a near end that ends HTTP/2", "Give --via and --grpc with it")
+    return methods
+
+
+def _answer(option: str) -> dict[str, str]:
+    method, equals, file = option.partition("=")
+    if not re.fullmatch(r"/[^/\s]+/[^/\s]+", method):
+        raise PlanError(f"--answer is {option!r}", "Write it as /package.Service/Method, or with =FILE behind it")
+    try:
+        message = Path(file).read_bytes() if equals else b""
+    except OSError as error:
+        raise PlanError(
+            f"--answer: {file} cannot be read: {error.strerror}", "Name a file that holds the answer's message"
+        ) from None
+    if len(message) > MOST_MESSAGE:
+        raise PlanError(f"--answer: {file} has {format_bytes(len(message))}", "An answer's message has at most 1 MiB")
+    return {"method": method, "message": message.hex()}
+
+
 def words(event: Mapping[str, Any]) -> str:
     """Return an event as a line for people."""
     kind = event["event"]
     if kind == "listening":
         way = f"to {event['to']}" if "to" in event else f"via {event['via']}"
-        return f"listening at {event['listen']}, forwarding {way}; Ctrl-C ends it"
+        return f"listening at {event['listen']}, forwarding {way}; Ctrl-C ends it" + _promises(event.get("answers", ()))
     if kind == "link":
         return f"link with {event['peer']}: " + ("up" if event["up"] else f"down, {event['why']}")
     if kind == "connection":
@@ -55,4 +85,21 @@ def words(event: Mapping[str, Any]) -> str:
         return f"ended; connections: {event['connections']}"
     bytes_ = f"{format_bytes(event['sent'])} sent, {format_bytes(event['received'])} received"
     error = "" if event["error"] is None else f"; reset, {event['error']}"
-    return f"connection {event['connection']} from {event['from']}: ended, {bytes_}{error}"
+    return f"connection {event['connection']} from {event['from']}: ended, {bytes_}{_calls(event)}{error}"
+
+
+def _promises(methods: Iterable[str]) -> str:
+    lines = (
+        f"\nanswers {method} itself: its caller hears of success before the server has the call" for method in methods
+    )
+    return "".join(lines)
+
+
+def _calls(event: Mapping[str, Any]) -> str:
+    """Return what became of a connection's calls, if HTTP/2 ends here."""
+    if "calls" not in event:
+        return ""
+    text = f", {event['calls']} calls"
+    if event["answered"]:
+        text += f", {event['answered']} of them answered here and {event['unkept']} of these not by the server"
+    return text

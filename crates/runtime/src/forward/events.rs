@@ -3,6 +3,8 @@
 use serde::Serialize;
 use tokio::sync::mpsc;
 
+use super::http2::Calls;
+
 /// Something that happened.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
@@ -17,6 +19,9 @@ pub(crate) enum Event {
         /// Far end: where streams go.
         #[serde(skip_serializing_if = "Option::is_none")]
         to: Option<String>,
+        /// Methods whose calls the near end answers itself.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        answers: Vec<String>,
     },
     /// A link to the other end is up, or has ended.
     Link {
@@ -46,6 +51,9 @@ pub(crate) enum Event {
         received: u64,
         /// Why it was reset, if it did not end well.
         error: Option<String>,
+        /// Its calls, if HTTP/2 ends here.
+        #[serde(flatten)]
+        calls: Option<Calls>,
     },
     /// Something that a log should have.
     Note {

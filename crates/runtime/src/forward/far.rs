@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use super::carrier::{Carrier, Signals};
 use super::events::{Event, Events};
 use super::handshake::{self, Ready};
+use super::http2;
 use super::options::ForwardOptions;
 use super::{program, stop};
 use crate::engine::{descriptor_limit, Gate, Keys, Peers, TurnedAway};
@@ -68,7 +69,7 @@ impl Far {
 
     pub fn listening(&self) -> Event {
         let (listen, to) = (self.listener.address().to_string(), Some(self.shared.to.clone()));
-        Event::Listening { listen, via: None, to }
+        Event::Listening { listen, via: None, to, answers: Vec::new() }
     }
 
     /// Serves until it is stopped.
@@ -174,6 +175,9 @@ async fn target(shared: Arc<Shared>, carrier: Arc<Carrier>, stream: u32, from: S
     shared.events.tell(Event::Connection { connection, from: from.clone() }).await;
     let signals = carrier.signals(stream);
     let ended = match connect(&shared.to, &signals).await {
+        Ok(server) if shared.options.grpc => {
+            http2::carry_far(&carrier, stream, &signals, server, shared.options.window).await
+        }
         Ok(program) => program::carry(&carrier, stream, &signals, program).await,
         Err(why) => {
             carrier.with(|mux| mux.reset(stream, &why));
@@ -181,8 +185,8 @@ async fn target(shared: Arc<Shared>, carrier: Arc<Carrier>, stream: u32, from: S
         }
     };
     carrier.forget(stream);
-    let program::Ended { sent, received, error } = ended;
-    shared.events.tell(Event::End { connection, from, sent, received, error }).await;
+    let program::Ended { sent, received, error, calls } = ended;
+    shared.events.tell(Event::End { connection, from, sent, received, error, calls }).await;
 }
 
 async fn connect(to: &str, signals: &Signals) -> Result<TcpStream, String> {

@@ -8,12 +8,14 @@
 //! handshake   who may forward: as clients of a job, by token or certificate
 //! carrier     one link and its `thalweg_proto::Mux`: messages, chunks, time
 //! program     one stream and its TCP connection
+//! http2       one stream and its HTTP/2, call by call
 //! ```
 
 mod carrier;
 mod events;
 mod far;
 mod handshake;
+mod http2;
 mod near;
 mod options;
 mod program;

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use super::carrier::Carrier;
 use super::events::{Event, Events};
 use super::handshake::{self, Identity, Ready};
+use super::http2;
 use super::options::ForwardOptions;
 use super::{program, stop};
 use crate::{random, registry, Error};
@@ -69,13 +70,20 @@ impl Way {
     }
 }
 
+/// What all programs' connections share.
+struct Serving {
+    events: Events,
+    /// With what HTTP/2 ends here, if it does.
+    http2: Option<http2::Near>,
+}
+
 /// A near end that listens and is connected.
 pub(crate) struct Near {
     way: Way,
     listener: TcpListener,
     listen: String,
     first: (Arc<Carrier>, u32),
-    events: Events,
+    serving: Arc<Serving>,
     connections: u64,
 }
 
@@ -94,11 +102,15 @@ impl Near {
         let listen = listener.local_addr().map_err(io)?.to_string();
         let way = Way { address, transport, options: options.clone(), who };
         let first = way.dial_for(Some(options.patience())).await?;
-        Ok(Self { way, listener, listen, first, events, connections: 0 })
+        let http2 = options.grpc.then(|| http2::Near::new(options.answers(), options.window));
+        let serving = Arc::new(Serving { events, http2 });
+        Ok(Self { way, listener, listen, first, serving, connections: 0 })
     }
 
     pub fn listening(&self) -> Event {
-        Event::Listening { listen: self.listen.clone(), via: Some(self.way.address.to_string()), to: None }
+        let answers = self.way.options.answers.iter().map(|answer| answer.method.clone()).collect();
+        let via = Some(self.way.address.to_string());
+        Event::Listening { listen: self.listen.clone(), via, to: None, answers }
     }
 
     /// Serves until it is stopped.
@@ -131,12 +143,12 @@ impl Near {
                 Err(error) => break Err(error),
             }
         };
-        self.events.tell(Event::Stopped { connections: self.connections }).await;
+        self.serving.events.tell(Event::Stopped { connections: self.connections }).await;
         outcome
     }
 
     async fn link(&self, up: bool, why: Option<String>) {
-        self.events.tell(Event::Link { peer: self.way.address.to_string(), up, why }).await;
+        self.serving.events.tell(Event::Link { peer: self.way.address.to_string(), up, why }).await;
     }
 
     /// Programs' tasks end with their link, and tell so.
@@ -158,18 +170,13 @@ impl Near {
             match self.listener.accept().await {
                 Ok((program, from)) => {
                     self.connections += 1;
-                    programs.spawn(carry(
-                        carrier.clone(),
-                        program,
-                        self.connections,
-                        from.to_string(),
-                        self.events.clone(),
-                        place,
-                    ));
+                    let serving = self.serving.clone();
+                    let who = (self.connections, from.to_string());
+                    programs.spawn(carry(carrier.clone(), program, who, serving, place));
                 }
                 Err(error) => {
                     let what = format!("a connection could not be accepted: {error}");
-                    self.events.tell(Event::Note { what }).await;
+                    self.serving.events.tell(Event::Note { what }).await;
                     sleep(BREATH).await;
                 }
             }
@@ -191,15 +198,18 @@ impl Near {
 async fn carry(
     carrier: Arc<Carrier>,
     program: TcpStream,
-    connection: u64,
-    from: String,
-    events: Events,
+    (connection, from): (u64, String),
+    serving: Arc<Serving>,
     place: OwnedSemaphorePermit,
 ) {
+    let Serving { events, http2 } = &*serving;
     events.tell(Event::Connection { connection, from: from.clone() }).await;
     let ended = match carrier.open() {
         Some((stream, signals)) => {
-            let ended = program::carry(&carrier, stream, &signals, program).await;
+            let ended = match http2 {
+                Some(calls) => http2::carry_near(&carrier, stream, &signals, program, calls, events).await,
+                None => program::carry(&carrier, stream, &signals, program).await,
+            };
             carrier.forget(stream);
             ended
         }
@@ -210,6 +220,6 @@ async fn carry(
         }
     };
     drop(place);
-    let program::Ended { sent, received, error } = ended;
-    events.tell(Event::End { connection, from, sent, received, error }).await;
+    let program::Ended { sent, received, error, calls } = ended;
+    events.tell(Event::End { connection, from, sent, received, error, calls }).await;
 }

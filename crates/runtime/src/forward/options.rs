@@ -8,12 +8,15 @@ use thalweg_transport::{Capabilities, Options};
 use thalweg_wire::forward::MOST_WINDOW;
 use thalweg_wire::text::check_name;
 
+use super::http2::Answers;
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::Error;
 
 /// Most connections at a time that may be asked for.
 const MOST_CONNECTIONS: u32 = 4096;
 const LEAST_WINDOW: u64 = 4 << 10;
+/// Most bytes of a message that answers a call.
+const MOST_MESSAGE: usize = 1 << 20;
 
 /// Options of one end: the near end has `via`, the far end `to`.
 #[derive(Debug, Clone, Deserialize)]
@@ -46,6 +49,42 @@ pub struct ForwardOptions {
     /// Near end: seconds to go on trying to reach the far end at the start, and for which programs wait when the link is
     /// lost.
     pub patience: f64,
+    /// HTTP/2 ends here.
+    pub grpc: bool,
+    /// Near end: methods whose calls it answers itself.
+    pub answers: Vec<Answer>,
+}
+
+/// A method of gRPC, and the message with which its calls are answered.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Answer {
+    /// As calls name it: `/package.Service/Method`.
+    pub method: String,
+    /// In hex.
+    #[serde(default)]
+    pub message: String,
+}
+
+impl Answer {
+    fn check(&self) -> Result<(), String> {
+        let parts: Vec<&str> = self.method.split('/').collect();
+        let named = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        if !matches!(parts[..], ["", service, method] if named(service) && named(method)) {
+            return Err(format!("{:?} is no method; write it as /package.Service/Method", self.method));
+        }
+        match self.message() {
+            Some(message) if message.len() <= MOST_MESSAGE => Ok(()),
+            Some(_) => Err("the message of an answer has at most 1 MiB".into()),
+            None => Err("the message of an answer is not in hex".into()),
+        }
+    }
+
+    fn message(&self) -> Option<Vec<u8>> {
+        let digits = self.message.as_bytes().chunks(2);
+        let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+        digits.map(|pair| (pair.len() == 2).then(|| byte(pair))?).collect()
+    }
 }
 
 impl Default for ForwardOptions {
@@ -64,6 +103,8 @@ impl Default for ForwardOptions {
             connections: 256,
             liveness: 10.0,
             patience: 10.0,
+            grpc: false,
+            answers: Vec::new(),
         }
     }
 }
@@ -93,7 +134,20 @@ impl ForwardOptions {
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");
         }
+        if !self.answers.is_empty() && !(self.grpc && self.via.is_some()) {
+            return bad("only a near end with grpc answers calls");
+        }
+        if let Some(Err(why)) = self.answers.iter().map(Answer::check).find(Result::is_err) {
+            return bad(&why);
+        }
         Ok(())
+    }
+
+    /// What a near end answers itself.
+    pub(super) fn answers(&self) -> Answers {
+        Answers::new(
+            self.answers.iter().map(|answer| (answer.method.clone(), answer.message().unwrap_or_default())),
+        )
     }
 
     pub(crate) fn patience(&self) -> Duration {
@@ -139,6 +193,17 @@ mod tests {
             (r#"{"to": "h:1", "patience": -1}"#, "not negative"),
             (r#"{"to": "h:1", "name": "a\nb"}"#, "name"),
             (r#"{"to": "h:1", "form": 1}"#, "unknown field"),
+            (r#"{"via": "tcp://h:1", "answers": [{"method": "/a.B/c"}]}"#, "near end with grpc"),
+            (r#"{"to": "h:1", "grpc": true, "answers": [{"method": "/a.B/c"}]}"#, "near end with grpc"),
+            (
+                r#"{"via": "tcp://h:1", "grpc": true, "answers": [{"method": "a.B/c"}]}"#,
+                "/package.Service/Method",
+            ),
+            (
+                r#"{"via": "tcp://h:1", "grpc": true, "answers": [{"method": "/a.B/"}]}"#,
+                "/package.Service/Method",
+            ),
+            (r#"{"via": "tcp://h:1", "grpc": true, "answers": [{"method": "/a/b", "message": "0"}]}"#, "hex"),
         ] {
             let error = check(text).unwrap_err();
             assert!(error.kind() == "options" && error.to_string().contains(why), "{text}: {error}");

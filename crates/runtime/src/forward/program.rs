@@ -1,12 +1,15 @@
 //! One stream and the TCP connection of its program or target.
 
+use std::future::Future;
+use std::io;
+
 use bytes::BufMut;
 use thalweg_proto::Fetched;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::tcp::{ReadHalf, WriteHalf};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{tcp, TcpStream};
 
 use super::carrier::{Carrier, Signals};
+use super::http2::Calls;
 
 /// Most bytes of one read.
 const BLOCK: u64 = 64 << 10;
@@ -20,6 +23,26 @@ pub(crate) struct Ended {
     pub received: u64,
     /// Why it was reset; `None` if both directions came to their end.
     pub error: Option<String>,
+    /// Its calls, if HTTP/2 ends here.
+    pub calls: Option<Calls>,
+}
+
+/// What a program's bytes are read from.
+pub(super) trait Source: AsyncRead + Unpin {
+    /// Waits until there are some, so that an idle connection holds no buffer.
+    fn ready(&self) -> impl Future<Output = io::Result<()>> + Send;
+}
+
+impl Source for tcp::ReadHalf<'_> {
+    fn ready(&self) -> impl Future<Output = io::Result<()>> + Send {
+        self.readable()
+    }
+}
+
+impl Source for tokio::io::ReadHalf<tokio::io::DuplexStream> {
+    fn ready(&self) -> impl Future<Output = io::Result<()>> + Send {
+        std::future::ready(Ok(()))
+    }
 }
 
 /// Carries a connection until both its directions have ended, or one of them breaks: then it is reset at both ends.
@@ -31,24 +54,36 @@ pub(crate) async fn carry(
 ) -> Ended {
     let mut ended = Ended::default();
     let _ = program.set_nodelay(true); // small writes wait for nothing
-    let (read, write) = program.split();
+    if let Err(why) = carry_halves(carrier, stream, signals, program.split(), &mut ended).await {
+        carrier.with(|mux| mux.reset(stream, &why));
+        reset(&program);
+        ended.error = Some(why);
+    }
+    ended
+}
+
+/// The same for what is read from and written to.
+///
+/// # Errors
+/// Why one direction broke.
+pub(super) async fn carry_halves(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    (read, write): (impl Source, impl AsyncWrite + Unpin),
+    ended: &mut Ended,
+) -> Result<(), String> {
     let both = async {
         tokio::try_join!(
             to_link(carrier, stream, signals, read, &mut ended.sent),
             from_link(carrier, stream, signals, write, &mut ended.received),
         )
     };
-    let outcome = tokio::select! {
+    tokio::select! {
         biased;
         outcome = both => outcome.map(drop).map_err(|e| format!("the connection broke: {e}")),
         why = signals.over() => Err(why),
-    };
-    if let Err(why) = outcome {
-        carrier.with(|mux| mux.reset(stream, &why));
-        reset(&program);
-        ended.error = Some(why);
     }
-    ended
 }
 
 /// The program's end of the connection sees a reset and no orderly end.
@@ -61,9 +96,9 @@ async fn to_link(
     carrier: &Carrier,
     stream: u32,
     signals: &Signals,
-    mut program: ReadHalf<'_>,
+    mut program: impl Source,
     sent: &mut u64,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     loop {
         let most = match carrier.with(|mux| mux.room(stream)) {
             None => return Ok(()),
@@ -73,7 +108,7 @@ async fn to_link(
             }
             Some(room) => room.min(BLOCK) as usize,
         };
-        program.readable().await?; // so that an idle connection holds no buffer
+        program.ready().await?;
         let mut bytes = Vec::with_capacity(most);
         let got = program.read_buf(&mut (&mut bytes).limit(most)).await?;
         if got == 0 {
@@ -90,9 +125,9 @@ async fn from_link(
     carrier: &Carrier,
     stream: u32,
     signals: &Signals,
-    mut program: WriteHalf<'_>,
+    mut program: impl AsyncWrite + Unpin,
     received: &mut u64,
-) -> std::io::Result<()> {
+) -> io::Result<()> {
     loop {
         match carrier.with(|mux| mux.take(stream)) {
             Fetched::Bytes(bytes) => {

@@ -1,0 +1,111 @@
+//! One call.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
+use http::request::Parts;
+use http::{Request, Response};
+
+use super::answers::Promise;
+use super::order::Turn;
+use super::pump::{pump, reason, Broken};
+use super::Role;
+
+/// A call as it came.
+pub(super) struct Call {
+    head: Parts,
+    body: RecvStream,
+    respond: SendResponse<Bytes>,
+    /// Near end: with what it is answered here.
+    promise: Option<Promise>,
+    /// Far end: when it may go on.
+    turn: Turn,
+}
+
+impl Call {
+    /// A call has come; calls come in their order.
+    pub fn new(request: Request<RecvStream>, respond: SendResponse<Bytes>, role: &Role) -> Self {
+        let (mut head, body) = request.into_parts();
+        let (promise, turn) = match role {
+            Role::Near(promises) => (promises.enter(&mut head), Turn::default()),
+            Role::Far(order) => (None, order.enter(&mut head.headers)),
+        };
+        Self { head, body, respond, promise, turn }
+    }
+
+    /// Carries it to its end. Returns whether the server takes further calls of this connection.
+    pub async fn carry(self, server: SendRequest<Bytes>, role: Arc<Role>) -> bool {
+        let Self { head, mut body, mut respond, promise, turn } = self;
+        tokio::select! {
+            () = turn.comes() => {}
+            _ = poll_fn(|context| respond.poll_reset(context)) => return true,
+        }
+        let whole = body.is_end_stream();
+        let begun = match server.ready().await {
+            Ok(mut server) => server.send_request(Request::from_parts(head, ()), whole),
+            Err(error) => Err(error),
+        };
+        let Ok((mut response, mut upload)) = begun else {
+            // It has not seen it, so the program may try again elsewhere.
+            respond.send_reset(Reason::REFUSED_STREAM);
+            return false;
+        };
+        let mut uploading = pin!(async {
+            match whole {
+                true => Ok(()),
+                false => pump(&mut body, &mut upload).await,
+            }
+        });
+        let mut uploaded = false;
+        let response = loop {
+            tokio::select! {
+                biased;
+                response = &mut response => break response,
+                done = &mut uploading, if !uploaded => match (done, &*role) {
+                    (Err(Broken::Source), _) => return true,
+                    // The server wants no more of it, and its response says why.
+                    (Err(Broken::Sink), _) => uploaded = true,
+                    (Ok(()), Role::Near(promises)) => match promise {
+                        Some(promise) => {
+                            promises.keep(promise, respond, response).await;
+                            return true;
+                        }
+                        None => uploaded = true,
+                    }
+                    (Ok(()), Role::Far(_)) => uploaded = true,
+                },
+                // What is dropped here is cancelled at the server.
+                _ = poll_fn(|context| respond.poll_reset(context)) => return true,
+            }
+        };
+        let (head, mut body) = match response {
+            Ok(response) => response.into_parts(),
+            Err(error) => {
+                respond.send_reset(reason(&error));
+                return true;
+            }
+        };
+        let whole = body.is_end_stream();
+        let Ok(mut download) = respond.send_response(Response::from_parts(head, ()), whole) else {
+            return true;
+        };
+        if whole {
+            return true;
+        }
+        let mut downloading = pin!(pump(&mut body, &mut download));
+        loop {
+            tokio::select! {
+                _ = &mut downloading => return true,
+                done = &mut uploading, if !uploaded => match done {
+                    Err(Broken::Source) => return true,
+                    _ => uploaded = true,
+                },
+            }
+        }
+    }
+}

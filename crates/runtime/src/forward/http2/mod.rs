@@ -1,0 +1,149 @@
+//! Ends HTTP/2 at an end of a forwarded path (`--grpc`), so that the windows of programs and servers are local.
+//!
+//! ```text
+//! program == HTTP/2 == near end == HTTP/2 on a stream of the link == far end == HTTP/2 == server
+//!
+//! proxy     the calls of one connection, until it ends
+//! call      one call: its request, its response, and who gives up
+//! pump      one direction of a call, no faster than it is taken
+//! answers   near end: calls that it answers before the server does
+//! order     far end: calls that follow an answer wait for the call that was answered
+//! ```
+//!
+//! Either end may do this without the other. Between the two a call's window is the forwarded connection's (`--window`), and
+//! all calls of a connection share eight of them: so a call whose reader stalls stops no other.
+
+mod answers;
+mod call;
+mod order;
+mod proxy;
+mod pump;
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::net::TcpStream;
+
+pub(super) use self::answers::Answers;
+use self::answers::Promises;
+use self::order::Order;
+use self::proxy::{run, Windows};
+use super::carrier::{Carrier, Signals};
+use super::events::Events;
+use super::program::{self, Ended};
+
+/// Bytes between HTTP/2 and the link's stream.
+const BUFFER: usize = 256 << 10;
+
+/// What became of a connection's calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Calls {
+    /// Calls in all.
+    pub calls: u64,
+    /// Those of them that the near end answered.
+    pub answered: u64,
+    /// Those of these that the server did not answer with success, or not at all.
+    pub unkept: u64,
+}
+
+/// Which end this is, and what it does with a connection's calls.
+pub(super) enum Role {
+    Near(Promises),
+    Far(Order),
+}
+
+/// What a near end does with all its connections.
+pub(super) struct Near {
+    answers: Arc<Answers>,
+    window: u64,
+}
+
+impl Near {
+    /// `window`: bytes of a call's response that it buffers.
+    pub fn new(answers: Answers, window: u64) -> Self {
+        Self { answers: Arc::new(answers), window }
+    }
+}
+
+/// Carries a program's connection, call by call.
+pub(super) async fn carry_near(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    mut program: TcpStream,
+    near: &Near,
+    events: &Events,
+) -> Ended {
+    let role = Arc::new(Role::Near(Promises::new(near.answers.clone(), events.clone())));
+    let (mut inner, outer) = tokio::io::duplex(BUFFER);
+    let _ = program.set_nodelay(true); // small frames wait for nothing
+    let proxied = async {
+        if proxy::greets(&program).await? {
+            run((&mut program, Windows::LOCAL), (&mut inner, Windows::across(near.window)), &role).await?;
+        }
+        drain(&mut inner).await;
+        Ok::<(), String>(())
+    };
+    let mut ended = both(carrier, stream, signals, outer, proxied).await;
+    if ended.error.is_some() {
+        program::reset(&program);
+    }
+    if let Role::Near(promises) = &*role {
+        ended.calls = Some(promises.counts());
+    }
+    ended
+}
+
+/// Carries a near end's connection to the server, call by call.
+pub(super) async fn carry_far(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    mut server: TcpStream,
+    window: u64,
+) -> Ended {
+    let role = Arc::new(Role::Far(Order::default()));
+    let (mut inner, outer) = tokio::io::duplex(BUFFER);
+    let _ = server.set_nodelay(true);
+    let proxied = async {
+        run((&mut inner, Windows::across(window)), (&mut server, Windows::LOCAL), &role).await?;
+        drain(&mut inner).await;
+        Ok::<(), String>(())
+    };
+    let mut ended = both(carrier, stream, signals, outer, proxied).await;
+    if ended.error.is_some() {
+        program::reset(&server);
+    }
+    if let Role::Far(order) = &*role {
+        ended.calls = Some(Calls { calls: order.calls(), ..Calls::default() });
+    }
+    ended
+}
+
+/// Carries the link's stream while calls are carried over it.
+async fn both(
+    carrier: &Carrier,
+    stream: u32,
+    signals: &Signals,
+    outer: DuplexStream,
+    proxied: impl std::future::Future<Output = Result<(), String>>,
+) -> Ended {
+    let mut ended = Ended::default();
+    let (read, write) = tokio::io::split(outer);
+    let carried = program::carry_halves(carrier, stream, signals, (read, write), &mut ended);
+    let outcome = tokio::try_join!(carried, proxied);
+    if let Err(why) = outcome {
+        carrier.with(|mux| mux.reset(stream, &why));
+        ended.error = Some(why);
+    }
+    ended
+}
+
+/// HTTP/2 is over at this end: says so, and drops what the other end still says.
+async fn drain(inner: &mut DuplexStream) {
+    // An error means that the stream is gone, and then nothing is left to drop.
+    let _ = inner.shutdown().await;
+    let mut rest = [0; 4096];
+    while inner.read(&mut rest).await.is_ok_and(|bytes| bytes > 0) {}
+}

@@ -1,0 +1,69 @@
+//! One direction of a call.
+
+use std::future::poll_fn;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, SendStream};
+
+/// Who broke a direction.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// Whoever sends it. Whoever receives it has been told.
+    Source,
+    /// Whoever receives it.
+    Sink,
+}
+
+/// What an error says to the other side of a call.
+pub(super) fn reason(error: &h2::Error) -> Reason {
+    error.reason().unwrap_or(Reason::CANCEL)
+}
+
+/// Moves a body with its trailers. Its sender gets room as its receiver takes bytes, so nothing piles up here.
+pub(super) async fn pump(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
+    while let Some(data) = poll_fn(|context| poll_data(from, to, context)).await? {
+        pass_on(data, from, to).await?;
+    }
+    match from.trailers().await {
+        Ok(Some(trailers)) => to.send_trailers(trailers).map_err(|_| Broken::Sink),
+        Ok(None) => to.send_data(Bytes::new(), true).map_err(|_| Broken::Sink),
+        Err(error) => Err(broken(&error, to)),
+    }
+}
+
+/// The source is broken: tells the sink so.
+fn broken(error: &h2::Error, to: &mut SendStream<Bytes>) -> Broken {
+    to.send_reset(reason(error));
+    Broken::Source
+}
+
+/// The next bytes; sees meanwhile that nobody wants them.
+fn poll_data(
+    from: &mut RecvStream,
+    to: &mut SendStream<Bytes>,
+    context: &mut Context<'_>,
+) -> Poll<Result<Option<Bytes>, Broken>> {
+    if to.poll_reset(context).is_ready() {
+        return Poll::Ready(Err(Broken::Sink));
+    }
+    from.poll_data(context).map(|data| data.transpose().map_err(|error| broken(&error, to)))
+}
+
+async fn pass_on(mut data: Bytes, from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), Broken> {
+    while !data.is_empty() {
+        to.reserve_capacity(data.len());
+        while to.capacity() == 0 {
+            let grown = poll_fn(|context| to.poll_capacity(context)).await;
+            if !matches!(grown, Some(Ok(_))) {
+                return Err(Broken::Sink);
+            }
+        }
+        let part = data.split_to(to.capacity().min(data.len()));
+        let length = part.len();
+        to.send_data(part, false).map_err(|_| Broken::Sink)?;
+        // It fails for a stream that is over, whose sender needs no room.
+        let _ = from.flow_control().release_capacity(length);
+    }
+    Ok(())
+}
