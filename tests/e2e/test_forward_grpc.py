@@ -128,9 +128,10 @@ class Route:
         self.service.release.set()
         self.service.cancelled.set()
         for end in (self.near, self.far):
-            if end.process.poll() is None:
-                end.process.send_signal(signal.SIGTERM)
-                assert end.end()[0] == 0
+            runs = end.process.poll() is None
+            end.process.send_signal(signal.SIGTERM)  # which does nothing to one that a test has killed
+            code = end.end()[0]
+            assert code == 0 or not runs
         self.server.stop(None).wait(LIMIT)
 
 

@@ -73,8 +73,11 @@ where
 {
     let broke = |whose: &str, error: h2::Error| format!("the {whose}'s HTTP/2 broke: {error}");
     let (requests, connection) = client(from).handshake(server).await.map_err(|e| broke("server", e))?;
-    let mut accepting =
-        answering(towards).handshake::<_, Bytes>(program).await.map_err(|e| broke("program", e))?;
+    let mut accepting = match answering(towards).handshake::<_, Bytes>(program).await {
+        Ok(accepting) => accepting,
+        Err(error) if ends_before_it_begins(&error) => return Ok(()),
+        Err(error) => return Err(broke("program", error)),
+    };
     let mut connection = pin!(connection);
     let (mut calls, mut accepts, mut serves, mut outcome) = (JoinSet::new(), true, true, Ok(()));
     while accepts || !calls.is_empty() {
@@ -105,6 +108,11 @@ where
         connection.await.map_err(|e| broke("server", e))?;
     }
     outcome
+}
+
+/// The peer has ended the connection without a word.
+fn ends_before_it_begins(error: &h2::Error) -> bool {
+    error.get_io().is_some_and(|error| error.kind() == std::io::ErrorKind::UnexpectedEof)
 }
 
 fn client(windows: Windows) -> h2::client::Builder {
