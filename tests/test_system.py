@@ -10,7 +10,8 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "system.sh"
 TOOLS = ("bash", "chmod", "mktemp", "rm", "grep", "tail")
-WANTED = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "clang", "dataset-fashion-mnist"]
+PROGRAMS = ["chromium", "stress-ng", "iperf3", "mosquitto", "rabbitmq-server", "clang"]
+WANTED = [*PROGRAMS, "dataset-fashion-mnist", "libibverbs-dev", "ibverbs-providers"]
 # Says what a package's own scripts would be told when they ask whether they may start its services.
 ASKED = '[ ! -x "$POLICY_RC_D" ] || { "$POLICY_RC_D"; echo "policy $?" >>"$LOG"; }; '
 APT = f'{ASKED}echo "$@" >>"$LOG"; [ "${{@: -1}}" != "$BAD" ] || {{ echo "E: Unable to locate package"; exit 100; }}'

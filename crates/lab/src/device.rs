@@ -1,14 +1,25 @@
-//! TUN devices, with a lab's errors.
+//! The hosts' devices, with a lab's errors.
 
 use std::io;
 
-use thalweg_tun::Device;
+use thalweg_tun::{Device, Hardware};
 
 use crate::{Error, Result};
 
-/// Makes a device called `name` in the calling thread's namespace.
-pub(crate) fn make(name: &str) -> Result<Device> {
-    Device::new(name).map_err(|e| explain(&e))
+/// Makes a device called `name` in the calling thread's namespace; one of Ethernet if it has a hardware address.
+pub(crate) fn make(name: &str, hardware: Option<Hardware>) -> Result<Device> {
+    let made = match hardware {
+        None => Device::new(name),
+        Some(hardware) => Device::tap(name, hardware),
+    };
+    made.map_err(|e| explain(&e))
+}
+
+/// The hardware address of the host with this number; it makes that of its RDMA device unlike all others.
+pub(crate) fn hardware(host: usize) -> Hardware {
+    let [_, _, high, low] = (host as u32 + 1).to_be_bytes();
+    // Locally administered.
+    [2, 0, 0, 1, high, low]
 }
 
 fn explain(error: &io::Error) -> Error {
@@ -36,21 +47,21 @@ mod tests {
     #[test]
     fn a_name_that_is_taken_is_refused() {
         inside(|| {
-            let first = match make("one") {
+            let first = match make("one", None) {
                 Err(error) if error.kind() == ErrorKind::Unsupported => return println!("skipped: {error}"),
                 made => made.unwrap(),
             };
-            let error = make("one").err().unwrap();
+            let error = make("one", None).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::InUse);
             assert!(error.to_string().contains("\"one\""), "{error}");
             drop(first);
-            make("one").unwrap();
+            make("one", None).unwrap();
         });
     }
 
     #[test]
     fn a_name_that_no_device_can_have_is_refused() {
-        let error = make("a-name-that-is-too-long").err().unwrap();
+        let error = make("a-name-that-is-too-long", None).err().unwrap();
         assert!(
             [ErrorKind::Config, ErrorKind::Unsupported, ErrorKind::Permission].contains(&error.kind()),
             "{error}"
@@ -59,7 +70,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_tun_says_so() {
-        let error = explain(&Device::by("/dev/net/no-such-tun", "eth0").err().unwrap());
+        let error = explain(&Device::by("/dev/net/no-such-tun", "eth0", None).err().unwrap());
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(
             error.to_string().contains("no-such-tun") && error.to_string().contains("emulator"),

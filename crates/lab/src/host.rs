@@ -9,13 +9,14 @@ use rtnetlink::packet_route::address::AddressHeaderFlags;
 use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteProtocol, RouteScope};
 use rtnetlink::{new_connection, LinkUnspec, RouteMessageBuilder};
 use serde::Serialize;
-use thalweg_tun::Device;
+use thalweg_tun::{Device, Hardware};
 
 use crate::device;
 use crate::egress;
 use crate::fabric::addresses;
 use crate::namespace::Namespace;
-use crate::spec::{Egress, HostSpec};
+use crate::rdma;
+use crate::spec::{Devices, Egress, Spec};
 use crate::{Error, ErrorKind, Result};
 
 /// The device of every host.
@@ -23,6 +24,8 @@ pub(crate) const DEVICE: &str = "eth0";
 const LOOPBACK: &str = "lo";
 /// Packets, or superpackets, that may wait for the relay: what a sender's window can put there at once.
 const QUEUE: u32 = 10_000;
+/// The same for an RDMA device, which hands over as many packets at once as it may: the most that the kernel takes.
+const RDMA_QUEUE: u32 = 32_767;
 const PREFIX_V4: u8 = 16;
 const PREFIX_V6: u8 = 64;
 /// Of the kernel's own routes (ip-route(8)).
@@ -34,7 +37,20 @@ pub(crate) struct Host {
     pub namespace: Namespace,
     pub ipv4: Ipv4Addr,
     pub ipv6: Ipv6Addr,
+    /// The name of its RDMA device.
+    pub rdma: Option<String>,
     has_limit: bool,
+}
+
+/// What a host's device is like.
+struct Wire {
+    /// The host's number, of so many hosts.
+    number: usize,
+    hosts: usize,
+    mtu: usize,
+    /// Its hardware address, if it is one of Ethernet.
+    hardware: Option<Hardware>,
+    queue: u32,
 }
 
 /// What a host's kernel counted since it was made.
@@ -52,11 +68,16 @@ pub(crate) struct HostCounters {
 }
 
 impl Host {
-    /// Makes the host with this number, and its device.
-    pub(crate) fn new(number: usize, spec: &HostSpec, mtu: usize) -> Result<(Self, Device)> {
+    /// Makes the host with this number of a lab, and its device.
+    pub(crate) fn new(number: usize, lab: &Spec) -> Result<(Self, Device)> {
+        let (spec, hosts) = (&lab.hosts[number], lab.hosts.len());
         let (ipv4, ipv6) = addresses(number);
+        let hardware = (lab.devices != Devices::Tun).then(|| device::hardware(number));
+        let rdma = (lab.devices == Devices::Rdma).then(|| rdma::name(number));
+        let queue = if rdma.is_some() { RDMA_QUEUE } else { QUEUE };
+        let wire = Wire { number, hosts, mtu: lab.mtu, hardware, queue };
         let (namespace, device) = Namespace::with(|| {
-            let device = device::make(DEVICE)?;
+            let device = device::make(DEVICE, hardware)?;
             quiet_ipv6()?;
             let mut congestion = None;
             for (key, value) in &spec.sysctls {
@@ -68,11 +89,14 @@ impl Host {
                     done => done?,
                 }
             }
-            configure(&spec.name, mtu, (ipv4, ipv6), congestion, spec.egress)?;
+            configure(&spec.name, &wire, (ipv4, ipv6), congestion, spec.egress)?;
+            if let Some(name) = &rdma {
+                rdma::add(name, DEVICE)?;
+            }
             Ok(device)
         })?;
         let has_limit = spec.egress.is_some();
-        Ok((Self { name: spec.name.clone(), namespace, ipv4, ipv6, has_limit }, device))
+        Ok((Self { name: spec.name.clone(), namespace, ipv4, ipv6, rdma, has_limit }, device))
     }
 
     pub(crate) fn counters(&self) -> Result<HostCounters> {
@@ -140,7 +164,7 @@ fn set(host: &str, key: &str, value: &str) -> Result<()> {
 
 fn configure(
     host: &str,
-    mtu: usize,
+    wire: &Wire,
     (ipv4, ipv6): (Ipv4Addr, Ipv6Addr),
     congestion: Option<&str>,
     limit: Option<Egress>,
@@ -157,8 +181,16 @@ fn configure(
                 address.message_mut().header.flags |= AddressHeaderFlags::Nodad;
                 address.execute().await?;
             }
-            let link = LinkUnspec::new_with_index(device).mtu(mtu as u32).txqueuelen(QUEUE).up().build();
-            handle.link().set(link).execute().await
+            let mut link = LinkUnspec::new_with_index(device).mtu(wire.mtu as u32).txqueuelen(wire.queue);
+            if let Some(hardware) = wire.hardware {
+                // Without ARP no groups are joined, which would be said at random times.
+                link = link.address(hardware.to_vec()).arp(false);
+            }
+            handle.link().set(link.up().build()).execute().await?;
+            if wire.hardware.is_some() {
+                know_neighbours(&handle, device, wire, has_ipv6).await?;
+            }
+            Ok(())
         };
         up.await.map_err(refused(format!("netlink of {DEVICE}")))?;
         if let Some(name) = congestion {
@@ -172,6 +204,25 @@ fn configure(
         }
         Ok(())
     })
+}
+
+/// Tells the kernel the hardware addresses of all other hosts, so that nobody is asked for them. Without ARP at all, rxe
+/// would take every host for its own.
+async fn know_neighbours(
+    handle: &rtnetlink::Handle,
+    device: u32,
+    wire: &Wire,
+    has_ipv6: bool,
+) -> std::result::Result<(), rtnetlink::Error> {
+    handle.link().set(LinkUnspec::new_with_index(device).arp(true).build()).execute().await?;
+    for other in (0..wire.hosts).filter(|&other| other != wire.number) {
+        let (ipv4, ipv6) = addresses(other);
+        for ip in [Some(ipv4.into()), has_ipv6.then(|| ipv6.into())].into_iter().flatten() {
+            let known = handle.neighbours().add(device, ip);
+            known.link_layer_address(&device::hardware(other)).execute().await?;
+        }
+    }
+    Ok(())
 }
 
 /// Packets that the limit of the calling thread's namespace's device has dropped.

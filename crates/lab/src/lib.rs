@@ -9,6 +9,7 @@
 //!
 //! [`Spec`] says what a lab is made of, [`Fabric`] is the network without IO or clock, [`Packet`] knows superpackets.
 //! [`Lab`] makes it live: namespaces by netlink, TUN devices with segmentation offload, the relay's threads.
+//! With [`Devices::Rdma`] the devices are TAP ones, with rxe over them.
 //! Namespaces are held by nothing but file descriptors, so the kernel frees all of a lab when its process ends,
 //! however it ends.
 
@@ -27,6 +28,8 @@ mod live;
 mod namespace;
 mod packet;
 #[cfg(target_os = "linux")]
+mod rdma;
+#[cfg(target_os = "linux")]
 mod relay;
 mod spec;
 
@@ -38,4 +41,4 @@ pub use live::Lab;
 #[cfg(target_os = "linux")]
 pub use namespace::{enter, Namespace};
 pub use packet::{Destination, Packet, VNET};
-pub use spec::{ChangeSpec, Direction, Egress, HostSpec, LinkSpec, Spec};
+pub use spec::{ChangeSpec, Devices, Direction, Egress, HostSpec, LinkSpec, Spec};

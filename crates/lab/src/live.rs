@@ -23,12 +23,13 @@ impl Lab {
     pub fn new(spec: &Spec) -> Result<Self> {
         let workers = threads(spec.hosts.len());
         let fabric = Fabric::new(spec, workers)?;
-        let made = spec.hosts.iter().enumerate().map(|(number, host)| Host::new(number, host, spec.mtu));
+        let made = (0..spec.hosts.len()).map(|number| Host::new(number, spec));
         let (hosts, devices) = made.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         Ok(Self { relay: Relay::start(fabric, workers, devices)?, hosts })
     }
 
-    /// Where the hosts are: by name, their namespace's path and inode, addresses and device.
+    /// Where the hosts are: by name, their namespace's path and inode, addresses, device, and RDMA
+    /// device if they have one.
     pub fn hosts(&self) -> Value {
         let described = self.hosts.iter().map(|host| {
             let described = json!({
@@ -37,6 +38,7 @@ impl Lab {
                 "ipv4": host.ipv4.to_string(),
                 "ipv6": host.ipv6.to_string(),
                 "device": DEVICE,
+                "rdma": host.rdma,
             });
             (host.name.clone(), described)
         });

@@ -25,6 +25,9 @@ pub struct Spec {
     /// Largest IP packet in bytes.
     #[serde(default = "ethernet")]
     pub mtu: usize,
+    /// What the hosts' devices are.
+    #[serde(default)]
+    pub devices: Devices,
     /// Those with a network stack of their own.
     pub hosts: Vec<HostSpec>,
     /// Those that only pass packets on.
@@ -39,6 +42,20 @@ pub struct Spec {
 
 fn ethernet() -> usize {
     1500
+}
+
+/// What joins a host to the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Devices {
+    /// A device for IP packets.
+    #[default]
+    Tun,
+    /// One of Ethernet.
+    Tap,
+    /// One of Ethernet with an RDMA device over it (RoCE v2, by the kernel's rxe). The guest kernel alone serves RDMA in each
+    /// host's namespace.
+    Rdma,
 }
 
 /// A host.

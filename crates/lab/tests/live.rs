@@ -76,44 +76,59 @@ fn line(status: &Value, direction: &str) -> Value {
     all.iter().find(|line| line["direction"] == direction).unwrap().clone()
 }
 
+/// The same over devices of each kind that every kernel has.
+fn over_each_kind(spec: &Value) -> impl Iterator<Item = Lab> + '_ {
+    ["tun", "tap"].into_iter().filter_map(|devices| {
+        let mut spec = spec.clone();
+        spec["devices"] = json!(devices);
+        lab(&spec)
+    })
+}
+
 #[test]
 fn tcp_passes_both_ip_versions_whole() {
-    let Some(lab) = lab(&two(json!({}), json!({}))) else { return };
-    for address in ["10.77.0.2", "fd77::2"] {
-        send(&lab, address, 20 << 20);
-    }
-    let status = lab.status().unwrap();
-    assert_eq!(status["relay"]["strays"], 0);
-    let line = line(&status, "ab");
-    assert!(line["bytes_out"].as_u64().unwrap() > 40 << 20);
-    for cause in ["lost", "queue_drops", "down_drops", "overflow_drops"] {
-        assert_eq!(line[cause], 0, "{cause}");
+    for lab in over_each_kind(&two(json!({}), json!({}))) {
+        for address in ["10.77.0.2", "fd77::2"] {
+            send(&lab, address, 20 << 20);
+        }
+        let status = lab.status().unwrap();
+        assert_eq!(status["relay"]["strays"], 0);
+        let line = line(&status, "ab");
+        assert!(line["bytes_out"].as_u64().unwrap() > 40 << 20);
+        for cause in ["lost", "queue_drops", "down_drops", "overflow_drops"] {
+            assert_eq!(line[cause], 0, "{cause}");
+        }
     }
 }
 
 #[test]
 fn what_the_link_drops_the_sender_sends_again() {
-    let Some(lab) = lab(&two(json!({"loss": 0.01, "delay": 0.005}), json!({"delay": 0.005}))) else { return };
-    for address in ["10.77.0.2", "fd77::2"] {
-        let counts = || {
-            let status = lab.status().unwrap();
-            let host = |key: &str| status["hosts"]["a"][key].as_u64().unwrap();
-            let lost = line(&status, "ab")["lost"].as_u64().unwrap();
-            [lost, host("retransmitted_segments"), host("spurious_retransmissions")]
-        };
-        let before = counts();
-        send(&lab, address, 4 << 20);
-        let after = counts();
-        let [lost, again, spurious] = [0, 1, 2].map(|i| after[i] - before[i]);
-        assert!(lost > 10, "{lost}");
-        // What was sent again and not needed the receiver said (a tail loss probe, RFC 8985 section 7). What was
-        // lost and not sent again has no data: the handshake's ACK, or that of the peer's end.
-        let rest = again - spurious.min(again);
-        assert!(
-            rest <= lost && lost - rest <= 2 + spurious,
-            "{address}: {lost} lost, {again} sent again, {spurious} in vain"
-        );
+    for lab in over_each_kind(&two(json!({"loss": 0.01, "delay": 0.005}), json!({"delay": 0.005}))) {
+        for address in ["10.77.0.2", "fd77::2"] {
+            what_is_lost_is_sent_again(&lab, address);
+        }
     }
+}
+
+fn what_is_lost_is_sent_again(lab: &Lab, address: &'static str) {
+    let counts = || {
+        let status = lab.status().unwrap();
+        let host = |key: &str| status["hosts"]["a"][key].as_u64().unwrap();
+        let lost = line(&status, "ab")["lost"].as_u64().unwrap();
+        [lost, host("retransmitted_segments"), host("spurious_retransmissions")]
+    };
+    let before = counts();
+    send(lab, address, 4 << 20);
+    let after = counts();
+    let [lost, again, spurious] = [0, 1, 2].map(|i| after[i] - before[i]);
+    assert!(lost > 10, "{lost}");
+    // What was sent again and not needed the receiver said (a tail loss probe, RFC 8985 section 7). What was
+    // lost and not sent again has no data: the handshake's ACK, or that of the peer's end.
+    let rest = again - spurious.min(again);
+    assert!(
+        rest <= lost && lost - rest <= 2 + spurious,
+        "{address}: {lost} lost, {again} sent again, {spurious} in vain"
+    );
 }
 
 #[test]
@@ -273,5 +288,20 @@ fn a_namespace_does_what_is_asked_inside() {
             assert_eq!(namespace.visit(names).unwrap(), devices);
         }
         Err(error) => println!("skipped: {error}"),
+    }
+}
+
+/// Only the guest kernel serves RDMA in each host's namespace: there every host has a device, elsewhere it is said.
+#[test]
+fn rdma_devices_are_there_or_missing_with_the_mend() {
+    let mut spec = two(json!({}), json!({}));
+    spec["devices"] = json!("rdma");
+    match Lab::new(&Spec::parse(&spec.to_string()).unwrap()) {
+        Ok(lab) => assert_eq!(lab.hosts()["b"]["rdma"], "rxe1"),
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            println!("skipped: {error}");
+            assert!(error.to_string().contains(';'), "no mend: {error}");
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Permission, "{error}"),
     }
 }

@@ -1,13 +1,18 @@
-//! TUN devices that hand over superpackets (Linux Documentation/networking/tuntap.rst, linux/if_tun.h).
+//! TUN and TAP devices that hand over superpackets (Linux Documentation/networking/tuntap.rst, linux/if_tun.h).
 //!
 //! Each packet read or written has a header of [`HEADER`] bytes in front (`virtio_net_hdr`), which says how it is to be
-//! cut into segments and whether its checksum is complete. One of zeros says: one packet, complete.
+//! cut into segments and whether its checksum is complete. One of zeros says: one packet, complete. A TAP device is read and
+//! written as a TUN device is: the Ethernet header is taken off, and put before what is written.
 #![cfg(target_os = "linux")]
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+
+mod frame;
+
+use frame::FRONT;
 
 const PATH: &str = "/dev/net/tun";
 /// Bytes of the header in front of each packet.
@@ -15,11 +20,16 @@ pub const HEADER: usize = 10;
 /// The longest name of a device.
 pub const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
 
-/// A TUN device in the namespace it was made in. It goes when this does.
+/// A hardware address.
+pub type Hardware = [u8; 6];
+
+/// A TUN or TAP device in the namespace it was made in. It goes when this does.
 #[derive(Debug)]
 pub struct Device {
     file: File,
     name: String,
+    /// Of a TAP device, whom its frames are for.
+    hardware: Option<Hardware>,
 }
 
 mod ioctls {
@@ -41,14 +51,23 @@ impl Device {
     /// `NotFound` without TUN in the kernel, `PermissionDenied` without the right to it (CAP_NET_ADMIN), `ResourceBusy`
     /// for a name that is taken, `InvalidInput` for one that no device can have.
     pub fn new(name: &str) -> io::Result<Self> {
-        Self::by(PATH, name)
+        Self::by(PATH, name, None)
     }
 
-    /// The same, by the kernel's interface at `path`.
+    /// The same as a TAP device, for what needs Ethernet. Its frames have the address `hardware`, which the device is still
+    /// to be given.
     ///
     /// # Errors
     /// As [`Device::new`].
-    pub fn by(path: &str, name: &str) -> io::Result<Self> {
+    pub fn tap(name: &str, hardware: Hardware) -> io::Result<Self> {
+        Self::by(PATH, name, Some(hardware))
+    }
+
+    /// Either, by the kernel's interface at `path`.
+    ///
+    /// # Errors
+    /// As [`Device::new`].
+    pub fn by(path: &str, name: &str, hardware: Option<Hardware>) -> io::Result<Self> {
         if name.len() > LONGEST_NAME {
             let why = format!("the device name {name:?}; it has at most {LONGEST_NAME} bytes");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
@@ -61,12 +80,13 @@ impl Device {
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
             *to = from as libc::c_char;
         }
-        request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+        let kind = if hardware.is_some() { libc::IFF_TAP } else { libc::IFF_TUN };
+        request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
         // SAFETY: the file is a TUN device's, and `request` outlives the call, which reads and writes it as an ifreq.
         let attached = unsafe { ioctls::attach(file.as_raw_fd(), (&raw mut request) as libc::c_ulong) };
         attached.map_err(|e| about(&format!("device {name:?}"), &e.into()))?;
         let given = request.ifr_name.iter().take_while(|&&c| c != 0).map(|&c| char::from(c as u8)).collect();
-        let device = Self { file, name: given };
+        let device = Self { file, name: given, hardware };
         device.take_offload()?;
         Ok(device)
     }
@@ -91,12 +111,17 @@ impl Device {
         &self.name
     }
 
-    /// Reads a packet with the header in front of it, and says how long both are; `None` if there is none.
+    /// Reads a packet with the header in front of it, and says how long both are; `None` if there is none. The buffer holds
+    /// at least a header.
     ///
     /// # Errors
     /// The system's: the device has gone.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        match (&self.file).read(buffer) {
+        let read = match self.hardware {
+            None => (&self.file).read(buffer),
+            Some(_) => self.read_frame(buffer),
+        };
+        match read {
             Ok(length) => Ok(Some(length)),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
                 Ok(None)
@@ -105,11 +130,27 @@ impl Device {
         }
     }
 
+    fn read_frame(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let (header, packet) = buffer.split_at_mut(HEADER);
+        let mut front = [0; FRONT];
+        let parts = &mut [IoSliceMut::new(&mut front), IoSliceMut::new(packet)];
+        let length = (&self.file).read_vectored(parts)?;
+        header.copy_from_slice(&frame::taken(&front));
+        Ok(HEADER + length.saturating_sub(FRONT))
+    }
+
     /// Gives the host a packet, header first.
     ///
     /// # Errors
     /// The system's: a packet it makes nothing of, a device that is down.
     pub fn write<const N: usize>(&self, parts: &[&[u8]; N]) -> io::Result<()> {
+        let mut parts = *parts;
+        let front;
+        if let (Some(hardware), Some(&header)) = (self.hardware, parts.first()) {
+            let first = parts[1..].iter().find_map(|part| part.first()).copied().unwrap_or_default();
+            front = frame::put(header, hardware, first);
+            parts[0] = &front;
+        }
         (&self.file).write_vectored(&parts.map(IoSlice::new)).map(|_| ())
     }
 }
@@ -132,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_tun_says_so() {
-        let error = Device::by("/dev/net/no-such-tun", "eth0").err();
+        let error = Device::by("/dev/net/no-such-tun", "eth0", None).err();
         let error = error.map(|e| (e.kind(), e.to_string().contains("no-such-tun")));
         assert_eq!(error, Some((io::ErrorKind::NotFound, true)));
     }

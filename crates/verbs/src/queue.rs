@@ -200,8 +200,12 @@ impl Queue {
         (request.bind_mr, request.bind_addr) = (region.mr, address);
         (request.bind_length, request.bind_access) = (held.len() as u64, held.access() as u32);
         let opened = Opened { held, by: By::Window(window) };
+        let mw = request.mw;
         // SAFETY: window and memory are kept until the window is invalid, or the queue pair gone.
-        unsafe { self.post(id, request, Posted::Open(opened, Remote { address, key })) }
+        unsafe { self.post(id, request, Posted::Open(opened, Remote { address, key })) }?;
+        // SAFETY: the window is there, in what was posted. The provider compares its key at the next bind.
+        unsafe { (*mw).rkey = key };
+        Ok(())
     }
 
     /// Lets it no more.
@@ -210,9 +214,9 @@ impl Queue {
             return Err(Error::Refused("that memory is not open".into()));
         };
         match opened.by {
-            By::Region(region) => {
+            by @ (By::Region(_) | By::Nothing) => {
                 // The device may not touch the memory from here on.
-                drop(region);
+                drop(by);
                 self.ready.push(Event::Closed(id, opened.held.into_memory()));
                 Ok(())
             }
@@ -329,8 +333,22 @@ impl Queue {
         true
     }
 
+    /// Gives up all windows. One that is bound holds its queue pair: rxe waits a minute for it, and then gives up.
+    fn unbind(&mut self) {
+        let mut broken = abi::QpAttr::zero();
+        broken.qp_state = constant::ERR;
+        // Nothing is bound from here on. It fails where the pair has gone, and then nothing is bound.
+        let _ = self.modify(broken, constant::TO_ERR);
+        let posted = self.posted.values_mut().filter_map(|(_, posted)| match posted {
+            Posted::Open(opened, _) | Posted::Close(opened) => Some(opened),
+            Posted::Bytes(_) | Posted::Read(_) => None,
+        });
+        self.open.values_mut().chain(posted).for_each(Opened::unbind);
+    }
+
     /// Destroys the queue pair: then no device touches the memory. Returns what either end could write to.
     pub(crate) fn break_off(&mut self) -> Vec<(u32, Memory)> {
+        self.unbind();
         let f = self.domain.functions;
         // SAFETY: each is there unless null, used by nothing that is left, and null from then on. All notices have been
         // acknowledged, or the completion queue would wait for them.

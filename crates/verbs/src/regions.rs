@@ -130,7 +130,7 @@ impl Drop for Window {
     fn drop(&mut self) {
         // SAFETY: the context is open.
         if let Some(dealloc) = unsafe { (*self.domain.context).ops.dealloc_mw } {
-            // SAFETY: it is there, and its pair has gone or never bound it: see `Queue`.
+            // SAFETY: it is there; if it is bound, its pair takes no more work: see `Queue`.
             unsafe { dealloc(self.mw) };
         }
     }
@@ -201,8 +201,19 @@ pub(crate) struct Opened {
     pub(super) by: By,
 }
 
+impl Opened {
+    /// Gives up its window, if it has one: then its key is invalid.
+    pub(super) fn unbind(&mut self) {
+        if matches!(self.by, By::Window(_)) {
+            self.by = By::Nothing;
+        }
+    }
+}
+
 pub(crate) enum By {
     Window(Window),
+    /// A window that was given up.
+    Nothing,
     /// The registration of just this memory; dropped, it is over.
     Region(#[allow(dead_code)] Region),
 }

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -218,10 +218,16 @@ class Session:
             "clock": asked.clock,
             "reason": self.reason,
             "lab": None if self.lab is None else self.lab.name,
+            "rdma": self._rdma_devices(),
             "congestion_control": self.plan.transport.congestion or self.congestion,
             "spec": None if self.spec is None else self.spec.table(),
             "relay": None if status is None else _relay(status.get("relay")),
         }
+
+    def _rdma_devices(self) -> dict[str, str] | None:
+        """Return the RDMA device of each party in the lab, or None where they have none."""
+        hosts = {} if self.lab is None else self.lab.hosts
+        return {name: host["rdma"] for name, host in hosts.items() if host.get("rdma")} or None
 
     def _sample(self, lab: RunningLab, record: RunRecord, shift: float) -> None:
         """Keep samples once a second, and those since the last time at the end."""
@@ -283,6 +289,8 @@ def _emulate(made: Session, note: Callable[[str], None]) -> None:
         try:
             wanted = f"run-{Path(network.profile).stem}" if network.profile else "run"
             packets = _seated(made.spec, made.plan)
+            if guest.is_inside():
+                packets = replace(packets, devices=guest.DEVICES)
             made.lab = client.start(packets.text(), wanted, cgroups=made.groups.paths)
             made.spec = packets
         except LabError as error:

@@ -87,6 +87,8 @@ class Spec:
     peers: bool = False
     # The node that each client exchanges updates with, if that is not the server.
     homes: Mapping[str, str] = field(default_factory=dict)
+    # What the hosts' devices are, as the core has it; without a word those for IP packets.
+    devices: str | None = None
 
     @property
     def clients(self) -> list[str]:
@@ -128,6 +130,7 @@ class Spec:
         return {
             "seed": self.seed,
             "mtu": self.mtu,
+            **({} if self.devices is None else {"devices": self.devices}),
             "hosts": [host.table() for host in self.hosts],
             "switches": list(self.switches),
             "links": [

@@ -338,6 +338,11 @@ impl Link for RdmaLink {
         }
     }
 
+    fn notice(&self) -> Option<String> {
+        let (name, mtu) = (self.device.name(), self.device.limits().mtu);
+        Some(format!("updates go over the RDMA device {name}, in packets of {mtu} bytes"))
+    }
+
     async fn close(&self) {
         self.shared.closed.store(true, Ordering::Release);
         self.shared.end(Error::closed("close", "the link was closed here"));

@@ -27,6 +27,12 @@ HERE: Final = Path(__file__).parent
 #: What runs inside the guest; there alone it is at this place.
 JOB: Final = Path("/run/guest/job")
 MEMORY: Final = "3G"
+#: What joins a lab's hosts to its network inside: the guest kernel alone serves RDMA in each host's namespace.
+DEVICES: Final = "rdma"
+#: Packets that an RDMA device has unacknowledged: two bandwidth-delay products of 100 Gbit/s over 20 ms, in 4096 bytes.
+WINDOW: Final = 131_072
+#: Those of them that it hands to its network device at once, which holds 32767 and drops what is more.
+AT_ONCE: Final = 16_384
 #: Seconds of the host after which a job is ended: a program that polls without sleeping stops virtual time for ever.
 LIMIT: Final = 1800.0
 LOOK: Final = 0.05
@@ -85,7 +91,8 @@ def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
     travel = ("time-travel=inf-cpu", start) if clock == "virtual" else ()
     root = ("rootfstype=hostfs", "rootflags=/", "ro", f"init={HERE / 'init'}")
     consoles = ("con=null", "con0=fd:0,fd:1", "quiet", "panic=-1", f"uml_dir={folder}")
-    return [str(program), f"mem={MEMORY}", *root, *consoles, *travel, f"guest={folder}"]
+    rxe = (f"rdma_rxe.win={WINDOW}", f"rdma_rxe.inflight={AT_ONCE}")
+    return [str(program), f"mem={MEMORY}", *root, *consoles, *rxe, *travel, f"guest={folder}"]
 
 
 def script(arguments: Sequence[str], folders: Sequence[Path]) -> str:

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds the guest kernel, User Mode Linux with virtual time, from Debian's source of Linux. It is kept in the user's cache
-# under a digest of this recipe. A build that was interrupted goes on where it was. `--where` prints the kernel's path.
+# Builds the guest kernel, User Mode Linux with virtual time, from Debian's source of Linux and the patches for RDMA that lie in
+# patches/ under the kernel's licence. It is kept in the user's cache under a digest of this recipe. A build that was
+# interrupted goes on where it was. `--where` prints the kernel's path.
 # KERNEL_SOURCE=linux-source-6.12.tar.xz takes a source that is there, for machines without Debian's apt.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 package=linux-source-6.12
-digest=$(cat "$here/kernel.config" "$here/build.sh" | sha256sum | cut -c1-16)
+digest=$(cat "$here/kernel.config" "$here/build.sh" "$here"/patches/*.patch | sha256sum | cut -c1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/thalweg/guest/$digest
 [ "${1:-}" != --where ] || { echo "$cache/linux"; exit 0; }
 
@@ -17,7 +18,7 @@ fail() { # cause, mend
 [ ! -x "$cache/linux" ] || { echo "the guest kernel is there: $cache/linux"; exit 0; }
 [ "$(uname -m)" = x86_64 ] || fail "the guest kernel is for x86_64, this is $(uname -m)" "build it on an x86_64 machine"
 missing=()
-for program in bc bison flex gcc make xz; do
+for program in bc bison flex gcc make patch xz; do
     command -v "$program" >/dev/null || missing+=("$program")
 done
 [ ${#missing[@]} -eq 0 ] || fail "programs are missing: ${missing[*]}" "apt-get install ${missing[*]/%xz/xz-utils}"
@@ -45,11 +46,14 @@ if [ ! -e unpacked ]; then
         --exclude='*/drivers/scsi/*.[ch]' --exclude='*/sound/*.[ch]' --exclude='*/arch/[a-tv-wy-z]*/*.[chS]' \
         --exclude='*/arch/*/boot/dts/*' --exclude='*/Documentation/[a-z]*' --exclude='*/tools/testing/*' \
         --exclude='*/tools/perf/*'
+    for patch in "$here"/patches/*.patch; do
+        patch -s -p1 -d "$package" <"$patch" || fail "$(basename "$patch") does not fit this source" "take Debian's $package"
+    done
     touch unpacked
 fi
 cd "$package"
 make -s ARCH=um allnoconfig KCONFIG_ALLCONFIG="$here/kernel.config" >configure.log 2>&1 || { tail configure.log; exit 1; }
-for option in HOSTFS NET_NS TUN UML_TIME_TRAVEL_SUPPORT; do
+for option in HOSTFS INFINIBAND_USER_ACCESS NET_NS RDMA_RXE TUN UML_TIME_TRAVEL_SUPPORT; do
     grep -q "^CONFIG_$option=y" .config || fail "the configuration lost CONFIG_$option" "look at $PWD/.config"
 done
 make -s ARCH=um -j"$(nproc)" linux >make.log 2>&1 || { tail make.log; exit 1; }

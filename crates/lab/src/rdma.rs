@@ -1,0 +1,119 @@
+//! RDMA devices of the kernel's own (rxe), over a host's device, as rdma-link(8) adds them: by netlink
+//! (rdma/rdma_netlink.h).
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::AsRawFd;
+
+use nix::sys::socket::{
+    recvmsg, sendmsg, socket, AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType,
+};
+
+use crate::{Error, ErrorKind, Result};
+
+/// Of rdma_netlink.h: the client RDMA_NL_NLDEV and its command RDMA_NLDEV_CMD_NEWLINK.
+const NEW_LINK: u16 = (5 << 10) + 3;
+/// RDMA_NLDEV_ATTR_DEV_NAME, _NDEV_NAME and _LINK_TYPE.
+const NAME: u16 = 2;
+const DEVICE: u16 = 51;
+const KIND: u16 = 65;
+const RXE: &str = "rxe";
+/// Of linux/netlink.h: NLM_F_REQUEST and NLM_F_ACK; NLMSG_ERROR; `struct nlmsghdr` and `struct nlattr`.
+const FLAGS: u16 = 1 | 4;
+const ANSWER: u16 = 2;
+const HEADER: usize = 16;
+const ATTRIBUTE: usize = 4;
+const ALIGNED: usize = 4;
+/// An answer has a header, a code, and the request.
+const LONGEST: usize = 512;
+
+/// The name of the RDMA device of the host with this number. All namespaces share one list of names.
+pub(crate) fn name(host: usize) -> String {
+    format!("{RXE}{host}")
+}
+
+/// Makes an RDMA device over `device` of the calling thread's namespace. It goes with that device.
+pub(crate) fn add(name: &str, device: &str) -> Result<()> {
+    let what = format!("the RDMA device {name}");
+    match ask(&request(name, device)) {
+        Ok(0) => Ok(()),
+        Ok(code) => Err(refused(&what, &io::Error::from_raw_os_error(code))),
+        Err(error) => Err(refused(&what, &error)),
+    }
+}
+
+fn refused(what: &str, error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        // No netlink of RDMA, or no rxe in it.
+        Some(libc::EPROTONOSUPPORT | libc::EINVAL | libc::EOPNOTSUPP) => {
+            Error::new(ErrorKind::Unsupported, "lab", format!("{what}: the kernel has no rxe ({error})"))
+                .mend("take --clock virtual, whose kernel has it")
+        }
+        _ => Error::io("lab", what, error),
+    }
+}
+
+fn request(name: &str, device: &str) -> Vec<u8> {
+    let mut body = Vec::new();
+    for (kind, text) in [(NAME, name), (KIND, RXE), (DEVICE, device)] {
+        let length = (ATTRIBUTE + text.len() + 1) as u16; // with the zero behind it
+        body.extend(length.to_ne_bytes());
+        body.extend(kind.to_ne_bytes());
+        body.extend(text.bytes().chain([0]));
+        body.resize(body.len().next_multiple_of(ALIGNED), 0);
+    }
+    let mut all = ((HEADER + body.len()) as u32).to_ne_bytes().to_vec();
+    all.extend(NEW_LINK.to_ne_bytes());
+    all.extend(FLAGS.to_ne_bytes());
+    all.extend([0; 8]); // sequence and port are the kernel's affair
+    all.extend(body);
+    all
+}
+
+/// Sends a request and returns the error number that the kernel answers, 0 for none.
+fn ask(request: &[u8]) -> io::Result<i32> {
+    let socket =
+        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRDMA)?;
+    let kernel = NetlinkAddr::new(0, 0);
+    let (none, parts) = (&[], [IoSlice::new(request)]);
+    sendmsg(socket.as_raw_fd(), &parts, none, MsgFlags::empty(), Some(&kernel))?;
+    let mut answer = [0; LONGEST];
+    let mut parts = [IoSliceMut::new(&mut answer)];
+    recvmsg::<NetlinkAddr>(socket.as_raw_fd(), &mut parts, None, MsgFlags::empty())?;
+    let kind = u16::from_ne_bytes([answer[4], answer[5]]);
+    let code =
+        i32::from_ne_bytes([answer[HEADER], answer[HEADER + 1], answer[HEADER + 2], answer[HEADER + 3]]);
+    if kind == ANSWER {
+        Ok(-code)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("an answer of kind {kind}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_as_long_as_it_says_and_its_attributes_are_aligned() {
+        let request = request("rxe0", "eth0");
+        assert_eq!(request[..4], (request.len() as u32).to_ne_bytes());
+        let mut rest = &request[HEADER..];
+        let mut kinds = Vec::new();
+        while !rest.is_empty() {
+            let length = usize::from(u16::from_ne_bytes([rest[0], rest[1]]));
+            kinds.push(u16::from_ne_bytes([rest[2], rest[3]]));
+            assert_eq!(rest[length - 1], 0, "text ends with a zero");
+            rest = &rest[length.next_multiple_of(ALIGNED)..];
+        }
+        assert_eq!(kinds, [NAME, KIND, DEVICE]);
+    }
+
+    #[test]
+    fn a_kernel_without_rxe_says_so() {
+        for code in [libc::EPROTONOSUPPORT, libc::EINVAL, libc::EOPNOTSUPP] {
+            let error = refused("the RDMA device rxe0", &io::Error::from_raw_os_error(code));
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains("--clock virtual"), "{error}");
+        }
+    }
+}
