@@ -20,6 +20,7 @@ from benches.lab import lab
 from benches.masking import masking
 from benches.memory import server_memory
 from benches.paths import paths
+from benches.rdma import rdma
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
 from benches.tasks import tasks
@@ -66,11 +67,12 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "footprint": transports.memory,
     "peers": transports.peers,
     "paths": paths,
+    "rdma": rdma,
     "trees": trees,
     "tops": tops,
 }
 # Take minutes, so only those who name them get them.
-LONG = ("soak",)
+LONG = ("soak", "rdma")
 
 
 def main() -> None:
