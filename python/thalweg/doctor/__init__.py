@@ -182,7 +182,7 @@ def _ebpf() -> Check:
 
 
 def _rdma() -> Check:
-    cost = "--transport rdma is tcp"
+    cost = "--transport rdma is tcp; with libibverbs there is RDMA inside the guest kernel (--clock virtual)"
     try:
         devices = json.loads(_core.rdma_devices())
     except _core.CoreError as error:
