@@ -101,7 +101,7 @@ def _capacity(found: dict[str, Any]) -> str:
     size = format_bytes(found["update_bytes"])
     said = f"# {at['rate']:.4g} updates of {size} a second took {format_seconds(at['seconds'])} each"
     if found["overloaded"]:
-        return f"{said}, {found['significant']:g} times as long as in an idle node"
+        return f"{said}, at least {found['significant']:g} times as long as in an idle node"
     return f"{said}, hardly longer than in an idle node: it can do more, and {found['ended']}"
 
 

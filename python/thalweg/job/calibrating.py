@@ -24,7 +24,7 @@ from thalweg.job.parties import server_party
 from thalweg.plan.bound import loopback
 from thalweg.plan.options import client_options, server_options
 from thalweg.sections import toml
-from thalweg.sections.trees import CostsSection, TreeSection
+from thalweg.sections.trees import CostsSection
 from thalweg.transports import links
 from thalweg.trees import live
 
@@ -197,7 +197,7 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
     if slope > 0 and rest > 0 and many > few:
         costs["sums"] = max(1, round(size * share / rest))
     if handover is not None:
-        costs["hand_over"] = handover
+        costs["hand_over"] = round(handover, 9)
     socket = loopback(size, 1)
     if socket is not None:
         costs["socket"] = max(1, round(socket["raw"]))
@@ -206,8 +206,8 @@ def _costs(passes: Sequence[tuple[int, float]], size: int, share: float, handove
 
 def _share(plan: Plan) -> float:
     """Return the part of an update that a worker folds."""
-    tree = plan.tree or TreeSection()
-    return 1 / live.workers(plan) if tree.split == "ranges" else 1.0
+    told = live.options(plan)["workers"]
+    return 1 / told["count"] if told["split"] == "ranges" else 1.0
 
 
 def _clients(plan: Plan, size: int) -> int:
