@@ -13,6 +13,10 @@ pub trait Process: Send {
     fn end(&mut self);
     /// Has it end at once; does not wait.
     fn kill(&mut self);
+    /// Nanoseconds of CPU time that it has had, if the system says.
+    fn cpu(&self) -> u64 {
+        0
+    }
 }
 
 /// A process that has just begun, with the node's end of its socket.
@@ -30,9 +34,16 @@ pub trait Launcher: Send + Sync {
     /// # Errors
     /// What the system says.
     fn launch(&self) -> io::Result<Launched>;
+
+    /// Starts a process that calls [`hop`](crate::hop) with these sockets and this bound.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>>;
 }
 
-/// A program, started anew for each worker, with the socket as its standard input.
+/// A program, started anew for each worker, with the socket as its standard input. As a hop it has two more arguments,
+/// `hop` and the bound of a message, and its sockets are standard input and output.
 #[derive(Debug, Clone)]
 pub struct Program {
     /// Path and arguments.
@@ -42,13 +53,17 @@ pub struct Program {
 }
 
 impl Program {
-    fn spawn(&self, input: UnixStream) -> io::Result<Child> {
+    fn command(&self) -> io::Result<Command> {
         let (program, arguments) =
             self.command.split_first().ok_or_else(|| io::Error::other("no program is named"))?;
         let mut command = Command::new(program);
-        command.args(arguments).envs(self.environment.iter().cloned());
         // A Ctrl-C is for the node, whose end of the socket then ends its workers.
-        command.process_group(0).stdin(Stdio::from(OwnedFd::from(input))).stdout(Stdio::null()).spawn()
+        command.args(arguments).envs(self.environment.iter().cloned()).process_group(0);
+        Ok(command)
+    }
+
+    fn spawn(&self, input: UnixStream) -> io::Result<Child> {
+        self.command()?.stdin(Stdio::from(OwnedFd::from(input))).stdout(Stdio::null()).spawn()
     }
 }
 
@@ -56,6 +71,12 @@ impl Launcher for Program {
     fn launch(&self) -> io::Result<Launched> {
         let (ours, theirs) = UnixStream::pair()?;
         Ok(Launched { socket: ours, process: Box::new(OwnChild(self.spawn(theirs)?)) })
+    }
+
+    fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>> {
+        let mut command = self.command()?;
+        command.arg("hop").arg(most.to_string()).stdin(Stdio::from(one)).stdout(Stdio::from(other));
+        Ok(Box::new(OwnChild(command.spawn()?)))
     }
 }
 
@@ -69,5 +90,14 @@ impl Process for OwnChild {
 
     fn kill(&mut self) {
         _ = self.0.kill();
+    }
+
+    fn cpu(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).into_iter().flatten().flatten();
+        let of = |task: std::fs::DirEntry| {
+            let told = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            told.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        tasks.filter_map(of).sum()
     }
 }

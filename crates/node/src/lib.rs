@@ -4,7 +4,7 @@
 //! ```text
 //! node      pool (writes)  --- object --->  workers (read)       memory file 1, only the node writes
 //!           mean (reads)   <--- sums -----  workers (write)      a memory file for each worker: slots A and B
-//!           ledger         <--- notes ---> workers               64 bytes each, over AF_UNIX
+//!           ledger         <--- notes ---> workers               64 bytes each, over AF_UNIX or inside the kernel
 //! ```
 //!
 //! | file | what |
@@ -13,8 +13,9 @@
 //! | `team/` | drives the ledger: a thread for each worker, which starts it again when it dies |
 //! | `worker/` | what runs in a worker's process |
 //! | `launch.rs` | starts worker processes |
+//! | `freight.rs` | copies bytes to and from workers, as the systems do that the pool is compared with |
 //! | `routes/` | takes notes from process to process inside the kernel, where that is allowed |
-//! | `note.rs`, `setup.rs` | what node and worker say to each other |
+//! | `note.rs`, `setup.rs`, `hearing.rs` | what node and worker say to each other, and in which order it is heard |
 //!
 //! **Exactly once.** An object stays in the pool until the sums that it is in are committed. A worker has two slots for sums.
 //! It folds into one while the other holds its last commit, which it does not touch. One that dies is replaced by a process
@@ -23,6 +24,8 @@
 #![cfg(target_os = "linux")]
 
 mod clock;
+mod freight;
+mod hearing;
 mod launch;
 mod ledger;
 mod note;
@@ -31,9 +34,10 @@ mod setup;
 mod team;
 mod worker;
 
+pub use freight::{hop, Carriage, DataPlane};
 pub use launch::{Launched, Launcher, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
-pub use routes::{Count, Routes};
-pub use team::{Counts, Doing, Handovers, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
+pub use routes::{Count, NodeRoutes, Routes};
+pub use team::{Counts, Doing, Handovers, Start, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
 pub use worker::{work, work_with, Step};

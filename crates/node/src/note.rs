@@ -2,11 +2,12 @@
 //!
 //! | bytes | content, little-endian |
 //! |---|---|
-//! | 0..2, 2..4 | destination and source: 0 is the node, workers count from 1 |
+//! | 0..2, 2..4 | destination and source: 0 is the node, each process of a worker has a number of its own |
 //! | 4..8 | task: the worker's epoch |
 //! | 8..12 | round |
 //! | 12..16 | sequence: number of the update in the round |
-//! | 16..20 | kind |
+//! | 16..18 | kind |
+//! | 18..20 | number: counts what its sender has said to this process, whichever way it went |
 //! | 20..24 | slot: of the pool, or of the worker's sums |
 //! | 24..32 | generation of the slot |
 //! | 32..48 | key |
@@ -26,7 +27,7 @@ pub(crate) const MOST_FOLLOWING: u64 = 64 << 20;
 
 /// What a note says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
+#[repr(u16)]
 pub enum Kind {
     /// To a worker: a round begins.
     Begin = 1,
@@ -42,10 +43,12 @@ pub enum Kind {
     Refused = 6,
     /// From a worker: committed.
     Committed = 7,
+    /// To a worker: send the committed sums over the connection for bytes.
+    Send = 8,
 }
 
 impl Kind {
-    fn of(number: u32) -> Option<Self> {
+    fn of(number: u16) -> Option<Self> {
         let all = [
             Self::Begin,
             Self::Rollback,
@@ -54,8 +57,9 @@ impl Kind {
             Self::Folded,
             Self::Refused,
             Self::Committed,
+            Self::Send,
         ];
-        all.into_iter().find(|&kind| kind as u32 == number)
+        all.into_iter().find(|&kind| kind as u16 == number)
     }
 }
 
@@ -74,6 +78,8 @@ pub struct Note {
     pub sequence: u32,
     /// What it says.
     pub kind: Kind,
+    /// How many its sender had said to this process before, modulo 2^16: what comes by two ways gets into order by it.
+    pub number: u16,
     /// Which object; of [`Kind::Committed`] the slot is that of the sums.
     pub name: Name,
     /// The update's weight.
@@ -86,7 +92,18 @@ impl Note {
     /// A note about no object.
     pub(crate) fn plain(source: u16, destination: u16, task: u32, kind: Kind) -> Self {
         let name = Name { slot: 0, generation: 0, key: Key::default() };
-        Self { destination, source, task, round: 0, sequence: 0, kind, name, weight: 0.0, following: 0 }
+        Self {
+            destination,
+            source,
+            task,
+            round: 0,
+            sequence: 0,
+            kind,
+            number: 0,
+            name,
+            weight: 0.0,
+            following: 0,
+        }
     }
 
     /// Its bytes.
@@ -97,7 +114,8 @@ impl Note {
         out[4..8].copy_from_slice(&self.task.to_le_bytes());
         out[8..12].copy_from_slice(&self.round.to_le_bytes());
         out[12..16].copy_from_slice(&self.sequence.to_le_bytes());
-        out[16..20].copy_from_slice(&(self.kind as u32).to_le_bytes());
+        out[16..18].copy_from_slice(&(self.kind as u16).to_le_bytes());
+        out[18..20].copy_from_slice(&self.number.to_le_bytes());
         out[20..24].copy_from_slice(&self.name.slot.to_le_bytes());
         out[24..32].copy_from_slice(&self.name.generation.to_le_bytes());
         out[32..48].copy_from_slice(&self.name.key);
@@ -119,7 +137,8 @@ impl Note {
             task: u32::from_le_bytes(at(bytes, 4)),
             round: u32::from_le_bytes(at(bytes, 8)),
             sequence: u32::from_le_bytes(at(bytes, 12)),
-            kind: Kind::of(u32::from_le_bytes(at(bytes, 16)))?,
+            kind: Kind::of(u16::from_le_bytes(at(bytes, 16)))?,
+            number: u16::from_le_bytes(at(bytes, 18)),
             name,
             weight: f64::from_le_bytes(at(bytes, 48)),
             following: u64::from_le_bytes(at(bytes, 56)),

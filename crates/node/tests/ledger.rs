@@ -120,7 +120,7 @@ struct World {
     workers: Vec<Worker>,
     in_pool: BTreeSet<u32>,
     outcomes: BTreeMap<u32, Result<(), String>>,
-    closed: Option<Result<Vec<Base>, String>>,
+    closed: Option<Result<Vec<Option<Base>>, String>>,
     kills: u32,
     head: SumsHead,
 }
@@ -203,6 +203,8 @@ impl World {
         while next < updates {
             let under_way = next as usize - self.outcomes.len();
             if under_way < STAGING && self.dice.hits(0.2) {
+                let active = below(&mut self.dice, self.workers.len() as u64) as usize;
+                self.ledger.set_active(active);
                 self.in_pool.insert(next);
                 assert!(self.in_pool.len() <= STAGING + self.reserve, "an update finds no slot");
                 assert_eq!(self.ledger.add(name(next), 1.0), next);
@@ -226,7 +228,11 @@ impl World {
         assert_eq!(counted, good);
         assert_eq!(self.outcomes.len(), updates as usize);
         assert!(self.in_pool.is_empty(), "nothing is left in the pool");
-        let sums = self.workers.iter().zip(&bases).map(|(worker, base)| &worker.slots[base.slot as usize]);
+        let sums = self
+            .workers
+            .iter()
+            .zip(&bases)
+            .filter_map(|(worker, base)| Some(&worker.slots[base.as_ref()?.slot as usize]));
         match self.split {
             Split::Ranges => sums.for_each(|sums| assert_eq!(sums, &good)),
             Split::Clients => {

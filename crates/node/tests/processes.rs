@@ -8,6 +8,9 @@ mod linux;
 
 #[cfg(target_os = "linux")]
 fn main() {
+    if std::env::var_os(linux::HOP).is_some() {
+        return linux::be_a_hop();
+    }
     match std::env::var(linux::FAULT) {
         Ok(fault) => linux::worker::run(&fault),
         Err(_) if std::env::var_os(linux::NODE).is_some() => linux::be_a_node(),

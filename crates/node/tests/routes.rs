@@ -62,7 +62,7 @@ impl Bench {
 fn note(source: u16, destination: u16, sequence: u32, following: u64) -> Note {
     let name = Name { slot: 3, generation: 5, key: [7; 16] };
     let kind = Kind::Fold;
-    Note { destination, source, task: 1, round: 2, sequence, kind, name, weight: 1.5, following }
+    Note { destination, source, task: 1, round: 2, sequence, kind, number: 9, name, weight: 1.5, following }
 }
 
 fn take(socket: &mut TcpStream) -> Note {

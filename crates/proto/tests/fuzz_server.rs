@@ -40,7 +40,8 @@ struct Fuzzed {
 impl Fuzzed {
     fn new(seed: u64) -> Self {
         let partial = if seed.is_multiple_of(2) { Partial::Discard } else { Partial::Keep };
-        let setup = Setup { partial, places: 1 + seed % 3, max_clients: 4, ..Setup::default() };
+        let setup =
+            Setup { partial, places: 1 + seed % 3, lazy: seed % 5 == 4, max_clients: 4, ..Setup::default() };
         Self {
             rng: Rng::new(seed),
             party: ServerParty::new(&setup),
@@ -221,7 +222,7 @@ impl Fuzzed {
                 Action::SendParcel { links, .. } => assert!(links.iter().all(|l| self.links.contains(l))),
                 Action::Cancel { link, .. } => assert!(self.links.contains(&link)),
                 Action::Close { link } => self.links.retain(|&l| l != link),
-                Action::Policy(RoundAction::Fold { sender, weight, holes }) => {
+                Action::Policy(RoundAction::Fold { sender, weight, holes, .. }) => {
                     assert!(holes.is_empty(), "nothing stands in");
                     let whole = self.fresh.remove(&sender).unwrap_or_default().bytes();
                     assert_eq!(whole, self.party.layout.bytes(), "folds what has not come");

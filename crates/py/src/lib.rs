@@ -57,7 +57,9 @@ mod _core {
     #[pymodule_export]
     use crate::tasks::{TaskClient, TaskServer};
     #[pymodule_export]
-    use crate::tree::{tree_knee, tree_plan, tree_schema, tree_simulate, tree_system, tree_work, Top};
+    use crate::tree::{
+        tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate, tree_system, tree_work, Top,
+    };
     /// Most bytes of JSON that are kept of the metrics of an update.
     #[pymodule_export]
     const MAX_METRICS: usize = thalweg_wire::text::MAX_METRICS;

@@ -58,6 +58,19 @@ pub fn tree_work(py: Python<'_>) -> PyResult<()> {
     py.detach(thalweg_runtime::work).map_err(raise)
 }
 
+/// Says nothing if notes of workers can go inside the kernel here, and else raises why not.
+#[pyfunction]
+pub fn tree_routes(py: Python<'_>) -> PyResult<()> {
+    py.detach(thalweg_runtime::kernel_routes).map_err(raise)
+}
+
+/// Passes messages of at most `most` bytes on between the sockets that are this process's standard input and output, until
+/// either ends.
+#[pyfunction]
+pub fn tree_hop(py: Python<'_>, most: u64) -> PyResult<()> {
+    py.detach(|| thalweg_runtime::hop(most)).map_err(raise)
+}
+
 /// The top of a tree: adds up the sums of servers, and takes their mean into the model.
 #[pyclass(frozen, module = "thalweg._core")]
 pub struct Top {

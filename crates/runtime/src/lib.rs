@@ -29,11 +29,14 @@ pub use error::Error;
 pub use forward::{ForwardOptions, Forwarder};
 pub use graph::{MixingRule, Node, NodeOptions, WaitRule};
 pub use options::{
-    ClientOptions, Layers, PartialRule, PrecisionRule, ServerOptions, SplitRule, WorkerOptions,
+    ClientOptions, DataPlaneRule, Layers, PartialRule, PrecisionRule, RouteRule, ServerOptions, SplitRule,
+    StartRule, TimingRule, WorkerOptions,
 };
 pub use proxy::Proxy;
 pub use registry::{rdma_devices, registry, transport_for, Entry, RdmaDevice};
-pub use star::{parts_of, work, Client, ClientEvent, RepairRule, Server, SumsOfRound, Top};
+pub use star::{
+    hop, kernel_routes, parts_of, work, Client, ClientEvent, RepairRule, Server, SumsOfRound, Top,
+};
 pub use tasks::{NewTask, TaskClient, TaskEvent, TaskReply, TaskServer, TaskServerOptions};
 pub use thalweg_layers::Format;
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Deserialize;
+use thalweg_control::autoscaler::Knobs;
 use thalweg_fold::Precision;
 use thalweg_proto::{Choice, Fanout, Gather, Partial};
 use thalweg_transport::Options;
@@ -105,6 +106,54 @@ pub enum SplitRule {
     Clients,
 }
 
+/// Who takes notes between the server and its worker processes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RouteRule {
+    /// The kernel, where it can.
+    #[default]
+    Auto,
+    /// The kernel: a program of ours in it puts them into the receiver's socket.
+    Kernel,
+    /// The server, over a Unix socket of each worker.
+    Node,
+}
+
+/// When workers fold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TimingRule {
+    /// What is there, at once.
+    #[default]
+    Eager,
+    /// Everything together, when the last update that can come is there, or no more have room.
+    Lazy,
+}
+
+/// How bytes get between a node and its workers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataPlaneRule {
+    /// They lie in memory that both have.
+    #[default]
+    Pool,
+    /// Over sockets.
+    Sockets,
+    /// Over sockets through a broker.
+    Broker,
+}
+
+/// When a worker's process begins.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StartRule {
+    /// With the server; it stays.
+    #[default]
+    Always,
+    /// With its first update in a round.
+    Cold,
+}
+
 /// Processes that fold updates.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -113,6 +162,24 @@ pub struct WorkerOptions {
     pub count: u32,
     /// How updates are shared out among them.
     pub split: SplitRule,
+    /// Who takes notes to and from them.
+    #[serde(default)]
+    pub routes: RouteRule,
+    /// When they fold.
+    #[serde(default)]
+    pub timing: TimingRule,
+    /// How bytes get to and from them.
+    #[serde(default)]
+    pub data_plane: DataPlaneRule,
+    /// Whether a side process mediates what each gets and sends.
+    #[serde(default)]
+    pub side_process: bool,
+    /// When their processes begin.
+    #[serde(default)]
+    pub start: StartRule,
+    /// Decides how many of them get updates.
+    #[serde(default)]
+    pub autoscaler: Option<Knobs>,
     /// The program that calls [`work`](crate::work), and its arguments.
     pub command: Vec<String>,
 }

@@ -102,14 +102,15 @@ impl Ledger {
         {
             return false;
         }
-        for worker in 0..self.workers.len() {
+        let parts: Vec<usize> = (0..self.workers.len()).filter(|&worker| self.is_part(worker)).collect();
+        for &worker in &parts {
             let of = &mut self.workers[worker];
             if of.is_alive && !of.is_asked && !of.has_committed {
                 of.is_asked = true;
                 self.tell(worker, Order::Commit);
             }
         }
-        if !self.workers.iter().all(|worker| worker.has_committed) {
+        if !parts.iter().all(|&worker| self.workers[worker].has_committed) {
             return false;
         }
         self.release_committed();
@@ -135,7 +136,7 @@ impl Ledger {
         self.is_commit_due = false;
         if self.is_closing && self.queue.is_empty() {
             self.is_closing = false;
-            let bases = self.workers.iter().filter_map(|worker| worker.base.clone()).collect();
+            let bases = self.workers.iter().map(|worker| worker.base.clone()).collect();
             self.actions.push_back(Action::Closed(Ok(bases)));
         }
     }

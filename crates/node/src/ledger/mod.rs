@@ -41,6 +41,8 @@ pub struct Ledger {
     /// Most updates that are done and still lie in the pool.
     reserve: usize,
     workers: Vec<Share>,
+    /// Of leaves only the first so many get updates.
+    active: usize,
     /// Those that lie in the pool.
     updates: BTreeMap<u32, Update>,
     queue: VecDeque<u32>,
@@ -56,10 +58,11 @@ pub struct Ledger {
 impl Ledger {
     /// Nothing yet; no worker has started. At most `reserve` updates are done and still lie in the pool.
     pub fn new(workers: usize, split: Split, reserve: usize) -> Self {
-        let workers = std::iter::repeat_with(Share::default).take(workers.max(1)).collect();
+        let workers: Vec<Share> = std::iter::repeat_with(Share::default).take(workers.max(1)).collect();
         Self {
             split,
             reserve,
+            active: workers.len(),
             workers,
             updates: BTreeMap::new(),
             queue: VecDeque::new(),
@@ -104,6 +107,36 @@ impl Ledger {
         self.workers[worker].deaths <= MOST_DEATHS
     }
 
+    /// From now on updates go to the first so many leaves; those beyond keep what they have.
+    pub fn set_active(&mut self, workers: usize) {
+        self.active = workers.clamp(1, self.workers.len());
+    }
+
+    /// Updates that do not count yet.
+    pub fn under_way(&self) -> usize {
+        self.updates.values().filter(|update| !update.is_done).count()
+    }
+
+    /// Whether a worker has, or will have, something of this round: all of a range do, and leaves that got an update. The
+    /// first is there for a round without any.
+    pub fn is_part(&self, worker: usize) -> bool {
+        self.split == Split::Ranges || worker == 0 || self.workers[worker].assigned > 0
+    }
+
+    /// Whether a worker's process can end, and nothing has to be folded again.
+    pub fn is_idle(&self, worker: usize) -> bool {
+        self.workers[worker].is_blank() && !self.has_work(worker)
+    }
+
+    /// Whether a worker's process has something to do.
+    pub fn has_work(&self, worker: usize) -> bool {
+        let of = &self.workers[worker];
+        let is_its =
+            |(sequence, update): (&u32, &Update)| update.workers.contains(&worker) && !of.has(*sequence);
+        let owes_commit = self.is_commit_due && self.is_part(worker) && !of.has_committed;
+        self.failed.is_none() && (owes_commit || self.updates.iter().any(is_its))
+    }
+
     /// An update is in the pool; returns its number.
     pub fn add(&mut self, name: Name, weight: f64) -> u32 {
         let sequence = self.next;
@@ -122,15 +155,14 @@ impl Ledger {
 
     /// Who is to fold the next update.
     fn assigned(&mut self) -> Vec<usize> {
-        let all = 0..self.workers.len();
         let chosen: Vec<usize> = match self.split {
-            Split::Ranges => all.collect(),
+            Split::Ranges => (0..self.workers.len()).collect(),
             Split::Clients => {
                 let load = |&worker: &usize| {
                     let own = self.updates.values().filter(|update| update.workers == [worker]);
                     (own.count(), self.workers[worker].assigned)
                 };
-                all.min_by_key(load).into_iter().collect()
+                (0..self.active).min_by_key(load).into_iter().collect()
             }
         };
         chosen.iter().for_each(|&worker| self.workers[worker].assigned += 1);
@@ -149,12 +181,16 @@ impl Ledger {
         self.advance();
     }
 
-    /// A worker's process has ended.
+    /// A worker's process has ended as it was to.
+    pub fn left(&mut self, worker: usize) {
+        self.workers[worker].is_alive = false;
+        self.workers[worker].forget();
+    }
+
+    /// A worker's process has ended, and nobody wanted it to.
     pub fn died(&mut self, worker: usize) {
-        let of = &mut self.workers[worker];
-        of.is_alive = false;
-        of.forget();
-        of.deaths += 1;
+        self.left(worker);
+        self.workers[worker].deaths += 1;
         if !self.is_wanted(worker) {
             self.fail(format!("worker {worker} died {MOST_DEATHS} times without having folded anything"));
         }

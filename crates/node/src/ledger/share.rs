@@ -29,6 +29,11 @@ impl Share {
         self.folded.contains(&sequence) || self.in_base.contains(&sequence)
     }
 
+    /// Nothing of the round is its own.
+    pub fn is_blank(&self) -> bool {
+        self.base.is_none() && self.folded.is_empty() && self.given.is_empty()
+    }
+
     /// Forgets what is not committed.
     pub fn forget(&mut self) {
         self.task += 1;

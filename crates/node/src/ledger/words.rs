@@ -66,8 +66,8 @@ pub enum Action {
         /// Why not.
         outcome: Result<(), String>,
     },
-    /// The round is closed: what each worker has committed, or why there is no mean.
-    Closed(Result<Vec<Base>, String>),
+    /// The round is closed: what each worker has committed, if it has part in it, or why there is no mean.
+    Closed(Result<Vec<Option<Base>>, String>),
 }
 
 /// A worker said what cannot be: it is to be replaced.

@@ -1,5 +1,5 @@
-//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps. No run
-//! uses them yet: a team sends notes through the node.
+//! Notes that go from process to process inside the kernel: the program `crates/ebpf/programs/route.c` and its maps. A team
+//! that is given none sends notes over the Unix sockets of its workers alone.
 //!
 //! ```text
 //! node's outlet --TCP--> node's inlet        what the program does not route comes out here
@@ -13,6 +13,8 @@
 //! Each party has a number: 0 is the node. The program knows who sends by the port that a socket has, so a note that says it
 //! is somebody else's is not routed.
 
+mod outlet;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::io;
@@ -24,6 +26,9 @@ use thalweg_ebpf::aya::maps::{Array, HashMap, Map, MapData, SockHash};
 use thalweg_ebpf::aya::programs::SkMsg;
 use thalweg_ebpf::aya::{Ebpf, EbpfLoader};
 use thalweg_ebpf::explain;
+
+pub use outlet::NodeRoutes;
+pub(crate) use outlet::{inlet, Outlet};
 
 /// As in `route.c`: keys of the node's ends of connections.
 const ENDS_OF_NODE: u32 = 1 << 16;
@@ -45,6 +50,17 @@ pub struct Count {
     pub last: u64,
 }
 
+impl Count {
+    fn add(&mut self, other: &Self) {
+        self.direct += other.direct;
+        self.passed += other.passed;
+        self.bytes += other.bytes;
+        let first = [self.first, other.first].into_iter().filter(|&time| time > 0).min();
+        self.first = first.unwrap_or(0);
+        self.last = self.last.max(other.last);
+    }
+}
+
 /// The program, loaded, with the sockets that it serves.
 pub struct Routes {
     loaded: Mutex<Loaded>,
@@ -59,6 +75,8 @@ struct Loaded {
     counts: HashMap<MapData, u32, [u64; 5]>,
     refused: Array<MapData, u64>,
     by_party: BTreeMap<u16, u32>,
+    /// What went between the node and parties that are gone.
+    gone: Count,
     /// Keeps the program attached.
     _ebpf: Ebpf,
 }
@@ -81,8 +99,8 @@ impl Routes {
     /// # Errors
     /// What the system says.
     pub fn outlet(&self) -> io::Result<(TcpStream, TcpStream)> {
-        let (outlet, inlet) = self.pair()?;
         let mut loaded = self.lock();
+        let (outlet, inlet) = self.pair()?;
         loaded.name(&outlet, 0)?;
         loaded.sockets.insert(OUTLET, outlet.as_raw_fd(), 0).map_err(failed)?;
         Ok((outlet, inlet))
@@ -93,8 +111,8 @@ impl Routes {
     /// # Errors
     /// What the system says.
     pub fn join(&self, party: u16) -> io::Result<(TcpStream, TcpStream)> {
-        let (own, node) = self.pair()?;
         let mut loaded = self.lock();
+        let (own, node) = self.pair()?;
         loaded.name(&own, party)?;
         loaded.sockets.insert(u32::from(party), own.as_raw_fd(), 0).map_err(failed)?;
         loaded.sockets.insert(ENDS_OF_NODE | u32::from(party), node.as_raw_fd(), 0).map_err(failed)?;
@@ -114,10 +132,12 @@ impl Routes {
         loaded.allowed.insert(pair, notes, 0).map_err(failed)
     }
 
-    /// A party is gone; what it did is forgotten.
+    /// A party is gone: its number is free again. What went between it and the node stays in [`Routes::total`].
     pub fn leave(&self, party: u16) {
         let mut loaded = self.lock();
         for pair in [pair_of(0, party), pair_of(party, 0)] {
+            let count = loaded.count(pair);
+            loaded.gone.add(&count);
             // There is none if it was never allowed.
             _ = loaded.allowed.remove(&pair);
             _ = loaded.counts.remove(&pair);
@@ -132,9 +152,16 @@ impl Routes {
 
     /// What went from one party to another; nothing if that is not allowed.
     pub fn count(&self, source: u16, destination: u16) -> Count {
-        let found = self.lock().counts.get(&pair_of(source, destination), 0).unwrap_or_default();
-        let [direct, passed, bytes, first, last] = found;
-        Count { direct, passed, bytes, first, last }
+        self.lock().count(pair_of(source, destination))
+    }
+
+    /// What went between the node and all its parties, those that are gone too.
+    pub fn total(&self) -> Count {
+        let loaded = self.lock();
+        let pairs = loaded.by_party.keys().flat_map(|&party| [pair_of(0, party), pair_of(party, 0)]);
+        let mut total = loaded.gone;
+        pairs.for_each(|pair| total.add(&loaded.count(pair)));
+        total
     }
 
     /// Notes that were not allowed, were cut, or were none. They went to the node.
@@ -146,7 +173,8 @@ impl Routes {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection on the loopback: the end that has a port of its own, and the other.
+    /// A connection on the loopback: the end that has a port of its own, and the other. One caller at a time, who else might
+    /// accept another's.
     fn pair(&self) -> io::Result<(TcpStream, TcpStream)> {
         let own = TcpStream::connect(self.listener.local_addr()?)?;
         let name: SocketAddr = own.local_addr()?;
@@ -177,8 +205,14 @@ impl Loaded {
             counts: HashMap::try_from(map(&mut ebpf, "counts")?)?,
             refused: Array::try_from(map(&mut ebpf, "refused")?)?,
             by_party: BTreeMap::new(),
+            gone: Count::default(),
             _ebpf: ebpf,
         })
+    }
+
+    fn count(&self, pair: u32) -> Count {
+        let [direct, passed, bytes, first, last] = self.counts.get(&pair, 0).unwrap_or_default();
+        Count { direct, passed, bytes, first, last }
     }
 
     /// Whoever sends from this socket is this party.

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-/// Most hand-overs that are kept.
+use crate::routes::Count;
+
+/// Most times that are kept.
 const MOST: usize = 4096;
 /// Upper bounds of the classes that hand-overs are counted in, in nanoseconds; one more class has the rest.
 pub const HANDOVER_BOUNDS: [u64; 11] = [
@@ -34,6 +36,12 @@ pub struct Counts {
     pub reused: u64,
     /// Nanoseconds of CPU time of workers, as they said when they last committed.
     pub cpu: u64,
+    /// Nanoseconds of CPU time of the processes on the way of bytes.
+    pub carrying: u64,
+    /// Notes that the kernel's program has seen, if notes go inside the kernel.
+    pub kernel: Option<Count>,
+    /// Of the same updates as `handovers` the nanoseconds until the worker had said that it has folded them.
+    pub folds: Handovers,
     /// Nanoseconds from the node's note until the worker held the object, of updates that found it without work.
     pub handovers: Handovers,
 }

@@ -1,22 +1,48 @@
 //! The node's end of a worker: its process, and what was and is to be told to it.
 
-use std::net::Shutdown;
+use std::io;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{send, SendFlags};
 use thalweg_fold::SumsHead;
+use thalweg_pool::Object;
 
 use crate::clock;
+use crate::freight::Freight;
+use crate::hearing::Message;
 use crate::launch::Process;
 use crate::ledger::{Base, Ledger, Lie, Order};
 use crate::note::{Kind, Note, NOTE_BYTES};
+use crate::routes::Outlet;
 use crate::team::timeline::{Doing, Stretch};
+
+/// How notes reach a worker inside the kernel.
+pub(super) struct Route {
+    pub outlet: Arc<Outlet>,
+    /// The node's end of the worker's connection.
+    pub socket: TcpStream,
+}
+
+/// What a worker has beside its Unix socket.
+pub(super) struct Ways {
+    pub route: Option<Route>,
+    pub freight: Option<Freight>,
+}
 
 /// A worker that runs.
 pub(super) struct Line {
     socket: UnixStream,
+    route: Option<Route>,
     process: Box<dyn Process>,
+    /// Where bytes are copied to and from it, if they are.
+    freight: Option<Freight>,
+    /// The process's number.
+    pub party: u16,
+    /// How many notes it was told, modulo 2^16.
+    sent: u16,
     /// What the socket had no room for. The ledger tells of each update once, and again after each refusal or death, so
     /// this is bounded by the slots of the pool.
     outbox: Vec<u8>,
@@ -33,13 +59,19 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn new(socket: UnixStream, process: Box<dyn Process>) -> Self {
+    pub fn new(party: u16, socket: UnixStream, ways: Ways, process: Box<dyn Process>) -> Self {
+        let Ways { route, freight } = ways;
+        let (outbox, told) = (Vec::new(), None);
         Self {
             socket,
+            route,
             process,
-            outbox: Vec::new(),
+            freight,
+            party,
+            sent: 0,
+            outbox,
             owed: 0,
-            told: None,
+            told,
             committing: None,
             cpu: 0,
             has_worked: false,
@@ -53,15 +85,17 @@ impl Line {
     /// Waits until the process has ended; it writes nowhere any more then.
     pub fn end(mut self) {
         self.process.end();
+        self.freight.into_iter().for_each(Freight::end);
     }
 
     pub fn hang_up(&self) {
         _ = self.socket.shutdown(Shutdown::Both);
+        _ = self.route.as_ref().map(|route| route.socket.shutdown(Shutdown::Both));
     }
 
-    /// Tells a worker something, as soon as its socket has room.
-    pub fn tell(&mut self, worker: usize, round: u32, task: u32, order: Order) {
-        let to = |kind| Note { round, ..Note::plain(0, number_of(worker), task, kind) };
+    /// Tells a worker something: inside the kernel if that is how notes reach it, else as soon as its Unix socket has room.
+    pub fn tell(&mut self, round: u32, task: u32, order: Order) {
+        let to = |kind| Note { round, ..Note::plain(0, self.party, task, kind) };
         let note = match order {
             Order::Begin => to(Kind::Begin),
             Order::Rollback => to(Kind::Rollback),
@@ -75,7 +109,38 @@ impl Line {
         if note.kind == Kind::Commit {
             self.committing = Some(clock::now());
         }
-        self.outbox.extend(note.encode());
+        self.say(note);
+    }
+
+    fn say(&mut self, note: Note) {
+        let bytes = Note { number: self.sent, ..note }.encode();
+        self.sent = self.sent.wrapping_add(1);
+        if !self.route.as_ref().is_some_and(|route| route.outlet.send(&bytes)) {
+            self.pass(&bytes);
+        }
+    }
+
+    /// Sends the bytes of an update behind the note about it.
+    pub fn ship(&self, object: Arc<Object>) {
+        self.freight.iter().for_each(|freight| freight.ship(object.clone()));
+    }
+
+    /// Has the worker send its sums; returns where they come.
+    pub fn fetch(&mut self) -> io::Result<TcpStream> {
+        let freight = self.freight.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let stream = freight.stream()?;
+        self.say(Note::plain(0, self.party, 0, Kind::Send));
+        Ok(stream)
+    }
+
+    /// Nanoseconds of CPU time that the processes on the way of its bytes have had.
+    pub fn carrying(&self) -> u64 {
+        self.freight.as_ref().map_or(0, Freight::cpu)
+    }
+
+    /// Sends a note over the Unix socket. The worker knows by its number what comes before it.
+    pub fn pass(&mut self, note: &[u8; NOTE_BYTES]) {
+        self.outbox.extend(note);
         self.flush();
     }
 
@@ -92,28 +157,30 @@ impl Line {
     }
 
     /// What a worker has done until it gave this answer.
-    pub fn stretch(&mut self, worker: usize, note: &Note, following: &[u8]) -> Option<Stretch> {
+    pub fn stretch(&mut self, worker: usize, Message { note, following }: &Message) -> Option<Stretch> {
         let end = clock::now();
         let (doing, start, updates) = match note.kind {
             Kind::Folded => (Doing::Fold, stated(following)?, 1),
             Kind::Committed => (Doing::Commit, self.committing.take()?, 0),
-            Kind::Refused | Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold => return None,
+            Kind::Refused | Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {
+                return None
+            }
         };
         Some(Stretch { worker, doing, start, end, updates })
     }
 
-    /// What an answer says of times; returns the nanoseconds from note to object, if it was told while it had nothing to
-    /// do.
-    pub fn note_times(&mut self, note: &Note, following: &[u8]) -> Option<u64> {
+    /// What an answer says of times; returns the nanoseconds from note to object and from note to answer, if it was told
+    /// while it had nothing to do.
+    pub fn note_times(&mut self, Message { note, following }: &Message) -> Option<(u64, u64)> {
         let stated = stated(following);
         match note.kind {
             Kind::Committed => self.cpu = stated.map_or(self.cpu, |cpu| cpu.max(self.cpu)),
             Kind::Folded | Kind::Refused => self.owed = self.owed.saturating_sub(1),
-            Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold => {}
+            Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {}
         }
         self.has_worked |= note.kind == Kind::Folded;
         let (_, sent) = self.told.take_if(|(told, _)| note.kind == Kind::Folded && *told == note.sequence)?;
-        stated?.checked_sub(sent)
+        Some((stated?.checked_sub(sent)?, clock::now().checked_sub(sent)?))
     }
 }
 
@@ -122,23 +189,17 @@ fn stated(following: &[u8]) -> Option<u64> {
     following.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-fn number_of(worker: usize) -> u16 {
-    worker as u16 + 1
-}
-
-/// The first message in these bytes, once it is whole: a note, `None` if it is none, and what follows it.
-pub(super) fn message(bytes: &[u8]) -> Option<(Option<Note>, &[u8])> {
-    let (note, rest) = bytes.split_first_chunk::<NOTE_BYTES>()?;
-    let Some(note) = Note::decode(note) else { return Some((None, &[])) };
-    Some((Some(note), rest.get(..note.following as usize)?))
-}
-
 /// Takes what a worker says into account.
 ///
 /// # Errors
 /// [`Lie`] if that cannot be.
-pub(super) fn answer(ledger: &mut Ledger, worker: usize, note: &Note, following: &[u8]) -> Result<(), Lie> {
-    if note.source != number_of(worker) || note.destination != 0 {
+pub(super) fn answer(
+    ledger: &mut Ledger,
+    (worker, party): (usize, u16),
+    message: &Message,
+) -> Result<(), Lie> {
+    let Message { note, following } = message;
+    if note.source != party || note.destination != 0 {
         return Err(Lie("that it is another worker"));
     }
     match note.kind {
@@ -151,6 +212,8 @@ pub(super) fn answer(ledger: &mut Ledger, worker: usize, note: &Note, following:
             let head = head.ok_or(Lie("a head of sums that is none"))?;
             ledger.committed(worker, note.task, Base { slot: note.name.slot, head })
         }
-        Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold => Err(Lie("what only its node may say")),
+        Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {
+            Err(Lie("what only its node may say"))
+        }
     }
 }

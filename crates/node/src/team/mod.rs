@@ -1,30 +1,37 @@
 //! Drives the ledger: one thread for each worker, which starts it, hears it, and starts it again when it dies.
 
 mod counts;
+mod gather;
 mod line;
+mod scaling;
+mod serve;
 mod sums;
 mod timeline;
 
-use std::collections::HashMap;
-use std::io::{self, Read};
-use std::os::unix::net::UnixStream;
+use std::collections::{BTreeSet, HashMap};
+use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use thalweg_arena::{Arena, ArenaError};
+use thalweg_control::autoscaler::Knobs;
 use thalweg_fold::{Accumulator, Precision};
 use thalweg_pool::{Object, Pool};
 use thalweg_wire::Layout;
 
 pub use counts::{Counts, Handovers, HANDOVER_BOUNDS};
-use line::{answer, message, Line};
+use line::Line;
+use scaling::Scaler;
+pub use scaling::Start;
 pub use timeline::{Doing, Stretch, Timeline};
 
 use crate::clock;
-use crate::launch::{Launched, Launcher};
-use crate::ledger::{Action, Base, Ledger, Split};
-use crate::note::{Kind, NOTE_BYTES};
+use crate::freight::DataPlane;
+use crate::launch::Launcher;
+use crate::ledger::{Action, Base, Ledger, Order, Split};
+use crate::note::NOTE_BYTES;
+use crate::routes::{inlet, NodeRoutes, Outlet, Routes};
 use crate::setup::Setup;
 
 /// Hears whether an update counts.
@@ -46,11 +53,19 @@ pub struct TeamConfig {
     pub reserve: usize,
     /// A worker that owes an answer for so long is replaced.
     pub patience: Duration,
+    /// Takes notes inside the kernel; `None`: all go over the workers' Unix sockets.
+    pub routes: Option<NodeRoutes>,
+    /// How bytes get between the node and its workers.
+    pub plane: DataPlane,
+    /// When workers' processes begin.
+    pub start: Start,
+    /// Decides how many of the workers get updates, if leaves are scaled.
+    pub autoscaler: Option<Knobs>,
 }
 
 /// An update that was given to the team.
 struct Job {
-    object: Option<Object>,
+    object: Option<Arc<Object>>,
     done: Option<Done>,
 }
 
@@ -59,7 +74,14 @@ struct State {
     jobs: HashMap<u32, Job>,
     /// By worker, while it runs.
     running: Vec<Option<Line>>,
-    closed: Option<Result<Vec<Base>, String>>,
+    /// Numbers of processes that there are.
+    parties: BTreeSet<u16>,
+    /// The number that the last one got.
+    last_party: u16,
+    /// By worker: its process was told to end.
+    is_retired: Vec<bool>,
+    scaler: Option<Scaler>,
+    closed: Option<Result<Vec<Option<Base>>, String>>,
     is_stopping: bool,
     counts: Counts,
     timeline: Timeline,
@@ -67,12 +89,22 @@ struct State {
     has_begun: bool,
 }
 
+/// Ways of notes inside the kernel.
+struct Paths {
+    routes: Routes,
+    outlet: Arc<Outlet>,
+    budget: u64,
+}
+
 struct Shared {
     config: TeamConfig,
+    paths: Option<Paths>,
     launcher: Box<dyn Launcher>,
     setups: Vec<Setup>,
     /// By worker: two slots for sums.
     sums: Vec<Arena>,
+    /// By worker: the copy of its sums, where the data plane makes one.
+    copies: Vec<Arena>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -88,13 +120,18 @@ impl Team {
     ///
     /// # Errors
     /// If there is no memory for the sums.
-    pub fn new(config: TeamConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
+    pub fn new(mut config: TeamConfig, launcher: Box<dyn Launcher>) -> Result<Self, ArenaError> {
         let (setups, sums) = sums::shares(&config)?;
+        let copies = sums::copies(&config, &setups)?;
         let count = setups.len();
         let state = State {
             ledger: Ledger::new(count, config.split, config.reserve),
             jobs: HashMap::new(),
             running: std::iter::repeat_with(|| None).take(count).collect(),
+            parties: BTreeSet::new(),
+            last_party: 0,
+            is_retired: vec![false; count],
+            scaler: config.autoscaler.map(Scaler::new),
             closed: None,
             is_stopping: false,
             counts: Counts::default(),
@@ -102,12 +139,26 @@ impl Team {
             has_begun: false,
         };
         let (state, changed) = (Mutex::new(state), Condvar::new());
-        let shared = Arc::new(Shared { config, launcher, setups, sums, state, changed });
+        let (paths, unrouted) = config.routes.take().map(Paths::of).unzip();
+        let shared = Arc::new(Shared { config, paths, launcher, setups, sums, copies, state, changed });
         let serve = |worker| {
             let shared = shared.clone();
             std::thread::spawn(move || shared.serve(worker))
         };
-        Ok(Self { threads: (0..count).map(serve).collect(), shared })
+        let mut threads: Vec<JoinHandle<()>> = (0..count).map(serve).collect();
+        let passing = shared.clone();
+        let pass = move |socket| inlet(socket, |party, note| passing.pass(party, note));
+        threads.extend(unrouted.map(|socket| std::thread::spawn(move || pass(socket))));
+        if let Some(knobs) = shared.config.autoscaler {
+            let shared = shared.clone();
+            threads.push(std::thread::spawn(move || shared.tick(knobs)));
+        }
+        Ok(Self { threads, shared })
+    }
+
+    /// Whether notes go inside the kernel.
+    pub fn is_routed(&self) -> bool {
+        self.shared.paths.is_some()
     }
 
     /// How many workers there are: no more than there are stripes in an update.
@@ -123,7 +174,8 @@ impl Team {
             state.counts.reused += used as u64;
         }
         let sequence = state.ledger.add(object.name(), weight);
-        state.jobs.insert(sequence, Job { object: Some(object), done: Some(done) });
+        state.jobs.insert(sequence, Job { object: Some(Arc::new(object)), done: Some(done) });
+        state.observe();
         self.shared.act(state);
     }
 
@@ -145,7 +197,12 @@ impl Team {
             }
         };
         drop(state);
-        sums::committed(&self.shared.config, &self.shared.setups, &self.shared.sums, &bases)
+        let shared = &*self.shared;
+        if shared.config.plane.copies() {
+            shared.gather(&bases).map_err(|error| format!("workers could not send their sums: {error}"))?;
+            return sums::committed(shared, &shared.copies, &bases);
+        }
+        sums::committed(shared, &shared.sums, &bases)
     }
 
     /// Forgets the round; the next one may begin. Nobody may use the sums that [`Team::close`] gave any more.
@@ -153,6 +210,8 @@ impl Team {
         let mut state = self.shared.lock();
         state.ledger.begin();
         state.has_begun = false;
+        state.observe();
+        state.end_round(self.shared.config.start);
         self.shared.changed.notify_all();
         self.shared.act(state);
     }
@@ -167,8 +226,14 @@ impl Team {
     /// What it has done so far.
     pub fn counts(&self) -> Counts {
         let state = self.shared.lock();
-        let running: u64 = state.running.iter().flatten().map(|line| line.cpu).sum();
-        Counts { commits: state.ledger.commits(), cpu: state.counts.cpu + running, ..state.counts.clone() }
+        let sum = |of: fn(&Line) -> u64| state.running.iter().flatten().map(of).sum::<u64>();
+        Counts {
+            commits: state.ledger.commits(),
+            cpu: state.counts.cpu + sum(|line| line.cpu),
+            carrying: state.counts.carrying + sum(Line::carrying),
+            kernel: self.shared.paths.as_ref().map(|paths| paths.routes.total()),
+            ..state.counts.clone()
+        }
     }
 
     /// What workers did since this was asked last, and the nanoseconds of the clock that it has.
@@ -180,7 +245,7 @@ impl Team {
 
     /// Bytes of memory for sums, that of all workers.
     pub fn sums_bytes(&self) -> u64 {
-        self.shared.sums.iter().map(Arena::len).sum()
+        self.shared.sums.iter().chain(&self.shared.copies).map(Arena::len).sum()
     }
 }
 
@@ -190,9 +255,30 @@ impl Drop for Team {
         state.is_stopping = true;
         state.running.iter().flatten().for_each(Line::hang_up);
         drop(state);
+        self.shared.paths.iter().for_each(|paths| paths.outlet.close());
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
             _ = thread.join();
+        }
+    }
+}
+
+impl Paths {
+    /// And the end where notes come out that were not routed.
+    fn of(routes: NodeRoutes) -> (Self, TcpStream) {
+        let NodeRoutes { routes, outlet, inlet, budget } = routes;
+        (Self { routes, outlet: Arc::new(Outlet::new(outlet)), budget }, inlet)
+    }
+}
+
+impl State {
+    /// A number for a process, which none has that may still be about.
+    fn number(&mut self) -> u16 {
+        loop {
+            self.last_party = self.last_party.wrapping_add(1);
+            if self.last_party != 0 && self.parties.insert(self.last_party) {
+                return self.last_party;
+            }
         }
     }
 }
@@ -207,6 +293,13 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Takes a note to its worker that the kernel did not route; one that is gone needs none.
+    fn pass(&self, party: u16, note: &[u8; NOTE_BYTES]) {
+        let mut state = self.lock();
+        let line = state.running.iter_mut().flatten().find(|line| line.party == party);
+        line.into_iter().for_each(|line| line.pass(note));
+    }
+
     /// Does what the ledger wants. Those who hear of an update hear it without the lock: they may bring the next one.
     fn act(&self, mut state: MutexGuard<'_, State>) {
         let mut heard: Vec<(Done, Result<(), String>)> = Vec::new();
@@ -214,8 +307,10 @@ impl Shared {
             match action {
                 Action::Tell { worker, task, order } => {
                     let round = state.ledger.round();
+                    let object = self.shipped(&state, &order);
                     if let Some(line) = &mut state.running[worker] {
-                        line.tell(worker, round, task, order);
+                        line.tell(round, task, order);
+                        object.into_iter().for_each(|object| line.ship(object));
                     }
                 }
                 Action::Release { sequence } => {
@@ -232,142 +327,20 @@ impl Shared {
             }
         }
         state.jobs.retain(|_, job| job.object.is_some() || job.done.is_some());
+        if !heard.is_empty() {
+            state.observe();
+        }
         drop(state);
+        if self.config.start == Start::Cold {
+            self.changed.notify_all(); // a worker may have got work
+        }
         heard.into_iter().for_each(|(done, outcome)| done(outcome));
     }
 
-    /// Keeps a worker running until the team ends.
-    fn serve(&self, worker: usize) {
-        loop {
-            let mut state = self.lock();
-            while !state.is_stopping && !state.ledger.is_wanted(worker) {
-                state = self.wait(state);
-            }
-            if state.is_stopping {
-                return;
-            }
-            let (round, base) = (state.ledger.round(), state.ledger.base(worker).cloned());
-            drop(state);
-            let began = clock::now();
-            match self.start(worker, base) {
-                Ok(launched) => self.attend(worker, round, began, launched),
-                Err(error) => self.give_up(round, &error),
-            }
-        }
-    }
-
-    /// No worker can be started: there is no mean in this round, and the next one is another try.
-    fn give_up(&self, round: u32, error: &io::Error) {
-        let mut state = self.lock();
-        state.ledger.fail(format!("no worker could be started: {error}"));
-        self.act(state);
-        let mut state = self.lock();
-        while !state.is_stopping && state.ledger.round() == round {
-            state = self.wait(state);
-        }
-    }
-
-    fn start(&self, worker: usize, base: Option<Base>) -> io::Result<Launched> {
-        let mut launched = self.launcher.launch()?;
-        launched.socket.set_write_timeout(Some(self.tick()))?;
-        let mut setup = self.setups[worker].clone();
-        setup.base = base.map(|base| (base.slot, base.head.encode()));
-        let pool = self.config.pool.descriptor();
-        let (Some(pool), Some(sums)) = (pool, self.sums[worker].descriptor()) else {
-            return Err(io::Error::other("the memory cannot be shared"));
-        };
-        // One that dies meanwhile is found dead when it is attended to.
-        if setup.send(&launched.socket, [pool, sums]).is_err() {
-            launched.process.kill();
-        }
-        Ok(launched)
-    }
-
-    /// How often a worker that owes an answer is looked at.
-    fn tick(&self) -> Duration {
-        (self.config.patience / 4).max(Duration::from_millis(1))
-    }
-
-    /// Hears a worker until it ends.
-    fn attend(&self, worker: usize, round: u32, began: u64, launched: Launched) {
-        let Launched { socket, process } = launched;
-        let hearing = socket.try_clone().and_then(|socket| {
-            socket.set_read_timeout(Some(self.tick()))?;
-            Ok(socket)
-        });
-        let line = Line::new(socket, process);
-        let mut state = self.lock();
-        state.counts.started += 1;
-        state.timeline.add(Stretch {
-            worker,
-            doing: Doing::Start,
-            start: began,
-            end: clock::now(),
-            updates: 0,
-        });
-        if state.is_stopping {
-            line.hang_up();
-        }
-        state.running[worker] = Some(line);
-        state.ledger.started(worker, round);
-        self.act(state);
-        if let Ok(mut socket) = hearing {
-            self.hear(worker, &mut socket);
-        }
-        let line = self.lock().running[worker].take();
-        let cpu = line.as_ref().map_or(0, |line| line.cpu);
-        line.into_iter().for_each(Line::end);
-        let mut state = self.lock();
-        state.counts.cpu += cpu;
-        if !state.is_stopping {
-            state.counts.died += 1;
-            let now = clock::now();
-            state.timeline.add(Stretch { worker, doing: Doing::Died, start: now, end: now, updates: 0 });
-            state.ledger.died(worker);
-        }
-        self.act(state);
-    }
-
-    /// Returns when the worker says nothing more, says what cannot be, or owes an answer for too long.
-    fn hear(&self, worker: usize, socket: &mut UnixStream) {
-        let mut heard = Vec::new();
-        let mut buffer = vec![0; 64 << 10];
-        let mut quiet = 0;
-        loop {
-            match socket.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(read) => {
-                    heard.extend(&buffer[..read]);
-                    quiet = 0;
-                }
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    quiet = if self.lock().ledger.is_awaited(worker) { quiet + 1 } else { 0 };
-                    if quiet >= 4 {
-                        return;
-                    }
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
-            }
-            let mut used = 0;
-            while let Some((note, following)) = message(&heard[used..]) {
-                let Some(note) = note else { return };
-                let mut state = self.lock();
-                if answer(&mut state.ledger, worker, &note, following).is_err() {
-                    return;
-                }
-                if let Some(line) = &mut state.running[worker] {
-                    let handover = line.note_times(&note, following);
-                    let stretch = line.stretch(worker, &note, following);
-                    line.flush();
-                    state.counts.folded += u64::from(note.kind == Kind::Folded);
-                    handover.into_iter().for_each(|nanoseconds| state.counts.handovers.add(nanoseconds));
-                    stretch.into_iter().for_each(|stretch| state.timeline.add(stretch));
-                }
-                used += NOTE_BYTES + following.len();
-                self.act(state);
-            }
-            heard.drain(..used);
-        }
+    /// The object whose bytes go with an order.
+    fn shipped(&self, state: &State, order: &Order) -> Option<Arc<Object>> {
+        let Order::Fold { sequence, .. } = order else { return None };
+        let job = state.jobs.get(sequence).filter(|_| self.config.plane.copies())?;
+        job.object.clone()
     }
 }

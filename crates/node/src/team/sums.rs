@@ -4,11 +4,11 @@ use thalweg_arena::{Access, Arena, ArenaError};
 use thalweg_fold::{Accumulator, LentMemory};
 use thalweg_wire::Range;
 
-use super::TeamConfig;
+use super::{Shared, TeamConfig};
 use crate::ledger::{Base, Split};
 use crate::setup::Setup;
 
-/// Most workers of a node: their numbers have 16 bits.
+/// Most workers of a node: so many parties have room in the kernel's maps, and in 16 bits.
 const MOST: usize = 1024;
 
 /// What each worker is told, and its sums.
@@ -28,29 +28,40 @@ pub(super) fn shares(config: &TeamConfig) -> Result<(Vec<Setup>, Vec<Arena>), Ar
     }
     let mut setups = Vec::new();
     let mut sums = Vec::new();
-    for (number, part) in (1..).zip(parts) {
-        let mut setup = Setup::new(number, (**layout).clone(), precision, part, config.pool.plan());
+    for part in parts {
+        let mut setup = Setup::new((**layout).clone(), precision, part, config.pool.plan());
         setup.sums_bytes = 2 * Accumulator::bytes_needed_of(layout, precision, part);
+        setup.copies = config.plane.copies();
         sums.push(Arena::shared(setup.sums_bytes, Access::Write)?);
         setups.push(setup);
     }
     Ok((setups, sums))
 }
 
-/// The sums that workers have committed, where they lie.
+/// Memory for a copy of each worker's sums, if the data plane makes one.
+///
+/// # Errors
+/// If there is no memory for them.
+pub(super) fn copies(config: &TeamConfig, setups: &[Setup]) -> Result<Vec<Arena>, ArenaError> {
+    let own = |setup: &Setup| Arena::shared(setup.sums_bytes / 2, Access::Write);
+    setups.iter().filter(|_| config.plane.copies()).map(own).collect()
+}
+
+/// The sums that workers have committed, in these arenas: where they lie, or copies.
 ///
 /// # Errors
 /// Why they are none.
 pub(super) fn committed(
-    config: &TeamConfig,
-    setups: &[Setup],
+    shared: &Shared,
     arenas: &[Arena],
-    bases: &[Base],
+    bases: &[Option<Base>],
 ) -> Result<Vec<Accumulator>, String> {
+    let config = &shared.config;
     let mut all = Vec::new();
-    for ((setup, arena), base) in setups.iter().zip(arenas).zip(bases) {
-        let half = arena.len() / 2;
-        let start = u64::from(base.slot) * half;
+    for ((setup, arena), base) in shared.setups.iter().zip(arenas).zip(bases) {
+        let Some(base) = base else { continue };
+        let half = setup.sums_bytes / 2;
+        let start = if arena.len() == half { 0 } else { u64::from(base.slot) * half };
         let mut claim = arena.claim(Range::new(start, start + half)).map_err(|e| e.to_string())?;
         let cut = |bytes| claim.split_to(bytes as u64).map(|part| Box::new(part) as LentMemory);
         let sums = Accumulator::within_part(config.layout.clone(), config.precision, setup.part, cut);

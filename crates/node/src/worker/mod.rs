@@ -1,21 +1,23 @@
 //! What runs in a worker's process: it folds what it is told of, and says so. One thread; it ends when its node closes the
 //! socket, also by dying.
 
-mod inbox;
+mod freight;
+mod saying;
 mod sums;
 
-use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use inbox::Inbox;
+use freight::Freight;
+use saying::Saying;
 use sums::TwoSums;
 use thalweg_arena::{Access, Arena};
 use thalweg_fold::Contribution;
 use thalweg_pool::{Reader, View};
 
 use crate::clock;
+use crate::hearing::{Heard, Hearing, Message};
 use crate::note::{Kind, Note};
-use crate::setup::Setup;
+use crate::setup::{Setup, Shared};
 
 /// Most updates in one pass.
 const PASS: usize = 8;
@@ -48,20 +50,27 @@ pub fn work(socket: UnixStream) -> Result<(), String> {
 /// # Errors
 /// As [`work`].
 pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), String> {
-    let (setup, pool, sums) = Setup::receive(&socket).map_err(|e| e.to_string())?;
+    let (setup, Shared { pool, sums, freight, route }) =
+        Setup::receive(&socket).map_err(|e| e.to_string())?;
     let reader = Reader::new(pool, setup.plan()).map_err(|e| e.to_string())?;
+    let freight = freight.map(|end| Freight::new(end, &sums, &setup)).transpose()?;
     let arena = Arena::of_fd(sums, setup.sums_bytes, Access::Write).map_err(|e| e.to_string())?;
     let sums = TwoSums::new(&setup, &arena).map_err(|e| e.to_string())?;
+    let heard = route.as_ref().map(|route| route.try_clone()).transpose();
+    let heard = socket.try_clone().and_then(|socket| Ok(Hearing::new(socket, heard?)));
+    let hearing = heard.map_err(|e| e.to_string())?;
     at(Step::Ready);
-    Worker { number: setup.number, reader, sums, socket, replies: Vec::new() }.run(at)
+    Worker { number: setup.number, reader, sums, freight, saying: Saying::new(socket, route) }
+        .run(hearing, at)
 }
 
 struct Worker {
     number: u16,
     reader: Reader,
     sums: TwoSums,
-    socket: UnixStream,
-    replies: Vec<u8>,
+    /// Where bytes are copied, if they are.
+    freight: Option<Freight>,
+    saying: Saying,
 }
 
 /// An update that is to be folded.
@@ -73,27 +82,29 @@ struct Held {
 }
 
 impl Worker {
-    fn run(mut self, at: &mut dyn FnMut(Step)) -> Result<(), String> {
-        let mut inbox = Inbox::default();
-        while inbox.receive(&mut self.socket).map_err(|e| e.to_string())? {
-            while let Some(note) = inbox.next() {
-                let mut notes = vec![note.ok_or("the node sent no note")?];
-                let kind = notes[0].kind;
-                while kind == Kind::Fold && notes.len() < PASS {
-                    let Some(note) = inbox.next_of(Kind::Fold) else { break };
-                    notes.push(note);
+    fn run(mut self, mut hearing: Hearing, at: &mut dyn FnMut(Step)) -> Result<(), String> {
+        loop {
+            match hearing.wait(None) {
+                Ok(Heard::End) => return Ok(()),
+                Ok(_) => {}
+                Err(_) => return Err("the node sent no note".into()),
+            }
+            while let Some(Message { note, .. }) = hearing.next() {
+                let kind = note.kind;
+                let mut notes = vec![note];
+                while kind == Kind::Fold && notes.len() < self.pass() {
+                    let Some(message) = hearing.next_of(Kind::Fold) else { break };
+                    notes.push(message.note);
                 }
                 at(Step::Told(kind));
                 self.obey(&notes)?;
                 at(Step::Obeyed(kind));
-                if self.socket.write_all(&self.replies).is_err() {
+                if !self.saying.flush() {
                     return Ok(()); // the node is gone
                 }
-                self.replies.clear();
                 at(Step::Said(kind));
             }
         }
-        Ok(())
     }
 
     /// One order, or several folds.
@@ -107,9 +118,13 @@ impl Worker {
                 reply.name.slot = slot as u32;
                 let mut following = clock::cpu().to_le_bytes().to_vec();
                 following.extend(head.encode());
-                self.say(reply, &following);
+                self.saying.say(reply, &following);
             }
-            Kind::Fold => self.fold(notes),
+            Kind::Fold => self.fold(notes)?,
+            Kind::Send => {
+                let base = self.sums.base().ok_or("the node wants sums, and none are committed")?;
+                self.freight.as_mut().ok_or("the node wants sums, and gave no connection")?.send(base)?;
+            }
             Kind::Folded | Kind::Refused | Kind::Committed => {
                 return Err("the node sent what only workers say".into());
             }
@@ -117,7 +132,25 @@ impl Worker {
         Ok(())
     }
 
-    fn fold(&mut self, notes: &[Note]) {
+    /// Most updates in one pass. Of those that are copied there is room for one.
+    fn pass(&self) -> usize {
+        if self.freight.is_some() {
+            1
+        } else {
+            PASS
+        }
+    }
+
+    fn fold(&mut self, notes: &[Note]) -> Result<(), String> {
+        let mut freight = self.freight.take();
+        // The copy of an update comes whether it can be read or not.
+        let copy = freight.as_mut().map(Freight::receive).transpose()?;
+        self.fold_all(notes, copy);
+        self.freight = freight;
+        Ok(())
+    }
+
+    fn fold_all(&mut self, notes: &[Note], copy: Option<&[u8]>) {
         let mut updates: Vec<Held> = Vec::with_capacity(notes.len());
         for note in notes {
             match self.reader.read(&note.name) {
@@ -127,7 +160,8 @@ impl Worker {
         }
         while !updates.is_empty() {
             let folded = {
-                let together: Vec<Contribution<'_>> = updates.iter().map(Held::contribution).collect();
+                let held = updates.iter().map(|held| held.contribution(copy));
+                let together: Vec<Contribution<'_>> = held.collect();
                 self.sums.fold(&together)
             };
             let Err((refused, error)) = folded else { break };
@@ -137,7 +171,7 @@ impl Worker {
         for Held { note, view, since } in &updates {
             if view.is_still_there() {
                 let reply = self.reply(note, Kind::Folded);
-                self.say(reply, &since.to_le_bytes());
+                self.saying.say(reply, &since.to_le_bytes());
             } else {
                 // The sums are spoilt; whoever is refused something has all of it taken back.
                 self.refuse(note, "the object went away while it was read");
@@ -149,22 +183,21 @@ impl Worker {
         let end =
             (0..=reason.len().min(MOST_REASON)).rev().find(|&at| reason.is_char_boundary(at)).unwrap_or(0);
         let reply = self.reply(note, Kind::Refused);
-        self.say(reply, &reason.as_bytes()[..end]);
+        self.saying.say(reply, &reason.as_bytes()[..end]);
     }
 
     fn reply(&self, note: &Note, kind: Kind) -> Note {
         Note { destination: note.source, source: self.number, kind, weight: 0.0, ..*note }
     }
-
-    fn say(&mut self, note: Note, following: &[u8]) {
-        let note = Note { following: following.len() as u64, ..note };
-        self.replies.extend(note.encode());
-        self.replies.extend(following);
-    }
 }
 
 impl Held {
-    fn contribution(&self) -> Contribution<'_> {
-        Contribution { bytes: self.view.bytes(), came: self.view.came(), weight: self.note.weight }
+    /// What is folded: the copy, if there is one.
+    fn contribution<'a>(&'a self, copy: Option<&'a [u8]>) -> Contribution<'a> {
+        Contribution {
+            bytes: copy.unwrap_or_else(|| self.view.bytes()),
+            came: self.view.came(),
+            weight: self.note.weight,
+        }
     }
 }

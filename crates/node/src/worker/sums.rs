@@ -40,6 +40,11 @@ impl TwoSums {
         self.base.map_or(0, |base| 1 - base)
     }
 
+    /// Which slot holds the last commit.
+    pub fn base(&self) -> Option<usize> {
+        self.base
+    }
+
     /// Forgets everything.
     pub fn begin(&mut self) {
         self.slots.iter().for_each(Accumulator::reset);

@@ -2,6 +2,7 @@ pub mod worker;
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -11,12 +12,17 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::{pidfd_open, Pid, PidfdFlags};
 use thalweg_dice::Dice;
 use thalweg_fold::{Accumulator, Precision, Repair};
-use thalweg_node::{Launched, Launcher, Program, Split, Team, TeamConfig};
+use thalweg_node::{
+    Carriage, DataPlane, Launched, Launcher, NodeRoutes, Process, Program, Split, Start, Team, TeamConfig,
+};
 use thalweg_pool::{Class, Object, Plan, Pool};
 use thalweg_wire::{Dtype, Layout, Ranges};
 
 pub const FAULT: &str = "THALWEG_NODE_FAULT";
+pub const HOP: &str = "THALWEG_NODE_HOP";
 pub const NODE: &str = "THALWEG_NODE";
+/// How many workers are killed in all, at seeded points.
+const KILLS: &str = "THALWEG_KILLS";
 const STAGING: usize = 3;
 /// Longer than any worker needs, so that none is replaced that goes on.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -43,6 +49,11 @@ impl Launcher for Faulty {
         };
         program.launch()
     }
+
+    fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>> {
+        let environment = vec![(HOP.into(), "1".into())];
+        Program { command: vec![std::env::current_exe()?.into()], environment }.hop(one, other, most)
+    }
 }
 
 type Told = (u64, Result<(), String>);
@@ -63,6 +74,12 @@ struct Case {
     workers: usize,
     reserve: usize,
     patience: Duration,
+    /// Notes go inside the kernel.
+    routes: bool,
+    /// So many to and from each process.
+    budget: u64,
+    plane: DataPlane,
+    start: Start,
     seed: u64,
 }
 
@@ -72,6 +89,10 @@ const CASE: Case = Case {
     workers: 2,
     reserve: 1,
     patience: PATIENCE,
+    routes: false,
+    budget: u64::MAX,
+    plane: DataPlane { carriage: Carriage::Pool, side_process: false },
+    start: Start::Always,
     seed: 1,
 };
 
@@ -81,11 +102,23 @@ impl Bench {
     }
 
     fn with(case: Case, launcher: Box<dyn Launcher>) -> Self {
-        let Case { precision, split, workers, reserve, patience, seed } = case;
+        let Case { precision, split, workers, reserve, patience, routes, budget, plane, start, seed } = case;
         let class = Class { bytes: layout().bytes(), slots: (STAGING + reserve) as u32 };
         let pool = Pool::new(Plan::new(&[class])).unwrap();
-        let config =
-            TeamConfig { layout: layout(), precision, pool: pool.clone(), workers, split, reserve, patience };
+        let routes = routes.then(|| NodeRoutes::open().unwrap().with_budget(budget));
+        let config = TeamConfig {
+            layout: layout(),
+            precision,
+            pool: pool.clone(),
+            workers,
+            split,
+            reserve,
+            patience,
+            routes,
+            plane,
+            start,
+            autoscaler: None,
+        };
         let team = Team::new(config, launcher).unwrap();
         let single = Accumulator::new(layout(), precision);
         Self { pool, team, single, under_way: 0, told: channel(), dice: Dice::new(&[seed]) }
@@ -163,7 +196,7 @@ fn layout_range() -> thalweg_wire::Range {
     thalweg_wire::Range::new(0, layout().bytes())
 }
 
-fn workers_give_the_bits_of_one_accumulator() {
+fn workers_give_the_bits_of_one_accumulator(routes: bool) {
     for (precision, split, workers) in [
         (Precision::F32, Split::Ranges, 1),
         (Precision::F32, Split::Ranges, 3),
@@ -171,7 +204,7 @@ fn workers_give_the_bits_of_one_accumulator() {
         (Precision::Exact, Split::Ranges, 2),
         (Precision::Exact, Split::Clients, 3),
     ] {
-        let mut bench = Bench::new(Case { precision, split, workers, ..CASE }, &[]);
+        let mut bench = Bench::new(Case { precision, split, workers, routes, ..CASE }, &[]);
         for round in 0..3 {
             (0..7).for_each(|number| bench.give(number, false));
             assert!(bench.hear_all().iter().all(|(_, outcome)| outcome.is_ok()));
@@ -181,20 +214,102 @@ fn workers_give_the_bits_of_one_accumulator() {
         assert_eq!((counts.started, counts.died), (workers as u64, 0), "processes serve all rounds");
         assert_eq!(counts.reused, 2 * workers as u64);
         assert!(counts.cpu > 0 && !counts.handovers.last().is_empty());
+        let notes = counts.kernel.map(|kernel| (kernel.direct > 40, kernel.passed));
+        assert_eq!(notes, routes.then_some((true, 0)), "all notes go inside the kernel, or none");
     }
 }
 
+/// What is not granted goes through the node, and comes in order.
+fn notes_beyond_the_budget_are_not_lost(routes: bool) {
+    for budget in 0..5 {
+        let mut bench = Bench::new(Case { routes, budget, ..CASE }, &[]);
+        (0..7).for_each(|number| bench.give(number, false));
+        bench.check("a budget");
+        let Some(kernel) = bench.team.counts().kernel else { return };
+        assert_eq!(kernel.direct, 2 * budget * CASE.workers as u64);
+        assert!(kernel.passed > 0);
+        assert_eq!(bench.team.counts().died, 0);
+    }
+}
+
+fn every_data_plane_gives_the_same_bits(routes: bool) {
+    for (carriage, side_process) in [
+        (Carriage::Pool, true),
+        (Carriage::Sockets, false),
+        (Carriage::Broker, false),
+        (Carriage::Broker, true),
+    ] {
+        for (split, workers) in [(Split::Clients, 2), (Split::Ranges, 2)] {
+            let plane = DataPlane { carriage, side_process };
+            let mut bench = Bench::new(Case { split, workers, plane, routes, ..CASE }, &[]);
+            for round in 0..2 {
+                (0..5).for_each(|number| bench.give(number, number == 3));
+                bench.hear_all();
+                bench.check(&format!("{plane:?} {split:?} round {round}"));
+            }
+            let counts = bench.team.counts();
+            assert_eq!((counts.started, counts.died), (workers as u64, 0));
+            assert_eq!(counts.carrying > 0, plane.hops() > 0, "{plane:?}");
+        }
+    }
+}
+
+fn workers_start_with_their_first_work_and_end_with_the_round(routes: bool) {
+    for split in [Split::Clients, Split::Ranges] {
+        let mut bench = Bench::new(Case { split, workers: 3, start: Start::Cold, routes, ..CASE }, &[]);
+        bench.check("nothing");
+        let first = bench.team.counts().started;
+        for round in 0..2 {
+            // Two leaves get one each.
+            (0..2).for_each(|number| bench.give(number, false));
+            bench.check(&format!("{split:?} round {round}"));
+            bench.hear_all();
+        }
+        let counts = bench.team.counts();
+        let started = if split == Split::Clients { (1, 5) } else { (3, 9) };
+        assert_eq!((first, counts.started), started, "{split:?}");
+        assert_eq!((counts.died, counts.reused), (0, 0), "{split:?}");
+    }
+}
+
+/// Also while they receive updates and send sums.
+fn killed_workers_change_no_bit_whatever_copies_their_bytes(routes: bool) {
+    let mut killed = 0;
+    for seed in 0..12 {
+        let mut dice = Dice::new(&[seed, 61]);
+        let carriage = [Carriage::Sockets, Carriage::Broker][below(&mut dice, 2) as usize];
+        let plane = DataPlane { carriage, side_process: dice.hits(0.3) };
+        let split = [Split::Clients, Split::Ranges][below(&mut dice, 2) as usize];
+        let faults: Vec<String> = (0..3).map(|_| format!("die {}", dice.up_to(20))).collect();
+        let mut bench = Bench::new(Case { split, plane, seed, routes, ..CASE }, &faults);
+        for round in 0..2 {
+            for number in 0..6 {
+                bench.give(number, dice.hits(0.1));
+                if dice.hits(0.15) {
+                    bench.team.kill(below(&mut dice, 2) as usize);
+                }
+            }
+            bench.check(&format!("{plane:?}, seed {seed}, round {round}"));
+            bench.hear_all();
+        }
+        killed += bench.team.counts().died;
+    }
+    assert!(killed > 12, "only {killed} workers died");
+}
+
 /// A round without updates has sums of nothing.
-fn an_empty_round_ends() {
-    let mut bench = Bench::new(CASE, &[]);
+fn an_empty_round_ends(routes: bool) {
+    let mut bench = Bench::new(Case { routes, ..CASE }, &[]);
     bench.check("nothing");
     bench.give(1, false);
     bench.check("something");
 }
 
-fn killed_workers_change_no_bit() {
-    let (mut killed, seeds) = (0, 150);
-    for seed in 0..seeds {
+/// A worker is killed at a step of its work, at a random moment of it, or when the node has given an update.
+fn killed_workers_change_no_bit(routes: bool) {
+    let wanted = std::env::var(KILLS).map_or(60, |kills| kills.parse().expect("a number of kills"));
+    let (mut killed, mut seed) = (0, u64::from(routes) << 32);
+    while killed < wanted {
         let mut dice = Dice::new(&[seed, 25]);
         let workers = dice.up_to(3) as usize;
         let exact = dice.hits(0.5);
@@ -204,13 +319,13 @@ fn killed_workers_change_no_bit() {
             (false, _) => (Precision::F32, Split::Ranges),
         };
         let reserve = below(&mut dice, 3) as usize;
-        let deaths = below(&mut dice, 6);
-        let faults: Vec<String> = (0..deaths).map(|_| format!("die {}", dice.up_to(15))).collect();
-        let mut bench = Bench::new(Case { precision, split, workers, reserve, seed, ..CASE }, &faults);
+        let faults: Vec<String> = (0..below(&mut dice, 6)).map(|_| death(&mut dice)).collect();
+        let budget = if dice.hits(0.5) { u64::MAX } else { below(&mut dice, 10) };
+        let case = Case { precision, split, workers, reserve, routes, budget, seed, ..CASE };
+        let mut bench = Bench::new(case, &faults);
         for round in 0..2 {
             for number in 0..below(&mut dice, 10) {
                 bench.give(number, exact && dice.hits(0.1));
-                // At any moment of its work.
                 if dice.hits(0.15) {
                     bench.team.kill(below(&mut dice, workers as u64) as usize);
                 }
@@ -222,14 +337,21 @@ fn killed_workers_change_no_bit() {
             bench.hear_all();
         }
         killed += bench.team.counts().died;
+        seed += 1;
     }
-    assert!(killed > seeds, "only {killed} workers died");
     println!("  {killed} workers died");
 }
 
-fn a_refused_update_leaves_nothing_behind() {
+fn death(dice: &mut Dice) -> String {
+    if dice.hits(0.5) {
+        return format!("die {}", dice.up_to(15));
+    }
+    format!("vanish {}", dice.up_to(2000))
+}
+
+fn a_refused_update_leaves_nothing_behind(routes: bool) {
     for split in [Split::Ranges, Split::Clients] {
-        let mut bench = Bench::new(Case { split, ..CASE }, &[]);
+        let mut bench = Bench::new(Case { split, routes, ..CASE }, &[]);
         let mut told = Vec::new();
         for number in 0..9 {
             if bench.under_way == STAGING {
@@ -249,20 +371,20 @@ fn a_refused_update_leaves_nothing_behind() {
     }
 }
 
-fn workers_that_hang_babble_or_forge_are_replaced() {
-    for fault in ["hang 2", "hang 4", "babble 1", "babble 3", "forge 2", "forge 5"] {
+fn workers_that_hang_babble_or_forge_are_replaced(routes: bool) {
+    for fault in ["hang 2", "hang 4", "babble 1", "babble 3", "forge 2", "forge 5", "lie 3", "lie 6"] {
         let patience = if fault.starts_with("hang") { Duration::from_millis(200) } else { PATIENCE };
-        let mut bench = Bench::new(Case { patience, workers: 1, ..CASE }, &[fault.into()]);
+        let mut bench = Bench::new(Case { patience, workers: 1, routes, ..CASE }, &[fault.into()]);
         (0..6).for_each(|number| bench.give(number, false));
         bench.check(fault);
         assert!(bench.team.counts().died >= 1, "{fault}: nobody was replaced");
     }
 }
 
-fn a_program_that_cannot_start_fails_the_round() {
+fn a_program_that_cannot_start_fails_the_round(routes: bool) {
     for command in [vec!["/nonexistent/worker".into()], vec!["false".into()]] {
         let program = Program { command, environment: Vec::new() };
-        let mut bench = Bench::with(CASE, Box::new(program));
+        let mut bench = Bench::with(Case { routes, ..CASE }, Box::new(program));
         bench.give(0, false);
         let (_, outcome) = bench.hear();
         let why = outcome.unwrap_err();
@@ -273,9 +395,18 @@ fn a_program_that_cannot_start_fails_the_round() {
     }
 }
 
+/// A broker's queue, or a side process.
+pub fn be_a_hop() {
+    let most = std::env::args().next_back().unwrap().parse().unwrap();
+    let input = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let output = std::io::stdout().as_fd().try_clone_to_owned().unwrap();
+    thalweg_node::hop(input, output, most).unwrap();
+}
+
 /// A node that has worked, and then waits for its end.
 pub fn be_a_node() {
-    let mut bench = Bench::new(CASE, &[]);
+    let routes = std::env::var_os(NODE).is_some_and(|way| way == "kernel");
+    let mut bench = Bench::new(Case { routes, ..CASE }, &[]);
     (0..4).for_each(|number| bench.give(number, false));
     bench.check("a node");
     std::io::stdout().write_all(b".").unwrap();
@@ -285,9 +416,10 @@ pub fn be_a_node() {
     }
 }
 
-fn workers_end_with_a_node_that_is_killed() {
+fn workers_end_with_a_node_that_is_killed(routes: bool) {
     let mut node = Command::new(std::env::current_exe().unwrap());
-    let mut node = node.env(NODE, "1").stdout(Stdio::piped()).spawn().unwrap();
+    let way = if routes { "kernel" } else { "node" };
+    let mut node = node.env(NODE, way).stdout(Stdio::piped()).spawn().unwrap();
     node.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
     // Threads of the node are its workers' parents.
     let tasks = std::fs::read_dir(format!("/proc/{}/task", node.id())).unwrap();
@@ -307,9 +439,21 @@ fn workers_end_with_a_node_that_is_killed() {
     }
 }
 
+type Test = (&'static str, fn(bool));
+
 pub fn tests() {
-    let all: [(&str, fn()); 7] = [
+    let all: [Test; 11] = [
         ("workers_give_the_bits_of_one_accumulator", workers_give_the_bits_of_one_accumulator),
+        ("notes_beyond_the_budget_are_not_lost", notes_beyond_the_budget_are_not_lost),
+        ("every_data_plane_gives_the_same_bits", every_data_plane_gives_the_same_bits),
+        (
+            "killed_workers_change_no_bit_whatever_copies_their_bytes",
+            killed_workers_change_no_bit_whatever_copies_their_bytes,
+        ),
+        (
+            "workers_start_with_their_first_work_and_end_with_the_round",
+            workers_start_with_their_first_work_and_end_with_the_round,
+        ),
         ("an_empty_round_ends", an_empty_round_ends),
         ("killed_workers_change_no_bit", killed_workers_change_no_bit),
         ("a_refused_update_leaves_nothing_behind", a_refused_update_leaves_nothing_behind),
@@ -317,9 +461,17 @@ pub fn tests() {
         ("a_program_that_cannot_start_fails_the_round", a_program_that_cannot_start_fails_the_round),
         ("workers_end_with_a_node_that_is_killed", workers_end_with_a_node_that_is_killed),
     ];
-    for (name, test) in all {
-        let started = std::time::Instant::now();
-        test();
-        println!("test {name} ... ok ({:.1} s)", started.elapsed().as_secs_f64());
+    let kernel = NodeRoutes::open().map(drop);
+    for (routes, (name, test)) in [false, true].into_iter().flat_map(|routes| all.map(|test| (routes, test)))
+    {
+        let way = if routes { "kernel" } else { "node" };
+        match &kernel {
+            Err(why) if routes => println!("test {name}, routes {way} ... skipped: {why}"),
+            _ => {
+                let started = std::time::Instant::now();
+                test(routes);
+                println!("test {name}, routes {way} ... ok ({:.1} s)", started.elapsed().as_secs_f64());
+            }
+        }
     }
 }

@@ -1,28 +1,35 @@
 //! A worker that fails as it was told.
 
 use std::io::Write;
-use std::os::fd::AsFd;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use rustix::process::{getpid, kill_process, Signal};
+use rustix::process::{getpid, kill_process, pidfd_getfd, pidfd_open, PidfdFlags, PidfdGetfdFlags, Signal};
 use thalweg_node::{work_with, Kind, Note};
 use thalweg_pool::Name;
 
-/// `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`, `forge 2`.
+/// `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`, `forge 2`, `lie 2`. `vanish 300`: it dies 300
+/// microseconds after its first order.
 pub fn run(fault: &str) {
     let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    let mut other = socket.try_clone().unwrap();
+    let other = socket.try_clone().unwrap();
     let (what, step) = fault.split_once(' ').unwrap_or((fault, "0"));
-    let mut left: u64 = step.parse().unwrap();
+    let number: u64 = step.parse().unwrap();
+    let mut steps = 0;
     let mut at = |_| {
-        left = left.wrapping_sub(1);
+        steps += 1;
         match what {
-            "die" if left == 0 => kill_process(getpid(), Signal::KILL).unwrap(),
-            "hang" if left == 0 => loop {
+            "vanish" if steps == 2 => vanish(Duration::from_micros(number)),
+            "die" if steps == number => die(),
+            "hang" if steps == number => loop {
                 std::thread::park();
             },
-            "babble" if left == 0 => other.write_all(&[0xff; 200]).unwrap(),
-            "forge" if left == 0 => other.write_all(&forged().encode()).unwrap(),
+            "babble" if steps == number => say(&other, &[0xff; 200]),
+            "forge" if steps == number => say(&other, &note(99, 0).encode()),
+            // What it says is its own and in order, as far as that can be known, of an update that nobody gave it.
+            "lie" if steps == number => (0..20).for_each(|number| say(&other, &note(1, number).encode())),
             _ => {}
         }
     };
@@ -31,9 +38,45 @@ pub fn run(fault: &str) {
     }
 }
 
-/// Another worker's word.
-fn forged() -> Note {
+fn die() {
+    kill_process(getpid(), Signal::KILL).unwrap();
+}
+
+fn vanish(after: Duration) {
+    std::thread::spawn(move || {
+        std::thread::sleep(after);
+        die();
+    });
+}
+
+/// Says it by the way that notes take.
+fn say(mut unix: &UnixStream, bytes: &[u8]) {
+    match route() {
+        Some(mut route) => _ = route.write_all(bytes), // the node may be gone already
+        None => _ = unix.write_all(bytes),
+    }
+}
+
+/// This process's connection inside the kernel, if it has one.
+fn route() -> Option<TcpStream> {
+    let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+    let opened = (3..40).filter_map(|fd| pidfd_getfd(&own, fd, PidfdGetfdFlags::empty()).ok());
+    opened.map(OwnedFd::into).find(|socket: &TcpStream| socket.peer_addr().is_ok())
+}
+
+fn note(source: u16, number: u16) -> Note {
     let name = Name { slot: 0, generation: 1, key: [1; 16] };
-    let (destination, source, kind) = (0, 99, Kind::Folded);
-    Note { destination, source, task: 1, round: 0, sequence: 0, kind, name, weight: 1.0, following: 0 }
+    let (destination, kind) = (0, Kind::Folded);
+    Note {
+        destination,
+        source,
+        task: 1,
+        round: 0,
+        sequence: 0,
+        kind,
+        number,
+        name,
+        weight: 1.0,
+        following: 0,
+    }
 }

@@ -33,6 +33,11 @@ impl Credits {
         Self::new(u64::MAX, 1)
     }
 
+    /// How many there are.
+    pub fn places(&self) -> usize {
+        self.places
+    }
+
     /// A sender wants a place. Asking twice changes nothing.
     pub fn request(&mut self, sender: u32) {
         if !self.holders.contains(&sender) && !self.queue.contains(&sender) {

@@ -6,7 +6,7 @@ use thalweg_wire::Ranges;
 
 use super::order::by_name;
 use super::outcome::union_seconds;
-use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, State};
+use super::{Choice, Credits, Fanout, Gather, Outcome, Participation, RoundAction, State};
 use crate::transfer::Incoming;
 use crate::{Direction, Span, Time, Transfer};
 
@@ -126,6 +126,23 @@ impl Tally {
     }
 }
 
+/// An update that is staged and is not folded yet, since more may come that are folded with it.
+#[derive(Debug)]
+pub(crate) struct Deferred {
+    pub sender: u32,
+    pub weight: f64,
+    /// Since when all of it that was to come is there.
+    pub since: Time,
+    pub holes: Ranges,
+}
+
+impl Deferred {
+    pub fn fold(self) -> RoundAction {
+        let Self { sender, weight, since, holes } = self;
+        RoundAction::Fold { sender, weight, since, holes }
+    }
+}
+
 /// A round under way.
 #[derive(Debug)]
 pub struct Round {
@@ -136,13 +153,14 @@ pub struct Round {
     pub(crate) credits: Credits,
     total: u64,
     partial: Partial,
+    deferred: Vec<Deferred>,
 }
 
 impl Round {
     /// A round of updates of `total` bytes begins.
     pub fn new(now: Time, plan: RoundPlan, total: u64, partial: Partial, credits: Credits) -> Self {
         let (parts, tally) = (BTreeMap::new(), Tally::default());
-        Self { plan, started: now, parts, tally, credits, total, partial }
+        Self { plan, started: now, parts, tally, credits, total, partial, deferred: Vec::new() }
     }
 
     /// Everybody's part, by number.
@@ -330,6 +348,30 @@ impl Round {
         }
     }
 
+    /// A staged update waits for those that may be folded with it.
+    pub(crate) fn defer(&mut self, staged: Deferred) {
+        self.deferred.push(staged);
+    }
+
+    /// Whether nobody was asked yet to fold this one's staged update.
+    pub(crate) fn is_deferred(&self, sender: u32) -> bool {
+        self.deferred.iter().any(|staged| staged.sender == sender)
+    }
+
+    /// Staged updates that have waited for others, once no other can come, or all places are theirs.
+    pub(crate) fn due_together(
+        &mut self,
+        now: Time,
+        absent_since: Option<Time>,
+        busy: bool,
+    ) -> Vec<Deferred> {
+        let is_full = self.deferred.len() >= self.credits.places();
+        if is_full || !self.deferred.is_empty() && !self.may_get_more(now, absent_since, busy) {
+            return std::mem::take(&mut self.deferred);
+        }
+        Vec::new()
+    }
+
     /// The client's staged update was folded.
     pub(crate) fn folded(&mut self, now: Time, sender: u32) {
         let staged = self.part(sender).filter(|p| p.state == State::Staged);
@@ -404,7 +446,7 @@ impl Round {
     /// Whether the round is over. `absent_since`: since when clients it wants have not shown up, `None` if no
     /// more can; `busy`: whether a client that is connected may join it later.
     pub(crate) fn ending(&self, now: Time, absent_since: Option<Time>, busy: bool) -> Option<Ending> {
-        use State::{Lost, Offered, Partial, Receiving, Sending, Staged, Training, Whole};
+        use State::{Partial, Staged, Whole};
         let (tally, expected) = (&self.tally, self.plan.expected as usize);
         let whole = tally.of(&[Whole, Partial]);
         // What is staged is being folded, and counts even if all others that are wanted are in.
@@ -414,15 +456,21 @@ impl Round {
         if whole >= expected {
             return Some(Ending::Mean);
         }
-        let overdue = self.is_overdue(now);
-        let lost = || tally.lost.iter().filter_map(|&sender| self.part(sender));
-        let delivers = tally.of(&[Receiving, Training, Offered, Sending]) > 0
-            || lost().any(|part| self.may_come_back(part, now));
-        let joins = busy && self.parts.len() - tally.of(&[Lost]) < expected;
-        if !overdue && (delivers || joins || self.may_appear(now, absent_since)) {
+        if self.may_get_more(now, absent_since, busy) {
             return None;
         }
-        Some(self.settle(whole, overdue))
+        Some(self.settle(whole, self.is_overdue(now)))
+    }
+
+    /// Whether an update may still come that has not come yet.
+    fn may_get_more(&self, now: Time, absent_since: Option<Time>, busy: bool) -> bool {
+        use State::{Lost, Offered, Receiving, Sending, Training};
+        let (tally, expected) = (&self.tally, self.plan.expected as usize);
+        let mut lost = tally.lost.iter().filter_map(|&sender| self.part(sender));
+        let delivers = tally.of(&[Receiving, Training, Offered, Sending]) > 0
+            || lost.any(|part| self.may_come_back(part, now));
+        let joins = busy && self.parts.len() - tally.of(&[Lost]) < expected;
+        !self.is_overdue(now) && (delivers || joins || self.may_appear(now, absent_since))
     }
 
     fn settle(&self, whole: usize, overdue: bool) -> Ending {

@@ -40,6 +40,8 @@ pub struct ServerConfig {
     pub tolerance: Arc<Tolerance>,
     /// Bytes of updates that may be staged at a time.
     pub staging: u64,
+    /// Staged updates are folded together: when no other can come, or none has room.
+    pub lazy: bool,
     /// Most that one update may weigh.
     pub max_weight: f64,
     /// Least time without progress that ends a link.
@@ -89,6 +91,8 @@ pub enum RoundAction {
         sender: u32,
         /// Weight.
         weight: f64,
+        /// Since when all of it that was to come is there.
+        since: Time,
         /// What did not come of it, for which something is to stand in.
         holes: Ranges,
     },
@@ -426,6 +430,8 @@ impl Server {
         let Some(round) = &mut self.round else { return };
         let expired = round.expire(now);
         let (number, grants) = (round.plan.number, round.grants(now));
+        let together = round.due_together(now, absent_since, busy);
+        together.into_iter().for_each(|staged| self.roster.want(staged.fold()));
         let ending = round.ending(now, absent_since, busy);
         // What is being folded gets into the mean, so the outcome has to know of it.
         let held = ending.is_some() && round.is_folding();

@@ -44,7 +44,7 @@ impl World {
                 self.server.dead.insert(link);
                 self.net.close(now, link, End::Server);
             }
-            Action::Policy(RoundAction::Fold { sender, weight, holes }) => {
+            Action::Policy(RoundAction::Fold { sender, weight, holes, .. }) => {
                 let (made, round, nan) = (&self.made, self.round, self.nan());
                 let outcome = self.server.fold_staged(sender, weight, &holes, |name, bytes, came| {
                     let of = made.get(&(name.to_string(), round)).into_iter().flatten();

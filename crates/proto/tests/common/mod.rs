@@ -51,6 +51,8 @@ pub struct Setup {
     pub allowances: Vec<Allowance>,
     /// Updates that may be staged.
     pub places: u64,
+    /// What is staged is folded together.
+    pub lazy: bool,
     pub elements: u64,
     pub chunk: u32,
     pub liveness: Time,
@@ -69,6 +71,7 @@ impl Default for Setup {
             stand_in: None,
             allowances: Vec::new(),
             places: 100,
+            lazy: false,
             elements: 1000,
             chunk: 512,
             liveness: 10 * SECOND,

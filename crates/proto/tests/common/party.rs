@@ -148,6 +148,7 @@ impl ServerParty {
             spread: None,
             tolerance: Arc::new(tolerance),
             staging: bytes * setup.places,
+            lazy: setup.lazy,
             max_weight: MAX_WEIGHT,
             liveness: setup.liveness,
             max_clients: setup.max_clients,

@@ -19,7 +19,7 @@ pub(crate) use self::report::transfer_json;
 pub use self::server::Server;
 pub use self::top::{parts_of, SumsOfRound, Top};
 #[cfg(target_os = "linux")]
-pub use self::workers::work;
+pub use self::workers::{hop, kernel_routes, work};
 
 /// Works for a node in a process of its own.
 ///
@@ -27,5 +27,23 @@ pub use self::workers::work;
 /// Always: workers share memory as Linux alone does.
 #[cfg(not(target_os = "linux"))]
 pub fn work() -> Result<(), crate::Error> {
+    Err(server::no_workers())
+}
+
+/// Why notes cannot go inside the kernel here, and what to do.
+///
+/// # Errors
+/// Always: as [`work`].
+#[cfg(not(target_os = "linux"))]
+pub fn kernel_routes() -> Result<(), crate::Error> {
+    Err(server::no_workers())
+}
+
+/// Passes messages on in a process of its own.
+///
+/// # Errors
+/// Always: see [`work`].
+#[cfg(not(target_os = "linux"))]
+pub fn hop(_most: u64) -> Result<(), crate::Error> {
     Err(server::no_workers())
 }

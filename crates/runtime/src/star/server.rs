@@ -17,7 +17,7 @@ use super::report::{outcome_json, timeline_json};
 use super::server_sink::ServerSink;
 use super::top::{room_for, SumsOfRound};
 use crate::engine::{hub_machine, GoOn, Hub, HubOptions, HubPolicy, Lent, CALLER_PATIENCE};
-use crate::options::{seconds, ServerOptions, DEFAULT_CHUNK};
+use crate::options::{seconds, ServerOptions, TimingRule, DEFAULT_CHUNK};
 use crate::{lock, registry, Error};
 
 /// How long a cancelled sender may hold on to the model before its link is closed.
@@ -70,6 +70,7 @@ impl Server {
             spread: options.repair.spread.then_some(options.seed),
             tolerance: tolerance.clone(),
             staging: options.staging_bytes(layout.bytes()),
+            lazy: options.workers.as_ref().is_some_and(|workers| workers.timing == TimingRule::Lazy),
             max_weight: MAX_WEIGHT,
             liveness: seconds(options.liveness),
             max_clients: MAX_CLIENTS,
@@ -229,7 +230,10 @@ impl HubPolicy for Star {
 
     fn perform(hub: &Arc<StarHub>, wanted: RoundAction) {
         match wanted {
-            RoundAction::Fold { sender, weight, holes } => fold_staged(hub, sender, weight, holes),
+            RoundAction::Fold { sender, weight, since, holes } => {
+                lock(&hub.policy.first).get_or_insert(since);
+                fold_staged(hub, sender, weight, holes);
+            }
             RoundAction::Unstage { sender } => hub.policy.reducer.unstage(sender),
             RoundAction::Ended(outcome) => end_round(hub, outcome),
         }
@@ -279,7 +283,6 @@ pub(super) fn no_workers() -> Error {
 
 /// Folds a staged update; the round hears what came of it.
 fn fold_staged(hub: &Arc<StarHub>, sender: u32, weight: f64, holes: Ranges) {
-    lock(&hub.policy.first).get_or_insert_with(|| hub.now());
     let told = hub.clone();
     let done = move |outcome: Result<(), String>| {
         let outcome = outcome.map_err(|reason| format!("sent an update that cannot be added up: {reason}"));
@@ -308,9 +311,10 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
         outcome_json(outcome, seconds, fold, hub.congestion(), star.options.repair.policy, &star.layout)
     };
     let closing = hub.now();
+    let finishing = || hub.now().saturating_sub(closing).as_secs_f64();
     if star.options.sums {
         let failure = export(hub, outcome)?;
-        let fold = json!({ "uncovered_bytes": null, "completion_seconds": completion() });
+        let fold = json!({ "uncovered_bytes": null, "completion_seconds": completion(), "finish_seconds": finishing() });
         let mut said = told(with_timeline(fold, hub, closing, "sums"));
         said["failure"] = failure.into();
         return Ok(said.to_string());
@@ -326,7 +330,11 @@ fn finish(hub: &StarHub, outcome: &Outcome) -> Result<String, Error> {
             Error::new("round", "take the mean", said)
         }
     })?;
-    let fold = json!({ "uncovered_bytes": summary.uncovered_bytes, "completion_seconds": completion() });
+    let fold = json!({
+        "uncovered_bytes": summary.uncovered_bytes,
+        "completion_seconds": completion(),
+        "finish_seconds": finishing(),
+    });
     Ok(told(with_timeline(fold, hub, closing, "mean")).to_string())
 }
 

@@ -10,7 +10,10 @@ use std::time::Duration;
 use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, Summary, SumsHead};
-use thalweg_node::{Doing, Program, Split, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
+use thalweg_node::{
+    Carriage, Count, DataPlane, Doing, NodeRoutes, Program, Split, Start, Stretch, Team, TeamConfig,
+    Timeline, HANDOVER_BOUNDS,
+};
 use thalweg_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
 
@@ -18,7 +21,7 @@ use super::mending::Mending;
 use super::reduce::{judge_ranges, Did, Done, Fold, NoMean, Reducer, Worked, Writable};
 use crate::engine::CHUNK_PATIENCE;
 use crate::mean::nothing;
-use crate::options::{ServerOptions, SplitRule, WorkerOptions};
+use crate::options::{DataPlaneRule, RouteRule, ServerOptions, SplitRule, StartRule, WorkerOptions};
 use crate::{lock, random, Error};
 
 /// A worker that owes an answer for so long is replaced. Its longest work is a pass over eight updates.
@@ -33,6 +36,8 @@ pub(crate) struct Workers {
     /// By sender: where its update is received.
     places: Mutex<HashMap<u32, Slot>>,
     team: Team,
+    /// Why notes go as they go.
+    routes_reason: String,
     mending: Mending,
 }
 
@@ -40,7 +45,7 @@ impl Workers {
     /// For updates of this layout, whose mean becomes the next `model`. The worker processes are started.
     ///
     /// # Errors
-    /// `memory` if there is not enough for the pool and the sums.
+    /// `memory` if there is not enough for the pool and the sums; `unsupported` if the kernel is to take notes and cannot.
     pub fn new(
         layout: Arc<Layout>,
         model: Arena,
@@ -52,17 +57,19 @@ impl Workers {
         // While updates come into one half, those in the other half count already and wait for a commit.
         let class = Class { bytes: layout.bytes(), slots: places.saturating_mul(2) };
         let pool = Pool::new(Plan::new(&[class])).map_err(|e| memory(e.to_string()))?;
+        let (routes, routes_reason) = routes(workers.routes)?;
         let config = TeamConfig {
             layout: layout.clone(),
             precision: options.precision.into(),
             pool: pool.clone(),
             workers: workers.count as usize,
-            split: match workers.split {
-                SplitRule::Ranges => Split::Ranges,
-                SplitRule::Clients => Split::Clients,
-            },
+            split: split(workers.split),
             reserve: places as usize,
             patience: PATIENCE,
+            routes,
+            plane: plane(workers),
+            start: start(workers.start),
+            autoscaler: workers.autoscaler,
         };
         let command = workers.command.iter().map(Into::into).collect();
         let program = Program { command, environment: Vec::new() };
@@ -73,6 +80,7 @@ impl Workers {
             pool,
             places: Mutex::default(),
             team,
+            routes_reason,
             mending: Mending::new(layout, model, options),
         })
     }
@@ -166,8 +174,9 @@ impl Reducer for Workers {
 
     fn tree(&self) -> Option<Value> {
         let counts = self.team.counts();
-        let mut handovers = counts.handovers.last();
+        let (mut handovers, mut folds) = (counts.handovers.last(), counts.folds.last());
         handovers.sort_unstable();
+        folds.sort_unstable();
         Some(json!({
             "workers": self.team.workers(),
             "aggregators_created": counts.started,
@@ -175,9 +184,14 @@ impl Reducer for Workers {
             "reused": counts.reused,
             "commits": counts.commits,
             "handover_us": { "p50": percentile(&handovers, 50), "p99": percentile(&handovers, 99) },
+            "fold_us": { "p50": percentile(&folds, 50), "p99": percentile(&folds, 99) },
             "cpu_seconds": counts.cpu as f64 / 1e9,
+            "hops_cpu_seconds": counts.carrying as f64 / 1e9,
             "pool_bytes": self.pool.bytes(),
             "sums_bytes": self.team.sums_bytes(),
+            "routes": if self.team.is_routed() { "kernel" } else { "node" },
+            "routes_reason": self.routes_reason,
+            "notes": counts.kernel.map(notes),
             "now": {
                 "folds": counts.folded,
                 "places": self.pool.plan().slots(),
@@ -208,6 +222,55 @@ impl Reducer for Workers {
     }
 }
 
+/// The kernel's routes if that is asked for or possible, and why it is so.
+fn routes(rule: RouteRule) -> Result<(Option<NodeRoutes>, String), Error> {
+    match (rule, (rule != RouteRule::Node).then(NodeRoutes::open)) {
+        (RouteRule::Auto, Some(Err(why))) => Ok((None, why)),
+        (_, Some(Err(why))) => {
+            let said = format!("{why}; or take tree.routes = \"node\" (--routes node)");
+            Err(Error::new("unsupported", "route notes inside the kernel", said))
+        }
+        (RouteRule::Auto, Some(Ok(routes))) => Ok((Some(routes), "the kernel can".into())),
+        (_, opened) => Ok((opened.and_then(Result::ok), "asked for".into())),
+    }
+}
+
+/// Why notes cannot go inside the kernel here, and what to do.
+///
+/// # Errors
+/// `unsupported`, with the reason.
+pub fn kernel_routes() -> Result<(), Error> {
+    routes(RouteRule::Kernel).map(drop)
+}
+
+/// What the kernel's program has counted.
+fn notes(count: Count) -> Value {
+    json!({ "routed": count.direct, "passed": count.passed, "bytes": count.bytes })
+}
+
+fn split(rule: SplitRule) -> Split {
+    match rule {
+        SplitRule::Ranges => Split::Ranges,
+        SplitRule::Clients => Split::Clients,
+    }
+}
+
+fn start(rule: StartRule) -> Start {
+    match rule {
+        StartRule::Always => Start::Always,
+        StartRule::Cold => Start::Cold,
+    }
+}
+
+fn plane(workers: &WorkerOptions) -> DataPlane {
+    let carriage = match workers.data_plane {
+        DataPlaneRule::Pool => Carriage::Pool,
+        DataPlaneRule::Sockets => Carriage::Sockets,
+        DataPlaneRule::Broker => Carriage::Broker,
+    };
+    DataPlane { carriage, side_process: workers.side_process }
+}
+
 /// Of rising nanoseconds the nearest rank, in microseconds; `None` of none.
 fn percentile(rising: &[u64], percent: usize) -> Option<f64> {
     let rank = (rising.len() * percent).div_ceil(100).max(1);
@@ -222,6 +285,18 @@ pub fn work() -> Result<(), Error> {
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     let input = input.map_err(|e| Error::new("system", "start worker", e.to_string()))?;
     thalweg_node::work(UnixStream::from(input)).map_err(|reason| Error::new("system", "work", reason))
+}
+
+/// Passes messages of at most `most` bytes on between the sockets that are this process's standard input and output, until
+/// either ends: a broker's queue, or a side process.
+///
+/// # Errors
+/// What the system says.
+pub fn hop(most: u64) -> Result<(), Error> {
+    let input = std::io::stdin().as_fd().try_clone_to_owned();
+    let ends = input.and_then(|one| Ok((one, std::io::stdout().as_fd().try_clone_to_owned()?)));
+    let passed = ends.and_then(|(one, other)| thalweg_node::hop(one, other, most));
+    passed.map_err(|e| Error::new("system", "hop", e.to_string()))
 }
 
 #[cfg(test)]

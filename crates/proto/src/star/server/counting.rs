@@ -14,7 +14,7 @@ impl Server {
     /// The staged update of a client was folded, all of it, or `Err` says why none of it was.
     pub fn folded(&mut self, now: Time, sender: u32, outcome: Result<(), String>) {
         let Some(round) = &mut self.round else { return };
-        if round.part(sender).is_none_or(|part| part.state != State::Staged) {
+        if round.part(sender).is_none_or(|part| part.state != State::Staged) || round.is_deferred(sender) {
             return;
         }
         let number = round.plan.number;

@@ -3,8 +3,8 @@
 use thalweg_wire::control::{Control, Interval};
 use thalweg_wire::ChunkHeader;
 
-use super::{on_our_clock, LinkId, Partial, Place, RoundAction, Server, State, Stored};
-use crate::star::round::Part;
+use super::{on_our_clock, LinkId, Partial, Place, Server, State, Stored};
+use crate::star::round::{Deferred, Part};
 use crate::transfer::Step;
 use crate::{Fit, Span, Time};
 
@@ -150,9 +150,11 @@ impl Server {
                 if let Some(round) = &mut self.round {
                     round.arrived(now, sender);
                 }
-                match self.config.partial {
-                    Partial::Discard => self.roster.want(RoundAction::Fold { sender, weight, holes }),
-                    Partial::Keep => self.answer(sender, number, Ok(())),
+                let staged = Deferred { sender, weight, since: now, holes };
+                match (self.config.partial, &mut self.round) {
+                    (Partial::Discard, Some(round)) if self.config.lazy => round.defer(staged),
+                    (Partial::Discard, _) => self.roster.want(staged.fold()),
+                    (Partial::Keep, _) => self.answer(sender, number, Ok(())),
                 }
             }
         }

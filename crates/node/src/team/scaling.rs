@@ -1,0 +1,94 @@
+//! How many of a team's workers there are, and when their processes begin and end.
+
+use std::time::Instant;
+
+use thalweg_control::autoscaler::{Autoscaler, Knobs};
+
+use super::{Shared, State};
+
+/// When a worker's process begins.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Start {
+    /// With the team; it stays.
+    #[default]
+    Always,
+    /// With its first work in a round. It ends with the round, or when the autoscaler wants fewer.
+    Cold,
+}
+
+/// An autoscaler, and the moment from which it counts time.
+pub(super) struct Scaler {
+    autoscaler: Autoscaler,
+    since: Instant,
+    /// Workers that there are to be.
+    wanted: usize,
+}
+
+impl Scaler {
+    pub fn new(knobs: Knobs) -> Self {
+        Self { autoscaler: Autoscaler::new(knobs), since: Instant::now(), wanted: 0 }
+    }
+}
+
+impl State {
+    /// Has the autoscaler see how many updates are under way. The first one of all finds a worker at once.
+    pub(super) fn observe(&mut self) {
+        let Some(scaler) = &mut self.scaler else { return };
+        let under_way = self.ledger.under_way();
+        scaler.autoscaler.observe(scaler.since.elapsed(), under_way as u32);
+        if scaler.wanted == 0 && under_way > 0 {
+            self.scale();
+        }
+    }
+
+    /// Does what the autoscaler decides.
+    fn scale(&mut self) {
+        let Some(scaler) = &mut self.scaler else { return };
+        let (wanted, _) = scaler.autoscaler.decide(scaler.since.elapsed(), scaler.wanted as u32);
+        scaler.wanted = (wanted as usize).min(self.running.len());
+        self.ledger.set_active(scaler.wanted);
+        for worker in scaler.wanted..self.running.len() {
+            self.retire(worker);
+        }
+    }
+
+    /// Ends a worker's process, unless it has something of this round.
+    fn retire(&mut self, worker: usize) {
+        if let Some(line) = self.running[worker].as_ref().filter(|_| self.ledger.is_idle(worker)) {
+            self.is_retired[worker] = true;
+            line.hang_up();
+        }
+    }
+
+    /// Ends all processes, if they are to end with a round.
+    pub(super) fn end_round(&mut self, start: Start) {
+        if start == Start::Cold && self.scaler.is_none() {
+            (0..self.running.len()).for_each(|worker| self.retire(worker));
+        }
+    }
+}
+
+impl Shared {
+    /// Whether a worker's process is to run.
+    pub(super) fn is_due(&self, state: &State, worker: usize) -> bool {
+        state.ledger.is_wanted(worker)
+            && (self.config.start == Start::Always || state.ledger.has_work(worker))
+    }
+
+    /// Has the autoscaler decide again and again, until the team ends.
+    pub(super) fn tick(&self, knobs: Knobs) {
+        let mut state = self.lock();
+        let mut next = Instant::now() + knobs.tick;
+        while !state.is_stopping {
+            let left = next.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                let waited = self.changed.wait_timeout(state, left);
+                state = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+                continue;
+            }
+            state.observe();
+            state.scale();
+            next += knobs.tick;
+        }
+    }
+}

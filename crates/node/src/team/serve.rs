@@ -1,0 +1,186 @@
+//! What a worker's thread does: it starts the worker's process, hears it, and starts another when it ends.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use super::line::{answer, Line, Route, Ways};
+use super::timeline::{Doing, Stretch};
+use super::Shared;
+use crate::clock;
+use crate::freight::Freight;
+use crate::hearing::{Heard, Hearing};
+use crate::launch::Launched;
+use crate::ledger::Base;
+use crate::note::Kind;
+
+/// A process that has just been set up.
+struct Started {
+    line: Line,
+    hearing: Hearing,
+}
+
+impl Shared {
+    /// Keeps a worker running until the team ends.
+    pub(super) fn serve(&self, worker: usize) {
+        loop {
+            let mut state = self.lock();
+            while !state.is_stopping && !self.is_due(&state, worker) {
+                state = self.wait(state);
+            }
+            if state.is_stopping {
+                return;
+            }
+            let (round, base) = (state.ledger.round(), state.ledger.base(worker).cloned());
+            let party = state.number();
+            drop(state);
+            let began = clock::now();
+            match self.start(worker, party, base) {
+                Ok(started) => self.attend(worker, round, began, started),
+                Err(error) => self.give_up(round, &error),
+            }
+            self.paths.iter().for_each(|paths| paths.routes.leave(party));
+            self.lock().parties.remove(&party);
+        }
+    }
+
+    /// No worker can be started: there is no mean in this round, and the next one is another try.
+    fn give_up(&self, round: u32, error: &io::Error) {
+        let mut state = self.lock();
+        state.ledger.fail(format!("no worker could be started: {error}"));
+        self.act(state);
+        let mut state = self.lock();
+        while !state.is_stopping && state.ledger.round() == round {
+            state = self.wait(state);
+        }
+    }
+
+    fn start(&self, worker: usize, party: u16, base: Option<Base>) -> io::Result<Started> {
+        let (Some(pool), Some(sums)) = (self.config.pool.descriptor(), self.sums[worker].descriptor()) else {
+            return Err(io::Error::other("the memory cannot be shared"));
+        };
+        let mut setup = self.setups[worker].clone();
+        setup.number = party;
+        setup.base = base.map(|base| (base.slot, base.head.encode()));
+        let (freight, far) = self.freight(worker)?.unzip();
+        let Launched { socket, mut process } = self.launcher.launch()?;
+        let (route, own) = self.route(party).unzip();
+        let descriptors =
+            [Some(pool), Some(sums), far.as_ref().map(AsFd::as_fd), own.as_ref().map(AsFd::as_fd)];
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.into_iter().flatten().collect();
+        let is_told =
+            socket.set_write_timeout(Some(self.look())).and_then(|()| setup.send(&socket, &descriptors));
+        if is_told.is_err() {
+            process.kill(); // it is found dead when it is attended to
+        }
+        let heard = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
+        match socket.try_clone().and_then(|socket| Ok((socket, heard?))) {
+            Ok((unix, heard)) => {
+                let hearing = Hearing::new(unix, heard);
+                Ok(Started { line: Line::new(party, socket, Ways { route, freight }, process), hearing })
+            }
+            Err(error) => {
+                process.end();
+                Err(error)
+            }
+        }
+    }
+
+    /// A connection inside the kernel for a process, and the process's end of it. One that cannot have any gets its notes
+    /// over its Unix socket.
+    fn route(&self, party: u16) -> Option<(Route, TcpStream)> {
+        let paths = self.paths.as_ref()?;
+        let (socket, own) = paths.routes.join(party).ok()?;
+        let allowed = [(0, party), (party, 0)].map(|(from, to)| paths.routes.allow(from, to, paths.budget));
+        allowed.into_iter().collect::<io::Result<()>>().ok()?;
+        Some((Route { outlet: paths.outlet.clone(), socket }, own))
+    }
+
+    /// A connection for a worker's bytes, if they are copied, and the worker's end of it.
+    fn freight(&self, worker: usize) -> io::Result<Option<(Freight, OwnedFd)>> {
+        let plane = self.config.plane;
+        // The largest messages are an update and sums.
+        let most = self.config.layout.bytes().max(self.setups[worker].sums_bytes / 2);
+        plane.copies().then(|| Freight::new(plane, &*self.launcher, most)).transpose()
+    }
+
+    /// How often a worker that owes an answer is looked at.
+    fn look(&self) -> Duration {
+        (self.config.patience / 4).max(Duration::from_millis(1))
+    }
+
+    /// Hears a worker until it ends.
+    fn attend(&self, worker: usize, round: u32, began: u64, started: Started) {
+        let Started { line, mut hearing } = started;
+        let party = line.party;
+        let mut state = self.lock();
+        state.counts.started += 1;
+        state.timeline.add(Stretch {
+            worker,
+            doing: Doing::Start,
+            start: began,
+            end: clock::now(),
+            updates: 0,
+        });
+        if state.is_stopping {
+            line.hang_up();
+        }
+        state.running[worker] = Some(line);
+        self.changed.notify_all();
+        state.ledger.started(worker, round);
+        self.act(state);
+        self.hear((worker, party), &mut hearing);
+        let line = self.lock().running[worker].take();
+        let (cpu, carrying) = line.as_ref().map_or((0, 0), |line| (line.cpu, line.carrying()));
+        line.into_iter().for_each(Line::end);
+        let mut state = self.lock();
+        state.counts.cpu += cpu;
+        state.counts.carrying += carrying;
+        if std::mem::take(&mut state.is_retired[worker]) {
+            state.ledger.left(worker);
+        } else if !state.is_stopping {
+            state.counts.died += 1;
+            let now = clock::now();
+            state.timeline.add(Stretch { worker, doing: Doing::Died, start: now, end: now, updates: 0 });
+            state.ledger.died(worker);
+        }
+        self.changed.notify_all();
+        self.act(state);
+    }
+
+    /// Returns when the worker says nothing more, says what cannot be, or owes an answer for too long.
+    fn hear(&self, (worker, party): (usize, u16), hearing: &mut Hearing) {
+        let mut quiet = 0;
+        loop {
+            match hearing.wait(Some(self.look())) {
+                Ok(Heard::Something) => quiet = 0,
+                Ok(Heard::Nothing) => {
+                    quiet = if self.lock().ledger.is_awaited(worker) { quiet + 1 } else { 0 };
+                    if quiet >= 4 {
+                        return;
+                    }
+                }
+                Ok(Heard::End) | Err(_) => return,
+            }
+            while let Some(message) = hearing.next() {
+                let mut state = self.lock();
+                if answer(&mut state.ledger, (worker, party), &message).is_err() {
+                    return;
+                }
+                if let Some(line) = &mut state.running[worker] {
+                    let times = line.note_times(&message);
+                    let stretch = line.stretch(worker, &message);
+                    line.flush();
+                    state.counts.folded += u64::from(message.note.kind == Kind::Folded);
+                    if let Some((handover, fold)) = times {
+                        state.counts.handovers.add(handover);
+                        state.counts.folds.add(fold);
+                    }
+                    stretch.into_iter().for_each(|stretch| state.timeline.add(stretch));
+                }
+                self.act(state);
+            }
+        }
+    }
+}

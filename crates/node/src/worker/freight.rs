@@ -1,0 +1,41 @@
+//! A worker's end of the connection over which bytes are copied.
+
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+
+use thalweg_arena::{Access, Arena};
+use thalweg_wire::Range;
+
+use crate::freight;
+use crate::setup::Setup;
+
+/// The connection, and what is copied over it.
+pub(super) struct Freight {
+    stream: TcpStream,
+    /// The worker's own sums, to read.
+    sums: Arena,
+    /// Where the copy of an update goes.
+    update: Vec<u8>,
+}
+
+impl Freight {
+    pub fn new(end: OwnedFd, sums: &OwnedFd, setup: &Setup) -> Result<Self, String> {
+        let sums = sums.try_clone().map_err(|e| e.to_string())?;
+        let sums = Arena::of_fd(sums, setup.sums_bytes, Access::Read).map_err(|e| e.to_string())?;
+        Ok(Self { stream: TcpStream::from(end), sums, update: vec![0; setup.layout.bytes() as usize] })
+    }
+
+    /// Receives the next update.
+    pub fn receive(&mut self) -> Result<&[u8], String> {
+        freight::receive(&mut self.stream, &mut self.update).map_err(|e| e.to_string())?;
+        Ok(&self.update)
+    }
+
+    /// Sends the sums of a slot.
+    pub fn send(&mut self, slot: usize) -> Result<(), String> {
+        let half = self.sums.len() / 2;
+        let start = slot as u64 * half;
+        let cells = self.sums.lend(Range::new(start, start + half)).map_err(|e| e.to_string())?;
+        freight::send(&mut self.stream, &cells).map_err(|e| e.to_string())
+    }
+}
