@@ -25,6 +25,7 @@ fn scenario(system: &str, nodes: usize, clients: u32) -> Scenario {
         between: Duration::from_secs(1),
         spread: Duration::ZERO,
         seed: 1,
+        arrivals: Vec::new(),
         config: Config { split: Split::Clients, workers: 64, ..Config::default() },
         switches: Switches::of(system).unwrap(),
         autoscaler: Default::default(),

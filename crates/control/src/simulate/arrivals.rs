@@ -30,8 +30,11 @@ pub fn counted(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>
 fn received(scenario: &Scenario, round: u32, open: Time, homes: &[Option<u32>]) -> Vec<Arrival> {
     let mut dice = Dice::new(&[scenario.seed, u64::from(round)]);
     let first = open.saturating_add(scenario.between);
-    let sent =
-        (0..).zip(homes).map(|(client, home)| (client, home, first + scenario.spread.mul_f64(dice.unit())));
+    let mut delay = |client: u32| match scenario.arrivals.get(client as usize) {
+        Some(known) => known.0,
+        None => scenario.spread.mul_f64(dice.unit()),
+    };
+    let sent = (0..).zip(homes).map(|(client, home)| (client, home, first + delay(client)));
     let mut arrivals: Vec<Arrival> =
         sent.filter_map(|(client, home, at)| home.map(|node| Arrival { at, node, client })).collect();
     arrivals.sort_unstable();

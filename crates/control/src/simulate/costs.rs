@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::systems::{DataPlane, Start, Switches};
+use super::systems::{DataPlane, Levels, Start, Switches};
 
 /// The most updates that one pass over the sums folds.
 const MANY: u32 = 8;
@@ -33,6 +33,8 @@ pub struct Costs {
     /// Start of a worker as a new process.
     #[serde(with = "crate::seconds")]
     pub cold_start: Duration,
+    /// Making a model of the sums at the end of a round, in bytes of the model; 0 takes no time.
+    pub finish: u64,
 }
 
 impl Default for Costs {
@@ -46,6 +48,7 @@ impl Default for Costs {
             side: 3_300_000_000,
             warm_start: Duration::from_micros(1300),
             cold_start: Duration::from_millis(100),
+            finish: 0,
         }
     }
 }
@@ -67,9 +70,9 @@ impl Costs {
         waiting.min(MANY)
     }
 
-    /// Between two workers of a node: time of a core, and time that passes besides.
+    /// From a leaf to its node's middle, which has no side process: time of a core, and time that passes besides.
     pub fn between_workers(&self, bytes: u64, switches: &Switches) -> (Duration, Duration) {
-        let sides = if switches.side_process { at_rate(bytes, self.side) * 2 } else { Duration::ZERO };
+        let sides = if switches.side_process { at_rate(bytes, self.side) } else { Duration::ZERO };
         match switches.data_plane {
             DataPlane::Pool => (sides, self.hand_over),
             DataPlane::Sockets => (sides + at_rate(bytes, self.socket), Duration::ZERO),
@@ -77,12 +80,13 @@ impl Costs {
         }
     }
 
-    /// From where a node received an update to the worker. Over sockets the worker itself received it.
+    /// From where a node received an update to the worker. With sockets alone a node's only aggregator received it itself.
     pub fn to_worker(&self, bytes: u64, switches: &Switches) -> (Duration, Duration) {
         let side = if switches.side_process { at_rate(bytes, self.side) } else { Duration::ZERO };
         match switches.data_plane {
             DataPlane::Pool => (side, self.hand_over),
-            DataPlane::Sockets => (side, Duration::ZERO),
+            DataPlane::Sockets if switches.levels == Levels::Flat => (side, Duration::ZERO),
+            DataPlane::Sockets => (side + at_rate(bytes, self.socket), Duration::ZERO),
             DataPlane::Broker => (side + at_rate(bytes, self.broker), Duration::ZERO),
         }
     }

@@ -21,6 +21,7 @@ pub use costs::Costs;
 pub use systems::{DataPlane, Levels, Start, Switches, SYSTEMS};
 
 use crate::autoscaler::Knobs;
+pub use crate::seconds::Seconds;
 use crate::{decide, Client, Config, Load, Node, Plan, Reason, State, Time};
 
 /// What is simulated.
@@ -49,6 +50,10 @@ pub struct Scenario {
     pub spread: Duration,
     /// Seed of that.
     pub seed: u64,
+    /// When each client's update comes, after the first one: those of a run that is played again. Where there is none it
+    /// is drawn.
+    #[serde(default)]
+    pub arrivals: Vec<Seconds>,
     /// The control plane's policies; the switches go over them.
     pub config: Config,
     /// The system.

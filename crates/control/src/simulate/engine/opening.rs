@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::super::arrivals::Arrival;
+use super::super::costs::at_rate;
 use super::super::machine::{Range2, Standing};
 use super::super::tasks::{dealt, Leaves, Task};
 use super::super::{Levels, Outcome};
@@ -113,7 +114,8 @@ impl Engine<'_> {
     }
 
     pub(super) fn close(&mut self, arrivals: &[Arrival]) -> Outcome {
-        let done = self.round.done.unwrap_or(self.now);
+        let finish = at_rate(self.scenario.bytes, self.costs().finish);
+        let done = self.round.done.unwrap_or(self.now).saturating_add(finish);
         self.now = done;
         let spread = self.spread();
         let bytes_peak = self.round.peak;
