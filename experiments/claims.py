@@ -57,6 +57,15 @@ NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "reached_std": (100.0, " points"),
     "tested_loss": (1.0, ""),
     "finish_seconds": (1.0, " s"),
+    "completion": (1e3, " ms"),
+    "hand_over": (1e3, " ms"),
+    "taken": (1e3, " ms"),
+    "cpu": (1.0, " s"),
+    "off": (100.0, " %"),
+    "created": (1.0, " aggregators"),
+    "nodes_used": (1.0, " nodes"),
+    "time_to": (1.0, " s"),
+    "cpu_to": (1.0, " s"),
 }
 
 

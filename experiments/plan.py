@@ -79,7 +79,9 @@ class Experiment(Section):
 
     title: str = Field(description="what is measured")
     source: str = Field(description="paper, section and figure")
-    quantity: Literal["communication", "accuracy", "goodput", "iterations"] = Field(description="what the figure shows")
+    quantity: Literal["communication", "accuracy", "goodput", "iterations", "aggregation"] = Field(
+        description="what the figure shows"
+    )
     plot: Plot = Field(description="how the figure is drawn")
     watch: bool = Field(False, description="whether the kernel's senders are looked at meanwhile")
     rivals: int = Field(0, ge=0, le=64, description="other TCP streams from client-1, if senders are watched")

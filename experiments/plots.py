@@ -53,6 +53,7 @@ class Quantity:
 
 
 SECONDS: Final = Quantity("seconds", "communication, s", mark="bound_seconds")
+COMPLETION: Final = Quantity("completion", "completion of a round, ms", 1e3)
 GOODPUT: Final = Quantity("goodput", "goodput, Mbit/s", 1e-6, mark="ceiling")
 
 
@@ -63,7 +64,7 @@ def draw(
 
     Returns the files.
     """
-    shown = GOODPUT if quantity == "goodput" else SECONDS
+    shown = {"goodput": GOODPUT, "aggregation": COMPLETION}.get(quantity, SECONDS)
     if plot.last is not None:
         label = cells[-1].labels[plot.last]
         cells = [cell for cell in cells if cell.labels[plot.last] == label]

@@ -48,6 +48,20 @@ LEARNED: Final = (
     ("drift", 1.0, "drift"),
     ("disagreement", 1.0, "disagreement"),
 )
+# Of aggregation trees, in the same form.
+AGGREGATION: Final = (
+    ("completion", 1e3, "ACT, ms"),
+    ("hand_over", 1e3, "hand-over, ms"),
+    ("fold", 1e3, "fold, ms"),
+    ("taken", 1e3, "both, ms"),
+    ("finish", 1e3, "finish, ms"),
+    ("cpu", 1.0, "CPU s a round"),
+    ("created", 1.0, "aggregators"),
+    ("nodes_used", 1.0, "nodes"),
+    ("simulated", 1e3, "ACT simulated, ms"),
+    ("off", 100.0, "off, %"),
+)
+TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
 SEEN: Final = {True: "yes", False: "no", None: "not measured"}
 
 
@@ -142,6 +156,19 @@ def _iterations(modes: dict[str, list[Cell]]) -> str:
     return _table(["mode", *axes, *(words for _, _, words in columns)], rows)
 
 
+def _aggregations(modes: dict[str, list[Cell]]) -> str:
+    trained = any(cell.numbers.get("reached") is not None for cells in modes.values() for cell in cells)
+    columns = (*AGGREGATION, *(TRAINED if trained else ()))
+    axes = list(next(iter(modes.values()))[0].labels)
+    rows = []
+    for cells in modes.values():
+        for cell in cells:
+            shown = [_number(cell.numbers.get(key), factor) for key, factor, _ in columns]
+            shown[0] = shown[0] if "completion" in cell.numbers else cell.numbers["status"]
+            rows.append([*(cell.labels[axis].removeprefix("payload:") for axis in axes), *shown])
+    return _table([*axes, *(words for _, _, words in columns)], rows)
+
+
 def _number(value: float | None, factor: float) -> str:
     return "-" if value is None else f"{factor * value:.4g}"
 
@@ -165,6 +192,7 @@ _TABLES: Final[Mapping[str, Callable[[dict[str, list[Cell]]], str]]] = {
     "accuracy": _accuracies,
     "goodput": _goodputs,
     "iterations": _iterations,
+    "aggregation": _aggregations,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from experiments import claims, goodput, iterations, load, measured, plots, senders
+from experiments import aggregation, claims, goodput, iterations, load, measured, plots, senders
 from experiments.plan import ROOT, Experiment
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
@@ -20,6 +20,7 @@ OUT: Final = ROOT / "out"
 _MORE: Final[Mapping[str, Callable[[Iterable[Mapping[str, Any]], Path], dict[int, measured.Table]]]] = {
     "goodput": goodput.by_cell,
     "iterations": iterations.by_cell,
+    "aggregation": aggregation.by_cell,
 }
 
 

@@ -18,7 +18,7 @@ from thalweg.errors import PlanError
 ALL = names()
 STUDIES = sorted({name.partition("/")[0] for name in ALL})
 # How the requirements' lines on each paper begin.
-PREFIX = {"fedcomm": "F-", "fedrdma": "R-", "unifl": "U-", "udp-dpsgd": "D-"}
+PREFIX = {"lifl": "L-", "fedcomm": "F-", "fedrdma": "R-", "unifl": "U-", "udp-dpsgd": "D-"}
 
 
 def matrix(name: str, mode: str, scale: str) -> Matrix:
@@ -152,6 +152,13 @@ def test_figures_and_verdicts_come_from_the_numbers(name: str, tmp_path: Path) -
             numbers |= {"bound_seconds": number / 2, "ceiling": 2e6 * number, "lost": 0.2, "jain": 0.5, "clients": 2}
             numbers |= {"flows": {"client-1": 1e6 * number, "client-2": 2e6 * number}, "share": 0.5}
             numbers |= on_graph(number)
+            numbers |= {
+                **made_up("completion", number / 100),
+                "hand_over": number / 1000,
+                "taken": 0.1 * number,
+                "cpu": number / 10,
+            }
+            numbers |= {"created": number, "nodes_used": number, "time_to": 1.0 * number, "cpu_to": 2.0 * number}
             numbers |= {"timeline": {name: [1.0, 2.0] for name in ("seconds", "cwnd", "in_flight", "window")}}
             cells.append({"labels": dict(cell.settings), "accuracy": [0.1, 0.1 + number / 1000], **numbers})
         parts[mode] = {"cells": cells}

@@ -1,0 +1,105 @@
+"""What an aggregation tree came to, from the records of a bench's runs.
+
+================  ==============================================================================================
+``completion``    from a round's first whole update to the new model (the paper's ACT), seconds
+``hand_over``     from the node's note until a worker holds an update, by whatever the data plane is, seconds
+``fold``          from there until it has folded it
+``taken``         both
+``finish``        of ``completion``, what followed the last update: workers' sums made a model
+``cpu``           of server, nodes, workers and hops, of all rounds over their number, seconds
+``created``       aggregators that were started, in the whole run
+``nodes_used``    nodes that had clients
+``reached``       accuracy of the last round
+``time_to``       seconds of aggregation until the accuracy of ``TARGET`` was reached; null if it was not
+``cpu_to``        CPU seconds of aggregation until then
+``simulated``     completion as the simulator has it, with this run's costs and arrivals; of runs with one node
+``off``           how far that is from ``completion``, as a fraction of it
+================  ==============================================================================================
+
+Times are medians over rounds, and all numbers medians over runs; ``completion_by_run`` has each run's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from experiments.measured import Table, middle, rounded
+from thalweg.errors import RecordError
+from thalweg.record import Record
+from thalweg.report.replay import replayed
+
+NUMBERS: Final = (
+    "completion",
+    "hand_over",
+    "fold",
+    "taken",
+    "finish",
+    "cpu",
+    "created",
+    "nodes_used",
+    "reached",
+    "time_to",
+    "cpu_to",
+    "simulated",
+    "off",
+)
+# The accuracy of the paper's figure 9.
+TARGET: Final = 0.7
+
+
+def by_cell(runs: Iterable[Mapping[str, Any]], folder: Path) -> dict[int, Table]:
+    """Return the numbers of each cell from its complete runs' records, below ``folder``. Raises RecordError."""
+    found: dict[int, list[Table]] = defaultdict(list)
+    for run in runs:
+        if run["status"] == "complete" and run["record"]:
+            record = Record(folder / run["record"])
+            numbers = of_run(record.manifest["tree"], list(record.rounds()))
+            found[run["cell"]].append({**numbers, **played(record.path)})
+    return {cell: joined(tables) for cell, tables in found.items()}
+
+
+def of_run(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the numbers of a run from its ``tree`` and its rounds."""
+    handed, folded = tree["handover_us"]["p50"], tree["fold_us"]["p50"]
+    completions = [entry["fold"]["completion_seconds"] for entry in rounds]
+    cpu = _total(tree["cpu_seconds"]) / max(1, len(rounds))
+    accuracies = [entry.get("accuracy") for entry in rounds]
+    needed = next((at for at, value in enumerate(accuracies, 1) if value is not None and value >= TARGET), None)
+    return {
+        "system": tree["system"],
+        "completion": middle(completions),
+        "hand_over": None if handed is None else rounded(handed / 1e6),
+        "fold": None if folded is None else rounded((folded - handed) / 1e6),
+        "taken": None if folded is None else rounded(folded / 1e6),
+        "finish": middle(entry["fold"].get("finish_seconds") for entry in rounds),
+        "cpu": rounded(cpu),
+        "created": tree["aggregators_created"],
+        "nodes_used": tree["nodes_used"],
+        "reached": rounded(accuracies[-1]) if accuracies and accuracies[-1] is not None else None,
+        "time_to": None if needed is None else rounded(sum(value or 0.0 for value in completions[:needed])),
+        "cpu_to": None if needed is None else rounded(needed * cpu),
+    }
+
+
+def played(folder: Path) -> Table:
+    """Return what the simulator makes of a run; nothing if it cannot play it again."""
+    try:
+        found = replayed(folder)
+    except RecordError:
+        return {"simulated": None, "off": None}
+    return {"simulated": rounded(found["simulated_seconds"]), "off": rounded(found["off"])}
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return the medians of several runs' numbers."""
+    found: Table = {key: middle(table[key] for table in tables) for key in NUMBERS}
+    system = tables[0]["system"]
+    return {**found, "system": system, "completion_by_run": [table["completion"] for table in tables]}
+
+
+def _total(cpu: Mapping[str, Any]) -> float:
+    """Return all seconds in a tree's ``cpu_seconds``, those of nodes by name too."""
+    return sum(_total(value) if isinstance(value, Mapping) else float(value or 0.0) for value in cpu.values())
