@@ -23,6 +23,7 @@ from benches.paths import paths
 from benches.rdma import rdma
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
+from benches.systems import systems
 from benches.tasks import tasks
 from benches.tops import tops
 from benches.trees import trees
@@ -68,7 +69,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "peers": transports.peers,
     "paths": paths,
     "rdma": rdma,
-    "trees": trees,
+    "trees": lambda: [*trees(), *systems()],
     "tops": tops,
 }
 # Take minutes, so only those who name them get them.

@@ -1,0 +1,76 @@
+"""The systems that LIFL is compared with, and how close a node comes to what its updates need at least."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import Any
+
+from benches.common import MIB, Figure, Spread, note, workers
+from benches.rounds import server
+from thalweg.plan import Plan
+from thalweg.trees import live
+
+REPETITIONS = 7
+SIZE = 232_000_000
+# What of each system is compared: the way of an update and its fold. Starts are not part of it.
+WARM = {"start": "always", "scaling": "fixed", "timing": "eager", "workers": 1}
+SYSTEMS = {"lifl": None, "sf": 3.5, "sl": 7.0}
+# Updates on one node (LIFL's MC), and what more than the least a round may take.
+MANY, EACH, MORE = 20, 8 * MIB, 1.10
+
+
+def systems() -> list[Figure]:
+    """Return transfer and fold of an update in each system, and the completion of a full node."""
+    note(f"transfer and fold of {SIZE // 10**6} MB: {', '.join(SYSTEMS)}")
+    return [*_transfers(), _completion()]
+
+
+def _options(**tree: Any) -> dict[str, Any]:
+    return live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree}))
+
+
+def _transfers() -> list[Figure]:
+    """One client and one worker a system, whose rounds take turns."""
+    servers = {name: server(SIZE, 1, **_options(system=name, split="clients", **WARM)) for name in SYSTEMS}
+    with workers([["thalweg", one.address, "client", "1"] for one in servers.values()]):
+        for one in servers.values():
+            one.wait(1, 60.0)
+        for number in range(1, REPETITIONS + 2):
+            for one in servers.values():
+                one.round(number, "{}", None)
+        told = {name: live.facts(one.tree(), 0.0) for name, one in servers.items()}
+        for one in servers.values():
+            one.close("done")
+    return [_beside(name, least, told) for name, least in SYSTEMS.items() if least is not None]
+
+
+def _beside(name: str, least: float, told: dict[str, Any]) -> Figure:
+    base, folded = told["lifl"]["fold_us"]["p50"] / 1e3, told[name]["fold_us"]["p50"] / 1e3
+    handed, ratio = told[name]["handover_us"]["p50"] / 1e3, folded / base
+    value = f"{ratio:.2f} times: {folded:.0f} ms ({handed:.0f} the transfer), lifl {base:.0f} ms"
+    figure = f"transfer and fold of {SIZE // 10**6} MB by {name}, against lifl"
+    details = {key: told[key] for key in (name, "lifl")}
+    return Figure(figure, value, f"{least:g} times", ratio >= least, details)
+
+
+def _completion() -> Figure:
+    """A round of as many updates as a node holds, against its last byte or its folds, whichever is later."""
+    note(f"completion of {MANY} updates of {EACH // MIB} MiB on one node")
+    one = server(EACH, MANY, **_options(workers=1))
+    least, took = [], []
+    with workers([["thalweg", one.address, "client", str(MANY)]]):
+        one.wait(MANY, 60.0)
+        for number in range(1, REPETITIONS + 2):
+            outcome = json.loads(one.round(number, "{}", None))
+            ends = [way["receive_end"] for way in outcome["transfers"] if way["direction"] == "up"]
+            fold = live.facts(one.tree(), 0.0)
+            each = (fold["fold_us"]["p50"] - fold["handover_us"]["p50"]) / 1e6
+            least.append(max(max(ends) - min(ends), MANY * each) + outcome["fold"]["finish_seconds"])
+            took.append(outcome["fold"]["completion_seconds"])
+        one.close("done")
+    ratio = median(a / b for a, b in zip(took[1:], least[1:], strict=True))
+    spread, bound = Spread.of(took[1:]), Spread.of(least[1:])
+    value = f"{ratio:.2f} times: {spread.text(1e3)} ms, least {bound.text(1e3)} ms"
+    name = f"completion of {MANY} updates of {EACH // MIB} MiB, against max(last byte, folds) and finish"
+    return Figure(name, value, f"{MORE:g} times", ratio <= MORE, {"took": vars(spread), "least": vars(bound)})
