@@ -31,6 +31,7 @@ def test_a_plan_is_printed_with_its_reasons(file: str) -> None:
     assert out.splitlines() == [
         "lifl: 20 updates of 976.6 KiB, 5 nodes",
         "  node 0: 20 clients, 10 workers and a middle (start 10)",
+        "notes between a node and its workers: inside the kernel where it can take them, else through the node",
         "why:",
         "  20 clients placed on 1 node by best fit: the fullest node with room",
         "  node 0: 10 leaves and a middle, for a smoothed queue of 20 (now 20) at 2 a leaf",
@@ -49,7 +50,7 @@ def test_a_simulation_says_that_it_is_one(file: str) -> None:
     lines = out.splitlines()
     assert (code, len(lines)) == (0, 4)
     assert lines[1].startswith("  round 1: completed in ")
-    assert lines[-1].startswith("simulated, and not yet accepted")
+    assert lines[-1].startswith("simulated, and not accepted")
     found = json.loads(invoke("tree", "simulate", file, "--json")[1])
     assert (found["simulated"], found["accepted"], len(found["rounds"])) == (True, False, 2)
 

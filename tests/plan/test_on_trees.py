@@ -17,7 +17,16 @@ def tree(**sections: Any) -> Plan:
 
 @pytest.mark.parametrize(
     "keys",
-    [{}, {"workers": 3}, {"workers": "auto"}, {"split": "clients", "inputs": 4}, {"system": "lifl", "timing": "eager"}],
+    [
+        {},
+        {"workers": 3},
+        {"workers": "auto"},
+        {"split": "clients", "inputs": 4},
+        {"system": "lifl", "timing": "eager"},
+        {"timing": "lazy", "routes": "kernel"},
+        {"data_plane": "broker", "side_process": True, "start": "cold"},
+        *({"system": name} for name in ("sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b")),
+    ],
 )
 def test_a_tree_of_one_node_can_be_run(keys: dict[str, Any]) -> None:
     check(tree(tree=keys))
@@ -26,8 +35,6 @@ def test_a_tree_of_one_node_can_be_run(keys: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("keys", "value"),
     [
-        ("timing", "lazy"),
-        ("system", "sl"),
         ("top", "sharded"),
         ("placement", "worst-fit"),
         ("goal", 3),
@@ -37,6 +44,11 @@ def test_a_tree_of_one_node_can_be_run(keys: dict[str, Any]) -> None:
 def test_what_does_not_run_yet_is_named(keys: str, value: Any) -> None:
     with pytest.raises(PlanError, match=f"tree.{keys} = .* cannot be run yet"):
         check(tree(tree={keys: value}))
+
+
+def test_a_systems_switches_are_looked_at() -> None:
+    with pytest.raises(PlanError, match="needs all its workers"):
+        check(tree(tree={"system": "sl", "split": "ranges"}))
 
 
 NODES: Final = {"tree": {"top": "dedicated"}, "nodes": {"count": 2}}

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import suppress
@@ -28,6 +29,27 @@ CLIENTS: Final = 5
 ROUNDS: Final = 3
 # Three stripes of the accumulator and a bit.
 ELEMENTS: Final = 100_000
+
+
+WITHOUT_RIGHTS: Final = """
+import json
+from thalweg import _core
+from thalweg.plan import Plan
+from thalweg.trees import live
+
+def server(routes):
+    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"routes": routes}})
+    arena = _core.Arena(_core.Layout([("w", "F32", [4])]))
+    return _core.Server(arena, "tcp://127.0.0.1:0", json.dumps(live.options(plan)))
+
+try:
+    server("kernel")
+except _core.CoreError as error:
+    refused = str(error)
+made = server("auto")
+print(json.dumps([refused, json.loads(made.tree())]))
+made.close("done")
+"""
 
 
 def layout() -> _core.Layout:
@@ -111,9 +133,26 @@ def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tupl
     return bytes(np.asarray(arena)), None if text is None else json.loads(text)
 
 
-def told(count: int, split: str) -> dict[str, Any]:
-    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split}})
+def told(count: int, split: str, **tree: Any) -> dict[str, Any]:
+    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split, **tree}})
     return live.options(plan)
+
+
+def kernel_routes() -> str | None:
+    """Why the kernel has no routes here; None if it has."""
+    try:
+        _core.tree_routes()
+    except _core.CoreError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(params=["node", "kernel"])
+def routes(request: pytest.FixtureRequest) -> str:
+    why = kernel_routes() if request.param == "kernel" else None
+    if why is not None:
+        pytest.skip(why)
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +163,8 @@ def star() -> bytes:
 
 
 @pytest.mark.parametrize(("count", "split"), [(1, "ranges"), (2, "ranges"), (3, "clients")])
-def test_workers_give_the_servers_bits(star: bytes, count: int, split: str) -> None:
-    model, tree = job(told(count, split))
+def test_workers_give_the_servers_bits(star: bytes, count: int, split: str, routes: str) -> None:
+    model, tree = job(told(count, split, routes=routes))
     assert model == star
     assert tree is not None
     assert (tree["workers"], tree["aggregators_created"], tree["died"]) == (count, count, 0)
@@ -134,15 +173,89 @@ def test_workers_give_the_servers_bits(star: bytes, count: int, split: str) -> N
     middle, most = tree["handover_us"]["p50"], tree["handover_us"]["p99"]
     # It is timed when a worker is told of an update while it has nothing to do, which need not happen.
     assert (middle is most is None) or 0 < middle <= most
+    assert (middle is None) or middle <= tree["fold_us"]["p50"]
     assert tree["pool_bytes"] > CLIENTS * 4 * ELEMENTS
+    assert (tree["routes"], tree["routes_reason"]) == (routes, "asked for")
+    if routes == "node":
+        assert tree["notes"] is None
+    else:
+        # An order and an answer for each update and each commit.
+        assert tree["notes"]["routed"] >= 2 * ROUNDS * (CLIENTS + 1)
+        assert tree["notes"]["passed"] == 0
 
 
 @pytest.mark.parametrize("split", ["ranges", "clients"])
-def test_killed_workers_change_no_bit(star: bytes, split: str) -> None:
-    model, tree = job(told(2, split), kills=True)
+def test_lazy_workers_give_the_servers_bits(star: bytes, split: str) -> None:
+    model, tree = job(told(2, split, timing="lazy"))
+    assert model == star
+    assert tree is not None
+    assert tree["commits"] == ROUNDS
+
+
+def test_lazy_workers_fold_what_fills_the_pool(star: bytes) -> None:
+    model, tree = job(told(1, "ranges", timing="lazy"), staging=2 * 4 * ELEMENTS + 2000)
+    assert model == star
+    assert tree is not None
+    assert tree["pool_bytes"] < 2 * CLIENTS * 4 * ELEMENTS
+
+
+def test_auto_takes_the_kernel_where_it_can_and_says_why() -> None:
+    _, tree = job(told(1, "ranges"))
+    assert tree is not None
+    why = kernel_routes()
+    if why is None:
+        assert (tree["routes"], tree["routes_reason"]) == ("kernel", "the kernel can")
+    else:
+        assert tree["routes"] == "node"
+        assert tree["routes_reason"] in why
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a right can be dropped by who has it: run as root")
+def test_without_the_right_to_load_programs_the_node_takes_notes() -> None:
+    """In a process without CAP_BPF, CAP_NET_ADMIN and CAP_SYS_ADMIN."""
+    dropped = "-sys_admin,-bpf,-net_admin"
+    found = subprocess.run(
+        ["setpriv", "--bounding-set", dropped, "--inh-caps", dropped, sys.executable, "-c", WITHOUT_RIGHTS],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    refused, tree = json.loads(found.stdout)
+    for said in (refused, tree["routes_reason"]):
+        assert "CAP_BPF" in said
+        assert "clang" not in said
+    assert "--routes node" in refused
+    assert (tree["routes"], tree["notes"]) == ("node", None)
+
+
+@pytest.mark.parametrize("split", ["ranges", "clients"])
+def test_killed_workers_change_no_bit(star: bytes, split: str, routes: str) -> None:
+    model, tree = job(told(2, split, routes=routes), kills=True)
     assert model == star
     assert tree is not None
     assert tree["died"] >= ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("system", "copied", "passed", "stays"),
+    [
+        ("sf", True, False, True),
+        ("sf-mono", False, False, True),
+        ("sf-micro", True, True, True),
+        ("sl", True, True, False),
+        ("sl-h", False, False, False),
+    ],
+)
+def test_every_system_gives_the_servers_bits(star: bytes, system: str, copied: bool, passed: bool, stays: bool) -> None:
+    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"system": system, "workers": 2}})
+    options = live.options(plan)
+    assert (options["workers"]["data_plane"] != "pool") == copied
+    assert (options["workers"]["start"] == "always") == stays
+    model, tree = job(options)
+    assert model == star
+    assert tree is not None
+    assert (tree["hops_cpu_seconds"] > 0) == passed
+    assert tree["died"] == 0
 
 
 def test_a_pool_smaller_than_the_round_serves_all(star: bytes) -> None:

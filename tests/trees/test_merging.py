@@ -75,12 +75,34 @@ def test_overlaps_count_once(spans: list[Any], seconds: float) -> None:
 
 def test_figures_of_workers_add_up_but_for_times() -> None:
     counts = dict.fromkeys(
-        ("workers", "aggregators_created", "died", "reused", "commits", "cpu_seconds", "pool_bytes", "sums_bytes"), 1
+        (
+            "workers",
+            "aggregators_created",
+            "died",
+            "reused",
+            "commits",
+            "cpu_seconds",
+            "hops_cpu_seconds",
+            "pool_bytes",
+            "sums_bytes",
+        ),
+        1,
     )
-    told = [
-        {**counts, "handover_us": {"p50": 20.0, "p99": None}},
-        {**counts, "workers": 2, "handover_us": {"p50": 30.0, "p99": None}},
+    kernel = {"routes": "kernel", "routes_reason": "the kernel can", "notes": {"routed": 3, "passed": 1}}
+    node = {"routes": "node", "routes_reason": "no clang", "notes": None}
+    told: list[dict[str, Any]] = [
+        {**counts, "handover_us": {"p50": 20.0, "p99": None}, "fold_us": {"p50": 50.0, "p99": None}, **kernel},
+        {
+            **counts,
+            "workers": 2,
+            "handover_us": {"p50": 30.0, "p99": None},
+            "fold_us": {"p50": None, "p99": None},
+            **node,
+        },
     ]
     found = workers(told)
     assert (found["workers"], found["commits"], found["pool_bytes"]) == (3, 2, 2)
     assert found["handover_us"] == {"p50": 30.0, "p99": None}
+    assert (found["routes"], found["notes"]) == ("kernel, node", {"routed": 3, "passed": 1})
+    assert found["routes_reason"] == "no clang; the kernel can"
+    assert found["fold_us"] == {"p50": 50.0, "p99": None}

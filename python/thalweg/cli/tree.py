@@ -14,9 +14,21 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at agg
 PlanFile: TypeAlias = Annotated[
     Path | None, typer.Argument(metavar="PLAN.toml", help="Plan with [tree] and [nodes]; options override it.")
 ]
-# Said with every simulated number.
-CAVEAT: Final = "simulated, and not yet accepted: no live tree has confirmed these times within 15 %"
+Records: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--record", metavar="FOLDER", help="Record of a live run to meet first, with whose costs; may be repeated."
+    ),
+]
+# Said with simulated numbers that no live run has met.
+CAVEAT: Final = "simulated, and not accepted: no live run of this system was met within 15 % (--record)"
+ACCEPTED: Final = "simulated, and accepted: the live runs above were met within 15 %"
 SHOWN: Final = 20
+ROUTES: Final = {
+    "auto": "inside the kernel where it can take them, else through the node",
+    "kernel": "inside the kernel",
+    "node": "through the node",
+}
 # What is calibrated if no plan says it.
 DEFAULT: Final = "payload:8MiB"
 
@@ -42,6 +54,7 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
     for tree in found["plan"]["trees"][:SHOWN]:
         typer.echo(f"  {_tree(tree)}")
     _more(len(found["plan"]["trees"]), "nodes")
+    typer.echo(f"notes between a node and its workers: {ROUTES[found['routes']]}")
     typer.echo("why:")
     for reason in found["reasons"][:SHOWN]:
         typer.echo(f"  {reason['text']}")
@@ -49,20 +62,24 @@ def plan(context: typer.Context, file: PlanFile = None, *, as_json: Json = False
 
 
 @app.command("simulate", cls=TreeCommand)
-def simulate(context: typer.Context, file: PlanFile = None, *, as_json: Json = False) -> None:
+def simulate(context: typer.Context, file: PlanFile = None, *, record: Records = None, as_json: Json = False) -> None:
     """Play a plan's rounds in virtual time, with the costs of [tree.costs] in place of work."""
     with output(as_json=as_json) as emit:
         from thalweg import trees
         from thalweg.cli.plans import assemble
+        from thalweg.report.replay import replayed
 
-        found = trees.simulated(assemble(file, None, given(context)))
+        met = [replayed(folder) for folder in record or []]
+        found = trees.simulated(assemble(file, None, given(context)), met)
         emit(found)
     if as_json:
         return
     typer.echo(_head(found))
     for row in found["rounds"][-SHOWN:]:
         typer.echo(f"  {_round(row)}")
-    typer.echo(CAVEAT)
+    for one in found["met"]:
+        typer.echo(f"  {_met(one)}")
+    typer.echo(ACCEPTED if found["accepted"] else CAVEAT)
 
 
 @app.command("calibrate", cls=TreeCommand)
@@ -128,6 +145,16 @@ def _round(row: dict[str, Any]) -> str:
         f"round {row['round']}: completed in {format_seconds(row['completion_seconds'])}, "
         f"{row['nodes_used']} nodes, top {top}, {row['aggregators_created']} aggregators created, "
         f"{row['reused']} reused, {format_bytes(row['bytes_between'])} between nodes, CPU {format_seconds(cpu)}"
+    )
+
+
+def _met(one: dict[str, Any]) -> str:
+    from thalweg.ui.units import format_seconds
+
+    live, simulated = format_seconds(one["live_seconds"]), format_seconds(one["simulated_seconds"])
+    verdict = "met" if one["met"] else "missed"
+    return (
+        f"{one['record']} ({one['system']}): live {live}, simulated {simulated}, {100 * one['off']:+.0f} %: {verdict}"
     )
 
 

@@ -167,7 +167,7 @@ def _netem() -> Check:
 
 
 def _ebpf() -> Check:
-    cost = "no hand-over of keys between aggregators inside the kernel; Unix sockets can stand in"
+    cost = "no transport unifl over eBPF, and no routes of notes inside the kernel"
     number = BPF_SYSCALL.get(platform.machine())
     if number is None:
         return Check("ebpf", False, f"not known on {platform.machine()}", cost)
@@ -179,6 +179,15 @@ def _ebpf() -> Check:
     btf = Path("/sys/kernel/btf/vmlinux").exists()
     detail = f"bpf(): {'allowed' if able else os.strerror(code)}, BTF {'yes' if btf else 'no'}"
     return Check("ebpf", able, detail, cost)
+
+
+def _routes() -> Check:
+    cost = "notes of a tree's workers go over Unix sockets; --routes kernel is refused"
+    try:
+        _core.tree_routes()
+    except _core.CoreError as error:
+        return Check("routes", False, str(error), cost)
+    return Check("routes", True, "loaded the program, connected a socket and removed both", cost)
 
 
 def _rdma() -> Check:
@@ -271,6 +280,7 @@ CHECKS: Final[tuple[Callable[[], Check], ...]] = (
     _program("stress-ng", "no stress.cpu; apt install stress-ng"),
     _netem,
     _ebpf,
+    _routes,
     _rdma,
     _program("mosquitto", "--transport mqtt needs a broker's URL; apt install mosquitto"),
     _program("rabbitmq-server", "--transport amqp needs a broker's URL; apt install rabbitmq-server"),

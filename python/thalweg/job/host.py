@@ -131,7 +131,8 @@ class Host:
         for done in algorithm.rounds(lambda n: self._step(n, names()), range(self.first, self.plan.job.rounds + 1)):
             self._keep(done)
             self.progress.end(done)
-        self.tree.update(live.facts(self.server.tree(), machine.cpu_seconds(self.cpu_before)))
+        found = live.facts(self.server.tree(), machine.cpu_seconds(self.cpu_before))
+        self.tree.update(live.system(self.plan) | found if found else {})
         if self.tree:
             self.record.note(tree=self.tree)
         self.attendance.departed(json.loads(self.server.departed()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from thalweg import apps
 from thalweg.errors import PlanError
+from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports import registry
 
@@ -16,10 +17,23 @@ if TYPE_CHECKING:
 # Where a server listens that other machines are to reach.
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - with TLS and tokens
 # Keys of [tree] that a run follows, and values that say what a run does anyway.
-LIVE: Final = ("workers", "split", "inputs")
+LIVE: Final = (
+    "system",
+    "workers",
+    "split",
+    "inputs",
+    "data_plane",
+    "side_process",
+    "levels",
+    "scaling",
+    "start",
+    "autoscaler",
+    "timing",
+    "routes",
+)
 # Those that it follows besides if there are several nodes.
 LIVE_NODES: Final = ("placement", "tag", "top")
-DONE: Final = {"system": "lifl", "data_plane": "pool", "timing": "eager", "side_process": False, "reuse": True}
+DONE: Final = {"reuse": True}
 
 
 def check(plan: Plan) -> None:
@@ -40,10 +54,12 @@ def check(plan: Plan) -> None:
             "Take aggregation.partial = 'discard', or remove aggregation.shape",
         )
     several = has_nodes(plan)
+    tree = plan.tree or TreeSection()
     keys = grouped(plan)
     if keys and not several:
         raise PlanError(f"{keys[0]} gives groups of clients nodes of their own, and there is one node", "Give --nodes")
-    _keys(plan.tree or TreeSection(), (*LIVE, *LIVE_NODES) if several else LIVE)
+    _keys(tree, (*LIVE, *LIVE_NODES) if several else LIVE)
+    _switches(tree)
     _engine(plan, several=several)
     if several:
         _nodes(plan)
@@ -153,3 +169,12 @@ def _keys(tree: TreeSection, live: Sequence[str]) -> None:
                 f"tree.{key} = {value!r} cannot be run yet",
                 f"Remove tree.{key}; `thalweg tree simulate` shows what it would do",
             )
+
+
+def _switches(tree: TreeSection) -> None:
+    found = switches(tree)
+    if found["scaling"] == "knative" and split(tree) == "ranges":
+        raise PlanError(
+            "an autoscaler starts and ends leaves, and with tree.split = 'ranges' a node needs all its workers",
+            "Take tree.split = 'clients' (--split clients), or tree.scaling = 'fixed'",
+        )

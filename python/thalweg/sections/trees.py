@@ -54,29 +54,39 @@ class CostsSection(Section):
     side: int | None = Field(None, ge=1, description="bytes a second through a side process; else 3300000000")
     warm_start: Time | None = Field(None, description="start of a worker from its template; else 1.3ms")
     cold_start: Time | None = Field(None, description="start of a worker as a new process; else 100ms")
+    finish: int | None = Field(
+        None, ge=1, description="bytes a second of a model that is made of sums; else it takes no time"
+    )
 
 
 class TreeSection(Section):
     """How updates are aggregated by a tree of nodes. `thalweg run` refuses keys that it does not follow yet."""
 
-    system: Annotated[Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=TREES)] = Field(
-        "lifl", description="the system whose switches count where a key below is not given (LIFL section 6)"
-    )
+    system: Annotated[
+        Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=("run", *TREES))
+    ] = Field("lifl", description="the system whose switches count where a key below is not given (LIFL section 6)")
     placement: Annotated[Literal["best-fit", "worst-fit", "first-fit"] | None, Option(of=("run", *TREES))] = Field(
         None, description="how a client gets its node: the fullest that has room, the emptiest, or the first with room"
     )
-    split: Annotated[Literal["clients", "ranges"], Option(of=("run", *TREES, CALIBRATE))] = Field(
-        "ranges",
+    split: Annotated[Literal["clients", "ranges"] | None, Option(of=("run", *TREES, CALIBRATE))] = Field(
+        None,
         description="how a node's workers divide its updates. clients: leaves fold whole updates, and a middle their "
-        "sums; ranges: each worker folds its own bytes of all updates",
+        "sums; ranges: each worker folds its own bytes of all updates; else ranges with lifl, and clients with others",
     )
     top: Annotated[Literal["first-finished", "dedicated", "sharded"], Option(of=("run", *TREES))] = Field(
         "first-finished",
         description="where the nodes' sums meet: at the first to finish, at one without clients, or at each for its "
         "share of the bytes",
     )
-    timing: Annotated[Literal["eager", "lazy"] | None, Option(of=TREES)] = Field(
-        None, description="whether workers fold what is there at once, or everything when the last input is there"
+    timing: Annotated[Literal["eager", "lazy"] | None, Option(of=("run", *TREES))] = Field(
+        None,
+        description="whether workers fold what is there at once (eager; a run without it), or everything when the last "
+        "input is there",
+    )
+    routes: Annotated[Literal["auto", "kernel", "node"], Option(of=("run", *TREES))] = Field(
+        "auto",
+        description="who takes notes between a node and its workers: a program in the kernel, or the node over Unix "
+        "sockets; auto: the kernel where it can",
     )
     scaling: Annotated[Literal["hierarchy", "fixed", "knative"] | None, Option(of=TREES)] = Field(
         None, description="what decides how many workers there are: the planned hierarchy, nothing, or an autoscaler"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, models
 from thalweg.errors import PlanError
+from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 
@@ -17,9 +19,8 @@ __all__ = ["planned", "scenario", "simulated"]
 
 # Thousandths of an update: the control plane decides in integers.
 UPDATE: Final = 1000
-# Keys of [tree] that go over the switches of its system, and keys that are the control plane's policies.
-SWITCHES: Final = ("data_plane", "side_process", "levels", "scaling", "placement", "timing", "reuse", "start")
-POLICIES: Final = ("keep", "split", "top", "inputs", "every", "silence")
+# Keys of [tree] that are the control plane's policies.
+POLICIES: Final = ("keep", "top", "inputs", "every", "silence")
 
 
 def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
@@ -50,17 +51,11 @@ def scenario(plan: Plan, update_bytes: int | None = None) -> dict[str, Any]:
         "spread": tree.spread,
         "seed": plan.job.seed,
         "config": {key: getattr(tree, key) for key in POLICIES}
-        | {"workers": tree.workers or 1, "history": round(tree.history * 1000)},
+        | {"split": split(tree), "workers": tree.workers or 1, "history": round(tree.history * 1000)},
         "switches": switches(tree),
     }
     own = {"costs": tree.costs, "autoscaler": tree.autoscaler}
     return told | {key: section.model_dump(exclude_none=True) for key, section in own.items() if section is not None}
-
-
-def switches(tree: TreeSection) -> dict[str, Any]:
-    """Return the switches of a tree's system, with those that the plan gives over them."""
-    own = {key: getattr(tree, key) for key in SWITCHES if getattr(tree, key) is not None}
-    return {**json.loads(_core.tree_system(tree.system)), **own}
 
 
 def planned(plan: Plan) -> dict[str, Any]:
@@ -68,21 +63,39 @@ def planned(plan: Plan) -> dict[str, Any]:
     told = scenario(plan)
     found = json.loads(_core.tree_plan(json.dumps(told)))
     homes = found["plan"].pop("homes")
-    return {**_named(plan, told), "plan": found["plan"], "homeless": homes.count(None), "reasons": found["reasons"]}
+    routes = (plan.tree or TreeSection()).routes
+    decided = {"plan": found["plan"], "homeless": homes.count(None), "reasons": found["reasons"]}
+    return {**_named(plan, told), "routes": routes, **decided}
 
 
-def simulated(plan: Plan) -> dict[str, Any]:
-    """Return what came of each round in virtual time."""
+def simulated(plan: Plan, met: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return what came of each round in virtual time.
+
+    ``met`` are live runs beside the simulator (``report.replay``). Times are accepted if all of them were met, and one
+    is of the plan's system and split; costs that the plan does not give are then that one's.
+    """
     told = scenario(plan)
+    alike = [one for one in met if (one["system"], one["split"]) == (_system(plan), told["config"]["split"])]
+    if alike:
+        told["costs"] = {**alike[-1]["costs"], **told.get("costs", {})}
     rounds = json.loads(_core.tree_simulate(json.dumps(told)))
-    return {**_named(plan, told), "simulated": True, "accepted": False, "rounds": rounds}
+    accepted = bool(alike) and all(one["met"] for one in met)
+    return {**_named(plan, told), "simulated": True, "accepted": accepted, "met": list(met), "rounds": rounds}
+
+
+def _system(plan: Plan) -> str:
+    return (plan.tree or TreeSection()).system
 
 
 def _named(plan: Plan, told: dict[str, Any]) -> dict[str, Any]:
     """Return what a result is of."""
     keys = ("clients", "goal", "switches", "config")
-    system = (plan.tree or TreeSection()).system
-    return {"system": system, "update_bytes": told["bytes"], "nodes": len(told["nodes"]), **{k: told[k] for k in keys}}
+    return {
+        "system": _system(plan),
+        "update_bytes": told["bytes"],
+        "nodes": len(told["nodes"]),
+        **{k: told[k] for k in keys},
+    }
 
 
 def _node(nodes: NodesSection, place: int, groups: tags.Groups) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, machine, trees
 from thalweg.errors import PlanError
+from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import tags
 
@@ -67,7 +68,27 @@ def options(plan: Plan) -> dict[str, Any]:
     if plan.aggregation.shape != "tree":
         return {}
     tree = plan.tree or TreeSection()
-    return {"workers": {"count": workers(plan), "split": tree.split, "command": command()}}
+    on = switches(tree)
+    # An aggregator that is all there is on its node receives updates itself.
+    is_monolith = on["data_plane"] == "sockets" and on["levels"] == "flat"
+    told = {
+        "count": workers(plan),
+        "split": split(tree),
+        "data_plane": "pool" if is_monolith else on["data_plane"],
+        "side_process": on["side_process"],
+        "start": "cold" if on["start"] == "cold" else "always",
+        "autoscaler": _autoscaler(tree) if on["scaling"] == "knative" else None,
+        "routes": tree.routes,
+        "timing": on["timing"],
+        "command": command(),
+    }
+    return {"workers": told}
+
+
+def _autoscaler(tree: TreeSection) -> dict[str, Any]:
+    """Return the autoscaler's numbers; a worker should have no more under way than a leaf has inputs."""
+    own = {} if tree.autoscaler is None else tree.autoscaler.model_dump(exclude_none=True)
+    return {"concurrency": tree.inputs, **own}
 
 
 def workers(plan: Plan) -> int:
@@ -79,9 +100,15 @@ def workers(plan: Plan) -> int:
     tree = plan.tree or TreeSection()
     if tree.workers is not None:
         return tree.workers
-    if tree.split == "ranges":
+    if split(tree) == "ranges" or switches(tree)["levels"] == "flat":
         return 1
     return min(-(-plan.participants // tree.inputs), machine.cores())
+
+
+def system(plan: Plan) -> dict[str, Any]:
+    """Return which system a plan's tree is, and its switches."""
+    tree = plan.tree or TreeSection()
+    return {"system": tree.system, "switches": switches(tree)}
 
 
 def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
@@ -92,12 +119,13 @@ def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:
     if told is None:
         return {}
     found: dict[str, Any] = json.loads(told)
-    gateways = found.pop("gateways_cpu_seconds", None)
+    gateways, hops = found.pop("gateways_cpu_seconds", None), found.pop("hops_cpu_seconds", 0.0)
     found.pop("now", None)  # of a moment, for whoever watches the run
     workers = None if cpu_seconds is None else found["cpu_seconds"]
     found["cpu_seconds"] = {"server": cpu_seconds, "workers": workers}
     found["cpu_seconds"] |= {} if gateways is None else {"gateways": gateways}
-    return {"nodes_used": 1, **found, "routes": "node"}
+    found["cpu_seconds"] |= {"hops": hops} if hops > 0 and cpu_seconds is not None else {}
+    return {"nodes_used": 1, **found}
 
 
 def table(found: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -113,4 +141,5 @@ def sentence(found: Mapping[str, Any]) -> str:
     gone = f", {found['died']} died" if found["died"] else ""
     count, nodes = found["workers"], found["nodes_used"]
     where = "one node" if nodes == 1 else f"{nodes} nodes"
-    return f"tree: {count} {'worker' if count == 1 else 'workers'} on {where}{gone}{handed}"
+    route = {"kernel": " inside the kernel", "node": " over Unix sockets"}.get(found["routes"], "") if handed else ""
+    return f"tree: {count} {'worker' if count == 1 else 'workers'} on {where}{gone}{handed}{route}"

@@ -16,6 +16,7 @@ ADDED: Final = (
     "reused",
     "commits",
     "cpu_seconds",
+    "hops_cpu_seconds",
     "pool_bytes",
     "sums_bytes",
 )
@@ -99,9 +100,22 @@ def covered(spans: Iterable[tuple[float, float] | None]) -> float:
 def workers(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the workers of all nodes have done, from what each node says of its own."""
     found: dict[str, Any] = {key: sum(one[key] for one in told) for key in ADDED}
-    halves = [one["handover_us"] for one in told]
-    slowest = {key: max((one[key] for one in halves if one[key] is not None), default=None) for key in ("p50", "p99")}
-    return {**found, "handover_us": slowest}
+    slowest = {key: _slowest([one[key] for one in told]) for key in ("handover_us", "fold_us")}
+    return {**found, **slowest, **_routes(told)}
+
+
+def _slowest(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    known = {key: [value for one in times if (value := one[key]) is not None] for key in ("p50", "p99")}
+    return {key: max(values, default=None) for key, values in known.items()}
+
+
+def _routes(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return who took notes on the nodes, why, and what the kernels counted."""
+    routes = sorted({one["routes"] for one in told})
+    reasons = sorted({one["routes_reason"] for one in told})
+    counted = [one["notes"] for one in told if one["notes"] is not None]
+    notes = {key: sum(one[key] for one in counted) for key in counted[0]} if counted else None
+    return {"routes": ", ".join(routes), "routes_reason": "; ".join(reasons), "notes": notes}
 
 
 def _of(part: Part) -> Mapping[str, Any]:

@@ -1,0 +1,91 @@
+"""A run of an aggregation tree, played again by the simulator: what decides whether simulated times count.
+
+Costs are what the record has of single updates: hand-over, fold, and making the model. Arrivals are the record's, round
+by round. The completion time is the simulator's own, and is compared with the run's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from thalweg import _core, trees
+from thalweg.errors import RecordError
+from thalweg.record import Record
+
+# A simulated time is met by a live one that differs by no more than this share.
+MARGIN: Final = 0.15
+# The simulator's defaults: how fast updates and sums are read in a pass (decision 0046).
+FOLD: Final = 13.1e9
+SUMS: Final = 22.5e9
+
+
+def replayed(folder: Path) -> dict[str, Any]:
+    """Return a run's completion time beside the simulator's, with the costs that were measured.
+
+    Raises RecordError if it is no finished run of a tree with one node.
+    """
+    record = Record(folder)
+    tree, rounds = record.manifest.get("tree"), list(record.rounds())
+    whole = [entry for entry in rounds if entry["fold"].get("completion_seconds") is not None]
+    if tree is None or not whole:
+        raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
+    if tree["nodes_used"] != 1 or tree["fold_us"]["p50"] is None:
+        raise RecordError(
+            f"{folder} does not say what an update costs: that is known of runs with one node",
+            "Take a run with --nodes 1 and several rounds",
+        )
+    told = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
+    measured = costs(tree, whole, told)
+    simulated = [_one(told, measured, entry) for entry in whole]
+    ours = median(simulated)
+    live = median(entry["fold"]["completion_seconds"] for entry in whole)
+    return {
+        "record": folder.name,
+        "system": tree["system"],
+        "split": told["config"]["split"],
+        "updates": told["clients"],
+        "update_bytes": told["bytes"],
+        "live_seconds": live,
+        "simulated_seconds": ours,
+        "off": ours / live - 1,
+        "met": abs(ours / live - 1) <= MARGIN,
+        "costs": measured,
+    }
+
+
+def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the simulator's costs as a run's record has them. A rate of 0 takes no time."""
+    size, on = told["bytes"], told["switches"]
+    handed = tree["handover_us"]["p50"] / 1e6
+    fold = max(tree["fold_us"]["p50"] / 1e6 - handed, 1e-6)
+    slower = fold / (size / FOLD + size / SUMS)
+    copied = int(size / handed)
+    finish = median(entry["fold"]["finish_seconds"] for entry in rounds)
+    # The simulator has a middle that folds leaves' sums; a run does so while it finishes the round.
+    leaves = tree["workers"] if told["config"]["split"] == "clients" else 1
+    middle = 0.0 if leaves == 1 else leaves * size / (FOLD / slower) + size / (SUMS / slower)
+    return {
+        "fold": int(FOLD / slower),
+        "sums": int(SUMS / slower),
+        "hand_over": handed if on["data_plane"] == "pool" else 0.0,
+        "socket": copied if on["data_plane"] == "sockets" else 0,
+        "broker": copied if on["data_plane"] == "broker" else 0,
+        "side": 0,
+        "finish": int(size / max(finish - middle, 1e-6)),
+    }
+
+
+def _one(told: Mapping[str, Any], measured: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
+    ends = {
+        way["client"]: way["receive_end"]
+        for way in entry["transfers"]
+        if way["direction"] == "up" and way["receive_end"] is not None
+    }
+    first = min(ends.values(), default=0.0)
+    scenario = {**told, "rounds": 1, "costs": measured, "arrivals": sorted(end - first for end in ends.values())}
+    (outcome,) = json.loads(_core.tree_simulate(json.dumps(scenario)))
+    return float(outcome["completion_seconds"])

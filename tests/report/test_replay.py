@@ -1,0 +1,76 @@
+"""A run of a tree, played again by the simulator: its costs, its arrivals, and what then counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from thalweg import trees
+from thalweg.errors import RecordError
+from thalweg.job import run as job
+from thalweg.plan import Plan
+from thalweg.report.replay import costs, replayed
+from thalweg.ui.progress import LineProgress
+
+BYTES = 24_000_000
+
+
+def plan(folder: Path, **tree: Any) -> Plan:
+    shape = {"aggregation": {"shape": "tree"}, "tree": tree} if tree else {}
+    return Plan.of(
+        {
+            "job": {"clients": 2, "rounds": 3},
+            "model": {"name": "payload:1MiB"},
+            "record": {"folder": str(folder)},
+            **shape,
+        }
+    )
+
+
+def told(plane: str, split: str) -> dict[str, Any]:
+    return {"bytes": BYTES, "switches": {"data_plane": plane}, "config": {"split": split}}
+
+
+def spent(handed: float, folded: float, workers: int = 1) -> dict[str, Any]:
+    return {"handover_us": {"p50": handed}, "fold_us": {"p50": folded}, "workers": workers}
+
+
+def test_costs_are_those_of_single_updates() -> None:
+    rounds = [{"fold": {"finish_seconds": seconds}} for seconds in (0.001, 0.004, 0.9)]
+    found = costs(spent(30.0, 5030.0), rounds, told("pool", "ranges"))
+    assert BYTES / found["fold"] + BYTES / found["sums"] == pytest.approx(0.005)
+    assert found["hand_over"] == pytest.approx(30e-6)
+    assert (found["socket"], found["broker"], found["side"]) == (0, 0, 0)
+    assert BYTES / found["finish"] == pytest.approx(0.004)
+
+
+def test_what_copies_has_a_rate_and_the_middle_is_not_counted_twice() -> None:
+    rounds = [{"fold": {"finish_seconds": 0.1}}]
+    found = costs(spent(10_000.0, 15_000.0, 2), rounds, told("sockets", "clients"))
+    assert found["hand_over"] == 0.0
+    assert BYTES / found["socket"] == pytest.approx(0.01)
+    middle = 2 * BYTES / found["fold"] + BYTES / found["sums"]
+    assert BYTES / found["finish"] == pytest.approx(0.1 - middle, rel=1e-6)
+
+
+def test_a_run_is_played_again(tmp_path: Path) -> None:
+    made = plan(tmp_path, system="sf", workers=1)
+    found = replayed(job.run(made, LineProgress()).record.path)
+    assert (found["system"], found["split"], found["updates"]) == ("sf", "clients", 2)
+    assert found["live_seconds"] > 0
+    assert found["simulated_seconds"] > 0
+    assert found["off"] == pytest.approx(found["simulated_seconds"] / found["live_seconds"] - 1)
+    assert found["met"] == (abs(found["off"]) <= 0.15)
+    same, other = made, plan(tmp_path, system="sl")
+    accepted = [trees.simulated(one, [{**found, "met": met}])["accepted"] for one, met in
+                ((same, True), (same, False), (other, True))]  # fmt: skip
+    assert accepted == [True, False, False]
+    assert not trees.simulated(same)["accepted"]
+
+
+def test_what_cannot_be_played_again_is_said(tmp_path: Path) -> None:
+    star = job.run(plan(tmp_path), LineProgress()).record.path
+    with pytest.raises(RecordError, match="has no rounds of an aggregation tree"):
+        replayed(star)
