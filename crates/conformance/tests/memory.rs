@@ -30,7 +30,7 @@ async fn asks(factory: &Factory) {
     let source = pattern(100_000, 1);
     let recorder = Arc::new(Recorder::new(100_000).preparing(|_| true));
     let _pump = Pump::start(&pair.server, &recorder);
-    pair.client.send_update(&outgoing(&source, update_id(1), 10_000)).await.unwrap();
+    pair.client.send_update(&outgoing(&source, update_id(1), 10_000)).await.expect("memory sends");
     recorder.check(&source);
     let seen = recorder.seen();
     assert_eq!((seen.prepared.len(), seen.placed.len(), seen.stored.len()), (10, 0, 10));

@@ -64,7 +64,7 @@ mod tests {
         let packet = taken(&front);
         assert_eq!(u16::from_ne_bytes([packet[2], packet[3]]), 40, "all headers but Ethernet's");
         assert_eq!(u16::from_ne_bytes([packet[6], packet[7]]), 20);
-        let [to, first] = [[2, 0, 0, 0, 0, 7], 0x45];
+        let (to, first) = ([2, 0, 0, 0, 0, 7], 0x45);
         assert_eq!(put(&packet, to, first)[..HEADER], SUPER);
     }
 

@@ -134,7 +134,8 @@ impl ForwardOptions {
         if self.liveness < 0.1 {
             return bad("liveness must be at least 0.1 s, or every pause ends a link");
         }
-        if !self.answers.is_empty() && !(self.grpc && self.via.is_some()) {
+        let near_grpc = self.grpc && self.via.is_some();
+        if !near_grpc && !self.answers.is_empty() {
             return bad("only a near end with grpc answers calls");
         }
         if let Some(Err(why)) = self.answers.iter().map(Answer::check).find(Result::is_err) {

@@ -21,7 +21,7 @@ use crate::{Device, Error, Fault, Limits, Pair};
 use pair::PretendPair;
 use state::State;
 
-pub use steps::{connected, settle, step};
+pub use steps::{connected, settle, step, Ends};
 
 /// Work requests that a pair holds.
 const WORKS: usize = 512;

@@ -7,15 +7,14 @@ use crate::{Device, Done, Error, Pair};
 /// So many steps end whatever a test has begun.
 const ENOUGH: usize = 1_000;
 
+/// Both ends of what two devices share.
+pub type Ends = (Box<dyn Pair>, Box<dyn Pair>);
+
 /// Two pairs that have joined each other.
 ///
 /// # Errors
 /// Of the devices.
-pub fn connected(
-    a: &dyn Device,
-    b: &dyn Device,
-    notes: usize,
-) -> Result<(Box<dyn Pair>, Box<dyn Pair>), Error> {
+pub fn connected(a: &dyn Device, b: &dyn Device, notes: usize) -> Result<Ends, Error> {
     let (mut first, mut second) = (a.pair(notes)?, b.pair(notes)?);
     first.connect(&second.endpoint())?;
     second.connect(&first.endpoint())?;
