@@ -1,57 +1,88 @@
-"""Updates folded by worker processes: their hand-over, and rounds beside those of a server that folds by itself."""
+"""Updates folded by worker processes: their hand-over by either route, and rounds beside those of a plain server."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import statistics
+from typing import Any, Final
 
 from benches.common import MIB, Figure, Spread, note, workers
 from benches.rounds import server
+from benches.waking import sleeper
+from thalweg import _core
 from thalweg.plan import Plan
 from thalweg.trees import live
 
-REPETITIONS = 7
-CLIENTS = 4
-SIZES = (8 * MIB, 232 * MIB)
+REPETITIONS: Final = 7
+CLIENTS: Final = 4
+SIZES: Final = (8 * MIB, 232 * MIB)
 # Microseconds from the node's note to the worker that holds the object (LIFL's pool: the same for all sizes).
-HAND_OVER = 25.0
+HAND_OVER: Final = 25.0
+# When in a round updates are whole, as a share of it: workers have work then.
+LATE: Final = 0.8
 
 
 def trees() -> list[Figure]:
-    """Rounds of a star, of one worker and of two, taking turns."""
+    """Rounds of a star, of one worker by either route and of two, taking turns."""
     figures = []
+    routes = ["node", "kernel"] if _kernel() else ["node"]
     for size in SIZES:
         note(f"rounds of payload:{size // MIB}MiB, {CLIENTS} clients, folded by the server and by workers")
-        completions, tree = _turns(size)
-        handed = tree["handover_us"]
-        value = f"p50 {handed['p50']:.0f} us, p99 {handed['p99']:.0f} us"
-        name = f"hand-over of {size // MIB} MiB to a worker, route {tree['routes']}"
-        figures.append(Figure(name, value, f"p50 {HAND_OVER:.0f} us", handed["p50"] <= HAND_OVER, tree))
+        completions, told, woken = _turns(size, routes)
+        figures += [_hand_over(size, told[route], woken) for route in routes]
         figures.append(_completion(size, completions))
     return figures
 
 
-def _turns(size: int) -> tuple[dict[str, Spread], dict[str, Any]]:
-    """Return seconds from the first whole update to the mean, and what the one worker did."""
-    makers: dict[str, dict[str, Any]] = {"server": {}, "one worker": _workers(1), "two workers": _workers(2)}
+def _kernel() -> bool:
+    try:
+        _core.tree_routes()
+    except _core.CoreError as error:
+        note(f"no figures of the kernel's route: {error}")
+        return False
+    return True
+
+
+def _turns(size: int, routes: list[str]) -> tuple[dict[str, Spread], dict[str, Any], list[float]]:
+    """Return seconds from the first whole update to the mean, what one worker did by each route, and the seconds of a
+    wake-up in the rounds of the server that folds by itself."""
+    one_of = {f"one worker, {route}": _workers(1, route) for route in routes}
+    makers: dict[str, dict[str, Any]] = {"server": {}, **one_of, "two workers": _workers(2, routes[-1])}
     servers = {name: server(size, CLIENTS, **options) for name, options in makers.items()}
     commands = [["thalweg", one.address, f"client-{n}", "1"] for one in servers.values() for n in range(CLIENTS)]
     seconds: dict[str, list[float]] = {name: [] for name in servers}
-    with workers(commands):
+    with workers(commands), sleeper() as sleeping:
         for one in servers.values():
             one.wait(CLIENTS, 60.0)
+        lasted = 0.0
         for number in range(1, REPETITIONS + 2):
-            for name, one in servers.items():
-                outcome = json.loads(one.round(number, "{}", None))
-                seconds[name].append(outcome["fold"]["completion_seconds"])
-        tree = live.facts(servers["one worker"].tree(), 0.0)
+            with sleeping.awoken(lasted * LATE):
+                outcome = _round(servers["server"], number)
+            lasted = outcome["seconds"]
+            seconds["server"].append(outcome["fold"]["completion_seconds"])
+            for name in list(makers)[1:]:
+                seconds[name].append(_round(servers[name], number)["fold"]["completion_seconds"])
+        told = {route: live.facts(servers[f"one worker, {route}"].tree(), 0.0) for route in routes}
         for one in servers.values():
             one.close("done")
-    return {name: Spread.of(values[1:]) for name, values in seconds.items()}, tree
+    return {name: Spread.of(values[1:]) for name, values in seconds.items()}, told, sleeping.seconds[1:]
 
 
-def _workers(count: int) -> dict[str, Any]:
-    return live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count}}))
+def _round(one: _core.Server, number: int) -> dict[str, Any]:
+    outcome: dict[str, Any] = json.loads(one.round(number, "{}", None))
+    return outcome
+
+
+def _workers(count: int, routes: str) -> dict[str, Any]:
+    tree = {"workers": count, "routes": routes}
+    return live.options(Plan.of({"aggregation": {"shape": "tree"}, "tree": tree}))
+
+
+def _hand_over(size: int, tree: dict[str, Any], woken: list[float]) -> Figure:
+    handed, least = tree["handover_us"], statistics.median(woken) * 1e6
+    value = f"p50 {handed['p50']:.0f} us, p99 {handed['p99']:.0f} us (a byte that wakes a process: p50 {least:.0f} us)"
+    name = f"hand-over of {size // MIB} MiB to a worker, route {tree['routes']}"
+    return Figure(name, value, f"p50 {HAND_OVER:.0f} us", handed["p50"] <= HAND_OVER, {**tree, "wake_seconds": woken})
 
 
 def _completion(size: int, completions: dict[str, Spread]) -> Figure:
