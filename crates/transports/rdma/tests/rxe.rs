@@ -13,8 +13,9 @@ use common::options;
 fn real(own: &str) -> Factory {
     let found = devices().map_err(|error| error.to_string());
     let usable = found.and_then(|all| {
-        let addresses = all.into_iter().filter_map(|device| device.state.ok()).map(|(address, _)| address);
-        addresses.last().ok_or_else(|| "no RDMA device has an active port".into())
+        let mut addresses =
+            all.into_iter().filter_map(|device| device.state.ok()).map(|(address, _)| address);
+        addresses.next_back().ok_or_else(|| "no RDMA device has an active port".into())
     });
     let (host, missing) = match usable {
         Ok(address) => (address.to_string(), None),
