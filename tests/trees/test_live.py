@@ -52,6 +52,37 @@ made.close("done")
 """
 
 
+# Shared memory under a limit of the system: of a tree's pool, and of an arena that a transport lends.
+LIMITED: Final = """
+import json, resource, sys
+from thalweg import _core
+from thalweg.plan import Plan
+from thalweg.trees import live
+
+plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"routes": "node"}})
+layout = _core.Layout([("w", "F32", [1 << 20])])
+arena, options = _core.Arena(layout), json.dumps(live.options(plan))
+
+def pool():
+    _core.Server(arena, "memory://limited", options)
+
+def lent():
+    _core.Arena(layout, shared=True)
+
+for limit, most in ((resource.RLIMIT_FSIZE, 1 << 20), (resource.RLIMIT_NOFILE, 3)):
+    before = resource.getrlimit(limit)
+    for make in (pool, lent):
+        resource.setrlimit(limit, (most, before[1]))
+        try:
+            make()
+            print("nothing was refused")
+        except _core.CoreError as error:
+            print(error.kind, error)
+        finally:
+            resource.setrlimit(limit, before)
+"""
+
+
 def layout() -> _core.Layout:
     return _core.Layout([("weight", "F32", [ELEMENTS]), ("half", "F16", [300])])
 
@@ -226,6 +257,15 @@ def test_without_the_right_to_load_programs_the_node_takes_notes() -> None:
         assert "clang" not in said
     assert "--routes node" in refused
     assert (tree["routes"], tree["notes"]) == ("node", None)
+
+
+def test_limits_of_shared_memory_are_named() -> None:
+    found = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    said = found.stdout.splitlines()
+    assert len(said) == 4
+    for line, limit in zip(said, ("ulimit -f", "ulimit -f", "ulimit -n", "ulimit -n"), strict=True):
+        assert line.startswith("memory "), line
+        assert limit in line
 
 
 @pytest.mark.parametrize("split", ["ranges", "clients"])

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use memmap2::MmapOptions;
+use nix::errno::Errno;
 use nix::fcntl::{fallocate, fcntl, FallocateFlags, FcntlArg, SealFlag};
 use nix::sys::memfd::{memfd_create, MFdFlags};
 use nix::unistd::ftruncate;
@@ -29,7 +30,7 @@ impl Arena {
     /// [`ArenaError::Memory`] if the system refuses.
     pub fn shared(bytes: u64, others: Access) -> Result<Self, ArenaError> {
         let refused = |cause: String| ArenaError::Memory { bytes, cause };
-        let system = |error: nix::Error| refused(error.desc().into());
+        let system = |error: nix::Error| refused(in_words(error));
         let size = i64::try_from(bytes.max(1)).map_err(|e| refused(e.to_string()))?;
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let descriptor = memfd_create(c"thalweg-arena", flags).map_err(system)?;
@@ -95,6 +96,16 @@ pub(crate) fn options(size: usize, now: bool) -> MmapOptions {
         options.populate();
     }
     options
+}
+
+/// What the system refused; a limit by its name, since it may be raised.
+fn in_words(error: Errno) -> String {
+    let limit = match error {
+        Errno::EFBIG => " (ulimit -f limits shared memory too)",
+        Errno::EMFILE => " (raise ulimit -n)",
+        _ => "",
+    };
+    format!("{}{limit}", error.desc())
 }
 
 #[cfg(test)]

@@ -232,6 +232,23 @@ fn notes_for_who_is_gone_go_to_the_node() {
     assert_eq!(take(&mut own).sequence, 3);
 }
 
+/// Any user of this machine may connect to the loopback.
+#[test]
+fn a_stranger_who_connects_gets_no_part() {
+    let Some(mut bench) = Bench::new(1) else { return };
+    let listener = bench.own(1).peer_addr().unwrap();
+    let mut stranger = TcpStream::connect(listener).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    _ = stranger.write_all(&note(1, 0, 1, 0).encode());
+    let (node, mut own) = bench.routes.join(2).unwrap();
+    bench.routes.allow(0, 2, PLENTY).unwrap();
+    bench.outlet.write_all(&note(0, 2, 2, 0).encode()).unwrap();
+    assert_eq!(take(&mut own).sequence, 2);
+    assert!(is_empty(bench.node(1)) && is_empty(&node) && is_empty(&bench.inlet));
+    let end = stranger.read(&mut [0]);
+    assert!(matches!(end, Ok(0)) || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
+}
+
 #[test]
 fn the_end_of_a_connection_is_seen() {
     let Some(mut bench) = Bench::new(1) else { return };
