@@ -30,7 +30,7 @@ Run = Callable[..., Any]
 Start = Callable[..., Program]
 
 TOKEN: Final = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
-JOB: Final = ("--model", "payload:8MiB", "--clients", "4", "--aggregation", "tree", "--placement", "worst-fit")
+JOB: Final = ("--model", "payload:1MiB", "--clients", "4", "--aggregation", "tree", "--placement", "worst-fit")
 # Seconds that a raylet may take to be there on a loaded machine.
 PATIENCE: Final = 120
 

@@ -107,7 +107,7 @@ def _orders(host: Host, network: Session, trust: dict[str, object], names: list[
     threads = None if in_process or plan.is_payload else client_threads(plan.training.threads, plan.job.clients)
     return Orders(
         url=host.server.address,
-        options=client_options(plan, trust, seed=plan.job.seed, emulate=network.layers),
+        options=client_options(plan, trust, seed=plan.job.seed, emulate=network.layers) | engines.client_options(plan),
         config=round_config(plan, host.first, names),
         data_root=plan.data.root,
         threads=threads,

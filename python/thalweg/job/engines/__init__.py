@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # What a node's process runs, whoever starts it.
 PROGRAM: Final = "thalweg.job.gateway"
+# Seconds that clients try the address of a node that Ray may start again, which takes a minute on a busy machine.
+RAY_PATIENCE: Final = 180.0
 # After so many ends of a process of this machine its clients are lost for the rest of the job.
 MOST_RESTARTS: Final = 3
 
@@ -79,6 +81,11 @@ def require(plan: Plan) -> None:
         from thalweg.job.engines import by_ray
 
         by_ray.require()
+
+
+def client_options(plan: Plan) -> dict[str, Any]:
+    """Return those of the core's options of a run's clients that differ with the engine that starts nodes."""
+    return {"patience": RAY_PATIENCE} if plan.nodes is not None and plan.nodes.engine == "ray" else {}
 
 
 def engine_of(plan: Plan, log: Path, lost: OnEnd, note: Callable[[str], None]) -> Engine:
