@@ -170,7 +170,9 @@ impl Team {
     pub fn fold(&self, object: Object, weight: f64, done: Done) {
         let mut state = self.shared.lock();
         if !std::mem::replace(&mut state.has_begun, true) {
-            let used = state.running.iter().flatten().filter(|line| line.has_worked).count();
+            // A process that was told to end may not have ended yet.
+            let stays = state.running.iter().zip(&state.is_retired).filter(|(_, is_retired)| !**is_retired);
+            let used = stays.filter_map(|(line, _)| line.as_ref()).filter(|line| line.has_worked).count();
             state.counts.reused += used as u64;
         }
         let sequence = state.ledger.add(object.name(), weight);
