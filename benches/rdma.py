@@ -59,7 +59,8 @@ class Way:
 
 
 WINDOW: Final = Way.mode("window")
-PIECES: Final = Way.mode("fedrdma-e", f", piece = {PIECE}, link_enable = 0")
+# A piece is a chunk and the header of 64 bytes before it.
+PIECES: Final = Way.mode("fedrdma-e", f", piece = {PIECE + 64}, link_enable = 0")
 WHOLE: Final = Way.mode("whole")
 CUBIC: Final = Way("tcp", 'congestion = "cubic"')
 

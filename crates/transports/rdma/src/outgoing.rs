@@ -11,7 +11,7 @@ use thalweg_arena::Arena;
 use thalweg_pieces::{Config, Grant, Job, Mover, Outcome, Task, Time, Verdict};
 use thalweg_transport::{Error, ErrorKind, Result};
 use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
-use thalweg_wire::{FrameHeader, Range};
+use thalweg_wire::{FrameHeader, Range, MAX_CHUNK};
 
 use crate::entry::{Entry, Records, State};
 use crate::outbox::Outbox;
@@ -23,8 +23,9 @@ use crate::words::{record, Word, RECORD};
 use crate::{GRANTS, NOTES};
 
 const SEND: &str = "send update";
-/// As much may always be offered.
-const LEAST_OFFERED: u64 = 4 << 20;
+/// As much may always be offered: three chunks. Where one goes at a time, the word that it has come, the next offer and its grant
+/// take one and a half round trips, and another chunk takes at least one.
+const LEAST_OFFERED: u64 = 3 * MAX_CHUNK as u64;
 
 /// The sending side.
 pub(crate) struct Outgoing {
