@@ -93,7 +93,10 @@ def tables(name: str) -> str:
 
 def _builds(commits: Mapping[str, str | None]) -> str:
     if len(set(commits.values())) == 1:
-        return f"Measured at commit {commit_words(next(iter(commits.values())))}."
+        commit = next(iter(commits.values()))
+        return (
+            f"Measured at commit {commit_words(commit)}." if commit else "Measured with a build that records no commit."
+        )
     return f"Measured at commit {'; '.join(f'{commit_words(one)} (mode {mode})' for mode, one in commits.items())}."
 
 
