@@ -341,9 +341,11 @@ def test_a_sharded_mean_is_of_the_same_updates_everywhere_whoever_is_lost(step: 
         at(made, step, nth, lambda: made.kill("node-2"))
         outcome = made.round(2)
         left = sorted(counted(outcome))
-        # Its part of the mean may have come before it was lost.
+        # Its part of the mean may have come before it was lost. The last of three nodes to finish has no part, as the
+        # model is too small, and is not needed once the others have its sums.
         assert left in (["a", "b", "d", "e"], CLIENTS)
-        assert left != CLIENTS or (step, nth) not in (("share", 0), ("share", 1), ("settle", 0))
+        has_part = "node-2" in [share["node"] for share in outcome["fold"]["shares"]]
+        assert left != CLIENTS or not has_part or (step, nth) not in (("share", 0), ("share", 1), ("settle", 0))
         assert left == CLIENTS or step != "told"
         assert made.bits() == mean(2, left)
         for part in outcome["participants"]:
