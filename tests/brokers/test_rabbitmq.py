@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import re
@@ -43,6 +44,31 @@ def field(name: bytes, value: bytes) -> bytes:
 def frame(stream: socket.socket) -> bytes:
     (length,) = struct.unpack(">3xI", stream.recv(7, socket.MSG_WAITALL))
     return stream.recv(length + 1, socket.MSG_WAITALL)[:-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class TakenPlace(Place):
+    """Loopback, where the port that is given ``at``-th has been taken since it was looked for."""
+
+    port: int = 0
+    at: int = 1
+    asked: list[int] = dataclasses.field(default_factory=lambda: [0])
+
+    def free_port(self) -> int:
+        self.asked[0] += 1
+        return self.port if self.asked[0] == self.at else super().free_port()
+
+
+@needs_rabbitmq
+@pytest.mark.parametrize("asked", [1, 2, 3], ids=["listener", "epmd", "distribution"])
+def test_another_port_is_taken_where_somebody_was_faster(asked: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        place = TakenPlace(port=taken.getsockname()[1], at=asked)
+        with Broker(RabbitMq(), place) as broker:
+            assert place.asked[0] > asked
+            assert place.port not in listening(broker)
+            assert log_in(broker.port, broker.login) == TUNE
 
 
 @needs_rabbitmq

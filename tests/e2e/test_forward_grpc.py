@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -245,12 +246,10 @@ def test_what_is_no_http2_ends_its_own_connection_alone(path: Route, channel: An
     assert channel.unary_unary("/test.Shapes/one")(b"ab", timeout=LIMIT) == b"ba"
     with socket.create_connection(path.address.rsplit(":", 1), timeout=LIMIT) as program:
         program.sendall(BAD[words])
-        program.shutdown(socket.SHUT_WR)
-        try:
+        with suppress(OSError):  # the near end may have closed it by now, or closes it with words of ours unread
+            program.shutdown(socket.SHUT_WR)
             while program.recv(1 << 16):
                 pass
-        except ConnectionResetError:
-            pass
     while (error := path.until(path.near, "end")["error"]) is None:
         pass
     assert words.startswith("a frame") or words in error

@@ -34,7 +34,10 @@ QUEUES: Final = 4
 # epmd stays the child of what the shell becomes, and ends with it.
 START: Final = '"$@" & exec "$THALWEG_NODE"'
 _READY: Final = re.compile(r"Server startup complete")
-_PORT_TAKEN: Final = re.compile(r"eaddrinuse|port_in_use|distribution port \d+ in use|already in use", re.IGNORECASE)
+# No distribution: what has epmd's port is no epmd.
+_PORT_TAKEN: Final = re.compile(
+    r"eaddrinuse|port_in_use|distribution port \d+|dist_port_already_used|already in use|nodistribution", re.IGNORECASE
+)
 # What a record should name: memory and disk it did not get, clients it did not let in, messages it did not take.
 _EVENTS: Final = re.compile(
     r"resource limit alarm|alarm (?:set|cleared)|login refused|not found|missed heartbeats|larger than configured"
