@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def plan(folder: Path, *, rounds: int = 3, **tree: Any) -> Plan:
 
 
 def told(plane: str, split: str) -> dict[str, Any]:
-    return {"bytes": BYTES, "switches": {"data_plane": plane}, "config": {"split": split}}
+    return {"bytes": BYTES, "switches": {"data_plane": plane, "reuse": plane == "pool"}, "config": {"split": split}}
 
 
 def spent(handed: float, folded: float, workers: int = 1) -> dict[str, Any]:
@@ -46,13 +47,14 @@ def test_costs_are_those_of_single_updates() -> None:
     assert BYTES / found["finish"] == pytest.approx(0.004)
 
 
-def test_what_copies_has_a_rate_and_the_middle_is_not_counted_twice() -> None:
+def test_what_copies_has_a_rate_and_what_is_above_leaves_is_not_counted_twice() -> None:
     rounds = [{"fold": {"finish_seconds": 0.1}}]
     found = costs(spent(10_000.0, 15_000.0, 2), rounds, told("sockets", "clients"))
     assert found["hand_over"] == 0.0
     assert BYTES / found["socket"] == pytest.approx(0.01)
-    middle = 2 * BYTES / found["fold"] + BYTES / found["sums"]
-    assert BYTES / found["finish"] == pytest.approx(0.1 - middle, rel=1e-6)
+    middle = 2 * 0.01 + 2 * BYTES / found["fold"] + BYTES / found["sums"]
+    top = 0.01 + 0.005
+    assert BYTES / found["finish"] == pytest.approx(0.1 - middle - top, rel=1e-6)
 
 
 def test_a_run_is_played_again(tmp_path: Path) -> None:
@@ -69,6 +71,19 @@ def test_a_run_is_played_again(tmp_path: Path) -> None:
                 ((same, True), (same, False), (other, True))]  # fmt: skip
     assert accepted == [True, False, False]
     assert not trees.simulated(same)["accepted"]
+
+
+def test_a_run_that_does_not_say_its_costs_has_those_of_another(tmp_path: Path) -> None:
+    first = replayed(job.run(plan(tmp_path, rounds=30, system="sf", workers=1), LineProgress()).record.path)
+    assert first["costs_of"] == first["record"]
+    folder = job.run(plan(tmp_path, system="sf", workers=1), LineProgress()).record.path
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tree"]["fold_us"] = {"p50": None, "p99": None}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RecordError, match="none found a worker without work"):
+        replayed(folder, [{**first, "system": "sl"}, {**first, "update_bytes": 1}])
+    found = replayed(folder, [first])
+    assert (found["costs_of"], found["costs"]) == (first["record"], first["costs"])
 
 
 def test_what_cannot_be_played_again_is_said(tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def simulate(context: typer.Context, file: PlanFile = None, *, record: Records =
         from thalweg.cli.plans import assemble
         from thalweg.report.replay import replayed
 
-        met = [replayed(folder) for folder in record or []]
+        met: list[dict[str, Any]] = []
+        for folder in record or []:
+            met.append(replayed(folder, met))
         found = trees.simulated(assemble(file, None, given(context)), met)
         emit(found)
     if as_json:

@@ -23,24 +23,30 @@ FOLD: Final = 13.1e9
 SUMS: Final = 22.5e9
 
 
-def replayed(folder: Path) -> dict[str, Any]:
+def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return a run's completion time beside the simulator's, with the costs that were measured.
 
-    Raises RecordError if it is no finished run of a tree with one node.
+    A run in which no update found a worker without work does not say what an update costs. It has the costs of one of
+    the ``others``, if that had the same system and size of updates: what was returned of runs that are played already.
+
+    Raises RecordError if it is no finished run of a tree with one node, or if its costs are not known.
     """
     record = Record(folder)
     tree, rounds = record.manifest.get("tree"), list(record.rounds())
     whole = [entry for entry in rounds if entry["fold"].get("completion_seconds") is not None]
     if tree is None or not whole:
         raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
-    if tree["nodes_used"] != 1 or tree["fold_us"]["p50"] is None:
-        raise RecordError(
-            f"{folder} does not say what an update costs: that is known of runs with one node",
-            "Take a run with --nodes 1 and several rounds",
-        )
+    if tree["nodes_used"] != 1:
+        raise RecordError(f"{folder} had {tree['nodes_used']} nodes: only a run of one is played", "Take --nodes 1")
     told = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
-    measured = costs(tree, whole, told)
-    simulated = [_one(told, measured, entry) for entry in whole]
+    own = {"record": folder.name, "costs": costs(tree, whole, told)} if tree["fold_us"]["p50"] is not None else None
+    paid = own or _lent(tree, told, others)
+    if paid is None:
+        raise RecordError(
+            f"{folder} does not say what an update costs: none found a worker without work",
+            "Take a run with fewer clients or more rounds, or give one of the same system and model before it",
+        )
+    simulated = [_one(told, paid["costs"], entry) for entry in whole]
     ours = median(simulated)
     live = median(entry["fold"]["completion_seconds"] for entry in whole)
     return {
@@ -53,7 +59,8 @@ def replayed(folder: Path) -> dict[str, Any]:
         "simulated_seconds": ours,
         "off": ours / live - 1,
         "met": abs(ours / live - 1) <= MARGIN,
-        "costs": measured,
+        "costs": paid["costs"],
+        "costs_of": paid["record"],
     }
 
 
@@ -64,10 +71,13 @@ def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Ma
     fold = max(tree["fold_us"]["p50"] / 1e6 - handed, 1e-6)
     slower = fold / (size / FOLD + size / SUMS)
     copied = int(size / handed)
-    finish = median(entry["fold"]["finish_seconds"] for entry in rounds)
-    # The simulator has a middle that folds leaves' sums; a run does so while it finishes the round.
+    moved = 0.0 if on["data_plane"] == "pool" else handed
+    # The simulator has aggregators above the leaves: a middle if there are several leaves, and a top if no worker
+    # becomes it. In a run of one node its server does their work, while it finishes the round.
     leaves = tree["workers"] if told["config"]["split"] == "clients" else 1
-    middle = 0.0 if leaves == 1 else leaves * size / (FOLD / slower) + size / (SUMS / slower)
+    middle = 0.0 if leaves == 1 else leaves * (moved + size / (FOLD / slower)) + size / (SUMS / slower)
+    top = 0.0 if on["reuse"] else moved + fold
+    finish = median(entry["fold"]["finish_seconds"] for entry in rounds) - middle - top
     return {
         "fold": int(FOLD / slower),
         "sums": int(SUMS / slower),
@@ -75,8 +85,16 @@ def costs(tree: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], told: Ma
         "socket": copied if on["data_plane"] == "sockets" else 0,
         "broker": copied if on["data_plane"] == "broker" else 0,
         "side": 0,
-        "finish": int(size / max(finish - middle, 1e-6)),
+        "finish": int(size / max(finish, 1e-6)),
     }
+
+
+def _lent(
+    tree: Mapping[str, Any], told: Mapping[str, Any], others: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any] | None:
+    """Return another run of this system and size, if there is one."""
+    wanted = (tree["system"], told["bytes"])
+    return next((one for one in others if (one["system"], one["update_bytes"]) == wanted), None)
 
 
 def _one(told: Mapping[str, Any], measured: Mapping[str, Any], entry: Mapping[str, Any]) -> float:
@@ -86,6 +104,7 @@ def _one(told: Mapping[str, Any], measured: Mapping[str, Any], entry: Mapping[st
         if way["direction"] == "up" and way["receive_end"] is not None
     }
     first = min(ends.values(), default=0.0)
-    scenario = {**told, "rounds": 1, "costs": measured, "arrivals": sorted(end - first for end in ends.values())}
-    (outcome,) = json.loads(_core.tree_simulate(json.dumps(scenario)))
+    # The first of two rounds starts the workers, which a run has from its first round on.
+    scenario = {**told, "rounds": 2, "costs": measured, "arrivals": sorted(end - first for end in ends.values())}
+    _, outcome = json.loads(_core.tree_simulate(json.dumps(scenario)))
     return float(outcome["completion_seconds"])
