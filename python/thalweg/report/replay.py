@@ -39,8 +39,11 @@ def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str
     if tree["nodes_used"] != 1:
         raise RecordError(f"{folder} had {tree['nodes_used']} nodes: only a run of one is played", "Take --nodes 1")
     told = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
-    own = {"record": folder.name, "costs": costs(tree, whole, told)} if tree["fold_us"]["p50"] is not None else None
-    paid = own or _lent(tree, told, others)
+    paid: Mapping[str, Any] | None
+    if tree["fold_us"]["p50"] is None:
+        paid = _lent(tree, told, others)
+    else:
+        paid = {"record": folder.name, "costs": costs(tree, whole, told)}
     if paid is None:
         raise RecordError(
             f"{folder} does not say what an update costs: none found a worker without work",
