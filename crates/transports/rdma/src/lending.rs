@@ -195,6 +195,10 @@ impl Sends for Lending {
         self.entries.is_empty() || (self.entries.len() < GRANTS && self.lent.saturating_add(bytes) <= LENT)
     }
 
+    fn chunks(&self) -> usize {
+        self.entries.len()
+    }
+
     fn is_leaving(&self) -> bool {
         false // it is said at once
     }

@@ -287,6 +287,10 @@ impl Sends for Outgoing {
         self.entries.is_empty() || (self.entries.len() < GRANTS && self.offered.saturating_add(bytes) <= most)
     }
 
+    fn chunks(&self) -> usize {
+        self.entries.len()
+    }
+
     fn is_leaving(&self) -> bool {
         self.entries.values().any(|entry| matches!(entry.state, State::Leaving { committed: false }))
     }

@@ -126,12 +126,20 @@ impl Shared {
         if to_receiver {
             return self.incoming().handle_word(word, &self.outbox);
         }
-        let makes_room = matches!(word, Word::Taken { .. });
-        let taken = self.outgoing().handle_word(word, &self.outbox);
-        if makes_room {
+        self.change_outgoing(|outgoing| outgoing.handle_word(word, &self.outbox))
+    }
+
+    /// Does something that may end chunks of the sending side. If it does, whoever waits for room looks again.
+    fn change_outgoing<T>(&self, what: impl FnOnce(&mut dyn Sends) -> T) -> T {
+        let mut outgoing = self.outgoing();
+        let before = outgoing.chunks();
+        let result = what(&mut **outgoing);
+        let ended = outgoing.chunks() < before;
+        drop(outgoing);
+        if ended {
             self.room.notify_waiters();
         }
-        taken
+        result
     }
 }
 
@@ -203,18 +211,7 @@ pub(crate) async fn write(shared: Arc<Shared>, mut messages: mpsc::Receiver<Mess
 
 /// Moves what is to be sent.
 pub(crate) async fn drive(shared: Arc<Shared>) {
-    let driven = |context: &mut Context<'_>| {
-        let mut outgoing = shared.outgoing();
-        let leaving = outgoing.is_leaving();
-        let polled = outgoing.poll(context, &shared.outbox);
-        let left = leaving && !outgoing.is_leaving();
-        drop(outgoing);
-        if left {
-            shared.room.notify_waiters();
-        }
-        polled
-    };
-    go_on(&shared, driven).await;
+    go_on(&shared, |context| shared.change_outgoing(|outgoing| outgoing.poll(context, &shared.outbox))).await;
 }
 
 /// Moves what is to be received, where that is read or polled for.
@@ -252,3 +249,7 @@ fn poll_until(
         }
     }
 }
+
+#[cfg(test)]
+#[path = "shared_tests.rs"]
+mod tests;

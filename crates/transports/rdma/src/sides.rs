@@ -19,6 +19,9 @@ pub(crate) trait Sends: Send {
     /// Whether a chunk of so many bytes may be offered now.
     fn has_room(&self, bytes: u64) -> bool;
 
+    /// How many chunks were offered and have not ended. Whenever they become fewer there may be room, and none may be leaving.
+    fn chunks(&self) -> usize;
+
     /// Whether a chunk that nobody wants any more waits for a completion before the peer can be told.
     fn is_leaving(&self) -> bool;
 

@@ -1,0 +1,68 @@
+//! Senders that wait for room.
+#![allow(clippy::unwrap_used, clippy::panic)] // a panic is how tests report
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::Waker;
+
+use thalweg_arena::Arena;
+use thalweg_conformance::Factory;
+use thalweg_transport::memory::Memory;
+use thalweg_verbs::pretend::{connected, Behaviour, Fabric, Pretend};
+use thalweg_verbs::Device;
+
+use super::*;
+use crate::ends::header;
+use crate::lending::Lending;
+use crate::pool::Pool;
+use crate::reading::Reading;
+use crate::settings::Choices;
+use crate::{GRANTS, NOTES};
+
+/// Steps in which the device does whatever it is asked to.
+const ENOUGH: usize = 4 * GRANTS;
+
+/// The state of a link that lends as many chunks as it may.
+async fn full() -> Shared {
+    let device: Arc<dyn Device> = Arc::new(Pretend::new(&Arc::new(Fabric::default()), Behaviour::default()));
+    let pool = Arc::new(Pool::new(device.clone()));
+    let (lends, reads) = connected(&*device, &*device, NOTES).unwrap();
+    let lending = Lending::new(device.clone(), pool.clone(), lends, Arc::default());
+    let mover = Choices::read(&Default::default()).unwrap().mover;
+    let reading = Reading::new(device.clone(), pool, reads, mover);
+    let inner = Factory::new(Arc::new(Memory), "memory://full:0").pair().await.client;
+    let sides: (Box<dyn Sends>, Box<dyn Receives>, bool) = (Box::new(lending), Box::new(reading), true);
+    let shared = Shared::new(inner, Outbox::new().0, sides, Arc::default(), true);
+    let source = Arena::new(100).unwrap();
+    device.register(&source).unwrap();
+    let bytes = source.lend(source.range()).unwrap();
+    while shared.outgoing().has_room(100) {
+        let (header, bytes) = (header(&bytes), bytes.clone());
+        shared.outgoing().offer(header, bytes, None, &Arc::default(), &shared.outbox).unwrap();
+    }
+    settle(&shared);
+    assert_eq!(shared.outbox.said().len(), GRANTS, "all are lent");
+    shared
+}
+
+fn settle(shared: &Shared) {
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..ENOUGH {
+        shared.change_outgoing(|outgoing| outgoing.poll(&mut context, &shared.outbox)).unwrap();
+    }
+}
+
+/// The peer may have taken all chunks before one of them is lent no more. Nothing comes from the peer after that.
+#[tokio::test]
+async fn room_is_told_when_what_was_taken_is_lent_no_more() {
+    let shared = full().await;
+    for number in 0..GRANTS as u64 {
+        shared.take(Word::Taken { number }).unwrap();
+    }
+    assert!(!shared.outgoing().has_room(100), "the device still lends them");
+    let mut room = pin!(shared.room.notified());
+    room.as_mut().enable();
+    settle(&shared);
+    assert!(shared.outgoing().has_room(100));
+    assert!(room.poll(&mut Context::from_waker(Waker::noop())).is_ready(), "a sender waits for ever");
+}
