@@ -329,7 +329,8 @@ impl Mover {
         Some(Job { piece, grant, task })
     }
 
-    /// When [`Self::poll_work`] has something without anything happening before.
+    /// When [`Self::poll_work`] has something without anything happening before: later than `now`, if `poll_work` has nothing at
+    /// that same time.
     pub fn poll_timeout(&mut self, now: Time) -> Option<Time> {
         let number = self.ready().filter(|_| self.flying.len() < self.config.pieces)?;
         let longest = self.longest();

@@ -100,6 +100,7 @@ proptest! {
                 flying.push(job);
                 prop_assert!(flying.len() <= config.pieces);
             }
+            prop_assert!(mover.poll_timeout(now).is_none_or(|at| at > now), "it does nothing, and says no later time");
             prop_assert_eq!(flying.iter().map(bytes).sum::<u64>(), mover.under_way());
             if lossy && losses < 2 && dice.hits(0.02) && !flying.is_empty() {
                 losses += 1;

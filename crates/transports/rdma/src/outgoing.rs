@@ -233,9 +233,9 @@ impl Outgoing {
         Ok(())
     }
 
-    fn post(&mut self) -> Result<()> {
+    fn post(&mut self, now: Time) -> Result<()> {
         while let Some(ring) = self.ring.filter(|_| !self.stopped) {
-            let Some(Job { piece, grant, task }) = self.mover.poll_work(self.now()) else { break };
+            let Some(Job { piece, grant, task }) = self.mover.poll_work(now) else { break };
             let (work, bytes) = match task {
                 Task::Move(range) => self.write(&grant, range, ring)?,
                 Task::Commit(slot) => (self.commit(&grant, ring, slot)?, RECORD as u64),
@@ -352,10 +352,11 @@ impl Sends for Outgoing {
                 self.handle(done, outbox)?;
             }
         }
-        self.post()?;
+        // At one time: what may not leave yet in `post` would have no timer if its moment came before `poll_timeout`.
         let now = self.now();
+        self.post(now)?;
         let next = self.ring.and_then(|_| self.mover.poll_timeout(now));
-        Ok(next.filter(|&at| at > now).map(|at| self.started + at))
+        Ok(next.map(|at| self.started + at))
     }
 
     fn stop(&mut self) {
