@@ -13,6 +13,7 @@ from thalweg.errors import RecordError
 from thalweg.job import run as job
 from thalweg.plan import Plan
 from thalweg.report.replay import costs, replayed
+from thalweg.sections.trees import NodesSection
 from thalweg.ui.progress import LineProgress
 
 BYTES = 24_000_000
@@ -90,3 +91,7 @@ def test_what_cannot_be_played_again_is_said(tmp_path: Path) -> None:
     star = job.run(plan(tmp_path), LineProgress()).record.path
     with pytest.raises(RecordError, match="has no rounds of an aggregation tree"):
         replayed(star)
+    among = plan(tmp_path, top="dedicated")
+    of_nodes = job.run(among.model_copy(update={"nodes": NodesSection(count=2)}), LineProgress()).record.path
+    with pytest.raises(RecordError, match="only a run without is played"):
+        replayed(of_nodes)

@@ -36,8 +36,10 @@ def replayed(folder: Path, others: Sequence[Mapping[str, Any]] = ()) -> dict[str
     whole = [entry for entry in rounds if entry["fold"].get("completion_seconds") is not None]
     if tree is None or not whole:
         raise RecordError(f"{folder} has no rounds of an aggregation tree", "Take a run with --aggregation tree")
-    if tree["nodes_used"] != 1:
-        raise RecordError(f"{folder} had {tree['nodes_used']} nodes: only a run of one is played", "Take --nodes 1")
+    if "nodes" in tree:
+        raise RecordError(
+            f"{folder} has nodes beside its server: only a run without is played", "Take a run of one node"
+        )
     told = trees.scenario(record.plan, int(record.manifest["update_bytes"]))
     paid: Mapping[str, Any] | None
     if tree["fold_us"]["p50"] is None:
