@@ -1,6 +1,7 @@
 //! Starts the processes of workers.
 
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -19,12 +20,23 @@ pub trait Process: Send {
     }
 }
 
+/// How a process began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It was forked by a template.
+    Template,
+    /// Its program was started.
+    Program,
+}
+
 /// A process that has just begun, with the node's end of its socket.
 pub struct Launched {
     /// Notes go and come here.
     pub socket: UnixStream,
     /// The process.
     pub process: Box<dyn Process>,
+    /// How it began.
+    pub origin: Origin,
 }
 
 /// Starts worker processes, each of which calls [`work`](crate::work) with its end of a socket.
@@ -62,7 +74,8 @@ impl Program {
         Ok(command)
     }
 
-    fn spawn(&self, input: UnixStream) -> io::Result<Child> {
+    /// Starts it with this standard input.
+    pub(crate) fn spawn(&self, input: UnixStream) -> io::Result<Child> {
         self.command()?.stdin(Stdio::from(OwnedFd::from(input))).stdout(Stdio::null()).spawn()
     }
 }
@@ -70,7 +83,8 @@ impl Program {
 impl Launcher for Program {
     fn launch(&self) -> io::Result<Launched> {
         let (ours, theirs) = UnixStream::pair()?;
-        Ok(Launched { socket: ours, process: Box::new(OwnChild(self.spawn(theirs)?)) })
+        let process = Box::new(OwnChild(self.spawn(theirs)?));
+        Ok(Launched { socket: ours, process, origin: Origin::Program })
     }
 
     fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>> {
@@ -93,11 +107,16 @@ impl Process for OwnChild {
     }
 
     fn cpu(&self) -> u64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).into_iter().flatten().flatten();
-        let of = |task: std::fs::DirEntry| {
-            let told = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            told.split_whitespace().next()?.parse::<u64>().ok()
-        };
-        tasks.filter_map(of).sum()
+        cpu_of(self.0.id())
     }
+}
+
+/// Nanoseconds of CPU time that a process has had, by its id.
+pub(crate) fn cpu_of(process: impl Display) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let of = |task: std::fs::DirEntry| {
+        let told = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        told.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    tasks.filter_map(of).sum()
 }

@@ -12,7 +12,7 @@
 //! | `ledger/` | who was given what, who has folded it, what is committed; decides, without IO |
 //! | `team/` | drives the ledger: a thread for each worker, which starts it again when it dies |
 //! | `worker/` | what runs in a worker's process |
-//! | `launch.rs` | starts worker processes |
+//! | `launch.rs`, `template.rs` | starts worker processes, or has them forked |
 //! | `freight.rs` | copies bytes to and from workers, as the systems do that the pool is compared with |
 //! | `routes/` | takes notes from process to process inside the kernel, where that is allowed |
 //! | `note.rs`, `setup.rs`, `hearing.rs` | what node and worker say to each other, and in which order it is heard |
@@ -32,12 +32,14 @@ mod note;
 mod routes;
 mod setup;
 mod team;
+mod template;
 mod worker;
 
 pub use freight::{hop, Carriage, DataPlane};
-pub use launch::{Launched, Launcher, Process, Program};
+pub use launch::{Launched, Launcher, Origin, Process, Program};
 pub use ledger::{Action, Base, Ledger, Lie, Order, Split};
 pub use note::{Kind, Note, NOTE_BYTES};
 pub use routes::{Count, NodeRoutes, Routes};
 pub use team::{Counts, Doing, Handovers, Start, Stretch, Team, TeamConfig, Timeline, HANDOVER_BOUNDS};
+pub use template::{asked, forked, Template};
 pub use worker::{work, work_with, Step};

@@ -11,10 +11,15 @@ fn main() {
     if std::env::var_os(linux::HOP).is_some() {
         return linux::be_a_hop();
     }
-    match std::env::var(linux::FAULT) {
-        Ok(fault) => linux::worker::run(&fault),
-        Err(_) if std::env::var_os(linux::NODE).is_some() => linux::be_a_node(),
-        Err(_) => linux::tests(),
+    let is = |what| std::env::var_os(what).is_some();
+    if is(linux::TEMPLATE) {
+        linux::template::run();
+    } else if is(linux::WORKER) {
+        linux::worker::run();
+    } else if is(linux::NODE) {
+        linux::be_a_node();
+    } else {
+        linux::tests();
     }
 }
 

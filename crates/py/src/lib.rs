@@ -58,7 +58,8 @@ mod _core {
     use crate::tasks::{TaskClient, TaskServer};
     #[pymodule_export]
     use crate::tree::{
-        tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate, tree_system, tree_work, Top,
+        tree_asked, tree_forked, tree_hop, tree_knee, tree_plan, tree_routes, tree_schema, tree_simulate,
+        tree_system, tree_work, Top,
     };
     /// Most bytes of JSON that are kept of the metrics of an update.
     #[pymodule_export]

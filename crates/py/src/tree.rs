@@ -58,6 +58,19 @@ pub fn tree_work(py: Python<'_>) -> PyResult<()> {
     py.detach(thalweg_runtime::work).map_err(raise)
 }
 
+/// In a template, whose standard input is a socket of its node: waits until the node asks for a worker. Returns the descriptor
+/// that becomes the worker's standard input, which the caller owns, or None if the node is gone.
+#[pyfunction]
+pub fn tree_asked(py: Python<'_>) -> PyResult<Option<i32>> {
+    py.detach(thalweg_runtime::asked).map_err(raise)
+}
+
+/// In a template: tells the node of the worker that was just forked, by its process id. Nobody has waited for it yet.
+#[pyfunction]
+pub fn tree_forked(py: Python<'_>, process: u32) -> PyResult<()> {
+    py.detach(|| thalweg_runtime::forked(process)).map_err(raise)
+}
+
 /// Says nothing if notes of workers can go inside the kernel here, and else raises why not.
 #[pyfunction]
 pub fn tree_routes(py: Python<'_>) -> PyResult<()> {

@@ -143,14 +143,16 @@ pub enum DataPlaneRule {
     Broker,
 }
 
-/// When a worker's process begins.
+/// When a worker's process begins, and how.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartRule {
-    /// With the server; it stays.
+    /// With the server, by its program; it stays.
     #[default]
     Always,
-    /// With its first update in a round.
+    /// With the server, forked by a template; it stays.
+    Template,
+    /// With its first update in a round, by its program.
     Cold,
 }
 
@@ -174,13 +176,14 @@ pub struct WorkerOptions {
     /// Whether a side process mediates what each gets and sends.
     #[serde(default)]
     pub side_process: bool,
-    /// When their processes begin.
+    /// When their processes begin, and how.
     #[serde(default)]
     pub start: StartRule,
     /// Decides how many of them get updates.
     #[serde(default)]
     pub autoscaler: Option<Knobs>,
-    /// The program that calls [`work`](crate::work), and its arguments.
+    /// The program that calls [`work`](crate::work), and its arguments. With one more argument, `hop` or `template`, it
+    /// calls [`hop`](crate::hop), or [`asked`](crate::asked) and [`forked`](crate::forked).
     pub command: Vec<String>,
 }
 

@@ -93,7 +93,9 @@ class TreeSection(Section):
     )
     reuse: bool | None = Field(None, description="whether an idle worker takes over the next level's work")
     start: Literal["template", "cold", "always"] | None = Field(
-        None, description="how workers come to be: forked, started anew, or always there"
+        None,
+        description="how workers come to be: forked from a template, started anew for their first update, or started "
+        "once by their program",
     )
     data_plane: Literal["pool", "sockets", "broker"] | None = Field(
         None, description="how updates get from process to process on a node"

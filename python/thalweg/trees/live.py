@@ -76,7 +76,7 @@ def options(plan: Plan) -> dict[str, Any]:
         "split": split(tree),
         "data_plane": "pool" if is_monolith else on["data_plane"],
         "side_process": on["side_process"],
-        "start": "cold" if on["start"] == "cold" else "always",
+        "start": on["start"],
         "autoscaler": _autoscaler(tree) if on["scaling"] == "knative" else None,
         "routes": tree.routes,
         "timing": on["timing"],

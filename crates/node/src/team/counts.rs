@@ -26,6 +26,8 @@ pub const HANDOVER_BOUNDS: [u64; 11] = [
 pub struct Counts {
     /// Processes started.
     pub started: u64,
+    /// Those of them that a template forked.
+    pub forked: u64,
     /// Processes that ended while they were wanted.
     pub died: u64,
     /// Updates that workers have added; one counts for each worker that adds its part.

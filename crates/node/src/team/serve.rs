@@ -11,12 +11,13 @@ use super::Shared;
 use crate::clock;
 use crate::freight::Freight;
 use crate::hearing::{Heard, Hearing};
-use crate::launch::Launched;
+use crate::launch::{Launched, Origin};
 use crate::ledger::Base;
 use crate::note::Kind;
 
 /// A process that has just been set up.
 struct Started {
+    origin: Origin,
     line: Line,
     hearing: Hearing,
 }
@@ -64,7 +65,7 @@ impl Shared {
         setup.number = party;
         setup.base = base.map(|base| (base.slot, base.head.encode()));
         let (freight, far) = self.freight(worker)?.unzip();
-        let Launched { socket, mut process } = self.launcher.launch()?;
+        let Launched { socket, mut process, origin } = self.launcher.launch()?;
         let (route, own) = self.route(party).unzip();
         let descriptors =
             [Some(pool), Some(sums), far.as_ref().map(AsFd::as_fd), own.as_ref().map(AsFd::as_fd)];
@@ -77,8 +78,8 @@ impl Shared {
         let heard = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
         match socket.try_clone().and_then(|socket| Ok((socket, heard?))) {
             Ok((unix, heard)) => {
-                let hearing = Hearing::new(unix, heard);
-                Ok(Started { line: Line::new(party, socket, Ways { route, freight }, process), hearing })
+                let line = Line::new(party, socket, Ways { route, freight }, process);
+                Ok(Started { origin, line, hearing: Hearing::new(unix, heard) })
             }
             Err(error) => {
                 process.end();
@@ -112,10 +113,11 @@ impl Shared {
 
     /// Hears a worker until it ends.
     fn attend(&self, worker: usize, round: u32, began: u64, started: Started) {
-        let Started { line, mut hearing } = started;
+        let Started { origin, line, mut hearing } = started;
         let party = line.party;
         let mut state = self.lock();
         state.counts.started += 1;
+        state.counts.forked += u64::from(origin == Origin::Template);
         state.timeline.add(Stretch {
             worker,
             doing: Doing::Start,

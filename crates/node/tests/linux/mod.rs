@@ -1,8 +1,11 @@
+pub mod template;
 pub mod worker;
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -14,11 +17,15 @@ use thalweg_dice::Dice;
 use thalweg_fold::{Accumulator, Precision, Repair};
 use thalweg_node::{
     Carriage, DataPlane, Launched, Launcher, NodeRoutes, Process, Program, Split, Start, Team, TeamConfig,
+    Template,
 };
 use thalweg_pool::{Class, Object, Plan, Pool};
 use thalweg_wire::{Dtype, Layout, Ranges};
 
-pub const FAULT: &str = "THALWEG_NODE_FAULT";
+pub const WORKER: &str = "THALWEG_NODE_WORKER";
+pub const TEMPLATE: &str = "THALWEG_NODE_TEMPLATE";
+/// The file in which templates count how many there have been.
+pub const STARTED: &str = "THALWEG_NODE_STARTED";
 pub const HOP: &str = "THALWEG_NODE_HOP";
 pub const NODE: &str = "THALWEG_NODE";
 /// How many workers are killed in all, at seeded points.
@@ -38,21 +45,63 @@ fn layout() -> Arc<Layout> {
 }
 
 /// This program as a worker; each process gets the next fault of a list, and then none.
-struct Faulty(Mutex<VecDeque<String>>);
+struct Faulty {
+    faults: Mutex<VecDeque<String>>,
+    launcher: Box<dyn Launcher>,
+    /// Templates that were started append a byte each, if there are some.
+    _started: Option<TempPath>,
+}
+
+impl Faulty {
+    /// Workers are started, or forked by templates that fail as the seed has it.
+    fn new(faults: &[String], templates: Option<u64>) -> Self {
+        let faults = Mutex::new(faults.iter().cloned().collect());
+        let Some(seed) = templates else {
+            return Self { faults, launcher: Box::new(program(Vec::new())), _started: None };
+        };
+        let started = TempPath::new(seed);
+        let environment =
+            vec![(TEMPLATE.into(), seed.to_string().into()), (STARTED.into(), started.0.clone().into())];
+        let template = Template::new(program(environment), program(Vec::new()));
+        let launcher = Box::new(template.with_patience(Duration::from_secs(1)));
+        Self { faults, launcher, _started: Some(started) }
+    }
+}
+
+fn program(mut environment: Vec<(OsString, OsString)>) -> Program {
+    environment.push((WORKER.into(), "1".into()));
+    Program { command: vec![std::env::current_exe().unwrap().into()], environment }
+}
 
 impl Launcher for Faulty {
     fn launch(&self) -> io::Result<Launched> {
-        let fault = self.0.lock().unwrap().pop_front().unwrap_or_else(|| "none".into());
-        let program = Program {
-            command: vec![std::env::current_exe()?.into()],
-            environment: vec![(FAULT.into(), fault.into())],
-        };
-        program.launch()
+        let launched = self.launcher.launch()?;
+        let fault = self.faults.lock().unwrap().pop_front().unwrap_or_else(|| "none".into());
+        // It is the first that a worker reads.
+        _ = (&launched.socket).write_all(format!("{fault}\n").as_bytes());
+        Ok(launched)
     }
 
     fn hop(&self, one: OwnedFd, other: OwnedFd, most: u64) -> io::Result<Box<dyn Process>> {
         let environment = vec![(HOP.into(), "1".into())];
         Program { command: vec![std::env::current_exe()?.into()], environment }.hop(one, other, most)
+    }
+}
+
+/// An empty file until it is dropped.
+struct TempPath(PathBuf);
+
+impl TempPath {
+    fn new(seed: u64) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{seed}", std::process::id()));
+        std::fs::write(&path, []).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TempPath {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).unwrap();
     }
 }
 
@@ -80,6 +129,8 @@ struct Case {
     budget: u64,
     plane: DataPlane,
     start: Start,
+    /// Workers are forked by templates, which are killed at random if that is true.
+    templates: Option<bool>,
     seed: u64,
 }
 
@@ -93,16 +144,20 @@ const CASE: Case = Case {
     budget: u64::MAX,
     plane: DataPlane { carriage: Carriage::Pool, side_process: false },
     start: Start::Always,
+    templates: None,
     seed: 1,
 };
 
 impl Bench {
     fn new(case: Case, faults: &[String]) -> Self {
-        Self::with(case, Box::new(Faulty(Mutex::new(faults.iter().cloned().collect()))))
+        // Those of seed 0 live.
+        let templates = case.templates.map(|die| if die { case.seed + 1 } else { 0 });
+        Self::with(case, Box::new(Faulty::new(faults, templates)))
     }
 
     fn with(case: Case, launcher: Box<dyn Launcher>) -> Self {
-        let Case { precision, split, workers, reserve, patience, routes, budget, plane, start, seed } = case;
+        let Case { precision, split, workers, reserve, patience, routes, budget, plane, start, seed, .. } =
+            case;
         let class = Class { bytes: layout().bytes(), slots: (STAGING + reserve) as u32 };
         let pool = Pool::new(Plan::new(&[class])).unwrap();
         let routes = routes.then(|| NodeRoutes::open().unwrap().with_budget(budget));
@@ -139,7 +194,13 @@ impl Bench {
     }
 
     fn object(&mut self, bytes: &[u8], came: &Ranges) -> Object {
-        let slot = self.pool.claim(0).expect("no more than the staging is under way");
+        // A thread that copies an update lets go of it just after the worker has it, and so perhaps after the answer.
+        let slot = loop {
+            match self.pool.claim(0) {
+                Ok(slot) => break slot,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
         slot.claim(layout_range()).unwrap().copy_from_slice(bytes);
         let key = [self.dice.draw().to_le_bytes(), self.dice.draw().to_le_bytes()].concat();
         slot.seal(key.try_into().unwrap(), came, Duration::ZERO).unwrap()
@@ -308,7 +369,7 @@ fn an_empty_round_ends(routes: bool) {
 /// A worker is killed at a step of its work, at a random moment of it, or when the node has given an update.
 fn killed_workers_change_no_bit(routes: bool) {
     let wanted = std::env::var(KILLS).map_or(60, |kills| kills.parse().expect("a number of kills"));
-    let (mut killed, mut seed) = (0, u64::from(routes) << 32);
+    let (mut killed, mut started, mut forked, mut seed) = (0, 0, 0, u64::from(routes) << 32);
     while killed < wanted {
         let mut dice = Dice::new(&[seed, 25]);
         let workers = dice.up_to(3) as usize;
@@ -321,7 +382,8 @@ fn killed_workers_change_no_bit(routes: bool) {
         let reserve = below(&mut dice, 3) as usize;
         let faults: Vec<String> = (0..below(&mut dice, 6)).map(|_| death(&mut dice)).collect();
         let budget = if dice.hits(0.5) { u64::MAX } else { below(&mut dice, 10) };
-        let case = Case { precision, split, workers, reserve, routes, budget, seed, ..CASE };
+        let templates = [None, Some(false), Some(true)][below(&mut dice, 3) as usize];
+        let case = Case { precision, split, workers, reserve, routes, budget, templates, seed, ..CASE };
         let mut bench = Bench::new(case, &faults);
         for round in 0..2 {
             for number in 0..below(&mut dice, 10) {
@@ -336,10 +398,59 @@ fn killed_workers_change_no_bit(routes: bool) {
             bench.check(&format!("seed {seed}, round {round}"));
             bench.hear_all();
         }
-        killed += bench.team.counts().died;
+        let counts = bench.team.counts();
+        killed += counts.died;
+        started += counts.started;
+        forked += counts.forked;
         seed += 1;
     }
-    println!("  {killed} workers died");
+    println!("  {killed} of {started} workers died, {forked} were forked");
+}
+
+fn templates_fork_all_workers(routes: bool) {
+    let mut bench = Bench::new(Case { routes, templates: Some(false), ..CASE }, &["die 5".into()]);
+    for round in 0..3 {
+        (0..4).for_each(|number| bench.give(number, false));
+        bench.check(&format!("round {round}"));
+        bench.hear_all();
+    }
+    let counts = bench.team.counts();
+    assert_eq!((counts.started, counts.forked, counts.died), (3, 3, 1));
+}
+
+/// Whatever a template does when it is asked: it dies before, while or after it forks, again and again, hangs, or never
+/// starts.
+fn templates_that_are_killed_give_up_no_round(routes: bool) {
+    let (mut started, mut forked) = (0, 0);
+    for seed in 0..20 {
+        let mut dice = Dice::new(&[seed, 9]);
+        let faults: Vec<String> = (0..4).map(|_| death(&mut dice)).collect();
+        let mut bench = Bench::new(Case { routes, templates: Some(true), seed, ..CASE }, &faults);
+        for round in 0..3 {
+            for number in 0..5 {
+                bench.give(number, false);
+                if dice.hits(0.3) {
+                    bench.team.kill(below(&mut dice, 2) as usize);
+                }
+            }
+            bench.check(&format!("seed {seed}, round {round}"));
+            assert!(bench.hear_all().iter().all(|(_, outcome)| outcome.is_ok()));
+        }
+        started += bench.team.counts().started;
+        forked += bench.team.counts().forked;
+    }
+    println!("  {forked} of {started} workers were forked");
+    assert!(0 < forked && forked < started, "templates always die, or never");
+    for command in ["/nonexistent/template", "false"] {
+        let never = Program { command: vec![command.into()], environment: Vec::new() };
+        let launcher = Box::new(Template::new(never, program(Vec::new())));
+        let faults = Mutex::default();
+        let mut bench =
+            Bench::with(Case { routes, ..CASE }, Box::new(Faulty { faults, launcher, _started: None }));
+        bench.give(0, false);
+        bench.check(command);
+        assert_eq!(bench.team.counts().forked, 0);
+    }
 }
 
 fn death(dice: &mut Dice) -> String {
@@ -405,8 +516,9 @@ pub fn be_a_hop() {
 
 /// A node that has worked, and then waits for its end.
 pub fn be_a_node() {
-    let routes = std::env::var_os(NODE).is_some_and(|way| way == "kernel");
-    let mut bench = Bench::new(Case { routes, ..CASE }, &[]);
+    let way = std::env::var(NODE).unwrap();
+    let templates = way.ends_with("template").then_some(false);
+    let mut bench = Bench::new(Case { routes: way.starts_with("kernel"), templates, ..CASE }, &[]);
     (0..4).for_each(|number| bench.give(number, false));
     bench.check("a node");
     std::io::stdout().write_all(b".").unwrap();
@@ -417,32 +529,41 @@ pub fn be_a_node() {
 }
 
 fn workers_end_with_a_node_that_is_killed(routes: bool) {
-    let mut node = Command::new(std::env::current_exe().unwrap());
-    let way = if routes { "kernel" } else { "node" };
-    let mut node = node.env(NODE, way).stdout(Stdio::piped()).spawn().unwrap();
-    node.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
-    // Threads of the node are its workers' parents.
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", node.id())).unwrap();
-    let children = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());
-    let workers: Vec<i32> = children
-        .flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
-        .collect();
-    assert_eq!(workers.len(), CASE.workers);
-    let open = |&pid: &i32| pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
-    let workers: Vec<_> = workers.iter().map(open).collect();
-    node.kill().unwrap();
-    node.wait().unwrap();
-    let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
-    for worker in workers {
-        let ended = poll(&mut [PollFd::new(&worker, PollFlags::IN)], Some(&patience)).unwrap();
-        assert_eq!(ended, 1, "a worker outlives its node");
+    for by in ["program", "template"] {
+        let way = format!("{} {by}", if routes { "kernel" } else { "node" });
+        let mut node = Command::new(std::env::current_exe().unwrap());
+        let mut node = node.env(NODE, way).stdout(Stdio::piped()).spawn().unwrap();
+        node.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
+        let mut workers = children(node.id());
+        if by == "template" {
+            assert_eq!(workers.len(), 1);
+            workers.extend(children(workers[0] as u32));
+        }
+        assert_eq!(workers.len(), CASE.workers + usize::from(by == "template"));
+        let open = |&pid: &i32| pidfd_open(Pid::from_raw(pid).unwrap(), PidfdFlags::empty()).unwrap();
+        let workers: Vec<_> = workers.iter().map(open).collect();
+        node.kill().unwrap();
+        node.wait().unwrap();
+        let patience = Timespec { tv_sec: 60, tv_nsec: 0 };
+        for worker in workers {
+            let ended = poll(&mut [PollFd::new(&worker, PollFlags::IN)], Some(&patience)).unwrap();
+            assert_eq!(ended, 1, "a worker or a template outlives its node");
+        }
     }
+}
+
+/// Threads of a process are the parents of its children.
+fn children(process: u32) -> Vec<i32> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let told = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).unwrap());
+    told.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>())
+        .collect()
 }
 
 type Test = (&'static str, fn(bool));
 
 pub fn tests() {
-    let all: [Test; 11] = [
+    let all: [Test; 13] = [
         ("workers_give_the_bits_of_one_accumulator", workers_give_the_bits_of_one_accumulator),
         ("notes_beyond_the_budget_are_not_lost", notes_beyond_the_budget_are_not_lost),
         ("every_data_plane_gives_the_same_bits", every_data_plane_gives_the_same_bits),
@@ -456,6 +577,8 @@ pub fn tests() {
         ),
         ("an_empty_round_ends", an_empty_round_ends),
         ("killed_workers_change_no_bit", killed_workers_change_no_bit),
+        ("templates_fork_all_workers", templates_fork_all_workers),
+        ("templates_that_are_killed_give_up_no_round", templates_that_are_killed_give_up_no_round),
         ("a_refused_update_leaves_nothing_behind", a_refused_update_leaves_nothing_behind),
         ("workers_that_hang_babble_or_forge_are_replaced", workers_that_hang_babble_or_forge_are_replaced),
         ("a_program_that_cannot_start_fails_the_round", a_program_that_cannot_start_fails_the_round),

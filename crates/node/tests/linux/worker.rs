@@ -1,6 +1,6 @@
 //! A worker that fails as it was told.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -10,12 +10,13 @@ use rustix::process::{getpid, kill_process, pidfd_getfd, pidfd_open, PidfdFlags,
 use thalweg_node::{work_with, Kind, Note};
 use thalweg_pool::Name;
 
-/// `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`, `forge 2`, `lie 2`. `vanish 300`: it dies 300
+/// The fault comes first over the socket, in a line: `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`, `forge 2`, `lie 2`. `vanish 300`: it dies 300
 /// microseconds after its first order.
-pub fn run(fault: &str) {
-    let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+pub fn run() {
+    let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let Some(fault) = line(&mut socket) else { return };
     let other = socket.try_clone().unwrap();
-    let (what, step) = fault.split_once(' ').unwrap_or((fault, "0"));
+    let (what, step) = fault.split_once(' ').unwrap_or((&fault, "0"));
     let number: u64 = step.parse().unwrap();
     let mut steps = 0;
     let mut at = |_| {
@@ -38,11 +39,22 @@ pub fn run(fault: &str) {
     }
 }
 
-fn die() {
+/// The first line, and no byte more; `None` if the node is gone before.
+fn line(socket: &mut UnixStream) -> Option<String> {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while byte != *b"\n" {
+        socket.read_exact(&mut byte).ok()?;
+        line.extend(byte);
+    }
+    Some(String::from_utf8(line).unwrap().trim_end().to_owned())
+}
+
+pub fn die() {
     kill_process(getpid(), Signal::KILL).unwrap();
 }
 
-fn vanish(after: Duration) {
+pub fn vanish(after: Duration) {
     std::thread::spawn(move || {
         std::thread::sleep(after);
         die();

@@ -19,7 +19,7 @@ pub(crate) use self::report::transfer_json;
 pub use self::server::Server;
 pub use self::top::{parts_of, SumsOfRound, Top};
 #[cfg(target_os = "linux")]
-pub use self::workers::{hop, kernel_routes, work};
+pub use self::workers::{asked, forked, hop, kernel_routes, work};
 
 /// Works for a node in a process of its own.
 ///
@@ -45,5 +45,23 @@ pub fn kernel_routes() -> Result<(), crate::Error> {
 /// Always: see [`work`].
 #[cfg(not(target_os = "linux"))]
 pub fn hop(_most: u64) -> Result<(), crate::Error> {
+    Err(server::no_workers())
+}
+
+/// Waits for a node's request in a template.
+///
+/// # Errors
+/// Always: see [`work`].
+#[cfg(not(target_os = "linux"))]
+pub fn asked() -> Result<Option<i32>, crate::Error> {
+    Err(server::no_workers())
+}
+
+/// Tells a node of the worker that was forked for it.
+///
+/// # Errors
+/// Always: see [`work`].
+#[cfg(not(target_os = "linux"))]
+pub fn forked(_process: u32) -> Result<(), crate::Error> {
     Err(server::no_workers())
 }

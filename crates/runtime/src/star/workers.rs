@@ -1,7 +1,9 @@
 //! Updates that lie in a pool of shared memory, and are folded by worker processes.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -11,8 +13,8 @@ use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_node::{
-    Carriage, Count, DataPlane, Doing, NodeRoutes, Program, Split, Start, Stretch, Team, TeamConfig,
-    Timeline, HANDOVER_BOUNDS,
+    Carriage, Count, DataPlane, Doing, Launcher, NodeRoutes, Program, Split, Start, Stretch, Team,
+    TeamConfig, Template, Timeline, HANDOVER_BOUNDS,
 };
 use thalweg_pool::{Class, Object, Plan, Pool, Slot};
 use thalweg_wire::{Layout, Range, Ranges};
@@ -71,9 +73,7 @@ impl Workers {
             start: start(workers.start),
             autoscaler: workers.autoscaler,
         };
-        let command = workers.command.iter().map(Into::into).collect();
-        let program = Program { command, environment: Vec::new() };
-        let team = Team::new(config, Box::new(program)).map_err(|e| memory(e.to_string()))?;
+        let team = Team::new(config, launcher(workers)).map_err(|e| memory(e.to_string()))?;
         Ok(Self {
             judge: Accumulator::new(layout.clone(), options.precision.into()),
             receiving: RwLock::default(),
@@ -257,9 +257,20 @@ fn split(rule: SplitRule) -> Split {
 
 fn start(rule: StartRule) -> Start {
     match rule {
-        StartRule::Always => Start::Always,
+        StartRule::Always | StartRule::Template => Start::Always,
         StartRule::Cold => Start::Cold,
     }
+}
+
+fn launcher(workers: &WorkerOptions) -> Box<dyn Launcher> {
+    let command: Vec<OsString> = workers.command.iter().map(Into::into).collect();
+    let program = Program { command, environment: Vec::new() };
+    if workers.start != StartRule::Template {
+        return Box::new(program);
+    }
+    let mut template = program.clone();
+    template.command.push("template".into());
+    Box::new(Template::new(template, program))
 }
 
 fn plane(workers: &WorkerOptions) -> DataPlane {
@@ -282,9 +293,34 @@ fn percentile(rising: &[u64], percent: usize) -> Option<f64> {
 /// # Errors
 /// Why this process is no use.
 pub fn work() -> Result<(), Error> {
-    let input = std::io::stdin().as_fd().try_clone_to_owned();
-    let input = input.map_err(|e| Error::new("system", "start worker", e.to_string()))?;
-    thalweg_node::work(UnixStream::from(input)).map_err(|reason| Error::new("system", "work", reason))
+    let socket = input().map_err(|e| Error::new("system", "start worker", e.to_string()))?;
+    thalweg_node::work(socket).map_err(|reason| Error::new("system", "work", reason))
+}
+
+/// In a template: waits until the node at the other end of the socket that is this process's standard input asks for a worker.
+/// Returns the descriptor of what is to be the worker's standard input, which the caller owns, or `None` if the node is gone.
+///
+/// # Errors
+/// What the system says.
+pub fn asked() -> Result<Option<i32>, Error> {
+    let heard = input().and_then(|socket| thalweg_node::asked(&socket));
+    heard
+        .map(|end| end.map(IntoRawFd::into_raw_fd))
+        .map_err(|e| Error::new("system", "wait for a node's request", e.to_string()))
+}
+
+/// In a template: tells the node of the child that was forked for it, by its process id. The template has not waited for it.
+///
+/// # Errors
+/// What the system says.
+pub fn forked(process: u32) -> Result<(), Error> {
+    let told = input().and_then(|socket| thalweg_node::forked(&socket, process));
+    told.map_err(|e| Error::new("system", "tell of a worker", e.to_string()))
+}
+
+/// This process's standard input, by another descriptor.
+fn input() -> io::Result<UnixStream> {
+    std::io::stdin().as_fd().try_clone_to_owned().map(UnixStream::from)
 }
 
 /// Passes messages of at most `most` bytes on between the sockets that are this process's standard input and output, until

@@ -1,0 +1,75 @@
+//! A template that dies as a seed has it. Forking is unsafe here, so it starts the worker's program: the node sees no
+//! difference but the time.
+
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use thalweg_dice::Dice;
+use thalweg_node::{asked, forked};
+
+use super::worker::{die, vanish};
+use super::{below, STARTED, TEMPLATE};
+
+/// How a template ends.
+#[derive(Clone, Copy)]
+enum Fault {
+    None,
+    /// At this step; each worker takes four.
+    Die(u64),
+    /// At this step it does nothing any more.
+    Hang(u64),
+}
+
+pub fn run() {
+    let fault = fault();
+    let mut steps = 0;
+    let mut at = || {
+        steps += 1;
+        match fault {
+            Fault::Die(step) if step == steps => die(),
+            Fault::Hang(step) if step == steps => loop {
+                std::thread::park();
+            },
+            _ => {}
+        }
+    };
+    let socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let mut workers = Vec::new();
+    at();
+    while let Ok(Some(end)) = asked(&socket) {
+        at();
+        let mut worker = Command::new(std::env::current_exe().unwrap());
+        // The command drops the worker's end with itself.
+        let worker =
+            worker.env_remove(TEMPLATE).stdin(Stdio::from(end)).stdout(Stdio::null()).spawn().unwrap();
+        at();
+        let Ok(()) = forked(&socket, worker.id()) else { return };
+        at();
+        workers.push(worker);
+        workers.retain_mut(|worker| worker.try_wait().unwrap().is_none());
+    }
+}
+
+/// What happens to this template, of those that this seed has.
+fn fault() -> Fault {
+    let seed: u64 = std::env::var(TEMPLATE).unwrap().parse().unwrap();
+    if seed == 0 {
+        return Fault::None;
+    }
+    let path = std::env::var_os(STARTED).unwrap();
+    let number = std::fs::metadata(&path).unwrap().len();
+    std::fs::File::options().append(true).open(&path).unwrap().write_all(b".").unwrap();
+    let mut dice = Dice::new(&[seed, number, 77]);
+    match below(&mut dice, 20) {
+        0..4 => Fault::None,
+        4..8 => {
+            vanish(Duration::from_micros(dice.up_to(20_000)));
+            Fault::None
+        }
+        8 => Fault::Hang(dice.up_to(6)),
+        _ => Fault::Die(dice.up_to(6)),
+    }
+}
