@@ -65,6 +65,14 @@ def test_what_has_no_virtual_time_is_refused(more: dict[str, Any], word: str) ->
     assert "clock = 'virtual'" in error.value.cause
 
 
+def test_rdma_behind_a_limiter_on_its_device_is_refused() -> None:
+    plan = {"model": {"name": "payload:1MiB"}, "network": {"clock": "virtual", "limiter": "device", "rate": "1gbit"}}
+    Plan.of({**plan, "transport": {"url": "tcp"}})
+    with pytest.raises(PlanError, match="waits in a loop") as error:
+        Plan.of({**plan, "transport": {"url": "rdma"}})
+    assert error.value.mend == "Take network.limiter = 'path'"
+
+
 def test_no_plan_of_virtual_time_runs_in_real_time() -> None:
     plan = Plan.of({"network": {"clock": "virtual"}, "model": {"name": "payload:1MiB"}})
     with (

@@ -292,6 +292,12 @@ def _clock(plan: Plan) -> None:
     for what, is_so in wrong.items():
         if is_so:
             raise PlanError(f"clock = 'virtual' does not go with {what}", "Take network.clock = 'real'")
+    if plan.scheme == "rdma" and plan.network.limiter == "device":
+        raise PlanError(
+            "clock = 'virtual' does not go with rdma and limiter = 'device': the guest's driver waits in a loop while "
+            "the limiter's queue is full, so that time stands still",
+            "Take network.limiter = 'path'",
+        )
 
 
 def _network(plan: Plan) -> None:
