@@ -64,6 +64,8 @@ pub(crate) struct Pairs {
     pub(crate) pulls: bool,
     /// How the peer sends, if they do not.
     pub(crate) theirs: Style,
+    /// Bytes of payload in the longest packet that both ends take.
+    pub(crate) mtu: u32,
 }
 
 /// Which end this is.
@@ -184,6 +186,7 @@ async fn join(
     (style, theirs): (Style, Style),
 ) -> Result<Shaken> {
     let pulls = [style, theirs].contains(&Style::Pull);
+    let mtu = ours.outgoing.endpoint().mtu.min(their_incoming.mtu);
     let opened = async {
         let refused = |error: thalweg_verbs::Error| error.to_string();
         ours.outgoing.connect(their_incoming).map_err(refused)?;
@@ -220,14 +223,18 @@ async fn join(
         (Err(why), _) => return Ok(Shaken::Tcp(why)),
         (_, Err(why)) => return Ok(Shaken::Tcp(format!("the peer says: {why}"))),
     };
-    let probed = if pulls { probe_by_read(&mut ours, to).await } else { probe(&mut ours, to).await };
+    // One packet, as long as the path may carry.
+    let length = u64::from(mtu).min((SLOTS * RECORD) as u64);
+    let probed =
+        if pulls { probe_by_read(&mut ours, to, length).await } else { probe(&mut ours, to, length).await };
     let said = probed.as_ref().map(|()| &[][..]).map_err(|why| why.as_str());
     let heard = messages.exchange(end, 3, said).await?;
     match (probed, heard) {
         (Ok(()), Ok(_)) => {
             let Ours { device, outgoing, incoming, ring } = ours;
             let ring_address = ring.as_ptr() as usize;
-            let pairs = Pairs { device, outgoing, to, incoming, ring: own.key, ring_address, pulls, theirs };
+            let ring = own.key;
+            let pairs = Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs, mtu };
             Ok(Shaken::Rdma(Box::new(pairs)))
         }
         (Err(why), _) => Ok(Shaken::Tcp(why)),
@@ -245,12 +252,6 @@ async fn next(pair: &mut Box<dyn Pair>) -> Done {
     .await
 }
 
-/// As long as a packet on the path may be.
-fn packet(ours: &Ours) -> u64 {
-    let (mine, theirs) = (ours.outgoing.endpoint().mtu, ours.incoming.endpoint().mtu);
-    u64::from(mine.min(theirs)).min((SLOTS * RECORD) as u64)
-}
-
 fn blocked(what: &str, length: u64) -> String {
     format!(
         "{what} over RDMA: a firewall may drop UDP port 4791, or the path's MTU is below {length} bytes; open the port, or \
@@ -259,8 +260,7 @@ fn blocked(what: &str, length: u64) -> String {
 }
 
 /// Reads one packet by the pair of what comes. The peer does so by the other.
-async fn probe_by_read(ours: &mut Ours, from: Remote) -> std::result::Result<(), String> {
-    let length = packet(ours);
+async fn probe_by_read(ours: &mut Ours, from: Remote, length: u64) -> std::result::Result<(), String> {
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;
     let into = memory.claim(memory.range()).map_err(|error| error.to_string())?;
@@ -288,8 +288,7 @@ async fn probe_by_read(ours: &mut Ours, from: Remote) -> std::result::Result<(),
 
 /// Writes one packet over each pair: a path may carry TCP and nothing of RDMA, or no packets of that length. It is also
 /// FedRDMA's Link-Enable (section 4.3): whatever has to learn of the path does so before data comes.
-async fn probe(ours: &mut Ours, to: Remote) -> std::result::Result<(), String> {
-    let length = packet(ours);
+async fn probe(ours: &mut Ours, to: Remote, length: u64) -> std::result::Result<(), String> {
     let memory = Arena::new(length).map_err(|error| error.to_string())?;
     ours.device.register(&memory).map_err(|error| error.to_string())?;
     let bytes = memory.lend(Range::new(0, length)).map_err(|error| error.to_string())?;

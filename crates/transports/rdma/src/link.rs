@@ -42,6 +42,8 @@ pub(crate) struct RdmaLink {
     device: Arc<dyn Device>,
     pool: Arc<Pool>,
     inbox: Mutex<Inbox>,
+    /// Bytes of payload in the longest packet on the path.
+    mtu: u32,
 }
 
 /// Control messages in order.
@@ -68,7 +70,7 @@ impl RdmaLink {
         has_lobby: bool,
     ) -> Result<Self> {
         let Choices { mover: config, style, .. } = *choices;
-        let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs } = pairs;
+        let Pairs { device, outgoing, to, incoming, ring, ring_address, pulls, theirs, mtu } = pairs;
         let pool = Arc::new(Pool::new(device.clone()));
         let (outbox, to_send) = Outbox::new();
         let sent = Arc::default();
@@ -97,7 +99,7 @@ impl RdmaLink {
             tokio::spawn(pull(shared.clone()));
         }
         let inbox = Mutex::new(Inbox { messages, held: None });
-        Ok(Self { shared, device, pool, inbox })
+        Ok(Self { shared, device, pool, inbox, mtu })
     }
 
     /// Waits until a chunk may be offered, and offers it.
@@ -339,7 +341,7 @@ impl Link for RdmaLink {
     }
 
     fn notice(&self) -> Option<String> {
-        let (name, mtu) = (self.device.name(), self.device.limits().mtu);
+        let (name, mtu) = (self.device.name(), self.mtu);
         Some(format!("updates go over the RDMA device {name}, in packets of {mtu} bytes"))
     }
 
