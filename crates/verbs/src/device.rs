@@ -1,6 +1,7 @@
 //! What a device can do. Everything else of verbs is left out.
 
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use thalweg_arena::{Arena, Claim};
@@ -236,6 +237,12 @@ pub trait Device: Send + Sync {
 pub trait Pair: Send {
     /// What the peer has to know.
     fn endpoint(&self) -> Endpoint;
+
+    /// Says, before it is joined, how long a round trip to the peer takes: a packet without an answer is sent again after a few
+    /// of them.
+    fn expect(&mut self, round_trip: Duration) {
+        let _ = round_trip;
+    }
 
     /// Joins it to the peer's end.
     ///

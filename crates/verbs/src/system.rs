@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use thalweg_arena::Arena;
 use tokio::io::unix::AsyncFd;
@@ -22,9 +24,14 @@ const WORKS: usize = 512;
 const PARTS: usize = 16;
 /// Reads under way over a pair, if the device has as many: each may be long.
 const READS: usize = 16;
-/// 4.096 us x 2^16, 0.27 s, until a packet is sent again; seven times in all, as 7 repeats for ever on rxe.
+/// 4.096 us x 2^16, 0.27 s, until a packet is sent again, where nobody knows the round trip; seven times in all, as 7 repeats
+/// for ever on rxe.
 const TIMEOUT: u8 = 16;
 const RETRIES: u8 = 6;
+/// Where somebody does, it is so many round trips, but neither less than 67 ms nor more than 4.3 s. Acknowledgements come for
+/// many packets at once, and may wait in queues.
+const PATIENCE: u32 = 3;
+const TIMEOUTS: RangeInclusive<u8> = 14..=20;
 const RNR_RETRIES: u8 = 7;
 /// 0.64 ms until one is sent again whose receiver was not ready.
 const RNR_TIMER: u8 = 12;
@@ -123,6 +130,13 @@ fn address(domain: &Domain, name: &str, local: Option<IpAddr>) -> Result<(u8, [u
     best.map(|(_, index, gid)| (index, gid)).ok_or_else(none)
 }
 
+/// Until a packet is sent again: 4.096 us x 2^n.
+fn timeout(round_trip: Duration) -> u8 {
+    let lasts = |n: u8| Duration::from_nanos(4096 << n);
+    let least = round_trip.saturating_mul(PATIENCE);
+    TIMEOUTS.into_iter().find(|&n| lasts(n) >= least).unwrap_or(*TIMEOUTS.end())
+}
+
 struct System {
     name: String,
     domain: Arc<Domain>,
@@ -170,7 +184,15 @@ impl Device for System {
             queue.expect_note()?;
         }
         let endpoint = Endpoint { gid: self.gid, number: queue.number, first: 0, mtu, reads: answers };
-        Ok(Box::new(SystemPair { queue, endpoint, reads, index: self.index, events: None, lost: false }))
+        Ok(Box::new(SystemPair {
+            queue,
+            endpoint,
+            reads,
+            index: self.index,
+            timeout: TIMEOUT,
+            events: None,
+            lost: false,
+        }))
     }
 }
 
@@ -181,6 +203,8 @@ struct SystemPair {
     /// Reads that this end may have under way.
     reads: usize,
     index: u8,
+    /// The exponent of the time until a packet is sent again.
+    timeout: u8,
     lost: bool,
 }
 
@@ -234,6 +258,10 @@ impl Pair for SystemPair {
         self.endpoint
     }
 
+    fn expect(&mut self, round_trip: Duration) {
+        self.timeout = timeout(round_trip);
+    }
+
     fn connect(&mut self, peer: &Endpoint) -> Result<(), Error> {
         let mut ready = abi::QpAttr::zero();
         ready.qp_state = constant::RTR;
@@ -251,7 +279,7 @@ impl Pair for SystemPair {
         self.queue.modify(ready, constant::TO_RTR)?;
         let mut send = abi::QpAttr::zero();
         (send.qp_state, send.sq_psn) = (constant::RTS, self.endpoint.first);
-        (send.timeout, send.retry_cnt, send.rnr_retry) = (TIMEOUT, RETRIES, RNR_RETRIES);
+        (send.timeout, send.retry_cnt, send.rnr_retry) = (self.timeout, RETRIES, RNR_RETRIES);
         // No more than the other end answers.
         send.max_rd_atomic = peer.reads.clamp(1, self.reads as u32) as u8;
         self.queue.modify(send, constant::TO_RTS)
@@ -301,5 +329,20 @@ impl Pair for SystemPair {
     fn break_off(&mut self) -> Vec<(u32, Memory)> {
         self.lost = true;
         self.queue.break_off()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packet_is_sent_again_after_three_round_trips_and_more() {
+        let after = |millis| timeout(Duration::from_millis(millis));
+        assert_eq!([0, 1, 20, 22].map(after), [14; 4]);
+        assert_eq!([23, 44].map(after), [15; 2]);
+        assert_eq!(after(80), 16);
+        assert_eq!([800, 1_000_000].map(after), [20; 2]);
+        assert_eq!(timeout(Duration::MAX), 20);
     }
 }

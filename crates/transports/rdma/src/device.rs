@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
+use std::time::Duration;
 
-use thalweg_verbs::{system, Device};
+use thalweg_arena::Arena;
+use thalweg_verbs::{system, Device, Error, Limits, Pair};
 
 /// Where devices come from.
 #[derive(Clone, Default)]
@@ -29,6 +31,48 @@ impl Source {
             Source::Given(_) => None,
             Source::System => system::device(None).err().map(|error| error.to_string()),
         }
+    }
+}
+
+/// Pairs that follow a lost one take no round trip for shorter. So three of them outlast a path that is gone for seconds.
+const AFTER_LOSS: Duration = Duration::from_millis(80);
+
+/// A device for links to one peer: all its pairs know how long a round trip takes there.
+pub(crate) struct Towards {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) round_trip: Option<Duration>,
+}
+
+impl Towards {
+    /// A pair before any was lost.
+    pub(crate) fn first_pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
+        self.pair_for(notes, self.round_trip)
+    }
+
+    fn pair_for(&self, notes: usize, round_trip: Option<Duration>) -> Result<Box<dyn Pair>, Error> {
+        let mut pair = self.device.pair(notes)?;
+        if let Some(round_trip) = round_trip {
+            pair.expect(round_trip);
+        }
+        Ok(pair)
+    }
+}
+
+impl Device for Towards {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+
+    fn limits(&self) -> Limits {
+        self.device.limits()
+    }
+
+    fn register(&self, arena: &Arena) -> Result<(), Error> {
+        self.device.register(arena)
+    }
+
+    fn pair(&self, notes: usize) -> Result<Box<dyn Pair>, Error> {
+        self.pair_for(notes, self.round_trip.map(|round_trip| round_trip.max(AFTER_LOSS)))
     }
 }
 

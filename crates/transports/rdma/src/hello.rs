@@ -24,6 +24,7 @@ use thalweg_verbs::{Device, Done, Endpoint, Fault, Pair, Remote, Work};
 use thalweg_wire::text::plain;
 use thalweg_wire::{Range, MAX_CHUNK};
 
+use crate::device::Towards;
 use crate::settings::{Style, SLOTS};
 use crate::words::{put_remote, Reader, RECORD};
 use crate::{NOTES, WORKS};
@@ -34,7 +35,7 @@ const SHAKE: &str = "shake hands";
 const REASON: usize = 600;
 /// The note of the first packet.
 const PROBE: u32 = u32::MAX;
-/// How long the first packet may take. The device gives up by itself after about two seconds.
+/// How long the first packet may take. The device gives up by itself after seven timeouts, of 0.07 s over short paths.
 const PROBING: Duration = Duration::from_secs(4);
 
 /// Memory that a link may need for one chunk each way, if the arenas' may not be locked.
@@ -127,7 +128,7 @@ struct Ours {
     ring: Arena,
 }
 
-fn prepare(device: Arc<dyn Device>) -> std::result::Result<Ours, String> {
+fn prepare(device: Towards) -> std::result::Result<Ours, String> {
     let why = |error: thalweg_verbs::Error| format!("{}: {error}", device.name());
     let works = device.limits().works;
     if works < WORKS + 1 {
@@ -139,9 +140,9 @@ fn prepare(device: Arc<dyn Device>) -> std::result::Result<Ours, String> {
     drop(some);
     let ring = Arena::new((SLOTS * RECORD) as u64).map_err(|error| error.to_string())?;
     device.register(&ring).map_err(why)?;
-    let outgoing = device.pair(NOTES).map_err(why)?;
-    let incoming = device.pair(NOTES).map_err(why)?;
-    Ok(Ours { device, outgoing, incoming, ring })
+    let outgoing = device.first_pair(NOTES).map_err(why)?;
+    let incoming = device.first_pair(NOTES).map_err(why)?;
+    Ok(Ours { device: Arc::new(device), outgoing, incoming, ring })
 }
 
 /// Shakes hands over the inner link. `device` is what this end has, or why it has none.
@@ -155,7 +156,8 @@ pub(crate) async fn shake(
     style: Style,
 ) -> Result<Shaken> {
     let messages = Messages(inner);
-    let ours = device.and_then(prepare);
+    let round_trip = inner.counters().round_trip;
+    let ours = device.and_then(|device| prepare(Towards { device, round_trip }));
     let endpoints = ours.as_ref().map(|ours| {
         let mut both = ours.outgoing.endpoint().encode().to_vec();
         both.extend(ours.incoming.endpoint().encode());
