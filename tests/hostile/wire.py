@@ -15,7 +15,7 @@ CONTROL: Final = 1
 CHUNK: Final = 2
 MAX_CONTROL: Final = 8 << 20
 HEADER_BYTES: Final = 52
-VERSION: Final = 6
+VERSION: Final = 7
 REFUSED: Final = 3
 # The place of `Authentication` in crates/wire's `Refusal`.
 BAD_PROOF: Final = 1

@@ -30,7 +30,7 @@ pub use session::{
     other_purpose, Action, Admission, ClientAction, ClientConfig, LinkId, Liveness, SessionConfig, Traffic,
 };
 pub use star::{
-    Choice, Client, Credits, Ending, Fanout, Gather, Outcome, Partial, Participation, Place, Round,
+    Choice, Client, Credits, Ending, Fanout, Gather, Homes, Outcome, Partial, Participation, Place, Round,
     RoundAction, RoundPlan, RoundStep, Server, ServerConfig, State, Stored, Verdict,
 };
 pub use tasks::{

@@ -30,7 +30,7 @@ fn a_peer_that_takes_connections_and_says_nothing() {
 fn a_peer_that_never_answers() {
     let config = ClientConfig { name: "c".into(), instance: 1, layout: None, patience: 2 * SECOND };
     let mut client = Client::new(config, 1);
-    assert!(matches!(actions(&mut client)[..], [ClientAction::Connect { after: Time::ZERO }]));
+    assert!(matches!(actions(&mut client)[..], [ClientAction::Connect { after: Time::ZERO, .. }]));
     // The driver asks for the time, for nothing else says when the trying began.
     assert_eq!(client.poll_timeout(), Some(Time::ZERO));
     client.timeout(SECOND);
@@ -56,7 +56,7 @@ fn a_peer_that_breaks_every_link_is_tried_again_until_then() {
     let mut tries = 0;
     while !client.is_done() {
         for action in actions(&mut client) {
-            if let ClientAction::Connect { after } = action {
+            if let ClientAction::Connect { after, .. } = action {
                 now = (now + after).min(2 * SECOND);
                 client.timeout(now);
                 client.unreachable(now, "it speaks another protocol", true);

@@ -88,10 +88,10 @@ fn another_version_is_refused_at_both_ends() {
     assert!(server.say(1, Control::Hello(hello("c", 1))).is_empty(), "refused is refused");
 
     let mut client = client(None);
-    let challenge = Challenge { versions: (7, 9), nonce: [1; 32], token: false, clock: 0 };
+    let challenge = Challenge { versions: (8, 9), nonce: [1; 32], token: false, clock: 0 };
     client.control(Time::ZERO, Control::Challenge(challenge));
     let actions: Vec<ClientAction> = std::iter::from_fn(|| client.poll_action()).collect();
-    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("7..=9"));
+    let ends = |a: &ClientAction| matches!(a, ClientAction::Finished(Err(r)) if r.contains("8..=9"));
     assert!(
         actions.iter().any(ends) && actions.iter().any(|a| matches!(a, ClientAction::Close)),
         "{actions:?}"
@@ -102,7 +102,7 @@ fn another_version_is_refused_at_both_ends() {
 fn client(layout: Option<LayoutHash>) -> Client {
     let config = ClientConfig { name: "c".into(), instance: 1, layout, patience: SECOND };
     let mut client = Client::new(config, 1);
-    assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO })));
+    assert!(matches!(client.poll_action(), Some(ClientAction::Connect { after: Time::ZERO, .. })));
     client.connected(Time::ZERO, [2; 32], true);
     client
 }

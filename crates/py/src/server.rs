@@ -88,6 +88,14 @@ impl Server {
         })
     }
 
+    /// The root of a tree has decided where clients belong: `homes` is a JSON object with `elsewhere`, the URLs of other
+    /// clients' nodes by name, `others`, URLs of other nodes, and the last rounds of clients by name: in `after` those that
+    /// they may have been counted in at another node, in `counted` those that they were. `expected` of them are here.
+    fn place_clients(&self, expected: u32, homes: &str) -> PyResult<()> {
+        let homes = || Ok(serde_json::from_str(homes)?);
+        self.with(|s| homes().and_then(|homes| s.place_clients(expected, homes)).map_err(raise))
+    }
+
     /// Names of the clients that are connected, as a JSON list.
     fn clients(&self) -> PyResult<String> {
         self.with(|s| Ok(list(serde_json::to_string(&s.clients()))))

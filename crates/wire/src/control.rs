@@ -18,16 +18,19 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::forward::Forward;
 pub use crate::parcel::{Content, Parcel, MAX_HEAD};
-pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON};
+pub use crate::text::{MAX_METRICS, MAX_NAME, MAX_REASON, MAX_URL};
 
 use crate::{text, Allowance, Layout, LayoutHash, Ranges, WireError, MAX_CONTROL};
 
 /// Oldest and newest version of the session protocol that this build speaks.
-pub const VERSIONS: (u16, u16) = (6, 6);
+pub const VERSIONS: (u16, u16) = (7, 7);
 /// Most separate holes one message names; more are asked for in a further pass.
 pub const MAX_HOLES: usize = 4096;
 /// Most separate holes a [`Hello`] names, so that it has no more than [`crate::MAX_HELLO`] bytes.
 pub const HELLO_HOLES: usize = 128;
+
+/// Most other nodes that a client is told of.
+pub const MAX_OTHERS: usize = 8;
 
 /// A number drawn anew for each connection, so that no proof can be replayed.
 pub type Nonce = [u8; 32];
@@ -129,6 +132,19 @@ pub enum Control {
     },
     /// Between the two ends of forwarded TCP streams.
     Forward(Forward),
+    /// Server, a node of an aggregation tree: this client's home is there now. It connects to that URL, and goes on.
+    Elsewhere {
+        /// Where.
+        #[serde(deserialize_with = "text::url")]
+        url: String,
+    },
+    /// Server, a node of an aggregation tree: other nodes of the job, which know where a client's home is if this one is
+    /// gone. At most [`MAX_OTHERS`].
+    Others {
+        /// Where they listen.
+        #[serde(deserialize_with = "text::urls")]
+        urls: Vec<String>,
+    },
 }
 
 /// First message of a connection.
@@ -376,6 +392,8 @@ mod tests {
                 deadline: Some(5_000_000),
             }),
             Control::Idle,
+            Control::Elsewhere { url: "tcp://10.0.0.1:7070".into() },
+            Control::Others { urls: vec!["tcp://10.0.0.1:7070".into(), "tcp://[::1]:7071".into()] },
         ]
     }
 
@@ -451,6 +469,16 @@ mod tests {
                 assert!(told.len() <= MAX_REASON && text::is_plain(&told), "{told}");
             }
         }
+    }
+
+    #[test]
+    fn addresses_are_plain_short_and_few() {
+        for url in ["tcp://a\nb".into(), "tcp://\u{202e}x".into(), "x".repeat(MAX_URL + 1)] {
+            let message = Control::Elsewhere { url };
+            assert!(Control::decode(&message.encode().unwrap()).is_err(), "{message:?}");
+        }
+        let many = Control::Others { urls: vec!["tcp://a:1".into(); MAX_OTHERS + 1] };
+        assert!(Control::decode(&many.encode().unwrap()).is_err());
     }
 
     #[test]

@@ -4,12 +4,17 @@
 //! none of them and bounds the length; [`check_name`] refuses names that have any, for a name that is changed would be
 //! another one.
 
+use serde::de::Error;
 use serde::{Deserialize, Deserializer};
+
+use crate::control::MAX_OTHERS;
 
 /// Longest reason, farewell or other free text of a peer, in bytes.
 pub const MAX_REASON: usize = 1024;
 /// Longest name of a client, in bytes.
 pub const MAX_NAME: usize = 128;
+/// Longest address of another server, in bytes.
+pub const MAX_URL: usize = 256;
 /// Longest metrics of an offer, in bytes of JSON.
 pub const MAX_METRICS: usize = 16 * 1024;
 
@@ -107,6 +112,27 @@ pub fn check_name(name: &str) -> Result<(), String> {
 /// Takes a peer's reason from a message; at no time is there a copy of one that is too long.
 pub(crate) fn reason<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     <&str>::deserialize(from).map(|text| plain(text, MAX_REASON))
+}
+
+/// Takes an address of another server from a message. One that cannot be an address makes the message none.
+pub(crate) fn url<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    <&str>::deserialize(from).and_then(as_url)
+}
+
+/// Takes a few such addresses.
+pub(crate) fn urls<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let urls = Vec::<&str>::deserialize(from)?;
+    if urls.len() > MAX_OTHERS {
+        return Err(Error::custom("too many addresses"));
+    }
+    urls.into_iter().map(as_url).collect()
+}
+
+fn as_url<E: Error>(text: &str) -> Result<String, E> {
+    if text.is_empty() || text.len() > MAX_URL || !is_plain(text) {
+        return Err(E::custom("no address of a server"));
+    }
+    Ok(text.into())
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use crate::{micros, Time};
 
 const FIRST_RETRY: Time = Time::from_millis(100);
 const LAST_RETRY: Time = Time::from_secs(5);
+/// Where several servers know the way, each is asked more often.
+const LAST_RETRY_OF_SEVERAL: Time = Time::from_secs(1);
 /// Until the server says otherwise.
 const LIVENESS: Time = Time::from_secs(10);
 
@@ -37,6 +39,8 @@ pub enum ClientAction<P> {
     Connect {
         /// How long to wait first.
         after: Time,
+        /// The URL; `None`: the one that the client was given.
+        to: Option<String>,
     },
     /// Prove the token: HMAC over both nonces, then tell the machine's `proven`.
     Prove {
@@ -104,13 +108,40 @@ pub(crate) struct Dial<P> {
     received: u64,
     actions: VecDeque<ClientAction<P>>,
     done: bool,
+    way: Way,
+}
+
+/// Where to connect: at home, or at others that know where home is now.
+#[derive(Debug, Default)]
+struct Way {
+    /// Where a server has sent us; `None`: the address that the client was given.
+    home: Option<String>,
+    others: Vec<String>,
+    /// Attempts since home was reached, or we were sent elsewhere.
+    turn: usize,
+    /// The last attempt was not at home.
+    is_asking: bool,
+}
+
+impl Way {
+    /// Home and the others in turn, home first.
+    fn next(&mut self) -> Option<String> {
+        let turn = self.turn;
+        self.turn += 1;
+        self.is_asking = turn % 2 == 1 && !self.others.is_empty();
+        if self.is_asking {
+            self.others.get(turn / 2 % self.others.len()).cloned()
+        } else {
+            self.home.clone()
+        }
+    }
 }
 
 impl<P> Dial<P> {
     /// Wants to connect at once. `seed` spreads the retries of many clients.
     pub fn new(config: ClientConfig, purpose: Purpose, seed: u64) -> Self {
         let reaching = Reaching::new(config.patience);
-        let actions = VecDeque::from([ClientAction::Connect { after: Time::ZERO }]);
+        let actions = VecDeque::from([ClientAction::Connect { after: Time::ZERO, to: None }]);
         Self {
             config,
             purpose,
@@ -122,6 +153,7 @@ impl<P> Dial<P> {
             received: 0,
             actions,
             done: false,
+            way: Way::default(),
         }
     }
 
@@ -187,13 +219,14 @@ impl<P> Dial<P> {
         if !may_retry || !self.reaching.may_retry(now) {
             return self.finish(Err(reason.into()));
         }
-        let after = self.backoff();
-        self.act(ClientAction::Connect { after });
+        let (after, to) = (self.backoff(), self.way.next());
+        self.act(ClientAction::Connect { after, to });
     }
 
     /// Exponential, with up to a quarter of jitter (splitmix64).
     fn backoff(&mut self) -> Time {
-        let base = FIRST_RETRY.saturating_mul(1 << self.retries.min(6)).min(LAST_RETRY);
+        let last = if self.way.others.is_empty() { LAST_RETRY } else { LAST_RETRY_OF_SEVERAL };
+        let base = FIRST_RETRY.saturating_mul(1 << self.retries.min(6)).min(last);
         self.retries += 1;
         self.jitter = self.jitter.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.jitter;
@@ -231,6 +264,8 @@ impl<P> Dial<P> {
                 self.finish(Ok(reason));
             }
             Control::Ping { clock, .. } if link.welcomed => self.send(Control::Pong { clock }),
+            Control::Elsewhere { url } if link.greeted => return self.elsewhere(now, url),
+            Control::Others { urls } if link.welcomed => self.way.others = urls,
             message if link.welcomed => return Heard::Message(message),
             _ => {}
         }
@@ -279,7 +314,7 @@ impl<P> Dial<P> {
             link.welcomed = true;
         }
         self.reaching.done();
-        self.retries = 0;
+        (self.retries, self.way.turn) = (0, 0);
         let first = self.welcome.is_none();
         self.welcome = Some(welcome.clone());
         if first {
@@ -288,10 +323,24 @@ impl<P> Dial<P> {
         Heard::Welcomed
     }
 
+    /// The server says that this client's home is at another one.
+    fn elsewhere(&mut self, now: Time, url: String) -> Heard {
+        self.act(ClientAction::Close);
+        self.link = None;
+        let reason = format!("its home is at {url} now");
+        if self.way.home.as_ref() != Some(&url) {
+            self.retries = 0;
+        }
+        (self.way.home, self.way.turn) = (Some(url), 0);
+        self.retry(now, &reason);
+        Heard::Lost
+    }
+
     fn refused(&mut self, now: Time, code: Refusal, reason: &str) -> Heard {
         self.act(ClientAction::Close);
         self.link = None;
-        if code.may_retry() {
+        // Only home can send a client away for good.
+        if code.may_retry() || self.way.is_asking {
             self.retry(now, reason);
         } else {
             self.finish(Err(reason.into()));

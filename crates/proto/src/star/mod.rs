@@ -33,4 +33,4 @@ pub use self::credits::Credits;
 pub use self::order::{Fanout, Gather};
 pub use self::outcome::{Outcome, Participation, State};
 pub use self::round::{Ending, Partial, Round, RoundPlan};
-pub use self::server::{Place, RoundAction, Server, ServerConfig, Stored};
+pub use self::server::{Homes, Place, RoundAction, Server, ServerConfig, Stored};

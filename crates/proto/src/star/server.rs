@@ -5,6 +5,7 @@ mod counting;
 mod fanout;
 mod joining;
 mod leaving;
+mod moving;
 mod taking;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -14,6 +15,7 @@ use thalweg_wire::control::{Content, Control, Parcel, Purpose, Refusal, StandIn,
 use thalweg_wire::{Layout, Range, Ranges, Tolerance};
 
 pub(crate) use self::leaving::named;
+pub use self::moving::Homes;
 use super::round::Part;
 use super::{Credits, Ending, Outcome, Partial, Round, RoundPlan, State};
 use crate::session::{
@@ -151,6 +153,8 @@ pub struct Server {
     advanced: Time,
     /// Something is due that has to wait for chunks that are being folded.
     waits: bool,
+    /// Where clients belong, if this is one of several nodes.
+    homes: Homes,
 }
 
 impl Server {
@@ -178,6 +182,7 @@ impl Server {
             absent_since: None,
             advanced: Time::ZERO,
             waits: false,
+            homes: Homes::default(),
         }
     }
 

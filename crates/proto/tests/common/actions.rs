@@ -88,7 +88,8 @@ impl World {
         let client = &mut self.clients[index];
         let instance = client.instance;
         match action {
-            ClientAction::Connect { after } => {
+            ClientAction::Connect { after, to } => {
+                client.seen.sent_to = to;
                 self.net.at(now + after, Event::Connect { client: index, instance });
             }
             ClientAction::Prove { challenge, .. } => {

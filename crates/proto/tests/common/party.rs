@@ -315,6 +315,8 @@ pub struct Seen {
     pub ends: u32,
     pub verdicts: Vec<(u32, Verdict)>,
     pub refused: Vec<String>,
+    /// Where it connects, if not to the address that it was given.
+    pub sent_to: Option<String>,
     pub finished: Option<Result<String, String>>,
 }
 

@@ -426,7 +426,7 @@ impl TaskWorld {
         let member = &mut self.members[index];
         let instance = member.instance;
         match action {
-            ClientAction::Connect { after } => {
+            ClientAction::Connect { after, .. } => {
                 self.net.at(now + after, Event::Connect { client: index, instance });
             }
             ClientAction::Prove { .. } => member.machine.proven(now, None),

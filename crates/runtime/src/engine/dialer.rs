@@ -172,6 +172,16 @@ impl DialOptions {
         Ok(Self { address, transport, options, token, name, expects, instance, started })
     }
 
+    /// The address of another server of this job, which has to use the same transport.
+    fn another(&self, url: &str) -> Result<Address, String> {
+        let address = Address::parse(url).map_err(|error| error.to_string())?;
+        let (ours, theirs) = (&self.address.scheme, &address.scheme);
+        if ours != theirs {
+            return Err(format!("the server sends us to {url}, and this client speaks {ours}"));
+        }
+        Ok(address)
+    }
+
     /// Why the other end is not who is wanted. A certificate of the right authority and host may still be another's.
     fn impostor(&self, link: &dyn Link) -> Option<String> {
         let expected = self.expects.as_ref().filter(|_| self.is_mutual())?;
@@ -321,7 +331,7 @@ impl<P: DialerPolicy> Dialer<P> {
 
     fn perform(self: &Arc<Self>, action: ClientAction<<P::Machine as DialerMachine>::Wanted>) {
         match action {
-            ClientAction::Connect { after } => self.crew.spawn(connect(self.clone(), after)),
+            ClientAction::Connect { after, to } => self.crew.spawn(connect(self.clone(), after, to)),
             ClientAction::Prove { challenge, token } => self.prove(&challenge, token),
             ClientAction::Send(message) => {
                 if let Some(outbox) = self.outbox() {
@@ -404,9 +414,17 @@ impl<P: DialerPolicy> Dialer<P> {
     }
 }
 
-async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time) {
+async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time, to: Option<String>) {
     tokio::time::sleep(after).await;
-    match dialer.to.transport.connect(&dialer.to.address, &dialer.to.options).await {
+    let sent = to.is_some();
+    let address = match to.map(|url| dialer.to.another(&url)).transpose() {
+        Ok(another) => another.unwrap_or_else(|| dialer.to.address.clone()),
+        Err(reason) => {
+            lock(&dialer.machine).unreachable(dialer.now(), &reason, true);
+            return dialer.wake();
+        }
+    };
+    match dialer.to.transport.connect(&address, &dialer.to.options).await {
         Ok(link) => {
             if let Some(reason) = dialer.to.impostor(&*link) {
                 link.close().await;
@@ -416,7 +434,8 @@ async fn connect<P: DialerPolicy>(dialer: Arc<Dialer<P>>, after: Time) {
             }
         }
         Err(error) => {
-            let may_retry = error.kind().may_retry();
+            // Whatever is wrong with an address that a server gave, another may be right.
+            let may_retry = error.kind().may_retry() || sent;
             lock(&dialer.machine).unreachable(dialer.now(), &error.to_string(), may_retry);
         }
     }

@@ -1,5 +1,6 @@
 //! The server's end of a job of rounds: runs them, and has what comes reduced to the next model.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub(crate) struct Star {
     pub keep: bool,
     model: Arena,
     options: ServerOptions,
+    /// Clients that there are now, which differ from those of the options where clients move from node to node.
+    expected: AtomicU32,
     outcome: Mutex<Option<Result<String, Error>>>,
     /// When the first update of the round was whole.
     first: Mutex<Option<Time>>,
@@ -69,7 +72,7 @@ impl Server {
             stand_in: options.repair.stand_in(),
             spread: options.repair.spread.then_some(options.seed),
             tolerance: tolerance.clone(),
-            staging: options.staging_bytes(layout.bytes()),
+            staging: staging(&options, layout.bytes()),
             lazy: options.workers.as_ref().is_some_and(|workers| workers.timing == TimingRule::Lazy),
             max_weight: MAX_WEIGHT,
             liveness: seconds(options.liveness),
@@ -87,7 +90,8 @@ impl Server {
         let reducer = reducer(&layout, &model, &options)?;
         let keep = options.partial == crate::PartialRule::Keep;
         let (outcome, first, sums) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let star = Star { layout, reducer, keep, model, options, outcome, first, sums };
+        let expected = AtomicU32::new(options.expected);
+        let star = Star { layout, reducer, keep, model, options, expected, outcome, first, sums };
         let machine = |gate| proto::Server::new(config, gate);
         Ok(Self { hub: Some(Hub::start(&transport, &address, hub, machine, star)?) })
     }
@@ -133,7 +137,7 @@ impl Server {
         let plan = proto::RoundPlan {
             number,
             config: config.into(),
-            expected: options.wanted(),
+            expected: options.choose.unwrap_or(hub.policy.expected.load(Ordering::Relaxed)),
             choice: options.choice(),
             enough: options.enough,
             deadline: options.deadline.map(seconds),
@@ -194,6 +198,18 @@ impl Server {
         }
     }
 
+    /// The root of a tree has decided where clients belong. This server has `expected` of them from the next round on.
+    ///
+    /// # Errors
+    /// `closed` if the server is.
+    pub fn place_clients(&self, expected: u32, homes: proto::Homes) -> Result<(), Error> {
+        let hub = self.hub()?;
+        hub.policy.expected.store(expected.max(1), Ordering::Relaxed);
+        lock(&hub.machine).place_clients(hub.now(), homes);
+        hub.wake();
+        Ok(())
+    }
+
     /// A client's process has ended for good, as `why` says if it is not empty: rounds no longer wait for it.
     pub fn forget(&self, client: &str, why: &str) {
         if let Some(hub) = &self.hub {
@@ -250,6 +266,14 @@ impl HubPolicy for Star {
 
     fn sink(hub: &Arc<StarHub>, link: LinkId, ordered: bool) -> Box<dyn Sink> {
         Box::new(ServerSink::new(hub.clone(), link, ordered))
+    }
+}
+
+/// Bytes of updates that may be staged. Workers have a pool of so many places, however many clients come from other nodes.
+fn staging(options: &ServerOptions, update: u64) -> u64 {
+    match options.workers {
+        None => options.staging_bytes(update),
+        Some(_) => u64::from(options.places(update)).saturating_mul(update),
     }
 }
 

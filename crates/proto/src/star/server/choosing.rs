@@ -9,9 +9,11 @@ impl Server {
     /// Clients that may be taken into the round now, by name: all who are ready, or as many as there is room for by lot.
     pub(super) fn candidates(&self, now: Time) -> Vec<u32> {
         let Some(round) = &self.round else { return Vec::new() };
+        let number = round.plan.number;
         let ready = |sender: &u32| round.part(*sender).is_none();
         let members = self.roster.members().iter();
         let members = members.filter(|(s, m)| m.link.is_some() && m.own.duty == Duty::Idle && ready(s));
+        let members = members.filter(|(_, m)| !self.is_late_for(&m.name, number));
         let mut named: Vec<(&str, u32)> = members.map(|(&sender, m)| (m.name.as_str(), sender)).collect();
         if let Choice::ByLot { seed } = round.plan.choice {
             named.sort_by_cached_key(|(name, _)| (lot(seed, round.plan.number, name), *name));

@@ -10,6 +10,10 @@ use crate::{micros, Fanout, Liveness, Span, Time};
 impl Server {
     /// Takes one client into the round; returns its link.
     pub(super) fn enlist(&mut self, now: Time, sender: u32) -> Option<LinkId> {
+        let number = self.round.as_ref()?.plan.number;
+        if self.roster.member(sender).is_some_and(|member| self.is_late_for(&member.name, number)) {
+            return None;
+        }
         let round = self.round.as_mut()?;
         let member = self.roster.member_mut(sender).filter(|m| m.own.duty == Duty::Idle)?;
         let link = member.link?;

@@ -12,6 +12,9 @@ impl Server {
         if let Err((code, reason)) = self.roster.admissible(link, hello, Some(layout)) {
             return self.refuse(now, link, code, &reason);
         }
+        if self.is_elsewhere(&hello.name) {
+            return self.send_elsewhere(now, link, &hello.name);
+        }
         let before = self.roster.named(&hello.name).and_then(|number| self.roster.link_of(number));
         if let Some(old) = before {
             self.drop_link(now, old, "it connected anew");
@@ -26,6 +29,7 @@ impl Server {
         let welcome =
             Welcome { sender, job, layout, chunk, heartbeat, liveness, stand_in, spread, allowances };
         self.roster.send(link, Control::Welcome(welcome));
+        self.tell_others(link);
         self.roster.act(Action::Joined { client: hello.name.clone() });
         self.resume(now, link, sender, same, &hello.holding);
     }
@@ -36,7 +40,10 @@ impl Server {
         let current = self.round.as_ref().map(|r| r.plan.number);
         let current = current.filter(|&number| same && self.takes_part(sender, number));
         let verdict = self.roster.member(sender).and_then(|m| m.own.verdict.clone()).filter(|_| same);
-        let verdict = |round: u32| verdict.filter(|(of, _)| *of == round).map(|(_, verdict)| verdict);
+        let elsewhere = |round: u32| self.was_counted(sender, round).then_some(Ok(()));
+        let verdict = |round: u32| {
+            verdict.filter(|(of, _)| *of == round).map(|(_, verdict)| verdict).or_else(|| elsewhere(round))
+        };
         match holding {
             Holding::Round { round } if current == Some(*round) => self.go_on(now, sender, *round),
             Holding::Round { round } => match verdict(*round) {

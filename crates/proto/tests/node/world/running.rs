@@ -282,7 +282,7 @@ impl World {
         let instance = self.parties[index].instance;
         let link = self.parties[index].dialled.get(&place).copied();
         match action {
-            ClientAction::Connect { after } => {
+            ClientAction::Connect { after, .. } => {
                 self.net.at(now + after, Event::Connect { client: index << 16 | place, instance });
             }
             ClientAction::Prove { .. } => self.parties[index].node.dial_proven(now, place, None),
