@@ -142,6 +142,20 @@ def test_a_node_that_is_killed_is_back_in_the_next_round(start: Start) -> None:
     assert counts.count(2) <= 2, "it is lost for the round, or for two if it died between them"
 
 
+def test_clients_of_a_node_that_is_not_started_again_go_on_at_another(start: Start) -> None:
+    base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "30", "--aggregation", "tree")
+    run = start(*base, "--nodes", "2", "--placement", "worst-fit", "--node-restarts", "0", "--json")
+    run.until("round 3/30")
+    os.kill(run.children("thalweg.job.gateway")[1], signal.SIGKILL)
+    run.until("node-1 does not come back; these go on at node-0: client-2, client-4")
+    code, out, said = run.end()
+    assert code == 0, said
+    counts = [row["participants"] for row in json.loads(out)["rounds"]]
+    assert counts[-1] == 4
+    assert set(counts) <= {2, 4}
+    assert counts.count(2) <= 2, "it is lost for the round, or for two if it died between them"
+
+
 def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(PLAN)
     pki.init(tmp_path / "pki", ["127.0.0.1"], 1)

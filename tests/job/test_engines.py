@@ -55,11 +55,25 @@ def test_a_local_node_is_started_again_a_few_times(tmp_path: Path) -> None:
     local.start(["node-0"], Unfinished())
     for _ in range(3):
         assert ended.get(timeout=60) == "node-0"
+        assert not local.is_over("node-0")
         assert local.restart("node-0")
         assert not local.restart("another")
     ended.get(timeout=60)
     assert not local.restart("node-0"), "it cannot live here"
+    assert local.is_over("node-0")
+    assert not local.is_over("another")
     assert notes == ["starting node-0 again"] * 3
+    local.stop(grace=0.0)
+
+
+def test_a_local_node_is_not_started_again_if_the_plan_says_so(tmp_path: Path) -> None:
+    ended: Queue[str] = Queue()
+    told = plan("local").merge({"nodes.restarts": 0})
+    local = engine_of(told, tmp_path / "log.txt", lambda name, _: ended.put(name), lambda _: None)
+    local.start(["node-0"], Unfinished())
+    assert ended.get(timeout=60) == "node-0"
+    assert not local.restart("node-0")
+    assert local.is_over("node-0")
     local.stop(grace=0.0)
 
 
@@ -101,6 +115,8 @@ def test_a_node_that_ray_cannot_start_is_lost_with_the_reason(tmp_path: Path) ->
     told = Told(tmp_path)
     told.hears("ended", "node-0", report={"error": {"cause": "no such thalweg", "mend": "Install it"}})
     assert told.lost == [("node-0", "no such thalweg")]
+    assert told.ray.is_over("node-0")
+    assert not told.ray.is_over("node-1")
     with pytest.raises(RoundError, match="node-0 could not take part: no such thalweg"):
         told.ray.check()
 

@@ -433,3 +433,76 @@ def test_a_node_that_cannot_be_started_again_stays_lost() -> None:
         made.round(1)
         assert counted(made.round(2)) == {"a", "b", "d", "e"}
         assert set(asked) == {"node-2"}
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_clients_of_a_node_that_does_not_come_back_go_on_at_others(top: str) -> None:
+    def before(made: Job, client: str, number: int) -> None:
+        if (client, number) == ("d", 2):
+            made.kill("node-3")
+
+    with job(top, before, patience=60.0, grace=30.0) as made:
+        made.tree.returning.is_over = lambda _: True
+        assert made.round(1)["complete"]
+        outcome = made.round(2)
+        assert counted(outcome) == {"a", "b", "c"}
+        assert made.bits() == mean(2, ["a", "b", "c"])
+        outcome = made.round(3)
+        assert outcome["complete"], outcome["participants"]
+        assert [node["node"] for node in outcome["fold"]["nodes"]] == ["node-1", "node-2"]
+        assert sum(node["counted"] for node in outcome["fold"]["nodes"]) == len(CLIENTS)
+        assert made.bits() == mean(3, CLIENTS)
+        assert json.loads(made.tree.departed()) == []
+        made.kill("node-2")
+        outcome = made.round(4)
+        assert outcome["complete"], outcome["participants"]
+        assert made.bits() == mean(4, CLIENTS), "they all are at one node"
+
+
+@pytest.mark.parametrize("top", ["dedicated", "first-finished"])
+def test_updates_that_count_are_answered_at_the_new_node_and_not_folded_again(top: str) -> None:
+    with job(top, patience=60.0, grace=30.0) as made:
+        made.tree.returning.is_over = lambda _: True
+        inner = made.tree._top.finish
+
+        def finish(check: Callable[[], None]) -> dict[str, Any]:
+            found = inner(check)
+            made.kill("node-3")
+            return found
+
+        made.tree._top.finish = finish  # type: ignore[method-assign]
+        assert made.round(1)["complete"]
+        assert made.bits() == mean(1, CLIENTS)
+        made.tree._top.finish = inner  # type: ignore[method-assign]
+        outcome = made.round(2)
+        assert outcome["complete"], outcome["participants"]
+        assert made.bits() == mean(2, CLIENTS)
+
+
+def test_a_node_that_is_away_too_long_loses_its_clients_to_others() -> None:
+    with job("dedicated", come=True, expected=len(CLIENTS), patience=60.0, grace=30.0) as made:
+        assert made.round(1)["complete"]
+        made.tree.returning.away = 0.0
+        made.kill_unseen("node-1")
+        outcome = made.round(2)
+        assert counted(outcome) <= set(CLIENTS)
+        outcome = made.round(3)
+        assert outcome["complete"], outcome["participants"]
+        assert made.bits() == mean(3, CLIENTS)
+
+
+def test_a_client_whose_process_has_ended_moves_nowhere() -> None:
+    def before(made: Job, client: str, number: int) -> None:
+        if (client, number) == ("e", 1):
+            made.tree.forget("e", "killed")
+            raise _core.CoreError("its process has ended")
+
+    with job("dedicated", before, patience=60.0) as made:
+        made.tree.returning.is_over = lambda _: True
+        assert counted(made.round(1)) == {"a", "b", "c", "d"}
+        made.kill("node-3")
+        outcome = made.round(2)
+        assert counted(outcome) == {"a", "b", "c", "d"}
+        assert made.bits() == mean(2, ["a", "b", "c", "d"])
+        (ended,) = (part for part in outcome["participants"] if part["client"] == "e")
+        assert ended["reason"] == "it was not there"

@@ -9,6 +9,7 @@
 | ``wait`` | waits until its clients are there, at most so long | who is there |
 | ``round`` | runs a round with the model that comes with it | the outcome, and the round's sums |
 | ``forget`` | waits no more for a client | nothing |
+| ``homes`` | knows where clients belong, and sends those there that are at the wrong node | nothing |
 | ``gone`` | waits no more for another node | nothing |
 | ``lead`` | is the top of this round, beginning with its own sums | nothing, or why not |
 | ``give`` | lets the node at an address take the sums of its own rounds | nothing |
@@ -37,7 +38,7 @@ import numpy as np
 
 from thalweg import _core, machine
 from thalweg.errors import RoundError
-from thalweg.job import worker
+from thalweg.job import moving, worker
 from thalweg.job.farewell import farewell, reason
 from thalweg.job.gathering import Gathering, Role, SumsOf, not_understood
 from thalweg.job.others import Answer, Others
@@ -131,8 +132,8 @@ class Gateway:
         server = self._server
         if server is None:
             return {"unopened": True}, None
-        if asked == "forget":
-            server.forget(head["client"], head["why"])
+        if asked in ("forget", "homes"):
+            self._told(server, asked, head)
             return {}, None
         if asked == "wait":
             server.wait(self._expected, head["seconds"])
@@ -140,6 +141,14 @@ class Gateway:
         if asked == "round":
             return self._round(server, number, head, None if head.get("kept") else _given(model))
         return self._among_nodes(asked, head)
+
+    def _told(self, server: _core.Server, asked: str, head: Mapping[str, Any]) -> None:
+        """Hear that a client is gone, or where clients belong."""
+        if asked == "forget":
+            server.forget(head["client"], head["why"])
+            return
+        self._expected, homes = moving.homes(self._name, head)
+        server.place_clients(self._expected, json.dumps(homes))
 
     def _among_nodes(self, asked: str, head: Mapping[str, Any]) -> Answer:
         if self._role is None:

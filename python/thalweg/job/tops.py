@@ -29,6 +29,10 @@ class Node:
     gone: str | None = None
     # The version of the model that it has from other nodes.
     has: int | None = None
+    # How many clients it waits for.
+    expected: int = 0
+    # It was lost, and its clients have moved to other nodes.
+    is_empty: bool = False
 
 
 @dataclass(frozen=True)

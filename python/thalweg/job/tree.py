@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from thalweg import _core
 from thalweg.errors import RoundError
+from thalweg.job import moving
 from thalweg.job.asking import SLICE, Reply, ask
 from thalweg.job.returning import Returning
 from thalweg.job.sharded import Sharded
 from thalweg.job.tops import Dedicated, FirstFinished, Heard, Node, Top
 from thalweg.plan.on_trees import EVERYWHERE, is_spread
-from thalweg.sections.trees import TreeSection
+from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.trees import live
 from thalweg.trees.merging import Part, merged, workers
 
@@ -73,10 +74,12 @@ class Tree:
         own: Mapping[str, Any],
         *,
         top: str,
+        place: moving.Place = moving.spread,
     ) -> None:
         """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's.
 
-        Of nodes that come by themselves ``nodes`` is the number; each of them says how many clients it has.
+        Of nodes that come by themselves ``nodes`` is the number; each of them says how many clients it has. ``place``
+        decides where clients of a node go that is lost.
         """
         self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
         self._model, self._options = model, dict(options)
@@ -97,6 +100,14 @@ class Tree:
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._place = place
+        # The round that began last, and who was counted last in which round.
+        self._number = 0
+        self._counted: dict[str, int] = {}
+        # By clients that have moved: the last round that they may have been in at the node that they came from.
+        self._moved: dict[str, int] = {}
+        # Clients whose processes have ended.
+        self._ended: dict[str, str] = {}
         self.returning = Returning(self)
 
     def _top_of(self, kind: str) -> Top:
@@ -132,6 +143,7 @@ class Tree:
         self._opened, total = True, 0
         for node in self._nodes:
             total += self.open_node(node, look)
+        self.tell_homes()
         if come and total != self._options["expected"]:
             raise RoundError(
                 f"the nodes wait for {total} clients in all, and the job has {self._options['expected']}",
@@ -154,9 +166,9 @@ class Tree:
         if heard.head is None:
             raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
         node.address, node.peers = heard.head["address"], heard.head["peers"]
-        expected = int(heard.head["expected"])
-        self._note(f"{node.name} listens on {node.address} for {expected} clients")
-        return expected
+        node.expected = int(heard.head["expected"])
+        self.note(f"{node.name} listens on {node.address} for {node.expected} clients")
+        return node.expected
 
     def is_connected(self, node: Node, seconds: float) -> bool:
         """Return whether a node is, waiting for it at most so long."""
@@ -170,10 +182,44 @@ class Tree:
         return heard.head is not None
 
     def await_clients(self, nodes: Sequence[Node], seconds: float) -> None:
-        """Wait until the clients of nodes that are back are there, at most so long."""
-        for node in nodes:
-            self._note(f"{node.name} is back")
+        """Wait until the clients of nodes are there, at most so long."""
         self._heard_all({"do": "wait", "seconds": seconds}, nodes)
+
+    def tell_homes(self) -> None:
+        """Tell all nodes that are there where clients belong, so that they can send one on that has lost its node."""
+        told = moving.told(self._nodes, self._moved, self._counted)
+        self._heard_all({"do": "homes", **told}, self._here())
+
+    def move_clients(self, node: Node) -> list[Node]:
+        """Give the clients of a lost node to others; return these, none if there are none.
+
+        They take part from the next round on. An update of theirs that is in this round's sums is answered.
+        """
+        left = {one.name: one for one in self._here()}
+        clients = [client for client in node.clients if client not in self._ended]
+        if not left or not clients:
+            return []
+        homes, reasons = self._place(node.name, clients, {name: one.expected for name, one in left.items()})
+        for client, home in homes.items():
+            self._moved[client] = self._number
+            left[home].clients = [*left[home].clients, client]
+            left[home].expected += 1
+        # Those whose processes have ended are still named in outcomes.
+        kept = [client for client in clients if client not in homes]
+        if homes and not kept:
+            first = left[next(iter(homes.values()))]
+            first.clients = [*first.clients, *(client for client in node.clients if client in self._ended)]
+            node.is_empty = True
+        node.clients = kept
+        hosts = [one for name, one in left.items() if name in homes.values()]
+        for host in hosts:
+            came = ", ".join(client for client, home in homes.items() if home == host.name)
+            self.note(f"{node.name} does not come back; these go on at {host.name}: {came}")
+        for reason in reasons if hosts else ():
+            self.note(reason)
+        if hosts:
+            self.tell_homes()
+        return hosts
 
     def wait(self, clients: int, timeout: float | None) -> int:
         """Wait until each node's clients are there, at most so long; return how many are."""
@@ -185,8 +231,11 @@ class Tree:
             self._open(None)
         self._heard_all({"do": "wait", "seconds": seconds}, self._here())
         if not self.placed.clients:
+            before = [list(node.clients) for node in self._nodes]
             for node in self._nodes:
                 node.clients = sorted({*node.clients, *node.state.get("clients", ())})
+            if before != [list(node.clients) for node in self._nodes]:
+                self.tell_homes()
         return len(json.loads(self.clients()))
 
     def round(self, number: int, config: str, observer: Callable[[str], None] | None) -> str:
@@ -197,8 +246,10 @@ class Tree:
         """
         look = None if observer is None else lambda: observer('{"clients": {}}')
         self.returning.settle(self._nodes, look or _nothing)
+        self._number = number
         started, began = time.time(), time.perf_counter()
-        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in self._nodes}
+        told = [node for node in self._nodes if not node.is_empty]
+        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in told}
         self._top.begin()
 
         def tend() -> None:
@@ -229,6 +280,7 @@ class Tree:
 
     def forget(self, client: str, why: str = "") -> None:
         """Wait no more for a client whose process has ended."""
+        self._ended[client] = why
         found = [node for node in self._here() if client in node.clients]
         if found and not self._closed:
             self._heard_all({"do": "forget", "client": client, "why": why}, found)
@@ -294,12 +346,16 @@ class Tree:
         part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
         part.reason = said["outcome"]["failure"] or ""
         self._top.take(part, heard)
+        if part.outcome is not None:
+            counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
+            self._counted |= {one["client"]: self._number for one in counted}
 
     def _quietly(self, head: Mapping[str, Any], nodes: Sequence[Node]) -> Iterator[Heard]:
         """Ask nodes something while whoever waits for the round is not asked."""
         yield from self._ask(head, nodes, None)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Say what happened."""
         with self._lock:
             self._notes.append(text)
 
@@ -330,7 +386,7 @@ class Tree:
         if reply.head is not None and "clients" in reply.head:
             node.state = reply.head
             for note in reply.head["notes"]:
-                self._note(f"{node.name}: {note}")
+                self.note(f"{node.name}: {note}")
         return Heard(node, reply.head, reply.tensors, reply.reason, reply.between)
 
 
@@ -355,7 +411,9 @@ def tree_of(
     below = {**kept, "transport": {**told["transport"], "tls": None}}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
-    return Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top)
+    tree = Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top, place=moving.placing(plan))
+    tree.returning.away = (plan.nodes or NodesSection()).away
+    return tree
 
 
 def _nothing() -> None:

@@ -46,7 +46,7 @@ class Orders:
 
 
 class TreeNodes:
-    """A run's nodes. One that is lost is lost with its clients until it is back; the others go on."""
+    """A run's nodes. One that is lost is lost with its clients until it is back or they have moved; others go on."""
 
     def __init__(self, plan: Plan, tree: Tree, network: Session, record: RunRecord, progress: Progress) -> None:
         self._plan, self._tree, self._network, self._record, self._progress = plan, tree, network, record, progress
@@ -71,6 +71,7 @@ class TreeNodes:
 
         self._tree.open(look)
         self._tree.returning.restart = lambda node: self._engine.restart(node.name)
+        self._tree.returning.is_over = lambda node: self._engine.is_over(node.name)
         self._record.note(engine=self._engine.facts())
 
     def release(self) -> None:

@@ -146,6 +146,17 @@ class NodesSection(Section):
     client_link: Rate | None = Field(
         None, description="bits a second from all clients of a node to it; without it no limit. A run likewise"
     )
+    restarts: Annotated[int | None, Option("node-restarts", of=("run",), metavar="NUMBER")] = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="times that a lost node is started again before its clients move to other nodes; without it 3, and "
+        "10 with Ray",
+    )
+    away: Time = Field(
+        60.0,
+        description="time after which the clients of a lost node move that Ray, or somebody, has not started again",
+    )
     engine: Annotated[Literal["local", "ray"], Option(of=("run",))] = Field(
         "local", description="what starts nodes: the run itself, on this machine, or Ray, on the machines that it has"
     )

@@ -47,6 +47,31 @@ def placed(plan: Plan) -> Placed:
     return Placed({f"node-{home}": at[home] for home in sorted(at)}, [*reasons, *_groups(plan, at)])
 
 
+def placed_anew(
+    plan: Plan, lost: str, clients: Sequence[str], left: Mapping[str, int]
+) -> tuple[dict[str, str], list[str]]:
+    """Return where clients of a lost node go, by their names, and why; ``left`` has how many clients each node has.
+
+    They stay in their group. A client for which no node is left has none. Nodes that a plan does not name have its
+    capacity, and serve all.
+    """
+    whole = trees.scenario(plan, update_bytes=1)
+    of = {f"node-{place}": node for place, node in enumerate(whole["nodes"])}
+    plain = {**whole["nodes"][0], "group": None}
+    group = of.get(lost, plain)["group"]
+    open_ = [name for name in left if of.get(name, plain)["group"] in (None, group)]
+    if not open_:
+        return {}, [f"no node is left for the group of {lost}"]
+    full = trees.UPDATE * (plan.nodes or NodesSection()).capacity
+    room = {name: max(1, full - trees.UPDATE * left[name]) for name in open_}
+    nodes = [{**of.get(name, plain), "capacity": room[name], "group": None} for name in open_]
+    # The node of a dedicated top is none of these.
+    config = {**whole["config"], "top": "first-finished"}
+    given = {**whole, "nodes": nodes, "clients": len(clients), "groups": [], "goal": None, "config": config}
+    homes = json.loads(_core.tree_plan(json.dumps(given)))["plan"]["homes"]
+    return {client: open_[home] for client, home in zip(clients, homes, strict=True) if home is not None}, []
+
+
 def _groups(plan: Plan, at: Mapping[int, Sequence[str]]) -> list[str]:
     """Say which group of clients each node serves, if there are groups."""
     groups = tags.groups(plan.tree or TreeSection(), plan.nodes or NodesSection())

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PROGRAM: Final = "thalweg.job.gateway"
 # Seconds that clients try the address of a node that Ray may start again, which takes a minute on a busy machine.
 RAY_PATIENCE: Final = 180.0
-# After so many ends of a process of this machine its clients are lost for the rest of the job.
-MOST_RESTARTS: Final = 3
+# How often a process of this machine is started again if the plan does not say it; then its clients move.
+RESTARTS: Final = 3
 
 
 class Engine(Protocol):
@@ -32,6 +32,9 @@ class Engine(Protocol):
 
     def restart(self, name: str) -> bool:
         """Start a node again that has ended; return whether it was. The caller's thread has to outlive the node."""
+
+    def is_over(self, name: str) -> bool:
+        """Return whether a node that has ended is not started again."""
 
     def check(self) -> None:
         """Raise RoundError if a node could not be started."""
@@ -52,8 +55,9 @@ class Engine(Protocol):
 class Local(Fleet):
     """Processes of this machine. One that ends early is lost until it is started again."""
 
-    def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None]) -> None:
+    def __init__(self, log: Path, lost: OnEnd, note: Callable[[str], None], *, restarts: int = RESTARTS) -> None:
         super().__init__(log, lost, program=PROGRAM)
+        self._most = restarts
         self._note_of_run = note
         self._orders: dict[str, Mapping[str, Any]] = {}
         self._restarts: Counter[str] = Counter()
@@ -63,16 +67,21 @@ class Local(Fleet):
         super().start(names, orders)
 
     def restart(self, name: str) -> bool:
-        has_ended = any(member.name == name and member.failure is not None for member in self.members)
-        if not has_ended or self._restarts[name] >= MOST_RESTARTS:
+        if not self._has_ended(name) or self._restarts[name] >= self._most:
             return False
         self._restarts[name] += 1
         self._note_of_run(f"starting {name} again")
         self.again(name, self._orders[name])
         return True
 
+    def is_over(self, name: str) -> bool:
+        return self._has_ended(name) and self._restarts[name] >= self._most
+
     def facts(self) -> dict[str, Any]:
         return {"name": "local"}
+
+    def _has_ended(self, name: str) -> bool:
+        return any(member.name == name and member.failure is not None for member in self.members)
 
 
 def require(plan: Plan) -> None:
@@ -92,7 +101,7 @@ def engine_of(plan: Plan, log: Path, lost: OnEnd, note: Callable[[str], None]) -
     """Return the engine that a plan names. ``lost`` hears of a node that does not come back, and why."""
     nodes = plan.nodes or NodesSection()
     if nodes.engine == "local":
-        return Local(log, lost, note)
+        return Local(log, lost, note, restarts=RESTARTS if nodes.restarts is None else nodes.restarts)
     from thalweg.job.engines.by_ray import Ray
 
     return Ray(nodes, log, lost, note)

@@ -65,6 +65,7 @@ class Order:
             "cores": self.nodes.cores,
             "cluster": self.nodes.ray_address,
             "wait": self.nodes.ray_wait,
+            "restarts": self.nodes.restarts,
             "folder": self.folder,
         }
 
@@ -96,6 +97,9 @@ class Ray:
         """Leave that to Ray."""
         del name
         return False
+
+    def is_over(self, name: str) -> bool:
+        return name in self._reports
 
     def check(self) -> None:
         """Raise RoundError if Ray could not start a node, with the reason."""

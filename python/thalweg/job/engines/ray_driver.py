@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.5
 # What a cluster's first connection may take before it counts as unreachable.
 REACH_SECONDS: Final = 5.0
-# How often Ray starts a node again.
+# How often Ray starts a node again if the plan does not say it.
 RESTARTS: Final = 10
 # Ray's store of objects, of which nodes have none: the least that Ray takes.
 STORE_BYTES: Final = 80_000_000
@@ -128,7 +128,8 @@ def _started(order: Mapping[str, Any], orders: list[dict[str, Any]]) -> Nodes:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     group, places = _placed(order, len(orders))
-    actor = ray.remote(num_cpus=order["cores"], max_restarts=RESTARTS, max_task_retries=-1)(NodeActor)
+    restarts = RESTARTS if order["restarts"] is None else order["restarts"]
+    actor = ray.remote(num_cpus=order["cores"], max_restarts=restarts, max_task_retries=-1)(NodeActor)
     nodes: Nodes = {}
     for number, (asked, place) in enumerate(zip(orders, places, strict=True)):
         own = asked if order["cluster"] is None else _elsewhere(asked, place["address"])
