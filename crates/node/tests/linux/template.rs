@@ -46,9 +46,12 @@ pub fn run() {
         let worker =
             worker.env_remove(TEMPLATE).stdin(Stdio::from(end)).stdout(Stdio::null()).spawn().unwrap();
         at();
-        let Ok(()) = forked(&socket, worker.id()) else { return };
-        at();
+        let told = forked(&socket, worker.id());
         workers.push(worker);
+        if told.is_err() {
+            return;
+        }
+        at();
         workers.retain_mut(|worker| worker.try_wait().unwrap().is_none());
     }
 }
