@@ -14,6 +14,7 @@ from benches.common import FOLDER, MIB, Figure
 from benches.crowd import crowds, many_clients
 from benches.deciding import deciding
 from benches.folding import fold
+from benches.forwarding import forwarding
 from benches.goals import goals
 from benches.graph import graph, soaks
 from benches.lab import lab
@@ -67,6 +68,7 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "bounds": transports.bounds,
     "footprint": transports.memory,
     "peers": transports.peers,
+    "forward": forwarding,
     "paths": paths,
     "rdma": rdma,
     "trees": lambda: [*trees(), *systems()],
