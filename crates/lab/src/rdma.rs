@@ -48,6 +48,11 @@ fn refused(what: &str, error: &io::Error) -> Error {
             Error::new(ErrorKind::Unsupported, "lab", format!("{what}: the kernel has no rxe ({error})"))
                 .mend("take --clock virtual, whose kernel has it")
         }
+        // What the kernel says of a name that another device has.
+        Some(libc::ENFILE) => {
+            Error::new(ErrorKind::InUse, "lab", format!("{what}: another lab has a device of this name"))
+                .mend("wait until that lab has ended, or take it down: thalweg lab down")
+        }
         _ => Error::io("lab", what, error),
     }
 }
@@ -115,5 +120,12 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains("--clock virtual"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_that_a_lab_still_has_is_no_lack_of_files() {
+        let error = refused("the RDMA device rxe0", &io::Error::from_raw_os_error(libc::ENFILE));
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        assert!(error.to_string().contains("wait until that lab has ended"), "{error}");
     }
 }
