@@ -214,8 +214,15 @@ class Node:
             _log.info("%s: %s %s %s", self.name, event["kind"], event["peer"], event["text"])
 
     def close(self, reason: str = "the node is done") -> None:
-        """Leave for good; what is still on the way to neighbours is sent first. Idempotent."""
-        self._core.close(reason)
+        """Leave for good; what is still on the way to neighbours is sent first. Idempotent.
+
+        With ``wait="all"`` neighbours need the last model, so this waits until they have it. It gives up when for ten
+        seconds no more of them got it.
+        """
+        try:
+            self._core.finish_sending()
+        finally:
+            self._core.close(reason)
 
     def __enter__(self) -> Node:
         return self
@@ -225,7 +232,10 @@ class Node:
     ) -> None:
         from thalweg.job.farewell import reason
 
-        self.close("the node is done" if error is None else reason(error))
+        if error is None:
+            self.close()
+        else:
+            self._core.close(reason(error))
 
 
 def dpsgd(

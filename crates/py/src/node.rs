@@ -81,6 +81,12 @@ impl Node {
         self.inner.events()
     }
 
+    /// Waits until each neighbour has the last own model, where neighbours wait for all of it. Returns whether they have it;
+    /// not if for as long as `liveness` no more of them got it.
+    fn finish_sending(&self, py: Python<'_>) -> PyResult<bool> {
+        waiting(py, |go_on| self.inner.finish_sending(go_on))
+    }
+
     /// Leaves for good, once what is being sent is out.
     fn close(&self, py: Python<'_>, reason: &str) {
         py.detach(|| self.inner.close(reason));

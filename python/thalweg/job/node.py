@@ -133,6 +133,7 @@ def standing(
     clock = time.monotonic()
     with farewell(node, done):
         yield Standing(plan, name, node, peer, clock)
+        node.finish_sending()
 
 
 def take_part(order: Mapping[str, Any], note: Note) -> None:

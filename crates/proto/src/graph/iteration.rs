@@ -6,7 +6,7 @@ use thalweg_wire::control::Control;
 use thalweg_wire::{Range, Ranges};
 
 use super::node::{Node, Stage};
-use super::peer::{Exchange, Outcome};
+use super::peer::{Exchange, Outcome, Peer};
 use super::terms::{NodeStep, Waiting};
 use super::weighing::Weighing;
 use crate::session::{Action, ClientAction};
@@ -104,11 +104,17 @@ impl Node {
 
     /// Whether no neighbour needs the last own model any more.
     pub fn is_hushed(&self) -> bool {
-        !self.waits_for_all()
-            || self.peers.iter().filter(|peer| peer.met).all(|peer| {
-                // That all was sent does not do: what came before it had begun this iteration it has to ask for.
-                peer.acknowledged >= peer.sending && !peer.out.is_sending() && !peer.out.is_granted()
-            })
+        self.needing() == 0
+    }
+
+    /// How many neighbours need the last own model and may not have it yet. With [`Waiting::All`] alone does any need it.
+    pub fn needing(&self) -> usize {
+        // That all was sent does not do: what came before it had begun this iteration it has to ask for.
+        let has = |peer: &&Peer| {
+            peer.acknowledged >= peer.sending && !peer.out.is_sending() && !peer.out.is_granted()
+        };
+        let met = self.peers.iter().filter(|peer| peer.met && self.waits_for_all());
+        met.filter(|peer| !has(peer)).count()
     }
 
     /// The own model is trained and may be sent. Returns the iteration it is sent under: `round`, or a later one if most

@@ -361,6 +361,25 @@ impl Node {
         Value::Array(self.shared.take_events()).to_string()
     }
 
+    /// Waits until each neighbour has the last own model, where neighbours wait for all of it (`wait = "all"`): a node that
+    /// leaves before takes it from them. Returns whether they have it; not if for as long as `liveness` no more of them
+    /// got it, or `go_on` said no.
+    pub fn finish_sending(&self, go_on: GoOn<'_>) -> bool {
+        let liveness = seconds(self.options.liveness);
+        let needing = || self.shared.look(proto::Node::needing);
+        let (mut left, mut since) = (needing(), Instant::now());
+        while left > 0 {
+            if since.elapsed() >= liveness || !goes_on(go_on) {
+                return false;
+            }
+            let fewer = self.hub.wait_for(CALLER_PATIENCE, || Some(needing()).filter(|&now| now < left));
+            if let Some(fewer) = fewer {
+                (left, since) = (fewer, Instant::now());
+            }
+        }
+        true
+    }
+
     /// Leaves for good, once what is being sent is out, or after a while. Idempotent.
     pub fn close(&self, reason: &str) {
         if std::mem::replace(&mut *lock(&self.closed), true) {

@@ -1,7 +1,8 @@
 //! Nodes go on while control messages are held up: a transport whose control way stalls when the test says so.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,12 +19,15 @@ use tokio::sync::watch;
 
 use super::Node;
 use crate::engine::CALLER_PATIENCE;
+use crate::lock;
 
 /// The scheme of its addresses.
 pub(crate) const SCHEME: &str = "stalled";
 /// Turns a hang into a failure.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// The control ways of all links stand still for one test at a time.
+static TURN: Mutex<()> = Mutex::new(());
 /// Whether the control ways of all links stand still.
 static STALLED: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
 
@@ -91,8 +95,10 @@ impl Link for StallingLink {
 }
 
 /// Nodes that all have met each other, and know it of each other.
-fn met(layout: &Layout, names: &[&str]) -> Vec<(Node, Arena)> {
-    let options = json!({ "wait": "deadline", "deadline": LIMIT.as_secs(), "liveness": LIMIT.as_secs() });
+fn met(layout: &Layout, names: &[&str], wait: &Value) -> Vec<(Node, Arena)> {
+    STALLED.send_replace(false);
+    let mut options = json!({ "liveness": LIMIT.as_secs() });
+    options.as_object_mut().unwrap().extend(wait.as_object().unwrap().clone());
     let start = |name: &&str| {
         let arena = Arena::new(layout.bytes()).unwrap();
         let options = serde_json::from_value(options.clone()).unwrap();
@@ -140,7 +146,8 @@ fn iterate(node: &Node, neighbours: &BTreeMap<String, f64>) -> Vec<Value> {
 fn iterations_go_on_though_every_control_message_is_held_up() {
     let layout = Layout::pack([("w", Dtype::F32, vec![100_000])]).unwrap();
     let names = ["a", "b", "c"];
-    let nodes = met(&layout, &names);
+    let _turn = lock(&TURN);
+    let nodes = met(&layout, &names, &json!({ "wait": "deadline", "deadline": LIMIT.as_secs() }));
     STALLED.send_replace(true);
     let others = |name: &&str| -> BTreeMap<String, f64> {
         names.iter().filter(|other| *other != name).map(|other| ((*other).into(), 0.25)).collect()
@@ -168,4 +175,33 @@ fn iterations_go_on_though_every_control_message_is_held_up() {
         }
         node.close("done");
     }
+}
+
+/// All have each other's models, and none hears of it: whoever leaves now might take its model from a neighbour that does not
+/// have it.
+#[test]
+fn where_nodes_wait_for_all_models_one_leaves_when_its_neighbours_have_its_own() {
+    let layout = Layout::pack([("w", Dtype::F32, vec![1000])]).unwrap();
+    let _turn = lock(&TURN);
+    let nodes = met(&layout, &["a", "b"], &json!({ "wait": "all" }));
+    STALLED.send_replace(true);
+    for ((node, _), other) in nodes.iter().zip(["b", "a"]) {
+        node.begin(1, BTreeMap::from([(other.into(), 0.5)]), None, None).unwrap();
+    }
+    nodes.iter().for_each(|(node, _)| assert_eq!(node.ready(1, None).unwrap(), 1));
+    for (node, _) in &nodes {
+        assert!(node.wait(1, Some(LIMIT), None).unwrap().is_some(), "it waits in vain");
+        assert!(!node.finish_sending(Some(&|| false)), "nobody has said that it has the model");
+    }
+    let looks = AtomicU32::new(0);
+    let patient = || {
+        if looks.fetch_add(1, Ordering::Relaxed) == 3 {
+            STALLED.send_replace(false);
+        }
+        true
+    };
+    assert!(nodes[0].0.finish_sending(Some(&patient)), "a neighbour has the model, and it gives up");
+    assert!(looks.into_inner() > 3);
+    assert!(nodes[1].0.finish_sending(None));
+    nodes.iter().for_each(|(node, _)| node.close("done"));
 }
