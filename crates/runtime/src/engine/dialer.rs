@@ -19,7 +19,7 @@ use crate::options::Layers;
 use crate::{lock, random, registry, ClientOptions, Error};
 
 /// How long the farewell may take, and how long tasks may take after that.
-const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const FAREWELL_PATIENCE: Duration = Duration::from_secs(1);
 const TASKS_PATIENCE: Duration = Duration::from_millis(200);
 
 /// What chunks say of their sender, as the server said it.
@@ -301,6 +301,11 @@ impl<P: DialerPolicy> Dialer<P> {
 
     /// Leaves for good. Idempotent.
     pub fn close(self: &Arc<Self>, reason: &str) {
+        self.close_within(reason, FAREWELL_PATIENCE);
+    }
+
+    /// The same. What was said before may take so long to reach the server.
+    pub fn close_within(self: &Arc<Self>, reason: &str, patience: Duration) {
         lock(&self.machine).leave(reason);
         self.wake();
         self.crew.handle().block_on(async {
@@ -310,7 +315,7 @@ impl<P: DialerPolicy> Dialer<P> {
                 // The server closes the link when it has heard it: if we did, what is still on its way might be lost.
                 let _ = self.connection.subscribe().wait_for(Option::is_none).await;
             };
-            let _ = tokio::time::timeout(FAREWELL_PATIENCE, farewell).await;
+            let _ = tokio::time::timeout(patience, farewell).await;
             if let Some(link) = self.link() {
                 link.close().await;
             }

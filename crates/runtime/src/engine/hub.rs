@@ -554,6 +554,14 @@ impl<P: HubPolicy> Hub<P> {
         self.wake();
     }
 
+    /// Waits for at most `limit` until all that was said on any link has been sent.
+    pub fn flush(&self, limit: Duration) {
+        let outboxes: Vec<Outbox> = lock(&self.links).values().cloned().collect();
+        let all = async { join_all(outboxes.iter().map(Outbox::flushed)).await };
+        // What has not been sent by then is lost with its link.
+        let _ = self.crew.handle().block_on(async { tokio::time::timeout(limit, all).await });
+    }
+
     /// Tells every member that the job is over, and ends all tasks. Idempotent.
     pub fn close(&self, reason: &str) {
         let now = self.now();

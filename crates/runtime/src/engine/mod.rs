@@ -23,7 +23,9 @@ mod turned_away;
 pub(crate) use self::admission::{Gate, Keys, Peers};
 pub(crate) use self::crew::Crew;
 pub(crate) use self::descriptors::limit as descriptor_limit;
-pub(crate) use self::dialer::{dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs};
+pub(crate) use self::dialer::{
+    dialer_machine, DialOptions, Dialer, DialerMachine, DialerPolicy, KnownAs, FAREWELL_PATIENCE,
+};
 pub(crate) use self::hub::{hub_machine, Hub, HubMachine, HubOptions, HubPolicy, Lent};
 pub(crate) use self::landing::{part, store, Scratch};
 pub(crate) use self::turned_away::TurnedAway;

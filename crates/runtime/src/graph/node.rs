@@ -18,13 +18,14 @@ use super::doors::{Accepted, Dialled, Dialling, Listening, NodeDialer, NodeHub, 
 use super::mixing::Slots;
 use super::options::{MixingRule, NodeOptions};
 use super::staging::Stages;
-use crate::engine::{goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_PATIENCE};
+use crate::engine::{self, goes_on, DialOptions, Dialer, GoOn, Hub, HubOptions, CALLER_PATIENCE};
 use crate::options::{seconds, Layers, DEFAULT_CHUNK};
 use crate::{lock, random, registry, Error};
 
-/// How long a link may take to release the last model before the node closes it, and how long the node waits when it leaves
-/// for models that are still being sent.
-pub(super) const LOAN_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a link may take to release the last model before the node closes it. No peer has a part in that: links let go of a
+/// model at once when they are told to, and on a machine under load each of their tasks may take a second to run.
+pub(super) const LOAN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the node waits when it leaves for models that are still being sent, and for what it says last.
 const FAREWELL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Neighbours' weights by name.
@@ -388,10 +389,17 @@ impl Node {
         let deadline = Instant::now() + FAREWELL_PATIENCE;
         let out = || self.shared.look(|node| node.is_out() && node.is_hushed()).then_some(());
         while self.hub.wait_for(CALLER_PATIENCE, out).is_none() && Instant::now() < deadline {}
+        // Where weights are symmetric, neighbours need this node's last word to use what they have of its model.
+        let mutual = self.options.mixing.weighing() == Weighing::Mutual;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        let patience = if mutual { left().max(engine::FAREWELL_PATIENCE) } else { engine::FAREWELL_PATIENCE };
+        if mutual {
+            self.hub.flush(left());
+        }
         let dialers = std::mem::take(&mut *lock(&self.dialers));
         std::thread::scope(|scope| {
             for dialer in dialers.values() {
-                scope.spawn(|| dialer.close(reason));
+                scope.spawn(|| dialer.close_within(reason, patience));
             }
         });
         self.hub.close(reason);
