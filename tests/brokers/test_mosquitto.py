@@ -21,9 +21,9 @@ def connect(port: int, login: Login | None) -> int:
     body = b"\x00\x04MQTT\x04" + (b"\x02" if login is None else b"\xc2") + b"\x00\x3c" + text("thalweg-test")
     if login is not None:
         body += text(login.user) + text(login.password)
-    with socket.create_connection(("127.0.0.1", port), 10) as stream:
+    with socket.create_connection(("127.0.0.1", port), 60) as stream, stream.makefile("rb") as answers:
         stream.sendall(b"\x10" + bytes([len(body)]) + body)
-        return stream.recv(4)[3]
+        return answers.read(4)[3]
 
 
 def text(words: str) -> bytes:

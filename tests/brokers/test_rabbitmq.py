@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -29,11 +30,11 @@ def log_in(port: int, login: Login) -> tuple[int, int]:
     table = field(b"capabilities", b"F" + struct.pack(">I", len(capable)) + capable)
     body = struct.pack(">HHI", 10, 11, len(table)) + table
     body += b"\5PLAIN" + struct.pack(">I", len(words)) + words + b"\5en_US"
-    with socket.create_connection(("127.0.0.1", port), 10) as stream:
+    with socket.create_connection(("127.0.0.1", port), 60) as stream, stream.makefile("rb") as answers:
         stream.sendall(b"AMQP\0\0\x09\1")
-        frame(stream)
+        frame(answers)
         stream.sendall(struct.pack(">BHI", METHOD, 0, len(body)) + body + b"\xce")
-        answer = frame(stream)
+        answer = frame(answers)
     return struct.unpack(">HH", answer[:4])
 
 
@@ -41,9 +42,9 @@ def field(name: bytes, value: bytes) -> bytes:
     return bytes([len(name)]) + name + value
 
 
-def frame(stream: socket.socket) -> bytes:
-    (length,) = struct.unpack(">3xI", stream.recv(7, socket.MSG_WAITALL))
-    return stream.recv(length + 1, socket.MSG_WAITALL)[:-1]
+def frame(stream: BinaryIO) -> bytes:
+    (length,) = struct.unpack(">3xI", stream.read(7))
+    return stream.read(length + 1)[:-1]
 
 
 @dataclasses.dataclass(frozen=True)

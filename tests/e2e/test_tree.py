@@ -126,9 +126,11 @@ def test_nodes_have_an_emulated_network(result: Run, tmp_path: Path) -> None:
 
 
 def test_a_node_that_is_killed_is_back_in_the_next_round(start: Start) -> None:
-    base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "30", "--aggregation", "tree")
-    run = start(*base, "--nodes", "2", "--placement", "worst-fit", "--top", "sharded", "--json")
-    run.until("round 3/30")
+    # Rounds that take as long as clients compute, so that enough of them are left whenever this test has its turn.
+    base = ("run", "--model", "payload:64KiB", "--clients", "4", "--rounds", "60", "--compute", "100ms")
+    tree = ("--aggregation", "tree", "--nodes", "2", "--placement", "worst-fit", "--top", "sharded")
+    run = start(*base, *tree, "--json")
+    run.until("round 3/60")
     os.kill(run.children("thalweg.job.gateway")[1], signal.SIGKILL)
     run.until("node-1 is gone")
     run.until("node-1 is back")

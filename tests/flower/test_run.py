@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed")
 
 from tests.e2e.conftest import why_no_lab
+from tests.ports import free_ports
 from thalweg.errors import AppError, PlanError
 from thalweg.flower.hosting import FlowerResult
 from thalweg.flower.run import plan_of, run
@@ -244,7 +245,7 @@ def test_nodes_come_from_elsewhere_encrypted_and_with_tokens(tmp_path: Path) -> 
     authority = tmp_path / "pki"
     pki.init(authority, ["localhost", "127.0.0.1"], 1)
     tokens = {name: pki.issue(authority, name, 1, None)[2] for name in ("anna", "ben")}
-    address = f"tcp://127.0.0.1:{free_port()}"
+    address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
     app = str(APPS / "numpy_messages")
     server = ["server", app, "--clients", "2", "--listen", address, "--pki", str(authority), "--record", str(tmp_path)]
     running = [started([*server, "--tls", "on"], tmp_path / "server.log")]
@@ -261,12 +262,3 @@ def test_nodes_come_from_elsewhere_encrypted_and_with_tokens(tmp_path: Path) -> 
     assert [(row["replies"], row["errors"], row["folded"]) for row in said[0]["rounds"]] == [(4, 0, True)] * 3
     assert [(one["name"], one["messages"]) for one in said[1:]] == [("anna", 6), ("ben", 6)]
     assert "(encrypted)" in (tmp_path / "server.log").read_text()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -1,0 +1,33 @@
+"""Ports for programs that have to be told beforehand where to listen."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Final
+
+# Where the system says from which port on it gives ports to connections and to whoever asks for any.
+GIVEN: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST: Final = 10_000
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine at which nobody listens.
+
+    They are below those that the system gives away, so no connection of another program has one of them meanwhile.
+    """
+    first = int(GIVEN.read_text().split()[0]) if GIVEN.exists() else 32_768
+    below = range(LOWEST, max(first, LOWEST + 1_000))
+    found: list[int] = []
+    for port in random.Random(os.getpid() ^ id(found)).sample(below, len(below)):
+        if len(found) == count:
+            break
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue  # somebody listens there
+        found.append(port)
+    assert len(found) == count, "hardly any port is free"
+    return found
