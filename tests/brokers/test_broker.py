@@ -18,7 +18,7 @@ from thalweg.brokers import Broker, Launch, Login, Place, Sign, Site
 from thalweg.brokers.base import MOST_RESTARTS
 from thalweg.errors import BrokerError
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 300.0
 # A program that plays a broker: it takes connections, and starts a child in a session of its own.
 PLAYED = """
 import socket, subprocess, sys

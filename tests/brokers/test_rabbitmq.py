@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import pytest
 
+from tests.brokers.test_broker import Heard
 from thalweg.brokers import Broker, Login, Place, Site, Tls, programs
 from thalweg.brokers.rabbitmq import GRACE_SECONDS, RabbitMq, configuration, definitions, user
 
@@ -75,7 +76,8 @@ def test_other_ports_are_taken_where_somebody_was_faster() -> None:
 
 @needs_rabbitmq
 def test_only_its_login_gets_in_and_nothing_of_it_is_left() -> None:
-    with Broker(RabbitMq(), Place()) as broker:
+    heard = Heard()
+    with Broker(RabbitMq(), Place(), heard=heard) as broker:
         assert log_in(broker.port, broker.login) == TUNE
         assert log_in(broker.port, Login(broker.login.user, "guess")) == CLOSE
         assert log_in(broker.port, Login("guest", "guest")) == CLOSE
@@ -83,9 +85,8 @@ def test_only_its_login_gets_in_and_nothing_of_it_is_left() -> None:
         ports = listening(broker)
         assert len(ports) == 3
         assert not ports & STANDARD_PORTS
-        events = {event["what"] for event in broker.events}
-        assert any("login refused" in event for event in events)
-        assert not any(broker.login.password in event for event in events)
+        heard.wait("login refused")
+        assert not any(broker.login.password in event for event in heard.texts)
         pid, folder = broker.pid, broker.folder
     assert not Path(f"/proc/{pid}").exists()
     assert not folder.exists()

@@ -30,7 +30,8 @@ from thalweg.errors import BrokerError
 from thalweg.lab.state import is_alive, start_time
 from thalweg.machine.grace import is_hurried
 
-READY_SECONDS: Final = 60.0
+# No broker needs so long; RabbitMQ takes more than a minute on a machine whose cores are busy.
+READY_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 5.0
 # A port that was free may be taken before the broker listens.
 MOST_TRIES: Final = 5
