@@ -158,6 +158,16 @@ def test_clients_of_a_node_that_is_not_started_again_go_on_at_another(start: Sta
     assert counts.count(2) <= 2, "it is lost for the round, or for two if it died between them"
 
 
+def test_some_clients_of_all_nodes_take_part(result: Run, tmp_path: Path) -> None:
+    plan = PLAN.replace("clients = 2", "clients = 6\nchoose = 4").replace("rounds = 1", "rounds = 3")
+    (tmp_path / "job.toml").write_text(plan.replace("count = 2", "count = 3\ncapacity = 3"))
+    done = result("run", "job.toml")
+    assert done["tree"]["nodes_used"] == 2
+    assert [row["participants"] for row in done["rounds"]] == [4, 4, 4]
+    for row in Record(tmp_path / done["record"]).rounds():
+        assert sum(node["counted"] for node in row["fold"]["nodes"]) == 4
+
+
 def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(PLAN)
     pki.init(tmp_path / "pki", ["127.0.0.1"], 1)

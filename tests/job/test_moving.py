@@ -69,6 +69,7 @@ def test_a_node_is_told_where_the_clients_of_others_belong() -> None:
     assert homes == {
         "elsewhere": {"d": "tcp://4:4", "a": "tcp://1:1"},
         "others": ["tcp://4:4", "tcp://1:1"],
+        "own": ["b", "c"],
         "after": {"c": 3},
         "counted": {"c": 3},
     }

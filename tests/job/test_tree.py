@@ -137,6 +137,7 @@ def job(
     *,
     come: bool = False,
     patience: float = 1.0,
+    choose: int | None = None,
     **options: Any,
 ) -> Iterator[Job]:
     """Run a tree; with ``come`` its nodes come by themselves, and say how many clients they have."""
@@ -150,7 +151,7 @@ def job(
         **options,
     }
     own = {"token": TOKEN, "grace": told["grace"], "transport": {}}
-    tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top)
+    tree = Tree(model, URL, len(PLACED) if come else Placed(PLACED, []), told, own, top=top, choose=choose)
     trust = {"token": TOKEN}
     with session(Plan.of({}), CLIENTS, print) as network:
         orders = Orders(tree.address, network, trust, trust, 0)
@@ -506,3 +507,52 @@ def test_a_client_whose_process_has_ended_moves_nowhere() -> None:
         assert made.bits() == mean(2, ["a", "b", "c", "d"])
         (ended,) = (part for part in outcome["participants"] if part["client"] == "e")
         assert ended["reason"] == "it was not there"
+
+
+def test_some_clients_take_part_over_all_nodes_and_no_more_are_counted() -> None:
+    with job("dedicated", choose=3) as made:
+        chosen = []
+        for number in (1, 2, 3, 4):
+            outcome = made.round(number)
+            took = counted(outcome)
+            assert (len(took), outcome["expected"], outcome["complete"]) == (3, 3, True)
+            assert {part["client"] for part in outcome["participants"]} == took
+            assert made.bits() == mean(number, sorted(took))
+            chosen.append(frozenset(took))
+        assert len(set(chosen)) > 1, "each round draws its own"
+
+
+def test_others_are_drawn_in_place_of_clients_whose_node_is_lost() -> None:
+    killed: list[str] = []
+
+    def before(made: Job, client: str, number: int) -> None:
+        if number == 2 and not killed:
+            killed.append(next(node for node, clients in PLACED.items() if client in clients))
+            made.kill(killed[0])
+
+    with job("dedicated", before, patience=60.0, choose=2, grace=30.0) as made:
+        made.tree.returning.is_over = lambda _: True
+        assert made.round(1)["complete"]
+        outcome = made.round(2)
+        took = counted(outcome)
+        assert (len(took), outcome["complete"]) == (2, True), outcome["participants"]
+        assert made.bits() == mean(2, sorted(took))
+        lost = [part for part in outcome["participants"] if part["state"] == "lost"]
+        assert lost
+        assert all(part["reason"] == f"its node {killed[0]} is gone: killed by signal 9" for part in lost)
+        outcome = made.round(3)
+        assert (len(counted(outcome)), outcome["complete"]) == (2, True)
+        assert made.bits() == mean(3, sorted(counted(outcome)))
+
+
+def test_a_round_counts_all_that_there_are_if_these_are_fewer() -> None:
+    def before(made: Job, client: str, number: int) -> None:
+        if (client, number) in (("e", 1), ("a", 1)):
+            made.tree.forget(client, "killed")
+            raise _core.CoreError("its process has ended")
+
+    with job("dedicated", before, choose=4, grace=0.5) as made:
+        outcome = made.round(1)
+        assert counted(outcome) == {"b", "c", "d"}
+        assert (outcome["expected"], outcome["complete"]) == (4, False)
+        assert made.bits() == mean(1, ["b", "c", "d"])

@@ -59,6 +59,7 @@ def test_several_nodes_can_be_run() -> None:
     check(tree(nodes={"count": 1}))
     check(tree(nodes={"count": 2}))
     check(tree(tree={"top": "dedicated", "placement": "worst-fit"}, nodes={"count": 3, "capacity": 2}))
+    check(tree(**NODES, job={"clients": 4, "choose": 2}))
 
 
 def test_groups_of_clients_need_several_nodes() -> None:
@@ -86,7 +87,10 @@ def test_their_network_and_stress_can_be_emulated() -> None:
         ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "client_link": "1gbit"}}, "nodes.client_link is the rate of an emulated link"),
         ({"stress": {"network": "1mbit"}}, "stress.network is between clients and one server"),
-        ({"job": {"clients": 4, "choose": 2}}, "job.choose"),
+        (
+            {"tree": {"top": "first-finished"}, "job": {"clients": 4, "choose": 2}},
+            "only a dedicated top has all sums at once",
+        ),
         ({"transport": {"url": "memory"}}, "memory nobody else can listen"),
         ({"transport": {"url": "mqtt"}}, "mqtt nobody else can listen"),
     ],

@@ -31,7 +31,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +68,10 @@ class Gateway:
         self._role: Role | None = None
         self._model: _core.Arena | None = None
         self._expected = int(order.get("clients", 1))
+        # Where clients belong; who was drawn for the round, and those who were not, who take no part in it.
+        self._homes: dict[str, Any] = {}
+        self._drawn: frozenset[str] = frozenset()
+        self._undrawn: dict[str, int] = {}
         self._rounds = 0
         self._count: Callable[[Mapping[str, Any]], None] = lambda _outcome: None
         self._cpu = machine.cpu_seconds()
@@ -147,8 +151,22 @@ class Gateway:
         if asked == "forget":
             server.forget(head["client"], head["why"])
             return
-        self._expected, homes = moving.homes(self._name, head)
-        server.place_clients(self._expected, json.dumps(homes))
+        self._expected, self._homes = moving.homes(self._name, head)
+        server.place_clients(self._expected, self._placed())
+
+    def _placed(self) -> str:
+        """Return what the server is told of clients; those that were not drawn for this round take no part in it."""
+        homes = {key: told for key, told in self._homes.items() if key != "own"}
+        # Who is drawn has not been asked before in this round, at no node.
+        after = {**homes.get("after", {}), **self._undrawn}
+        kept = {client: last for client, last in after.items() if client not in self._drawn}
+        return json.dumps({**homes, "after": kept})
+
+    def _draw(self, server: _core.Server, number: int, drawn: Sequence[str]) -> None:
+        """Have only these clients take part in the round that begins."""
+        others = {*self._homes.get("own", ()), *json.loads(server.clients())} - set(drawn)
+        self._drawn, self._undrawn = frozenset(drawn), dict.fromkeys(sorted(others), number)
+        server.place_clients(len(drawn), self._placed())
 
     def _among_nodes(self, asked: str, head: Mapping[str, Any]) -> Answer:
         if self._role is None:
@@ -202,6 +220,8 @@ class Gateway:
             self._role.begin(kept=model is None)
         if model is not None:
             np.copyto(np.asarray(self._model), np.asarray(model))
+        if "only" in head:
+            self._draw(server, head["round"], head["only"][self._name])
         # The wall clock is the one that nodes on several machines have in common.
         before = time.time()
         outcome = json.loads(server.round(head["round"], head["config"], lambda _: self._check(number)))

@@ -51,7 +51,7 @@ def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, 
 
 
 def homes(name: str, told: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return how many clients a node has, and what its server is told of where clients belong."""
+    """Return how many clients a node has, and what its server is told of where clients belong; ``own`` are its own."""
     nodes = told["nodes"]
     place = next(place for place, one in enumerate(nodes) if one["node"] == name)
     # Each names first the one after it, so that clients do not all go to the same.
@@ -61,5 +61,6 @@ def homes(name: str, told: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     return nodes[place]["expected"], {
         "elsewhere": {client: one["url"] for one in rest for client in one["clients"]},
         "others": here[:MOST_OTHERS],
+        "own": sorted(own),
         **{key: {client: last for client, last in told[key].items() if client in own} for key in ("after", "counted")},
     }

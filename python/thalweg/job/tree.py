@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from thalweg import _core
 from thalweg.errors import RoundError
 from thalweg.job import moving
+from thalweg.job.admitting import Admitting
 from thalweg.job.asking import SLICE, Reply, ask
 from thalweg.job.returning import Returning
 from thalweg.job.sharded import Sharded
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # A sum has at most 16 bytes for an element, which has one at least.
 SUMS_OF_MODELS: Final = 16
+# Seconds that a lost client may take to come back, if the options do not say it.
+GRACE: Final = 10.0
 # What there is of sums beside their elements.
 SLACK: Final = 1 << 20
 
@@ -75,11 +78,13 @@ class Tree:
         *,
         top: str,
         place: moving.Place = moving.spread,
+        choose: int | None = None,
     ) -> None:
         """Listen at ``url`` for nodes. ``options`` are those of a node's server, ``own`` those of this root's.
 
         Of nodes that come by themselves ``nodes`` is the number; each of them says how many clients it has. ``place``
-        decides where clients of a node go that is lost.
+        decides where clients of a node go that is lost. With ``choose`` so many of all clients take part in a round,
+        which needs a dedicated top.
         """
         self.placed = live.Placed({}, []) if isinstance(nodes, int) else nodes
         self._model, self._options = model, dict(options)
@@ -100,7 +105,7 @@ class Tree:
         self._notes: list[str] = []
         self._lock = threading.Lock()
         self._closed = False
-        self._place = place
+        self._place, self._choose = place, choose
         # The round that began last, and who was counted last in which round.
         self._number = 0
         self._counted: dict[str, int] = {}
@@ -248,27 +253,63 @@ class Tree:
         self.returning.settle(self._nodes, look or _nothing)
         self._number = number
         started, began = time.time(), time.perf_counter()
-        told = [node for node in self._nodes if not node.is_empty]
-        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in told}
         self._top.begin()
 
         def tend() -> None:
             self.returning.look(self._nodes)
             (look or _nothing)()
 
-        here = self._here()
-        kept = all(node.has == self._version for node in here)
-        asked = {"do": "round", "round": number, "config": config, "kept": kept}
-        for heard in self._ask(asked, here, tend, model=not kept):
-            self._take(parts[heard.node.name], heard)
-        fold = self._top.finish(lambda: self._check(number, list(parts.values())))
+        here, asked = self._here(), {"do": "round", "round": number, "config": config}
+        parts = self._all(asked, tend) if self._choose is None else self._some(self._choose, asked, tend)
+        fold = self._top.finish(lambda: self._check(number, parts))
         self._version, done, has = next(self._versions), fold.pop("done"), fold.pop("has", ())
         for node in here:
             node.has = self._version if node.name in has else None
-        firsts = [part.first for part in parts.values() if part.first is not None]
+        firsts = [part.first for part in parts if part.first is not None]
         fold["completion_seconds"] = done - min(firsts) if firsts else None
         seconds = time.perf_counter() - began
-        return json.dumps(merged(number, list(parts.values()), started - self._zero, seconds, fold))
+        found = merged(number, parts, started - self._zero, seconds, fold)
+        if self._choose is not None:
+            counted = sum(part.counted for part in parts)
+            found |= {"expected": self._choose, "complete": counted == self._choose}
+        return json.dumps(found)
+
+    def _all(self, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
+        """Have all nodes run a round with all their clients."""
+        told = [node for node in self._nodes if not node.is_empty]
+        parts = {node.name: Part(node.name, node.clients, reason=node.gone or "") for node in told}
+        here = self._here()
+        kept = all(node.has == self._version for node in here)
+        for heard in self._ask({**asked, "kept": kept}, here, tend, model=not kept):
+            self._take(parts[heard.node.name], heard)
+        return list(parts.values())
+
+    def _some(self, goal: int, asked: Mapping[str, Any], tend: Callable[[], None]) -> list[Part]:
+        """Have nodes run rounds with clients that are drawn by lot, until so many updates count or nobody is left."""
+        drawing = Admitting(goal, int(self._options.get("seed", 0)), asked["round"])
+        deadline, parts = self._options.get("deadline"), list[Part]()
+        began = waiting = time.monotonic()
+        while drawing.missing and (not parts or deadline is None or time.monotonic() - began < deadline):
+            self._heard_all({"do": "wait", "seconds": 0.0}, self._here())
+            drawn = drawing.draw({n.name: {*n.clients} & {*n.state.get("clients", ())} for n in self._here()})
+            if not drawn:
+                # Somebody may come back, or move to another node.
+                living = {client for node in self._nodes for client in node.clients} - self._ended.keys()
+                is_over = time.monotonic() - waiting > float(self._options.get("grace", GRACE))
+                if is_over or not drawing.may_draw(living):
+                    break
+                self._heard_all({"do": "wait", "seconds": SLICE}, self._here())
+                tend()
+                continue
+            own = {name: Part(name, clients) for name, clients in drawn.items()}
+            there = [node for node in self._here() if node.name in own]
+            for heard in self._ask({**asked, "only": drawn}, there, tend, model=True):
+                self._take(own[heard.node.name], heard)
+            for part in own.values():
+                drawing.counted(0 if part.reason else part.counted)
+            parts += own.values()
+            waiting = time.monotonic()
+        return parts
 
     def departed(self) -> str:
         """Return clients that are not connected any more, as JSON: name, why, and whether it left for good."""
@@ -345,6 +386,9 @@ class Tree:
         said = heard.head
         part.outcome, part.shift, part.first = said["outcome"], said["zero"] - self._zero, said["first"]
         part.reason = said["outcome"]["failure"] or ""
+        if self._choose is not None and part.counted > len(part.clients):
+            part.drop(f"its node {part.node} counted more updates than it was to")
+            return
         self._top.take(part, heard)
         if part.outcome is not None:
             counted = (one for one in part.outcome["participants"] if one["state"] in ("whole", "partial"))
@@ -411,7 +455,8 @@ def tree_of(
     below = {**kept, "transport": {**told["transport"], "tls": None}}
     where = EVERYWHERE if is_spread(plan) else address
     listen = f"tcp://{url.partition('://')[2]}" if address is None else f"tcp://{where}:0"
-    tree = Tree(model, listen, nodes, below, own, top=(plan.tree or TreeSection()).top, place=moving.placing(plan))
+    top, place = (plan.tree or TreeSection()).top, moving.placing(plan)
+    tree = Tree(model, listen, nodes, below, own, top=top, place=place, choose=told.get("choose"))
     tree.returning.away = (plan.nodes or NodesSection()).away
     return tree
 

@@ -141,13 +141,17 @@ def _nodes(plan: Plan) -> None:
             "repair.spread scatters what is lost over all bytes, and with a sharded top each node has a part of them",
             "Remove repair.spread, or take tree.top = 'first-finished'",
         )
+    if plan.job.choose is not None and (plan.tree or TreeSection()).top != "dedicated":
+        raise PlanError(
+            "job.choose draws clients anew until enough updates count, and only a dedicated top has all sums at once",
+            "Take tree.top = 'dedicated' (--top dedicated), or remove job.choose",
+        )
     for asked, what, mend in (
         (
             plan.stress is not None and plan.stress.network is not None,
             "stress.network is between clients and one server",
             "Remove stress.network",
         ),
-        (plan.job.choose is not None, "job.choose is of one server", "Remove job.choose, so that all take part"),
     ):
         if asked:
             raise PlanError(f"{what}, and trees of several nodes do not follow it yet", f"{mend}, or take --nodes 1")

@@ -37,7 +37,8 @@ class Placed:
 def placed(plan: Plan) -> Placed:
     """Return the nodes that a run uses, with their clients. Raises PlanError if a client has no node."""
     # How large updates are makes no difference here.
-    found = json.loads(_core.tree_plan(json.dumps(trees.scenario(plan, update_bytes=1))))
+    given = {**trees.scenario(plan, update_bytes=1), "clients": len(plan.members)}
+    found = json.loads(_core.tree_plan(json.dumps(given)))
     at: dict[int, list[str]] = {}
     for client, home in zip(plan.members, found["plan"]["homes"], strict=True):
         if home is None:
