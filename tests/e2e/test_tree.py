@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from tests.e2e.conftest import Program, why_no_lab
+from tests.ports import free_ports
 from thalweg.record import Record
 from thalweg.record.tables import read_table
 from thalweg.transports import pki
@@ -192,3 +193,28 @@ def test_nodes_are_started_by_hand(start: Start, tmp_path: Path) -> None:
         assert code == 0, said
         assert json.loads(out)["rounds"] == 1
         assert json.loads(out)["name"] == name
+
+
+def test_clients_of_nodes_started_by_hand_move_under_tls(start: Start, tmp_path: Path) -> None:
+    """All listen on every address of this machine, so links are encrypted, and certificates are of 127.0.0.1."""
+    plan = PLAN.replace("tcp://127.0.0.1:0", "tcp://0.0.0.0:0").replace("rounds = 1", "rounds = 40")
+    (tmp_path / "job.toml").write_text(plan.replace("count = 2", "count = 2\naway = 0.0"))
+    pki.init(tmp_path / "pki", ["127.0.0.1"], 1)
+    for name in ("west", "east", "a", "b"):
+        pki.issue(tmp_path / "pki", name, 1)
+    server = start("server", "job.toml", "--pki", "pki", "--json")
+    port = server.until("listening on").split("listening on ")[1].split()[0].rpartition(":")[2]
+    ports, nodes = dict(zip(("west", "east"), free_ports(2), strict=True)), {}
+    for name, own in ports.items():
+        trust = ("--token-file", f"pki/{name}.token", "--pki", "pki", "--ca", "pki/ca.crt", "--clients", "1", "--json")
+        parent, there = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{own}"
+        nodes[name] = start("node", f"tcp://0.0.0.0:{own}", "--parent", parent, "--advertise", there, *trust)
+    for name, (node, own) in zip(("a", "b"), ports.items(), strict=True):
+        nodes[node].until("listening on")
+        start("client", f"tcp://127.0.0.1:{own}", "--token-file", f"pki/{name}.token", "--ca", "pki/ca.crt", "--json")
+    server.until("round 3/40")
+    os.kill(nodes["east"].process.pid, signal.SIGKILL)
+    server.until("east does not come back; these go on at west: b")
+    code, out, said = server.end()
+    assert code == 0, said
+    assert json.loads(out)["rounds"][-1]["participants"] == 2

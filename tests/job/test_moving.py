@@ -57,9 +57,14 @@ def test_without_a_plan_the_emptiest_node_takes_each() -> None:
 
 
 def nodes() -> list[Node]:
-    one = Node("one", ["a"], "tcp://1:1", expected=1)
-    two = Node("two", ["b", "c"], "tcp://2:2", expected=2)
-    return [one, two, Node("three", [], "tcp://3:3", gone="killed", is_empty=True), Node("four", ["d"], "tcp://4:4")]
+    one = Node("one", ["a"], reached="tcp://1:1", expected=1)
+    two = Node("two", ["b", "c"], reached="tcp://2:2", expected=2)
+    return [
+        one,
+        two,
+        Node("three", [], reached="tcp://3:3", gone="killed", is_empty=True),
+        Node("four", ["d"], reached="tcp://4:4"),
+    ]
 
 
 def test_a_node_is_told_where_the_clients_of_others_belong() -> None:
@@ -78,7 +83,7 @@ def test_a_node_is_told_where_the_clients_of_others_belong() -> None:
 def test_clients_of_a_node_that_has_moved_follow_it() -> None:
     """Ray has started it on another machine: the others send its clients to the new address."""
     all_nodes = nodes()
-    all_nodes[3].address = "tcp://10.0.0.9:4"
+    all_nodes[3].reached = "tcp://10.0.0.9:4"
     for name in ("one", "two"):
         _, homes = moving.homes(name, moving.told(all_nodes, {}, {}))
         assert homes["elsewhere"]["d"] == "tcp://10.0.0.9:4"
@@ -94,6 +99,29 @@ def test_clients_of_a_lost_node_are_sent_back_until_the_root_has_decided() -> No
 
 
 def test_a_client_is_told_of_a_few_nodes_only() -> None:
-    many = [Node(str(place), [], f"tcp://{place}:1") for place in range(20)]
+    many = [Node(str(place), [], reached=f"tcp://{place}:1") for place in range(20)]
     _, homes = moving.homes("15", moving.told(many, {}, {}))
     assert homes["others"] == [f"tcp://{place}:1" for place in (16, 17, 18, 19, 0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("listens", "advertised", "there"),
+    [
+        ("tcp://127.0.0.1:7071", None, "tcp://127.0.0.1:7071"),
+        ("tcp://0.0.0.0:7071", None, None),
+        ("tcp://[::]:7071", None, None),
+        ("tcp://0.0.0.0:7071", "tcp://west.example:7071", "tcp://west.example:7071"),
+    ],
+)
+def test_nobody_is_sent_to_an_address_of_no_host(listens: str, advertised: str | None, there: str | None) -> None:
+    assert moving.reached(listens, advertised) == there
+
+
+def test_a_node_that_clients_of_others_do_not_reach_is_told_to_nobody() -> None:
+    all_nodes = nodes()
+    all_nodes[3].reached = ""
+    _, homes = moving.homes("one", moving.told(all_nodes, {}, {}))
+    assert "d" not in homes["elsewhere"]
+    assert homes["others"] == ["tcp://2:2"]
+    _, homes = moving.homes("four", moving.told(all_nodes, {}, {}))
+    assert homes["others"] == [], "its clients could not be sent back to it"

@@ -37,6 +37,10 @@ def command(
     pki: Annotated[
         PemFile, typer.Option(metavar="DIR", help="Of a tree: folder of `thalweg pki init`, for clients of this node.")
     ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Of a tree: where clients of other nodes reach this one; else as it listens."),
+    ] = None,
     listen: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Where to listen, as tcp://0.0.0.0:7070; without it as hosts.nodes says."),
@@ -59,6 +63,7 @@ def command(
         with output(as_json=as_json) as emit:
             metrics = given(context)["record.metrics"]
             post = {"name": name, "pki": pki, "token_file": token_file, "ca": ca, "patience": patience}
+            post["advertise"] = advertise
             emit(_of_tree(plan, parent, clients, metrics=metrics, **post))
         return
     with output(as_json=as_json) as emit:

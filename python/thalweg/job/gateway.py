@@ -58,10 +58,12 @@ class Gateway:
 
         The order has the parent's ``url``, ``name``, the ``options`` of a member, where to ``listen`` for clients and
         at which ``address`` for other nodes, and the ``trust`` of the node's own servers: ``token`` or ``secret``, and
-        ``tls``. ``clients`` is how many it has, for a parent that does not know. Raises CoreError.
+        ``tls``. ``clients`` is how many it has, for a parent that does not know, and ``advertise`` where clients of
+        other nodes reach it, if not where it listens. Raises CoreError.
         """
         self._name, self._member, self._note = order["name"], order["options"], note
         self._listen, self._trust = order["listen"], order["trust"]
+        self._advertise: str | None = order.get("advertise")
         self._peers = f"tcp://{order.get('address', '127.0.0.1')}:0"
         self._parent = _core.TaskClient(order["url"], self._name, json.dumps(self._member))
         self._server: _core.Server | None = None
@@ -193,7 +195,8 @@ class Gateway:
             self._role.others.close("the parent opens this node anew")
         self._role = self._role_of(head["top"], self._model, self._server.sums) if "top" in head else None
         peers = None if self._role is None else self._role.others.address
-        return {"address": self._address, "peers": peers, "expected": self._expected}
+        reached = moving.reached(self._address, self._advertise)
+        return {"address": self._address, "reached": reached, "peers": peers, "expected": self._expected}
 
     def _listening(self, model: _core.Arena, before: str | None, options: str) -> _core.Server:
         """Return a server that listens where a former process of this node did, if it can."""

@@ -35,6 +35,12 @@ def placing(plan: Plan) -> Place:
     return lambda lost, clients, left: live.placed_anew(plan, lost, clients, left)
 
 
+def reached(address: str, advertised: str | None) -> str | None:
+    """Return where clients reach a node that listens at an address, None if nobody has said: it may be of no host."""
+    host = address.partition("://")[2].rpartition(":")[0]
+    return advertised or (None if host in ("0.0.0.0", "[::]") else address)  # noqa: S104 - compared, not bound
+
+
 def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, int]) -> dict[str, Any]:
     """Return what nodes are told: where each listens, with which clients, and of those that moved the last rounds.
 
@@ -42,9 +48,8 @@ def told(nodes: Sequence[Node], moved: Mapping[str, int], counted: Mapping[str, 
     that its update counts in.
     """
     at = [
-        {"node": one.name, "url": one.address, "clients": list(one.clients), "expected": one.expected, "gone": one.gone}
+        {"node": one.name, "url": one.reached, "clients": list(one.clients), "expected": one.expected, "gone": one.gone}
         for one in nodes
-        if one.address
     ]
     kept = {client: counted[client] for client in moved if client in counted}
     return {"nodes": at, "after": dict(moved), "counted": kept}
@@ -56,10 +61,11 @@ def homes(name: str, told: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     place = next(place for place, one in enumerate(nodes) if one["node"] == name)
     # Each names first the one after it, so that clients do not all go to the same.
     rest = [one for one in nodes[place + 1 :] + nodes[:place] if one["clients"] or one["gone"] is None]
-    here = [one["url"] for one in rest if one["gone"] is None]
+    # Clients that could not be sent back to their own node are not told of others.
+    here = [one["url"] for one in rest if one["url"] and one["gone"] is None] if nodes[place]["url"] else []
     own = set(nodes[place]["clients"])
     return nodes[place]["expected"], {
-        "elsewhere": {client: one["url"] for one in rest for client in one["clients"]},
+        "elsewhere": {client: one["url"] for one in rest if one["url"] for client in one["clients"]},
         "others": here[:MOST_OTHERS],
         "own": sorted(own),
         **{key: {client: last for client, last in told[key].items() if client in own} for key in ("after", "counted")},

@@ -33,6 +33,8 @@ class Post:
     ca: Path | None = None
     tls: str = "auto"
     patience: float = 300.0
+    # Where clients of other nodes reach it, if that is not where it listens.
+    advertise: str | None = None
     # Where Prometheus reads numbers of this node, as PORT or HOST:PORT.
     metrics: str | None = None
 
@@ -44,6 +46,11 @@ def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
     """
     if "://" not in post.parent:
         raise PlanError(f"--parent is {post.parent!r}", "Give where the server listens, as tcp://host:port")
+    if post.advertise is not None and post.advertise.partition("://")[0] != post.listen.partition("://")[0]:
+        raise PlanError(
+            f"--advertise is {post.advertise!r}, and this node listens at {post.listen}",
+            "Give the same transport, as tcp://west.example:7071",
+        )
     token = None if post.token_file is None else pki.read_token(post.token_file)
     authority = None if post.ca is None else pki.read(post.ca)
     up = links.remote_trust(post.parent, token, authority, None, post.tls)
@@ -54,6 +61,7 @@ def take_post(post: Post, note: Callable[[str], None]) -> dict[str, Any]:
         "url": post.parent,
         "listen": post.listen,
         "clients": post.clients,
+        "advertise": post.advertise,
         "options": {
             "transport": {"tls": up.get("tls")},
             "token": up.get("token"),

@@ -23,6 +23,8 @@ class Node:
     name: str
     clients: Sequence[str]
     address: str = ""
+    # Where clients of other nodes reach it; empty if nobody has said.
+    reached: str = ""
     # Where other nodes connect to.
     peers: str = ""
     state: dict[str, Any] = field(default_factory=dict)

@@ -171,6 +171,7 @@ class Tree:
         if heard.head is None:
             raise RoundError(f"{node.name} cannot be a node: {heard.reason}", "See the record's log.txt")
         node.address, node.peers = heard.head["address"], heard.head["peers"]
+        node.reached = heard.head["reached"] or ""
         node.expected = int(heard.head["expected"])
         self.note(f"{node.name} listens on {node.address} for {node.expected} clients")
         return node.expected
@@ -200,9 +201,9 @@ class Tree:
 
         They take part from the next round on. An update of theirs that is in this round's sums is answered.
         """
-        left = {one.name: one for one in self._here()}
+        left = {one.name: one for one in self._here() if one.reached}
         clients = [client for client in node.clients if client not in self._ended]
-        if not left or not clients:
+        if not left or not clients or not node.reached:
             return []
         homes, reasons = self._place(node.name, clients, {name: one.expected for name, one in left.items()})
         for client, home in homes.items():
