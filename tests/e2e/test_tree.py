@@ -62,10 +62,14 @@ def test_a_tree_trains_the_same_model(result: Run, tmp_path: Path) -> None:
     found = done["tree"]
     assert set(found) == {
         "nodes_used", "workers", "aggregators_created", "died", "reused", "commits", "aggregation_completion_seconds",
+        "started", "start_us", "resume_us",
         "handover_us", "fold_us", "cpu_seconds", "pool_bytes", "sums_bytes", "routes", "routes_reason", "notes",
         "system", "switches",
     }  # fmt: skip
     assert (found["nodes_used"], found["aggregators_created"]) == (1, found["workers"])
+    assert found["started"] == {"template": found["workers"], "program": 0}
+    assert 0 < found["start_us"]["p50"] <= found["start_us"]["p99"]
+    assert found["resume_us"] == {"p50": None, "p99": None}, "nobody has died"
     assert (found["routes"], found["notes"] is None) in (("kernel", False), ("node", True))
     assert set(found["cpu_seconds"]) == {"server", "workers"}
     assert len(found["aggregation_completion_seconds"]) == 1

@@ -90,11 +90,23 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
     )
     kernel = {"routes": "kernel", "routes_reason": "the kernel can", "notes": {"routed": 3, "passed": 1}}
     node = {"routes": "node", "routes_reason": "no clang", "notes": None}
+    nothing = {"p50": None, "p99": None}
     told: list[dict[str, Any]] = [
-        {**counts, "handover_us": {"p50": 20.0, "p99": None}, "fold_us": {"p50": 50.0, "p99": None}, **kernel},
+        {
+            **counts,
+            "started": {"template": 2, "program": 0},
+            "start_us": {"p50": 3000.0, "p99": 4000.0},
+            "resume_us": nothing,
+            "handover_us": {"p50": 20.0, "p99": None},
+            "fold_us": {"p50": 50.0, "p99": None},
+            **kernel,
+        },
         {
             **counts,
             "workers": 2,
+            "started": {"template": 1, "program": 1},
+            "start_us": {"p50": 2000.0, "p99": 50000.0},
+            "resume_us": nothing,
             "handover_us": {"p50": 30.0, "p99": None},
             "fold_us": {"p50": None, "p99": None},
             **node,
@@ -102,6 +114,8 @@ def test_figures_of_workers_add_up_but_for_times() -> None:
     ]
     found = workers(told)
     assert (found["workers"], found["commits"], found["pool_bytes"]) == (3, 2, 2)
+    assert found["started"] == {"template": 3, "program": 1}
+    assert (found["start_us"], found["resume_us"]) == ({"p50": 3000.0, "p99": 50000.0}, nothing)
     assert found["handover_us"] == {"p50": 30.0, "p99": None}
     assert (found["routes"], found["notes"]) == ("kernel, node", {"routed": 3, "passed": 1})
     assert found["routes_reason"] == "no clang; the kernel can"

@@ -45,6 +45,8 @@ pub enum Kind {
     Committed = 7,
     /// To a worker: send the committed sums over the connection for bytes.
     Send = 8,
+    /// From a worker, first of all: it has its memory, and takes orders.
+    Ready = 9,
 }
 
 impl Kind {
@@ -58,6 +60,7 @@ impl Kind {
             Self::Refused,
             Self::Committed,
             Self::Send,
+            Self::Ready,
         ];
         all.into_iter().find(|&kind| kind as u16 == number)
     }

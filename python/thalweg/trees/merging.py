@@ -21,6 +21,9 @@ ADDED: Final = (
     "sums_bytes",
 )
 
+# Times, by percentile, of which the slowest node's counts.
+SLOWEST: Final = ("start_us", "resume_us", "handover_us", "fold_us")
+
 
 @dataclass
 class Part:
@@ -100,8 +103,9 @@ def covered(spans: Iterable[tuple[float, float] | None]) -> float:
 def workers(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the workers of all nodes have done, from what each node says of its own."""
     found: dict[str, Any] = {key: sum(one[key] for one in told) for key in ADDED}
-    slowest = {key: _slowest([one[key] for one in told]) for key in ("handover_us", "fold_us")}
-    return {**found, **slowest, **_routes(told)}
+    slowest = {key: _slowest([one[key] for one in told]) for key in SLOWEST}
+    started = {how: sum(one["started"][how] for one in told) for how in ("template", "program")}
+    return {**found, "started": started, **slowest, **_routes(told)}
 
 
 def _slowest(times: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

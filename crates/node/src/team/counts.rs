@@ -28,6 +28,11 @@ pub struct Counts {
     pub started: u64,
     /// Those of them that a template forked.
     pub forked: u64,
+    /// Nanoseconds from the moment at which the node began to start a process until that had said that it is ready.
+    pub starts: Handovers,
+    /// Nanoseconds from the moment at which the node found a worker dead until the next one had said that it is ready, and so
+    /// folds again what is not committed.
+    pub resumes: Handovers,
     /// Processes that ended while they were wanted.
     pub died: u64,
     /// Updates that workers have added; one counts for each worker that adds its part.
@@ -48,7 +53,7 @@ pub struct Counts {
     pub handovers: Handovers,
 }
 
-/// Hand-overs: the last ones, and how long all of them took.
+/// Hand-overs, or other times: the last ones, and how long all of them took.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Handovers {
     last: VecDeque<u64>,

@@ -41,6 +41,8 @@ pub(super) struct Line {
     freight: Option<Freight>,
     /// The process's number.
     pub party: u16,
+    /// When it began to be started.
+    began: u64,
     /// How many notes it was told, modulo 2^16.
     sent: u16,
     /// What the socket had no room for. The ledger tells of each update once, and again after each refusal or death, so
@@ -59,7 +61,12 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub fn new(party: u16, socket: UnixStream, ways: Ways, process: Box<dyn Process>) -> Self {
+    pub fn new(
+        (party, began): (u16, u64),
+        socket: UnixStream,
+        ways: Ways,
+        process: Box<dyn Process>,
+    ) -> Self {
         let Ways { route, freight } = ways;
         let (outbox, told) = (Vec::new(), None);
         Self {
@@ -68,6 +75,7 @@ impl Line {
             process,
             freight,
             party,
+            began,
             sent: 0,
             outbox,
             owed: 0,
@@ -162,6 +170,7 @@ impl Line {
         let (doing, start, updates) = match note.kind {
             Kind::Folded => (Doing::Fold, stated(following)?, 1),
             Kind::Committed => (Doing::Commit, self.committing.take()?, 0),
+            Kind::Ready => (Doing::Start, self.began, 0),
             Kind::Refused | Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {
                 return None
             }
@@ -176,7 +185,7 @@ impl Line {
         match note.kind {
             Kind::Committed => self.cpu = stated.map_or(self.cpu, |cpu| cpu.max(self.cpu)),
             Kind::Folded | Kind::Refused => self.owed = self.owed.saturating_sub(1),
-            Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {}
+            Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send | Kind::Ready => {}
         }
         self.has_worked |= note.kind == Kind::Folded;
         let (_, sent) = self.told.take_if(|(told, _)| note.kind == Kind::Folded && *told == note.sequence)?;
@@ -212,6 +221,8 @@ pub(super) fn answer(
             let head = head.ok_or(Lie("a head of sums that is none"))?;
             ledger.committed(worker, note.task, Base { slot: note.name.slot, head })
         }
+        Kind::Ready if note.number == 0 => Ok(()),
+        Kind::Ready => Err(Lie("that it is ready, when it has said more already")),
         Kind::Begin | Kind::Rollback | Kind::Commit | Kind::Fold | Kind::Send => {
             Err(Lie("what only its node may say"))
         }

@@ -80,6 +80,8 @@ struct State {
     last_party: u16,
     /// By worker: its process was told to end.
     is_retired: Vec<bool>,
+    /// By worker: when its process died, until another one is ready.
+    died_at: Vec<Option<u64>>,
     scaler: Option<Scaler>,
     closed: Option<Result<Vec<Option<Base>>, String>>,
     is_stopping: bool,
@@ -131,6 +133,7 @@ impl Team {
             parties: BTreeSet::new(),
             last_party: 0,
             is_retired: vec![false; count],
+            died_at: vec![None; count],
             scaler: config.autoscaler.map(Scaler::new),
             closed: None,
             is_stopping: false,
@@ -274,6 +277,16 @@ impl Paths {
 }
 
 impl State {
+    /// Keeps what a worker has done.
+    fn tell(&mut self, stretch: Stretch) {
+        if stretch.doing == Doing::Start {
+            self.counts.starts.add(stretch.end.saturating_sub(stretch.start));
+            let died = self.died_at[stretch.worker].take();
+            died.into_iter().for_each(|died| self.counts.resumes.add(stretch.end.saturating_sub(died)));
+        }
+        self.timeline.add(stretch);
+    }
+
     /// A number for a process, which none has that may still be about.
     fn number(&mut self) -> u16 {
         loop {

@@ -28,6 +28,7 @@ impl Shared {
         loop {
             let mut state = self.lock();
             while !state.is_stopping && !self.is_due(&state, worker) {
+                state.died_at[worker] = None; // nothing waits for another one
                 state = self.wait(state);
             }
             if state.is_stopping {
@@ -36,10 +37,9 @@ impl Shared {
             let (round, base) = (state.ledger.round(), state.ledger.base(worker).cloned());
             let party = state.number();
             drop(state);
-            let began = clock::now();
             match self.start(worker, party, base) {
-                Ok(started) => self.attend(worker, round, began, started),
-                Err(error) => self.give_up(round, &error),
+                Ok(started) => self.attend(worker, round, started),
+                Err(error) => self.give_up(worker, round, &error),
             }
             self.paths.iter().for_each(|paths| paths.routes.leave(party));
             self.lock().parties.remove(&party);
@@ -47,8 +47,9 @@ impl Shared {
     }
 
     /// No worker can be started: there is no mean in this round, and the next one is another try.
-    fn give_up(&self, round: u32, error: &io::Error) {
+    fn give_up(&self, worker: usize, round: u32, error: &io::Error) {
         let mut state = self.lock();
+        state.died_at[worker] = None;
         state.ledger.fail(format!("no worker could be started: {error}"));
         self.act(state);
         let mut state = self.lock();
@@ -65,6 +66,7 @@ impl Shared {
         setup.number = party;
         setup.base = base.map(|base| (base.slot, base.head.encode()));
         let (freight, far) = self.freight(worker)?.unzip();
+        let began = clock::now();
         let Launched { socket, mut process, origin } = self.launcher.launch()?;
         let (route, own) = self.route(party).unzip();
         let descriptors =
@@ -78,7 +80,7 @@ impl Shared {
         let heard = route.as_ref().map(|route: &Route| route.socket.try_clone()).transpose();
         match socket.try_clone().and_then(|socket| Ok((socket, heard?))) {
             Ok((unix, heard)) => {
-                let line = Line::new(party, socket, Ways { route, freight }, process);
+                let line = Line::new((party, began), socket, Ways { route, freight }, process);
                 Ok(Started { origin, line, hearing: Hearing::new(unix, heard) })
             }
             Err(error) => {
@@ -112,19 +114,12 @@ impl Shared {
     }
 
     /// Hears a worker until it ends.
-    fn attend(&self, worker: usize, round: u32, began: u64, started: Started) {
+    fn attend(&self, worker: usize, round: u32, started: Started) {
         let Started { origin, line, mut hearing } = started;
         let party = line.party;
         let mut state = self.lock();
         state.counts.started += 1;
         state.counts.forked += u64::from(origin == Origin::Template);
-        state.timeline.add(Stretch {
-            worker,
-            doing: Doing::Start,
-            start: began,
-            end: clock::now(),
-            updates: 0,
-        });
         if state.is_stopping {
             line.hang_up();
         }
@@ -133,6 +128,7 @@ impl Shared {
         state.ledger.started(worker, round);
         self.act(state);
         self.hear((worker, party), &mut hearing);
+        let ended = clock::now();
         let line = self.lock().running[worker].take();
         let (cpu, carrying) = line.as_ref().map_or((0, 0), |line| (line.cpu, line.carrying()));
         line.into_iter().for_each(Line::end);
@@ -145,6 +141,7 @@ impl Shared {
             state.counts.died += 1;
             let now = clock::now();
             state.timeline.add(Stretch { worker, doing: Doing::Died, start: now, end: now, updates: 0 });
+            state.died_at[worker] = Some(ended);
             state.ledger.died(worker);
         }
         self.changed.notify_all();
@@ -179,7 +176,7 @@ impl Shared {
                         state.counts.handovers.add(handover);
                         state.counts.folds.add(fold);
                     }
-                    stretch.into_iter().for_each(|stretch| state.timeline.add(stretch));
+                    stretch.into_iter().for_each(|stretch| state.tell(stretch));
                 }
                 self.act(state);
             }

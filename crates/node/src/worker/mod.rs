@@ -60,8 +60,12 @@ pub fn work_with(socket: UnixStream, at: &mut dyn FnMut(Step)) -> Result<(), Str
     let heard = socket.try_clone().and_then(|socket| Ok(Hearing::new(socket, heard?)));
     let hearing = heard.map_err(|e| e.to_string())?;
     at(Step::Ready);
-    Worker { number: setup.number, reader, sums, freight, saying: Saying::new(socket, route) }
-        .run(hearing, at)
+    let mut saying = Saying::new(socket, route);
+    saying.say(Note::plain(setup.number, 0, 0, Kind::Ready), &[]);
+    if !saying.flush() {
+        return Ok(()); // the node is gone
+    }
+    Worker { number: setup.number, reader, sums, freight, saying }.run(hearing, at)
 }
 
 struct Worker {
@@ -125,7 +129,7 @@ impl Worker {
                 let base = self.sums.base().ok_or("the node wants sums, and none are committed")?;
                 self.freight.as_mut().ok_or("the node wants sums, and gave no connection")?.send(base)?;
             }
-            Kind::Folded | Kind::Refused | Kind::Committed => {
+            Kind::Folded | Kind::Refused | Kind::Committed | Kind::Ready => {
                 return Err("the node sent what only workers say".into());
             }
         }

@@ -416,6 +416,7 @@ fn templates_fork_all_workers(routes: bool) {
     }
     let counts = bench.team.counts();
     assert_eq!((counts.started, counts.forked, counts.died), (3, 3, 1));
+    assert_eq!((counts.starts.last().len(), counts.resumes.last().len()), (3, 1));
 }
 
 /// Whatever a template does when it is asked: it dies before, while or after it forks, again and again, hangs, or never

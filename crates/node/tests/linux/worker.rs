@@ -30,7 +30,7 @@ pub fn run() {
             "babble" if steps == number => say(&other, &[0xff; 200]),
             "forge" if steps == number => say(&other, &note(99, 0).encode()),
             // What it says is its own and in order, as far as that can be known, of an update that nobody gave it.
-            "lie" if steps == number => (0..20).for_each(|number| say(&other, &note(1, number).encode())),
+            "lie" if steps == number => (1..20).for_each(|number| say(&other, &note(1, number).encode())),
             _ => {}
         }
     };

@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use thalweg_arena::{Arena, Claim};
 use thalweg_fold::{Accumulator, Summary, SumsHead};
 use thalweg_node::{
-    Carriage, Count, DataPlane, Doing, Launcher, NodeRoutes, Program, Split, Start, Stretch, Team,
+    Carriage, Count, DataPlane, Doing, Handovers, Launcher, NodeRoutes, Program, Split, Start, Stretch, Team,
     TeamConfig, Template, Timeline, HANDOVER_BOUNDS,
 };
 use thalweg_pool::{Class, Object, Plan, Pool, Slot};
@@ -174,17 +174,17 @@ impl Reducer for Workers {
 
     fn tree(&self) -> Option<Value> {
         let counts = self.team.counts();
-        let (mut handovers, mut folds) = (counts.handovers.last(), counts.folds.last());
-        handovers.sort_unstable();
-        folds.sort_unstable();
         Some(json!({
             "workers": self.team.workers(),
             "aggregators_created": counts.started,
             "died": counts.died,
             "reused": counts.reused,
             "commits": counts.commits,
-            "handover_us": { "p50": percentile(&handovers, 50), "p99": percentile(&handovers, 99) },
-            "fold_us": { "p50": percentile(&folds, 50), "p99": percentile(&folds, 99) },
+            "started": { "template": counts.forked, "program": counts.started - counts.forked },
+            "start_us": times(&counts.starts),
+            "resume_us": times(&counts.resumes),
+            "handover_us": times(&counts.handovers),
+            "fold_us": times(&counts.folds),
             "cpu_seconds": counts.cpu as f64 / 1e9,
             "hops_cpu_seconds": counts.carrying as f64 / 1e9,
             "pool_bytes": self.pool.bytes(),
@@ -194,6 +194,7 @@ impl Reducer for Workers {
             "notes": counts.kernel.map(notes),
             "now": {
                 "folds": counts.folded,
+                "ready": counts.starts.classes.iter().sum::<u64>(),
                 "places": self.pool.plan().slots(),
                 "free": self.pool.free(0),
                 "handover_bounds_us": HANDOVER_BOUNDS.map(|bound| bound as f64 / 1e3),
@@ -280,6 +281,13 @@ fn plane(workers: &WorkerOptions) -> DataPlane {
         DataPlaneRule::Broker => Carriage::Broker,
     };
     DataPlane { carriage, side_process: workers.side_process }
+}
+
+/// Median and 99th percentile of the last times, in microseconds.
+fn times(all: &Handovers) -> Value {
+    let mut last = all.last();
+    last.sort_unstable();
+    json!({ "p50": percentile(&last, 50), "p99": percentile(&last, 99) })
 }
 
 /// Of rising nanoseconds the nearest rank, in microseconds; `None` of none.
