@@ -24,6 +24,7 @@ from benches.paths import paths
 from benches.rdma import rdma
 from benches.rounds import one_update, rounds
 from benches.sealing import sealing
+from benches.starting import starting
 from benches.systems import systems
 from benches.tasks import tasks
 from benches.tops import tops
@@ -71,11 +72,12 @@ SECTIONS: dict[str, Callable[[], list[Figure]]] = {
     "forward": forwarding,
     "paths": paths,
     "rdma": rdma,
-    "trees": lambda: [*trees(), *systems()],
+    "trees": lambda: [*starting(), *trees(), *systems()],
+    "starts": starting,
     "tops": tops,
 }
-# Take minutes, so only those who name them get them.
-LONG = ("soak", "rdma")
+# Take minutes, or are part of another section: only those who name them get them.
+LONG = ("soak", "rdma", "starts")
 
 
 def main() -> None:
