@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,29 @@ def test_without_its_kernel_the_mend_is_make_guest(tmp_path: Path) -> None:
     assert error["cause"].startswith("there is no guest kernel")
     assert error["mend"] == "Run `make guest`"
     assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed: apt install util-linux")
+def test_a_guest_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "thalweg", *JOB[:-1], "100000", *NETWORK]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children")
+        while not (guests := [pid for pid in children.read_text().split() if b"linux" in program(pid)]):
+            assert job.poll() is None
+            time.sleep(0.05)
+        watch = os.pidfd_open(int(guests[0]))
+        job.kill()
+    assert select.select([watch], [], [], 60)[0], "the guest goes on"
+    os.close(watch)
+
+
+def program(pid: str) -> bytes:
+    """Return the name of the program of a process, b"" if that has ended."""
+    try:
+        return os.fsencode(Path(f"/proc/{pid}/exe").readlink().name)
+    except OSError:
+        return b""
 
 
 @pytest.mark.usefixtures("built")
