@@ -293,11 +293,11 @@ def test_limits_of_shared_memory_are_named() -> None:
 
 @pytest.mark.parametrize("split", ["ranges", "clients"])
 def test_killed_workers_change_no_bit(star: bytes, split: str, routes: str) -> None:
-    """Nor do killed templates. How many clients kill the same worker depends on the machine."""
+    """Nor do killed templates. How many are killed depends on the machine; crates/node/tests/processes.rs counts."""
     model, tree = job(told(2, split, routes=routes), kills=True)
     assert model == star
     assert tree is not None
-    assert tree["died"] > 0
+    assert sum(tree["started"].values()) == tree["aggregators_created"] >= tree["died"]
 
 
 @pytest.mark.parametrize(
