@@ -19,6 +19,7 @@ from typing import Final
 
 from thalweg.brokers.base import Launch, Login, Sign, Site, installed
 from thalweg.errors import BrokerError
+from thalweg.machine.parent import tied
 
 NAME: Final = "rabbitmq-server"
 # Debian's program of this name becomes another user first; the node's own script is here.
@@ -92,8 +93,7 @@ def _register() -> list[str]:
     found = shutil.which("epmd") or (str(ERLANG / "epmd") if (ERLANG / "epmd").is_file() else None)
     if found is None:
         raise BrokerError("epmd is not installed, which a RabbitMQ node needs", "Install Erlang (erlang-base)")
-    tied = shutil.which("setpriv")
-    return [found] if tied is None else [tied, "--pdeathsig", "KILL", found]
+    return [*tied(), found]
 
 
 def _environment(site: Site, program: str, register: int) -> dict[str, str]:

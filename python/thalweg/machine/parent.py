@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
+
+
+def tied() -> list[str]:
+    """Return what to write before a command, so that it is killed when the process that started it ends.
+
+    It is empty where ``setpriv`` is not installed.
+    """
+    found = shutil.which("setpriv")
+    return [] if found is None else [found, "--pdeathsig", "KILL"]
 
 
 def die_with(parent: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from thalweg.errors import LabError
+from thalweg.machine.parent import tied
 
 if TYPE_CHECKING:
     from thalweg.plan import Plan
@@ -93,13 +93,7 @@ def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
     root = ("rootfstype=hostfs", "rootflags=/", "ro", f"init={HERE / 'init'}")
     consoles = ("con=null", "con0=fd:0,fd:1", "quiet", "panic=-1", f"uml_dir={folder}")
     rxe = (f"rdma_rxe.win={WINDOW}", f"rdma_rxe.inflight={AT_ONCE}")
-    return [*_tied(), str(program), f"mem={MEMORY}", *root, *consoles, *rxe, *travel, f"guest={folder}"]
-
-
-def _tied() -> list[str]:
-    """Return what starts a program so that it ends with this process, even if that is killed, where the system can."""
-    found = shutil.which("setpriv")
-    return [] if found is None else [found, "--pdeathsig", "KILL"]
+    return [*tied(), str(program), f"mem={MEMORY}", *root, *consoles, *rxe, *travel, f"guest={folder}"]
 
 
 def script(arguments: Sequence[str], folders: Sequence[Path]) -> str:
