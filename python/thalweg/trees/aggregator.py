@@ -28,11 +28,13 @@ def main(core: str, *what: str) -> None:
     spec.loader.exec_module(module)
     if what[:1] == ("hop",):
         module.tree_hop(int(what[1]))
-    elif what != ("template",) or is_forked(module):
-        module.tree_work()
+        return
+    if what == ("template",) and not fork_workers(module):
+        return  # the template itself: its node is gone
+    module.tree_work()
 
 
-def is_forked(module: ModuleType) -> bool:
+def fork_workers(module: ModuleType) -> bool:
     """Fork a worker for each request of the node. Return True in a worker, False in the template at the end."""
     while (socket := module.tree_asked()) is not None:
         worker = os.fork()

@@ -10,8 +10,8 @@ use rustix::process::{getpid, kill_process, pidfd_getfd, pidfd_open, PidfdFlags,
 use thalweg_node::{work_with, Kind, Note};
 use thalweg_pool::Name;
 
-/// The fault comes first over the socket, in a line: `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`, `forge 2`, `lie 2`. `vanish 300`: it dies 300
-/// microseconds after its first order.
+/// The fault comes first over the socket, in a line: `none`, or what happens at which step: `die 7`, `hang 3`, `babble 2`,
+/// `forge 2`, `lie 2`. `vanish 300`: it dies 300 microseconds after its first order.
 pub fn run() {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let Some(fault) = line(&mut socket) else { return };
