@@ -1,0 +1,66 @@
+"""JSON from peers and from disk, read within bounds: bytes, depth, digits of integers, and finite numbers only."""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+# Most bytes of a text, if the caller names no other bound: as much as a head on the wire has.
+MOST_BYTES: Final = 1 << 20
+# Lists and objects around a value: the bound of pydantic's parser, which a test checks.
+MOST_DEPTH: Final = 200
+# Of an integer. Any number of at most so many digits can be made a float.
+MOST_DIGITS: Final = 40
+_BEYOND: Final = 10**MOST_DIGITS
+# Where a number may be too large. Text within quotes may look like it, so the values are then checked one by one.
+_MAYBE_TOO_LARGE: Final = re.compile(rb"[0-9]{%d}|[eE]\+?[0-9]{3}" % (MOST_DIGITS + 1))
+
+
+class JsonError(ValueError):
+    """A text is no JSON within the bounds; the error says why, without repeating the text."""
+
+
+def read(text: bytes | str, *, most: int = MOST_BYTES) -> Any:
+    """Return the value of a JSON text of at most ``most`` bytes of UTF-8.
+
+    It is no deeper than ``MOST_DEPTH``, integers have at most ``MOST_DIGITS`` digits, and all numbers are finite: NaN
+    and infinities are no JSON. Raises JsonError.
+    """
+    try:
+        data = text.encode() if isinstance(text, str) else text
+        if len(data) > most:
+            raise JsonError(f"it has {len(data)} bytes, and may have {most}")
+        value = from_json(data, allow_inf_nan=False)
+    except JsonError:
+        raise
+    except ValueError as error:
+        raise JsonError(f"it is no JSON: {error}") from None
+    if _MAYBE_TOO_LARGE.search(data):
+        _check_numbers(value)
+    return value
+
+
+def read_object(text: bytes | str, *, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the value of a JSON text that is an object. Raises JsonError."""
+    value = read(text, most=most)
+    if not isinstance(value, dict):
+        raise JsonError("it is no JSON object")
+    return value
+
+
+def _check_numbers(value: Any) -> None:
+    """Raise JsonError if a number within ``value`` is infinite or has too many digits."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, float) and not isfinite(one):
+            raise JsonError("a number is too large for a float")
+        elif isinstance(one, int) and not -_BEYOND < one < _BEYOND:
+            raise JsonError(f"an integer has more than {MOST_DIGITS} digits")
