@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import thalweg
 from thalweg import _core
+from thalweg.errors import PlanError
 from thalweg.record import Record
 from thalweg.report.numbers import numbers
 from thalweg.report.source import read_run
@@ -78,6 +79,61 @@ def test_the_mean_is_weighted_by_samples() -> None:
     assert all(done.complete and sorted(done.participants) == ["a", "b"] for done in rounds)
     assert [config["round"] for config in apps["b"].seen] == [1, 2, 3]
     assert apps["b"].seen[0]["extra"] == "word"
+
+
+def test_a_config_cannot_replace_what_thalweg_says_itself() -> None:
+    """The keys are those that clients really get, so that the list of them cannot be stale."""
+    apps = {"a": Constant(1.0)}
+    with thalweg.Server(apps["a"], clients=1) as server:
+        take_part(server, apps)
+        list(thalweg.fedavg(server, 1, data=()))
+        assert sorted(apps["a"].seen[0]) == ["clients", "names", "round", "seed"]
+        for key in apps["a"].seen[0]:
+            for call in (lambda config: thalweg.fedavg(server, 1, config=config), server.round, server.advance):
+                with pytest.raises(PlanError, match=f"config has the key '{key}', which thalweg sets itself") as error:
+                    call({"lr": 0.1, key: 1})
+                assert all(own in error.value.mend for own in apps["a"].seen[0])
+        assert server.number == 1, "no round was begun"
+
+
+def test_a_configs_scalars_of_other_libraries_become_numbers() -> None:
+    apps = {"a": Constant(1.0)}
+    given = {"lr": np.float32(0.5), "steps": np.int64(3), "on": np.bool_(True), "deep": [{"t": torch.tensor(2.5)}]}
+    with thalweg.Server(apps["a"], clients=1) as server:
+        take_part(server, apps)
+        list(thalweg.fedavg(server, 1, data=(), config=given))
+    seen = apps["a"].seen[0]
+    assert {key: seen[key] for key in given} == {"lr": 0.5, "steps": 3, "on": True, "deep": [{"t": 2.5}]}
+    assert [type(seen[key]) for key in ("lr", "steps", "on")] == [float, int, bool]
+
+
+def _circle() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"w": np.ones(3)}, r"config\['w'\] is no JSON: it has a ndarray of shape \[3\]"),
+        ({"a": 1, "b": [{"c": object()}]}, r"config\['b'\] is no JSON: it has a object"),
+        ({"z": 1j}, r"config\['z'\] is no JSON: it has a complex"),
+        ({"k": {(1, 2): 3}}, r"config\['k'\] is no JSON: keys must be str"),
+        ({"o": _circle()}, r"config\['o'\] is no JSON"),
+        ([("lr", 1)], r"config is a list"),
+    ],
+)
+def test_a_config_that_is_no_json_is_refused_at_the_call(config: Any, words: str) -> None:
+    with thalweg.Server(Constant(1.0), clients=1) as server, pytest.raises(PlanError, match=words) as error:
+        thalweg.fedavg(server, 1, config=config)
+    assert error.value.mend
+
+
+def test_completion_shows_the_api() -> None:
+    code = "import sys, thalweg; print(set(thalweg.__all__) - set(dir(thalweg)), 'thalweg.api' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split("\n")[0] == "set() False"
 
 
 class Moving(Constant):

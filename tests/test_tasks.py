@@ -100,6 +100,13 @@ def test_a_result_that_is_not_finite_is_refused_and_the_others_are_folded(server
     assert "cannot be folded" in (refused.reason or "")
 
 
+def test_scalars_of_numpy_in_heads_become_numbers(server: TaskServer, members: Members) -> None:
+    members.add("anna", lambda task: {"of": task.head, "loss": np.float32(0.5), "n": [np.int64(7)]})
+    server.wait(1, LIMIT)
+    reply = server.send({"lr": np.float32(0.25), "on": np.bool_(True)}).replies()["anna"]
+    assert reply.head == {"of": {"lr": 0.25, "on": True}, "loss": 0.5, "n": [7]}
+
+
 def test_results_of_any_layout_even_from_round_to_round(server: TaskServer, members: Members) -> None:
     members.add("anna", lambda task: (None, {f"x{task.head}": np.ones(task.head, np.float32)}))
     server.wait(1, LIMIT)

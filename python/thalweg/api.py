@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from thalweg import _core, algorithms, apps
 from thalweg.apps import name_of
 from thalweg.apps.metrics import Intake
+from thalweg.apps.values import config_of
 from thalweg.errors import PlanError
 from thalweg.job.attendance import Attendance
 from thalweg.tensors.binding import bind
@@ -160,9 +161,19 @@ class Server:
         """Run the next round and return the core's outcome; ``config`` reaches every ``train``.
 
         Clients start from the values that ``model`` has now, and it has their mean afterwards. Raises CoreError,
-        and ModelError if ``model`` has got other tensors.
+        ModelError if ``model`` has got other tensors, and PlanError for a config that ``told`` refuses.
         """
         return self.advance(config).outcome
+
+    def told(self, config: Mapping[str, Any] | None = None) -> str:
+        """Return as JSON what clients get with the next round: thalweg's own keys, and ``config``.
+
+        The own keys are ``round``, ``clients``, ``names``, ``seed``. Raises PlanError if ``config`` has one of these,
+        or a value that is no JSON. Scalars of NumPy and PyTorch become numbers.
+        """
+        names = sorted(json.loads(self._core.clients()))
+        own = {"round": self.number + 1, "clients": self.clients, "names": names, "seed": self._seed}
+        return config_of(own, config)
 
     def advance(self, config: Mapping[str, Any] | None = None, *, data: Any = None) -> Round:
         """Run the next round, evaluate the model on ``data`` or the app's ``test_data()``, and keep it in the record.
@@ -170,11 +181,8 @@ class Server:
         Without either nothing is evaluated. Raises what ``round`` and ``evaluate`` raise, and RecordError.
         """
         self._bound.collect("the last round")
-        names = sorted(json.loads(self._core.clients()))
         number = self.number + 1
-        told = {"round": number, "clients": self.clients, "names": names, "seed": self._seed}
-        text = json.dumps(told | dict(config or {}))
-        outcome, notes = self._intake.outcome(self._core.round(number, text, None))
+        outcome, notes = self._intake.outcome(self._core.round(number, self.told(config), None))
         self.number = number
         self._tell([*self._core.notes(), *notes])
         self._attendance.add(outcome["participants"])
@@ -295,8 +303,14 @@ def fedavg(
     """Run rounds of federated averaging (weighted by samples) and yield each as it ends.
 
     Waits for all clients first. With ``data``, or where the app has ``test_data()``, the app evaluates the global
-    model after each round. Raises CoreError of kind ``round`` if too few updates come.
+    model after each round. ``config`` reaches every ``train`` beside thalweg's own keys. Raises PlanError at once for
+    a config that cannot be sent (``Server.told``), CoreError of kind ``round`` if too few updates come.
     """
+    server.told(config)
+    return _fedavg(server, rounds, data, config)
+
+
+def _fedavg(server: Server, rounds: int, data: Any, config: Mapping[str, Any] | None) -> Iterator[Round]:
     server.wait()
     server.expect(rounds)
     numbers = range(server.number + 1, server.number + rounds + 1)

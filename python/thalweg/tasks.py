@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from thalweg import _core
+from thalweg.apps.values import encoded
 from thalweg.errors import PlanError
 from thalweg.tensors.arena import Arena, describe_array, describe_tensor
 
@@ -451,12 +452,7 @@ def _views(arena: Arena) -> Named:
 
 
 def _encode(head: Any) -> bytes:
-    try:
-        return json.dumps(head).encode()
-    except (TypeError, ValueError) as error:
-        raise PlanError(
-            f"the head is no JSON: {error}", "Use numbers, text, lists and dicts; send arrays as tensors"
-        ) from None
+    return encoded("the head", head).encode()
 
 
 def _decode(head: bytes) -> Any:

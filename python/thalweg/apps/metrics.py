@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any, Final, TypeAlias
 
 from thalweg import _core
+from thalweg.apps.values import kind, scalar
 from thalweg.errors import MetricsError
 from thalweg.ui import strict_json
 
@@ -60,7 +60,7 @@ def evaluated(metrics: Mapping[str, object]) -> dict[str, int | float]:
 
 def returned(by: str, metrics: Mapping[str, object]) -> dict[str, Value]:
     """Return what an app's ``train`` or ``evaluate`` returned, in Python's own types. Raises MetricsError."""
-    own = {name: _scalar(value) for name, value in metrics.items() if value is not None}
+    own = {name: scalar(value) for name, value in metrics.items() if value is not None}
     kept, refused = checked(own)
     for name, reason in refused.items():
         raise MetricsError(f"{by} returned the metric {_named(name)}, but {reason}", FORM)
@@ -146,27 +146,7 @@ def _why_not(name: object, value: object) -> str | None:
         return None if plain else f"a string is one line of at most {LONGEST_TEXT} characters that can be seen"
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
         return "a whole number has at most 63 bits"
-    return None if isinstance(value, (bool, int, float)) else f"it is {_kind(value)}"
-
-
-def _scalar(value: Any) -> Any:
-    """Return Python's number for a scalar of another library, and anything else as it is."""
-    if isinstance(value, (bool, int, float, str)):
-        # Of a class that is one of these, such as numpy.float64, only the value travels.
-        plain = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
-        return plain(value)
-    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
-        return value.item()
-    if isinstance(value, Integral):
-        return int(value)
-    return float(value) if isinstance(value, Real) else value
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "nothing"
-    shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__}" if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
+    return None if isinstance(value, (bool, int, float)) else f"it is {kind(value)}"
 
 
 def _is_number(value: object) -> bool:

@@ -1,0 +1,71 @@
+"""Values that a user's code gives to be sent as JSON: a round's config, a task's head, metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from thalweg.errors import PlanError
+
+
+def encoded(what: str, value: object) -> str:
+    """Return a value as JSON; scalars of NumPy and PyTorch become Python's numbers.
+
+    ``what`` names the value in the error. Raises PlanError for what is no JSON.
+    """
+    try:
+        return json.dumps(value, default=_plain)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PlanError(
+            f"{what} is no JSON: {error}", "Use numbers, text, lists and dicts; send arrays as tensors"
+        ) from None
+
+
+def config_of(own: Mapping[str, object], given: Mapping[str, object] | None) -> str:
+    """Return a round's config as JSON: what thalweg says itself, and what the user gives beside it.
+
+    Raises PlanError for a key that thalweg sets itself, and for what is no JSON.
+    """
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise PlanError(f"config is {kind(given)}", "Give a dict")
+    taken = next((key for key in own if key in given), None)
+    if taken is not None:
+        raise PlanError(
+            f"config has the key {taken!r}, which thalweg sets itself",
+            f"Give it another name than {', '.join(own)}",
+        )
+    for key, value in given.items():
+        encoded(f"config[{key!r}]", value)
+    return encoded("config", {**own, **given})
+
+
+def scalar(value: Any) -> Any:
+    """Return Python's number for a scalar of another library, and anything else as it is."""
+    if isinstance(value, (bool, int, float, str)):
+        # Of a class that is one of these, such as numpy.float64, only the value travels.
+        plain = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
+        return plain(value)
+    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
+        return value.item()
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
+def kind(value: object) -> str:
+    """Return in words what a value is, as "a list", with its shape if it has one."""
+    if value is None:
+        return "nothing"
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"a {type(value).__name__} of shape {list(shape)}"
+
+
+def _plain(value: object) -> object:
+    """Return what JSON can hold for a value that it cannot; for ``json.dumps``. Raises TypeError."""
+    plain = scalar(value)
+    if not isinstance(plain, (bool, int, float, str)):
+        raise TypeError(f"it has {kind(value)}")
+    return plain
