@@ -136,6 +136,32 @@ def test_completion_shows_the_api() -> None:
     assert said.stdout.split("\n")[0] == "set() False"
 
 
+class Stateful(Constant):
+    """Has a layer with a state of its own that is no tensor."""
+
+    def model(self) -> torch.nn.Module:
+        class Layer(torch.nn.Linear):
+            def get_extra_state(self) -> int:
+                return 7
+
+        return Layer(4, 2)
+
+
+def test_each_party_says_once_what_of_its_models_state_does_not_travel(caplog: pytest.LogCaptureFixture) -> None:
+    apps = {"a": Stateful(1.0)}
+    with thalweg.Server(apps["a"], clients=1) as server:
+        take_part(server, apps)
+        list(thalweg.fedavg(server, 2, data=()))
+    said = [message for message in caplog.messages if "do not travel" in message]
+    assert len(said) == 2
+    assert all("'_extra_state'" in message for message in said)
+    caplog.clear()
+    with thalweg.Node(Stateful(1.0), name="n", data=()) as node:
+        for _ in range(2):
+            list(thalweg.dpsgd(node, 1))
+    assert ["'_extra_state'" in message for message in caplog.messages if "do not travel" in message] == [True]
+
+
 class Moving(Constant):
     """Trains new tensors instead of those that it is given."""
 

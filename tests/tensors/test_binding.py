@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -407,6 +408,72 @@ def test_what_a_dict_has_besides_arrays_stays_at_home() -> None:
 def test_what_is_no_model(model: Any) -> None:
     with pytest.raises(ModelError, match="the model is a "):
         bind(model)
+
+
+class Stateful(nn.Linear):
+    """Keeps a value that is no tensor in its state_dict(), as layers with statistics of their own do."""
+
+    scale = 1.0
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.scale = state["scale"]
+
+
+def quantised(*layers: nn.Module) -> Any:
+    """Layers with the last one quantised: its packed weights are in state_dict(), and are no parameters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is to be removed from PyTorch
+        quantize: Any = torch.ao.quantization.quantize_dynamic
+        return quantize(nn.Sequential(*layers, nn.Linear(4, 3)), {nn.Linear})
+
+
+def said(bound: Binding) -> list[str]:
+    """What is said when a model is watched, by two parties that share it."""
+    notes: list[str] = []
+    for _ in range(2):
+        Watch(bound, notes.append)
+    return notes
+
+
+def test_what_does_not_travel_of_a_state_is_said_once_by_name() -> None:
+    [note] = said(bind(nn.Sequential(nn.Linear(2, 2), Stateful(2, 2))))
+    assert "state_dict() do not travel, each party keeps its own: '1._extra_state'. " in note
+    compiled: Any = torch.compile(Stateful(2, 2))
+    [note] = said(bind(compiled))
+    assert ": '_extra_state'. " in note, "the name without torch.compile's part"
+    [note] = said(bind(quantised(nn.Conv1d(4, 4, 1))))
+    assert ": '1.scale', '1.zero_point', '1._packed_params.dtype'" in note
+    [note] = said(bind(nn.ModuleList([Stateful(1, 1) for _ in range(9)])))
+    assert ": '0._extra_state', " in note
+    assert " and 3 more. " in note
+
+
+@pytest.mark.parametrize("words", [["!*._extra_state"], "weight", ["trainable"]])
+def test_what_was_said_to_stay_at_home_is_not_said_again(words: Any) -> None:
+    model = Stateful(2, 2) if words != ["!*._extra_state"] else nn.Sequential(Stateful(2, 2))
+    assert said(bind(model, words)) == []
+
+
+def test_nothing_stays_of_models_whose_state_is_tensors() -> None:
+    models: list[Any] = [network(), Tied(), nn.LSTM(2, 3), torch.compile(nn.Linear(2, 2)), {"w": np.zeros(2)}]
+    for model in models:
+        assert said(bind(model)) == []
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    assert said(bind(normed)) == []
+
+
+def test_a_model_of_which_nothing_travels_is_refused() -> None:
+    nothing: list[Any] = [{}, nn.ReLU()]
+    for model in nothing:
+        with pytest.raises(ModelError, match=r"has no tensor that travels\. Give it"):
+            bind(model)
+    with pytest.raises(ModelError, match=r"no tensor that travels; its state_dict\(\) has '0.scale', '0.zero_point', "):
+        bind(quantised())
+    with pytest.raises(ModelError, match="no tensor that travels"):
+        attach(nn.ReLU(), _core.Arena(_core.Layout([])))
 
 
 def test_a_copy_is_said_once() -> None:

@@ -19,6 +19,7 @@ from thalweg.errors import ModelError
 from thalweg.tensors.arena import Arena, describe_array
 from thalweg.tensors.choosing import Choice, Named
 from thalweg.tensors.travelling import Group, Slot, address_of, chosen, refuse_overlaps, slots
+from thalweg.ui.phrases import listed
 from thalweg.ui.units import format_bytes
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Binding(ABC):
     _choice: Choice
     # Tensors of the model, tied ones as one, whether they travel or not.
     _total: int
+    # Entries of the model's state_dict() that cannot travel, until somebody has been told.
+    _staying: Sequence[str] = ()
 
     def collect(self, when: str) -> list[str]:
         """Bring the model's values into the arena, where they are not; return the names of what had to be copied.
@@ -63,6 +66,11 @@ class Binding(ABC):
         content = np.asarray(self.arena.core)
         blocks = content[: content.size // SAMPLE_BYTES * SAMPLE_BYTES].reshape(-1, SAMPLE_BYTES)
         return blocks[:: max(1, len(blocks) // SAMPLES)].tobytes() or content.tobytes()
+
+    def untold(self) -> Sequence[str]:
+        """Return the entries of the model's ``state_dict()`` that cannot travel, at the first call only."""
+        staying, self._staying = self._staying, ()
+        return staying
 
     def summary(self) -> str:
         """Say in one line what travels."""
@@ -96,12 +104,21 @@ def attach(model: Model, core: _core.Arena, tensors: Words = None) -> Binding:
 
 def _binding(model: Any, choice: Choice, core: _core.Arena | None, *, shared: bool) -> Binding:
     if isinstance(model, Mapping):
-        return ArrayBinding(model, choice, core, shared=shared)
+        return _not_empty(ArrayBinding(model, choice, core, shared=shared))
     if not callable(getattr(model, "named_modules", None)):
         raise ModelError(
             f"the model is a {type(model).__name__}", "Use a torch.nn.Module, or a dict of NumPy arrays by name"
         )
-    return ModuleBinding(model, choice, core, shared=shared)
+    return _not_empty(ModuleBinding(model, choice, core, shared=shared))
+
+
+def _not_empty(binding: Binding) -> Binding:
+    """Raise ModelError for a model of which nothing travels."""
+    if not len(binding.arena):
+        staying = binding.untold()
+        cause = f"; its state_dict() has {listed(staying)}, which cannot travel" if staying else ""
+        raise ModelError(f"the model has no tensor that travels{cause}", "Give it parameters, buffers or arrays")
+    return binding
 
 
 def check_layout(job: _core.Layout, own: _core.Layout) -> None:
@@ -144,7 +161,7 @@ class ModuleBinding(Binding):
         self.model = module
         self.arena = Arena(_core.Arena(taken.layout, shared=shared) if core is None else core)
         self._choice = choice
-        self._known, self._total = taken.known, taken.total
+        self._known, self._total, self._staying = taken.known, taken.total, taken.staying
         self._places = [self._place(group) for group in taken.groups]
 
     def _place(self, group: Group) -> Place:

@@ -57,11 +57,15 @@ class Choice:
             return False
         return not self._adds or any(_fits(rule, tensor) for _, rule in self._adds)
 
-    def of(self, tensors: Sequence[Named]) -> list[bool]:
-        """Return for each tensor whether it travels. Raises ModelError if a word fits none, or none is left."""
-        for word, rule in (*self._adds, *self._takes):
-            if not any(_fits(rule, tensor) for tensor in tensors):
-                raise _nothing(word, tensors)
+    def of(self, tensors: Sequence[Named], others: Sequence[Named] = ()) -> list[bool]:
+        """Return for each tensor whether it travels. Raises ModelError if a word fits none, or none is left.
+
+        ``others`` never travel; a word that takes away may name them.
+        """
+        for rules, known in ((self._adds, tensors), (self._takes, [*tensors, *others])):
+            for word, rule in rules:
+                if not any(_fits(rule, tensor) for tensor in known):
+                    raise _nothing(word, tensors)
         chosen = [self.takes(tensor) for tensor in tensors]
         if self.words and not any(chosen):
             raise ModelError(f"tensors = {self.words} leaves no tensor that travels", _MEND)

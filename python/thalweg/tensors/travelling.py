@@ -44,30 +44,36 @@ class Group:
 
 
 class Chosen(NamedTuple):
-    """The tensors of a module that travel, their layout; the names of all tensors, and how many there are."""
+    """The tensors of a module that travel, their layout; the names of all tensors, and how many there are.
+
+    ``staying`` names the other entries of ``state_dict()`` that the choice would take: they cannot travel.
+    """
 
     groups: Sequence[Group]
     layout: _core.Layout
     known: frozenset[str]
     total: int
+    staying: Sequence[str]
 
 
 def chosen(module: torch.nn.Module, choice: Choice) -> Chosen:
     """Return what of a module travels. Raises ModelError for what cannot be moved into an arena."""
     found = groups(module)
-    travels = choice.of([group.named for group in found])
+    others = [Named([name], None) for name in _beside(module, found)]
+    travels = choice.of([group.named for group in found], others)
+    staying = [name for other in others if choice.takes(other) for name in other.names]
     taken = [group for group, wanted in zip(found, travels, strict=True) if wanted]
     layout = _core.Layout([describe_tensor(group.names[0], group.tensor) for group in taken])
     _refuse_shared(found, {group.names[0] for group in taken})
-    return Chosen(taken, layout, frozenset(name for group in found for name in group.names), len(found))
+    known = frozenset(name for group in found for name in group.names)
+    return Chosen(taken, layout, known, len(found), staying)
 
 
 def slots(module: torch.nn.Module) -> dict[str, Slot]:
     """Return a module's parameters and persistent buffers by name, in ``state_dict`` order, tied ones repeatedly."""
     found: dict[str, Slot] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
-        parts = [part for part in path.split(".") if part and part != COMPILED]
-        prefix = "".join(f"{part}." for part in parts)
+        prefix = "".join(f"{part}." for part in _plain(path))
         for key, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             found[prefix + key] = Slot(owner, key, parameter)
         passing = getattr(owner, "_non_persistent_buffers_set", ())
@@ -88,6 +94,29 @@ def groups(module: torch.nn.Module) -> list[Group]:
         if tensor is not group.tensor:
             group.apart.add(name)
     return list(found.values())
+
+
+def _beside(module: torch.nn.Module, found: Iterable[Group]) -> list[str]:
+    """Return the entries of ``state_dict()`` that are none of the tensors found.
+
+    Such are what ``get_extra_state()`` returns, and the packed weights of quantised layers.
+    """
+    import torch
+
+    groups = list(found)
+    known = {name for group in groups for name in group.names}
+    places = {address_of(group.tensor) for group in groups} - {None}
+    entries = {".".join(_plain(name)): value for name, value in module.state_dict().items()}
+    return [
+        name
+        for name, value in entries.items()
+        if name not in known and not (isinstance(value, torch.Tensor) and address_of(value) in places)
+    ]
+
+
+def _plain(path: str) -> list[str]:
+    """Return the parts of a name, without those that torch.compile puts in."""
+    return [part for part in path.split(".") if part and part != COMPILED]
 
 
 def address_of(tensor: torch.Tensor) -> int | None:

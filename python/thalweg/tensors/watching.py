@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from thalweg.ui.phrases import listed
 from thalweg.ui.units import format_bytes
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ class Watch:
         self._bound = bound
         self._note = note
         self._said: set[str] = set()
+        staying = bound.untold()
+        if staying:
+            note(_staying(staying))
 
     def train(self, work: Callable[[Any], T]) -> T:
         """Let ``work`` train the arena's model, and bring what it moved back into the arena. Raises ModelError."""
@@ -69,3 +73,10 @@ class Watch:
 
 def _named(names: Sequence[str]) -> str:
     return repr(names[0]) if len(names) == 1 else f"{len(names)} tensors ({names[0]!r} and others)"
+
+
+def _staying(names: Sequence[str]) -> str:
+    return (
+        f"these entries of the model's state_dict() do not travel, each party keeps its own: {listed(names)}. "
+        f"Make them parameters or buffers, or say that they stay at home: tensors = {f'!{names[0]}'!r}"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from thalweg.ui.units import format_bytes, format_rate, format_seconds
@@ -19,6 +19,14 @@ def shortly(value: float) -> str:
     return f"{value:.4g}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names as ``'a', 'b' and 3 more``: the first few if there are many."""
+    few = ", ".join(map(repr, names[:FEW]))
+    return few if len(names) <= FEW else f"{few} and {len(names) - FEW} more"
+
+
+# Most names in a sentence.
+FEW: Final = 6
 SHOWN: Final[Mapping[str, Callable[[float], str]]] = {
     "rate": format_rate,
     "delay": format_seconds,
