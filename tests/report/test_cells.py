@@ -10,7 +10,7 @@ import pytest
 from tests.report.records import make
 from thalweg.plan import Plan
 from thalweg.report import report
-from thalweg.report.cells import NO_REASON, Lost, cells, verdicts
+from thalweg.report.cells import NO_REASON, Lost, cells, verdicts, warnings
 from thalweg.report.numbers import numbers
 from thalweg.report.source import read_run
 
@@ -53,7 +53,8 @@ def test_cells_have_failures_with_their_reasons(records: list[Path], tmp_path: P
     assert {row["network"] for row in rows.values()} == {"wifi"}, "a run without a record is where the others are"
     (verdict,) = verdicts(found).values()
     assert verdict.sentence == (
-        "tcp is fastest; grpc is 67 % slower; 1 of 4 runs of grpc failed, udp failed; sure: yes, 3 runs each"
+        "tcp is fastest; grpc is 67 % slower (67 to 67 %); 1 of 4 runs of grpc failed, udp failed; sure: fairly, "
+        "3 runs each cannot prove it, 4 would: --repetitions 4"
     )
 
 
@@ -89,3 +90,24 @@ def test_a_verdict_for_each_network(tmp_path: Path) -> None:
     ]
     found = verdicts(cells([numbers(read_run(path)) for path in paths]))
     assert list(found) == ["wifi", "loopback"]
+
+
+def test_the_systems_congestion_control_is_part_of_the_transport(tmp_path: Path) -> None:
+    said = {"congestion_control": {"asked": None, "system": "bbr"}}
+    paths = [run(tmp_path, "a", "tcp", manifest=said), run(tmp_path, "b", "udp", manifest=said)]
+    found = cells([numbers(read_run(path)) for path in paths], [lost(tmp_path, "tcp")])
+    assert {cell.transport: (len(cell.done), len(cell.failed)) for cell in found} == {"tcp bbr": (1, 1), "udp": (1, 0)}
+    (note,) = warnings(found)
+    assert note.startswith("tcp bbr: BBR is this system's congestion control")
+    made = report(paths, tmp_path / "r.html")
+    assert made["notes"] == [note]
+    assert warnings(found[:1]) == [], "nothing is compared"
+
+
+def test_what_a_plan_asks_for_is_no_warning(tmp_path: Path) -> None:
+    plan = {"transport": {"url": "tcp", "client_congestion": ["bbr", "cubic"]}, "network": {"profile": "wifi"}}
+    dealt = numbers(read_run(make(tmp_path / "a", plan=plan, train=None)))
+    whole = numbers(read_run(make(tmp_path / "b", plan={**plan, "network": {"tcp": {"congestion": "bbr"}},
+                                                         "transport": {"url": "tcp"}}, train=None)))  # fmt: skip
+    assert [dealt["transport"], whole["transport"]] == ["tcp bbr+cubic", "tcp bbr"]
+    assert warnings(cells([dealt, whole])) == []

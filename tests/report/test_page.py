@@ -186,7 +186,7 @@ def test_the_command(wifi: Path, bare: Path, tmp_path: Path) -> None:
     done = invoke(wifi, bare, "--out", out, "--figures", figures, "--json")
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
-    assert set(document) == {"report", "bytes", "figures", "left_out", "verdicts", "cells", "runs", "traces"}
+    assert set(document) == {"report", "bytes", "figures", "left_out", "verdicts", "notes", "cells", "runs", "traces"}
     assert document["bytes"] == out.stat().st_size
     assert all(Path(path).is_file() for path in document["figures"])
     assert any(name.startswith("links-2") for name in document["left_out"])

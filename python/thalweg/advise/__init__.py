@@ -16,8 +16,10 @@ from thalweg.bench import axes as words
 from thalweg.plan import Plan
 from thalweg.plan.least import least, update_bytes
 from thalweg.report.numbers import spread
+from thalweg.report.senders import unasked_bbr
 from thalweg.transports import registry
-from thalweg.ui.verdict import FAR, Verdict, verdict
+from thalweg.ui.comparing import FAR, fewest_to_prove, pairs_of
+from thalweg.ui.verdict import Verdict, verdict
 
 __all__ = ["Question", "advise", "bench_plan"]
 
@@ -28,7 +30,6 @@ VALUES: Final = {
     "least_cpu": evidence.cpu,
     "least_memory": evidence.memory,
 }
-REPETITIONS: Final = 5
 ROUNDS: Final = 3
 CLIENTS: Final = 4
 # From this share of lost packets on, unifl with Cubic clients falls behind ltp (experiments/unifl/RESULTS.md).
@@ -73,29 +74,33 @@ def advise(question: Question, records: Sequence[Path]) -> dict[str, Any]:
     ranked = sorted(((_apart(asked, group, question), group) for group in found), key=lambda pair: _rank(*pair))
     ranked = [pair for pair in ranked if pair[1].compared]
     nearest = ranked[0] if ranked else None
+    told = None if nearest is None else _verdict(*nearest)
     return {
         "asked": {
             "network": question.network,
             "model": question.model,
             **_words(asked, clients=question.clients is not None),
         },
-        "notes": _notes(asked),
+        "notes": [*_notes(asked), *(_hidden(nearest[1]) if nearest is not None else [])],
         "records": len(runs),
         "left_out": left_out,
-        "verdict": None if nearest is None else _verdict(*nearest).table(),
+        "verdict": None if told is None else told.table(),
         "failed": [row for group in found for row in _failed(group)],
         "nearest": None if nearest is None else _nearest(*nearest),
         "answers": {} if nearest is None else _answers(nearest[1], distance(nearest[0])),
         "unconstrained": _unconstrained(ranked),
         "conditions": [_condition(group, distance(apart)) for apart, group in ranked],
-        "cost": None if nearest is None else _cost(plan, nearest[1]),
+        "cost": None if nearest is None or told is None else _cost(plan, nearest[1], told),
         "plan": bench_plan(question).to_toml(),
     }
 
 
 def bench_plan(question: Question) -> BenchPlan:
-    """Return the bench plan that measures what was asked with every transport that this build has."""
-    table = {"repetitions": REPETITIONS, "impossible": "skip", "base": question.base()}
+    """Return the bench plan that measures what was asked with every transport that this build has.
+
+    Each is run as often as a proof of a difference between two of so many takes.
+    """
+    table = {"repetitions": _repetitions(), "impossible": "skip", "base": question.base()}
     return BenchPlan.of({**table, "matrix": {"transport": _ways()}})
 
 
@@ -106,6 +111,10 @@ def _notes(asked: Condition) -> list[str]:
         return []
     limit = f"beyond {MUCH_LOSS:.0%} loss"
     return [f"{limit} take ltp: unifl is slow there with Cubic clients, and tcp with all but BBR"]
+
+
+def _hidden(group: Group) -> list[str]:
+    return unasked_bbr((name, run.unasked) for name, runs in group.runs.items() for run in runs)
 
 
 def _apart(asked: Condition, group: Group, question: Question) -> list[Difference]:
@@ -199,26 +208,30 @@ def _condition(group: Group, away: float) -> dict[str, Any]:
     }
 
 
-def _cost(asked: Plan, group: Group) -> dict[str, Any]:
-    """Return what more runs would cost: of what was measured, and of what was asked.
+def _cost(asked: Plan, group: Group, told: Verdict) -> dict[str, Any]:
+    """Return what more runs would cost: of what was measured, as many as the verdict needs, and of what was asked.
 
     A run of what was asked takes what its links need, and what the measured runs took beyond that.
     """
-    more = seconds = 0.0
+    more, seconds = 0, 0.0
     beyond: list[float] = []
     for name in group.compared:
         runs = [run for run in group.runs[name] if run.numbers is not None]
         taken = [run.seconds for run in runs if run.seconds is not None]
-        missing = max(0, REPETITIONS - len(runs)) or len(runs)
+        missing = max(0, (told.repetitions or 0) - len(runs))
         more += missing
         seconds += missing * fmean(taken) if taken else 0.0
         beyond += [max(0.0, run.seconds - run.least_seconds) for run in runs if run.seconds is not None]
     ways = len(_ways())
     each = least(asked) + (fmean(beyond) if beyond else 0.0)
     return {
-        "again": {"runs": int(more), "seconds": seconds if beyond else None},
-        "as_asked": {"runs": ways * REPETITIONS, "seconds": ways * REPETITIONS * each if beyond else None},
+        "again": {"runs": more, "seconds": seconds if beyond else None},
+        "as_asked": {"runs": ways * _repetitions(), "seconds": ways * _repetitions() * each if beyond else None},
     }
+
+
+def _repetitions() -> int:
+    return fewest_to_prove(pairs_of(len(_ways())))
 
 
 def _ways() -> list[str]:

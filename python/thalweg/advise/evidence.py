@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from thalweg.errors import RecordError, ThalwegError
 from thalweg.plan import Plan
 from thalweg.plan.least import least
 from thalweg.report.numbers import divided, network, transport, transport_of
+from thalweg.report.senders import congestion, unasked, with_system
 from thalweg.report.source import Run, read_run
 
 NOT_KNOWN: Final = "not known"
@@ -37,6 +39,9 @@ class Measured:
     seconds: float | None
     least_seconds: float
     reason: str | None = None
+    congestion: str | None = None
+    # The congestion control that it had because the system has it.
+    unasked: str | None = None
 
 
 class Found(NamedTuple):
@@ -108,8 +113,13 @@ def groups(runs: Iterable[Measured]) -> list[Group]:
     for run in unknown:
         levels = [level for condition, level in found if condition == run.condition] or [NOT_KNOWN]
         for level in levels:
-            found[run.condition, level][run.transport].append(run)
+            there = found[run.condition, level]
+            there[with_system(run.transport, map(_named, chain.from_iterable(there.values())))].append(run)
     return [Group(condition, level, dict(by)) for (condition, level), by in found.items()]
+
+
+def _named(run: Measured) -> dict[str, Any]:
+    return {"transport": run.transport, "congestion_control": run.congestion}
 
 
 def _records(paths: Iterable[Path]) -> Iterator[Found]:
@@ -162,6 +172,8 @@ def _measured(run: Run, found: Found) -> Measured:
         seconds=found.seconds if found.seconds is not None else _elapsed(run.manifest),
         least_seconds=least(run.plan),
         reason=None if done else found.reason or run.reason,
+        congestion=congestion(run),
+        unasked=unasked(run),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from thalweg import machine
 from thalweg.bench import results
+from thalweg.bench.answers import answers
 from thalweg.bench.estimate import Estimate
 from thalweg.bench.folder import PAGE, RESULTS, TABLE, Folder
 from thalweg.bench.matrix import Cell, Matrix
@@ -114,6 +115,7 @@ class Bench:
         outcomes = self.outcomes()
         plan = self.matrix.plan
         left = len(self.missing(outcomes))
+        rows = results.cells(self.matrix, outcomes.values())
         return {
             "folder": str(self.folder.path),
             "status": "incomplete" if left else "complete",
@@ -123,7 +125,8 @@ class Bench:
             "seed": plan.seed,
             "accounting": plan.accounting,
             "axes": {axis: list(values) for axis, values in self.matrix.axes.items()},
-            "cells": results.cells(self.matrix, outcomes.values()),
+            "answers": answers(rows, plan.accounting),
+            "cells": rows,
             "runs": [outcome for _, outcome in sorted(outcomes.items())],
             "thalweg": machine.build(),
             **machine.facts(),

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from thalweg.report.numbers import bound_of, divided, payload, retransmissions, rounds, total
+from thalweg.report.numbers import bound_of, divided, payload, retransmissions, rounds, total, transport
+from thalweg.report.senders import congestion, unasked
 from thalweg.report.source import Run, read_run
 
 SERVER: Final = "server"
@@ -45,7 +46,9 @@ def numbers(run: Run) -> Numbers:
         "retransmissions": retransmissions(run, each),
         "cpu_seconds": _by_kind(run, "cpu_seconds", sum),
         "peak_rss_bytes": _by_kind(run, "peak_rss_bytes", max),
-        "congestion_control": _congestion(run),
+        "transport": transport(run),
+        "congestion_control": congestion(run),
+        "unasked_congestion_control": unasked(run),
         "emulation": run.emulation.partition(":")[0],
         "bound_source": None if bound is None else bound.source,
     }
@@ -77,8 +80,3 @@ def _by_kind(run: Run, key: str, join: Any) -> dict[str, Any]:
         if row[key] is not None:
             kinds[kind].append(row[key])
     return {kind: join(values) if values else None for kind, values in kinds.items()}
-
-
-def _congestion(run: Run) -> str | None:
-    found = sorted({row["congestion_control"] for row in run.transfers if row["congestion_control"]})
-    return ", ".join(found) or None

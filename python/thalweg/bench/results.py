@@ -70,8 +70,8 @@ def figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found[key] = _median(run[key] for run in runs)
     for key in ("cpu_seconds", "peak_rss_bytes"):
         found[key] = {kind: _median(run[key][kind] for run in runs) for kind in KINDS}
-    for key in ("wire_counted", "congestion_control", "emulation", "bound_source"):
-        words = sorted({run[key] for run in runs if run[key]})
+    for key in ("wire_counted", "congestion_control", "unasked_congestion_control", "emulation", "bound_source"):
+        words = sorted({run[key] for run in runs if run.get(key)})
         found[key] = "; ".join(words) or None
     return found
 

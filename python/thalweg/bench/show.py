@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from thalweg.bench.answers import sender
 from thalweg.bench.matrix import label
 from thalweg.bench.results import KINDS, SHOWN
 from thalweg.ui import terminal
@@ -21,6 +22,7 @@ CAPTION: Final = (
 )
 NAMES: Final = {"measured": "measured", "fedcomm": "FedComm"}
 LABEL: Final = 20
+MOST_ANSWERS: Final = 24
 SCALES: Final = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
 
 
@@ -154,14 +156,23 @@ def _cost_table(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> Table
 def _started(axes: Iterable[str], head: Iterable[str], caption: str) -> Table:
     made = terminal.table("cell", caption=caption)
     # Settings may break into lines; numbers may not.
-    made.add_column(", ".join(axes), min_width=LABEL)
+    made.add_column(", ".join(axes), min_width=LABEL, overflow="fold")
     for heading in head:
         made.add_column(heading, justify="right", no_wrap=True)
     return made
 
 
 def _label(row: Mapping[str, Any]) -> str:
-    return ", ".join(row["settings"].values()) or label({})
+    said = ", ".join(row["settings"].values()) or label({})
+    return f"{said} ({sender(row)})" if sender(row) else said
+
+
+def answer_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what a bench answers, a line a place, and what may hide it; of many places the first."""
+    lines = [f"{one['place']}: {one['sentence']}" if one["place"] else one["sentence"] for one in found[:MOST_ANSWERS]]
+    rest = len(found) - MOST_ANSWERS
+    lines += [f"{rest} more answers are in bench.json"] if rest > 0 else []
+    return [*lines, *(f"note: {note}" for note in dict.fromkeys(note for one in found for note in one["notes"]))]
 
 
 def times(of: Mapping[str, float] | None) -> str:

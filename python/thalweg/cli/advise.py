@@ -139,16 +139,26 @@ def _conditions(rows: list[dict[str, Any]]) -> Any:
     from thalweg.ui.units import format_seconds
 
     made = terminal.table("measured", "runs", "fastest", "time", "next", "times as long", "sure")
+    empty: dict[str, Any] = {
+        "transport": "-",
+        "value": None,
+        "next": None,
+        "factor": None,
+        "low": None,
+        "high": None,
+        "sure": "-",
+    }
     for row in rows:
-        best = row["fastest"] or {"transport": "-", "value": None, "next": None, "factor": None, "sure": "-"}
+        best = row["fastest"] or empty
         seconds, factor = best["value"], best["factor"]
+        bounds = "" if best["low"] is None else f" ({best['low']:.2f} to {best['high']:.2f})"
         made.add_row(
             row["condition"],
             str(row["runs"]),
             best["transport"],
             "-" if seconds is None else format_seconds(seconds),
             best["next"] or "-",
-            "-" if factor is None else f"{factor:.2f}",
+            "-" if factor is None else f"{factor:.2f}{bounds}",
             best["sure"],
         )
     return made
@@ -159,15 +169,25 @@ def _answer(key: str, answer: dict[str, Any]) -> str:
 
     forms: dict[str, Any] = {"fastest": format_seconds, "least_cpu": format_seconds, "least_memory": format_bytes}
     form = forms.get(key, lambda value: f"{value:.3f} times the update")
-    more = f"; next {answer['next']}, {form(answer['next_value'])}" if answer["next"] else ""
+    more = f"; next {answer['next']}, {form(answer['next_value'])}{_bounds(answer)}" if answer["next"] else ""
     return f"{answer['transport']}, {form(answer['value'])}{more}; sure: {answer['sure']} ({'; '.join(answer['why'])})"
+
+
+def _bounds(answer: dict[str, Any]) -> str:
+    """Return how many times as much the next one needs, in words, if that is known within bounds."""
+    if answer["low"] is None:
+        return ""
+    return f", {answer['factor']:.2f} times as much ({answer['low']:.2f} to {answer['high']:.2f})"
 
 
 def _show_cost(cost: dict[str, Any]) -> None:
     from thalweg.bench.show import duration
 
     again, asked = cost["again"], cost["as_asked"]
-    for what, runs in (("more of what was measured", again), ("exactly what was asked (--plan)", asked)):
+    if not again["runs"]:
+        typer.echo("more runs of what was measured would settle nothing more")
+    wanted = [("more of what was measured", again)] if again["runs"] else []
+    for what, runs in (*wanted, ("exactly what was asked (--plan)", asked)):
         long = "not known how long" if runs["seconds"] is None else f"about {duration(runs['seconds'])}"
         typer.echo(f"to measure {what}: {runs['runs']} runs, {long}")
 

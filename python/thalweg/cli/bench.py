@@ -109,9 +109,11 @@ def _run(bench: Bench, *, retry: bool, page: bool) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from thalweg.bench.show import tables
+    from thalweg.bench.show import answer_lines, tables
     from thalweg.ui import terminal
 
+    for line in answer_lines(found["answers"]):
+        typer.echo(line)
     console = terminal.console()
     for table in tables(found["cells"], list(found["axes"])):
         console.print(table)

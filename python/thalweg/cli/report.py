@@ -30,5 +30,7 @@ def command(
     if not as_json:
         for path in (made["report"], *made["figures"]):
             typer.echo(path)
+        for note in made["notes"]:
+            typer.echo(f"note: {note}", err=True)
         for name, why in made["left_out"].items():
             typer.echo(f"left out: {name}: {why}", err=True)

@@ -28,7 +28,7 @@ def report(
     in bytes, times in seconds. Raises RecordError or PlanError if a record cannot be read, RecordError if something
     cannot be written.
     """
-    from thalweg.report.cells import cells, verdicts
+    from thalweg.report.cells import cells, verdicts, warnings
     from thalweg.report.page import page
     from thalweg.report.traces import read_traces
 
@@ -49,6 +49,7 @@ def report(
         "figures": [str(path) for path in written],
         "left_out": left_out,
         "verdicts": [{"network": place, **one.table()} for place, one in verdicts(by_cell).items()],
+        "notes": warnings(by_cell),
         "cells": [cell.table() for cell in by_cell],
         "runs": found,
         "traces": [link.numbers() for link in links],

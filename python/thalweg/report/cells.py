@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from thalweg.report.numbers import divided, network_of, repair_of, spread, transport_of
+from thalweg.report.senders import unasked_bbr, with_system
 from thalweg.report.series import places
 from thalweg.ui.verdict import Verdict, verdict
 
@@ -34,6 +35,7 @@ class Lost:
         plan = self.plan
         return {
             "record": str(self.path), "status": FAILED, "reason": self.reason, "transport": transport_of(plan),
+            "congestion_control": None, "unasked_congestion_control": None,
             "network": network_of(plan), "repair": repair_of(plan), "model": plan.label, "clients": plan.job.clients,
             "each_round": [],
         }  # fmt: skip
@@ -91,9 +93,12 @@ class Cell:
 def cells(runs: Sequence[Numbers], lost: Sequence[Lost] = ()) -> list[Cell]:
     """Return the cells of runs and of those that left no record, the networks in their order, the fastest first."""
     every = [*runs, *(one.numbers() for one in lost)]
+    there = places(every)
     found: dict[tuple[str, str], list[Numbers]] = defaultdict(list)
-    for run, place in zip(every, places(every), strict=True):
-        found[place, run["transport"]].append(run)
+    for at, (run, place) in enumerate(zip(every, there, strict=True)):
+        beside = [other for other, where in zip(runs, there, strict=False) if where == place]
+        name = run["transport"] if at < len(runs) else with_system(run["transport"], beside)
+        found[place, name].append(run)
     order = list(dict.fromkeys(place for place, _ in found))
     made = [Cell(transport, place, members) for (place, transport), members in found.items()]
     return sorted(made, key=lambda cell: (order.index(cell.place), median(cell.by_run or [float("inf")])))
@@ -107,6 +112,12 @@ def verdicts(found: Sequence[Cell]) -> dict[str, Verdict]:
         values = {cell.transport: cell.by_run for cell in there}
         made[place] = verdict(values, {cell.transport: len(cell.failed) for cell in there})
     return made
+
+
+def warnings(found: Sequence[Cell]) -> list[str]:
+    """Return what may hide what is compared."""
+    every = ((cell.transport, run.get("unasked_congestion_control")) for cell in found for run in cell.runs)
+    return unasked_bbr(every)
 
 
 def _median(values: Any) -> float | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg.apps.metrics import checked_usage
 from thalweg.plan.bound import Bound
 from thalweg.report.graphs import graph
+from thalweg.report.senders import asked, congestion, unasked
 from thalweg.report.source import Row, Run, json_object
 from thalweg.sections.network import LinkSection
 from thalweg.transports import links
@@ -41,6 +42,8 @@ def numbers(run: Run) -> dict[str, Any]:
         "clients": run.plan.job.clients,
         "seed": run.plan.job.seed,
         "transport": transport(run),
+        "congestion_control": congestion(run),
+        "unasked_congestion_control": unasked(run),
         "network": network(run),
         "repair": repair(run),
         "emulation": run.emulation,
@@ -135,14 +138,17 @@ def bound_of(run: Run) -> Bound | None:
 
 
 def transport(run: Run) -> str:
-    """Return the transport with what distinguishes it, as ``tcp cubic``."""
-    return transport_of(run.plan, tls=run.manifest.get("tls") is True)
+    """Return the transport with what distinguishes it, as ``tcp cubic``, also where that is the system's choice."""
+    return transport_of(run.plan, tls=run.manifest.get("tls") is True, congestion=congestion(run))
 
 
-def transport_of(plan: Plan, *, tls: bool | None = None) -> str:
-    """Return a plan's transport likewise; ``tls``: whether it was encrypted, None if only the plan knows."""
+def transport_of(plan: Plan, *, tls: bool | None = None, congestion: str | None = None) -> str:
+    """Return a plan's transport likewise; ``tls``: whether it was encrypted, None if only the plan knows.
+
+    ``congestion``: the congestion control that there was, where it is known; else the one that the plan asks for.
+    """
     section, encrypted = plan.transport, plan.security.tls == "on" if tls is None else tls
-    words = [plan.scheme, section.congestion or "", "tls" if encrypted else ""]
+    words = [plan.scheme, congestion or asked(plan) or "", "tls" if encrypted else ""]
     words += [f"{section.streams} streams" if section.streams > 1 else ""]
     words += [plan.layers.format or ""]
     words += ["" if plan.layers.seal is None else f"sealed {plan.layers.seal.cipher}"]

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any, Final
 
 from thalweg.report import charts, details, graphs, tables, traces, workers
-from thalweg.report.cells import Cell, Lost, cells, verdicts
+from thalweg.report.cells import Cell, Lost, cells, verdicts, warnings
 from thalweg.report.charts import Chart
 from thalweg.report.series import MOST_POINTS, thinned
 from thalweg.report.source import Run
@@ -128,6 +128,7 @@ def _answer(made: Page, numbers: Sequence[Mapping[str, Any]], lost: Sequence[Los
         where = f"{escaped(place)}: " if len(told) > 1 else ""
         made.parts.append(f'<p class="verdict">{where}{escaped(one.sentence)}.</p>')
     made.notes([f"{len(told) - MOST_VERDICTS} more networks are in the table"] if len(told) > MOST_VERDICTS else [])
+    made.notes(warnings(found))
     made.chart(charts.communication_time(numbers))
     made.parts.append(tables.cells([cell.table() for cell in found]))
     made.notes(f"{cell.transport}, {cell.place}: {why}" for cell in found for why in _failures(cell))
@@ -219,8 +220,8 @@ def _navigation(made: Page) -> str:
 MOST_VERDICTS: Final = 12
 ANSWER: Final = (
     "Communication: time of a round in which at least one update was under way. Bars: median over rounds; whiskers: "
-    "least and most; short lines: the lower bound. Transports are compared by runs; two are too close to call if "
-    "chance alone would often make them differ as much."
+    "least and most; short lines: the lower bound. Transports are compared by runs; in brackets is the 95 % interval "
+    "of how many times as long one takes. It is sure if chance alone would seldom make runs differ as much."
 )
 GRAPH: Final = (
     "Red: nodes whose own training takes much longer than that of the median node. Times are medians over a node's "

@@ -1,108 +1,128 @@
-"""Which of several transports is fastest, in one sentence, and how sure that is.
+"""Which of several transports is fastest, in one sentence: by how much, within which bounds, and how sure that is.
 
-Transports are compared by runs, not rounds, which are alike within a run. Two are too close to call if runs that are
-dealt out to them by chance would often differ as much (a permutation test), or if their medians hardly differ.
+``comparing`` has the method. ``sure`` is "yes" if a permutation test proves what is said, under what was asked;
+"fairly" if the interval says it and there are too few runs to prove it, or what was measured is near what was asked;
+else "no".
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
 from typing import Any, Final
 
-# Of more ways to deal runs out to two transports than this, so many are drawn.
-MOST_DEALS: Final = 20_000
-# Up to this chance two transports count as different.
-LIKELY: Final = 0.05
-# Medians no farther apart than this share are alike in any case.
-ALIKE: Final = 0.02
-# Of each transport: with fewer runs than these nothing can be sure, or only fairly.
-ENOUGH: Final = 3
-FEW: Final = 2
-# Doublings between what was measured and what was asked.
-NEAR: Final = 0.1
-FAR: Final = 2.0
+from thalweg.ui.comparing import (
+    ALIKE_WORD,
+    MOST_RUNS,
+    NEAR,
+    ONE_RUN,
+    SLOWER,
+    SURE,
+    UNDECIDED,
+    Comparison,
+    at_distance,
+    center,
+    compare,
+    pairs_of,
+)
+
 # From this factor on "times as long" reads better than percent.
 TIMES: Final = 2.0
+# Beyond these factors an interval has no end that says anything.
+MOST_TIMES: Final = 1000.0
 MOST_NAMED: Final = 4
-
-
-@dataclass(frozen=True)
-class Slower:
-    """A transport that is not among the fastest: how many times as long it takes, and by what chance that is so."""
-
-    transport: str
-    factor: float
-    chance: float
-
-    def table(self) -> dict[str, Any]:
-        """Return it as JSON has it; ``factor`` is null if the fastest took no time."""
-        factor = self.factor if math.isfinite(self.factor) else None
-        return {"transport": self.transport, "factor": factor, "chance": self.chance}
+# The way to give the number of runs to a bench.
+OPTION: Final = "--repetitions"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Those that are fastest, or too close to call; the slower ones; those that failed; and how sure it is.
+    """The fastest transport, if a run came to its end; how others compare with it; those that failed.
 
-    ``runs`` are the fewest and the most runs of a transport; ``sure`` is yes, fairly or no; ``failed`` how many runs of
-    which transport failed, of how many.
+    ``compared`` has the others by name, the faster first. ``runs`` are the fewest and the most runs of a transport;
+    ``failed`` how many runs of which transport failed, of how many.
     """
 
-    leaders: Sequence[str]
-    slower: Sequence[Slower]
+    best: str | None
+    compared: Mapping[str, Comparison]
     failed: Mapping[str, tuple[int, int]]
     runs: tuple[int, int]
-    sure: str
     away: float = 0.0
+
+    @property
+    def leaders(self) -> list[str]:
+        """The fastest and those that are not known to be slower."""
+        return [*([self.best] if self.best else []), *self._of(ALIKE_WORD), *self._of(UNDECIDED)]
+
+    @property
+    def sure(self) -> str:
+        """How sure the least sure claim is: that others are slower, or alike. Without a claim it is no."""
+        claims = [one.sure for one in self.compared.values() if one.relation != UNDECIDED]
+        return at_distance(min(claims, key=SURE.index, default="no"), self.away)
+
+    @property
+    def repetitions(self) -> int | None:
+        """Runs of each with which all that is not proven would be; None if nothing is, or no number up to 100 does."""
+        return max((one.needed for one in self.compared.values() if one.needed is not None), default=None)
 
     @property
     def sentence(self) -> str:
         """Return it in one sentence."""
-        parts = [self._first(), *self._slower(), *self._failed()]
-        return f"{'; '.join(part for part in parts if part)}; sure: {self.sure}, {self._runs()}{self._away()}"
+        parts = [self._first(), self._named(), self._failed()]
+        sure = f"sure: {self.sure}, {self._runs()}{self._needed()}{self._away()}"
+        return "; ".join([*(part for part in parts if part), sure])
 
     def table(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         return {
             "sentence": self.sentence,
-            "leaders": list(self.leaders),
-            "slower": [one.table() for one in self.slower],
+            "leaders": self.leaders,
+            "compared": [{"transport": name, **one.table()} for name, one in self.compared.items()],
             "failed": {name: {"failed": failed, "runs": runs} for name, (failed, runs) in self.failed.items()},
             "runs": list(self.runs),
             "sure": self.sure,
+            "repetitions": self.repetitions,
         }
 
+    def _of(self, *relations: str) -> list[str]:
+        return [name for name, one in self.compared.items() if one.relation in relations]
+
     def _first(self) -> str:
-        if not self.leaders:
+        if self.best is None:
             return "no run came to its end"
+        if not self.compared:
+            return f"{self.best} is fastest" if self.failed else f"only {self.best} was measured"
         if len(self.leaders) > 1:
-            return f"{listed(self.leaders)} are too close to call"
-        only = not self.slower and not self.failed
-        return f"only {self.leaders[0]} was measured" if only else f"{self.leaders[0]} is fastest"
+            what = "too close to call" if self._of(UNDECIDED) else "alike"
+            bounds = [f"{name} takes {between(self.compared[name])} times as long" for name in self.leaders[1:]]
+            return f"{listed(self.leaders)} are {what} ({', '.join(bounds[:MOST_NAMED])})"
+        return f"{self.best} {'was' if self._of(ONE_RUN) else 'is'} fastest"
 
-    def _slower(self) -> list[str]:
-        named = [f"{one.transport} {how_much(one.factor)}" for one in self.slower[:MOST_NAMED]]
-        rest = len(self.slower) - MOST_NAMED
-        named += [f"{rest} more are slower still"] if rest > 0 else []
-        return [", ".join(named)] if named else []
+    def _named(self) -> str:
+        named = self._of(SLOWER, ONE_RUN)
+        rest = len(named) - MOST_NAMED
+        said = [f"{name} {how_much(self.compared[name])}" for name in named[:MOST_NAMED]]
+        return ", ".join([*said, *([f"{rest} more are slower still"] if rest > 0 else [])])
 
-    def _failed(self) -> list[str]:
-        said = [
+    def _failed(self) -> str:
+        return ", ".join(
             f"{name} failed" if failed == runs else f"{failed} of {runs} runs of {name} failed"
             for name, (failed, runs) in self.failed.items()
-        ]
-        return [", ".join(said)] if said else []
+        )
 
     def _runs(self) -> str:
         least, most = self.runs
         if least == most:
             return f"{least} run{'' if least == 1 else 's'} each"
         return f"{least} to {most} runs each"
+
+    def _needed(self) -> str:
+        runs = self.repetitions
+        if any(one.needed for one in self.compared.values() if one.relation != UNDECIDED):
+            return f" cannot prove it, {runs} would: {OPTION} {runs}"
+        if runs is not None:
+            return f"; {runs} each would tell: {OPTION} {runs}"
+        return f"; even {MOST_RUNS} each would not tell" if self._of(UNDECIDED) else ""
 
     def _away(self) -> str:
         return "" if self.away < NEAR else f", measured {self.away:.1f} doublings away from what was asked"
@@ -120,64 +140,45 @@ def verdict(
     """
     known = {name: list(found) for name, found in values.items() if found}
     lost = {name: count for name, count in (failed or {}).items() if count}
-    ranked = sorted(known, key=lambda name: median(known[name]))
-    odds = {name: chance(known[ranked[0]], known[name]) for name in ranked[1:]}
-    close = [name for name in ranked[1:] if is_close(known[ranked[0]], known[name], odds[name])]
-    slower = [
-        Slower(name, ratio(median(known[name]), median(known[ranked[0]])), odds[name])
-        for name in ranked[1:]
-        if name not in close
-    ]
+    ranked = sorted(known, key=lambda name: center(known[name]))
+    pairs = pairs_of(len(ranked))
     counts = [len(found) for found in known.values()] or [0]
     return Verdict(
-        leaders=[*ranked[:1], *close],
-        slower=slower,
+        best=ranked[0] if ranked else None,
+        compared={name: compare(known[ranked[0]], known[name], pairs, away) for name in ranked[1:]},
         failed={name: (count, count + len(known.get(name, ()))) for name, count in lost.items()},
         runs=(min(counts), max(counts)),
-        sure=_sure(min(counts), len(known), away),
         away=away,
     )
 
 
-def _sure(fewest: int, transports: int, away: float) -> str:
-    if transports < 2 or fewest < FEW or away > FAR:
-        return "no"
-    return "yes" if fewest >= ENOUGH and away < NEAR else "fairly"
+def how_much(one: Comparison) -> str:
+    """Return by how much something takes longer, as ``is 9 % slower (6 to 12 %)`` or ``takes 7.0 times as long``."""
+    if one.relation == ONE_RUN:
+        return f"took {_times(one.factor)} times as long"
+    if one.factor >= TIMES:
+        bounds = "" if one.low is None else f" ({between(one)})"
+        return f"takes {_times(one.factor)} times as long{bounds}"
+    bounds = "" if one.low is None or one.high is None else f" ({_percent(one.low)} to {_percent(one.high)} %)"
+    return f"is {_percent(one.factor)} % slower{bounds}"
 
 
-def is_close(best: Sequence[float], other: Sequence[float], odds: float) -> bool:
-    """Return whether two transports are too close to call."""
-    return odds > LIKELY or median(other) - median(best) <= ALIKE * median(best)
+def between(one: Comparison) -> str:
+    """Return the interval in words, as ``5.1 to 9.7``; without one the factor."""
+    if one.low is None or one.high is None:
+        return _times(one.factor)
+    return f"{_times(one.low)} to {_times(one.high)}"
 
 
-def chance(less: Sequence[float], more: Sequence[float]) -> float:
-    """Return how likely runs dealt out by chance would differ in their means at least as much: a permutation test.
-
-    One-sided; exact where there are at most 20,000 ways to deal, else from as many drawn with a fixed seed.
-    """
-    pooled = [*less, *more]
-    count, total = len(less), sum(pooled)
-    limit = fmean(less) * count * (1 + 1e-12)
-    ways = math.comb(len(pooled), count)
-    if ways <= MOST_DEALS:
-        sums = [sum(deal) for deal in itertools.combinations(pooled, count)]
-    else:
-        dice = random.Random(0)
-        sums = [sum(dice.sample(pooled, count)) for _ in range(MOST_DEALS)]
-    hits = sum(1 for one in sums if one <= limit + 1e-12 * abs(total))
-    return hits / len(sums)
+def _times(factor: float) -> str:
+    if factor >= MOST_TIMES:
+        return "more than 1000"
+    return f"{factor:.2f}" if factor < TIMES else f"{factor:.1f}" if factor < 10 else f"{factor:.0f}"
 
 
-def ratio(one: float, other: float) -> float:
-    """Return how many times ``other`` ``one`` is; 1 where both are nothing."""
-    return one / other if other else math.inf if one else 1.0
-
-
-def how_much(factor: float) -> str:
-    """Return by how much something takes longer, as ``is 9 % slower`` or ``takes 2.4 times as long``."""
-    if factor >= TIMES:
-        return f"takes {factor:.1f} times as long" if factor < 10 else f"takes {factor:.0f} times as long"
-    return f"is {100 * (factor - 1):.0f} % slower"
+def _percent(factor: float) -> str:
+    more = 100 * (factor - 1)
+    return f"{more:.0f}" if more >= 2 else f"{more:.1f}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -1,0 +1,82 @@
+"""The congestion control of a run's senders: it is part of what is compared, also where it is the system's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg.transports import registry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+    from thalweg.report.source import Run
+
+BBR: Final = "bbr"
+MORE: Final = "+"
+HIDES: Final = (
+    "{transports}: BBR is this system's congestion control, and nobody asked for it. It hardly slows down for loss, "
+    "while Cubic, most systems' default, does. To see that, run with --congestion cubic, or an axis "
+    'congestion = ["cubic", "bbr"]'
+)
+
+
+def asked(plan: Plan) -> str | None:
+    """Return the congestion control that a plan asks for, as ``cubic``, or ``bbr+cubic`` if clients differ, or None."""
+    section = plan.transport
+    if section.client_congestion:
+        return MORE.join(sorted(set(section.client_congestion)))
+    everybody = None if plan.network is None else plan.network.tcp.congestion
+    return section.congestion or (everybody if _can_choose(plan) else None)
+
+
+def congestion(run: Run) -> str | None:
+    """Return the congestion control that a run's updates were sent with; None if nobody knows, or there is none.
+
+    It is what the plan asks for, else what the clients' kernels said, else the server's, else the system's.
+    """
+    for way in ("up", "down"):
+        found = {row["congestion_control"] for row in run.transfers if row["direction"] == way} - {None}
+        if found and not asked(run.plan):
+            return MORE.join(sorted(found))
+    return asked(run.plan) or _system(run)
+
+
+def _system(run: Run) -> str | None:
+    said = run.manifest.get("congestion_control")
+    system = said.get("system") if isinstance(said, Mapping) else None
+    return system if isinstance(system, str) and _can_choose(run.plan) else None
+
+
+def unasked(run: Run) -> str | None:
+    """Return the congestion control that a run had because the system has it, or None."""
+    return None if asked(run.plan) else congestion(run)
+
+
+def unasked_bbr(runs: Iterable[tuple[str, str | None]]) -> list[str]:
+    """Return a warning if runs of several transports are compared, of which some have BBR because the system does.
+
+    ``runs``: the transport of each, and the congestion control that nobody asked for.
+    """
+    every = list(runs)
+    hidden = sorted({transport for transport, system in every if system is not None and BBR in system})
+    if not hidden or len({transport for transport, _ in every}) < 2:
+        return []
+    return [HIDES.format(transports=", ".join(hidden))]
+
+
+def with_system(name: str, runs: Iterable[Mapping[str, Any]]) -> str:
+    """Return what a transport is called whose run left no record, which does not say the system's congestion control.
+
+    ``runs`` are those in the same place: if one transport alone is ``name`` and a congestion control, it is that.
+    """
+    known = [(run["transport"], run["congestion_control"]) for run in runs if run["congestion_control"] is not None]
+    found = {transport for transport, word in known if _without(transport, word) == name}
+    return found.pop() if len(found) == 1 else name
+
+
+def _without(transport: str, word: str) -> str:
+    return " ".join(part for part in transport.split() if part != word)
+
+
+def _can_choose(plan: Plan) -> bool:
+    return any(one["name"] == plan.scheme and one["capabilities"]["congestion"] for one in registry.transports())

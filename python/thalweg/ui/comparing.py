@@ -1,0 +1,202 @@
+"""How many times as long one transport takes as another, what that can be known to, and how many runs would settle it.
+
+Runs are compared, not rounds, which are alike within a run. What is compared is the ratio of geometric means.
+
+- Its interval is Welch's, by Student's t on the logarithms. All intervals of a comparison hold together with 95 %: of k
+  transports there are k (k - 1) / 2 pairs, and each has its part of the 5 % (Bonferroni).
+- A permutation test proves a difference. It assumes nothing of how times are spread: of all ways to deal the runs out
+  to the two, it takes the share that parts them at least as far. That, times the pairs, is at most 5 %. So if
+  transports are the same, it is wrongly proven in at most 5 % of all cases. Two runs each prove nothing: of their six
+  deals two part them as far.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, variance
+from typing import Any, Final
+
+# The chance of a wrong "yes" that is accepted.
+ALPHA: Final = 0.05
+# Ratios no farther from 1 than this matter to nobody.
+ALIKE: Final = 0.02
+# Of more ways to deal runs out to two transports than this, so many are drawn.
+MOST_DEALS: Final = 20_000
+# Nobody is told to run more repetitions than these.
+MOST_RUNS: Final = 100
+# How sure something is, from the least on. The same words everywhere.
+SURE: Final = ("no", "fairly", "yes")
+# Doublings between what was measured and what was asked.
+NEAR: Final = 0.1
+FAR: Final = 2.0
+
+SLOWER: Final = "slower"
+ALIKE_WORD: Final = "alike"
+UNDECIDED: Final = "undecided"
+ONE_RUN: Final = "one run"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Another transport beside the best one.
+
+    ``relation``: slower, alike (by 2 % at most), undecided, or "one run", where nothing is known of the spread.
+    ``factor``: how many times as long it takes; infinite if the best takes no time. ``low`` and ``high``: the interval
+    of that, None where it has none. ``chance``: of a difference as large between runs of the same, two-sided, times the
+    pairs. ``needed``: with how many runs each this would be proven if they were spread as these; None if it is proven,
+    or if even 100 would not do.
+    """
+
+    relation: str
+    factor: float
+    low: float | None
+    high: float | None
+    chance: float
+    sure: str
+    needed: int | None
+
+    def table(self) -> dict[str, Any]:
+        """Return it as JSON has it; what is infinite is null."""
+        finite = self.factor if math.isfinite(self.factor) else None
+        return {
+            "relation": self.relation, "factor": finite, "low": self.low, "high": self.high, "chance": self.chance,
+            "sure": self.sure, "needed": self.needed,
+        }  # fmt: skip
+
+
+def compare(best: Sequence[float], other: Sequence[float], pairs: int = 1, away: float = 0.0) -> Comparison:
+    """Return how runs of another transport compare with those of the best one, each with at least one run.
+
+    ``pairs``: how many pairs of transports could have been compared; ``away``: how far what was measured is from what
+    was asked, in doublings.
+    """
+    factor = ratio(center(other), center(best))
+    fewest = min(len(best), len(other))
+    low, high = interval(best, other, pairs) or (None, None)
+    chance = min(1.0, pairs * chance_of(best, other))
+    relation = ONE_RUN if fewest < 2 else _relation(best, other, (low, high))
+    proven = chance <= ALPHA if relation == SLOWER else fewest >= fewest_to_prove(pairs)
+    sure = {ONE_RUN: "no", UNDECIDED: "no"}.get(relation, "yes" if proven else "fairly")
+    needed = None if sure == "yes" else needed_runs(best, other, pairs)
+    return Comparison(relation, factor, low, high, chance, at_distance(sure, away), needed)
+
+
+def at_distance(sure: str, away: float) -> str:
+    """Return how sure something is that was measured so many doublings away from what was asked."""
+    return "no" if away > FAR else "fairly" if away >= NEAR and sure == "yes" else sure
+
+
+def _relation(best: Sequence[float], other: Sequence[float], bounds: tuple[float | None, float | None]) -> str:
+    low, high = bounds
+    if low is None or high is None:  # a time of nothing has no logarithm
+        return SLOWER if max(best) < min(other) else ALIKE_WORD if {*best} == {*other} else UNDECIDED
+    if low >= 1 / (1 + ALIKE) and high <= 1 + ALIKE:
+        return ALIKE_WORD
+    return SLOWER if low > 1 else UNDECIDED
+
+
+def center(values: Sequence[float]) -> float:
+    """Return the geometric mean, or the arithmetic one where a value is not above 0."""
+    if all(value > 0 for value in values):
+        return math.exp(fmean(map(math.log, values)))
+    return fmean(values)
+
+
+def ratio(one: float, other: float) -> float:
+    """Return how many times ``other`` ``one`` is; 1 where both are nothing."""
+    return one / other if other else math.inf if one else 1.0
+
+
+def interval(best: Sequence[float], other: Sequence[float], pairs: int = 1) -> tuple[float, float] | None:
+    """Return the interval of how many times as long the other takes; None for a single run, or a value not above 0."""
+    if min(len(best), len(other)) < 2 or min(*best, *other) <= 0:
+        return None
+    logs = [[math.log(value) for value in values] for values in (best, other)]
+    parts = [variance(values) / len(values) for values in logs]
+    middle, error = fmean(logs[1]) - fmean(logs[0]), math.sqrt(sum(parts))
+    if not error:
+        return math.exp(middle), math.exp(middle)
+    # Welch and Satterthwaite's degrees of freedom.
+    degrees = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
+    reach = error * student(1 - ALPHA / pairs, round(max(1.0, degrees), 3))
+    return _exp(middle - reach), _exp(middle + reach)
+
+
+def _exp(value: float) -> float:
+    return math.exp(max(-700.0, min(700.0, value)))
+
+
+def chance_of(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return how likely runs dealt out by chance would part at least as far: a permutation test, two-sided.
+
+    Exact where there are at most 20,000 ways to deal, else from as many drawn with a fixed seed.
+    """
+    pooled = [*one, *other]
+    pooled = [math.log(value) for value in pooled] if min(pooled) > 0 else pooled
+    count, total = len(one), math.fsum(pooled)
+    middle = total * count / len(pooled)
+    limit = abs(math.fsum(pooled[:count]) - middle) - 1e-9 * (1 + abs(total))
+    if math.comb(len(pooled), count) <= MOST_DEALS:
+        deals = [sum(deal) for deal in itertools.combinations(pooled, count)]
+        return sum(abs(deal - middle) >= limit for deal in deals) / len(deals)
+    dice = random.Random(0)
+    hits = sum(abs(sum(dice.sample(pooled, count)) - middle) >= limit for _ in range(MOST_DEALS))
+    return (hits + 1) / (MOST_DEALS + 1)
+
+
+def pairs_of(transports: int) -> int:
+    """Return how many pairs of so many transports there are, at least 1."""
+    return max(1, math.comb(transports, 2))
+
+
+@lru_cache
+def fewest_to_prove(pairs: int) -> int:
+    """Return the fewest runs each with which a permutation test can prove a difference of one of so many pairs."""
+    return next(runs for runs in itertools.count(2) if pairs * 2 / math.comb(2 * runs, runs) <= ALPHA)
+
+
+def needed_runs(best: Sequence[float], other: Sequence[float], pairs: int = 1) -> int | None:
+    """Return with how many runs each, more than there are, a difference would be proven, or that there is none.
+
+    It is what would do if further runs were spread as these. None if more than 100.
+    """
+    fewest = min(len(best), len(other))
+    least = max(fewest_to_prove(pairs), fewest + 1)
+    if fewest < 2:
+        return least
+    if min(*best, *other) <= 0:
+        return None
+    logs = [[math.log(value) for value in values] for values in (best, other)]
+    apart, spread = abs(fmean(logs[1]) - fmean(logs[0])), math.sqrt(sum(map(variance, logs)))
+    enough = max(apart, math.log1p(ALIKE) - apart)
+    return next((runs for runs in range(least, MOST_RUNS + 1) if _reach(spread, runs, pairs) < enough), None)
+
+
+def _reach(spread: float, runs: int, pairs: int) -> float:
+    return spread / math.sqrt(runs) * student(1 - ALPHA / pairs, 2 * runs - 2) if spread else 0.0
+
+
+@lru_cache(maxsize=4096)
+def student(level: float, degrees: float) -> float:
+    """Return t so that -t <= T <= t with probability ``level``, for Student's T with at least one degree of freedom.
+
+    T is sqrt(degrees) tan(angle), where the angle has density cos(angle) ** (degrees - 1).
+    """
+    whole = 0.5 * math.sqrt(math.pi) * math.exp(math.lgamma(degrees / 2) - math.lgamma((degrees + 1) / 2))
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _integral(angle, degrees - 1) < level * whole else (low, angle)
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _integral(end: float, power: float) -> float:
+    """Return the integral of cos ** power from 0 to ``end``, by Simpson's rule."""
+    steps = 200
+    values: list[float] = [max(0.0, math.cos(end * step / steps)) ** power for step in range(steps + 1)]
+    return end / steps / 3 * (values[0] + values[-1] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]))

@@ -1,0 +1,67 @@
+"""What a bench answers in the terminal: by network, and with the congestion control of what is compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.bench.cells import Fake, Quiet, bench
+from thalweg.bench.answers import answers, is_way, sender, way
+from thalweg.bench.show import MOST_ANSWERS, answer_lines
+
+
+def row(
+    number: int, seconds: list[float], *, failed: int = 0, bbr: str | None = None, **settings: str
+) -> dict[str, Any]:
+    return {
+        "cell": number, "settings": settings, "status": "complete", "failed": failed, "congestion_control": bbr,
+        "unasked_congestion_control": bbr, "communication_seconds_by_run": seconds,
+        "fedcomm_communication_seconds_by_run": [2 * value for value in seconds],
+    }  # fmt: skip
+
+
+def test_transports_are_compared_in_each_network() -> None:
+    rows = [
+        row(1, [4.0, 4.4], transport="tcp", network="lossy", bbr="bbr"),
+        row(2, [0.58, 0.62], transport="unifl", network="lossy"),
+        row(3, [1.0], transport="tcp", network="none", bbr="bbr"),
+        row(4, [], transport="unifl", network="none", failed=2),
+    ]
+    found = answers(rows, "measured")
+    assert [one["place"] for one in found] == ["network lossy", "network none"]
+    assert found[0]["sentence"].startswith("unifl is fastest; tcp bbr takes 7.0 times as long (5.3 to 9.3)")
+    assert found[0]["repetitions"] == 4
+    assert found[1]["failed"] == {"unifl": {"failed": 2, "runs": 2}}
+    lines = answer_lines(found)
+    assert lines[0] == f"network lossy: {found[0]['sentence']}"
+    assert lines[2].startswith("note: tcp bbr: BBR is this system's congestion control")
+    assert answers(rows, "fedcomm")[0]["compared"][0]["factor"] == pytest.approx(7.0, abs=0.01)
+
+
+def test_what_is_asked_for_is_not_said_twice() -> None:
+    assert way(row(1, [], transport="tcp", congestion="cubic", bbr="cubic")) == "tcp cubic"
+    assert sender(row(1, [], case="tcp bbr", bbr="bbr")) == ""
+    assert sender(row(1, [], transport="tcp", bbr="cubic")) == "cubic"
+
+
+def test_other_axes_say_where() -> None:
+    assert [axis for axis in ("transport", "case", "congestion", "transport.streams") if not is_way(axis)] == []
+    assert [axis for axis in ("network", "model", "job.clients", "compute") if is_way(axis)] == []
+    rows = [{**row(at, [1.0, 1.1]), "settings": {"job.clients": str(at)}} for at in (1, 2)]
+    assert answers(rows, "measured") == [], "more clients are no other way to do the same"
+
+
+def test_many_answers_are_in_the_file() -> None:
+    rows = [
+        row(2 * at + more, [1.0 + more], transport=str(more), network=str(at)) for at in range(30) for more in (0, 1)
+    ]
+    lines = answer_lines(answers(rows, "measured"))
+    assert lines[MOST_ANSWERS:] == ["6 more answers are in bench.json"]
+
+
+def test_a_bench_has_its_answers(tmp_path: Any) -> None:
+    found = bench(tmp_path).run(Quiet(), execute=Fake())
+    (answer,) = found["answers"]
+    assert answer["place"] == ""
+    assert set(answer["leaders"]) == {"tcp", "memory"}, "made-up runs are all alike"
