@@ -107,6 +107,45 @@ def test_scalars_of_numpy_in_heads_become_numbers(server: TaskServer, members: M
     assert reply.head == {"of": {"lr": 0.25, "on": True}, "loss": 0.5, "n": [7]}
 
 
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (b"[" * 100_000, "recursion limit"),
+        (b'{"a":' * 100_000, "recursion limit"),
+        (b"1" * 5000, "out of range"),
+        (b"[1e999]", "too large"),
+        (b'{"loss": NaN}', "no JSON"),
+        (b"\xff", "no JSON"),
+    ],
+)
+def test_a_head_that_cannot_be_read_is_its_members_failure_alone(
+    server: TaskServer, members: Members, head: bytes, why: str
+) -> None:
+    def lie(task: Given) -> None:
+        task._core.answer(task.number, head, None, 1.0)
+
+    members.add("anna", lambda task: task.head)
+    members.add("mallory", lie)
+    server.wait(2, LIMIT)
+    for number in (1, 2):
+        replies = server.send(number).replies()
+        assert replies["anna"].head == number
+        assert (replies["mallory"].state, replies["mallory"].head) == ("failed", None)
+        assert "its head cannot be read" in (replies["mallory"].reason or "")
+        assert why in (replies["mallory"].reason or "")
+
+
+def test_a_result_that_cannot_be_sent_is_refused_with_the_reason(server: TaskServer, members: Members) -> None:
+    members.add("anna", lambda task: {"loss": float("nan")} if task.head else {"loss": 0.5})
+    server.wait(1, LIMIT)
+    refused = server.send(True).replies()["anna"]
+    assert refused.state == "failed"
+    assert "the head is no JSON" in (refused.reason or "")
+    assert server.send(False).replies()["anna"].head == {"loss": 0.5}
+    with pytest.raises(PlanError, match="finite numbers"):
+        server.send(float("inf"))
+
+
 def test_results_of_any_layout_even_from_round_to_round(server: TaskServer, members: Members) -> None:
     members.add("anna", lambda task: (None, {f"x{task.head}": np.ones(task.head, np.float32)}))
     server.wait(1, LIMIT)

@@ -18,8 +18,9 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from thalweg import _core
+from thalweg import _core, bounded_json
 from thalweg.apps.values import encoded
+from thalweg.bounded_json import JsonError
 from thalweg.errors import PlanError
 from thalweg.tensors.arena import Arena, describe_array, describe_tensor
 
@@ -397,31 +398,35 @@ class TaskClient:
                 _log.warning("%s: the result of task %d was refused: %s", self.name, number, reason)
             if what == "task":
                 ends = None if within is None else time.monotonic() + within
-                return Given(self._core, number, _decode(head), arena, ends)
+                try:
+                    return Given(self._core, number, _decode(head), arena, ends)
+                except JsonError as error:
+                    self._core.refuse(number, f"the task's head cannot be read: {error}")
         raise StopIteration
 
     def run(self, work: Callable[[Given], Any]) -> int:
         """Answer tasks until the job is over; return how many.
 
         ``work`` returns a head; or a tuple of head and tensors, or of head, tensors and weight; or None if it has
-        answered by itself. What it raises becomes the reason of a refusal, and the next task goes on. Raises CoreError
-        if the server is gone for good.
+        answered by itself. What it raises, or a result that cannot be sent, becomes the reason of a refusal, and the
+        next task goes on. Raises CoreError if the server is gone for good.
         """
-        done = 0
-        for task in self:
-            try:
-                result = work(task)
-            except Exception as error:  # noqa: BLE001 - the server hears of it, and other tasks go on
-                _log.warning("%s: task %d failed", self.name, task.number, exc_info=True)
-                task.refuse(f"{type(error).__name__}: {error}")
-                continue
-            done += 1
+        return sum(self._answered(task, work) for task in self)
+
+    def _answered(self, task: Given, work: Callable[[Given], Any]) -> bool:
+        """Answer a task, or refuse it with the reason; return whether it was answered."""
+        try:
+            result = work(task)
             if isinstance(result, tuple):
                 head, tensors, *weight = result
                 task.answer(head, tensors, weight=weight[0] if weight else 1.0)
             elif result is not None:
                 task.answer(result)
-        return done
+        except Exception as error:  # noqa: BLE001 - the server hears of it, and other tasks go on
+            _log.warning("%s: task %d failed", self.name, task.number, exc_info=True)
+            task.refuse(f"{type(error).__name__}: {error}")
+            return False
+        return True
 
     def close(self, reason: str = "the client ends") -> None:
         """Leave for good. Idempotent."""
@@ -456,10 +461,7 @@ def _encode(head: Any) -> bytes:
 
 
 def _decode(head: bytes) -> Any:
-    try:
-        return json.loads(head) if head else None
-    except ValueError:
-        return None
+    return bounded_json.read(head) if head else None
 
 
 def _folded(
@@ -497,9 +499,13 @@ def _shares(fold: _core.Layout | None, missing: float | Mapping[str, float]) -> 
 
 def _reply(told: tuple[str, str, str | None, bytes, float, float, _core.Arena | None, str]) -> Reply:
     member, state, reason, head, weight, coverage, arena, transfers = told
-    tensors = _NOTHING if arena is None else dict(Arena(arena))
     ways = json.loads(transfers)
-    return Reply(member, state, reason, _decode(head), tensors, weight, coverage, ways)  # type: ignore[arg-type]
+    try:
+        said = _decode(head)
+    except JsonError as error:
+        return Reply(member, "failed", f"its head cannot be read: {error}", None, _NOTHING, weight, 0.0, ways)
+    tensors = _NOTHING if arena is None else dict(Arena(arena))
+    return Reply(member, state, reason, said, tensors, weight, coverage, ways)  # type: ignore[arg-type]
 
 
 __all__ = ["Given", "Reply", "Task", "TaskClient", "TaskServer", "Tensors"]

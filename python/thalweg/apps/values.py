@@ -11,15 +11,15 @@ from thalweg.errors import PlanError
 
 
 def encoded(what: str, value: object) -> str:
-    """Return a value as JSON; scalars of NumPy and PyTorch become Python's numbers.
+    """Return a value as JSON, which has finite numbers only; scalars of NumPy and PyTorch become Python's numbers.
 
     ``what`` names the value in the error. Raises PlanError for what is no JSON.
     """
     try:
-        return json.dumps(value, default=_plain)
+        return json.dumps(value, default=_plain, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise PlanError(
-            f"{what} is no JSON: {error}", "Use numbers, text, lists and dicts; send arrays as tensors"
+            f"{what} is no JSON: {error}", "Use finite numbers, text, lists and dicts; send arrays as tensors"
         ) from None
 
 
