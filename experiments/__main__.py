@@ -11,19 +11,20 @@ from experiments import measured, results
 from experiments.plan import FULL, ROOT, Experiment, names
 from experiments.run import OUT, Judged, judge, run
 from thalweg.errors import ThalwegError
-from thalweg.machine.grace import leave
+from thalweg.machine.grace import interrupted_code, leave, remember_interrupts
 from thalweg.ui import system
-from thalweg.ui.explain import INTERRUPTED, explain
+from thalweg.ui.explain import explain
 
 
 def main() -> int:
     """Run the command; return the exit code."""
+    remember_interrupts()
     try:
         given = _arguments()
         return int(given.command(given))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        leave(INTERRUPTED)
+        leave(interrupted_code())
     except (ThalwegError, *system.ERRORS) as error:
         cause, mend = explain(error)
         sys.stderr.write(f"error: {cause}\nmend: {mend}\n")

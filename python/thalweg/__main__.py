@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from thalweg.machine.grace import leave, remember_interrupts
+from thalweg.machine.grace import interrupted_code, leave, remember_interrupts
 
 __all__ = ["main"]
 
-INTERRUPTED = 130
-
 
 def main() -> None:
-    """Run the program. Importing the commands takes a moment, in which Ctrl-C may come as well."""
+    """Run the program. Importing the commands takes a moment, in which a signal that ends them may come as well."""
     remember_interrupts()
     try:
         from thalweg.cli import main as commands
@@ -20,10 +18,10 @@ def main() -> None:
         commands()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        leave(INTERRUPTED)
+        leave(interrupted_code())
     except SystemExit as end:
-        if end.code == INTERRUPTED:
-            leave(INTERRUPTED)
+        if end.code == interrupted_code():
+            leave(interrupted_code())
         raise
 
 

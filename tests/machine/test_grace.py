@@ -100,7 +100,7 @@ def test_a_benchs_run_that_does_not_end_is_killed_soon() -> None:
     ordinary, hurried = Ignores(), Ignores()
     process._end(ordinary)  # type: ignore[arg-type]
     interrupted(lambda: process._end(hurried))  # type: ignore[arg-type]
-    assert ordinary.signals == hurried.signals == ["SIGINT", "SIGKILL"]
+    assert ordinary.signals == hurried.signals == ["SIGTERM", "SIGKILL"]
     assert ordinary.waits == [process.END_SECONDS, None]
     assert hurried.waits == [process.HURRIED_SECONDS, None]
     assert process.HURRIED_SECONDS < 2
@@ -254,3 +254,61 @@ def test_a_second_interruption_ends_an_import(tmp_path: Path) -> None:
     program = [sys.executable, str(tmp_path / "program.py")]
     said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
     assert said.stdout.split() == ["ended"]
+
+
+FIRST = """
+import signal, sys
+from thalweg.machine import grace
+grace.remember_interrupts()
+came = 0
+for number in map(int, sys.argv[1:]):
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        came += 1
+print(came, grace.interrupted_code())
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "came", "code"),
+    [
+        ([signal.SIGINT], 1, 130),
+        ([signal.SIGTERM], 1, 143),
+        ([signal.SIGHUP], 1, 129),
+        ([signal.SIGTERM, signal.SIGTERM, signal.SIGHUP], 1, 143),
+        ([signal.SIGHUP, signal.SIGINT], 2, 129),
+        ([signal.SIGINT, signal.SIGINT], 2, 130),
+        ([], 0, 130),
+    ],
+)
+def test_the_first_signal_ends_a_command_and_only_ctrl_c_counts_again(
+    numbers: list[signal.Signals], came: int, code: int
+) -> None:
+    program = [sys.executable, "-c", FIRST, *(str(int(number)) for number in numbers)]
+    said = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == [str(came), str(code)]
+
+
+def test_what_a_process_was_started_to_ignore_stays_ignored() -> None:
+    program = f"import signal, os; signal.signal({int(signal.SIGHUP)}, signal.SIG_IGN); os.execv({sys.executable!r}, "
+    program += f"[{sys.executable!r}, '-c', {FIRST!r}, '{int(signal.SIGHUP)}'])"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == ["0", "130"], "as nohup does"
+
+
+FORKED = """
+import os, signal
+from thalweg.machine import grace
+grace.remember_interrupts()
+child = os.fork()
+if child == 0:
+    signal.pause()
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_programs_that_are_forked_off_end_as_ever() -> None:
+    said = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout.split() == [str(-signal.SIGTERM)]

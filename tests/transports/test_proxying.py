@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from typing import Any
 
 import pytest
 
 from thalweg.errors import PlanError
-from thalweg.transports import proxying, serving
+from thalweg.transports import proxying
 
 CONNECTION = {"connection": 3, "from": "192.0.2.7:4000", "local": "127.0.0.1:5000"}
 
@@ -62,10 +61,3 @@ def test_a_size_that_is_none_is_refused() -> None:
 )
 def test_events_in_words(event: dict[str, Any], words: str) -> None:
     assert proxying.words(event) == words
-
-
-def test_sigterm_interrupts_within_and_is_as_before_afterwards() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), serving.ended_by_sigterm():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is before

@@ -15,7 +15,7 @@ from thalweg.ui.units import format_seconds
 
 # A run that is told to end closes its links, its lab and its record.
 END_SECONDS: Final = 30.0
-# After Ctrl-C it has less; one that is killed takes its own programs with it, and is run anew in any case.
+# After a signal it has less; one that is killed takes its own programs with it, and is run anew in any case.
 HURRIED_SECONDS: Final = 1.5
 COMMAND: Final = (sys.executable, "-m", "thalweg.bench.worker")
 
@@ -41,7 +41,8 @@ def execute(plan: Path, log: Path, limit: float | None) -> dict[str, Any]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        # Not SIGINT: it may have had a signal of its own, and a SIGINT after that would cut its end short.
+        process.send_signal(signal.SIGTERM)
         try:
             process.communicate(timeout=within(END_SECONDS, HURRIED_SECONDS))
         except subprocess.TimeoutExpired:

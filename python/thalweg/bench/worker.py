@@ -2,7 +2,7 @@
 
 It reads ``{"plan": PATH, "parent": PID}`` from standard input and prints what ``thalweg run --json`` does, or
 ``thalweg flower run --json`` for a Flower app. A plan with virtual time runs inside a guest kernel. The process never
-outlives its parent; SIGINT ends it in good order.
+outlives its parent; SIGTERM ends it in good order.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from thalweg.machine.grace import leave
+from thalweg.machine.grace import interrupted_code, leave, remember_interrupts
 from thalweg.machine.parent import die_with
 
 
@@ -19,13 +19,15 @@ def main() -> int:
     """Run the plan. Returns the exit code."""
     order = json.load(sys.stdin)
     die_with(order["parent"])
+    remember_interrupts()
     from thalweg import _core
     from thalweg.errors import ThalwegError
     from thalweg.flower import run as flower
+    from thalweg.job.ending import end_elsewhere
     from thalweg.job.run import run
     from thalweg.lab import guest
     from thalweg.plan import Plan
-    from thalweg.ui.explain import INTERRUPTED, exit_code
+    from thalweg.ui.explain import exit_code
     from thalweg.ui.output import output
     from thalweg.ui.progress import LineProgress
 
@@ -34,14 +36,15 @@ def main() -> int:
             plan, lines = Plan.load(Path(order["plan"])), LineProgress()
             if guest.is_wanted(plan):
                 program = [sys.executable, "-m", "thalweg", "run", order["plan"], "--json"]
-                code, said = guest.run(program, folders=[Path(order["plan"]).parent, Path(plan.record.folder)])
+                folders = [Path(order["plan"]).parent, Path(plan.record.folder)]
+                code, said = guest.run(program, folders=folders, on_cut=end_elsewhere)
                 if said:
                     emit(json.loads(said))
                 return code
             result = flower.run(plan, lines) if flower.is_app(plan) else run(plan, lines)
             emit(result.table())
     except KeyboardInterrupt:
-        leave(INTERRUPTED)
+        leave(interrupted_code())
     except (ThalwegError, _core.CoreError) as error:
         return exit_code(error)
     return 0

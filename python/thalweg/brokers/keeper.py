@@ -4,7 +4,7 @@ It reads one line of JSON from standard input, ``{"command", "environment", "fol
 broker in a session of its own, where ``place`` says, and prints ``{"started": pid}`` or ``{"error": reason}``. The
 broker writes its log to this process's standard error. Then it answers ``"count"``, from where on CPU time counts, and
 ``"use"`` with ``{"cpu_seconds", "peak_rss_bytes"}``. It ends with the broker, after printing ``{"ended": code, ...}``
-with the same; or ends the broker with ``"stop"``, SIGTERM, SIGINT, or the end of standard input, which is that of its
+with the same; or ends the broker with ``"stop"``, SIGTERM, SIGHUP, or the end of standard input, which is that of its
 parent; with ``"kill"`` the broker gets hardly any time for that. Whatever the broker started ends too, also what left
 its session, and ``folder`` is removed.
 """
@@ -20,9 +20,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from thalweg import machine
@@ -81,7 +82,7 @@ class Keeper:
 
     def end(self) -> int:
         """End the broker and all that it started, and return its exit code. Idempotent."""
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _on_request_to_end(signal.SIG_IGN)
         for ask in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
                 self._look()
@@ -179,6 +180,7 @@ def main() -> int:
         line += byte
     order = json.loads(line)
     try:
+        _on_request_to_end(lambda *_: sys.exit(1))
         return keep(order)
     finally:
         shutil.rmtree(order["folder"], ignore_errors=True)
@@ -197,13 +199,17 @@ def keep(order: Mapping[str, Any]) -> int:
         say({"error": f"{order['command'][0]}: {error.strerror or error}"})
         return 1
     try:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         say({"started": keeper.pid})
         code = keeper.serve()
     finally:
         keeper.end()
     say({"ended": code, **keeper.used})
     return 0
+
+
+def _on_request_to_end(do: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, do)
 
 
 def _stats() -> Iterator[tuple[int, list[str]]]:

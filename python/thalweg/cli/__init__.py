@@ -31,8 +31,9 @@ from thalweg.cli import (
 from thalweg.cli import report as report_command
 from thalweg.cli.plans import PlanCommand
 from thalweg.errors import AppError, ThalwegError
+from thalweg.machine.grace import interrupted_code
 from thalweg.ui import system
-from thalweg.ui.explain import FAILED, INTERRUPTED, exit_code, explain
+from thalweg.ui.explain import FAILED, exit_code, explain
 from thalweg.ui.output import nobody_reads, print_document
 
 __all__ = ["app", "main"]
@@ -99,12 +100,12 @@ app = typer.Typer(
 
 @contextmanager
 def told_if_interrupted() -> Iterator[None]:
-    """Say so if Ctrl-C ends what is done, and turn it into an exit code."""
+    """Say so if a signal ends what is done, and turn it into an exit code."""
     try:
         yield
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(interrupted_code()) from None
 
 
 def asks_for_json(words: Sequence[str]) -> bool:

@@ -84,7 +84,7 @@ def command(
         bool, typer.Option("--json", help="Print events as lines of JSON, nothing else on stdout.")
     ] = False,
 ) -> None:
-    """Carry any program's TCP connections over a link of any transport, until Ctrl-C or SIGTERM.
+    """Carry any program's TCP connections over a link of any transport, until Ctrl-C, SIGTERM or SIGHUP.
 
     The far end (--to) runs beside the server, the near end (--via) beside the programs. All connections share one link.
     """
@@ -97,49 +97,48 @@ def command(
         else:
             _line(sys.stderr, forwarding.words(event))
 
-    with serving.ended_by_sigterm():
-        with output(as_json=as_json) as emit:
-            _check(via, to)
-            limits = {
-                "window": serving.size("--window", window),
-                "connections": connections,
-                "liveness": liveness,
-                "grpc": grpc,
-                "answers": forwarding.answers(answer or (), grpc=grpc, near=via is not None),
-            }
-            if to is not None:
-                from thalweg.sections import SecuritySection
-                from thalweg.transports import links
+    with output(as_json=as_json) as emit:
+        _check(via, to)
+        limits = {
+            "window": serving.size("--window", window),
+            "connections": connections,
+            "liveness": liveness,
+            "grpc": grpc,
+            "answers": forwarding.answers(answer or (), grpc=grpc, near=via is not None),
+        }
+        if to is not None:
+            from thalweg.sections import SecuritySection
+            from thalweg.transports import links
 
-                security = SecuritySection.model_validate(
-                    {"tls": tls, "clients": clients, "pki": None if pki is None else str(pki)}
-                )
-                own = registry.own_options(option or ())
-                config = forwarding.far_end(listen, to, security, own, congestion)
-                config["transport"]["login"] = links.login(login_file)
-            else:
-                from thalweg.job.remote import Membership, entrance
+            security = SecuritySection.model_validate(
+                {"tls": tls, "clients": clients, "pki": None if pki is None else str(pki)}
+            )
+            own = registry.own_options(option or ())
+            config = forwarding.far_end(listen, to, security, own, congestion)
+            config["transport"]["login"] = links.login(login_file)
+        else:
+            from thalweg.job.remote import Membership, entrance
 
-                membership = Membership(
-                    target=str(via),
-                    name=name,
-                    token_file=token_file,
-                    ca=ca,
-                    cert=cert,
-                    key=key,
-                    tls=tls,
-                    congestion=congestion,
-                    login_file=login_file,
-                    own=registry.own_options(option or ()),
-                    patience=patience,
-                )
-                config = forwarding.near_end(listen, *entrance(membership))
-            forwarder = _core.Forwarder(json.dumps({**config, **limits}))
-            listening = serving.listening(forwarder)
-            emit(listening)
-        if not as_json:
-            observe(listening)
-        serving.serve(forwarder, observe)
+            membership = Membership(
+                target=str(via),
+                name=name,
+                token_file=token_file,
+                ca=ca,
+                cert=cert,
+                key=key,
+                tls=tls,
+                congestion=congestion,
+                login_file=login_file,
+                own=registry.own_options(option or ()),
+                patience=patience,
+            )
+            config = forwarding.near_end(listen, *entrance(membership))
+        forwarder = _core.Forwarder(json.dumps({**config, **limits}))
+        listening = serving.listening(forwarder)
+        emit(listening)
+    if not as_json:
+        observe(listening)
+    serving.serve(forwarder, observe)
 
 
 def _check(via: str | None, to: str | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -273,10 +272,11 @@ def _spec(asked: Asked) -> Spec:
 def _run(lab: RunningLab, host: str, program: Sequence[str]) -> int:
     """Run a program on a host and return its exit code, as a shell would give it."""
     from thalweg.lab import inside
+    from thalweg.machine.grace import ENDING
 
     os.environ[OWN_LAB] = lab.name
     code = inside.wait(inside.popen(program, lab.host(host), lab.hosts_file))
-    if code == -signal.SIGINT:
+    if -code in ENDING:
         _say("interrupted")
     return 128 - code if code < 0 else code
 

@@ -32,10 +32,12 @@ def command(
         chosen = assemble(plan, resume, given(context) | own)
         inside = guest.is_wanted(chosen)
         if inside:
+            from thalweg.job.ending import end_elsewhere
+
             # The same command line again, by the same program.
             program = [sys.executable, "-m", "thalweg", *sys.argv[1:]]
             folders = [Path(chosen.record.folder), *([] if plan is None else [plan.parent])]
-            code, said = guest.run(program, folders=folders)
+            code, said = guest.run(program, folders=folders, on_cut=end_elsewhere)
             if as_json and said:
                 emit(json.loads(said))
         else:

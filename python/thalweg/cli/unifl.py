@@ -55,7 +55,7 @@ def proxy(
         bool, typer.Option("--json", help="Print events as lines of JSON, and nothing else on stdout but the hole map.")
     ] = False,
 ) -> None:
-    """Mask loss in front of any TCP server, until Ctrl-C or SIGTERM.
+    """Mask loss in front of any TCP server, until Ctrl-C, SIGTERM or SIGHUP.
 
     Clients need not know of it. The server gets each client's stream with zeros where bytes were lost, and the hole map
     says where. What the server answers is never masked.
@@ -70,26 +70,25 @@ def proxy(
             sys.stdout.write(json.dumps(event) + "\n")
             sys.stdout.flush()
 
-    with serving.ended_by_sigterm():
-        with output(as_json=as_json) as emit:
-            config = proxying.configure(
-                sizes={"reliable": reliable, "buffer": buffer},
-                own={"budget": budget, "control": control},
-                option=option or (),
-                listen=listen,
-                to=to,
-                holes=holes,
-                align=align,
-                connections=connections,
-                idle=idle,
-                plain=plain,
-            )
-            proxy = _core.Proxy(config)
-            listening = serving.listening(proxy)
-            emit(listening)
-        if not as_json:
-            observe(listening)
-        serving.serve(proxy, observe)
+    with output(as_json=as_json) as emit:
+        config = proxying.configure(
+            sizes={"reliable": reliable, "buffer": buffer},
+            own={"budget": budget, "control": control},
+            option=option or (),
+            listen=listen,
+            to=to,
+            holes=holes,
+            align=align,
+            connections=connections,
+            idle=idle,
+            plain=plain,
+        )
+        proxy = _core.Proxy(config)
+        listening = serving.listening(proxy)
+        emit(listening)
+    if not as_json:
+        observe(listening)
+    serving.serve(proxy, observe)
 
 
 def _say(text: str) -> None:

@@ -233,30 +233,33 @@ def _bench(plan: Plan, clients: int, limit: float) -> Iterator[Bench]:
     own = json.dumps(client_options(plan, member, seed=plan.job.seed))
     server = _core.Server(party.arena, URL, json.dumps(told))
     threads: list[threading.Thread] = []
+    over = threading.Event()
     try:
         for place in range(clients):
             arena = _core.Arena(party.arena.layout)
             client = _core.Client(server.address, f"client-{place}", own, arena)
-            threads.append(threading.Thread(target=_send, args=(client, place), daemon=True))
+            threads.append(threading.Thread(target=_send, args=(client, place, over), daemon=True))
             threads[-1].start()
         while server.wait(clients, 0.2) < clients:
             if time.monotonic() > limit:
                 raise RoundError("clients of this process did not join in time", "Give more --seconds")
         yield Bench(server, clients, limit)
     finally:
+        over.set()
         server.close("the calibration is over")
         for thread in threads:
             thread.join()
 
 
-def _send(client: _core.Client, place: int) -> None:
-    """Send in each round, at this client's time."""
+def _send(client: _core.Client, place: int, over: threading.Event) -> None:
+    """Send in each round, at this client's time, until all is over."""
     try:
         client.join()
         while (task := client.next()) is not None:
             number, text = task
             when = json.loads(text)
-            time.sleep(max(0.0, when["begin"] + place * when["gap"] - time.monotonic()))
+            if over.wait(max(0.0, when["begin"] + place * when["gap"] - time.monotonic())):
+                return
             client.submit(number, 1.0, "{}")
     except _core.CoreError:  # the server ends, and says why
         return

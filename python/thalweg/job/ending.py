@@ -2,36 +2,83 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from thalweg.errors import RecordError
-from thalweg.record import RunRecord
+from thalweg.record import Record, RunRecord
 
 if TYPE_CHECKING:
     from thalweg.ui.progress import Progress
 
 
-def end_badly(record: RunRecord, note: Callable[[str], None], error: BaseException) -> None:
-    """Keep that a run failed and why, or that it was interrupted; close the record."""
-    interrupted = not isinstance(error, Exception)
-    status = "interrupted" if interrupted else "failed"
+# How a command says where its record is.
+_RECORD: Final = re.compile(r"\brecord: (.+)$", re.MULTILINE)
+RUN: Final = "thalweg run"
+
+
+def end_badly(record: RunRecord, note: Callable[[str], None], error: BaseException, command: str = RUN) -> None:
+    """Keep that a run failed and why, or that it was interrupted; close the record, and say how ``command`` goes on."""
+    status = _status(error)
     try:
-        record.log(status if interrupted else f"failed: {error}")
-        record.note(reason=None if interrupted else str(error))
+        record.log(status if _is_interruption(error) else f"failed: {error}")
+        record.note(reason=_reason(error))
         record.finish(status)
     except RecordError as second:
         note(f"the record is not complete: {second}")
+    _say_how_to_go_on(record, note, command)
 
 
 @contextmanager
-def recording(record: RunRecord, progress: Progress) -> Iterator[None]:
+def recording(record: RunRecord, progress: Progress, command: str = RUN) -> Iterator[None]:
     """Say in the record if what is done with it ends badly, and leave the terminal as it was."""
     try:
         yield
     except BaseException as error:
-        end_badly(record, progress.note, error)
+        end_badly(record, progress.note, error, command)
         raise
     finally:
         progress.close()
+
+
+def end_elsewhere(said: str, error: BaseException) -> None:
+    """Keep how a run ended whose process could not: it was in a guest kernel that was ended. ``said``: its words."""
+
+    def note(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    for path in _RECORD.findall(said):
+        _end_running(Path(path), note, error)
+
+
+def _end_running(path: Path, note: Callable[[str], None], error: BaseException) -> None:
+    try:
+        if Record(path).manifest.get("status") == "running":
+            end_badly(RunRecord(path, keep=sys.maxsize), note, error)
+    except RecordError as second:
+        note(f"the record is not complete: {second}")
+
+
+def _say_how_to_go_on(record: RunRecord, note: Callable[[str], None], command: str) -> None:
+    try:
+        done = record.checkpoint_round
+    except RecordError:  # its reason has been told
+        return
+    if done is not None and done < record.plan.job.rounds:
+        note(f"to go on after round {done}: {command} --resume {record.path}")
+
+
+def _is_interruption(error: BaseException) -> bool:
+    return not isinstance(error, Exception)
+
+
+def _status(error: BaseException) -> str:
+    return "interrupted" if _is_interruption(error) else "failed"
+
+
+def _reason(error: BaseException) -> str | None:
+    return None if _is_interruption(error) else str(error)

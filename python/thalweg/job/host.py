@@ -14,7 +14,7 @@ from thalweg import _core, algorithms, apps, machine
 from thalweg.apps.metrics import Intake
 from thalweg.errors import RecordError
 from thalweg.job.attendance import Absence, Attendance, sentences
-from thalweg.job.ending import end_badly
+from thalweg.job.ending import RUN, end_badly
 from thalweg.job.exposing import exposing
 from thalweg.job.parties import ServerParty, bytes_of, round_config, server_party
 from thalweg.job.session import SERVER
@@ -217,10 +217,11 @@ def hosting(
     resume: Path | None,
     *,
     session: Session | None = None,
+    command: str = RUN,
 ) -> Iterator[Host]:
     """Listen at ``url`` and open the record; at the end close both, and say in the record how it ended.
 
-    With a ``session`` the server is in its network.
+    With a ``session`` the server is in its network. ``command`` is what goes on with such a job.
     Raises PlanError, DataError or ModelError before anything is opened; CoreError if it cannot listen, RecordError
     if the record cannot be opened or resumed.
     """
@@ -252,7 +253,8 @@ def hosting(
                 record.watch(count)
                 yield host
         except BaseException as error:
-            _end_badly(host, error)
+            server.close("the job was interrupted" if not isinstance(error, Exception) else "the job was failed")
+            end_badly(record, progress.note, error, command)
             raise
         for note in record.end_checkpoints():
             progress.note(note)
@@ -283,12 +285,3 @@ def _compare(record: RunRecord, facts: Mapping[str, Any], progress: Progress) ->
         progress.note(told)
         record.log(told)
         record.note(app=facts["app"])
-
-
-def _end_badly(host: Host, error: BaseException) -> None:
-    status = "failed" if isinstance(error, Exception) else "interrupted"
-    host.server.close(f"the job was {status}")
-    end_badly(host.record, host.progress.note, error)
-    done = host.record.checkpoint_round
-    if done is not None:
-        host.progress.note(f"to go on after round {done}: thalweg run --resume {host.record.path}")

@@ -67,7 +67,7 @@ def serve_job(plan: Plan, url: str, progress: Progress, *, resume: Path | None =
         )
     trust = links.server_trust(plan.security, url)
     cpu = machine.cpu_seconds()
-    with hosting(plan, url, trust, progress, resume) as host:
+    with hosting(plan, url, trust, progress, resume, command="thalweg server") as host:
         address = host.server.address
         guarded = "encrypted" if "tls" in trust else "not encrypted" if "secret" in trust else "open to this machine"
         progress.note(f"listening on {address} ({guarded}), record: {host.record.path}")

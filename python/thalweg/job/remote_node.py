@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from thalweg import machine
 from thalweg.errors import PlanError, RecordError
@@ -29,6 +29,9 @@ from thalweg.ui.progress import iteration_line
 if TYPE_CHECKING:
     from thalweg.plan import Plan
     from thalweg.ui.progress import Progress
+
+# How a node goes on: its files may be anywhere.
+AGAIN: Final = "the same command with"
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,10 @@ def take_part(plan: Plan, place: Place, progress: Progress) -> GraphResult:
         record, done = opened(plan, place.resume, {"node": name, **facts})
         due = Due(plan.checkpoint_every, plan.job.rounds, done=done)
         progress.note(f"listening on {here.node.address}, record: {record.path}")
-        with recording(record, progress), exposing(plan.record.metrics, progress.note, clients=lambda: around) as count:
+        with (
+            recording(record, progress, AGAIN),
+            exposing(plan.record.metrics, progress.note, clients=lambda: around) as count,
+        ):
             record.watch(count)
             progress.note(f"waiting for {', '.join(around)}")
             here.meet({other: f"{plan.scheme}://{hosts[other]}" for other in around}, progress.note, place.patience)

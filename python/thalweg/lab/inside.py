@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from thalweg.machine.grace import leave_lost_terminal
+
 NOT_FOUND: Final = 127
 
 
@@ -47,6 +49,8 @@ def wait(process: subprocess.Popen[bytes]) -> int:
     """
 
     def pass_on(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
         process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}

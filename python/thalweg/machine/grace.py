@@ -1,14 +1,18 @@
-"""How long the programs that a command has started get to end by themselves before they are killed.
+"""What ends a command from outside, and how long the programs that it has started get to end by themselves.
 
-Whoever waits for one to end asks ``within``. While Ctrl-C is dealt with that is hardly any time, so that a command has
-ended with all its programs within two seconds.
+SIGTERM (``docker stop``, ``kubectl delete``, Slurm) and SIGHUP (a terminal that is closed) do what Ctrl-C does: the
+command ends in good order, and its exit code is 128 and the signal's number. Whoever waits for a program to end asks
+``within``. While a command is being ended that is hardly any time, so that it has ended with all its programs within
+two seconds, and its record within five.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
+import termios
 import time
 from contextlib import suppress
 from types import FrameType
@@ -18,36 +22,93 @@ from typing import Final, NoReturn
 HURRIED_SECONDS: Final = 0.4
 
 
+# The signals that end a command.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 # How often, and for how long at most, Ctrl-C waits for an import to end.
 LOOK_SECONDS: Final = 0.02
 IMPORT_SECONDS: Final = 5.0
 IMPORTERS: Final = "<frozen importlib"
 
-_interrupts: list[float] = []
+# The signals that came, each with when.
+_interrupts: list[tuple[int, float]] = []
 
 
 def remember_interrupts() -> None:
-    """From now on remember Ctrl-C, and raise KeyboardInterrupt between imports. To be called in the main thread.
+    """From now on remember the signals of ``ENDING``, and raise KeyboardInterrupt between imports.
+
+    To be called in the main thread. A signal that this process was started to ignore, as by ``nohup``, stays ignored.
+    Only Ctrl-C counts more than once: service managers and shells repeat the others while a command is ending.
 
     Some libraries catch every exception while they are imported, NumPy and PyTorch among them, and may not work
-    afterwards. So Ctrl-C during an import is raised when the import has ended, after five seconds, or with a second
-    Ctrl-C, whichever comes first. It takes the process's timer ``ITIMER_REAL``.
+    afterwards. So a signal during an import is raised when the import has ended, after five seconds, or with a Ctrl-C
+    after it, whichever comes first. It takes the process's timer ``ITIMER_REAL``.
     """
 
-    def heard(_number: int, frame: FrameType | None) -> None:
-        _interrupts.append(time.monotonic())
+    def heard(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
+        if _interrupts and number != signal.SIGINT:
+            return
+        _interrupts.append((number, time.monotonic()))
         raise_between_imports(0, frame)
 
     def raise_between_imports(_number: int, frame: FrameType | None) -> None:
-        waited = time.monotonic() - _interrupts[0]
+        waited = time.monotonic() - _interrupts[0][1]
         if is_importing(frame) and len(_interrupts) == 1 and waited < IMPORT_SECONDS:
             signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS)
             return
+        signal.setitimer(signal.ITIMER_REAL, 0)  # by default it would kill a process that is just ending
         raise KeyboardInterrupt
 
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, heard)
-        signal.signal(signal.SIGALRM, raise_between_imports)
+    signal.signal(signal.SIGALRM, raise_between_imports)
+    for number in ENDING:
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, heard)
+    _leave_out_forks()
+
+
+def _leave_out_forks() -> None:
+    """Let SIGTERM and SIGHUP end at once what is forked off, as PyTorch's loaders of data: their parent sends them.
+
+    Meanwhile both are held back, since Python forgets what comes to a process that was just forked.
+    """
+    before: list[set[int]] = []
+
+    def hold() -> None:
+        before.append(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP}))
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.pop())
+
+    def forget() -> None:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=forget)
+
+
+def leave_lost_terminal() -> None:
+    """Write to nowhere what would go to a terminal that is gone: there, every write is an error."""
+    for number in filter(_is_lost_terminal, (0, 1, 2)):
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, number)
+        os.close(nowhere)
+
+
+def _is_lost_terminal(number: int) -> bool:
+    try:
+        termios.tcgetattr(number)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False
+
+
+def interrupted_code() -> int:
+    """Return the exit code of a command that a signal has ended: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+    return 128 + (_interrupts[0][0] if _interrupts else signal.SIGINT)
 
 
 def is_importing(frame: FrameType | None) -> bool:
@@ -60,13 +121,13 @@ def is_importing(frame: FrameType | None) -> bool:
 
 
 def end_if_interrupted() -> None:
-    """Raise KeyboardInterrupt if Ctrl-C came and was lost: long work asks before each of its steps."""
+    """Raise KeyboardInterrupt if a signal came and was lost: long work asks before each of its steps."""
     if _interrupts:
         raise KeyboardInterrupt
 
 
 def is_hurried() -> bool:
-    """Return whether the calling thread is ending things because of Ctrl-C: in a ``finally`` or ``with``, say."""
+    """Return whether the calling thread is ending things because of a signal: in a ``finally`` or ``with``, say."""
     error = sys.exc_info()[1]
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
@@ -78,7 +139,7 @@ def is_hurried() -> bool:
 def leave(code: int) -> NoReturn:
     """End this process at once, after what it has said has gone out.
 
-    After Ctrl-C threads may still run that nobody can end, as those of clients that train; Python waits for some of
+    After a signal threads may still run that nobody can end, as those of clients that train; Python waits for some of
     them, and others crash when it ends around them.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -88,5 +149,5 @@ def leave(code: int) -> NoReturn:
 
 
 def within(seconds: float, hurried: float = HURRIED_SECONDS) -> float:
-    """Return ``seconds``; while Ctrl-C is dealt with, ``hurried`` ones if that is less."""
+    """Return ``seconds``; while a command is being ended by a signal, ``hurried`` ones if that is less."""
     return min(seconds, hurried) if is_hurried() else seconds

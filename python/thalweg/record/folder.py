@@ -52,6 +52,8 @@ LOG: Final = "log.txt"
 CHECKPOINT: Final = "checkpoint.safetensors"
 # Key of the manifest: the iteration that is the checkpoint of a job on a graph.
 MARKED: Final = "checkpoint_iteration"
+# The longest journal whose tables are written while a signal ends the command; about two seconds' work.
+HURRIED_BYTES: Final = 4 << 20
 # Of the log, in bytes: what went wrong may name many clients.
 LONGEST_LINE: Final = 16_384
 
@@ -262,14 +264,17 @@ class RunRecord(Record):
     def finish(self, status: str) -> None:
         """Write the tables and how the run ended: complete, failed or interrupted. Raises RecordError.
 
-        After Ctrl-C there are no tables: to load the library that writes them takes longer than anybody waits. Reports
-        read the journal then, and ``thalweg export`` makes the tables that follow from it.
+        While a signal ends the command nobody waits for long: how it ended is kept first, and tables of a long journal
+        are left out. Reports read the journal then, and ``thalweg export`` makes the tables that follow from it.
         """
         try:
             self.end_checkpoints()
-            if not is_hurried():
+            ended = {"status": status, "ended": _now()}
+            if is_hurried():
+                self.note(**ended)
+            if not is_hurried() or self._journal.size <= HURRIED_BYTES:
                 self._write_tables()
-            self.note(status=status, ended=_now())
+            self.note(**ended)
         except OSError as error:
             raise RecordError(
                 f"cannot write the tables of {self.path}: {error}; its journal is whole",

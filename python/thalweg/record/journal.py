@@ -76,6 +76,11 @@ class Journal:
                 self._end = end if entry["round"] <= keep else self._end
         self._file.truncate(self._end)
 
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self._end
+
     def append(self, entry: Mapping[str, Any]) -> None:
         """Write an entry through to the disk. Raises RecordError if that fails; earlier entries stay readable."""
         line = strict_json.dumps(entry, separators=(",", ":")).encode() + b"\n"

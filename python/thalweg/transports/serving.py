@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from thalweg.errors import PlanError
@@ -41,19 +40,9 @@ def listening(service: Service) -> dict[str, Any]:
 
 
 def serve(service: Service, observe: Callable[[Mapping[str, Any]], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM; ``observe`` hears of links and connections. Raises CoreError."""
+    """Serve until a signal ends this command; ``observe`` hears of links and connections. Raises CoreError."""
     try:
         with suppress(KeyboardInterrupt):
             service.serve(lambda text: observe(json.loads(text)))
     finally:
         service.close()
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do within it what Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -11,7 +11,6 @@ USER: Final = 2
 FAILED: Final = 1
 # Of several jobs.
 SOME_FAILED: Final = 3
-INTERRUPTED: Final = 130
 
 # Kinds of the core's errors -> what can be done where the core itself does not say.
 _MENDS: Final = {

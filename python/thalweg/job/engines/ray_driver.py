@@ -47,7 +47,8 @@ def drive(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
     del note  # what Ray itself says stands in the log
     orders = [json.loads(sys.stdin.readline()) for _ in range(order["count"])]
     ending = Ending()
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
     with _connected(order):
         nodes = _started(order, orders)
         while nodes and not ending.is_due:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -60,12 +60,18 @@ def kernel() -> Path:
     return path
 
 
-def run(arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float = LIMIT) -> tuple[int, str]:
+# Hears what a job had said on standard error that was ended from outside, and why it was.
+OnCut = Callable[[str, BaseException], None]
+
+
+def run(
+    arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float = LIMIT, on_cut: OnCut | None = None
+) -> tuple[int, str]:
     """Run a command inside, in virtual time and in this folder; return its exit code and standard output.
 
     It can write to this folder and to ``folders``, which are made; of /tmp it sees nothing else. Its standard error is
     passed on as it comes. Raises LabError if there is no guest kernel, if the guest fails, or if it has not ended after
-    ``limit`` seconds of the host.
+    ``limit`` seconds of the host. A job that is ended before it has ended itself can keep nothing: ``on_cut`` does.
     """
     program = kernel()
     with tempfile.TemporaryDirectory(prefix="thalweg-guest-") as name:
@@ -75,15 +81,22 @@ def run(arguments: Sequence[str], *, folders: Sequence[Path] = (), limit: float 
             guest = subprocess.Popen(boot(program, folder), stdin=subprocess.DEVNULL, stdout=console, stderr=console)
             try:
                 _watch(guest, folder, limit)
-            finally:
+                code = _code(folder)
+            except BaseException as error:
                 end(guest)
-        code = folder / "code"
-        if not code.is_file() or not code.read_text().strip():
-            tail = (folder / "console").read_text(errors="replace")[-TAIL:].strip()
-            raise LabError(
-                f"the guest ended before its job: {tail or 'it says nothing'}", "Try again, or use --clock real"
-            )
-        return int(code.read_text()), (folder / "out").read_text(errors="replace")
+                if on_cut is not None:
+                    on_cut(_said(folder / "err"), error)
+                raise
+        return code, (folder / "out").read_text(errors="replace")
+
+
+def _code(folder: Path) -> int:
+    """Return the exit code of a job. Raises LabError if the guest has ended without it."""
+    code = folder / "code"
+    if not code.is_file() or not code.read_text().strip():
+        tail = (folder / "console").read_text(errors="replace")[-TAIL:].strip()
+        raise LabError(f"the guest ended before its job: {tail or 'it says nothing'}", "Try again, or use --clock real")
+    return int(code.read_text())
 
 
 def boot(program: Path, folder: Path, clock: str = "virtual") -> list[str]:
@@ -136,6 +149,10 @@ def _pass_on(path: Path, at: int) -> int:
         sys.stderr.write(new.decode(errors="replace"))
         sys.stderr.flush()
     return at + len(new)
+
+
+def _said(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def end(guest: subprocess.Popen[bytes]) -> None:
