@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import os
+import sys
 import textwrap
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -54,6 +55,24 @@ def test_an_old_flower_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         thalweg.flower.require()
     monkeypatch.setattr(thalweg.flower, "version", lambda name: "2.0.dev20261101")
     assert thalweg.flower.require() == "2.0.dev20261101"
+
+
+def test_the_nodes_that_flower_waits_for_are_known() -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    from flwr.serverapp.strategy.strategy_utils import sample_nodes
+
+    from thalweg.flower import compat
+
+    found = []
+
+    class Nodes:
+        def get_node_ids(self) -> list[int]:
+            found.append(compat.nodes_waited_for(sys._getframe(1)))
+            return [1, 2, 3]
+
+    sample_nodes(Nodes(), min_available_nodes=2, sample_size=3)  # type: ignore[arg-type]
+    Nodes().get_node_ids()
+    assert found == [3, 0]
 
 
 def test_messages_can_be_named_and_assembled() -> None:

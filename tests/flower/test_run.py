@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed")
 
 from tests.e2e.conftest import why_no_lab
 from tests.ports import free_ports
-from thalweg.errors import AppError, PlanError
+from thalweg.errors import AppError, PlanError, RoundError
 from thalweg.flower.hosting import FlowerResult
 from thalweg.flower.run import plan_of, run
 from thalweg.record import Record
@@ -157,7 +158,8 @@ def test_the_same_seed_gives_the_same_bits_folded_too(tmp_path: Path) -> None:
 def test_a_client_that_raises_is_an_error_in_each_round(tmp_path: Path) -> None:
     result = ran("faulty", tmp_path, "fault='raises'")
     assert [(row["replies"], row["errors"]) for row in result.rows] == [(3, 1)] * 2
-    assert states(result)["client-1"] == ("rejected", "<class 'ValueError'>:<'this client cannot train'>")
+    raised = "<class 'ValueError'>:<'this client cannot train'> at faulty/client_app.py:22"
+    assert states(result)["client-1"] == ("rejected", raised)
 
 
 @pytest.mark.e2e
@@ -189,11 +191,55 @@ def test_a_client_that_never_answers_is_late(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_a_client_app_that_cannot_be_imported_is_an_error_that_says_so(tmp_path: Path) -> None:
-    result = ran("unimportable", tmp_path)
-    assert [(row["replies"], row["errors"]) for row in result.rows] == [(0, 4)]
-    state, reason = states(result)["client-1"]
-    assert state == "rejected"
-    assert "a_module_that_nobody_has" in (reason or "")
+    with pytest.raises(AppError, match=r"in 1 of 1 rounds all 4 clients failed to train; client-1: .*a_module_that_no"):
+        ran("unimportable", tmp_path)
+    (place,) = tmp_path.iterdir()
+    (entry,) = Record(place).rounds()
+    assert [one["state"] for one in entry["clients"]] == ["rejected"] * 4
+    assert re.search(r"a_module_that_nobody_has.* at \S+\.py:\d+$", entry["clients"][0]["reason"])
+
+
+@pytest.mark.e2e
+def test_a_run_whose_clients_all_fail_has_failed(tmp_path: Path) -> None:
+    words = ("--run-config", "fault='raises' faulty-partition=-1", "--transport", "tcp", "--record", str(tmp_path))
+    done = subprocess.run(
+        program("run", str(APPS / "faulty"), *words, "--clients", "2"),
+        check=False, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (place,) = tmp_path.iterdir()
+    record = Record(place)
+    assert record.manifest["status"] == "failed"
+    said = "in 2 of 2 rounds all 2 clients failed to train; client-1: <class 'ValueError'>:"
+    for told in (record.manifest["reason"], json.loads(done.stdout)["error"]["cause"]):
+        assert told.startswith(said)
+        assert "at faulty/client_app.py:22; then the ServerApp raised KeyError" in told
+    assert str(record.path / "log.txt") in json.loads(done.stdout)["error"]["mend"]
+    assert "this client cannot train" in (record.path / "log.txt").read_text()
+
+
+@pytest.mark.e2e
+def test_a_run_ends_when_the_nodes_that_the_app_waits_for_cannot_come_back(tmp_path: Path) -> None:
+    # The strategy wants both nodes.
+    for faulty, wants in ((0, "waits for 2 nodes, and 1"), (-1, "needs nodes, and none")):
+        place = tmp_path / str(faulty)
+        with pytest.raises(RoundError, match=f"the app {wants} can still take part: client-1 ended with"):
+            ran("faulty", place, f"fault='exits' faulty-partition={faulty}", **{
+                "transport.url": "tcp", "job.clients": 2,
+            })  # fmt: skip
+        (record,) = place.iterdir()
+        assert Record(record).manifest["status"] == "failed"
+
+
+@pytest.mark.e2e
+@LINUX
+def test_a_process_that_an_app_leaves_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = tmp_path / "left"
+    monkeypatch.setenv("LEFT", str(left))
+    ran("faulty", tmp_path / "runs", "fault='leaves' num-server-rounds=1", **{"transport.url": "tcp"})
+    state = Path("/proc") / left.read_text() / "stat"
+    # Who adopts it may reap it later.
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.e2e

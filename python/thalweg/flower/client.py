@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
@@ -47,9 +48,12 @@ def message_id(group: str, node: int) -> str:
 class Apps:
     """The ClientApp of a process, imported when the first message comes; one message at a time is worked on."""
 
-    def __init__(self, load: Callable[[], ClientApp], *, seeded: bool = True) -> None:
-        """``load`` imports it, or raises AppError. ``seeded`` is for a process that draws nothing else at random."""
-        self._load, self._seeded = load, seeded
+    def __init__(self, load: Callable[[], ClientApp], *, seeded: bool = True, folder: Path | None = None) -> None:
+        """``load`` imports it, or raises AppError. ``seeded`` is for a process that draws nothing else at random.
+
+        Errors say where in the app's ``folder`` they were raised.
+        """
+        self._load, self._seeded, self._folder = load, seeded, folder
         self._app: ClientApp | None = None
         self._lock = threading.Lock()
 
@@ -64,7 +68,8 @@ class Apps:
                 self._app = self._app or self._load()
             except AppError as error:
                 traceback.print_exception(error.__cause__ or error)
-                return Message(Error(CANNOT_LOAD, _short(error.cause)), reply_to=message), 0.0
+                place = _place(error.__cause__ or error, self._folder)
+                return Message(Error(CANNOT_LOAD, _short(error.cause, place)), reply_to=message), 0.0
             if self._seeded:
                 seed_all(*seeds)
             kept = _copied(context.state)
@@ -75,7 +80,8 @@ class Apps:
             except Exception as error:  # noqa: BLE001 - the server hears of it, and other messages go on
                 traceback.print_exc()
                 context.state = kept  # as in Flower: what failed changes no state
-                reply = Message(Error(RAISED, _short(f"{type(error)}:<'{error}'>")), reply_to=message)
+                reason = _short(f"{type(error)}:<'{error}'>", _place(error, self._folder))
+                reply = Message(Error(RAISED, reason), reply_to=message)
             return reply, time.perf_counter() - started
 
 
@@ -217,5 +223,17 @@ def _copied(state: RecordDict) -> RecordDict:
     return copy
 
 
-def _short(reason: str) -> str:
-    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}..."
+def _place(error: BaseException, folder: Path | None) -> str:
+    """Return the file and line of an app's folder in which an error was raised, or passed through last."""
+    if folder is None:
+        return ""
+    lines = traceback.walk_tb(error.__traceback__)
+    places = [(Path(frame.f_code.co_filename), number) for frame, number in lines]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        places.append((Path(error.filename), error.lineno or 0))
+    own = [(path.relative_to(folder), number) for path, number in places if path.is_relative_to(folder)]
+    return f" at {own[-1][0]}:{own[-1][1]}" if own else ""
+
+
+def _short(reason: str, place: str) -> str:
+    return f"{reason if len(reason) <= LONGEST_REASON else f'{reason[:LONGEST_REASON]}...'}{place}"

@@ -7,7 +7,7 @@ there first.
 from __future__ import annotations
 
 import importlib
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, Final
 
 from flwr.app import Error, Message, Metadata, RecordDict
@@ -41,6 +41,13 @@ def assemble(metadata: Metadata, content: RecordDict | Error) -> Message:
     if isinstance(content, Error):
         return Message(metadata=metadata, error=content)  # type: ignore[call-overload,no-any-return]
     return Message(metadata=metadata, content=content)  # type: ignore[call-overload,no-any-return]
+
+
+def nodes_waited_for(caller: FrameType) -> int:
+    """Return how many nodes a caller of ``Grid.get_node_ids`` waits for: those of Flower's ``sample_nodes``; else 0."""
+    sample = getattr(importlib.import_module("flwr.serverapp.strategy.strategy_utils"), "sample_nodes", None)
+    found = caller.f_locals.get("min_available_nodes")
+    return found if caller.f_code is getattr(sample, "__code__", None) and isinstance(found, int) else 0
 
 
 def run_class() -> type[Any] | None:

@@ -46,15 +46,18 @@ class ThalwegGrid(Grid):
         holes: bool = False,
         watcher: Watcher | None = None,
         look: Callable[[], None] = lambda: None,
+        waited_for: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Send messages through ``server``.
 
         Nodes get their ids by ``salt``, and ``config`` as the run's configuration. What they draw at random follows
         from ``seed``, unless the app seeds it. ``look`` is called several times a second while a caller waits, and may
-        raise. ``folds`` allows folding on arrival; with ``holes`` parts of what is folded may be missing.
+        raise. ``waited_for`` is called with the number of nodes that the app waits for, each time that it asks which
+        there are. ``folds`` allows folding on arrival; with ``holes`` parts of what is folded may be missing.
         """
         self._server, self._salt, self._seed, self._config = server, salt, seed, dict(config)
         self._folds, self._holes, self._watcher, self._look = folds, holes, watcher, look
+        self._waited_for = waited_for
         self._run = compat.new_run(run_id, self._config)
         self._run_id = run_id
         self._numbers = count(1)
@@ -83,7 +86,11 @@ class ThalwegGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Return the ids of the nodes that are connected, in the order of their names."""
+        """Return the ids of the nodes that are connected, in the order of their names.
+
+        What ``waited_for`` raises goes to the caller.
+        """
+        self._waited_for(compat.nodes_waited_for(sys._getframe(1)))  # noqa: SLF001 - CPython's, documented
         with self._lock:
             return [self._node(name) for name in self._server.members]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from thalweg import _core, flower
 from thalweg.apps import seed_all
-from thalweg.errors import AppError, RecordError, ThalwegError
+from thalweg.errors import AppError, RecordError, RoundError, ThalwegError
 from thalweg.flower.app import AppFolder
 from thalweg.job.attendance import Attendance
 from thalweg.job.session import Session
@@ -76,7 +76,9 @@ class Hosting:
 
         self.plan, self.server, self.record, self.progress = plan, server, record, progress
         self._app: ServerApp | None = None
+        #: The nodes of each process that this run starts, and how processes have ended.
         self.nodes_of: dict[str, list[str]] = {}
+        self._ended: dict[str, str] = {}
         self._found, self._look = found, look
         self.attendance = Attendance()
         # With the same seed nodes have the same ids, and a strategy draws the same of them.
@@ -96,6 +98,7 @@ class Hosting:
             holes=not plan.repair.resend,
             watcher=self.rounds,
             look=self._watch,
+            waited_for=self._waited_for,
         )
         self._run_id = run_id
 
@@ -130,6 +133,8 @@ class Hosting:
         except (ThalwegError, _core.CoreError):
             raise
         except (Exception, SystemExit) as error:
+            self.rounds.close()
+            self.check(f"; then the ServerApp raised {type(error).__name__}: {error}")
             raise AppError(
                 f"the ServerApp raised {type(error).__name__}: {error}",
                 f"Correct {self._found.server}; the traceback is above",
@@ -154,11 +159,38 @@ class Hosting:
 
     def process_ended(self, process: str, why: str) -> None:
         """Take note that a process has ended: nobody waits for its nodes any more."""
+        self._ended[process] = why
         for name in self.nodes_of.get(process, [process]):
             self.progress.note(f"{name} is gone: {why}")
             with suppress(_core.CoreError, RecordError):  # the run may be ending at this moment
                 self.grid.crashed(name, why)
                 self.record.log(f"{name} is gone: {why}")
+
+    def _waited_for(self, wanted: int) -> None:
+        """Raise RoundError if the app waits for more nodes than can be there: of an ended process none comes back."""
+        if not self.nodes_of:  # they come by themselves
+            return
+        left = sum(len(nodes) for process, nodes in self.nodes_of.items() if process not in self._ended)
+        if left < max(1, wanted):
+            wants = f"waits for {wanted} nodes, and {left}" if left else "needs nodes, and none"
+            ended = "; ".join(f"{process} {why}" for process, why in sorted(self._ended.items()))
+            raise RoundError(
+                f"the app {wants} can still take part: {ended}",
+                f"See {self.record.log_path}",
+            )
+
+    def check(self, then: str = "") -> None:
+        """Raise AppError if there was a round in which all clients failed: the result is not of all rounds then.
+
+        ``then`` is what came of it.
+        """
+        failures = self.rounds.failures
+        if failures:
+            traces = f"tracebacks are in {self.record.log_path}" if self.nodes_of else "their output has the tracebacks"
+            raise AppError(
+                f"in {len(failures)} of {len(self.rounds.rows)} rounds {failures[0]}{then}",
+                f"Correct {self._found.client} if it raised that; {traces}",
+            )
 
     def _tell(self, text: str) -> None:
         self.progress.note(text)

@@ -80,6 +80,13 @@ class _Phase:
     def errors(self) -> int:
         return sum(not answer.counts for answer in self.answers.values())
 
+    def failure(self, kind: str) -> str | None:
+        """Return how all replies to messages of a kind failed; None if one did not, or there were none."""
+        if not self.answers or self.errors() < len(self.answers):
+            return None
+        count, (name, answer) = len(self.answers), min(self.answers.items(), key=lambda one: one[0])
+        return f"{f'all {count} clients' if count > 1 else 'the only client'} failed to {kind}; {name}: {answer.reason}"
+
 
 @dataclass
 class _Round:
@@ -109,6 +116,8 @@ class Rounds:
         #: Flower's own loop of rounds; None where an app has its own.
         self.loop: Loop | None = None
         self.rows: list[Row] = []
+        #: Of each round in which all replies to messages of a kind were errors, how they failed.
+        self.failures: list[str] = []
 
     def sent(self, sent: Sent) -> None:
         """Take note of messages that go out."""
@@ -197,6 +206,8 @@ class Rounds:
         metrics = {kind: means(list(phase.answers.values())) for kind, phase in done.phases.items()}
         row = self._row(done, metrics)
         self.rows.append(row)
+        failures = [failure for kind, phase in done.phases.items() if (failure := phase.failure(kind))]
+        self.failures += failures[:1]
         evaluated = {**metrics.get("evaluate", {}), **self._server_metrics(done.number)}
         quality = {"accuracy": _first(evaluated, ACCURACIES), "loss": _first(evaluated, LOSSES)}
         if quality["accuracy"] is not None and not 0 <= quality["accuracy"] <= 1:

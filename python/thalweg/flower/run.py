@@ -102,6 +102,7 @@ def run(plan: Plan, progress: Progress) -> FlowerResult:
             host.serve()
         finally:
             _end(host, fleet, network, post)
+        host.check()
         peak = machine.peak_rss_bytes()
     return host.result(peak, fleet.peaks(), network)
 
@@ -161,6 +162,7 @@ def serve(plan: Plan, url: str, progress: Progress) -> FlowerResult:
         own = {"cpu_seconds": machine.cpu_seconds(cpu), "peak_rss_bytes": peak}
         parties = [("server", own), *((name, host.attendance.use_of(name)) for name in names)]
         record.table("parties", [{"party": name, **used} for name, used in parties])
+        host.check()
     peaks = [host.attendance.peak_of(name) for name in names]
     return host.result(peak, peaks)
 
@@ -188,7 +190,8 @@ def join(
         note(f"{name}: joining {url}")
         with farewell(core, "the node ends"):
             core.join()
-            done = Node(name, Apps(found.load_client), config, note).serve(TaskClient.over(core, name))
+            apps = Apps(found.load_client, folder=found.path.resolve())
+            done = Node(name, apps, config, note).serve(TaskClient.over(core, name))
     return {"name": name, "url": url, "messages": done, "peak_rss_bytes": machine.peak_rss_bytes()}
 
 

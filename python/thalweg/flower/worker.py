@@ -31,7 +31,8 @@ def serve(order: Mapping[str, Any], note: Note) -> None:
     from thalweg.flower.client import Apps, Node
 
     # In the server's own process the server draws nodes from the same generators.
-    apps = Apps(app.read(Path(order["app"])).load_client, seeded=order["parent"] != os.getpid())
+    found = app.read(Path(order["app"]))
+    apps = Apps(found.load_client, seeded=order["parent"] != os.getpid(), folder=found.path)
     nodes = [(Node(one["name"], apps, one["config"], _noting(one["name"], note)), one) for one in order["nodes"]]
     with ExitStack() as stack:
         clients = []

@@ -17,6 +17,7 @@ from typing import IO, Any, Final, Protocol
 from thalweg import _core, machine
 from thalweg.errors import RoundError
 from thalweg.job.farewell import farewell, reason
+from thalweg.job.leftovers import end_group
 from thalweg.job.participant import take_part
 from thalweg.job.parties import maker_of
 from thalweg.machine.grace import within
@@ -205,9 +206,13 @@ class Fleet:
         process = member.process
         if process is None or process.stdout is None:
             return
+        # What an app leaves behind may hold standard output open, so its end says nothing of the process.
+        sweeper = threading.Thread(target=_sweep, args=(process,), daemon=True)
+        sweeper.start()
         with process.stdout as stream:
             for line in stream:
                 self._heard(member, _parse(line))
+        sweeper.join()
         code = process.wait()
         _close(process.stdin)
         said = member.report.get("error", {}).get("cause")
@@ -255,6 +260,12 @@ def take_orders(order: Mapping[str, Any], note: Callable[[str], None]) -> None:
     client = _core.Client(order["url"], order["name"], json.dumps(order["options"]), None)
     with farewell(client, "the client is done"):
         take_part(client, maker, note)
+
+
+def _sweep(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process has ended, and end what it leaves behind."""
+    process.wait()
+    end_group(process.pid)
 
 
 def client_threads(plan_threads: int | None, clients: int) -> int:

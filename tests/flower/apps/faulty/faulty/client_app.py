@@ -1,9 +1,15 @@
-"""Adds one to the model; the client of the faulty partition raises, never answers, exits, or answers far too much."""
+"""Adds one to the model; the client of the faulty partition, or each client if that is -1, has a fault.
+
+It raises, never answers, exits, answers far too much, or leaves a process behind.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -29,13 +35,21 @@ def oversized(context: Context) -> int:
     return context.run_config["reply-mib"] << 20
 
 
-FAULTS = {"raises": raises, "silent": silent, "exits": exits, "oversized": oversized}
+def leaves(context: Context) -> int:
+    """Start a process that has this one's standard output and ignores SIGTERM, and write its id."""
+    program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+    left = subprocess.Popen([sys.executable, "-c", program])
+    Path(os.environ["LEFT"]).write_text(str(left.pid))
+    return 0
+
+
+FAULTS = {"raises": raises, "silent": silent, "exits": exits, "oversized": oversized, "leaves": leaves}
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     excess = 0
-    if context.node_config["partition-id"] == context.run_config["faulty-partition"]:
+    if context.run_config["faulty-partition"] in (-1, context.node_config["partition-id"]):
         excess = FAULTS[context.run_config["fault"]](context)
     arrays = ArrayRecord({name: Array(array.numpy() + 1) for name, array in message.content["arrays"].items()})
     if excess:

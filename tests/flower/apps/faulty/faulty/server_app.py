@@ -20,5 +20,6 @@ def main(grid: Grid, context: Context) -> None:
         timeout=context.run_config["timeout"],
     )
     found = result.arrays["w"].numpy()
-    if not np.array_equal(found, np.full(16, rounds, np.float32)):
+    well = context.run_config["faulty-partition"] >= 0
+    if well and not np.array_equal(found, np.full(16, rounds, np.float32)):
         raise RuntimeError(f"the clients that were well added one each round, and the model is {found}")
