@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from experiments import measured, results
+from experiments.claims import rule
 from experiments.plan import FULL, ROOT, Experiment, names
 from experiments.run import OUT, Judged, judge, run
 from thalweg.errors import ThalwegError
@@ -79,7 +80,11 @@ def _results(given: argparse.Namespace) -> int:
 
 def _show(found: list[Judged], *, as_json: bool) -> None:
     rows = [
-        {**one.claim, "modes": {mode: {"seen": v.seen, "words": v.words} for mode, v in one.verdicts.items()}}
+        {
+            **one.claim,
+            "rule": rule(one.claim),
+            "modes": {mode: {"seen": v.seen, "words": v.words, "runs": v.runs} for mode, v in one.verdicts.items()},
+        }
         for one in found
     ]
     if as_json:
@@ -87,9 +92,9 @@ def _show(found: list[Judged], *, as_json: bool) -> None:
         return
     for row in rows:
         paper = f" (paper: {row['value']:g})" if "value" in row else ""
-        print(f"{row['id']}: {row['says']}{paper}")
+        print(f"{row['id']}: {row['says']}{paper}; {row['rule']}")
         for mode, verdict in row["modes"].items():
-            print(f"  {mode}: {results.SEEN[verdict['seen']]}: {verdict['words']}")
+            print(f"  {mode}: {verdict['seen']}: {verdict['words']}")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from experiments.measured import Table, middle, rounded
+from experiments.measured import Table, middle, rounded, scalars
 from thalweg.errors import RecordError
 from thalweg.record import Record
 from thalweg.report.replay import replayed
@@ -97,7 +97,8 @@ def joined(tables: Sequence[Table]) -> Table:
     """Return the medians of several runs' numbers."""
     found: Table = {key: middle(table[key] for table in tables) for key in NUMBERS}
     system = tables[0]["system"]
-    return {**found, "system": system, "completion_by_run": [table["completion"] for table in tables]}
+    completions = [table["completion"] for table in tables]
+    return {**found, "system": system, "completion_by_run": completions, "by_run": scalars(tables)}
 
 
 def _total(cpu: Mapping[str, Any]) -> float:

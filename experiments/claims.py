@@ -2,40 +2,55 @@
 
 ``expected.json`` of a figure has ``paper`` and ``claims``. A claim ``says`` something in words, has the ``id`` of its
 line in the requirements, a ``kind``, and places in the matrix: tables of axis and label, ``*`` for any. Its ``number``
-is what of a cell is meant: ``seconds`` of communication if it says none, or another of ``NUMBERS``.
+is what of a cell is meant: ``seconds`` of communication if it says none, or another of ``NUMBERS``. With ``base``, the
+name of another figure of the study, ``to`` is a place there.
 
 ===========  ====================================================================================================
-``ratio``    the sum of ``of`` over that of ``to``; the paper's is ``value``; shown if within a factor of 1.25
+``ratio``    the sum of ``of`` over that of ``to``; the paper's is ``value``; shown if within a factor of 1.25, and, if
+             the paper's is more or less than 1 by more than 2 %, on the same side of 1 by as much
 ``reaches``  the same, and the paper has up to ``value``: shown if it is no less
-``more``     the sum of ``of`` is more than that of ``to`` (each place of ``along``, if there is one)
-``added``    the sum of ``of`` less the same of the figure ``base``, in seconds; the paper's is ``value``; as ``ratio``
-``falls``    the values fall along the labels of ``along``, for each of ``of``'s
+``more``     the sum of ``of`` is more than that of ``to`` (each place of ``along``, if there is one), by more than 2 %
+``added``    the sum of ``of`` less the same of the figure ``base``, in seconds; the paper's is ``value``: within 1.25
+``falls``    the values fall along the labels of ``along``, by more than 2 % each
 ``rises``    they rise
 ``level``    the largest along ``along`` is at most ``factor`` times the least
 ``above``    each of ``of``'s is more than the paper's ``value``, or our ``least``, in the unit it is written with
-``about``    each of ``of``'s agrees with the paper's ``value``, in the unit it is written with; as ``ratio``
+``below``    each of them is less than ``value``
+``about``    each of ``of``'s agrees with the paper's ``value``, in the unit it is written with, within 1.25
 ``even``     Jain's index of each of ``of``'s is at least 0.9
 ``close``    the last accuracies of ``of`` and ``to`` differ by less than ``value``, a fraction
 ``worse``    the last accuracy of ``of`` is less than that of ``to``
 ===========  ====================================================================================================
+
+A claim is a few numbers, each with bounds, and is judged over runs. Its answer is yes if the 95 % interval of each
+number's mean (Student's t, of logarithms for ratios) lies within its bounds, no if one lies outside, and else
+undecided. Intervals of one claim hold together. One run has no interval, so it is no answer. Runs in virtual time that
+agree have a short one.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from experiments.measured import Cell, rounded
+from thalweg.ui.comparing import ALIKE, ALPHA, student
 
 Claim = Mapping[str, Any]
 # A number is taken to agree if neither is more than a quarter above the other.
 AGREES: Final = 1.25
+# Ratios no farther from 1 than this are no difference.
+MORE: Final = 1 + ALIKE
 # And flows to be alike, if Jain's index of them is no less.
 EVEN: Final = 0.9
+# What sums of floats may be off.
+ROUNDED: Final = 1e-9
 # What of a cell a claim may be about: the factor and the unit that it is written with.
 NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "seconds": (1.0, " s"),
@@ -67,14 +82,48 @@ NUMBERS: Final[Mapping[str, tuple[float, str]]] = {
     "time_to": (1.0, " s"),
     "cpu_to": (1.0, " s"),
 }
+YES: Final = "yes"
+NO: Final = "no"
+UNDECIDED: Final = "undecided"
+ONE_RUN: Final = "one run"
+NOT_JUDGED: Final = "not judged"
+NOT_MEASURED: Final = "not measured"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim was seen: yes, no, or None where something is missing; with the number, in words."""
+    """Whether a claim was seen: yes, no, undecided, one run, not judged or not measured; the numbers, in words."""
 
-    seen: bool | None
+    seen: str
     words: str
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A number of a claim in one run, and the bounds within which the claim says it is."""
+
+    value: float
+    low: float = -math.inf
+    high: float = math.inf
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a claim comes to in one run: numbers with bounds, and those that are shown, written with ``form``."""
+
+    parts: Sequence[Part]
+    shown: Sequence[float]
+    form: Callable[[float], str]
+    unit: str = ""
+
+
+class MissingError(Exception):
+    """A place of the matrix that has no value."""
+
+
+class NotKeptError(Exception):
+    """A cell of several runs of which only the median was kept."""
 
 
 def read(file: Path) -> list[Claim]:
@@ -86,20 +135,85 @@ def read(file: Path) -> list[Claim]:
 def judge(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Verdict:
     """Return whether ``cells`` show what the claim says; ``base`` are those of the figure that it names."""
     try:
-        if claim["kind"] == "added":
-            return _added(claim, cells, base)
-        return _KINDS[claim["kind"]](claim, cells)
+        runs = [_KINDS[claim["kind"]](claim, *of) for of in _by_run(claim, cells, base)]
     except MissingError as error:
-        return Verdict(None, f"without {error}")
+        return Verdict(NOT_MEASURED, f"without {error}")
+    except NotKeptError as error:
+        return Verdict(NOT_JUDGED, f"of {error} only the median was kept")
+    return Verdict(_seen(runs), _words(runs), len(runs))
 
 
-class MissingError(Exception):
-    """A place of the matrix that has no value."""
+def rule(claim: Claim) -> str:
+    """Return which cells a claim is about, and within which bounds it holds."""
+    return f"{_subject(claim)} {_BOUNDS[claim['kind']](claim)}"
 
 
 def value(cells: Sequence[Cell], place: Mapping[str, str], number: str = "seconds") -> float:
     """Return the sum of a number of all cells at a place. Raises MissingError."""
     return sum(_each(cells, place, number))
+
+
+def _by_run(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> list[tuple[Sequence[Cell], Sequence[Cell]]]:
+    """Return the claim's cells, and those of its base, once for each run that all of them have."""
+    places = [claim["of"], *([claim["to"]] if "to" in claim else [])]
+    mine = [cell for cell in cells if any(_is_of(claim, cell, place) for place in places)]
+    other = [cell for cell in base if any(cell.is_at(place) for place in places)]
+    count = min((cell.runs for cell in [*mine, *other]), default=1)
+    return [(_in_run(mine, at), _in_run(other, at)) for at in range(max(1, count))]
+
+
+def _is_of(claim: Claim, cell: Cell, place: Mapping[str, str]) -> bool:
+    along = claim.get("along", {})
+    return cell.is_at(place) and all(cell.labels.get(axis) in labels for axis, labels in along.items())
+
+
+def _in_run(cells: Sequence[Cell], at: int) -> list[Cell]:
+    found = [cell.in_run(at) for cell in cells]
+    for cell, one in zip(cells, found, strict=True):
+        if one is None:
+            raise NotKeptError(f"{cell.runs} runs of {', '.join(cell.labels.values())}")
+    return [cell for cell in found if cell is not None]
+
+
+def _seen(runs: Sequence[Found]) -> str:
+    if len(runs) < 2:
+        return ONE_RUN
+    columns = list(zip(*(run.parts for run in runs), strict=True))
+    inside = [_inside(parts, len(columns)) for parts in columns]
+    return NO if False in inside else UNDECIDED if None in inside else YES
+
+
+def _inside(parts: Sequence[Part], numbers: int) -> bool | None:
+    """Return whether the interval of a number over runs is within its bounds, outside of them, or neither (None).
+
+    ``numbers``: how many intervals hold together.
+    """
+    low, high = parts[0].low, parts[0].high
+    values = [part.value for part in parts]
+    logs = min(*values, low if math.isfinite(low) else 1.0) > 0
+    if logs:
+        values, low, high = [math.log(value) for value in values], _log(low), _log(high)
+    reach = student(1 - ALPHA / numbers, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    least, most = fmean(values) - reach, fmean(values) + reach
+    if least > high + ROUNDED or most < low - ROUNDED:
+        return False
+    return True if low - ROUNDED <= least and most <= high + ROUNDED else None
+
+
+def _log(value: float) -> float:
+    return math.log(value) if 0 < value < math.inf else math.inf if value > 0 else -math.inf
+
+
+def _words(runs: Sequence[Found]) -> str:
+    """Return the shown numbers, each the mean over runs with the least and the most."""
+    columns = zip(*(run.shown for run in runs), strict=True)
+    words = ", ".join(_spread(column, runs[0].form) for column in columns) + runs[0].unit
+    return words if len(runs) < 2 else f"{words}; {len(runs)} runs"
+
+
+def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+    middle, least, most = form(fmean(values)), form(min(values)), form(max(values))
+    return middle if least == most else f"{middle} ({least} to {most})"
 
 
 def _each(cells: Sequence[Cell], place: Mapping[str, str], number: str) -> list[float]:
@@ -116,104 +230,169 @@ def _accuracy(cells: Sequence[Cell], place: Mapping[str, str]) -> float:
     return float(series[0][-1])
 
 
-def _ratio(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    found = _quotient(claim, cells, {})
-    return Verdict(_agrees(found, claim["value"]), f"{found:.2f}")
-
-
-def _reaches(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    found = _quotient(claim, cells, {})
-    return Verdict(found >= claim["value"], f"{found:.2f}")
-
-
-def _quotient(claim: Claim, cells: Sequence[Cell], at: Mapping[str, str]) -> float:
-    number = _number(claim)
-    return value(cells, {**claim["of"], **at}, number) / value(cells, {**claim["to"], **at}, number)
-
-
 def _number(claim: Claim) -> str:
     return str(claim.get("number", "seconds"))
 
 
-def _added(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Verdict:
-    found = value(cells, claim["of"]) - value(base, claim["of"])
-    return Verdict(_agrees(found, claim["value"]), f"{found:+.1f} s")
+def _quotient(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell], at: Mapping[str, str]) -> float:
+    number = _number(claim)
+    beside = base if "base" in claim else cells
+    return value(cells, {**claim["of"], **at}, number) / value(beside, {**claim["to"], **at}, number)
 
 
-def _agrees(found: float, paper: float) -> bool:
-    return found * paper > 0 and max(found / paper, paper / found) <= AGREES
+def _ratio(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
+    found = _quotient(claim, cells, base, {})
+    return Found([Part(found, *_agreeing(claim["value"]))], [found], _two)
 
 
-def _more(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+def _agreeing(paper: float) -> tuple[float, float]:
+    """Return the bounds of a ratio that agrees with the paper's: also which of the two is more has to be the same."""
+    low, high = paper / AGREES, paper * AGREES
+    return (max(low, MORE), high) if paper > MORE else (low, min(high, 1 / MORE)) if paper < 1 / MORE else (low, high)
+
+
+def _reaches(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
+    found = _quotient(claim, cells, base, {})
+    return Found([Part(found, low=claim["value"])], [found], _two)
+
+
+def _more(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
+    ratios = [_quotient(claim, cells, base, at) for at in _along(claim)]
+    return Found([Part(ratio, low=MORE) for ratio in ratios], ratios, _two)
+
+
+def _along(claim: Claim) -> list[dict[str, str]]:
     along = claim.get("along", {})
-    places = [{axis: label} for axis, labels in along.items() for label in labels] or [{}]
-    ratios = [_quotient(claim, cells, at) for at in places]
-    return Verdict(all(ratio > 1 for ratio in ratios), ", ".join(f"{ratio:.2f}" for ratio in ratios))
+    return [{axis: label} for axis, labels in along.items() for label in labels] or [{}]
+
+
+def _added(claim: Claim, cells: Sequence[Cell], base: Sequence[Cell]) -> Found:
+    found, paper = value(cells, claim["of"]) - value(base, claim["of"]), claim["value"]
+    low, high = sorted((paper / AGREES, paper * AGREES))
+    return Found([Part(found, low, high)], [found], lambda one: f"{one:+.1f}", " s")
 
 
 def _series(claim: Claim, cells: Sequence[Cell]) -> list[float]:
-    ((axis, labels),) = claim["along"].items()
-    return [value(cells, {**claim["of"], axis: label}, _number(claim)) for label in labels]
+    return [value(cells, {**claim["of"], **at}, _number(claim)) for at in _along(claim)]
 
 
-def _falls(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+def _falls(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
     found = _series(claim, cells)
-    return Verdict(all(a > b for a, b in pairwise(found)), _words(claim, found))
+    return _written(claim, found, [Part(a / b, low=MORE) for a, b in pairwise(found)])
 
 
-def _rises(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+def _rises(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
     found = _series(claim, cells)
-    return Verdict(all(a < b for a, b in pairwise(found)), _words(claim, found))
+    return _written(claim, found, [Part(b / a, low=MORE) for a, b in pairwise(found)])
 
 
-def _level(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+def _level(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
     found = _series(claim, cells)
-    return Verdict(max(found) <= claim["factor"] * min(found), _words(claim, found))
+    return _written(claim, found, [Part(max(found) / min(found), high=claim["factor"])])
 
 
-def _close(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    apart = abs(_accuracy(cells, claim["of"]) - _accuracy(cells, claim["to"]))
-    return Verdict(apart < claim["value"], f"{100 * apart:.2f} points")
+def _close(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
+    apart = _accuracy(cells, claim["of"]) - _accuracy(cells, claim["to"])
+    return Found([Part(apart, -claim["value"], claim["value"])], [apart], _points, " points")
 
 
-def _worse(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    less = _accuracy(cells, claim["to"]) - _accuracy(cells, claim["of"])
-    return Verdict(less > 0, f"{100 * less:.2f} points less")
+def _worse(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
+    apart = _accuracy(cells, claim["of"]) - _accuracy(cells, claim["to"])
+    return Found([Part(apart, high=-2 * ROUNDED)], [apart], _points, " points")
 
 
-def _above(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    found = _each(cells, claim["of"], _number(claim))
-    factor, _ = NUMBERS[_number(claim)]
+def _above(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
     least = claim.get("value", claim.get("least"))
-    return Verdict(all(one * factor > least for one in found), _words(claim, found))
+    return _of_each(claim, cells, low=least)
 
 
-def _about(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+def _below(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
+    return _of_each(claim, cells, high=claim["value"])
+
+
+def _about(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
+    return _of_each(claim, cells, low=claim["value"] / AGREES, high=claim["value"] * AGREES)
+
+
+def _of_each(claim: Claim, cells: Sequence[Cell], low: float = -math.inf, high: float = math.inf) -> Found:
     found = _each(cells, claim["of"], _number(claim))
     factor, _ = NUMBERS[_number(claim)]
-    return Verdict(all(_agrees(one * factor, claim["value"]) for one in found), _words(claim, found))
+    return _written(claim, found, [Part(one * factor, low, high) for one in found])
 
 
-def _even(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+def _even(claim: Claim, cells: Sequence[Cell], _base: Sequence[Cell]) -> Found:
     found = _each(cells, claim["of"], "jain")
-    return Verdict(min(found) >= EVEN, ", ".join(f"{one:.3f}" for one in found))
+    return Found([Part(one, low=EVEN) for one in found], found, lambda one: f"{one:.3f}")
 
 
-def _words(claim: Claim, values: Sequence[float]) -> str:
+def _written(claim: Claim, values: Sequence[float], parts: Sequence[Part]) -> Found:
     factor, unit = NUMBERS[_number(claim)]
-    return ", ".join(f"{rounded(factor * one):g}" for one in values) + unit
+    return Found(parts, values, lambda one: f"{rounded(factor * one):g}", unit)
 
 
-_KINDS: Final[Mapping[str, Callable[[Claim, Sequence[Cell]], Verdict]]] = {
+def _two(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.2f}"
+
+
+def _subject(claim: Claim) -> str:
+    of, to = _place(claim["of"]), _place(claim.get("to", {}))
+    of = f"{of} over {to}" if claim["kind"] in _RATIOS else f"{of} less {to}" if claim["kind"] in _POINTS else of
+    where = "" if "base" not in claim else f" of {claim['base']}"
+    each = [f"{axis} {', '.join(labels)}" for axis, labels in claim.get("along", {}).items()]
+    of = f"{of} less the same" if claim["kind"] == "added" else of
+    number = f"{claim['number']} of " if "number" in claim else ""
+    return f"{number}{of}{where}" + (f", at {each[0]}" if each else "")
+
+
+def _place(place: Mapping[str, str]) -> str:
+    labels = [label.removeprefix("payload:") for label in place.values() if label != "*"]
+    words = [f"({label})" if ", " in label else label for label in labels]
+    return " ".join(words) or "all cells"
+
+
+def _bounds(claim: Claim) -> str:
+    low, high = _agreeing(claim["value"])
+    return f"{low:.3g} to {high:.3g}"
+
+
+def _unit(claim: Claim) -> str:
+    return NUMBERS[_number(claim)][1]
+
+
+_RATIOS: Final = ("ratio", "reaches", "more")
+_POINTS: Final = ("close", "worse")
+_KINDS: Final[Mapping[str, Callable[[Claim, Sequence[Cell], Sequence[Cell]], Found]]] = {
     "ratio": _ratio,
     "reaches": _reaches,
     "more": _more,
+    "added": _added,
     "falls": _falls,
     "rises": _rises,
     "level": _level,
     "above": _above,
+    "below": _below,
     "about": _about,
     "even": _even,
     "close": _close,
     "worse": _worse,
+}
+# What ``rule`` says of each.
+_BOUNDS: Final[Mapping[str, Callable[[Claim], str]]] = {
+    "ratio": lambda claim: f"is {_bounds(claim)}",
+    "reaches": lambda claim: f"is at least {claim['value']:g}",
+    "more": lambda _claim: f"is more than {MORE:g}",
+    "added": lambda claim: f"is {claim['value'] / AGREES:.3g} to {claim['value'] * AGREES:.3g} s",
+    "falls": lambda _claim: f"falls by more than {100 * ALIKE:g} % each time",
+    "rises": lambda _claim: f"rises by more than {100 * ALIKE:g} % each time",
+    "level": lambda claim: f"differs by at most a factor of {claim['factor']:g}",
+    "above": lambda claim: f"is more than {claim.get('value', claim.get('least')):g}{_unit(claim)}",
+    "below": lambda claim: f"is less than {claim['value']:g}{_unit(claim)}",
+    "about": lambda claim: f"is {claim['value'] / AGREES:.3g} to {claim['value'] * AGREES:.3g}{_unit(claim)}",
+    "even": lambda _claim: f"has a Jain's index of at least {EVEN:g}",
+    "close": lambda claim: f"is within {100 * claim['value']:g} points",
+    "worse": lambda _claim: "is below 0 points",
 }

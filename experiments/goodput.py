@@ -35,7 +35,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from experiments import senders
-from experiments.measured import Table, middle, rounded
+from experiments.measured import Table, middle, rounded, scalars
 from thalweg.network.bound import Stage, carried
 from thalweg.network.shape import Shape
 from thalweg.report.numbers import divided
@@ -90,7 +90,8 @@ def joined(tables: Sequence[Table]) -> Table:
     clients = dict.fromkeys(client for table in tables for client in table["flows"])
     found["flows"] = {client: middle(table["flows"].get(client) for table in tables) for client in clients}
     found |= {"timeline": tables[0]["timeline"]} if "timeline" in tables[0] else {}
-    return {**found, **{f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}}
+    spread = {f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}
+    return {**found, **spread, "by_run": scalars(tables)}
 
 
 def of_run(run: Run) -> Table:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from experiments import load
-from experiments.measured import Table, middle, rounded
+from experiments.measured import Table, middle, rounded, scalars
 from thalweg.report.numbers import divided
 from thalweg.report.source import Row, Run, json_object, read_run
 
@@ -68,7 +68,8 @@ def joined(tables: Sequence[Table]) -> Table:
     """Return one cell's numbers from those of its runs."""
     found: Table = {name: middle(table[name] for table in tables) for name in tables[0] if name not in OF_ONE}
     found |= {name: tables[0][name] for name in OF_ONE}
-    return {**found, **{f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}}
+    spread = {f"{name}_by_run": [rounded(table[name]) for table in tables] for name in SPREAD}
+    return {**found, **spread, "by_run": scalars(tables)}
 
 
 def of_run(run: Run) -> Table:

@@ -1,6 +1,7 @@
 """How busy other programs keep the machine while a run goes on: the cores that they used, on average.
 
-All cores' time that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes.
+All cores' time that was not idle, from ``/proc/stat``, less the CPU time of the run's own processes. It is more than
+there was if a process outlives its run.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import resource
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
+from thalweg.bench.driver import Execute
 from thalweg.bench.process import execute
 
 SUFFIX: Final = ".load.json"
@@ -23,14 +26,24 @@ IDLE: Final = (3, 4)
 COLUMNS: Final = 8
 
 
-def measured(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
-    """Run a plan as ``process.execute`` does; what others took of the machine goes to ``NAME.load.json`` beside it."""
-    began, busy, own = time.monotonic(), _busy(), _own()
-    said = execute(plan, log, limit)
-    seconds, busy, own = time.monotonic() - began, _busy() - busy, _own() - own
-    cores = {"others": max(0.0, busy - own) / seconds, "own": own / seconds, "cores": os.cpu_count()}
-    log.with_name(log.stem + SUFFIX).write_text(json.dumps(cores))
-    return said
+def measured(inner: Execute = execute) -> Execute:
+    """Return what runs a plan as ``inner``; what others took of the machine goes to ``NAME.load.json`` beside it."""
+
+    def run(plan: Path, log: Path, limit: float | None) -> Mapping[str, Any]:
+        began, busy, own = time.monotonic(), _busy(), _own()
+        said = inner(plan, log, limit)
+        seconds, busy, own = time.monotonic() - began, _busy() - busy, _own() - own
+        cores = {"others": max(0.0, busy - own) / seconds, "own": own / seconds, "cores": os.cpu_count()}
+        log.with_name(log.stem + SUFFIX).write_text(json.dumps(cores))
+        return said
+
+    return run
+
+
+def of_folder(cells: Path) -> dict[str, float] | None:
+    """Return the cores that others used during the runs noted in a folder: the mean, and the most of a run."""
+    noted = [json.loads(file.read_text())["others"] for file in sorted(cells.glob(f"*{SUFFIX}"))]
+    return {"mean": round(fmean(noted), 3), "most": round(max(noted), 3)} if noted else None
 
 
 def busy_seconds(text: str, ticks: int) -> float:

@@ -1,8 +1,14 @@
-"""What an experiment came to: from a bench's results to the few numbers that figures and tables are made of."""
+"""What an experiment came to: from a bench's results to the few numbers that figures and tables are made of.
+
+Each mode in ``measured.json`` says how it was measured: ``command``, ``commit`` of the checkout and ``core``, that of
+the compiled core, both with ``-dirty`` if there were uncommitted changes; ``began`` and ``ended``; ``load``, the cores
+that other programs kept busy, mean and most of a run; ``machine``. ``by_run`` of a cell has the numbers of each run.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +17,7 @@ from typing import Any, Final
 
 from thalweg.bench.results import SHOWN
 from thalweg.errors import RecordError
+from thalweg.report.text import is_dirty
 
 FILE: Final = "measured.json"
 Table = dict[str, Any]
@@ -23,33 +30,74 @@ class Cell:
     labels: Mapping[str, str]
     numbers: Mapping[str, Any]
 
+    @property
+    def runs(self) -> int:
+        """How many runs its numbers are the medians of."""
+        return int(self.numbers.get("runs", 1))
+
+    def in_run(self, at: int) -> Cell | None:
+        """Return it with the numbers of one run, from 0; None if only the medians of several were kept."""
+        by_run = self.numbers.get("by_run")
+        if by_run is not None:
+            return Cell(self.labels, {**self.numbers, **by_run[at]}) if at < len(by_run) else None
+        return self if self.runs <= 1 else None
+
     def is_at(self, place: Mapping[str, str]) -> bool:
         """Whether it has these labels; an axis that is not named or is ``*`` may have any."""
         return all(label in ("*", self.labels.get(axis)) for axis, label in place.items())
 
 
-def of_bench(found: Mapping[str, Any], more: Mapping[int, Table] | None = None) -> Table:
-    """Return a mode's part of ``measured.json`` from the results of a bench; ``more`` joins cells, by number."""
+def of_bench(
+    found: Mapping[str, Any], more: Mapping[int, Table] | None = None, how: Mapping[str, Any] | None = None
+) -> Table:
+    """Return a mode's part of ``measured.json`` from the results of a bench.
+
+    ``more`` joins cells, by number; ``how`` says how it was measured: command, commit, load.
+    """
     runs: dict[int, list[Any]] = {}
     for run in found["runs"]:
         if run["status"] == "complete":
             runs.setdefault(run["cell"], []).append(run["numbers"])
+    started = sorted(run["started"] for run in found["runs"])
     return {
+        **(how or {}),
+        "core": found["thalweg"]["commit"],
+        "began": started[0] if started else None,
+        "ended": started[-1] if started else None,
         "accounting": found["accounting"],
         "repetitions": found["repetitions"],
-        "machine": {"commit": found["thalweg"]["commit"], "kernel": found["kernel"], **found["machine"]},
+        "machine": {"kernel": found["kernel"], **found["machine"]},
         "axes": found["axes"],
         "cells": [
-            {**_cell(row, runs.get(row["cell"], []), found["accounting"]), **(more or {}).get(row["cell"], {})}
+            _joined(_cell(row, runs.get(row["cell"], []), found["accounting"]), (more or {}).get(row["cell"], {}))
             for row in found["cells"]
         ],
     }
+
+
+def _joined(cell: Table, more: Table) -> Table:
+    own: list[Table] = cell["by_run"]
+    others: list[Table] = more.get("by_run", own)
+    return {**cell, **more, "by_run": [{**one, **other} for one, other in zip(own, others, strict=True)]}
+
+
+def scalars(tables: Iterable[Mapping[str, Any]]) -> list[Table]:
+    """Return the plain numbers of each run, for ``by_run``."""
+    return [
+        {
+            key: rounded(value) if isinstance(value, float) else value
+            for key, value in table.items()
+            if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
+        }
+        for table in tables
+    ]
 
 
 def _cell(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], accounting: str) -> Table:
     totals = {way: [_sum(one[key] for one in run["rounds"]) for run in runs] for way, key in SHOWN.items()}
     known = [value for value in totals[accounting] if value is not None]
     bounds = [_sum(one["bound_seconds"] for one in run["rounds"]) for run in runs]
+    ends = [[run["rounds"][-1].get("accuracy")] if run["rounds"] else [] for run in runs]
     cpu = row["cpu_seconds"]
     return {
         "labels": row["settings"],
@@ -68,6 +116,10 @@ def _cell(row: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], accounting:
         "peak_rss_bytes": row["peak_rss_bytes"],
         "congestion_control": row["congestion_control"],
         "accuracy": [middle(values) for values in _by_round(runs)],
+        "by_run": [
+            {"seconds": rounded(value), "accuracy": [one for one in end if one is not None]}
+            for value, end in zip(totals[accounting], ends, strict=True)
+        ],
     }
 
 
@@ -102,13 +154,52 @@ def read(file: Path) -> dict[str, list[Cell]]:
         raise RecordError(f"{file} has no results: {error}", "Run the experiment again") from error
 
 
-def commits(file: Path) -> dict[str, str | None]:
-    """Return the commit of the build that measured each mode in a file; None if it is not known. Raises RecordError."""
+@dataclass(frozen=True)
+class Origin:
+    """How a mode was measured; None is not known. ``commit`` and ``core`` are those of the checkout and of the core."""
+
+    commit: str | None
+    core: str | None
+    command: str | None
+    began: str | None
+    load: Mapping[str, float] | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether commits say exactly which code was measured."""
+        return all(one is not None and not is_dirty(one) for one in (self.commit, self.core))
+
+
+def origins(file: Path) -> dict[str, Origin]:
+    """Return how each mode in a file was measured. Raises RecordError if it is damaged."""
     try:
         modes: Mapping[str, Any] = json.loads(file.read_text())["modes"]
-        return {mode: part.get("machine", {}).get("commit") for mode, part in modes.items()}
+        return {mode: _origin(part) for mode, part in modes.items()}
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise RecordError(f"{file} has no results: {error}", "Run the experiment again") from error
+
+
+def _origin(part: Mapping[str, Any]) -> Origin:
+    # Files of before there was ``core`` have its commit in ``machine``. It was built from the checkout.
+    core = part.get("core", part.get("machine", {}).get("commit"))
+    return Origin(part.get("commit", core), core, part.get("command"), part.get("began"), part.get("load"))
+
+
+def checkout() -> str | None:
+    """Return the commit of this checkout, with ``-dirty`` if anything but results differs from it; None without git."""
+    results = (":(exclude)experiments/*/*.json", ":(exclude)experiments/*/*.png", ":(exclude)experiments/*/*.svg")
+    status = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *results, ":(exclude)*/RESULTS.md")
+    commit = _git("rev-parse", "--short=12", "HEAD")
+    return None if commit is None or status is None else f"{commit}-dirty" if status else commit
+
+
+def _git(*words: str) -> str | None:
+    root = Path(__file__).parent.parent
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)  # noqa: S607
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def _before(file: Path, scale: str) -> dict[str, Table]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from experiments import measured
-from experiments.measured import Cell
+from experiments.claims import rule
+from experiments.measured import Cell, Origin
 from experiments.plan import ROOT, Experiment, names
 from experiments.run import judge
 from thalweg.report.text import commit_words
@@ -62,7 +64,8 @@ AGGREGATION: Final = (
     ("off", 100.0, "off, %"),
 )
 TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
-SEEN: Final = {True: "yes", False: "no", None: "not measured"}
+# Behind what was measured by code that no commit has, or that nobody knows.
+MARK: Final = "\u2020"
 
 
 def update(study: str) -> Path:
@@ -86,18 +89,29 @@ def tables(name: str) -> str:
     file = ROOT / name / measured.FILE
     if name not in names() or not file.is_file():
         return "Not run yet."
-    experiment, modes = Experiment.load(name), measured.read(file)
-    parts = (_builds(measured.commits(file)), _TABLES[experiment.quantity](modes), _verdicts(name, file, list(modes)))
-    return "\n\n".join(parts)
+    experiment, modes, origins = Experiment.load(name), measured.read(file), measured.origins(file)
+    marked = {f"{mode}{'' if origins[mode].is_exact else MARK}": cells for mode, cells in modes.items()}
+    scale = json.loads(file.read_text())["scale"]
+    said = [_measured(mode, origins[mode], scale, cells) for mode, cells in modes.items()]
+    said += [f"{MARK}: the code that was measured is in no commit, or nobody knows which."] * (MARK in "".join(marked))
+    return "\n\n".join(
+        ("\n".join(f"- {one}" for one in said), _TABLES[experiment.quantity](marked), _verdicts(name, file))
+    )
 
 
-def _builds(commits: Mapping[str, str | None]) -> str:
-    if len(set(commits.values())) == 1:
-        commit = next(iter(commits.values()))
-        return (
-            f"Measured at commit {commit_words(commit)}." if commit else "Measured with a build that records no commit."
-        )
-    return f"Measured at commit {'; '.join(f'{commit_words(one)} (mode {mode})' for mode, one in commits.items())}."
+def _measured(mode: str, origin: Origin, scale: str, cells: Sequence[Cell]) -> str:
+    """Return how a mode was measured: what of it nobody wrote down is said too."""
+    runs = sorted({cell.runs for cell in cells})
+    count = f"{runs[0]} run{'' if runs == [1] else 's'}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]} runs"
+    load = origin.load
+    parts = [
+        f"Mode {mode}: scale `{scale}`, {count} of each cell",
+        f"commit {commit_words(origin.commit)}",
+        *([f"core {commit_words(origin.core)}"] if origin.core != origin.commit else []),
+        "date not recorded" if origin.began is None else origin.began[:10],
+        "load not recorded" if load is None else f"others used {load['mean']:.2g} cores, at most {load['most']:.2g}",
+    ]
+    return "; ".join(parts) + ("." if origin.command is None else f": `{origin.command}`.")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -142,8 +156,8 @@ def _goodputs(modes: dict[str, list[Cell]]) -> str:
         for cell in cells:
             shown = [_number(cell.numbers.get(key), factor) for key, factor, _ in columns]
             shown[0] = shown[0] if "goodput" in cell.numbers else cell.numbers["status"]
-            rows.append([*([mode] if len(modes) > 1 else []), *(cell.labels[axis] for axis in axes), *shown])
-    return _table([*(["mode"] if len(modes) > 1 else []), *axes, *(words for _, _, words in columns)], rows)
+            rows.append([mode, *(cell.labels[axis] for axis in axes), *shown])
+    return _table(["mode", *axes, *(words for _, _, words in columns)], rows)
 
 
 def _iterations(modes: dict[str, list[Cell]]) -> str:
@@ -164,12 +178,12 @@ def _aggregations(modes: dict[str, list[Cell]]) -> str:
     columns = (*AGGREGATION, *(TRAINED if trained else ()))
     axes = list(next(iter(modes.values()))[0].labels)
     rows = []
-    for cells in modes.values():
+    for mode, cells in modes.items():
         for cell in cells:
             shown = [_number(cell.numbers.get(key), factor) for key, factor, _ in columns]
             shown[0] = shown[0] if "completion" in cell.numbers else cell.numbers["status"]
-            rows.append([*(cell.labels[axis].removeprefix("payload:") for axis in axes), *shown])
-    return _table([*axes, *(words for _, _, words in columns)], rows)
+            rows.append([mode, *(cell.labels[axis].removeprefix("payload:") for axis in axes), *shown])
+    return _table(["mode", *axes, *(words for _, _, words in columns)], rows)
 
 
 def _number(value: float | None, factor: float) -> str:
@@ -199,15 +213,12 @@ _TABLES: Final[Mapping[str, Callable[[dict[str, list[Cell]]], str]]] = {
 }
 
 
-def _verdicts(name: str, file: Path, modes: Sequence[str]) -> str:
-    rows = []
+def _verdicts(name: str, file: Path) -> str:
+    origins, rows = measured.origins(file), []
     for one in judge(name, file):
-        paper = one.claim.get("value")
-        row = [one.claim["id"], one.claim["says"], "-" if paper is None else f"{paper:g}"]
-        for mode in modes:
-            verdict = one.verdicts[mode]
-            row.append(f"{SEEN[verdict.seen]}: {verdict.words}")
-        rows.append(row)
+        verdicts = [f"{one.verdicts[mode].seen}: {one.verdicts[mode].words}" for mode in origins]
+        rows.append([one.claim["id"], one.claim["says"], rule(one.claim), *verdicts])
     if not rows:
         return "The paper says nothing of these."
-    return _table(["claim", "the paper says", "paper", *(f"mode {mode}" for mode in modes)], rows)
+    modes = [f"mode {mode}{'' if origin.is_exact else MARK}" for mode, origin in origins.items()]
+    return _table(["claim", "the paper says", "holds if", *modes], rows)

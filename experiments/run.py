@@ -13,7 +13,7 @@ from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import execute
 from thalweg.bench.show import progress_on_stderr
-from thalweg.report.text import commit_words, is_dirty
+from thalweg.report.text import commit_words
 
 OUT: Final = ROOT / "out"
 # By quantity: what else is read from the runs' records.
@@ -40,10 +40,11 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
     """
     experiment = Experiment.load(name)
     here = out / name / scale
-    parts = {}
+    parts, commit = {}, measured.checkout()
     for mode in modes or list(experiment.modes):
         note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
-        parts[mode] = _bench(experiment, mode, scale, here / mode)
+        command = f"python -m experiments run {name} --scale {scale} --modes {mode}"
+        parts[mode] = _bench(experiment, mode, scale, here / mode, {"command": command, "commit": commit})
     kept = ROOT / name if scale == experiment.kept else here
     measured.write(kept / measured.FILE, name, scale, parts, list(experiment.modes))
     for file in draw(name, kept / measured.FILE, kept):
@@ -51,29 +52,32 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
     return judge(name, kept / measured.FILE)
 
 
-def _bench(experiment: Experiment, mode: str, scale: str, place: Path) -> measured.Table:
+def _bench(experiment: Experiment, mode: str, scale: str, place: Path, how: Mapping[str, Any]) -> measured.Table:
     matrix = experiment.cells(mode, scale)
     plan = matrix.plan
     found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
     going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
     folder = going_on or Folder.create(place, mode, plan)
-    on_graphs = experiment.quantity == "iterations"
-    way = senders.watched(experiment.rivals) if experiment.watch else load.measured if on_graphs else execute
+    way = load.measured(senders.watched(experiment.rivals) if experiment.watch else execute)
     results = Bench(folder, matrix).run(progress_on_stderr(), retry=True, execute=way)
     of_cells = _MORE.get(experiment.quantity)
-    return measured.of_bench(results, None if of_cells is None else of_cells(results["runs"], folder.path))
+    more = None if of_cells is None else of_cells(results["runs"], folder.path)
+    return measured.of_bench(results, more, {**how, "load": load.of_folder(folder.cells)})
 
 
 def draw(name: str, numbers: Path, folder: Path) -> list[Path]:
     """Draw the figure of each mode in ``numbers`` to ``folder`` as the experiment's ``plot`` says; return the files."""
     short, experiment = name.rpartition("/")[2], Experiment.load(name)
-    commits = measured.commits(numbers)
+    origins = measured.origins(numbers)
     drawn = []
     for mode, cells in measured.read(numbers).items():
         if all(cell.numbers["seconds"] is None and not cell.numbers["accuracy"] for cell in cells):
             continue
         title = f"{experiment.source}, mode {mode}"
-        note = f"commit {commit_words(commits[mode])}" if is_dirty(commits[mode]) else None
+        core = origins[mode].core
+        note = (
+            None if origins[mode].is_exact else "commit not known" if core is None else f"commit {commit_words(core)}"
+        )
         file = folder / f"{short}-{mode}"
         drawn += plots.draw(experiment.plot, experiment.quantity, cells, title, file, note=note)
     return drawn

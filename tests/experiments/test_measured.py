@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from experiments import measured
 
 ORDER = ["paper", "fair"]
@@ -37,3 +39,49 @@ def test_what_is_of_another_size_or_of_no_mode_goes(tmp_path: Path) -> None:
     file.write_text("damaged")
     measured.write(file, "study/figure", "ci", {"paper": part(4.0)}, ORDER)
     assert seconds(file) == {"paper": 4.0}
+
+
+def bench(commit: str | None = "0123456789ab") -> dict[str, Any]:
+    """Return what a bench of one cell with two runs came to."""
+    round_ = {"communication_seconds": 1.0, "fedcomm_communication_seconds": None, "bound_seconds": None}
+    runs = [
+        {"cell": 1, "status": "complete", "started": f"2026-11-2{at}T10:00:00.000+00:00",
+         "numbers": {"rounds": [{**round_, "communication_seconds": 1.0 + at, "accuracy": 0.5 + 0.1 * at}]}}
+        for at in range(2)
+    ]  # fmt: skip
+    row = dict.fromkeys(("rounds", "incomplete_rounds", "retransmissions", "wire_ratio", "peak_rss_bytes",
+                         "congestion_control"))  # fmt: skip
+    return {
+        "accounting": "measured", "repetitions": 2, "thalweg": {"commit": commit}, "kernel": "Linux", "machine": {},
+        "axes": {"case": ["tcp"]}, "runs": runs,
+        "cells": [
+            {"cell": 1, "settings": {"case": "tcp"}, "status": "complete", "reasons": [], "cpu_seconds": {}, **row}
+        ],
+    }  # fmt: skip
+
+
+def test_how_it_was_measured_stays_with_it(tmp_path: Path) -> None:
+    how = {"command": "python -m experiments run a/b", "commit": "ba9876543210", "load": {"mean": 0.1, "most": 0.2}}
+    part = measured.of_bench(bench(), {1: {"goodput": 2.0, "by_run": [{"goodput": 1.5}, {"goodput": 2.5}]}}, how)
+    measured.write(tmp_path / "measured.json", "a/b", "ci", {"fair": part}, ORDER)
+    origin = measured.origins(tmp_path / "measured.json")["fair"]
+    assert (origin.commit, origin.core, origin.command) == ("ba9876543210", "0123456789ab", how["command"])
+    assert (origin.began, origin.load, origin.is_exact) == ("2026-11-20T10:00:00.000+00:00", how["load"], True)
+    (cell,) = measured.read(tmp_path / "measured.json")["fair"]
+    runs = [cell.in_run(at) for at in range(cell.runs)]
+    assert [None if run is None else run.numbers["seconds"] for run in runs] == [1.0, 2.0]
+    assert [None if run is None else run.numbers["goodput"] for run in runs] == [1.5, 2.5]
+    assert [None if run is None else run.numbers["accuracy"] for run in runs] == [[0.5], [0.6]]
+    assert cell.in_run(2) is None
+
+
+@pytest.mark.parametrize(("commit", "core"), [(None, "a"), ("a", None), ("a-dirty", "a"), ("a", "a-dirty")])
+def test_code_that_nobody_can_build_again_is_not_exact(tmp_path: Path, commit: str | None, core: str | None) -> None:
+    part = measured.of_bench(bench(core), None, {"commit": commit})
+    measured.write(tmp_path / "measured.json", "a/b", "ci", {"fair": part}, ORDER)
+    assert not measured.origins(tmp_path / "measured.json")["fair"].is_exact
+
+
+def test_plain_numbers_of_each_run_are_kept() -> None:
+    tables = [{"goodput": 1.23456789, "last": 5, "box": [1.0], "system": "lifl", "off": None, "whole": True}]
+    assert measured.scalars(tables) == [{"goodput": 1.235, "last": 5, "off": None}]

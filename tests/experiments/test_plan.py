@@ -114,9 +114,16 @@ def test_a_plot_with_keys_that_are_not_of_its_kind_is_refused(keys: dict[str, An
         Plot.model_validate(keys)
 
 
-@pytest.mark.parametrize(("commit", "marked"), [("0123456789ab", False), ("0123456789ab-dirty", True), (None, False)])
+@pytest.mark.parametrize(
+    ("commit", "marked"),
+    [
+        ("0123456789ab", None),
+        ("0123456789ab-dirty", "commit 0123456789ab-dirty, with uncommitted changes"),
+        (None, "commit not known"),
+    ],
+)
 def test_a_build_with_uncommitted_changes_is_marked_in_figures(
-    commit: str | None, marked: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    commit: str | None, marked: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cells = [{"labels": {"case": "cubic"}, "seconds": 1.0, "accuracy": [], "flows": {"client-1": 1e6}}]
     parts = {"lab": {"machine": {"commit": commit}, "cells": cells}}
@@ -129,7 +136,7 @@ def test_a_build_with_uncommitted_changes_is_marked_in_figures(
 
     monkeypatch.setattr(plots, "draw", drawn)
     draw("unifl/fig04", tmp_path / "measured.json", tmp_path)
-    assert notes == ["commit 0123456789ab-dirty, with uncommitted changes" if marked else None]
+    assert notes == [marked]
 
 
 @pytest.mark.parametrize("study", STUDIES)
