@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 from urllib.request import urlopen
@@ -88,3 +90,22 @@ def test_a_run_of_two_nodes_is_scraped_while_it_goes_on(start: Callable[..., Pro
     run.process.send_signal(signal.SIGINT)
     code, _, _ = run.end()
     assert code == 130
+
+
+def test_whoever_holds_connections_to_its_port_takes_nothing_from_the_job(start: Callable[..., Program]) -> None:
+    few = ("sh", "-c", 'ulimit -n 256; exec "$0" "$@"')
+    run = start("run", "--model", "payload:64KiB", "--clients", "2", "--rounds", "10000", "--metrics", "0", through=few)
+    url = run.until("metrics: http://127.0.0.1:").split()[-1]
+    port = int(url.split(":")[2].partition("/")[0])
+    run.until("round 2/")
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+        done = scraped(url)["thalweg_rounds_total"]
+        run.until(f"round {int(done) + 20}/")
+        assert len(list(Path(f"/proc/{run.process.pid}/fd").iterdir())) < 128
+        with urlopen(url.replace("/metrics", "/health"), timeout=60) as answer:  # noqa: S310 - as above
+            assert answer.read() == b"ok\n"
+    run.process.send_signal(signal.SIGINT)
+    code, _, err = run.end()
+    assert code == 130, err

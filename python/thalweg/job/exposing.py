@@ -1,5 +1,7 @@
 """Numbers of a job that runs, for Prometheus: ``--metrics PORT`` gives them at ``http://127.0.0.1:PORT/metrics``.
 
+``/health`` says ``ok`` while the process answers, for those who only ask that. Both by ``thalweg.job.answering``.
+
 | metric | what |
 |---|---|
 | ``thalweg_rounds_total`` | rounds that are over; on a graph iterations |
@@ -15,10 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from thalweg import _core
 from thalweg.errors import LinkError
+from thalweg.job.answering import PLAIN, Answering
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 # By name: what it says, where a node's words have it, and whether it only grows.
 _OF_NODES: Final[Mapping[str, tuple[str, str, bool]]] = {
@@ -47,7 +53,7 @@ class Exposed:
 
     def __init__(self, where: str, *, clients: Callable[[], Sequence[str]], nodes: Told) -> None:
         """Listen at ``where``, PORT or HOST:PORT. ``clients`` names those connected. Raises LinkError."""
-        from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
+        from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
         self._clients, self._nodes = clients, nodes
         registry = CollectorRegistry()
@@ -66,14 +72,16 @@ class Exposed:
         self._model: dict[str, float] = {}
         registry.register(cast("Any", self))
         host, port = _place(where)
+        pages = {"/metrics": lambda: _page(registry), "/health": lambda: (PLAIN, b"ok\n")}
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = Answering(host, port, pages)
         except OSError as error:
             raise LinkError(
                 f"cannot give metrics at {host}:{port}: {error.strerror or error}", "Take another port with --metrics"
             ) from error
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._server.server_port}/metrics"
+        self.url = f"http://{shown}:{self._server.port}/metrics"
+        self._server.start()
 
     def round(self, entry: Mapping[str, Any]) -> None:
         """Count a round, from its entry in the journal or from the core's outcome."""
@@ -120,9 +128,7 @@ class Exposed:
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
 @contextmanager
@@ -143,6 +149,12 @@ def exposing(
         yield exposed.round
     finally:
         exposed.close()
+
+
+def _page(registry: CollectorRegistry) -> tuple[str, bytes]:
+    from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
 
 
 def _place(where: str) -> tuple[str, int]:

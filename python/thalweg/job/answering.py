@@ -1,0 +1,204 @@
+"""A small HTTP server that strangers may reach beside a job: one thread, and bounds for all that they can take.
+
+The rule is that of a server's guests (``docs/explanation/security.md``). There are at most ``MOST`` connections, half
+of them from one address. Each may take ``PATIENCE`` seconds from when it came until it has its answer. A newcomer is
+always let in: when there are too many, the oldest one of the address with the most gives way.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Final
+
+MOST: Final = 16
+PATIENCE: Final = 5.0
+LONGEST_REQUEST: Final = 8192
+#: Connections that the kernel keeps for it, and what is sent at once.
+BACKLOG: Final = 64
+AT_ONCE: Final = 1 << 16
+#: How long nobody is accepted after the system had no descriptor.
+PAUSE: Final = 0.1
+PLAIN: Final = "text/plain; charset=utf-8"
+
+#: Makes the answer to a request: its type and its content.
+Page = Callable[[], tuple[str, bytes]]
+
+
+@dataclass
+class _Caller:
+    """A connection, with what of its request has come and what of its answer has to go."""
+
+    socket: socket.socket
+    origin: str
+    since: float
+    request: bytearray = field(default_factory=bytearray)
+    answer: memoryview | None = None
+
+
+class Answering:
+    """Answers GET for a few paths, from when it is made until ``close``."""
+
+    def __init__(
+        self, host: str, port: int, pages: Mapping[str, Page], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Listen; nobody is answered before ``start``. Raises OSError."""
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._pages, self._clock = pages, clock
+        self._callers: list[_Caller] = []
+        self._paused_until = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wake, self._waker = socket.socketpair()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._callers)
+
+    def start(self) -> None:
+        """Answer from now on, on a thread of its own."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End. Idempotent."""
+        if not self._is_over:
+            self._is_over = True
+            self._waker.send(b"\0")
+            if self._thread.is_alive():
+                self._thread.join()
+            for caller in list(self._callers):
+                self._drop(caller)
+            self._selector.close()
+            for one in (self._listener, self._wake, self._waker):
+                one.close()
+
+    def _run(self) -> None:
+        while not self._is_over:
+            self.turn(PAUSE if self._paused_until else 1.0 if self._callers else None)
+
+    def turn(self, wait: float | None) -> None:
+        """Do what can be done now; wait so many seconds at most for something to do."""
+        for key, _ in self._selector.select(wait):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.data, _Caller):
+                self._serve(key.data)
+        now = self._clock()
+        for caller in [one for one in self._callers if now - one.since > PATIENCE]:
+            self._drop(caller)
+        if self._paused_until and now >= self._paused_until:
+            self._paused_until = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _accept(self) -> None:
+        try:
+            accepted, address = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: without a pause this thread would only try again
+            self._selector.unregister(self._listener)
+            self._paused_until = self._clock() + PAUSE
+            return
+        accepted.setblocking(False)
+        caller = _Caller(accepted, origin(address[0]), self._clock())
+        self._make_room(caller.origin)
+        self._callers.append(caller)
+        self._selector.register(accepted, selectors.EVENT_READ, caller)
+
+    def _make_room(self, newcomer: str) -> None:
+        held = Counter(caller.origin for caller in self._callers)
+        held[newcomer] += 1
+        if held[newcomer] > MOST // 2:
+            most = newcomer
+        elif len(self._callers) >= MOST:
+            most = max(held, key=lambda one: held[one])
+        else:
+            return
+        self._drop(next(caller for caller in self._callers if caller.origin == most))
+
+    def _serve(self, caller: _Caller) -> None:
+        try:
+            if caller.answer is None:
+                self._read(caller)
+            else:
+                self._write(caller)
+        except BlockingIOError:
+            return
+        except OSError:  # whoever asked has gone
+            self._drop(caller)
+
+    def _read(self, caller: _Caller) -> None:
+        more = caller.socket.recv(LONGEST_REQUEST)
+        caller.request += more
+        ended = b"\r\n\r\n" in caller.request or b"\n\n" in caller.request
+        if not more or (len(caller.request) > LONGEST_REQUEST and not ended):
+            self._drop(caller)
+        elif ended:
+            caller.answer = memoryview(self._answer(bytes(caller.request)))
+            self._selector.modify(caller.socket, selectors.EVENT_WRITE, caller)
+            self._write(caller)
+
+    def _write(self, caller: _Caller) -> None:
+        rest = caller.answer or memoryview(b"")
+        caller.answer = rest[caller.socket.send(rest[:AT_ONCE]) :]
+        if not caller.answer:
+            with suppress(OSError):
+                caller.socket.shutdown(socket.SHUT_WR)
+            self._drop(caller)
+
+    def _drop(self, caller: _Caller) -> None:
+        if caller in self._callers:
+            self._callers.remove(caller)
+            self._selector.unregister(caller.socket)
+            caller.socket.close()
+
+    def _answer(self, request: bytes) -> bytes:
+        words = request.split(b"\n", 1)[0].split()
+        if len(words) != 3 or not words[2].startswith(b"HTTP/"):
+            return _message(HTTPStatus.BAD_REQUEST)
+        if words[0] not in (b"GET", b"HEAD"):
+            return _message(HTTPStatus.METHOD_NOT_ALLOWED)
+        page = self._pages.get(words[1].partition(b"?")[0].decode("ascii", "replace"))
+        if page is None:
+            return _message(HTTPStatus.NOT_FOUND)
+        try:
+            kind, content = page()
+        except Exception:
+            logging.getLogger(__name__).exception("a page cannot be made")
+            return _message(HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _message(HTTPStatus.OK, kind, content, with_content=words[0] == b"GET")
+
+
+def origin(address: str) -> str:
+    """Return who answers for a connection: its address, of IPv6 the /64 network, which one customer has to himself."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ipaddress.ip_network((int(ip) >> 64 << 64, 64)))
+
+
+def _message(
+    status: HTTPStatus, kind: str = PLAIN, content: bytes | None = None, *, with_content: bool = True
+) -> bytes:
+    body = f"{status.value} {status.phrase}\n".encode() if content is None else content
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Connection: close\r\n\r\n"
+    )
+    return head.encode() + (body if with_content else b"")
