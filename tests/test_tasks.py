@@ -11,13 +11,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 import thalweg
-from thalweg import _core
+from thalweg import _core, tasks
 from thalweg.errors import ModelError, PlanError
 from thalweg.tasks import Given, TaskClient, TaskServer, Tensors
+from thalweg.tensors import named
+from thalweg.tensors.arena import Arena
+from thalweg.tensors.named import Received
 
 # Turns a hang into a failure.
 LIMIT = 60.0
@@ -320,7 +325,7 @@ def test_a_second_answer_is_an_error_while_the_first_is_on_its_way(again: Callab
     # Which of the two cases a real server makes is a matter of who is quicker; a test of the state machine has it in
     # virtual time (crates/proto/tests/tasks.rs).
     def given(core: Any) -> Given:
-        return Given(core, 7, None, None, None)
+        return Given(core, 7, b"", None, None)
 
     with pytest.raises(_core.CoreError, match=r"task 7 .* was answered before"):
         again(given(Answered(heard=False)))
@@ -342,13 +347,121 @@ def test_tensors_of_a_task_are_read_only_and_a_refused_task_ends(server: TaskSer
 
 
 def test_torch_tensors_travel(server: TaskServer, members: Members) -> None:
-    torch = pytest.importorskip("torch")
-    members.add("anna", lambda task: (None, {"w": torch.from_numpy(task.tensors["w"].copy()) * 2}))
+    members.add("anna", lambda task: (None, {"w": task.tensors["w"] * 2, "n": np.ones(2)}))
     server.wait(1, LIMIT)
     module = torch.nn.Linear(3, 2)
-    named = {"w": module.weight, "b": torch.ones(2, dtype=torch.bfloat16)}
-    reply = server.send(None, named).replies()["anna"]
-    np.testing.assert_allclose(reply.tensors["w"], 2 * module.weight.detach().numpy())
+    reply = server.send(None, {"w": module.weight, "b": torch.ones(2)}).replies()["anna"]
+    assert type(reply.tensors["w"]) is torch.Tensor
+    torch.testing.assert_close(reply.tensors["w"], 2 * module.weight.detach())
+    assert type(reply.tensors["n"]) is np.ndarray, "each as what the sender had"
+
+
+NARROW = [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_floats_of_pytorch_are_the_values_that_were_sent(
+    server: TaskServer, members: Members, dtype: torch.dtype
+) -> None:
+    def work(task: Given) -> Any:
+        w = task.tensors["w"]
+        return {"dtype": str(w.dtype), "mean": float(w.float().mean())}, {"w": (w.float() * 2).to(w.dtype)}
+
+    members.add("anna", work)
+    server.wait(1, LIMIT)
+    reply = server.send(None, {"w": torch.tensor([0.5, 1.0, 1.5]).to(dtype)}).replies()["anna"]
+    assert reply.head == {"dtype": str(dtype), "mean": 1.0}
+    assert reply.tensors["w"].dtype == dtype
+    assert reply.tensors["w"].float().tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_floats_of_numpy_are_the_values_that_were_sent(server: TaskServer, members: Members, name: str) -> None:
+    def work(task: Given) -> Any:
+        w = task.tensors["w"]
+        return {"dtype": str(w.dtype), "mean": float(w.astype(np.float32).mean())}, {"w": w + w}
+
+    members.add("anna", work)
+    server.wait(1, LIMIT)
+    reply = server.send(None, {"w": np.array([0.5, 1.0, 1.5], getattr(ml_dtypes, name))}).replies()["anna"]
+    assert reply.head == {"dtype": name, "mean": 1.0}
+    assert reply.tensors["w"].dtype == getattr(ml_dtypes, name)
+    assert reply.tensors["w"].astype(np.float32).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_mean_of_bfloat16_is_one(server: TaskServer, members: Members) -> None:
+    def gives(value: int) -> Work:
+        def work(task: Given) -> Any:
+            w = task.tensors["w"]
+            return None, {"w": w * value if isinstance(w, torch.Tensor) else np.full(w.shape, value, w.dtype)}
+
+        return work
+
+    members.add("anna", gives(1))
+    members.add("ben", gives(3))
+    server.wait(2, LIMIT)
+    mean = server.send(None, {"w": torch.ones(3, dtype=torch.bfloat16)}, reduce="mean").mean()["w"]
+    assert mean.dtype == torch.bfloat16
+    assert mean.float().tolist() == [2.0] * 3
+    mean = server.send(None, {"w": np.ones(3, ml_dtypes.bfloat16)}, reduce="mean").mean()["w"]
+    assert mean.dtype == ml_dtypes.bfloat16
+    assert mean.astype(np.float32).tolist() == [2.0] * 3
+
+
+def test_what_a_member_does_to_tensors_of_pytorch_reaches_no_later_task(server: TaskServer, members: Members) -> None:
+    """PyTorch has no read-only tensors, so a member has copies; what was changed and is sent back is the change."""
+
+    def work(task: Given) -> Any:
+        task.tensors["w"].add_(1)
+        return None, task.tensors
+
+    members.add("anna", work)
+    server.wait(1, LIMIT)
+    shared = Tensors({"w": torch.zeros(3), "b": torch.ones(1)})
+    for _ in range(2):
+        reply = server.send(None, shared).replies()["anna"]
+        assert reply.tensors["w"].tolist() == [1.0] * 3
+        assert reply.tensors["b"].tolist() == [1.0]
+
+
+def test_a_head_may_use_the_key_that_is_thalwegs(server: TaskServer, members: Members) -> None:
+    members.add("anna", lambda task: (task.head, task.tensors))
+    server.wait(1, LIMIT)
+    heads: list[dict[str, Any]] = [{"thalweg": 1, "head": 2}, {"thalweg": {"torch": ["w"]}}, {"thalweg": {}, "x": None}]
+    for head in heads:
+        for tensors in ({}, {"w": np.ones(1)}, {"w": torch.ones(1)}, {"w": torch.ones(1), "v": np.ones(1)}):
+            reply = server.send(head, tensors).replies()["anna"]
+            assert reply.head == head
+            assert {name: type(one) for name, one in reply.tensors.items()} == {
+                name: type(one) for name, one in tensors.items()
+            }
+
+
+@pytest.mark.parametrize("own", [None, 7, "torch", [], {"torch": "w"}, {"torch": {"w": 1}}, {"torch": [["w"], 3, "x"]}])
+def test_what_a_peer_says_of_its_tensors_is_checked(own: Any) -> None:
+    arena = Arena(_core.Arena(_core.Layout([("w", "F32", [2])])))
+    head, tensors = tasks._received(json.dumps({"thalweg": own, "head": 5}).encode(), arena.core, shared=True)
+    assert head == (5 if isinstance(own, dict) else {"thalweg": own, "head": 5})
+    assert type(tensors["w"]) is np.ndarray
+
+
+def test_without_pytorch_its_tensors_are_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named, "_has_torch", lambda: False)
+    came = Received(Tensors({"w": torch.ones(2, dtype=torch.bfloat16)}).arena, ["w"], shared=True)
+    assert came["w"].dtype == ml_dtypes.bfloat16
+    assert came["w"].astype(float).tolist() == [1.0, 1.0]
+
+
+def test_arrays_with_bytes_in_another_order_are_converted(server: TaskServer, members: Members) -> None:
+    members.add(
+        "anna", lambda task: (None, {name: one.astype(one.dtype.newbyteorder()) for name, one in task.tensors.items()})
+    )
+    server.wait(1, LIMIT)
+    sent = {"w": np.array([1.5, -2.0], ">f4"), "n": np.array([1, 256], ">i8")}
+    reply = server.send(None, sent).replies()["anna"]
+    for name, array in sent.items():
+        assert reply.tensors[name].dtype.isnative
+        np.testing.assert_array_equal(reply.tensors[name], array)
 
 
 def test_what_cannot_be_sent_is_said_with_the_mend(server: TaskServer) -> None:

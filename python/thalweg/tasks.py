@@ -11,61 +11,22 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import Any, Final, Literal
 
 from thalweg import _core, bounded_json
 from thalweg.apps.values import encoded
 from thalweg.bounded_json import JsonError
 from thalweg.errors import PlanError
-from thalweg.tensors.arena import Arena, describe_array, describe_tensor
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Named = Mapping[str, npt.NDArray[Any]]
+from thalweg.tensors.arena import Arena
+from thalweg.tensors.named import NOTHING, Named, Received, Tensors
 
 _log = logging.getLogger("thalweg")
-_ids = count(1)
-_NOTHING: Named = MappingProxyType({})
-
-
-class Tensors(Mapping[str, "npt.NDArray[Any]"]):
-    """Named tensors in one buffer, to be sent. Sent again, to whoever has them already, no byte of them moves."""
-
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
-        """Copy NumPy arrays or PyTorch tensors, such as a ``state_dict()``, into one buffer.
-
-        Raises ModelError for what has no element type that travels, or is on another device.
-        """
-        described = [_describe(name, value) for name, value in tensors.items()]
-        self.arena = Arena(_core.Arena(_core.Layout(described)))
-        self.id = next(_ids)
-        for name, value in tensors.items():
-            if _is_torch(value):
-                self.arena.tensor(name).copy_(value.detach())
-            else:
-                self.arena[name][...] = value
-
-    @classmethod
-    def of(cls, arena: Arena) -> Tensors:
-        """Take an arena as it is, without a copy; nobody may write to it from now on."""
-        made = cls.__new__(cls)
-        made.arena, made.id = arena, next(_ids)
-        return made
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return _read_only(self.arena[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arena)
-
-    def __len__(self) -> int:
-        return len(self.arena)
+# The key of a head under which thalweg says something itself; the user's head is then beside it.
+OWN: Final = "thalweg"
 
 
 @dataclass(frozen=True)
@@ -78,7 +39,7 @@ class Reply:
     #: Why, unless it is done.
     reason: str | None
     head: Any
-    #: The result's tensors; none if they were folded.
+    #: The result's tensors; none if they were folded. NumPy arrays, or PyTorch tensors where the member sent such.
     tensors: Named = field(repr=False)
     weight: float
     #: How much of the result's tensors came, 0 to 1; less than 1 only where something may be ``missing``.
@@ -95,8 +56,10 @@ class Reply:
 class Task:
     """A task that was sent: iterate over it for replies, in the order in which they come."""
 
-    def __init__(self, core: _core.TaskServer, number: int, keep: Callable[[int, Reply], None]) -> None:
-        self.number = number
+    def __init__(
+        self, core: _core.TaskServer, number: int, keep: Callable[[int, Reply], None], torch: Iterable[str]
+    ) -> None:
+        self.number, self._torch = number, torch
         self._core, self._keep = core, keep
         self._replies: list[Reply] = []
         self._over = False
@@ -132,17 +95,18 @@ class Task:
         """Wait for all replies and return them by member."""
         return {reply.member: reply for reply in self}
 
-    def mean(self) -> dict[str, npt.NDArray[Any]]:
+    def mean(self) -> dict[str, Any]:
         """Wait for all replies of a task with ``reduce="mean"`` and return the weighted mean of their tensors.
 
-        Raises CoreError of kind ``task`` if no result came, or the task does not reduce.
+        The mean of a task's PyTorch tensors is one, any other is a NumPy array. Raises CoreError of kind ``task`` if no
+        result came, or the task does not reduce.
         """
-        return dict(self.mean_tensors().arena)
+        return dict(Received(self.mean_tensors().arena, self._torch, shared=False))
 
     def mean_tensors(self) -> Tensors:
         """Return ``mean()`` as tensors that can be sent again without a copy. Raises CoreError of kind ``task``."""
         self.replies()
-        return Tensors.of(Arena(self._core.mean(self.number)))
+        return Tensors.of(Arena(self._core.mean(self.number)), self._torch)
 
     def cancel(self) -> None:
         """Want no more results; members that have not answered end as ``cancelled``."""
@@ -250,9 +214,9 @@ class TaskServer:
     ) -> Task:
         """Send a task and return at once.
 
-        ``head`` is any JSON value. ``tensors`` are NumPy arrays or PyTorch tensors by name; make ``Tensors`` of them to
-        send the same ones again. ``to`` names members, by default all that are connected; one that is not there may
-        still come. Who has not answered after ``deadline`` seconds is late.
+        ``head`` is any JSON value. ``tensors`` are NumPy arrays or PyTorch tensors by name, and arrive as such.
+        Make ``Tensors`` of them to send the same ones again. ``to`` names members, by default all that are connected;
+        one that is not there may still come. Who has not answered after ``deadline`` seconds is late.
 
         With ``reduce="mean"`` results are folded as they come, and ``Task.mean`` is their mean by weight. The server
         then holds the sums, and results that wait to be folded: 64 MiB of them, or one if it is larger, whatever the
@@ -267,14 +231,15 @@ class TaskServer:
         Raises ModelError for tensors that do not travel, PlanError for ``returns`` or ``missing`` that cannot be,
         CoreError of kind ``task`` if too many tasks are open.
         """
-        packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
+        packed = _packed(tensors)
         names = self.members if to is None else [to] if isinstance(to, str) else list(to)
-        fold = None if reduce is None else _folded(packed or {}, returns)
+        fold = None if reduce is None else _folded(packed, returns)
         shares = _shares(fold, missing)
-        arena, number = (packed.arena.core, packed.id) if isinstance(packed, Tensors) else (None, 0)
-        task = self._core.open(_encode(head), arena, number, names, deadline, fold, shares)
+        arena, number = (None, 0) if packed is None else (packed.arena.core, packed.id)
+        task = self._core.open(_encode(head, packed), arena, number, names, deadline, fold, shares)
         self._tell()
-        return Task(self._core, task, self._keep)
+        torch = () if packed is None or isinstance(returns, Mapping) else packed.torch
+        return Task(self._core, task, self._keep, torch)
 
     def forget(self, member: str, why: str = "") -> None:
         """Wait no more for a member whose process has ended for good."""
@@ -320,15 +285,18 @@ class TaskServer:
 
 
 class Given:
-    """A task as a member has it. Answer it, or refuse it, once."""
+    """A task as a member has it. Answer it, or refuse it, once.
+
+    ``tensors`` are NumPy arrays, read-only views of what came; or PyTorch tensors where the server sent such, which are
+    copies. Copy arrays that are to be changed.
+    """
 
     def __init__(
-        self, core: _core.TaskClient, number: int, head: Any, arena: _core.Arena | None, ends: float | None
+        self, core: _core.TaskClient, number: int, head: bytes, arena: _core.Arena | None, ends: float | None
     ) -> None:
-        self.number, self.head = number, head
-        #: Read-only views of what came; copy what is to be changed.
-        self.tensors: Named = _NOTHING if arena is None else _views(Arena(arena))
-        self._core, self._arena, self._ends = core, arena, ends
+        self.number = number
+        self.head, self.tensors = _received(head, arena, shared=True)
+        self._core, self._ends = core, ends
 
     @property
     def seconds_left(self) -> float | None:
@@ -346,12 +314,9 @@ class Given:
         ``self.tensors`` itself and ``Tensors`` are sent from where they are, anything else is copied first. What comes
         too late is dropped without an error. Raises ModelError, and CoreError of kind ``task`` for a second answer.
         """
-        if tensors is self.tensors:
-            arena = self._arena
-        else:
-            packed = tensors if isinstance(tensors, Tensors) or not tensors else Tensors(tensors)
-            arena = packed.arena.core if isinstance(packed, Tensors) else None
-        self._say(lambda core: core.answer(self.number, _encode(head), arena, weight))
+        packed = _packed(tensors)
+        arena, text = None if packed is None else packed.arena.core, _encode(head, packed)
+        self._say(lambda core: core.answer(self.number, text, arena, weight))
 
     def refuse(self, reason: str) -> None:
         """Say that there will be no result, and why."""
@@ -399,7 +364,7 @@ class TaskClient:
             if what == "task":
                 ends = None if within is None else time.monotonic() + within
                 try:
-                    return Given(self._core, number, _decode(head), arena, ends)
+                    return Given(self._core, number, head, arena, ends)
                 except JsonError as error:
                     self._core.refuse(number, f"the task's head cannot be read: {error}")
         raise StopIteration
@@ -439,37 +404,47 @@ class TaskClient:
         self.close()
 
 
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "untyped_storage")
+def _packed(tensors: Mapping[str, Any] | None) -> Tensors | None:
+    """Return tensors in a buffer of their own, from which they are sent; None if there are none. Raises ModelError."""
+    if not tensors:
+        return None
+    if isinstance(tensors, Tensors):
+        return tensors
+    if isinstance(tensors, Received) and tensors.untouched:
+        return Tensors.of(tensors.arena, tensors.torch)
+    return Tensors(tensors)
 
 
-def _describe(name: str, value: Any) -> tuple[str, str, list[int]]:
-    return describe_tensor(name, value) if _is_torch(value) else describe_array(name, value)
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.flags.writeable = False
-    return array
-
-
-def _views(arena: Arena) -> Named:
-    return {name: _read_only(arena[name]) for name in arena}
-
-
-def _encode(head: Any) -> bytes:
+def _encode(head: Any, tensors: Tensors | None) -> bytes:
+    """Return a head as JSON, in which thalweg says which of the tensors are PyTorch's. Raises PlanError."""
+    torch = frozenset() if tensors is None else tensors.torch
+    if tensors is not None and torch:
+        head = {OWN: {"torch": True if len(torch) == len(tensors) else sorted(torch)}, "head": head}
+    elif isinstance(head, Mapping) and OWN in head:
+        head = {OWN: {}, "head": head}
     return encoded("the head", head).encode()
 
 
-def _decode(head: bytes) -> Any:
-    return bounded_json.read(head) if head else None
+def _received(text: bytes, core: _core.Arena | None, *, shared: bool) -> tuple[Any, Named]:
+    """Return the user's head and the tensors that came with it; ``shared`` as in ``Received``. Raises JsonError."""
+    head, torch = bounded_json.read(text) if text else None, None
+    if isinstance(head, dict) and isinstance(own := head.get(OWN), dict):
+        head, torch = head.get("head"), own.get("torch")
+    if core is None:
+        return head, NOTHING
+    arena = Arena(core)
+    if torch is True:
+        return head, Received(arena, arena, shared=shared)
+    named = [name for name in torch if isinstance(name, str)] if isinstance(torch, list) else []
+    return head, Received(arena, named, shared=shared)
 
 
 def _folded(
-    tensors: Mapping[str, Any], returns: Sequence[str] | Mapping[str, tuple[str, Sequence[int]]] | None
+    tensors: Tensors | None, returns: Sequence[str] | Mapping[str, tuple[str, Sequence[int]]] | None
 ) -> _core.Layout:
     if isinstance(returns, Mapping):
         return _core.Layout([(name, dtype, list(shape)) for name, (dtype, shape) in returns.items()])
-    if not isinstance(tensors, Tensors):
+    if tensors is None:
         raise PlanError("a mean is of the task's tensors, and it has none", "Send tensors, or do not reduce")
     unknown = sorted(set(returns or ()) - set(tensors))
     if unknown:
@@ -501,10 +476,9 @@ def _reply(told: tuple[str, str, str | None, bytes, float, float, _core.Arena | 
     member, state, reason, head, weight, coverage, arena, transfers = told
     ways = json.loads(transfers)
     try:
-        said = _decode(head)
+        said, tensors = _received(head, arena, shared=False)
     except JsonError as error:
-        return Reply(member, "failed", f"its head cannot be read: {error}", None, _NOTHING, weight, 0.0, ways)
-    tensors = _NOTHING if arena is None else dict(Arena(arena))
+        return Reply(member, "failed", f"its head cannot be read: {error}", None, NOTHING, weight, 0.0, ways)
     return Reply(member, state, reason, said, tensors, weight, coverage, ways)  # type: ignore[arg-type]
 
 

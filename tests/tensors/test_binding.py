@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -386,6 +387,29 @@ def test_arrays_that_cannot_be_brought_back(change: dict[str, Any], words: str) 
     del bound.model["b"]
     with pytest.raises(ModelError, match="no array 'b'"):
         bound.collect("train()")
+
+
+def test_arrays_with_bytes_in_another_order_are_converted() -> None:
+    """Such come from HDF5, FITS and NetCDF."""
+    bound = bind({"w": np.array([1.5, 2.0], ">f4"), "n": np.array(256, ">i8")})
+    assert bound.model["w"].dtype.isnative
+    assert bound.arena["w"].tolist() == [1.5, 2.0]
+    assert bound.arena["n"] == 256
+    bound.model["w"] = np.array([3.0, -4.0], ">f4")
+    assert bound.collect("train()") == ["w"]
+    assert bound.arena["w"].tolist() == [3.0, -4.0]
+    bound.model["w"] = bound.arena["w"].view(">f4")
+    assert bound.restore("evaluate()") == ["w"], "the arena's bytes, read in another order, are other values"
+    assert bound.model["w"].tolist() == [3.0, -4.0]
+
+
+def test_arrays_may_be_narrow_floats() -> None:
+    for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2):
+        bound = bind({"w": np.array([0.5, 2.0], kind)})
+        assert bound.model["w"].dtype == kind
+        bound.model["w"] = bound.model["w"] + bound.model["w"]
+        assert bound.collect("train()") == ["w"]
+        assert bound.arena["w"].astype(np.float32).tolist() == [1.0, 4.0]
 
 
 def test_one_array_under_two_names_is_refused() -> None:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-# safetensors' names of element types, by torch's and by NumPy's.
-_TORCH = {
+# safetensors' names of element types, by torch's, which are NumPy's too.
+_TYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
@@ -31,17 +31,17 @@ _TORCH = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-_TORCH_NAMES = {dtype: name for name, dtype in _TORCH.items()}
-_NUMPY = {name: dtype for name, dtype in _TORCH.items() if dtype not in ("BF16", "F8_E4M3", "F8_E5M2")}
-#: NumPy's names of the element types that travel.
-ARRAY_TYPES = frozenset(_NUMPY)
-# NumPy has no narrow floats of these kinds: their bytes are shown as unsigned integers of that width.
-_SHOWN = {dtype: name for name, dtype in _NUMPY.items()} | {"BF16": "uint16", "F8_E4M3": "uint8", "F8_E5M2": "uint8"}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+# Types that NumPy has from the package ml_dtypes.
+_NARROW = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+#: The element types that travel and that NumPy has by itself, by its names.
+ARRAY_TYPES = frozenset(_TYPES).difference(_NARROW)
 
 
 class Arena(Mapping[str, "npt.NDArray[Any]"]):
     """A model in one page-aligned buffer; as a mapping, each tensor's name to a NumPy view of its bytes.
 
+    bfloat16 and float8 are arrays of the types that the package ml_dtypes adds to NumPy.
     Sending and receiving touch this buffer and no other. While a round is on its way to or from here, leave the
     values alone: between ``Client.next`` and ``Client.submit`` they are yours.
     """
@@ -73,7 +73,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         dtype, shape, _ = self._places[name]
-        return self._bytes(name).view(_SHOWN[dtype]).reshape(shape)
+        return self._bytes(name).view(_array_type(dtype)).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -85,7 +85,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         import numpy as np
 
         dtype, shape, offset = self._places[name]
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(_SHOWN[dtype]).itemsize
+        size = int(np.prod(shape, dtype=np.int64)) * _array_type(dtype).itemsize
         return np.asarray(self.core)[offset : offset + size]
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Arena(Mapping[str, "npt.NDArray[Any]"]):
         import torch
 
         dtype, shape, _ = self._places[name]
-        return torch.from_numpy(self._bytes(name)).view(getattr(torch, _TORCH_NAMES[dtype])).view(shape)
+        return torch.from_numpy(self._bytes(name)).view(getattr(torch, _NAMES[dtype])).view(shape)
 
 
 def layout_of(module: torch.nn.Module, tensors: str | Iterable[str] | None = None) -> _core.Layout:
@@ -124,19 +124,32 @@ def describe_tensor(name: str, tensor: torch.Tensor) -> tuple[str, str, list[int
             f"tensor {name!r} is a {type(tensor).__name__}, whose values are not one block of memory",
             "Make it a plain tensor, or keep it at home: tensors = '!NAME'",
         )
-    return name, _dtype(name, str(tensor.dtype).removeprefix("torch."), _TORCH), list(tensor.shape)
+    return name, _dtype(name, str(tensor.dtype).removeprefix("torch.")), list(tensor.shape)
 
 
 def describe_array(name: str, array: npt.NDArray[Any]) -> tuple[str, str, list[int]]:
-    """Return an array's name, element type and shape for a layout. Raises ModelError."""
+    """Return an array's name, element type and shape for a layout. Raises ModelError.
+
+    The order of an element's bytes is no part of the type: values are converted where they are copied into an arena.
+    """
     import numpy as np
 
     if not isinstance(array, (np.ndarray, np.generic)):
         raise ModelError(f"{name!r} is a {type(array).__name__}", "Make it an array: numpy.array(...)")
-    return name, _dtype(name, array.dtype.name, _NUMPY), list(array.shape)
+    return name, _dtype(name, array.dtype.name), list(array.shape)
 
 
-def _dtype(name: str, found: str, known: Mapping[str, str]) -> str:
-    if found not in known:
-        raise ModelError(f"tensor {name!r} has elements of type {found}", f"Use one of {', '.join(known)}")
-    return known[found]
+def _dtype(name: str, found: str) -> str:
+    if found not in _TYPES:
+        raise ModelError(f"tensor {name!r} has elements of type {found}", f"Use one of {', '.join(_TYPES)}")
+    return _TYPES[found]
+
+
+def _array_type(dtype: str) -> np.dtype[Any]:
+    """Return NumPy's type for an element type of a layout."""
+    import numpy as np
+
+    name = _NAMES[dtype]
+    if name in _NARROW:
+        import ml_dtypes  # noqa: F401 - adds the names to NumPy's
+    return np.dtype(name)

@@ -329,7 +329,8 @@ class ArrayBinding(Binding):
             if name not in found:
                 raise ModelError(f"after {when} the model has no array {name!r} any more", IN_PLACE)
             array = found[name]
-            if (array.dtype, array.shape) != (view.dtype, view.shape):
+            # Bytes in another order are converted when they are copied.
+            if (array.dtype.newbyteorder("="), array.shape) != (view.dtype, view.shape):
                 was, now = (f"{a.dtype}{list(a.shape)}" for a in (view, array))
                 raise ModelError(f"after {when} the array {name!r} is {now}; it was {was}", IN_PLACE)
         for name in self.model.keys() - self._known:
@@ -347,7 +348,8 @@ def _spans(arrays: Mapping[str, Any]) -> Iterator[tuple[int, int, str]]:
 
 
 def _is_view(array: npt.NDArray[Any], view: npt.NDArray[Any]) -> bool:
-    return not array.size or (_address(array) == _address(view) and array.flags.c_contiguous)
+    same = _address(array) == _address(view) and array.dtype == view.dtype
+    return not array.size or (same and array.flags.c_contiguous)
 
 
 def _address(array: npt.NDArray[np.generic]) -> int:
