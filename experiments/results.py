@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from experiments import measured
+from experiments import measured, simulated
 from experiments.claims import rule
 from experiments.measured import Cell, Origin
 from experiments.plan import ROOT, Experiment, names
@@ -65,23 +65,26 @@ AGGREGATION: Final = (
 )
 TRAINED: Final = (("reached", 100.0, "accuracy, %"), ("time_to", 1.0, "s to 70 %"), ("cpu_to", 1.0, "CPU s to 70 %"))
 # Behind what was measured by code that no commit has, or that nobody knows.
+MADE: Final = r"<!-- (measured|simulated) (\w+) -->.*?<!-- end of \2 -->"
 MARK: Final = "\u2020"
 
 
 def update(study: str) -> Path:
     """Write the tables of a study anew into its RESULTS.md and return the file."""
     file = ROOT / study / "RESULTS.md"
-    file.write_text(filled(file.read_text(), lambda figure: tables(f"{study}/{figure}")))
+    file.write_text(filled(file.read_text(), study))
     return file
 
 
-def filled(text: str, make: Callable[[str], str]) -> str:
-    """Return ``text`` with what stands between ``<!-- measured NAME -->`` and its end made anew."""
+def filled(text: str, study: str) -> str:
+    """Return ``text`` with what stands between ``<!-- measured NAME -->``, or ``simulated``, and its end made anew."""
 
     def replaced(found: re.Match[str]) -> str:
-        return f"<!-- measured {found[1]} -->\n\n{make(found[1])}\n\n<!-- end of {found[1]} -->"
+        name = f"{study}/{found[2]}"
+        made = tables(name) if found[1] == "measured" else simulated.of_file(ROOT / name)
+        return f"<!-- {found[1]} {found[2]} -->\n\n{made}\n\n<!-- end of {found[2]} -->"
 
-    return re.sub(r"<!-- measured (\w+) -->.*?<!-- end of \1 -->", replaced, text, flags=re.DOTALL)
+    return re.sub(MADE, replaced, text, flags=re.DOTALL)
 
 
 def tables(name: str) -> str:

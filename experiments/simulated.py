@@ -25,6 +25,8 @@ from thalweg.report.replay import MARGIN
 # Said of times whose systems live runs of the study have met, and of others.
 ACCEPTED: Final = "simulated, and accepted: live runs of each system were met within 15 %"
 CAVEAT: Final = "simulated, and not accepted: {why}"
+OUTCOME: Final = "simulated.json"
+REACHED: Final = {True: "yes", False: "no", None: "not judged"}
 KEPT: Final = ("completion_seconds", "nodes_used", "aggregators_created", "reused", "bytes_between")
 # Of rounds that clients come to over time, also how long they come, how long workers existed, and what lay in memory.
 SPREAD: Final = (*KEPT, "arrival_seconds", "worker_seconds", "peak_bytes")
@@ -87,8 +89,8 @@ def _one(figure: Simulated, size: str, name: str, updates: int) -> dict[str, Any
     return {**{key: last[key] for key in kept}, "cpu_seconds": sum(last["cpu"].values())}
 
 
-def verdicts(figure: Simulated, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the paper's numbers beside the simulated ones."""
+def verdicts(figure: Simulated, found: list[dict[str, Any]], *, accepted: bool) -> list[dict[str, Any]]:
+    """Put the paper's numbers beside the simulated ones; ``verdict`` is null of a simulation that is not accepted."""
     by = {(row["size"], row["system"], row["updates"]): row for row in found}
 
     def number(one: Ratio, size: str, system: str) -> float:
@@ -108,8 +110,8 @@ def verdicts(figure: Simulated, found: list[dict[str, Any]]) -> list[dict[str, A
         for size in figure.sizes
     ]  # fmt: skip
     return [
-        *({**one, "verdict": one["ours"] >= one["paper"]} for one in ratios),
-        *({**one, "verdict": one["ours"] == one["paper"]} for one in nodes),
+        *({**one, "verdict": one["ours"] >= one["paper"] if accepted else None} for one in ratios),
+        *({**one, "verdict": one["ours"] == one["paper"] if accepted else None} for one in nodes),
     ]
 
 
@@ -149,12 +151,22 @@ def table(found: list[dict[str, Any]], judged: list[dict[str, Any]], why: str | 
         f"| {row['cpu_seconds']:.3g} | {row['aggregators_created']} | {row['nodes_used']} |"
         for row in found
     ]
-    lines += ["", "| claim | paper | simulated | reached |", "|---|---|---|---|"]
+    return "\n".join([*lines, "", claims_table(judged, why)])
+
+
+def claims_table(judged: list[dict[str, Any]], why: str | None) -> str:
+    """Return the claims as Markdown, with whether the simulation is accepted. One that is not answers nothing."""
+    lines = ["| claim | paper | simulated | reached |", "|---|---|---|---|"]
     lines += [
-        f"| {one['claim']} | {one['paper']:g} | {one['ours']:.3g} | {'yes' if one['verdict'] else 'no'} |"
-        for one in judged
+        f"| {one['claim']} | {one['paper']:g} | {one['ours']:.3g} | {REACHED[one['verdict']]} |" for one in judged
     ]
-    return "\n".join([*lines, "", ACCEPTED if why is None else CAVEAT.format(why=why)])
+    return "\n".join([*lines, "", f"{ACCEPTED if why is None else CAVEAT.format(why=why)}."])
+
+
+def of_file(folder: Path) -> str:
+    """Return the claims that a figure's ``simulated.json`` has, as Markdown."""
+    found = json.loads((folder / OUTCOME).read_text())
+    return claims_table(found["claims"], found["why"])
 
 
 def main() -> int:
@@ -168,11 +180,11 @@ def main() -> int:
     except ThalwegError as error:
         sys.stderr.write(f"error: {error.cause}\nmend: {error.mend}\n")
         return 2
-    judged = verdicts(figure, found)
     why = why_not(figure, folder.parent)
+    judged = verdicts(figure, found, accepted=why is None)
     result: dict[str, Any] = {"simulated": True, "accepted": why is None, "why": why, "source": figure.source}
     result |= {"rows": found, "claims": judged}
-    (folder / "simulated.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / OUTCOME).write_text(json.dumps(result, indent=1) + "\n")
     print(table(found, judged, why))
     return 0
 

@@ -18,22 +18,27 @@ def test_a_figure_is_what_its_plan_gives(name: str) -> None:
     folder = ROOT / "lifl" / name
     figure = simulated.load(folder)
     found = simulated.rows(figure)
-    judged = simulated.verdicts(figure, found)
-    kept = json.loads((folder / "simulated.json").read_text())
     why = simulated.why_not(figure, folder.parent)
+    judged = simulated.verdicts(figure, found, accepted=why is None)
+    kept = json.loads((folder / "simulated.json").read_text())
     assert (kept["simulated"], kept["accepted"], kept["why"]) == (True, why is None, why)
     assert (kept["rows"], kept["claims"]) == (found, judged), f"run python -m experiments.simulated lifl/{name}"
-    assert simulated.table(found, judged, "nobody looked").endswith("simulated, and not accepted: nobody looked")
+    assert simulated.table(found, judged, "nobody looked").endswith("simulated, and not accepted: nobody looked.")
+    assert simulated.of_file(folder) in simulated.table(found, judged, why)
 
 
 def test_nodes_used_are_the_papers_and_a_claim_can_be_missed() -> None:
     figure = simulated.load(FOLDER)
     found = simulated.rows(figure)
-    nodes = [one for one in simulated.verdicts(figure, found) if one["claim"].startswith("nodes used")]
+    accepted = simulated.verdicts(figure, found, accepted=True)
+    nodes = [one for one in accepted if one["claim"].startswith("nodes used")]
     assert len(nodes) == 12
     assert all(one["verdict"] for one in nodes)
     greedy = figure.model_copy(update={"ratios": [figure.ratios[0].model_copy(update={"paper": 1e6})]})
-    assert not simulated.verdicts(greedy, found)[0]["verdict"]
+    assert simulated.verdicts(greedy, found, accepted=True)[0]["verdict"] is False
+    unmet = simulated.verdicts(greedy, found, accepted=False)
+    assert {one["verdict"] for one in unmet} == {None}, "a simulation that is not accepted answers nothing"
+    assert "| 1e+06 | 3.84 | not judged |" in simulated.claims_table(unmet, "nobody looked")
 
 
 @pytest.mark.parametrize(
