@@ -41,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     running.add_argument("name", help="as fedcomm/fig08")
     running.add_argument("--scale", default=FULL, help="full, ci (under two minutes), or another of its plan's")
     running.add_argument("--modes", help="only these, as paper,fair")
+    running.add_argument("--repetitions", type=int, help="times that each cell is run; without it as the plan says")
     running.add_argument("--out", type=Path, default=OUT, help="folder for benches and records")
     running.set_defaults(command=_run)
     judging = commands.add_parser("judge", help="print what the last full run shows of the paper's claims")
@@ -62,7 +63,11 @@ def _list(given: argparse.Namespace) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     modes = None if given.modes is None else given.modes.split(",")
-    found = run(given.name, given.scale, modes, given.out, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def note(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    found = run(given.name, given.scale, modes, given.out, note, repetitions=given.repetitions)
     _show(found, as_json=given.as_json)
     return 0
 

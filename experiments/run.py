@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from experiments import aggregation, claims, goodput, iterations, load, measured, plots, senders
 from experiments.plan import ROOT, Experiment
+from thalweg import machine
+from thalweg.bench import BenchPlan, Matrix
 from thalweg.bench.driver import Bench
 from thalweg.bench.folder import Folder
 from thalweg.bench.process import execute
@@ -16,6 +19,8 @@ from thalweg.bench.show import progress_on_stderr
 from thalweg.report.text import commit_words
 
 OUT: Final = ROOT / "out"
+# Of a bench's folder: which code has begun it.
+ORIGIN: Final = "origin.json"
 # By quantity: what else is read from the runs' records.
 _MORE: Final[Mapping[str, Callable[[Iterable[Mapping[str, Any]], Path], dict[int, measured.Table]]]] = {
     "goodput": goodput.by_cell,
@@ -32,19 +37,32 @@ class Judged:
     verdicts: dict[str, claims.Verdict]
 
 
-def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Callable[[str], None]) -> list[Judged]:
-    """Run the experiment ``name``; what has been run before in ``out`` is not run again.
+def run(
+    name: str,
+    scale: str,
+    modes: Sequence[str] | None,
+    out: Path,
+    note: Callable[[str], None],
+    *,
+    repetitions: int | None = None,
+) -> list[Judged]:
+    """Run the experiment ``name``; what the same code has run before in ``out`` is not run again.
 
+    ``repetitions``: how often each cell is run, if not as often as the plan says.
     At the scale that is kept the numbers and figures go to the experiment's own folder, where those of modes that were
     not run now stay. Returns the paper's claims with what was seen of them. Raises PlanError, RecordError.
     """
     experiment = Experiment.load(name)
     here = out / name / scale
-    parts, commit = {}, measured.checkout()
+    parts = {}
+    origin = {"commit": measured.checkout(), "core": machine.build()["commit"]}
+    asked = "" if repetitions is None else f" --repetitions {repetitions}"
     for mode in modes or list(experiment.modes):
         note(f"{name}, {scale}, mode {mode}: {experiment.modes[mode].about}")
-        command = f"python -m experiments run {name} --scale {scale} --modes {mode}"
-        parts[mode] = _bench(experiment, mode, scale, here / mode, {"command": command, "commit": commit})
+        matrix = experiment.cells(mode, scale)
+        matrix = replace(matrix, plan=matrix.plan.with_repetitions(repetitions))
+        command = f"python -m experiments run {name} --scale {scale} --modes {mode}{asked}"
+        parts[mode] = _bench(experiment, matrix, here / mode, origin, command)
     kept = ROOT / name if scale == experiment.kept else here
     measured.write(kept / measured.FILE, name, scale, parts, list(experiment.modes))
     for file in draw(name, kept / measured.FILE, kept):
@@ -52,17 +70,29 @@ def run(name: str, scale: str, modes: Sequence[str] | None, out: Path, note: Cal
     return judge(name, kept / measured.FILE)
 
 
-def _bench(experiment: Experiment, mode: str, scale: str, place: Path, how: Mapping[str, Any]) -> measured.Table:
-    matrix = experiment.cells(mode, scale)
-    plan = matrix.plan
-    found = [folder for folder in sorted(place.glob("*/")) if Folder(folder).is_bench]
-    going_on = next((Folder(folder) for folder in reversed(found) if Folder(folder).plan() == plan), None)
-    folder = going_on or Folder.create(place, mode, plan)
+def _bench(
+    experiment: Experiment, matrix: Matrix, place: Path, origin: Mapping[str, Any], command: str
+) -> measured.Table:
+    folder = folder_for(place, matrix.plan, origin)
     way = load.measured(senders.watched(experiment.rivals) if experiment.watch else execute)
     results = Bench(folder, matrix).run(progress_on_stderr(), retry=True, execute=way)
     of_cells = _MORE.get(experiment.quantity)
     more = None if of_cells is None else of_cells(results["runs"], folder.path)
-    return measured.of_bench(results, more, {**how, "load": load.of_folder(folder.cells)})
+    how = {"command": command, "commit": origin["commit"], "load": load.of_folder(folder.cells)}
+    return measured.of_bench(results, more, how)
+
+
+def folder_for(place: Path, plan: BenchPlan, origin: Mapping[str, Any]) -> Folder:
+    """Return the folder of a bench that the same code has begun, also with other repetitions, or a new one."""
+    for path in sorted(place.glob("*/"), reverse=True):
+        folder, noted = Folder(path), path / ORIGIN
+        same = folder.is_bench and noted.is_file() and json.loads(noted.read_text()) == dict(origin)
+        if same and folder.plan().with_repetitions(plan.repetitions) == plan:
+            folder.keep(plan)
+            return folder
+    folder = Folder.create(place, place.name, plan)
+    folder.write(ORIGIN, json.dumps(dict(origin)) + "\n")
+    return folder
 
 
 def draw(name: str, numbers: Path, folder: Path) -> list[Path]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from experiments import measured
+from experiments.run import folder_for
+from thalweg.bench import BenchPlan
 
 ORDER = ["paper", "fair"]
 
@@ -85,3 +87,16 @@ def test_code_that_nobody_can_build_again_is_not_exact(tmp_path: Path, commit: s
 def test_plain_numbers_of_each_run_are_kept() -> None:
     tables = [{"goodput": 1.23456789, "last": 5, "box": [1.0], "system": "lifl", "off": None, "whole": True}]
     assert measured.scalars(tables) == [{"goodput": 1.235, "last": 5, "off": None}]
+
+
+def test_only_the_same_code_goes_on_with_a_bench(tmp_path: Path) -> None:
+    plan = BenchPlan.of({"repetitions": 1, "matrix": {"transport": ["tcp"]}})
+    origin = {"commit": "0123456789ab", "core": "0123456789ab"}
+    begun = folder_for(tmp_path / "fair", plan, origin)
+    assert folder_for(tmp_path / "fair", plan, origin) == begun
+    more = plan.with_repetitions(3)
+    assert folder_for(tmp_path / "fair", more, origin) == begun
+    assert begun.plan() == more
+    assert folder_for(tmp_path / "fair", plan, {**origin, "commit": "ba9876543210"}) != begun
+    other = BenchPlan.of({"matrix": {"transport": ["udp"]}})
+    assert folder_for(tmp_path / "fair", other, origin) != begun
