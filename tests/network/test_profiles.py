@@ -102,7 +102,7 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rate = 1", "unknown key 'rate' (and 1 more). Move it to [link]"),
+        ("rate = 1", "2 keys are wrong: unknown key 'rate' (move it to [link]); link is missing"),
         ("title = 'x'", "link is missing"),
         ("[link]\nrat = 1", "unknown key 'rat' in [link]. Did you mean 'rate'?"),
         ("[link]\nloss = 2", "loss in [link] is 2, not from 0 to 1"),

@@ -127,9 +127,22 @@ def test_a_size_says_how_sizes_are_written() -> None:
     assert "'8 XB'" in caught.value.cause
 
 
-def test_several_findings_are_counted() -> None:
-    with pytest.raises(PlanError, match=r"\(and 1 more\)"):
-        Plan.loads("[job]\nrounds = 0\nclients = 0")
+def test_all_wrong_keys_are_named_at_once() -> None:
+    text = "[job]\nroundz = 1\nclients = 0\nchoose = 'x'\n[training]\nrounds = 3\n[network]\nlos = 1\n[app]\n"
+    with pytest.raises(PlanError) as caught:
+        Plan.loads(text, "my.toml")
+    assert caught.value.cause == (
+        "my.toml: 6 keys are wrong: clients in [job] is 0, not at least 1; choose in [job] is 'x', not a whole number; "
+        "unknown key 'roundz' in [job] (did you mean 'rounds'?); "
+        "unknown key 'rounds' in [training] (move it to [job]); "
+        "unknown key 'los' in [network] (did you mean 'loss'?); object in [app] is missing"
+    )
+    assert caught.value.mend == "Correct each of them"
+
+
+def test_another_kind_of_file_does_not_fill_the_terminal() -> None:
+    with pytest.raises(PlanError, match=r"40 keys are wrong: .*; unknown key 'k19'; and 20 more\."):
+        Plan.of({f"k{number}": 1 for number in range(40)})
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
-"""From pydantic's findings to one error that names the key, its section, the cause and the mend."""
+"""From pydantic's findings to one error that names each wrong key, its section, the cause and the mend."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from thalweg.errors import PlanError
 
+# A plan with more wrong keys than this is another kind of file.
+MOST_NAMED: Final = 20
 # Kinds of findings -> what was expected.
 _EXPECTED: Final = {
     "int_type": "a whole number",
@@ -26,35 +28,64 @@ _EXPECTED: Final = {
 
 
 def plan_error(error: ValidationError, model: type[BaseModel], source: str) -> PlanError:
-    """Return the first finding of ``error`` about a plan ``model`` read from ``source`` as a PlanError.
+    """Return the findings of ``error`` about a plan ``model`` read from ``source`` as one PlanError.
 
-    One about what is there goes before one about what is missing, which may be the same under another name.
+    It names every key that is wrong, each once: a key that may have one of several types has a finding for each type.
     """
-    findings = error.errors(include_url=False)
-    cause, mend = _explain(min(findings, key=lambda finding: finding["type"] == "missing"), model)
-    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    return PlanError(f"{source}: {cause}{more}", mend)
+    found: dict[tuple[str, str], Finding] = {}
+    for details in error.errors(include_url=False):
+        finding = _explain(details, model)
+        found.setdefault((finding.where, finding.key), finding)
+    # One about what is missing comes last: it may be there under a wrong name.
+    findings = sorted(found.values(), key=lambda finding: finding.is_missing)
+    if len(findings) == 1:
+        return PlanError(f"{source}: {findings[0].cause}", f"{findings[0].guess}{findings[0].rest}")
+    causes, more = [finding.short for finding in findings[:MOST_NAMED]], len(findings) - MOST_NAMED
+    causes += [f"and {more} more"] if more > 0 else []
+    return PlanError(f"{source}: {len(findings)} keys are wrong: {'; '.join(causes)}", "Correct each of them")
 
 
-def _explain(finding: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
+class Finding(NamedTuple):
+    """What is wrong with a key.
+
+    ``where`` is how its section is written. ``guess`` says what may be meant, and may be empty; ``rest`` is the other
+    part of the mend.
+    """
+
+    where: str
+    key: str
+    cause: str
+    guess: str
+    rest: str
+    is_missing: bool = False
+
+    @property
+    def short(self) -> str:
+        """The cause, with the guess in brackets."""
+        guess = self.guess.rstrip(". ")
+        return f"{self.cause} ({guess[0].lower()}{guess[1:]})" if guess else self.cause
+
+
+def _explain(finding: ErrorDetails, model: type[BaseModel]) -> Finding:
     owner, place, key = _owner(model, finding["loc"])
     where = f" in {place}" if place else ""
     if finding["type"] == "extra_forbidden":
-        return f"unknown key {key!r}{where}", _nearest(key, where, owner, model)
+        guess, known = _nearest(key, owner, model), f"Known{where}: {', '.join(owner.model_fields)}"
+        return Finding(where, key, f"unknown key {key!r}{where}", guess, known)
     meaning = owner.model_fields[key].description if key in owner.model_fields else None
+    about = f": {meaning}" if meaning else ""
     if finding["type"] == "missing":
-        return f"{key}{where} is missing", f"Give {key}" + (f": {meaning}" if meaning else "")
+        return Finding(where, key, f"{key}{where} is missing", "", f"Give {key}{about}", is_missing=True)
     expected = _expected(finding)
     said = f"{key}{where} is {_shown(finding['input'])}, not {expected}"
-    return said, f"Give {key} as {expected}" + (f": {meaning}" if meaning else "")
+    return Finding(where, key, said, "", f"Give {key} as {expected}{about}")
 
 
-def _nearest(key: str, where: str, owner: type[BaseModel], model: type[BaseModel]) -> str:
-    """Say which known key may be meant: one of the same section, else one of that name elsewhere."""
+def _nearest(key: str, owner: type[BaseModel], model: type[BaseModel]) -> str:
+    """Say which known key may be meant: one of the same section, else one of that name elsewhere; or nothing."""
     near = get_close_matches(key, owner.model_fields, n=1)
     homes = [name for name in model.model_fields if key in getattr(_section(model, name), "model_fields", ())]
-    guess = f"Did you mean {near[0]!r}? " if near else f"Move it to [{homes[0]}]. " if homes else ""
-    return f"{guess}Known{where}: {', '.join(owner.model_fields)}"
+    return f"Did you mean {near[0]!r}? " if near else f"Move it to [{homes[0]}]. " if homes else ""
 
 
 def _owner(model: type[BaseModel], location: Sequence[int | str]) -> tuple[type[BaseModel], str, str]:
