@@ -8,29 +8,7 @@ import pytest
 
 from thalweg.errors import PlanError
 from thalweg.plan import Plan
-from thalweg.plan.on_graphs import OWN, SECTIONS, STARS, schedule_of
-
-# A value of each key.
-VALUES: dict[str, Any] = {
-    "job.wait": "all",
-    "job.share": 0.5,
-    "job.ahead": 2,
-    "job.test_every": 5,
-    "aggregation.weights": "metropolis",
-    "hosts.nodes": {"a": "10.0.0.1:7070", "b": "10.0.0.2:7070"},
-    "job.choose": 2,
-    "job.enough": 2,
-    "job.grace": 1.0,
-    "transport.fanout": "sequential",
-    "transport.gather": "in-order",
-    "aggregation.partial": "keep",
-    "aggregation.deterministic": True,
-    "aggregation.staging": 1_000_000,
-    "aggregation.shape": "tree",
-    "hosts.server": "10.0.0.1:7070",
-    "hosts.clients": ["a"] * 4,
-    "record.checkpoint_every": 1,
-}
+from thalweg.plan.on_graphs import schedule_of
 
 
 def ring(**overrides: Any) -> Plan:
@@ -56,27 +34,9 @@ def test_nodes_that_are_listed_need_not_be_counted() -> None:
     assert plan.members == ["anna", "berta"]
 
 
-def test_every_key_of_graphs_is_refused_beside_a_server() -> None:
-    for path in OWN:
-        with pytest.raises(PlanError, match=rf"^{path} is of a job with a graph"):
-            Plan.of({}).merge({path: VALUES[path]})
+def test_an_algorithm_of_graphs_needs_one() -> None:
     with pytest.raises(PlanError, match="dpsgd needs a graph"):
         Plan.of({"algorithm": {"name": "dpsgd"}})
-
-
-@pytest.mark.parametrize("path", STARS)
-def test_every_key_of_servers_is_refused_beside_a_graph(path: str) -> None:
-    with pytest.raises(PlanError, match=rf"{path} means nothing on a graph") as caught:
-        ring(**{path: VALUES[path]})
-    assert caught.value.mend == f"Remove {path}, or job.graph"
-
-
-def test_sections_of_servers_are_refused_beside_a_graph() -> None:
-    assert set(SECTIONS) == {"repair"}
-    with pytest.raises(PlanError, match=r"\[repair\] means nothing on a graph"):
-        ring(repair__resend=False)
-    with pytest.raises(PlanError, match="updates to a server"):
-        ring(security__tls="on", layers__seal__cipher="aes-256-gcm")
 
 
 @pytest.mark.parametrize(

@@ -32,20 +32,6 @@ def test_a_tree_of_one_node_can_be_run(keys: dict[str, Any]) -> None:
     check(tree(tree=keys))
 
 
-@pytest.mark.parametrize(
-    ("keys", "value"),
-    [
-        ("top", "sharded"),
-        ("placement", "worst-fit"),
-        ("goal", 3),
-        ("reuse", False),
-    ],
-)
-def test_what_does_not_run_yet_is_named(keys: str, value: Any) -> None:
-    with pytest.raises(PlanError, match=f"tree.{keys} = .* cannot be run yet"):
-        check(tree(tree={keys: value}))
-
-
 def test_a_systems_switches_are_looked_at() -> None:
     with pytest.raises(PlanError, match="needs all its workers"):
         check(tree(tree={"system": "sl", "split": "ranges"}))
@@ -86,7 +72,7 @@ def test_their_network_and_stress_can_be_emulated() -> None:
         ),
         ({"nodes": {"count": 2, "link": "1gbit"}}, "nodes.link is the rate of an emulated link"),
         ({"nodes": {"count": 2, "client_link": "1gbit"}}, "nodes.client_link is the rate of an emulated link"),
-        ({"stress": {"network": "1mbit"}}, "stress.network is between clients and one server"),
+        ({"stress": {"network": "1mbit"}}, "it is between clients and one server"),
         (
             {"tree": {"top": "first-finished"}, "job": {"clients": 4, "choose": 2}},
             "only a dedicated top has all sums at once",
@@ -114,7 +100,7 @@ def test_ray_may_place_several_nodes() -> None:
     ("sections", "named"),
     [
         ({"nodes": {"engine": "ray", "count": 1}}, "places nodes, and the job has one"),
-        ({"nodes": {"count": 2, "ray_address": "auto"}}, "nodes.ray_address is of Ray"),
+        ({"nodes": {"count": 2, "ray_address": "auto"}}, "nodes.ray_address means nothing .* it is of Ray"),
         ({"nodes": {**RAY, "ray_address": "10.0.0.1"}}, "nodes.ray_address is '10.0.0.1'"),
         ({"nodes": {**RAY, "ray_address": "ray://10.0.0.1:10001"}}, "nodes.ray_address is 'ray://"),
         ({"nodes": RAY, "network": {"profile": "lan"}}, r"\[network\] is of nodes on this machine"),
@@ -136,11 +122,6 @@ def test_a_tree_needs_its_shape(section: str) -> None:
 def test_workers_fold_whole_updates() -> None:
     with pytest.raises(PlanError, match="whole updates"):
         check(Plan.of({"aggregation": {"shape": "tree", "partial": "keep"}}))
-
-
-def test_workers_do_not_fold_for_flower() -> None:
-    with pytest.raises(PlanError, match="Flower"):
-        check(tree(app={"object": "flower:somewhere"}))
 
 
 def test_a_graph_has_no_tree() -> None:

@@ -202,7 +202,9 @@ def job(workers: dict[str, Any], *, kills: bool = False, **options: Any) -> tupl
 
 
 def told(count: int, split: str, **tree: Any) -> dict[str, Any]:
-    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split, **tree}})
+    # As many leaves as it says, whatever the updates.
+    fixed = {"scaling": "fixed"} if split == "clients" else {}
+    plan = Plan.of({"aggregation": {"shape": "tree"}, "tree": {"workers": count, "split": split, **fixed, **tree}})
     return live.options(plan)
 
 
@@ -360,4 +362,25 @@ def test_there_are_as_many_workers_as_the_plan_says() -> None:
     assert count(workers=7) == 7
     assert count(split="clients", inputs=3) == 1
     assert count(split="clients", inputs=1) <= 3
+    # What a planned hierarchy needs, at most what the plan says; with fixed scaling what it says.
+    assert count(split="clients", workers=7) == 2
+    assert count(split="clients", workers=1) == 1
+    assert count(split="clients", workers=7, scaling="fixed") == 7
+    assert count(split="clients", workers=7, scaling="knative") == 7
+
+
+def test_a_planned_hierarchy_of_several_nodes_is_for_what_a_node_holds() -> None:
+    def count(**nodes: Any) -> int:
+        tree = {"split": "clients", "workers": 100}
+        return live.workers(Plan.of({"job": {"clients": 40}, "tree": tree, "nodes": nodes}))
+
+    assert count(count=1) == 20
+    assert count(count=4, capacity=10) == 5
+
+
+def test_a_record_names_the_switches_that_a_run_follows() -> None:
+    found = live.system(Plan.of({"aggregation": {"shape": "tree"}}))
+    assert found["system"] == "lifl"
+    assert found["switches"]["start"] == "template"
+    assert "reuse" not in found["switches"]
     assert live.options(Plan.of({})) == {}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from thalweg import algorithms, apps, data, models
 from thalweg.apps import computing
 from thalweg.errors import PlanError
-from thalweg.plan import on_graphs, on_trees
-from thalweg.sections import RepairSection
+from thalweg.plan import effects, on_graphs, on_trees
 from thalweg.transports import links, registry
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ def check(plan: Plan) -> None:
     """Refuse what cannot be, whatever the machine. Raises PlanError, ModelError or DataError."""
     algorithms.find(plan.algorithm.name)
     _app(plan)
+    if effects.job_of(plan) != "flower":
+        effects.check(plan)
     _names(plan)
     _training(plan)
     _payload(plan)
@@ -48,6 +49,8 @@ def check_transport(plan: Plan, entries: Sequence[Mapping[str, Any]]) -> None:
 
     ``entries`` is the list that ``thalweg transports --json`` prints. Raises PlanError.
     """
+    # Not when it is read: the plan in the record of a Flower app's run says how many rounds there were.
+    effects.check(plan)
     on_trees.check(plan)
     known = {entry["name"]: entry for entry in entries}
     name = plan.scheme
@@ -137,12 +140,6 @@ def _app(plan: Plan) -> None:
             f"app.{given[0]} is of Flower apps, and {plan.app.object} is none",
             f"Remove it, or name a Flower app's folder: app = '{apps.FLOWER}APP_DIR'",
         )
-    mends = plan.repair.model_copy(update={"resend": True}) != RepairSection()
-    if mends and plan.app.object.startswith(apps.FLOWER):
-        raise PlanError(
-            "what is lost of a Flower app's replies is sent again, or counts for nothing where they are folded",
-            "Of [repair] keep resend alone",
-        )
     # Whether the app can be loaded is looked at when it runs: its file may be on another machine.
     place, colon, attribute = plan.app.object.rpartition(":")
     if not (place and colon and attribute):
@@ -190,10 +187,6 @@ def _checkpoints(plan: Plan) -> None:
     url = plan.record.checkpoint_to
     if url is None:
         return
-    if plan.job.graph is not None:
-        raise PlanError("nodes of a graph keep their models in the record, each its own", "Remove record.checkpoint_to")
-    if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
-        raise PlanError("a Flower app keeps its own state", "Remove record.checkpoint_to")
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise PlanError(
             "record.checkpoint_to has a key or a password, which the record would keep",

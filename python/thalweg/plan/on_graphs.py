@@ -14,26 +14,6 @@ if TYPE_CHECKING:
     from thalweg.graphs import Schedule
     from thalweg.plan import Plan
 
-# Keys of jobs with a graph, and how to give them a meaning.
-OWN: Final = ("job.wait", "job.share", "job.ahead", "job.test_every", "aggregation.weights", "hosts.nodes")
-# Keys of jobs with a server -> why a graph has no use for them.
-STARS: Final[Mapping[str, str]] = {
-    "job.choose": "all nodes take part in each iteration",
-    "job.enough": "nobody counts updates; job.wait says what a node waits for",
-    "job.grace": "a node does not wait for one that is gone",
-    "transport.fanout": "no model goes to all",
-    "transport.gather": "each node receives from its neighbours alone",
-    "aggregation.partial": "what came of a model is always used; aggregation.weights says how",
-    "aggregation.deterministic": "what is lost and late decides the mean",
-    "aggregation.staging": "models are folded as they come",
-    "aggregation.shape": "no server adds updates up",
-    "hosts.server": "there is no server; hosts.nodes says where nodes listen",
-    "hosts.clients": "there are no clients; hosts.nodes says where nodes listen",
-}
-# Sections likewise.
-SECTIONS: Final[Mapping[str, str]] = {
-    "repair": "aggregation.weights says what stands in for a chunk that is missing",
-}
 # Ways to wait that a deadline ends.
 TIMED: Final = ("first-chunk", "deadline")
 
@@ -126,21 +106,7 @@ def facts_of(plan: Plan, schedule: Schedule, address: str, *, tls: bool) -> dict
     }
 
 
-def given(plan: Plan, path: str) -> bool:
-    """Whether a plan says anything but the default of a section's key, as ``job.choose``."""
-    section, _, key = path.partition(".")
-    found = getattr(plan, section)
-    return bool(getattr(found, key) != type(found).model_fields[key].default)
-
-
 def _check_star(plan: Plan) -> None:
-    for path in OWN:
-        if given(plan, path):
-            raise PlanError(
-                f"{path} is of a job with a graph, and this one has a server", f"Give job.graph, or remove {path}"
-            )
-    if plan.algorithm.gamma is not None:
-        raise PlanError("algorithm.gamma is of choco, which needs a graph", "Give job.graph, or remove algorithm.gamma")
     if plan.algorithm.name in algorithms.FOR_GRAPHS:
         raise PlanError(f"{plan.algorithm.name} needs a graph", "Give job.graph, as ring or 3-regular")
 
@@ -152,15 +118,6 @@ def _check_keys(plan: Plan) -> None:
             f"Remove algorithm.name, which is then {algorithms.ON_GRAPHS}, or job.graph",
         )
     _check_replicas(plan)
-    for path, why in STARS.items():
-        if given(plan, path):
-            raise PlanError(f"{path} means nothing on a graph: {why}", f"Remove {path}, or job.graph")
-    for section, why in SECTIONS.items():
-        found = getattr(plan, section)
-        if found != type(found)():
-            raise PlanError(f"[{section}] means nothing on a graph: {why}", f"Remove [{section}], or job.graph")
-    if plan.layers.seal is not None:
-        raise PlanError("layers.seal is for updates to a server", "Remove [layers.seal]; security.tls encrypts links")
 
 
 def _check_replicas(plan: Plan) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from thalweg import apps
 from thalweg.errors import PlanError
+from thalweg.plan import effects
 from thalweg.plan.systems import split, switches
 from thalweg.sections.trees import NodesSection, TreeSection
 from thalweg.transports import registry
@@ -16,24 +15,6 @@ if TYPE_CHECKING:
 
 # Where a server listens that other machines are to reach.
 EVERYWHERE: Final = "0.0.0.0"  # noqa: S104 - with TLS and tokens
-# Keys of [tree] that a run follows, and values that say what a run does anyway.
-LIVE: Final = (
-    "system",
-    "workers",
-    "split",
-    "inputs",
-    "data_plane",
-    "side_process",
-    "levels",
-    "scaling",
-    "start",
-    "autoscaler",
-    "timing",
-    "routes",
-)
-# Those that it follows besides if there are several nodes.
-LIVE_NODES: Final = ("placement", "tag", "top")
-DONE: Final = {"reuse": True}
 
 
 def check(plan: Plan) -> None:
@@ -46,20 +27,9 @@ def check(plan: Plan) -> None:
                     f"Set aggregation.shape = 'tree' (--aggregation tree), or remove [{section}]",
                 )
         return
-    if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
-        raise PlanError("workers do not fold replies of Flower apps yet", "Remove aggregation.shape")
-    if plan.aggregation.partial == "keep":
-        raise PlanError(
-            "workers fold whole updates, and partial = keep folds what comes on arrival",
-            "Take aggregation.partial = 'discard', or remove aggregation.shape",
-        )
+    effects.check_tree(plan)
     several = has_nodes(plan)
-    tree = plan.tree or TreeSection()
-    keys = grouped(plan)
-    if keys and not several:
-        raise PlanError(f"{keys[0]} gives groups of clients nodes of their own, and there is one node", "Give --nodes")
-    _keys(tree, (*LIVE, *LIVE_NODES) if several else LIVE)
-    _switches(tree)
+    _switches(plan.tree or TreeSection())
     _engine(plan, several=several)
     if several:
         _nodes(plan)
@@ -97,14 +67,8 @@ def reached(plan: Plan) -> str:
 def _engine(plan: Plan, *, several: bool) -> None:
     """Refuse an engine where it has nothing to do, or cannot do it."""
     nodes = plan.nodes or NodesSection()
-    if nodes.engine != "ray":
-        if nodes.ray_address is not None:
-            raise PlanError("nodes.ray_address is of Ray", "Set nodes.engine = 'ray' (--engine ray), or remove it")
+    if nodes.engine != "ray" or not several:
         return
-    if not several:
-        raise PlanError(
-            "nodes.engine = 'ray' places nodes, and the job has one", "Take --nodes 2 or more, or remove it"
-        )
     for section in ("network", "stress"):
         if getattr(plan, section) is not None:
             raise PlanError(f"[{section}] is of nodes on this machine", f"Remove [{section}], or take --engine local")
@@ -146,15 +110,6 @@ def _nodes(plan: Plan) -> None:
             "job.choose draws clients anew until enough updates count, and only a dedicated top has all sums at once",
             "Take tree.top = 'dedicated' (--top dedicated), or remove job.choose",
         )
-    for asked, what, mend in (
-        (
-            plan.stress is not None and plan.stress.network is not None,
-            "stress.network is between clients and one server",
-            "Remove stress.network",
-        ),
-    ):
-        if asked:
-            raise PlanError(f"{what}, and trees of several nodes do not follow it yet", f"{mend}, or take --nodes 1")
     scheme = plan.transport.url.partition("://")[0]
     can = {} if scheme == "auto" else registry.can(scheme)
     if can.get("broker") or can.get("in_process"):
@@ -162,17 +117,6 @@ def _nodes(plan: Plan) -> None:
             f"each node of a tree listens for clients, and with {scheme} nobody else can listen",
             "Take another transport, such as tcp, or --nodes 1",
         )
-
-
-def _keys(tree: TreeSection, live: Sequence[str]) -> None:
-    plain = TreeSection()
-    for key in TreeSection.model_fields:
-        value = getattr(tree, key)
-        if key not in live and value != getattr(plain, key) and value != DONE.get(key, value is None):
-            raise PlanError(
-                f"tree.{key} = {value!r} cannot be run yet",
-                f"Remove tree.{key}; `thalweg tree simulate` shows what it would do",
-            )
 
 
 def _switches(tree: TreeSection) -> None:

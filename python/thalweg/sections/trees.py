@@ -60,7 +60,7 @@ class CostsSection(Section):
 
 
 class TreeSection(Section):
-    """How updates are aggregated by a tree of nodes. `thalweg run` refuses keys that it does not follow yet."""
+    """How updates are aggregated by a tree of nodes. `thalweg run` refuses keys that it does not follow."""
 
     system: Annotated[
         Literal["lifl", "sf", "sl", "sl-h", "sf-mono", "sf-micro", "sl-b"], Option(of=("run", *TREES))
@@ -91,7 +91,9 @@ class TreeSection(Section):
     scaling: Annotated[Literal["hierarchy", "fixed", "knative"] | None, Option(of=TREES)] = Field(
         None, description="what decides how many workers there are: the planned hierarchy, nothing, or an autoscaler"
     )
-    reuse: bool | None = Field(None, description="whether an idle worker takes over the next level's work")
+    reuse: bool | None = Field(
+        None, description="of a simulation: whether an idle worker takes over the next level's work"
+    )
     start: Literal["template", "cold", "always"] | None = Field(
         None,
         description="how workers come to be: forked from a template, started anew for their first update, or started "
@@ -137,7 +139,7 @@ class NodesSection(Section):
     capacity: Annotated[int, Option(of=("run", *TREES))] = Field(
         20, ge=1, le=1_000_000, description="updates that a node can hold at once; the paper's MC"
     )
-    cores: int = Field(2, ge=1, le=10_000, description="cores of a node")
+    cores: int = Field(2, ge=1, le=10_000, description="cores of a node, in a simulation and with Ray")
     link: Rate | None = Field(
         None,
         description="bits a second of a node's link with the others, in each direction; without it no limit. A run "

@@ -18,6 +18,8 @@ from thalweg.trees import tags
 if TYPE_CHECKING:
     from thalweg.plan import Plan
 
+# Switches of the simulator alone: a node itself adds up its leaves' sums, so no worker takes over a next level's work.
+NOT_FOLLOWED: Final = ("reuse",)
 PROGRAM: Final = Path(__file__).with_name("aggregator.py")
 
 
@@ -120,21 +122,32 @@ def _autoscaler(tree: TreeSection) -> dict[str, Any]:
 def workers(plan: Plan) -> int:
     """Return how many workers the node has.
 
-    Those that share the bytes of updates are all bound by the same memory, so one is enough. Leaves that fold whole
-    updates are as many as the updates by the inputs of a leaf (LIFL section 5.2), and no more than there are cores.
+    Those that share the bytes of updates are all bound by the same memory, so one is enough. Leaves fold whole updates.
+    In the planned hierarchy they are as many as a node's updates by the inputs of a leaf (LIFL section 5.2), and no
+    more than ``tree.workers``; with other scaling as many as that says. Without it, no more than there are cores.
     """
     tree = plan.tree or TreeSection()
-    if tree.workers is not None:
-        return tree.workers
-    if split(tree) == "ranges" or switches(tree)["levels"] == "flat":
-        return 1
-    return min(-(-plan.participants // tree.inputs), machine.cores())
+    on = switches(tree)
+    if split(tree) == "ranges" or on["levels"] == "flat":
+        return tree.workers or 1
+    planned = -(-_most_updates(plan) // tree.inputs)
+    if tree.workers is None:
+        return min(planned, machine.cores())
+    return min(planned, tree.workers) if on["scaling"] == "hierarchy" else tree.workers
+
+
+def _most_updates(plan: Plan) -> int:
+    """Return how many updates a node can have in a round."""
+    if plan.nodes is None or plan.nodes.count == 1:
+        return plan.participants
+    return min(plan.participants, plan.nodes.capacity)
 
 
 def system(plan: Plan) -> dict[str, Any]:
-    """Return which system a plan's tree is, and its switches."""
+    """Return which system a plan's tree is, and those of its switches that a run follows."""
     tree = plan.tree or TreeSection()
-    return {"system": tree.system, "switches": switches(tree)}
+    followed = {key: value for key, value in switches(tree).items() if key not in NOT_FOLLOWED}
+    return {"system": tree.system, "switches": followed}
 
 
 def facts(told: str | None, cpu_seconds: float | None) -> dict[str, Any]:

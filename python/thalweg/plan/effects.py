@@ -1,0 +1,363 @@
+"""In which jobs a key of a plan has an effect. One that has none is refused, with the reason.
+
+Each key has a line, or its section has one for all of its keys. ``tests/plan/test_effects.py`` checks that no key lacks
+a line, that each is refused where its line says so, and that it changes something where the line does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from thalweg import apps
+from thalweg.errors import PlanError
+from thalweg.plan.systems import split, switches
+from thalweg.sections.trees import NodesSection, TreeSection
+from thalweg.transports import registry
+
+if TYPE_CHECKING:
+    from thalweg.plan import Plan
+
+# Shapes of jobs: a server and its clients; workers of one node; several nodes; nodes on a graph; a Flower app.
+JOBS: Final = ("star", "tree", "nodes", "graph", "flower")
+IN: Final = {
+    "star": "in a job with a server",
+    "tree": "in a tree of one node",
+    "nodes": "in a tree of several nodes",
+    "graph": "on a graph",
+    "flower": "for a Flower app",
+}
+# What else makes a key mean something, by the job in which it does.
+INSTEAD: Final = {
+    "star": ", or take a job with a server",
+    "tree": ", or set aggregation.shape = 'tree'",
+    "nodes": ", or take several nodes (--nodes)",
+    "graph": ", or give job.graph",
+    "flower": "",
+}
+# Sections that are also of `thalweg tree`, which runs nothing; only a run refuses their keys.
+OF_TREES: Final = ("tree", "nodes")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a plan must have for a key to have an effect: ``met``, and ``unmet``, the reason where it is not so."""
+
+    met: Callable[[Plan], bool]
+    unmet: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a key has an effect: ``without`` has the jobs in which it has none, each with the reason."""
+
+    without: Mapping[str, str]
+    need: Need | None = None
+
+
+def _but(need: Need | None = None, **without: str) -> Line:
+    """Return the line of a key that has an effect in all jobs but these."""
+    return Line(without, need)
+
+
+def _served(graph: str, flower: str, need: Need | None = None) -> Line:
+    """Return the line of a key of jobs with a server of rounds."""
+    return Line({"graph": graph, "flower": flower}, need)
+
+
+def _mixed(why: str) -> Line:
+    """Return the line of a key of jobs with a graph."""
+    return Line({job: why for job in JOBS if job != "graph"})
+
+
+def _of_trees(nodes: str | None = None, tree: str | None = None, need: Need | None = None) -> Line:
+    """Return the line of a key of aggregation trees, and why one or several nodes have no use for it."""
+    folded = "the server folds updates itself"
+    reasons = {"star": folded, "graph": "no server adds updates up", "flower": "workers do not fold its replies yet"}
+    own = {"tree": tree, "nodes": nodes}
+    return Line({**reasons, **{job: why for job, why in own.items() if why is not None}}, need)
+
+
+def _simulated(why: str) -> Line:
+    """Return the line of a key that `thalweg tree simulate` alone follows."""
+    return _of_trees(nodes=why, tree=why)
+
+
+def _tree(plan: Plan) -> TreeSection:
+    return plan.tree or TreeSection()
+
+
+def _has_leaves(plan: Plan) -> bool:
+    return split(_tree(plan)) == "clients" and switches(_tree(plan))["levels"] == "tree"
+
+
+def _has_choice(plan: Plan) -> bool:
+    """Whether what decides the number of workers makes a difference: without leaves, an autoscaler alone does."""
+    own = _tree(plan).model_copy(update={"scaling": None})
+    return _has_leaves(plan) or switches(own)["scaling"] == "knative" or _is_scaled(plan)
+
+
+def _is_scaled(plan: Plan) -> bool:
+    return bool(switches(_tree(plan))["scaling"] == "knative")
+
+
+def _is_network(test: Callable[[Any], object]) -> Callable[[Plan], bool]:
+    return lambda plan: plan.network is not None and bool(test(plan.network))
+
+
+_LEAVES: Final = Need(
+    _has_choice, "it is of leaves: a node has them with tree.split = 'clients' and tree.levels = 'tree'"
+)
+_INPUTS: Final = Need(
+    lambda plan: _has_leaves(plan) or _is_scaled(plan), "it is of leaves: a node has them with tree.split = 'clients'"
+)
+_AUTOSCALER: Final = Need(_is_scaled, "it is of an autoscaler, which is there with tree.scaling = 'knative'")
+_RAY: Final = Need(
+    lambda plan: plan.nodes is not None and plan.nodes.engine == "ray",
+    "it is of Ray, and nodes.engine is 'local'",
+)
+_BROKER: Final = Need(
+    lambda plan: plan.transport.url == "auto" or bool(registry.can(plan.scheme).get("broker")),
+    "the transport goes through no broker",
+)
+_DEVICE: Final = Need(_is_network(lambda network: network.limiter == "device"), "network.limiter is 'path'")
+_TIMES: Final = Need(
+    _is_network(lambda network: network.changes or network.trace), "the network has no changes and no trace"
+)
+_COMPUTES: Final = Need(lambda plan: plan.training.compute is not None, "training.compute does not say how long")
+_KEPT: Final = Need(lambda plan: plan.checkpoint_every > 0, "record.checkpoint_every is 0")
+_TRAFFIC: Final = Need(
+    lambda plan: plan.stress is not None and plan.stress.network is not None, "stress.network does not say how much"
+)
+_REAL: Final = Need(
+    lambda plan: plan.network is None or plan.network.clock == "real",
+    "in virtual time the port is inside the guest, where nobody reads it",
+)
+
+_ONE: Final = "there is one node"
+_DRAWN: Final = "all nodes take part in each iteration"
+_STRATEGY: Final = "its strategy says that"
+_OWN: Final = "the app has its own"
+_UPDATES: Final = "what is lost of its replies is sent again, or counts for nothing where they are folded"
+_MIXES: Final = "it says how nodes of a graph mix their models"
+_MIXED: Final = "aggregation.weights says what stands in for a chunk that is missing"
+_ONCE: Final = "a run plans its tree once"
+
+# Keys of [network] with an effect wherever there is a network.
+LINKS: Final = (
+    "rate",
+    "delay",
+    "jitter",
+    "delay_correlation",
+    "clamp",
+    "keep_order",
+    "loss",
+    "loss_correlation",
+    "burst",
+    "reorder",
+    "reorder_correlation",
+    "duplicate",
+    "duplicate_correlation",
+    "queue",
+    "down",
+    "profile",
+    "rtt",
+    "up",
+    "topology",
+    "clients",
+    "bottleneck",
+    "mtu",
+    "switches",
+    "links",
+    "changes",
+    "trace",
+    "tcp",
+    "emulator",
+    "clock",
+    "limiter",
+    "seed",
+)
+LINES: Final[Mapping[str, Line]] = {
+    "job.rounds": _but(flower="its own configuration says how many rounds it has"),
+    "job.clients": _but(),
+    "job.graph": _but(flower="its nodes talk to its ServerApp alone"),
+    "job.wait": _mixed("no node waits for its neighbours"),
+    "job.ahead": _mixed("no node waits for its neighbours"),
+    "job.share": _mixed("no node sends its model to neighbours"),
+    "job.test_every": _mixed("the server evaluates after each round"),
+    "job.choose": _served(_DRAWN, _STRATEGY),
+    "job.seed": _but(),
+    "job.enough": _served("nobody counts updates; job.wait says what a node waits for", _STRATEGY),
+    "job.deadline": _but(flower="its messages have their own time to live"),
+    "job.grace": _but(graph="a node does not wait for one that is gone"),
+    "job.liveness": _but(),
+    "app": _but(),
+    "model.name": _but(flower=_OWN),
+    "model.tensors": _but(flower="its ClientApps say what they send"),
+    "data.name": _but(flower=_OWN),
+    "data.partition": _but(flower=_OWN),
+    "data.root": _but(flower=_OWN),
+    "data.samples": _but(flower=_OWN),
+    "data.test_samples": _but(flower=_OWN),
+    "training.batch": _but(flower=_OWN),
+    "training.learning_rate": _but(flower=_OWN),
+    "training.momentum": _but(flower=_OWN),
+    "training.decay_round": _but(flower=_OWN),
+    "training.decay": _but(flower=_OWN),
+    "training.local_epochs": _but(flower=_OWN),
+    "training.local_steps": _but(flower=_OWN),
+    "training.threads": _but(),
+    "training.compute": _but(flower=_OWN),
+    "training.compute_load": _but(_COMPUTES, flower=_OWN),
+    "algorithm.name": _but(),
+    "algorithm.gamma": _mixed("it is of choco, which needs a graph"),
+    "transport.url": _but(),
+    "transport.congestion": _but(),
+    "transport.client_congestion": _but(),
+    "transport.streams": _but(),
+    "transport.send_buffer": _but(),
+    "transport.receive_buffer": _but(),
+    "transport.fanout": _served("no model goes to all", "its messages go out as it sends them"),
+    "transport.gather": _served("each node receives from its neighbours alone", "its replies are taken as they come"),
+    "transport.chunk": _but(),
+    "transport.options": _but(),
+    "aggregation.shape": _served("no server adds updates up", "workers do not fold its replies yet"),
+    "aggregation.partial": _but(
+        tree="workers fold whole updates",
+        nodes="workers fold whole updates",
+        graph="what came of a model is always used; aggregation.weights says how",
+        flower="the reply of a node that went away is an error to the app",
+    ),
+    "aggregation.precision": _but(),
+    "aggregation.deterministic": _but(graph="what is lost and late decides the mean"),
+    "aggregation.weights": _mixed(_MIXES),
+    "aggregation.staging": _but(graph="models are folded as they come"),
+    "repair.resend": _but(graph=_MIXED),
+    "repair.policy": _served(_MIXED, _UPDATES),
+    "repair.spread": _served(_MIXED, _UPDATES),
+    "repair.critical": _served(_MIXED, _UPDATES),
+    "repair.budgets": _served(_MIXED, _UPDATES),
+    "repair.refuse": _served(_MIXED, _UPDATES),
+    "security.tls": _but(),
+    "security.clients": _but(),
+    "security.pki": _but(),
+    "security.token_file": _but(),
+    "security.login_file": _but(),
+    "layers.throttle": _but(),
+    "layers.fault": _but(),
+    "layers.seal": _but(graph="it is for updates to a server; security.tls encrypts links"),
+    "layers.compress": _but(),
+    "hosts.server": _served(
+        "there is no server; hosts.nodes says where nodes listen", "`thalweg flower server` says where it listens"
+    ),
+    "hosts.clients": _served(
+        "there are no clients; hosts.nodes says where nodes listen", "its nodes come by themselves, under any name"
+    ),
+    "hosts.nodes": _mixed("there are clients; hosts.clients says where they are"),
+    **{f"network.{key}": _but() for key in LINKS},
+    "network.broker": _but(
+        _BROKER, nodes="the clients of each node are a star around it", graph="nodes connect to each other"
+    ),
+    "network.time_scale": _but(_TIMES),
+    "network.limiter_burst": _but(_DEVICE),
+    "stress.cpu": _but(),
+    "stress.cpu_quota": _but(),
+    "stress.network": _but(nodes="it is between clients and one server"),
+    "stress.network_mode": _but(_TRAFFIC, nodes="it is between clients and one server"),
+    "stress.parties": _but(),
+    "record.folder": _but(),
+    "record.checkpoint_every": _but(flower="a Flower app keeps its own state"),
+    "record.checkpoint_to": _served(
+        "nodes of a graph keep their models in the record, each its own", "a Flower app keeps its own state", _KEPT
+    ),
+    "record.metrics": _but(_REAL, flower="its rounds are counted by no server of rounds"),
+    "tree.system": _of_trees(),
+    "tree.placement": _of_trees(tree=_ONE),
+    "tree.split": _of_trees(),
+    "tree.top": _of_trees(tree="the sums of one node meet at its server"),
+    "tree.timing": _of_trees(),
+    "tree.routes": _of_trees(),
+    "tree.scaling": _of_trees(need=_LEAVES),
+    "tree.reuse": _simulated("a node itself adds up its leaves' sums, so no worker takes over the next level's work"),
+    "tree.start": _of_trees(),
+    "tree.data_plane": _of_trees(),
+    "tree.side_process": _of_trees(),
+    "tree.levels": _of_trees(),
+    "tree.keep": _simulated(_ONCE),
+    "tree.inputs": _of_trees(need=_INPUTS),
+    "tree.workers": _of_trees(),
+    "tree.history": _simulated(_ONCE),
+    "tree.every": _simulated(_ONCE),
+    "tree.silence": _simulated("job.liveness says when a link is lost, and with it a node"),
+    "tree.goal": _simulated("job.choose says how many updates end a round"),
+    "tree.between": _simulated("it is of a simulation"),
+    "tree.spread": _simulated("it is of a simulation"),
+    "tree.tag": _of_trees(tree="groups of clients have nodes of their own, and there is one node"),
+    "tree.costs": _simulated("it is of a simulation"),
+    "tree.autoscaler": _of_trees(need=_AUTOSCALER),
+    "nodes.count": _of_trees(),
+    "nodes.capacity": _of_trees(tree=_ONE),
+    "nodes.cores": _of_trees(tree=_ONE, need=_RAY),
+    "nodes.link": _of_trees(tree=_ONE),
+    "nodes.client_link": _of_trees(tree=_ONE),
+    "nodes.restarts": _of_trees(tree=_ONE),
+    "nodes.away": _of_trees(tree=_ONE),
+    "nodes.engine": _of_trees(tree="it places nodes, and the job has one"),
+    "nodes.ray_address": _of_trees(tree=_ONE, need=_RAY),
+    "nodes.ray_wait": _of_trees(tree=_ONE, need=_RAY),
+    "nodes.groups": _of_trees(tree="groups of clients have nodes of their own, and there is one node"),
+}
+
+
+def job_of(plan: Plan) -> str:
+    """Return the shape of a plan's job."""
+    if plan.app is not None and plan.app.object.startswith(apps.FLOWER):
+        return "flower"
+    if plan.job.graph is not None:
+        return "graph"
+    if plan.aggregation.shape != "tree":
+        return "star"
+    return "nodes" if (plan.nodes or NodesSection(count=1)).count > 1 else "tree"
+
+
+def check(plan: Plan) -> None:
+    """Refuse keys that have no effect in a plan's job, all at once; those of trees are a run's. Raises PlanError."""
+    _refuse(plan, [path for path in LINES if path.partition(".")[0] not in OF_TREES])
+
+
+def check_tree(plan: Plan) -> None:
+    """Refuse keys of [tree] and [nodes] that a run of a plan does not follow, all at once. Raises PlanError."""
+    _refuse(plan, [path for path in LINES if path.partition(".")[0] in OF_TREES])
+
+
+def _refuse(plan: Plan, paths: Collection[str]) -> None:
+    job = job_of(plan)
+    found = [(path, why, mend) for path in paths if is_given(plan, path) for why, mend in _faults(plan, job, path)]
+    if not found:
+        return
+    causes = "; ".join(f"{path} means nothing {IN[job]}: {why}" for path, why, _ in found)
+    raise PlanError(causes, "; ".join(mend for _, _, mend in found))
+
+
+def _faults(plan: Plan, job: str, path: str) -> Iterator[tuple[str, str]]:
+    """Yield why a key has no effect in a job, and what to do, if it has none."""
+    line = LINES[path]
+    if job in line.without:
+        # A Flower app stays one.
+        others = [other for other in JOBS if other not in line.without and job != "flower"]
+        yield line.without[job], f"Remove {path}{INSTEAD[others[0]] if others else ''}"
+    elif line.need is not None and not line.need.met(plan):
+        yield line.need.unmet, f"Remove {path}"
+
+
+def is_given(plan: Plan, path: str) -> bool:
+    """Whether a plan says anything but the default of a key or a section, as ``job.choose``."""
+    *sections, key = path.split(".")
+    found: Any = plan
+    for name in sections:
+        found = getattr(found, name)
+        if found is None:
+            return False
+    default = type(found).model_fields[key].get_default(call_default_factory=True)
+    return bool(getattr(found, key) != default)

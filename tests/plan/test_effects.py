@@ -1,0 +1,327 @@
+"""Every key of a plan has an effect in each shape of job, or is refused there with the reason."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from thalweg import plan as plans
+from thalweg.errors import PlanError
+from thalweg.plan import Plan, check_transport, effects
+from thalweg.plan.options import client_options, node_options, server_options, task_options
+from thalweg.sections.marks import Key, keys
+from thalweg.transports import registry
+from thalweg.trees import live
+
+PACKAGE: Final = Path(plans.__file__).parents[1]
+# A job of each shape.
+BASES: Final[dict[str, dict[str, Any]]] = {
+    "star": {},
+    "tree": {"aggregation": {"shape": "tree"}, "tree": {"split": "clients"}, "nodes": {"count": 1}},
+    "nodes": {
+        "aggregation": {"shape": "tree"},
+        "tree": {"top": "dedicated", "split": "clients"},
+        "nodes": {"count": 2},
+    },
+    "graph": {"job": {"graph": "ring"}},
+    "flower": {"app": {"object": "flower:somewhere"}},
+}
+# A value of each line, which is not the default; what links do is tested in tests/network.
+VALUES: Final[dict[str, Any]] = {
+    "job.rounds": 7,
+    "job.clients": 6,
+    "job.graph": "full",
+    "job.wait": "deadline",
+    "job.ahead": 2,
+    "job.share": 0.5,
+    "job.test_every": 5,
+    "job.choose": 2,
+    "job.seed": 3,
+    "job.enough": 2,
+    "job.deadline": 3.0,
+    "job.grace": 1.0,
+    "job.liveness": 20.0,
+    "app": {"object": "here:App"},
+    "model.name": "lenet",
+    "model.tensors": ["*.weight"],
+    "data.name": "digits",
+    "data.partition": "contiguous",
+    "data.root": "somewhere",
+    "data.samples": 100,
+    "data.test_samples": 100,
+    "training.batch": 10,
+    "training.learning_rate": 0.5,
+    "training.momentum": 0.5,
+    "training.decay_round": 5,
+    "training.decay": 0.5,
+    "training.local_epochs": 2,
+    "training.local_steps": 3,
+    "training.threads": 2,
+    "training.compute": 1.0,
+    "training.compute_load": "cpu",
+    "algorithm.name": "choco",
+    "algorithm.gamma": 0.5,
+    "transport.url": "udp",
+    "transport.congestion": "reno",
+    "transport.client_congestion": ["reno"],
+    "transport.streams": 2,
+    "transport.send_buffer": 100_000,
+    "transport.receive_buffer": 100_000,
+    "transport.fanout": "sequential",
+    "transport.gather": "in-order",
+    "transport.chunk": 64_000,
+    "transport.options": {"close_percent": 90},
+    "aggregation.shape": "tree",
+    "aggregation.partial": "keep",
+    "aggregation.precision": "f64",
+    "aggregation.deterministic": True,
+    "aggregation.weights": "renormalise",
+    "aggregation.staging": 1_000_000,
+    "repair.resend": False,
+    "repair.policy": "zero",
+    "repair.spread": True,
+    "repair.critical": ["*.bias"],
+    "repair.budgets": {"*.bias": 0.5},
+    "repair.refuse": {"*.bias": 0.5},
+    "security.tls": "on",
+    "security.clients": "certificate",
+    "security.pki": "somewhere",
+    "security.token_file": "somewhere",
+    "security.login_file": "somewhere",
+    "layers.throttle": 1_000_000,
+    "layers.fault": {"loss": 0.1},
+    "layers.seal": {"cipher": "chacha20-poly1305"},
+    "layers.compress": {"format": "int8"},
+    "hosts.server": "10.0.0.1:7070",
+    "hosts.clients": {"a": "10.0.0.2", "b": "10.0.0.3"},
+    "hosts.nodes": {"a": "10.0.0.1:7070", "b": "10.0.0.2:7070"},
+    "network.broker": {"rate": 1000},
+    "network.time_scale": 0.5,
+    "network.limiter_burst": 10_000,
+    "stress.cpu": 50,
+    "stress.cpu_quota": 0.5,
+    "stress.network": 1_000_000,
+    "stress.network_mode": "clients",
+    "stress.parties": ["client-1"],
+    "record.folder": "elsewhere",
+    "record.checkpoint_every": 3,
+    "record.checkpoint_to": "elsewhere",
+    "record.metrics": "0",
+    "tree.system": "sf",
+    "tree.placement": "first-fit",
+    "tree.split": "ranges",
+    "tree.top": "sharded",
+    "tree.timing": "lazy",
+    "tree.routes": "node",
+    "tree.scaling": "fixed",
+    "tree.reuse": True,
+    "tree.start": "cold",
+    "tree.data_plane": "sockets",
+    "tree.side_process": True,
+    "tree.levels": "flat",
+    "tree.keep": False,
+    "tree.inputs": 3,
+    "tree.workers": 3,
+    "tree.history": 0.1,
+    "tree.every": 1.0,
+    "tree.silence": 1.0,
+    "tree.goal": 2,
+    "tree.between": 1.0,
+    "tree.spread": 1.0,
+    "tree.tag": "schema.json",
+    "tree.costs": {"fold": 1},
+    "tree.autoscaler": {"tick": 1.0},
+    "nodes.count": 3,
+    "nodes.capacity": 3,
+    "nodes.cores": 3,
+    "nodes.link": 1_000_000,
+    "nodes.client_link": 1_000_000,
+    "nodes.restarts": 1,
+    "nodes.away": 1.0,
+    "nodes.engine": "ray",
+    "nodes.ray_address": "auto",
+    "nodes.ray_wait": 1.0,
+    "nodes.groups": ["west"],
+}
+# What else a key needs to be accepted, in all jobs or in one.
+BESIDE: Final[dict[str, dict[str, Any]]] = {
+    "job.deadline, graph": {"job.wait": "deadline"},
+    "stress.parties, graph": {"stress.cpu": 50, "stress.parties": ["node-1"]},
+    "algorithm.gamma, graph": {"algorithm.name": "choco"},
+    "transport.options": {"transport.url": "ltp"},
+    "training.compute": {"model.name": "payload:1MiB"},
+    "training.compute_load": {"model.name": "payload:1MiB", "training.compute": 1.0},
+    "repair.policy": {"repair.resend": False},
+    "repair.spread": {"repair.resend": False, "tree.top": None},
+    "layers.seal": {"security.tls": "on"},
+    "network.broker": {"transport.url": "mqtt", "network.rate": 1_000_000},
+    "network.time_scale": {"network.changes": [{"at": 1.0, "rate": 1000}]},
+    "network.limiter_burst": {"network.limiter": "device", "network.rate": 1_000_000},
+    "stress.network_mode": {"stress.network": 1_000_000},
+    "stress.parties": {"stress.cpu": 50},
+    "tree.autoscaler": {"tree.scaling": "knative"},
+    "nodes.cores": {"nodes.engine": "ray"},
+    "nodes.link": {"network.rate": 1_000_000},
+    "nodes.client_link": {"network.rate": 1_000_000},
+    "nodes.ray_address": {"nodes.engine": "ray"},
+    "nodes.ray_wait": {"nodes.engine": "ray"},
+}
+
+# Keys of the core that Python follows itself in these jobs: it counts the nodes, and asks for replies.
+OUTSIDE: Final = {("job.clients", "graph"), ("job.clients", "flower"), ("repair.resend", "flower")}
+KEYS: Final = {key.path: key for key in keys(Plan)}
+
+
+def lines_of(path: str) -> list[str]:
+    """The lines of a key: its own, or that of a section that it is in."""
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1) if ".".join(parts[:end]) in effects.LINES]
+
+
+def is_section(key: Key) -> bool:
+    """Whether other keys are in it."""
+    return any(other.startswith(f"{key.path}.") for other in KEYS)
+
+
+def made(job: str, said: dict[str, Any]) -> Plan:
+    """A job of this shape that a run accepts. Raises PlanError."""
+    plan = Plan.of(BASES[job]).merge(said)
+    check_transport(plan, registry.transports())
+    return plan
+
+
+def beside(path: str, job: str) -> dict[str, Any]:
+    return BESIDE.get(f"{path}, {job}", BESIDE.get(path, {}))
+
+
+def told(plan: Plan, job: str) -> str:
+    """What the core is told of a plan."""
+    if job == "graph":
+        every = [node_options(plan, {}, number=1, job=1, digests={})]
+    elif job == "flower":
+        every = [task_options(plan, {}), client_options(plan, {}, seed=1)]
+    else:
+        every = [server_options(plan, {}) | live.options(plan), client_options(plan, {}, seed=1)]
+    return json.dumps([{key: value for key, value in one.items() if key != "job"} for one in every], sort_keys=True)
+
+
+@lru_cache
+def words_read() -> frozenset[str]:
+    """All names of attributes, and all texts, in the package's code but for what defines keys."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.is_relative_to(PACKAGE / "sections") or path == Path(effects.__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            found |= {node.attr} if isinstance(node, ast.Attribute) else set()
+            found |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+    return frozenset(found)
+
+
+def cases(*, with_effect: bool) -> Iterator[tuple[str, str]]:
+    """Keys and jobs; what makes a job another one is tested with that one."""
+    for path in VALUES.keys() - {"job.graph", "aggregation.shape", "app"}:
+        without = effects.LINES[path].without
+        yield from ((path, job) for job in effects.JOBS if (job not in without) is with_effect)
+
+
+def test_every_key_has_one_line() -> None:
+    missing = [path for path, key in KEYS.items() if not is_section(key) and len(lines_of(path)) != 1]
+    assert missing == [], "say in thalweg.plan.effects in which jobs they have an effect"
+    assert [path for path in effects.LINES if path not in {key.path for key in keys(Plan)}] == []
+    assert set(VALUES) == set(effects.LINES) - {f"network.{key}" for key in effects.LINKS}
+
+
+def test_lines_name_shapes_that_there_are() -> None:
+    assert {job for line in effects.LINES.values() for job in line.without} == set(effects.JOBS)
+    assert {job: effects.job_of(Plan.of(base)) for job, base in BASES.items()} == {job: job for job in effects.JOBS}
+
+
+@pytest.mark.parametrize(("path", "job"), sorted(cases(with_effect=False)))
+def test_a_key_without_effect_is_refused(path: str, job: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        made(job, {**beside(path, job), path: VALUES[path]})
+    section = path.partition(".")[0]
+    # Some are refused with their whole section, or because there is an app.
+    wanted = (
+        f"{path} means nothing {effects.IN[job]}: {effects.LINES[path].without[job]}",
+        f"[{section}]",
+        "beside an app",
+    )
+    assert any(words in caught.value.cause for words in wanted), caught.value.cause
+    assert "emove" in caught.value.mend
+
+
+@pytest.mark.parametrize(("path", "job"), sorted(cases(with_effect=True)))
+def test_a_key_that_is_accepted_has_an_effect(path: str, job: str) -> None:
+    if path == "algorithm.name" and job != "graph":
+        pytest.skip("there is one algorithm for jobs with a server")
+    other = beside(path, job)
+    plan, without = (
+        made(job, {path: VALUES[path], **other}),
+        made(job, {key: other[key] for key in other if key != path}),
+    )
+    in_core = any(
+        KEYS[line].core is not None for line in (path, *lines_of(path), path.rpartition(".")[0]) if line in KEYS
+    )
+    if in_core and (path, job) not in OUTSIDE:
+        assert told(plan, job) != told(without, job)
+    else:
+        assert path.rpartition(".")[2] in words_read()
+
+
+@pytest.mark.parametrize(
+    ("said", "path", "why"),
+    [
+        ({"network.broker": {}}, "network.broker", "the transport goes through no broker"),
+        ({"network.rate": 1000, "network.time_scale": 0.5}, "network.time_scale", "no changes and no trace"),
+        ({"network.rate": 1000, "network.limiter_burst": 10_000}, "network.limiter_burst", "network.limiter is 'path'"),
+        (
+            {"model.name": "payload:1MiB", "training.compute_load": "cpu"},
+            "training.compute_load",
+            "does not say how long",
+        ),
+        ({"stress.cpu": 50, "stress.network_mode": "clients"}, "stress.network_mode", "stress.network does not say"),
+        (
+            {"record.checkpoint_to": "x", "record.checkpoint_every": 0},
+            "record.checkpoint_to",
+            "record.checkpoint_every is 0",
+        ),
+        ({"network.clock": "virtual", "record.metrics": "0"}, "record.metrics", "in virtual time"),
+        ({"aggregation.shape": "tree", "tree.scaling": "hierarchy"}, "tree.scaling", "it is of leaves"),
+        ({"aggregation.shape": "tree", "tree.inputs": 4}, "tree.inputs", "it is of leaves"),
+        (
+            {"aggregation.shape": "tree", "tree.autoscaler": {"tick": 1.0}},
+            "tree.autoscaler",
+            "tree.scaling = 'knative'",
+        ),
+        ({"aggregation.shape": "tree", "nodes.count": 2, "nodes.cores": 4}, "nodes.cores", "nodes.engine is 'local'"),
+    ],
+)
+def test_a_key_that_needs_another_one_says_so(said: dict[str, Any], path: str, why: str) -> None:
+    with pytest.raises(PlanError, match=f"{path} means nothing") as caught:
+        made("star", said)
+    assert why in caught.value.cause
+    assert caught.value.mend == f"Remove {path}"
+
+
+def test_all_of_them_are_named_at_once() -> None:
+    with pytest.raises(PlanError) as caught:
+        made("flower", {"job.rounds": 3, "job.choose": 2, "record.checkpoint_every": 2})
+    assert caught.value.cause.count("means nothing for a Flower app") == 3
+    assert caught.value.mend == "Remove job.rounds; Remove job.choose; Remove record.checkpoint_every"
+
+
+def test_what_makes_a_key_mean_something_is_said() -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.of({}).merge({"job.wait": "none"})
+    assert caught.value.mend == "Remove job.wait, or give job.graph"
+    with pytest.raises(PlanError) as caught:
+        made("tree", {"tree.placement": "first-fit"})
+    assert caught.value.mend == "Remove tree.placement, or take several nodes (--nodes)"
