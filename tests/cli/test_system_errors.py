@@ -218,3 +218,27 @@ def test_an_interruption_before_a_command_is_known_is_told_too(monkeypatch: pyte
     monkeypatch.setattr(cli.Commands, "parse_args", interrupt)
     code, _, err, _ = invoke("transports")
     assert (code, err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("run", "--record", "x\udcff"), ("report", "r\udcff"), ("advise", "r\udcff"), ("bench", "p\udcff.toml")],
+)
+def test_a_path_that_is_not_utf_8_is_one_clear_error(words: tuple[str, ...]) -> None:
+    code, out, err, _ = invoke(*words)
+    assert (code, out) == (2, "")
+    assert "' is not UTF-8\nmend: Give the file or folder a name in UTF-8" in err
+    code, out, _, _ = invoke(*words, "--json")
+    assert code == 2
+    assert "is not UTF-8" in json.loads(out)["error"]["cause"]
+
+
+def test_what_another_program_is_given_may_be_anything() -> None:
+    cli.check_text(["lab", "exec", "--", "cat", "x\udcff", "a \u00e4"])
+
+
+def test_a_lab_that_is_starting_has_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    relay = {"failure": None}
+    status: dict[str, Any] = {"elapsed": None, "relay": relay, "links": [], "hosts": {}}
+    module_of("lab")._show([{"name": "wan", "pid": 7, "hosts": {}, "status": status}])
+    assert "wan: is starting, keeper 7" in capsys.readouterr().out

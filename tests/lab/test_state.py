@@ -85,6 +85,9 @@ def test_a_folder_that_cannot_be_written(runtime: Path, monkeypatch: pytest.Monk
     with pytest.raises(LabError, match="cannot write") as caught:
         states.claim("wan", unique=True)
     assert "root" in caught.value.mend
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LabError, match="emulated networks need root: cannot write"):
+        states.claim("wan", unique=True)
 
 
 def test_a_process_is_known_by_id_and_start_time() -> None:

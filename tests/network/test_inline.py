@@ -33,7 +33,7 @@ def shapes(text: str, **table: Any) -> tuple[Shape, Shape]:
         ("wan,rate=unlimited", Shape(delay=0.02)),
         ("dpsgd,burst=1%/30%", Shape(delay=0.2, jitter=0.05, burst=Burst(0.01, 0.3))),
         ("burst=1%/30%/50%/0.1%", Shape(burst=Burst(0.01, 0.3, 0.5, 0.001))),
-        ("rate=5000000,queue=256KiB", Shape(rate=5_000_000, queue_bytes=262_144)),
+        ("rate=5mbit,queue=256KiB", Shape(rate=5_000_000, queue_bytes=262_144)),
         ("wifi,queue=100 packets", Shape(rate=60_000_000, queue_packets=100)),
         ("wifi,down=true", Shape(rate=60_000_000, down=True)),
         ("delay=10ms,jitter=20ms,clamp=true,keep_order=true", Shape(delay=0.01, jitter=0.02, keep_order=True)),
@@ -123,7 +123,8 @@ def test_the_command_line_goes_over_the_plan() -> None:
         ("loss=101%", "not from 0 to 1"),
         ("loss=nan", "not a fraction"),
         ("loss_correlation=1", "not from 0 to 0.99"),
-        ("rate=0", "not from 1 to"),
+        ("rate=0bit", "not from 1 to"),
+        ("rate=100", "not a rate with its unit (100 what?), as 100mbit or 100bit"),
         ("rate=-5mbit", "not bits a second"),
         ("rate=inf", "not bits a second"),
         ("rate=2mbit..1mbit", "or two of them as [low, high]"),
@@ -177,7 +178,7 @@ _shares = st.integers(0, 100).map(lambda number: f"{number}%")
 _keys = st.fixed_dictionaries(
     {},
     optional={
-        "rate": st.integers(1, 10**15 - 1).map(str),
+        "rate": st.integers(1, 10**15 - 1).map(lambda number: f"{number}bit"),
         "delay": _times,
         "loss": _shares,
         "duplicate": _shares,

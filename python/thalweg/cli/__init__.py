@@ -30,7 +30,7 @@ from thalweg.cli import (
 )
 from thalweg.cli import report as report_command
 from thalweg.cli.plans import PlanCommand
-from thalweg.errors import AppError, ThalwegError
+from thalweg.errors import AppError, PlanError, ThalwegError
 from thalweg.machine.grace import interrupted_code
 from thalweg.ui import system
 from thalweg.ui.explain import FAILED, exit_code, explain
@@ -57,6 +57,7 @@ class Commands(TyperGroup):
             return super().main(**given, standalone_mode=False)
         words = list(sys.argv[1:] if given.get("args") is None else given["args"])
         try:
+            check_text(words)
             code = super().main(**{**given, "args": words}, standalone_mode=False)
         except UsageError as error:
             error.show()
@@ -68,6 +69,8 @@ class Commands(TyperGroup):
             code = report(error)
             if code is None:
                 raise
+            if isinstance(error, NotTextError) and asks_for_json(words):
+                print_document({"error": {"cause": error.cause, "mend": error.mend}})
         sys.exit(code if isinstance(code, int) else 0)
 
     def make_context(self, *args: Any, **given: Any) -> Any:
@@ -108,10 +111,25 @@ def told_if_interrupted() -> Iterator[None]:
         raise typer.Exit(interrupted_code()) from None
 
 
+class NotTextError(PlanError):
+    """A word of the command line is not UTF-8: no plan, record or page could name it."""
+
+
+def check_text(words: Sequence[str]) -> None:
+    """Raise NotTextError for a path or another word that is not UTF-8."""
+    for word in _own(words):
+        if not word.isascii() and word.encode(errors="replace") != word.encode(errors="surrogatepass"):
+            raise NotTextError(f"{word!a} is not UTF-8", "Give the file or folder a name in UTF-8")
+
+
 def asks_for_json(words: Sequence[str]) -> bool:
-    """Return whether a command line has ``--json``; what stands behind ``--`` is another program's."""
-    own = words[: words.index("--")] if "--" in words else words
-    return "--json" in own
+    """Return whether a command line has ``--json``."""
+    return "--json" in _own(words)
+
+
+def _own(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of a command line that are ours; what stands behind ``--`` is another program's."""
+    return words[: words.index("--")] if "--" in words else words
 
 
 def report(error: Exception) -> int | None:

@@ -307,9 +307,8 @@ def _show_lab(console: Console, lab: Mapping[str, Any]) -> None:
     status = lab["status"]
     relay = status["relay"]
     failed = "" if relay["failure"] is None else f"; FAILED: {relay['failure']}"
-    console.print(
-        f"{lab['name']}: {status['elapsed']:.1f} s, keeper {lab['pid']}{failed}", soft_wrap=True, markup=False
-    )
+    begun = "is starting" if status["elapsed"] is None else f"{status['elapsed']:.1f} s"
+    console.print(f"{lab['name']}: {begun}, keeper {lab['pid']}{failed}", soft_wrap=True, markup=False)
     links = terminal.table(*words.HEAD[:2], caption="up: from client to server; packets since the lab began")
     for heading in words.HEAD[2:]:
         links.add_column(heading, justify="right", no_wrap=True)

@@ -98,8 +98,9 @@ def claim(wanted: str, *, unique: bool) -> State:
         state = State(name, state.pid, state.started)
         state.write()
     except OSError as error:
+        needs = "" if os.geteuid() == 0 else "emulated networks need root: "
         raise LabError(
-            f"cannot write {root}: {error.strerror}",
+            f"{needs}cannot write {root}: {error.strerror}",
             "Start it as root, or set XDG_RUNTIME_DIR to a folder of yours",
             "permission" if isinstance(error, PermissionError) else "lab",
         ) from error

@@ -23,6 +23,7 @@ _EXPECTED: Final = {
     "list_type": "a list",
     "model_type": "a table",
     "finite_number": "a finite number",
+    "string_unicode": "UTF-8 text",
     "string_too_short": "text that is not empty",
 }
 

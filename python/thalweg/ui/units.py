@@ -43,7 +43,7 @@ TIMES: Final = {
 PROFILES: Final = {"3g": 5_000_000, "4g": 20_000_000, "wifi": 60_000_000}
 
 SIZE_FORM: Final = "a whole number of bytes, or one with a unit as 8MiB (B kB MB GB KiB MiB GiB)"
-RATE_FORM: Final = "bits a second as a whole number, or with a unit as 20mbit, 20Mbit/s or 5MB/s, or one of 3g 4g wifi"
+RATE_FORM: Final = "bits a second as a whole number, or text with a unit as 20mbit, 20Mbit/s or 5MB/s, or 3g 4g wifi"
 TIME_FORM: Final = "seconds, or text with a unit as 40ms (ns us ms s min h)"
 FRACTION_FORM: Final = "a fraction as 0.01, or text in percent as 1%"
 LARGEST: Final = (1 << 63) - 1
@@ -56,7 +56,13 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> int:
-    """Return the bits a second that ``text`` (as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise."""
+    """Return the bits a second that ``text`` (as ``20Mbit/s`` or ``3g``) means. Raises ValueError likewise.
+
+    Text without a unit is refused: whoever writes ``rate=100`` hardly means bits.
+    """
+    if text.strip().isdecimal():
+        said = text.strip()
+        raise ValueError(f"{said!r} is not a rate with its unit ({said} what?), as {said}mbit or {said}bit")
     return PROFILES[text] if text in PROFILES else _parse(text, RATES, RATE_FORM)
 
 
